@@ -1,0 +1,211 @@
+"""How many items there are, and where the borders of the chunks lie.
+
+An index knows no files and holds no items. A regular one (all chunks of one size) takes no memory at all, so that a
+plan over 10⁹ items costs what a plan over ten costs.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from penstock.core.errors import SourceError
+
+__all__ = ["Index"]
+
+_Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """Items 0 … n-1, cut into chunks; made by `uniform`, `from_sizes`, `select` and `concat`."""
+
+    n_items: int
+    chunk_items: int
+    """Items in every chunk but the last; 0 where `borders` says."""
+
+    borders: _Int64s | None = None
+    """(n_chunks + 1,): the first item of each chunk, then the number of items; None where chunks are regular."""
+
+    selected: _Int64s | None = None
+    """The source's number of each item, ascending; None where the two are the same."""
+
+    n_stored: int = 0
+    """How many items the source itself has."""
+
+    identity: str = ""
+    """What the source says of its content, so that a saved state is refused by another data set of the same size."""
+
+    @classmethod
+    def uniform(cls, items: int, chunk: int = 1, identity: str = "") -> "Index":
+        """Return the index of `items` items in chunks of `chunk`; the last chunk may be smaller.
+
+        Examples
+        --------
+        >>> Index.uniform(items=10, chunk=4).n_chunks
+        3
+        """
+        if items < 0:
+            raise SourceError(f"items={items} is negative; an index has 0 or more items.")
+        if chunk < 1:
+            raise SourceError(f"chunk={chunk} items is no chunk; use 1 or more.")
+        return cls(int(items), int(chunk), n_stored=int(items), identity=identity)
+
+    @classmethod
+    def from_sizes(cls, sizes: ArrayLike, identity: str = "") -> "Index":
+        """Return the index of chunks of these sizes, in items; empty chunks are left out.
+
+        Examples
+        --------
+        >>> Index.from_sizes([3, 0, 5]).chunk_sizes(np.array([0, 1])).tolist()
+        [3, 5]
+        """
+        counts = np.asarray(sizes)
+        if counts.ndim != 1 or (counts.size and not np.issubdtype(counts.dtype, np.integer)):
+            raise SourceError(f"sizes must be a flat list of whole numbers, got {counts.dtype} of {counts.ndim} axes.")
+        if counts.size and counts.min() < 0:
+            raise SourceError(f"Chunk {int(counts.argmin())} has {counts.min()} items; use 0 or more.")
+        kept = counts[counts > 0].astype(np.int64)
+        borders = np.concatenate([[0], np.cumsum(kept)]).astype(np.int64)
+        n_items = int(borders[-1])
+        return cls(n_items, 0, borders, n_stored=n_items, identity=identity)
+
+    def __len__(self) -> int:
+        return self.n_items
+
+    def __repr__(self) -> str:
+        part = "" if self.selected is None else f", selected from {self.n_stored}"
+        return f"Index({self.n_items} items in {self.n_chunks} chunks{part})"
+
+    @property
+    def n_chunks(self) -> int:
+        """How many chunks there are; none is empty."""
+        if self.borders is not None:
+            return len(self.borders) - 1
+        return -(-self.n_items // self.chunk_items)
+
+    @property
+    def largest_chunk(self) -> int:
+        """Items in the largest chunk."""
+        if self.borders is not None:
+            return int(np.diff(self.borders).max(initial=0))
+        return min(self.chunk_items, self.n_items)
+
+    def chunk_starts(self, chunks: _Int64s) -> _Int64s:
+        """Return the first item of each of `chunks`."""
+        if self.borders is not None:
+            return self.borders[chunks]
+        return chunks * self.chunk_items
+
+    def chunk_sizes(self, chunks: _Int64s) -> _Int64s:
+        """Return the number of items in each of `chunks`."""
+        if self.borders is not None:
+            return self.borders[chunks + 1] - self.borders[chunks]
+        return np.minimum(self.chunk_items, self.n_items - chunks * self.chunk_items)
+
+    def locate(self, items: _Int64s) -> tuple[_Int64s, _Int64s]:
+        """Return the chunk that holds each of `items`, and the place in it.
+
+        Examples
+        --------
+        >>> chunk, place = Index.from_sizes([3, 5]).locate(np.array([2, 3, 7]))
+        >>> chunk.tolist(), place.tolist()
+        ([0, 1, 1], [2, 0, 4])
+        """
+        if items.size and not (items.min() >= 0 and items.max() < self.n_items):
+            raise SourceError(f"Items {items.min()}–{items.max()} reach outside of 0–{self.n_items - 1}.")
+        if self.borders is None:
+            chunks = items // self.chunk_items
+        else:
+            chunks = np.searchsorted(self.borders, items, side="right") - 1
+        return chunks, items - self.chunk_starts(chunks)
+
+    def stored(self, items: _Int64s) -> _Int64s:
+        """Return the source's own numbers of `items`."""
+        return items if self.selected is None else self.selected[items]
+
+    def stored_spans(self, spans: _Int64s) -> _Int64s:
+        """Return the spans of the source, (k, 2), that hold `spans` of this index; neighbours are joined.
+
+        A span of a selection is read whole, from its first selected item to its last.
+        """
+        if self.selected is not None and len(spans):
+            spans = np.stack([self.selected[spans[:, 0]], self.selected[spans[:, 1] - 1] + 1], axis=1)
+        if len(spans) < 2:
+            return spans
+        fresh = np.concatenate([[True], spans[1:, 0] != spans[:-1, 1]])
+        last = np.concatenate([fresh[1:], [True]])
+        return np.stack([spans[fresh, 0], spans[last, 1]], axis=1)
+
+    def select(self, which: ArrayLike) -> "Index":
+        """Return the index of some of the items, in storage order.
+
+        Parameters
+        ----------
+        which
+            A mask with one bool per item, or the item numbers; each at most once.
+
+        Examples
+        --------
+        >>> index = Index.uniform(items=10, chunk=5).select([1, 8, 9])
+        >>> index, index.stored(np.arange(3)).tolist()
+        (Index(3 items in 2 chunks, selected from 10), [1, 8, 9])
+        """
+        items = self._selection(np.asarray(which))
+        chunks, _ = self.locate(items)
+        # Where the chunk changes, a new one begins; chunks with no selected item are gone.
+        starts = np.flatnonzero(np.diff(chunks, prepend=-1))
+        borders = np.append(starts, len(items)).astype(np.int64) if len(items) else np.zeros(1, np.int64)
+        return replace(self, n_items=len(items), chunk_items=0, borders=borders, selected=self.stored(items))
+
+    def _selection(self, which: NDArray[Any]) -> _Int64s:
+        if which.ndim != 1:
+            raise SourceError(f"select() takes a flat mask or flat item numbers, got {which.ndim} axes.")
+        if which.dtype == np.bool_:
+            if len(which) != self.n_items:
+                raise SourceError(
+                    f"The mask has {len(which)} entries for {self.n_items} items; give one bool per item."
+                )
+            return np.flatnonzero(which).astype(np.int64)
+        if which.size and not np.issubdtype(which.dtype, np.integer):
+            raise SourceError(f"select() takes bools or whole numbers, got {which.dtype}.")
+        items = np.sort(which.astype(np.int64))
+        twice = np.flatnonzero(items[1:] == items[:-1])
+        if twice.size:
+            raise SourceError(
+                f"Item {items[twice[0]]} is selected twice; an index holds each item once "
+                "(use Balanced to visit items more often)."
+            )
+        return items
+
+    @classmethod
+    def concat(cls, parts: Sequence["Index"]) -> "Index":
+        """Return the index of several sources, one after the other.
+
+        Examples
+        --------
+        >>> Index.concat([Index.uniform(4, 2), Index.uniform(3, 3)])
+        Index(7 items in 3 chunks)
+        """
+        sizes = [part.chunk_sizes(np.arange(part.n_chunks, dtype=np.int64)) for part in parts]
+        whole = cls.from_sizes(np.concatenate([np.zeros(0, np.int64), *sizes]))
+        offsets = np.cumsum([0, *(part.n_stored for part in parts)])
+        selected = None
+        if any(part.selected is not None for part in parts):
+            shifted = [part.stored(np.arange(len(part))) + offset for part, offset in zip(parts, offsets, strict=False)]
+            selected = np.concatenate(shifted).astype(np.int64)
+        identity = "" if not any(part.identity for part in parts) else "+".join(part.digest for part in parts)
+        return replace(whole, selected=selected, n_stored=int(offsets[-1]), identity=identity)
+
+    @cached_property
+    def digest(self) -> str:
+        """A short hash of everything this index says."""
+        digest = hashlib.blake2b(digest_size=8, person=b"penstock-index"[:16])
+        digest.update(repr((self.n_items, self.chunk_items, self.n_stored, self.identity)).encode())
+        for array in (self.borders, self.selected):
+            digest.update(b"-" if array is None else np.ascontiguousarray(array, "<i8").tobytes())
+        return digest.hexdigest()

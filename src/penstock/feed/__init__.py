@@ -1,0 +1,1 @@
+"""Towards torch: batches of tensors, on a device."""

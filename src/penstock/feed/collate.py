@@ -1,0 +1,71 @@
+"""Blocks and lists of items become batches of tensors."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import default_collate
+
+from penstock.core.errors import OptionError
+from penstock.core.types import Block
+
+__all__ = ["MASK", "Merge", "block_batch"]
+
+MASK = "mask"
+"""The name under which a padded batch carries its mask."""
+
+_Mask = NDArray[np.bool_] | None
+
+
+def block_batch(block: Block, mask: _Mask = None) -> dict[str, Any]:
+    """Return named arrays as tensors on the same memory; arrays of strings as lists."""
+    batch = {name: _tensor(name, array) for name, array in block.items()}
+    if mask is not None:
+        batch[MASK] = torch.from_numpy(mask.copy())
+    return batch
+
+
+def _tensor(name: str, array: NDArray[Any]) -> Any:
+    if array.dtype.kind in "US":
+        return array.tolist()
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        raise OptionError(
+            f"Field {name!r} has dtype {array.dtype}, for which torch has no tensor; convert it in the transform, "
+            "or leave the field out of the source."
+        ) from error
+
+
+class Merge:
+    """Merges items into a batch: with the user's function, or as torch does, tuples staying tuples."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any] | None = None) -> None:
+        self._collate = collate
+
+    def __repr__(self) -> str:
+        return f"{self._collate!r}"
+
+    def __call__(self, items: list[Any], mask: _Mask = None) -> Any:
+        """Return the batch of `items`; a mask is added by name, or at the end of a tuple."""
+        batch = _merged(items) if self._collate is None else self._collate(items)
+        if mask is None:
+            return batch
+        padding = torch.from_numpy(mask.copy())
+        if isinstance(batch, Mapping):
+            return {**batch, MASK: padding}
+        return (*batch, padding) if isinstance(batch, tuple) else (batch, padding)
+
+
+def _merged(items: list[Any]) -> Any:
+    try:
+        batch = default_collate(items)
+    except (RuntimeError, TypeError) as error:
+        error.add_note(
+            "[penstock] Items that differ in shape or type need a function: Loader(..., collate=merge_items)."
+        )
+        raise
+    # Torch turns tuples into lists; a dataset of tuples gives batches that are tuples.
+    return tuple(batch) if isinstance(batch, list) and isinstance(items[0], tuple) else batch

@@ -1,0 +1,436 @@
+"""The loader: a plan over a source, as an iterable of batches that can stop and go on anywhere."""
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from penstock.core.errors import LoaderError, OptionError
+from penstock.core.protocols import Observer, Source, Transform
+from penstock.core.types import UNNAMED, Draw
+from penstock.feed.collate import MASK, Merge, block_batch
+from penstock.feed.device import checked_device, mapped, on_device, pinned_memory
+from penstock.feed.memory import MemoryEstimate, largest_window, windows_held
+from penstock.feed.world import current_world
+from penstock.plan.cursor import Cursor
+from penstock.plan.epoch import Share
+from penstock.plan.lanes import World
+from penstock.plan.plan import Plan
+from penstock.plan.segments import Segments
+from penstock.run.choose import threads_overlap
+from penstock.run.options import RunOptions
+from penstock.run.processes import WorkerPool
+from penstock.run.threads import inline, threaded
+from penstock.run.work import Failure, Record, Work
+
+__all__ = ["Loader"]
+
+_LOG = logging.getLogger("penstock")
+
+# Draws smaller than this are made several at a time: below it, the cost of a call is more than that of the copy.
+_TOGETHER_BYTES = 1 << 18
+_MOST_TOGETHER = 16
+
+
+class Loader:
+    """Batches of a plan, in its order, whoever makes them.
+
+    Iterating gives one epoch, from where the loader stands; the next `iter` gives the next epoch. An epoch that was
+    left early is over: the next one is whole. `len(loader)` is the length of a whole epoch on this rank.
+
+    Parameters
+    ----------
+    source
+        Where the items are.
+    plan
+        Which items each batch holds, made over `source.index` or a selection of it.
+    transform
+        Called as `transform(item, rng)` for each item, with a generator that depends on seed, epoch and item only.
+    collate
+        Makes a batch of a list of items; None: tensors, as torch does it, tuples staying tuples.
+    num_workers
+        0: batches are made when they are asked for. More: that many threads or processes make them ahead;
+        `options.executor` says which.
+    device
+        Where batches arrive; None: main memory.
+    world
+        Which rank this is; None: as `torch.distributed` or else the environment says.
+    options
+        How the plan is executed.
+    observer
+        Told how long each stage takes, such as `Timings()`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from penstock import ArraySource, Plan, Sequential
+    >>> source = ArraySource({"x": np.arange(10)})
+    >>> with Loader(source, Plan(source.index, Sequential(), batch_size=4)) as loader:
+    ...     [batch["x"].tolist() for batch in loader]
+    [[0, 1, 2, 3], [4, 5, 6, 7]]
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        plan: Plan | Segments,
+        *,
+        transform: Transform | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        device: str | torch.device | None = None,
+        world: World | None = None,
+        options: RunOptions | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.source, self.plan = source, plan
+        self._options = options or RunOptions()
+        self._num_workers = num_workers
+        self._executor = _checked_executor(num_workers, self._options)
+        self._device = checked_device(device)
+        self._world = world or current_world()
+        self._record: Record = observer.record if observer is not None else _ignore
+        _check_fit(source, plan)
+        self._work = self._made_work(transform, collate)
+        self._pool: WorkerPool | None = None
+        self._start = Cursor()
+        self._progress: _Progress | None = None
+        self._live: weakref.ref[_Iteration] | None = None
+        self._closed = False
+        self._check_shares()
+        self._check_budget()
+
+    # -- iterating -----------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the rest of the epoch where the loader stands, or the next epoch where that one was begun."""
+        self._refuse_if_closed()
+        self._supersede("another iteration of this loader began; make a second Loader to walk it twice at once")
+        self._start = self._next_start()
+        self._progress = _Progress(self._start, self._share(self._start))
+        iteration = _Iteration(self._batches(self._start), self._progress, self._record)
+        self._live = weakref.ref(iteration)
+        return iteration
+
+    def __len__(self) -> int:
+        return self._share(Cursor(self._cursor().epoch)).n_steps
+
+    @property
+    def remaining(self) -> int:
+        """Batches left in the epoch where the loader stands, on this rank."""
+        return self._share(self._cursor()).n_steps
+
+    @property
+    def epoch(self) -> int:
+        """The epoch where the loader stands."""
+        return self._cursor().epoch
+
+    def at(self, epoch: int, batch: int) -> Any:
+        """Return batch `batch` of `epoch`, counted over all ranks, without moving the loader."""
+        self._refuse_if_closed()
+        (result,) = self._work.batches([self.plan.epoch(epoch).draw(batch)], _ignore)
+        if isinstance(result, Failure):
+            raise result.error
+        return mapped(result, lambda tensor: tensor.to(self._device))
+
+    def skip(self, n: int) -> None:
+        """Pass over the next `n` batches of this rank, as if they had been delivered; reads nothing.
+
+        In the middle of an iteration, `n` is at most `remaining`; before one, it may reach into later epochs.
+        """
+        if n < 0:
+            raise OptionError(f"skip({n}) goes back; use 0 or more, or load_state_dict() to go anywhere.")
+        cursor, share = self._cursor(), self._share(self._cursor())
+        live = self._live() if self._live is not None else None
+        if live is not None and not live.over:
+            if n > share.n_steps:
+                raise OptionError(f"skip({n}), but {share.n_steps} batches are left in this epoch; break off instead.")
+            self._start = Cursor(cursor.epoch, share.batch_after(n), cursor.origin)
+            self._progress = _Progress(self._start, self._share(self._start), steps=0, begun=True)
+            live.go_on(self._batches(self._start), self._progress)
+            return
+        while n > share.n_steps:
+            if not self._share(Cursor(cursor.epoch + 1)).n_steps:
+                raise OptionError(f"skip({n}) reaches past the end: epoch {cursor.epoch + 1} has no batches.")
+            n -= share.n_steps
+            cursor = Cursor(cursor.epoch + 1)
+            share = self._share(cursor)
+        self._start, self._progress = Cursor(cursor.epoch, share.batch_after(n), cursor.origin), None
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader stands, counting what was delivered: small plain JSON, the same on every rank."""
+        return self._cursor().state(self.plan)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken; raise ResumeError where it belongs to another data set, seed or order.
+
+        The number of workers and ranks may have changed. A changed batch size goes on at the very next item.
+        """
+        cursor = Cursor.restore(state, self.plan)
+        self._supersede("load_state_dict() was called in the middle of this iteration; iterate anew")
+        self._start, self._progress = cursor, None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next `iter` give `epoch`; a state that was loaded for the middle of that epoch is kept."""
+        if epoch < 0:
+            raise OptionError(f"set_epoch({epoch}): epochs are counted from 0.")
+        fresh = self._progress is None or not self._progress.begun
+        if not (fresh and self._start.epoch == epoch):
+            self._start, self._progress = Cursor(epoch), None
+
+    def memory_estimate(self) -> MemoryEstimate:
+        """Return the bytes that an epoch will take at its peak; where item sizes vary, one batch is made to tell."""
+        sizes = [field.item_bytes for field in self.source.fields.values()]
+        known = [size for size in sizes if size is not None]
+        batch_bytes = sum(known) * self.plan.batch_size
+        if len(known) < len(sizes) and self.plan.epoch(0).n_batches:
+            batch_bytes = _tensor_bytes(self.at(0, 0))
+        together = self._together()
+        ahead = {"inline": together, "threads": self._num_workers * self._options.prefetch * together}
+        held = ahead.get(self._executor, self._num_workers * (self._options.prefetch + 1)) + 1
+        processes = 1 if self._executor in ("inline", "threads") else self._num_workers
+        window = largest_window(self._base_plan())
+        on_device = 0 if self._device.type == "cpu" else 3 * batch_bytes
+        item_bytes = batch_bytes // self.plan.batch_size
+        return MemoryEstimate(batch_bytes, held, window * item_bytes, processes * self._work.windows_held, on_device)
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End every thread and process and let go of files; the state can still be read. Twice is fine."""
+        if not self._closed:
+            self._start = self._cursor()
+            self._progress = None
+        self._closed = True
+        self._supersede("the loader was closed")
+        if self._pool is not None:
+            self._pool.close()
+        self.source.close()
+
+    def __enter__(self) -> "Loader":
+        self._refuse_if_closed()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Loader({self.source!r}, {self.plan!r}, num_workers={self._num_workers}, executor={self._executor!r})"
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _cursor(self) -> Cursor:
+        return self._start if self._progress is None else self._progress.cursor()
+
+    def _next_start(self) -> Cursor:
+        progress = self._progress
+        if progress is None or not progress.begun:
+            return self._start
+        return Cursor(progress.start.epoch + 1)
+
+    def _share(self, cursor: Cursor) -> Share:
+        return self.plan.epoch(cursor.epoch, cursor.origin).share(self._world, cursor.batch)
+
+    def _batches(self, start: Cursor) -> Generator[Any, None, None]:
+        return on_device(self._executed(start), self._device)
+
+    def _executed(self, start: Cursor) -> Iterator[Any]:
+        if self._executor == "auto":
+            self._executor = self._measured_executor(start)
+        if self._executor == "inline":
+            return inline(self._share(start).draws(), self._work, together=self._together(), record=self._record)
+        if self._executor == "threads":
+            return threaded(
+                lambda: self._share(start).draws(),
+                self._work,
+                threads=self._num_workers,
+                lanes=self.plan.lanes,
+                prefetch=self._options.prefetch,
+                together=self._together(),
+                timeout_seconds=self._options.timeout_seconds,
+                record=self._record,
+            )
+        if self._pool is None:
+            self._pool = WorkerPool(
+                self.plan, self._world, self._work, workers=self._num_workers, options=self._options
+            )
+        return self._pool.run(start.epoch, start.origin, start.batch, self._record)
+
+    def _measured_executor(self, start: Cursor) -> str:
+        draws: list[Draw] = [draw for draw, _ in zip(self._share(start).draws(), range(2), strict=False)]
+        return "threads" if not draws or threads_overlap(draws, self._work) else "processes"
+
+    def _made_work(self, transform: Transform | None, collate: Callable[[list[Any]], Any] | None) -> Work:
+        by_item = transform is not None or collate is not None or UNNAMED in self.source.fields
+        local_lanes = -(-self.plan.lanes // self._world.size)
+        processes = self._num_workers if self._executor == "processes" else 1
+        threads = 0 if processes > 1 else self._num_workers
+        return Work(
+            source=self.source,
+            seed=self.plan.seed,
+            transform=transform,
+            merge_block=None if by_item else block_batch,
+            merge_items=Merge(collate),
+            windows_held=windows_held(self._base_plan(), lanes=-(-local_lanes // processes), threads=threads),
+            allocate=pinned_memory if self._device.type == "cuda" else None,
+        )
+
+    def _base_plan(self) -> Plan:
+        return self.plan.plan if isinstance(self.plan, Segments) else self.plan
+
+    def _together(self) -> int:
+        sizes = [field.item_bytes for field in self.source.fields.values()]
+        if self._work.merge_block is None or any(size is None for size in sizes):
+            return 1
+        batch_bytes = self.plan.batch_size * sum(size or 0 for size in sizes)
+        return max(1, min(_MOST_TOGETHER, _TOGETHER_BYTES // max(batch_bytes, 1)))
+
+    def _supersede(self, why: str) -> None:
+        live = self._live() if self._live is not None else None
+        if live is not None:
+            live.end(why)
+        self._live = None
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise LoaderError("This loader is closed; make another one, and give it this one's state_dict() to go on.")
+
+    def _check_shares(self) -> None:
+        share = self._share(Cursor())
+        if not share.n_steps:
+            _LOG.warning(
+                "Epochs of this loader have no batches: %s items, batch_size=%s, tail=%r, %s ranks.",
+                len(self.plan.index), self.plan.batch_size, self.plan.tail, self._world.size,
+            )  # fmt: skip
+        elif share.left_out:
+            _LOG.warning(
+                "%s of %s batches per epoch are left out, since %s ranks cannot share them equally; "
+                "tail='pad' leaves out nothing.",
+                share.left_out, share.epoch.n_batches, self._world.size,
+            )  # fmt: skip
+
+    def _check_budget(self) -> None:
+        budget = self._options.memory_bytes
+        if budget is None:
+            return
+        estimate = self.memory_estimate()
+        if estimate.host_bytes > budget:
+            raise OptionError(
+                f"This loader needs {estimate}; options.memory_bytes allows {budget / 1e6:.1f} MB. "
+                "Use a smaller batch_size, prefetch, num_workers or window."
+            )
+
+
+class _Progress:
+    """How far an iteration is; kept by the loader, so that the state outlives a broken-off loop."""
+
+    def __init__(self, start: Cursor, share: Share, steps: int = 0, begun: bool = False) -> None:
+        self.start, self.share = start, share
+        self.steps = steps
+        self.begun = begun
+        self.done = False
+
+    def cursor(self) -> Cursor:
+        if self.done:
+            return Cursor(self.start.epoch + 1)
+        return Cursor(self.start.epoch, self.share.batch_after(self.steps), self.start.origin)
+
+
+class _Iteration:
+    """One walk through the rest of an epoch.
+
+    Dropping it, ending it, or the end of the interpreter closes what it runs.
+    """
+
+    def __init__(self, batches: Generator[Any, None, None], progress: _Progress, record: Record) -> None:
+        self._record = record
+        self._why_ended: str | None = None
+        self.over = False
+        self._run(batches, progress)
+
+    def _run(self, batches: Generator[Any, None, None], progress: _Progress) -> None:
+        self._batches, self._progress = batches, progress
+        self._close = weakref.finalize(self, batches.close)
+
+    def __iter__(self) -> "_Iteration":
+        return self
+
+    def __next__(self) -> Any:
+        if self._why_ended is not None:
+            raise LoaderError(f"This iteration has ended: {self._why_ended}.")
+        if self.over:
+            raise StopIteration
+        began = time.perf_counter()
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self.over = True
+            self._progress.begun = self._progress.done = True
+            raise
+        except BaseException:
+            self.over = True
+            raise
+        self._record("wait", time.perf_counter() - began, 0)
+        self._progress.steps += 1
+        self._progress.begun = True
+        return batch
+
+    def go_on(self, batches: Generator[Any, None, None], progress: _Progress) -> None:
+        """Go on with other batches of the same epoch."""
+        self._close()
+        self._run(batches, progress)
+
+    def end(self, why: str) -> None:
+        """Close what runs; asking for another batch says why."""
+        if not self.over:
+            self._why_ended = why
+        self._close()
+
+
+def _checked_executor(num_workers: int, options: RunOptions) -> str:
+    if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
+        raise OptionError(f"num_workers={num_workers!r} cannot be; use 0 (no workers) or more.")
+    if num_workers == 0:
+        if options.executor in ("threads", "processes"):
+            raise OptionError(f"executor={options.executor!r} needs num_workers of 1 or more, got 0.")
+        return "inline"
+    if options.executor == "inline":
+        raise OptionError(
+            f"executor='inline' has no workers, but num_workers={num_workers}; use 0, or another executor."
+        )
+    return options.executor
+
+
+def _check_fit(source: Source, plan: Plan | Segments) -> None:
+    if not isinstance(plan, Plan | Segments):
+        raise OptionError(f"A loader runs a Plan or Segments, got {type(plan).__name__}.")
+    index = source.index
+    if plan.index.n_stored != index.n_stored or plan.index.identity != index.identity:
+        raise OptionError(
+            f"The plan was made over {plan.index!r}, but {source!r} has {index!r}"
+            f"{' with other content' if plan.index.n_stored == index.n_stored else ''}; "
+            "make the plan over source.index or source.index.select(...)."
+        )
+    if plan.tail == "pad" and MASK in source.fields:
+        raise OptionError(f"tail='pad' adds a field {MASK!r}, which {source!r} has already; rename that field.")
+
+
+def _tensor_bytes(batch: Any) -> int:
+    total = 0
+
+    def add(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal total
+        total += tensor.nbytes
+        return tensor
+
+    mapped(batch, add)
+    return total
+
+
+def _ignore(stage: str, seconds: float, nbytes: int) -> None:
+    """Take no note."""

@@ -1,0 +1,128 @@
+"""Where a run is: all the state there is, and whose it is.
+
+The saved state is plain JSON of a few hundred bytes, the same on every rank. It carries the identity of its plan by
+name, so that a state from elsewhere is refused with the difference.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import ResumeError
+from penstock.plan.lanes import slots
+from penstock.plan.plan import Plan
+from penstock.plan.segments import Segments
+
+__all__ = ["Cursor"]
+
+_VERSION = 1
+_KEYS = {"version", "epoch", "batch", "origin", "plan"}
+
+_NAMES = {
+    "items": "the number of items",
+    "data": "the data (fields, chunks, content or selection)",
+    "order": "the order",
+    "seed": "the seed",
+    "lanes": "the number of lanes",
+    "tail": "the tail",
+    "segment": "the segment length in batches",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """`batch` batches of `epoch` are done, over all ranks."""
+
+    epoch: int = 0
+    batch: int = 0
+    origin: int = 0
+    """Positions of the epoch that were done under another batch size, before batch 0."""
+
+    def state(self, plan: Plan | Segments) -> dict[str, Any]:
+        """Return this cursor as plain JSON, with the identity of `plan`."""
+        return {
+            "version": _VERSION,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "origin": self.origin,
+            "plan": plan.identity(),
+        }
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Any], plan: Plan | Segments) -> "Cursor":
+        """Return the cursor that `state` holds, for `plan`; raise ResumeError where it belongs elsewhere."""
+        _check_form(state)
+        saved, current = state["plan"], plan.identity()
+        changes = [
+            f"{name} changed from {saved.get(key)!r} to {current[key]!r}"
+            for key, name in _NAMES.items()
+            if saved.get(key) != current[key]
+        ]
+        if changes:
+            raise ResumeError(
+                f"This state belongs to another plan: {'; '.join(changes)}. "
+                "Build the source and the plan as they were, or start anew without the state."
+            )
+        cursor = cls(state["epoch"], state["batch"], state["origin"])
+        if saved["batch_size"] != current["batch_size"]:
+            return _rebatched(cursor, int(saved["batch_size"]), plan)
+        limit = plan.epoch(cursor.epoch, cursor.origin).n_batches
+        if cursor.batch > limit:
+            raise ResumeError(f"This state is at batch {cursor.batch} of an epoch that has {limit}; it is damaged.")
+        return cursor
+
+
+def _check_form(state: Mapping[str, Any]) -> None:
+    if not isinstance(state, Mapping) or "version" not in state:
+        raise ResumeError(f"This is no loader state: {str(state)[:80]!r}. Pass what state_dict() returned.")
+    if state["version"] != _VERSION:
+        raise ResumeError(
+            f"This state has version {state['version']!r}; this Penstock reads version {_VERSION}. "
+            "Resume with the Penstock that wrote it."
+        )
+    missing = _KEYS - set(state)
+    if missing or not isinstance(state["plan"], Mapping) or "batch_size" not in state["plan"]:
+        raise ResumeError(f"This state lacks {sorted(missing) or 'its plan'}; it is damaged.")
+    for key in ("epoch", "batch", "origin"):
+        value = state[key]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ResumeError(f"This state has {key}={value!r}, which is no count; it is damaged.")
+
+
+def _rebatched(cursor: Cursor, old_size: int, plan: Plan | Segments) -> Cursor:
+    """Return the cursor that goes on at the very item where `cursor` stopped, in batches of another size."""
+    new_size = plan.batch_size
+    change = f"batch_size changed from {old_size} to {new_size} in the middle of epoch {cursor.epoch}"
+    if cursor.batch == 0 and cursor.origin == 0:
+        return cursor
+    if isinstance(plan, Segments):
+        raise ResumeError(f"{change}, but a segment is counted in batches. Finish the segment or keep batch_size.")
+    before = replace(plan, batch_size=old_size)
+    ended = cursor.batch >= before.epoch(cursor.epoch, cursor.origin).n_batches
+    done = plan.length if ended else cursor.origin + cursor.batch * old_size
+    if plan.lanes > 1 and not ended:
+        return Cursor(cursor.epoch, _lane_batch(cursor, before, plan, change))
+    if done % new_size == 0 and not ended:
+        return Cursor(cursor.epoch, done // new_size)
+    return Cursor(cursor.epoch, 0, done)
+
+
+def _lane_batch(cursor: Cursor, before: Plan, plan: Plan, change: str) -> int:
+    """Return the batch number at which all lanes of `plan` are where those of `before` are, or refuse."""
+    rounds, over = divmod(cursor.batch, plan.lanes)
+    done, rest = divmod(rounds * before.batch_size, plan.batch_size)
+    same_lanes = _lane_starts(before) == _lane_starts(plan)
+    if over or rest or cursor.origin or not same_lanes:
+        raise ResumeError(
+            f"{change}, where {plan.lanes} lanes cannot be cut: each lane is a run of batches, and they would begin or "
+            "go on at other items. Finish the epoch with the old batch_size, or use lanes=1."
+        )
+    return done * plan.lanes
+
+
+def _lane_starts(plan: Plan) -> list[int]:
+    n_lanes = min(plan.lanes, plan.n_batches)
+    starts: list[int] = (slots(np.arange(n_lanes), plan.n_batches, plan.lanes) * plan.batch_size).tolist()
+    return starts

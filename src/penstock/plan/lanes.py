@@ -1,0 +1,60 @@
+"""Who executes which batch: arithmetic on batch numbers, never a change of what a batch holds."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.errors import OptionError
+
+__all__ = ["World", "slots"]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One executor among many: rank `rank` of `size`, and in it worker `worker` of `workers`."""
+
+    rank: int = 0
+    size: int = 1
+    worker: int = 0
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value, limit in (("rank", self.rank, self.size), ("worker", self.worker, self.workers)):
+            if not 0 <= value < limit:
+                raise OptionError(f"{name}={value} is not one of {limit}; use 0 to {limit - 1}.")
+
+    def batches(self, n_batches: int, start: int = 0) -> range:
+        """Return the numbers of the batches that this executor makes, of `start` … `n_batches` - 1.
+
+        Batches are dealt to the ranks in turn, and those of a rank to its workers in turn.
+
+        Examples
+        --------
+        >>> list(World(rank=1, size=2).batches(7))
+        [1, 3, 5]
+        >>> list(World(rank=1, size=2, worker=1, workers=2).batches(10, start=2))
+        [5, 9]
+        """
+        first = start + self.rank + self.worker * self.size
+        return range(first, max(first, n_batches), self.size * self.workers)
+
+
+def slots(batches: NDArray[np.int64], n_batches: int | NDArray[np.int64], lanes: int) -> NDArray[np.int64]:
+    """Return the place of each batch in the epoch's order: the batch at slot s takes positions s * batch_size onwards.
+
+    An epoch of `n_batches` is cut into `lanes` runs of consecutive slots, as equal as can be, and the runs are visited
+    in turn. The run that holds the last slot, which may be a short batch, is the one that is visited last.
+
+    Examples
+    --------
+    >>> slots(np.arange(7), 7, lanes=2).tolist()
+    [3, 0, 4, 1, 5, 2, 6]
+    """
+    n = np.asarray(n_batches)
+    base, extra = n // lanes, n % lanes
+    # The first `extra` lanes have one batch more; they stand last on the line.
+    place = (batches % lanes - extra) % lanes
+    longer_before = np.maximum(place - (lanes - extra), 0)
+    slot: NDArray[np.int64] = place * base + longer_before + batches // lanes
+    return slot

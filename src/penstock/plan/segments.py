@@ -1,0 +1,135 @@
+"""Epochs of a fixed number of batches, cut from the endless stream of a plan's passes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.errors import PlanError
+from penstock.core.index import Index
+from penstock.plan import quality
+from penstock.plan.epoch import Epoch
+from penstock.plan.lanes import slots
+from penstock.plan.plan import Plan, Tail
+
+__all__ = ["Segments"]
+
+# Past every position that can be reached, and small enough that sums of two stay below 2**63.
+_ENDLESS = 1 << 61
+
+
+@dataclass(frozen=True)
+class Segments:
+    """A plan whose epochs are `length` batches long; the next epoch goes on where the last one ended.
+
+    What a pass leaves over is settled by the plan's tail:
+
+    - `"drop"` (training): the stream is endless. Every segment has the same length, every batch is full, and the items
+      that do not fill the last batch of a pass open the next pass, so that over any number of batches no item is
+      visited two times more often than another. Nothing is dropped.
+    - `"short"`, `"pad"` (validation): every pass is cut exactly; its last segment has fewer batches.
+
+    Examples
+    --------
+    >>> from penstock.plan.order import Sequential
+    >>> plan = Plan(Index.uniform(items=10), Sequential(), batch_size=4)
+    >>> [Segments(plan, 2).epoch(1).draw(n).items.tolist() for n in range(2)]
+    [[8, 9, 0, 1], [2, 3, 4, 5]]
+    """
+
+    plan: Plan
+    length: int
+    """Batches in a segment, over all ranks."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.length, bool) or not isinstance(self.length, int | np.integer) or self.length < 1:
+            raise PlanError(f"A segment of length={self.length!r} batches cannot be; use a whole number of 1 or more.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Segments, (self.plan, self.length)
+
+    @property
+    def index(self) -> Index:
+        """The index of the plan."""
+        return self.plan.index
+
+    @property
+    def batch_size(self) -> int:
+        """Items per batch."""
+        return self.plan.batch_size
+
+    @property
+    def seed(self) -> int:
+        """The seed of the plan."""
+        return self.plan.seed
+
+    @property
+    def lanes(self) -> int:
+        """The lanes of the plan."""
+        return self.plan.lanes
+
+    @property
+    def tail(self) -> Tail:
+        """The tail rule of the plan."""
+        return self.plan.tail
+
+    @property
+    def segments_per_pass(self) -> float:
+        """Segments in one pass over the data; a whole number where passes are cut exactly."""
+        if self.plan.tail == "drop":
+            return self.plan.length / (self.plan.batch_size * self.length)
+        return max(1, -(-self.plan.n_batches // self.length))
+
+    def epoch(self, number: int, origin: int = 0) -> Epoch:
+        """Return segment `number`, of an unbounded count."""
+        if number < 0 or origin:
+            raise PlanError(f"There is no segment {number} from position {origin} on; segments begin at a batch.")
+        if self.plan.tail == "drop":
+            return self._cycling(number)
+        return self._partition(number)
+
+    def _cycling(self, number: int) -> Epoch:
+        length, size = self.plan.length, self.plan.batch_size
+
+        def starts(batches: NDArray[np.int64]) -> NDArray[np.int64]:
+            streamed = number * self.length + batches
+            # A pass owns the batches that begin in it: those numbered from ceil(pass x length / size) on.
+            passes = streamed * size // max(length, 1)
+            first, after = -(-passes * length // size), -(-(passes + 1) * length // size)
+            place: NDArray[np.int64] = (first + slots(streamed - first, after - first, self.plan.lanes)) * size
+            return place
+
+        n_batches = self.length if length else 0
+        return Epoch(self.plan, number, first=0, stop=_ENDLESS, n_batches=n_batches, starts=starts)
+
+    def _partition(self, number: int) -> Epoch:
+        per_pass = int(self.segments_per_pass)
+        of_pass, segment = divmod(number, per_pass)
+        whole = self.plan.n_batches
+        done = segment * self.length
+        first = of_pass * self.plan.length
+        return Epoch(
+            self.plan,
+            number,
+            first=first,
+            stop=first + self.plan.length,
+            n_batches=max(0, min(self.length, whole - done)),
+            starts=lambda batches: first + slots(batches + done, whole, self.plan.lanes) * self.plan.batch_size,
+        )
+
+    def identity(self) -> dict[str, str | int]:
+        """Return, by name, everything that the order of items depends on."""
+        return {**self.plan.identity(), "segment": int(self.length)}
+
+    def explain(self, batch: int, epoch: int = 0) -> str:
+        """Say in words what batch `batch` of segment `epoch` is."""
+        return quality.explained(self.epoch(epoch), batch)
+
+    def order_hash(self, epoch: int = 0) -> str:
+        """Return one short hash of the whole order of segment `epoch`."""
+        return quality.order_hash(self.epoch(epoch))
+
+    def mixing(self, epoch: int = 0, max_batches: int = 1024) -> quality.Mixing:
+        """Measure how good the shuffle of segment `epoch` is and what it costs to read."""
+        return quality.mixing(self.epoch(epoch), self.plan, max_batches)

@@ -1,0 +1,1 @@
+"""Executes plans: inline, in threads, in worker processes. Never changes what a plan yields."""

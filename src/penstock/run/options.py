@@ -1,0 +1,47 @@
+"""How a plan is executed."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from penstock.core.errors import OptionError
+
+__all__ = ["Executor", "RunOptions", "StartMethod"]
+
+Executor = Literal["auto", "inline", "threads", "processes"]
+StartMethod = Literal["fork", "forkserver", "spawn"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a plan is executed; never changes what it yields."""
+
+    executor: Executor = "auto"
+    """`"auto"`: inline without workers; with them, threads, or processes where a few timed draws show that threads
+    wait for each other (Python-heavy datasets and transforms)."""
+
+    prefetch: int = 2
+    """Batches that each worker may be ahead of the consumer."""
+
+    start_method: StartMethod | None = None
+    """How worker processes start; None: what Python does on this system."""
+
+    persistent: bool = False
+    """Keep worker processes after an epoch, until `close()`. Saves their start; costs their memory."""
+
+    timeout_seconds: float | None = None
+    """Give up on a batch that takes longer than this, with an error that names its items; None: wait for ever."""
+
+    memory_bytes: int | None = None
+    """Refuse to start where `memory_estimate()` says that more is needed; None: no limit."""
+
+    def __post_init__(self) -> None:
+        if self.executor not in get_args(Executor):
+            raise OptionError(f"executor={self.executor!r} is not one of {', '.join(map(repr, get_args(Executor)))}.")
+        if self.prefetch < 1:
+            raise OptionError(f"prefetch={self.prefetch} leaves nothing to train on; use 1 or more.")
+        if self.start_method is not None and self.start_method not in get_args(StartMethod):
+            allowed = ", ".join(map(repr, get_args(StartMethod)))
+            raise OptionError(f"start_method={self.start_method!r} is not one of {allowed}.")
+        for name, value in (("timeout_seconds", self.timeout_seconds), ("memory_bytes", self.memory_bytes)):
+            if value is not None and value <= 0:
+                raise OptionError(f"{name}={value} allows nothing; use more than 0, or None for no limit.")

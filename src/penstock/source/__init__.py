@@ -1,0 +1,1 @@
+"""Where items are: reads, and no order, no batches, no randomness."""

@@ -1,0 +1,175 @@
+"""Arrays in memory and on disk, several named fields side by side."""
+
+import hashlib
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from penstock.core.errors import ReadError, SourceError
+from penstock.core.index import Index
+from penstock.core.types import UNNAMED, Block, Field, Span
+
+__all__ = ["ArraySource"]
+
+# A chunk is what is cheap to read together: about a megabyte amortises a seek and still mixes well.
+_CHUNK_BYTES = 1 << 20
+# What the fingerprint of the content looks at: enough to tell two recordings apart, and read in a millisecond.
+_SAMPLED_ITEMS, _SAMPLED_BYTES = 16, 1024
+
+
+class ArraySource:
+    """Items are the rows of one or more arrays of equal length.
+
+    Memory maps stay on disk: they pickle as path, offset and shape and are opened again where they are read, so that a
+    worker process never gets a copy of the data.
+
+    Parameters
+    ----------
+    arrays
+        By field name: numpy arrays, memory maps (`np.load(path, mmap_mode="r")`), or anything numpy takes for one
+        without copying, such as CPU tensors.
+    chunk_items
+        Items that are cheap to read together; the unit of `WindowShuffle`. None: about a megabyte.
+
+    Examples
+    --------
+    >>> source = ArraySource({"x": np.arange(103), "y": np.ones((103, 2))})
+    >>> source.index, source.fields["y"].shape
+    (Index(103 items in 1 chunks), (2,))
+    >>> source.take(np.array([5, 3]))["x"].tolist()
+    [5, 3]
+    """
+
+    def __init__(self, arrays: Mapping[str, ArrayLike], *, chunk_items: int | None = None) -> None:
+        opened = _checked(arrays)
+        self._opened: dict[str, NDArray[Any]] | None = opened
+        self._arrays = {name: _MappedArray.of(array) or array for name, array in opened.items()}
+        self.fields: dict[str, Field] = {
+            name: Field(array.dtype.newbyteorder("="), array.shape[1:]) for name, array in opened.items()
+        }
+        n_items = len(next(iter(opened.values())))
+        if chunk_items is None:
+            item_bytes = sum(field.item_bytes or 1 for field in self.fields.values())
+            chunk_items = min(n_items, max(1, _CHUNK_BYTES // max(item_bytes, 1)))
+        self.index = Index.uniform(n_items, chunk_items, identity=_identity(opened))
+
+    def __repr__(self) -> str:
+        return f"ArraySource({len(self.index)} items of {', '.join(self.fields)})"
+
+    def read(self, span: Span, out: Block | None = None) -> Block:
+        """Return consecutive items, copied."""
+        if span.stop > len(self.index):
+            raise ReadError(f"Could not read items {span.start}–{span.stop - 1} of {self!r}: it ends before.")
+        block = self._room(len(span)) if out is None else out
+        for name, array in self._open().items():
+            np.copyto(block[name], array[span.start : span.stop])
+        return block
+
+    def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:
+        """Return any items, copied, in the given order."""
+        if len(items) and not (items.min() >= 0 and items.max() < len(self.index)):
+            raise ReadError(f"Could not read items {items.min()}–{items.max()} of {self!r}: not all of them exist.")
+        block = self._room(len(items)) if out is None else out
+        for name, array in self._open().items():
+            # np.take copies the whole of an array that is not contiguous, and goes through a buffer unless mode="clip".
+            if array.flags.c_contiguous and array.dtype.isnative:
+                np.take(array, items, axis=0, out=block[name], mode="clip")
+            else:
+                np.copyto(block[name], array[items])
+        return block
+
+    def close(self) -> None:
+        """Let go of memory maps; the next read opens them again."""
+        self._opened = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def _room(self, n_items: int) -> dict[str, NDArray[Any]]:
+        return {name: np.empty((n_items, *(field.shape or ())), field.dtype) for name, field in self.fields.items()}
+
+    def _open(self) -> dict[str, NDArray[Any]]:
+        opened = self._opened
+        if opened is None:
+            opened = {
+                name: array.open(name) if isinstance(array, _MappedArray) else array
+                for name, array in self._arrays.items()
+            }
+            self._opened = opened
+        return opened
+
+
+@dataclass(frozen=True, slots=True)
+class _MappedArray:
+    """Where a memory-mapped array lies: what is pickled in its place."""
+
+    path: str
+    offset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, array: NDArray[Any]) -> "_MappedArray | None":
+        """Return where `array` lies in its file; None where it lies in memory."""
+        root: Any = array
+        while isinstance(root, np.ndarray) and not isinstance(root.base, mmap.mmap):
+            root = root.base
+        if not isinstance(root, np.memmap) or root.filename is None:
+            return None
+        # A view of a map keeps the map's own offset as an attribute, so that the addresses have to tell.
+        offset = root.offset + array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+        return cls(str(root.filename), int(offset), array.dtype, array.shape, array.strides)
+
+    def open(self, name: str) -> NDArray[Any]:
+        """Map the file, or say what is wrong with it."""
+        try:
+            raw = np.memmap(self.path, np.uint8, mode="r")
+            return np.ndarray(self.shape, self.dtype, buffer=raw.data, offset=self.offset, strides=self.strides)
+        except (OSError, ValueError, TypeError) as error:
+            wanted = f"{self.shape} of {self.dtype}"
+            raise ReadError(f"Could not map field {name!r}, {wanted}, in {self.path}: {error}") from error
+
+
+def _checked(arrays: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
+    if not isinstance(arrays, Mapping):
+        raise SourceError(f"ArraySource takes arrays by name, such as {{'x': array}}, got {type(arrays).__name__}.")
+    if not arrays:
+        raise SourceError("ArraySource got no arrays; give at least one, such as {'x': array}.")
+    checked: dict[str, NDArray[Any]] = {}
+    for name, given in arrays.items():
+        array = np.asanyarray(given)
+        if not isinstance(name, str) or name == UNNAMED:
+            raise SourceError(f"{name!r} cannot name a field; use a string that is not empty.")
+        if array.dtype.hasobject:
+            raise SourceError(
+                f"Field {name!r} holds Python objects ({array.dtype}); give numbers or fixed-width strings, "
+                "or wrap the objects in a dataset for DatasetSource."
+            )
+        if array.ndim == 0:
+            raise SourceError(f"Field {name!r} is a single value; items are rows, so give an array of 1 axis or more.")
+        checked[name] = array
+    lengths = {name: len(array) for name, array in checked.items()}
+    if len(set(lengths.values())) > 1:
+        said = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise SourceError(f"Fields differ in length: {said}. Give arrays with the same first axis.")
+    if not next(iter(lengths.values())):
+        raise SourceError(
+            f"ArraySource got arrays of 0 items ({', '.join(lengths)}); check where they come from. "
+            "An empty part of a data set is made with Take(source, []) or source.index.select([])."
+        )
+    return checked
+
+
+def _identity(arrays: Mapping[str, NDArray[Any]]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for name, array in sorted(arrays.items()):
+        digest.update(repr((name, array.dtype.str, array.shape)).encode())
+        for item in np.unique(np.linspace(0, len(array) - 1, _SAMPLED_ITEMS).astype(np.int64)).tolist():
+            row = np.ravel(array[item])[:_SAMPLED_BYTES]
+            digest.update(row.tobytes()[:_SAMPLED_BYTES])
+    return digest.hexdigest()

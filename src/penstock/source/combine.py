@@ -1,0 +1,191 @@
+"""Sources made of sources: one after the other, side by side, or a part of one."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from penstock.core.errors import ReadError, SourceError
+from penstock.core.index import Index
+from penstock.core.protocols import Source
+from penstock.core.types import UNNAMED, Block, Field, Span
+
+__all__ = ["Concat", "Take", "Zip"]
+
+_Int64s = NDArray[np.int64]
+
+
+class Concat:
+    """Several sources one after the other; all have the same fields.
+
+    Examples
+    --------
+    >>> from penstock.source.array import ArraySource
+    >>> both = Concat([ArraySource({"x": np.arange(3)}), ArraySource({"x": np.arange(10, 14)})])
+    >>> both.take(np.array([6, 0, 3]))["x"].tolist()
+    [13, 0, 10]
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        if not sources:
+            raise SourceError("Concat got no sources; give at least one.")
+        self._sources = tuple(sources)
+        self.fields: Mapping[str, Field] = sources[0].fields
+        for number, source in enumerate(sources):
+            if dict(source.fields) != dict(self.fields):
+                raise SourceError(
+                    f"Source {number} of Concat, {source!r}, has fields {_described(source.fields)}, but source 0 has "
+                    f"{_described(self.fields)}. Give sources with the same names, dtypes and shapes."
+                )
+        self._offsets = np.cumsum([0, *(len(source.index) for source in sources)]).astype(np.int64)
+        self.index = Index.concat([source.index for source in sources])
+
+    def __repr__(self) -> str:
+        return f"Concat({', '.join(map(repr, self._sources))})"
+
+    def read(self, span: Span, out: Block | None = None) -> Block:
+        """Return consecutive items, of one source or of several."""
+        part = int(np.searchsorted(self._offsets, span.start, side="right")) - 1
+        if part < len(self._sources) and span.stop <= self._offsets[part + 1]:
+            offset = int(self._offsets[part])
+            return self._sources[part].read(Span(span.start - offset, span.stop - offset), out)
+        return self.take(np.arange(span.start, span.stop), out)
+
+    def take(self, items: _Int64s, out: Block | None = None) -> Block:
+        """Return any items, each from its own source."""
+        _check_range(items, self)
+        parts = np.searchsorted(self._offsets, items, side="right") - 1
+        present: list[int] = np.unique(parts).tolist()
+        if len(present) == 1:
+            return self._sources[present[0]].take(items - self._offsets[present[0]], out)
+        block: dict[str, NDArray[Any]] = dict(out or {})
+        for part in present:
+            rows = np.flatnonzero(parts == part)
+            found = self._sources[part].take(items[rows] - self._offsets[part])
+            for name, array in found.items():
+                if name not in block:
+                    block[name] = np.empty((len(items), *array.shape[1:]), array.dtype)
+                block[name][rows] = array
+        return block if present else self._sources[0].take(items, out)
+
+    def close(self) -> None:
+        """Close every source."""
+        for source in self._sources:
+            source.close()
+
+
+class Zip:
+    """Several sources side by side: item i has the fields of item i of each.
+
+    Examples
+    --------
+    >>> from penstock.source.array import ArraySource
+    >>> both = Zip([ArraySource({"x": np.arange(3)}), ArraySource({"y": np.arange(3) * 2})])
+    >>> {name: array.tolist() for name, array in both.take(np.array([2])).items()}
+    {'x': [2], 'y': [4]}
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        if not sources:
+            raise SourceError("Zip got no sources; give at least one.")
+        self._sources = tuple(sources)
+        lengths = [len(source.index) for source in sources]
+        if len(set(lengths)) > 1:
+            raise SourceError(f"Sources of Zip differ in length: {lengths} items. Give sources of equal length.")
+        names = [name for source in sources for name in source.fields]
+        if UNNAMED in names and len(sources) > 1:
+            raise SourceError("Zip joins named fields, but a DatasetSource has none; zip the datasets instead.")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise SourceError(f"Fields {twice} are in more than one source of Zip; rename them.")
+        self.fields: Mapping[str, Field] = {name: field for source in sources for name, field in source.fields.items()}
+        identity = "&".join(source.index.digest for source in sources)
+        self.index = replace(sources[0].index, identity=identity)
+
+    def __repr__(self) -> str:
+        return f"Zip({', '.join(map(repr, self._sources))})"
+
+    def read(self, span: Span, out: Block | None = None) -> Block:
+        """Return consecutive items."""
+        return {name: a for source in self._sources for name, a in source.read(span, _part(out, source)).items()}
+
+    def take(self, items: _Int64s, out: Block | None = None) -> Block:
+        """Return any items."""
+        return {name: a for source in self._sources for name, a in source.take(items, _part(out, source)).items()}
+
+    def close(self) -> None:
+        """Close every source."""
+        for source in self._sources:
+            source.close()
+
+
+class Take:
+    """Some items of a source, as a source of its own; in the given order, repeats allowed.
+
+    To train on a part of a source, `source.index.select(mask)` is lighter: it keeps the item numbers of the source.
+
+    Examples
+    --------
+    >>> from penstock.source.array import ArraySource
+    >>> part = Take(ArraySource({"x": np.arange(10) * 10}), [7, 2, 2])
+    >>> part.read(Span(0, 3))["x"].tolist()
+    [70, 20, 20]
+    """
+
+    def __init__(self, source: Source, items: ArrayLike) -> None:
+        self._source = source
+        self.fields: Mapping[str, Field] = source.fields
+        numbers = np.asarray(items)
+        if numbers.dtype == np.bool_:
+            selection = source.index.select(numbers)
+            numbers = selection.stored(np.arange(len(selection)))
+        if numbers.ndim != 1 or (numbers.size and not np.issubdtype(numbers.dtype, np.integer)):
+            raise SourceError(f"Take needs a flat mask or flat item numbers, got {numbers.dtype}, {numbers.ndim} axes.")
+        self._items = numbers.astype(np.int64)
+        _check_range(self._items, source)
+        # Chunks stay what they are while the items ascend; in any other order no two items are near each other.
+        sizes = np.ones(len(self._items), np.int64)
+        if (np.diff(self._items) > 0).all():
+            chunks, _ = source.index.locate(self._items)
+            sizes = np.unique(chunks, return_counts=True)[1]
+        content = hashlib.blake2b(source.index.digest.encode() + self._items.tobytes(), digest_size=8)
+        self.index = Index.from_sizes(sizes, identity=content.hexdigest())
+
+    def __repr__(self) -> str:
+        return f"Take({len(self._items)} of {self._source!r})"
+
+    def read(self, span: Span, out: Block | None = None) -> Block:
+        """Return consecutive items of this part."""
+        if span.stop > len(self._items):
+            raise ReadError(f"Could not read items {span.start}–{span.stop - 1} of {self!r}: it ends before.")
+        items = self._items[span.start : span.stop]
+        if len(items) and items[-1] - items[0] + 1 == len(items) and (np.diff(items) == 1).all():
+            return self._source.read(Span(int(items[0]), int(items[-1]) + 1), out)
+        return self._source.take(items, out)
+
+    def take(self, items: _Int64s, out: Block | None = None) -> Block:
+        """Return any items of this part."""
+        _check_range(items, self)
+        return self._source.take(self._items[items], out)
+
+    def close(self) -> None:
+        """Close the source."""
+        self._source.close()
+
+
+def _check_range(items: _Int64s, source: Source) -> None:
+    if len(items) and not (items.min() >= 0 and items.max() < len(source.index)):
+        raise ReadError(
+            f"Could not read items {items.min()}–{items.max()} of {source!r}: it has items 0–{len(source.index) - 1}."
+        )
+
+
+def _part(out: Block | None, source: Source) -> Block | None:
+    return None if out is None else {name: out[name] for name in source.fields}
+
+
+def _described(fields: Mapping[str, Field]) -> str:
+    return ", ".join(f"{name}: {field.dtype}{list(field.shape or ())}" for name, field in fields.items())
