@@ -7,8 +7,8 @@ giving a batch's memory away while kernels on it are still queued. The logic is 
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, closing
 from typing import Any
 
 import numpy as np
@@ -74,21 +74,21 @@ class CudaStreams:
 
 
 def on_device(
-    batches: Iterable[Any], device: torch.device, streams: CudaStreams | None = None
+    batches: Generator[Any, None, None], device: torch.device, streams: CudaStreams | None = None
 ) -> Generator[Any, None, None]:
     """Yield each batch on `device`.
 
     1. Reading, merging or copying a batch fails: the batches before it are delivered first, then the error.
     2. The consumer stops early: the copies under way end by themselves; their host memory is kept until they have.
     """
-    if device.type == "cpu":
-        yield from batches
-        return
-    if device.type != "cuda":
-        for batch in batches:
-            yield mapped(batch, lambda tensor: tensor.to(device))
-        return
-    yield from _overlapped(iter(batches), streams or CudaStreams(device))
+    with closing(batches):
+        if device.type == "cpu":
+            yield from batches
+        elif device.type != "cuda":
+            for batch in batches:
+                yield mapped(batch, lambda tensor: tensor.to(device))
+        else:
+            yield from _overlapped(batches, streams or CudaStreams(device))
 
 
 def _overlapped(batches: Iterator[Any], streams: CudaStreams) -> Generator[Any, None, None]:

@@ -1,7 +1,6 @@
 """The loader: a plan over a source, as an iterable of batches that can stop and go on anywhere."""
 
 import logging
-import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
@@ -10,9 +9,10 @@ import torch
 
 from penstock.core.errors import LoaderError, OptionError
 from penstock.core.protocols import Observer, Source, Transform
-from penstock.core.types import UNNAMED, Draw
+from penstock.core.types import UNNAMED
 from penstock.feed.collate import MASK, Merge, block_batch
 from penstock.feed.device import checked_device, mapped, on_device, pinned_memory
+from penstock.feed.iteration import Iteration, Progress
 from penstock.feed.memory import MemoryEstimate, largest_window, windows_held
 from penstock.feed.world import current_world
 from penstock.plan.cursor import Cursor
@@ -97,8 +97,8 @@ class Loader:
         self._work = self._made_work(transform, collate)
         self._pool: WorkerPool | None = None
         self._start = Cursor()
-        self._progress: _Progress | None = None
-        self._live: weakref.ref[_Iteration] | None = None
+        self._progress: Progress | None = None
+        self._live: weakref.ref[Iteration] | None = None
         self._closed = False
         self._check_shares()
         self._check_budget()
@@ -110,8 +110,8 @@ class Loader:
         self._refuse_if_closed()
         self._supersede("another iteration of this loader began; make a second Loader to walk it twice at once")
         self._start = self._next_start()
-        self._progress = _Progress(self._start, self._share(self._start))
-        iteration = _Iteration(self._batches(self._start), self._progress, self._record)
+        self._progress = Progress(self._start, self._share(self._start))
+        iteration = Iteration(self._batches(self._start), self._progress, self._record)
         self._live = weakref.ref(iteration)
         return iteration
 
@@ -149,7 +149,7 @@ class Loader:
             if n > share.n_steps:
                 raise OptionError(f"skip({n}), but {share.n_steps} batches are left in this epoch; break off instead.")
             self._start = Cursor(cursor.epoch, share.batch_after(n), cursor.origin)
-            self._progress = _Progress(self._start, self._share(self._start), steps=0, begun=True)
+            self._progress = Progress(self._start, self._share(self._start), steps=0, begun=True)
             live.go_on(self._batches(self._start), self._progress)
             return
         while n > share.n_steps:
@@ -239,7 +239,7 @@ class Loader:
     def _batches(self, start: Cursor) -> Generator[Any, None, None]:
         return on_device(self._executed(start), self._device)
 
-    def _executed(self, start: Cursor) -> Iterator[Any]:
+    def _executed(self, start: Cursor) -> Generator[Any, None, None]:
         if self._executor == "auto":
             self._executor = self._measured_executor(start)
         if self._executor == "inline":
@@ -262,7 +262,7 @@ class Loader:
         return self._pool.run(start.epoch, start.origin, start.batch, self._record)
 
     def _measured_executor(self, start: Cursor) -> str:
-        draws: list[Draw] = [draw for draw, _ in zip(self._share(start).draws(), range(2), strict=False)]
+        draws = list(self._share(start).draws(stop=2))
         return "threads" if not draws or threads_overlap(draws, self._work) else "processes"
 
     def _made_work(self, transform: Transform | None, collate: Callable[[list[Any]], Any] | None) -> Work:
@@ -324,72 +324,6 @@ class Loader:
                 f"This loader needs {estimate}; options.memory_bytes allows {budget / 1e6:.1f} MB. "
                 "Use a smaller batch_size, prefetch, num_workers or window."
             )
-
-
-class _Progress:
-    """How far an iteration is; kept by the loader, so that the state outlives a broken-off loop."""
-
-    def __init__(self, start: Cursor, share: Share, steps: int = 0, begun: bool = False) -> None:
-        self.start, self.share = start, share
-        self.steps = steps
-        self.begun = begun
-        self.done = False
-
-    def cursor(self) -> Cursor:
-        if self.done:
-            return Cursor(self.start.epoch + 1)
-        return Cursor(self.start.epoch, self.share.batch_after(self.steps), self.start.origin)
-
-
-class _Iteration:
-    """One walk through the rest of an epoch.
-
-    Dropping it, ending it, or the end of the interpreter closes what it runs.
-    """
-
-    def __init__(self, batches: Generator[Any, None, None], progress: _Progress, record: Record) -> None:
-        self._record = record
-        self._why_ended: str | None = None
-        self.over = False
-        self._run(batches, progress)
-
-    def _run(self, batches: Generator[Any, None, None], progress: _Progress) -> None:
-        self._batches, self._progress = batches, progress
-        self._close = weakref.finalize(self, batches.close)
-
-    def __iter__(self) -> "_Iteration":
-        return self
-
-    def __next__(self) -> Any:
-        if self._why_ended is not None:
-            raise LoaderError(f"This iteration has ended: {self._why_ended}.")
-        if self.over:
-            raise StopIteration
-        began = time.perf_counter()
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            self.over = True
-            self._progress.begun = self._progress.done = True
-            raise
-        except BaseException:
-            self.over = True
-            raise
-        self._record("wait", time.perf_counter() - began, 0)
-        self._progress.steps += 1
-        self._progress.begun = True
-        return batch
-
-    def go_on(self, batches: Generator[Any, None, None], progress: _Progress) -> None:
-        """Go on with other batches of the same epoch."""
-        self._close()
-        self._run(batches, progress)
-
-    def end(self, why: str) -> None:
-        """Close what runs; asking for another batch says why."""
-        if not self.over:
-            self._why_ended = why
-        self._close()
 
 
 def _checked_executor(num_workers: int, options: RunOptions) -> str:

@@ -76,6 +76,7 @@ class Epoch:
         # A short batch is a run of valid positions; what follows them is worked out like any other and cut off.
         passes, places = np.divmod(np.minimum(positions, max(self._stop - 1, 0)), max(self._plan.length, 1))
         items, visits = self._items(passes, places)
+        windows = self._window_numbers(passes, places)
         counts = valid.sum(axis=1)
         one_pass = bool((passes == self.number).all())
         for row, batch in enumerate(batches.tolist()):
@@ -84,7 +85,9 @@ class Epoch:
                 epoch=self.number,
                 batch=batch,
                 items=items[row, :size],
-                parts=self._parts(passes[row, :size], places[row, :size], items[row, :size]),
+                parts=()
+                if windows is None
+                else self._parts(passes[row, :size], windows[row, :size], items[row, :size]),
                 mask=valid[row] if padded else None,
                 epochs=None if one_pass else passes[row, :size],
                 visits=None if visits is None else visits[row, :size],
@@ -106,19 +109,24 @@ class Epoch:
                 counted = True
         return items, visits if counted else None
 
-    def _parts(self, passes: _Int64s, places: _Int64s, items: _Int64s) -> tuple[Part, ...]:
-        if not len(items) or self._plan.arrangement(int(passes[0])).window_starts is None:
-            return ()
+    def _window_numbers(self, passes: _Int64s, places: _Int64s) -> _Int64s | None:
+        """Return the window of each position; None where the order has none."""
+        if passes.size == 0 or self._plan.arrangement(int(passes.flat[0])).window_starts is None:
+            return None
         numbers = np.empty_like(places)
-        for number in np.unique(passes).tolist():
-            chosen = passes == number
+        first, last = int(passes.min()), int(passes.max())
+        for number in range(first, last + 1):
             starts = self._plan.arrangement(number).window_starts
             assert starts is not None, "an order has windows in every pass or in none"
+            chosen = passes == number if first != last else np.ones(passes.shape, np.bool_)
             numbers[chosen] = np.searchsorted(starts, places[chosen], side="right") - 1
-        changes = np.flatnonzero((np.diff(numbers) != 0) | (np.diff(passes) != 0)) + 1
+        return numbers
+
+    def _parts(self, passes: _Int64s, windows: _Int64s, items: _Int64s) -> tuple[Part, ...]:
+        changes = (np.flatnonzero((windows[1:] != windows[:-1]) | (passes[1:] != passes[:-1])) + 1).tolist()
         parts = []
-        for begin, end in zip([0, *changes.tolist()], [*changes.tolist(), len(items)], strict=True):
-            window = self._window(int(passes[begin]), int(numbers[begin]))
+        for begin, end in zip([0, *changes], [*changes, len(items)], strict=True):
+            window = self._window(int(passes[begin]), int(windows[begin]))
             parts.append(Part(window, begin, _rows(window, items[begin:end])))
         return tuple(parts)
 
@@ -168,12 +176,19 @@ class Share:
         if self._split:
             self._last_round()
 
-    def draws(self, first: int = 0) -> Iterator[Draw]:
-        """Return the draws of steps `first` … `n_steps` - 1."""
-        begin = self._start + self._world.rank
-        size = self._world.size
-        yield from self.epoch.draws(range(begin + first * size, begin + self._full_steps * size, size))
-        if self._split and first < self.n_steps:
+    def draw(self, step: int) -> Draw:
+        """Return the draw of one step."""
+        if not 0 <= step < self.n_steps:
+            raise PlanError(f"Step {step} is not one of the {self.n_steps} steps that this rank makes.")
+        return next(self.draws(step, step + 1))
+
+    def draws(self, first: int = 0, stop: int | None = None) -> Iterator[Draw]:
+        """Return the draws of steps `first` … `stop` - 1; to the end of the epoch where `stop` is None."""
+        begin, size = self._start + self._world.rank, self._world.size
+        stop = self.n_steps if stop is None else stop
+        full = min(stop, self._full_steps)
+        yield from self.epoch.draws(range(begin + first * size, begin + full * size, size))
+        if self._split and first < self.n_steps <= stop:
             yield self.epoch.drawn(self._start + self._full_steps * size, self._last_round())
 
     def batch_after(self, steps: int) -> int:

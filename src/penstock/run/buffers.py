@@ -5,7 +5,6 @@ and comes back by itself when the last array or tensor that looks into it is gon
 for as long as it likes.
 """
 
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,11 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.types import Field
+from penstock.run.leases import Leases
 
 __all__ = ["BufferPool"]
 
 _ALIGNMENT = 64  # a cache line, and enough for every vector load
 _KEPT = 8  # free buffers kept of each size; more than a consumer and its prefetch give back at once
+
+_Place = tuple[str, int, int, np.dtype[Any], tuple[int, ...]]
+"""Where a field lies in a buffer: its name, begin and end in bytes, dtype and shape."""
 
 
 class BufferPool:
@@ -30,47 +33,37 @@ class BufferPool:
     """
 
     def __init__(self, fields: Mapping[str, Field], allocate: Callable[[int], NDArray[np.uint8]] | None = None) -> None:
-        self._fields = {name: (field.dtype, field.shape or (), field.item_bytes or 0) for name, field in fields.items()}
+        self._fields = fields
         self._allocate = allocate or _allocated
+        self._layouts: dict[int, tuple[int, list[_Place]]] = {}
         self._free: dict[int, deque[NDArray[np.uint8]]] = {}
-        self._lent: dict[weakref.ref[_Lease], NDArray[np.uint8]] = {}
+        self._leases = Leases(self._take_back)
 
     def lend(self, n_items: int) -> dict[str, NDArray[Any]]:
         """Return arrays of `n_items` items with arbitrary content."""
-        sizes = [-(-n_items * item_bytes // _ALIGNMENT) * _ALIGNMENT for _, _, item_bytes in self._fields.values()]
-        total = sum(sizes)
+        layout = self._layouts.get(n_items)
+        if layout is None:
+            layout = self._layouts[n_items] = self._layout(n_items)
+        total, places = layout
         try:
-            memory = self._free.setdefault(total, deque(maxlen=_KEPT)).pop()
+            memory = self._free[total].pop()
         except IndexError:
             memory = self._allocate(total)
-        lease = _Lease(memory)
-        self._lent[weakref.ref(lease, self._take_back)] = memory
-        whole = np.asarray(lease)
-        block, offset = {}, 0
-        for (name, (dtype, shape, item_bytes)), size in zip(self._fields.items(), sizes, strict=True):
-            block[name] = whole[offset : offset + n_items * item_bytes].view(dtype).reshape(n_items, *shape)
-            offset += size
-        return block
+        whole = self._leases.lend(memory, memory)
+        return {name: whole[begin:end].view(dtype).reshape(shape) for name, begin, end, dtype, shape in places}
 
-    def _take_back(self, lease: "weakref.ref[_Lease]") -> None:
-        # Runs wherever the last reference dies, perhaps in the middle of lend(): only single, atomic operations.
-        memory = self._lent.pop(lease)
+    def _layout(self, n_items: int) -> "tuple[int, list[_Place]]":
+        places: list[_Place] = []
+        offset = 0
+        for name, field in self._fields.items():
+            end = offset + n_items * (field.item_bytes or 0)
+            places.append((name, offset, end, field.dtype, (n_items, *(field.shape or ()))))
+            offset = -(-end // _ALIGNMENT) * _ALIGNMENT
+        self._free.setdefault(offset, deque(maxlen=_KEPT))
+        return offset, places
+
+    def _take_back(self, memory: NDArray[np.uint8]) -> None:
         self._free[len(memory)].append(memory)
-
-
-class _Lease:
-    """What the arrays of one block have as their base; numpy keeps it alive for as long as any of them is."""
-
-    __slots__ = ("__array_interface__", "__weakref__", "_memory")
-
-    def __init__(self, memory: NDArray[np.uint8]) -> None:
-        self._memory = memory
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": memory.shape,
-            "typestr": "|u1",
-            "data": (memory.__array_interface__["data"][0], False),
-        }
 
 
 def _allocated(n_bytes: int) -> NDArray[np.uint8]:

@@ -19,7 +19,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,11 +33,14 @@ from penstock.plan.lanes import World
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
 from penstock.run.options import RunOptions
+from penstock.run.ring import Ring, Shipped
 from penstock.run.work import Failure, Record, Work
 
 __all__ = ["WorkerPool"]
 
 _LOG = logging.getLogger("penstock")
+
+_SLOTS_FOR_CONSUMER = 3  # the batch it works on, the one before, and the one it asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class _Ticket:
     origin: int
     start: int
     step: int
+    slot: int | None = None
+    """Where in the ring the batch may be put."""
 
 
 class WorkerPool:
@@ -57,8 +62,9 @@ class WorkerPool:
         self._plan, self._world = plan, world
         self._options = options
         self._workers = workers
-        self._tickets = _Tickets()
-        self._dataset = _Draws(plan, world, work)
+        self._ring = Ring(workers * (options.prefetch + 1) + _SLOTS_FOR_CONSUMER)
+        self._tickets = _Tickets(self._ring)
+        self._dataset = _Draws(plan, world, work, self._ring)
         self._method = options.start_method or mp.get_start_method()
         if self._method != "fork":
             _check_picklable(self._dataset, self._method)
@@ -91,13 +97,24 @@ class WorkerPool:
                     while step < share.n_steps:
                         result = watch.next()
                         step, deaths = step + 1, 0
-                        yield _opened(result, record)
+                        yield self._opened(result, record)
+                        del result
             except _WorkerFailedError as failed:
                 self.close()
                 deaths += 1
                 if deaths > 1 or failed.timed_out:
-                    raise WorkerError(_blame(failed, _draw(share, step))) from failed.__cause__
-                _LOG.warning("%s Started again at batch %s of epoch %s.", failed, _draw(share, step).batch, epoch)
+                    raise WorkerError(_blame(failed, share.draw(step))) from failed.__cause__
+                _LOG.warning("%s Started again at batch %s of epoch %s.", failed, share.draw(step).batch, epoch)
+
+    def _opened(self, delivered: "_Delivered", record: Record) -> Any:
+        for stage in delivered.records:
+            record(*stage)
+        if delivered.failure is not None:
+            raise delivered.failure.error()
+        if isinstance(delivered.batch, Shipped):
+            return self._ring.opened(delivered.batch)
+        self._ring.unused(delivered.slot)
+        return delivered.batch
 
     def close(self) -> None:
         """End the workers; the next run starts others."""
@@ -167,11 +184,15 @@ class _WorkerFailedError(Exception):
 class _Tickets(Sampler[_Ticket]):
     """What the workers are asked for next; read in the main process whenever an epoch begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
         self.current: list[_Ticket] = []
 
     def __iter__(self) -> Iterator[_Ticket]:
-        return iter(self.current)
+        # Torch asks for the first ticket when the workers are new, or have answered all that was asked of them before.
+        self._ring.reclaim()
+        for ticket in self.current:
+            yield replace(ticket, slot=self._ring.ask())
 
     def __len__(self) -> int:
         return len(self.current)
@@ -180,20 +201,22 @@ class _Tickets(Sampler[_Ticket]):
 class _Draws(Dataset[Any]):
     """What a worker process has: the plan, and the work to do."""
 
-    def __init__(self, plan: Plan | Segments, world: World, work: Work) -> None:
+    def __init__(self, plan: Plan | Segments, world: World, work: Work, ring: Ring) -> None:
         self.plan, self.world, self.work = plan, world, work
+        self._ring = ring
         self._share: tuple[tuple[int, int, int], Share] | None = None
 
     def __getitem__(self, ticket: _Ticket) -> "_Delivered":
         records: list[tuple[str, float, int]] = []
         try:
-            draw = _draw(self._share_of(ticket), ticket.step)
+            draw = self._share_of(ticket).draw(ticket.step)
             result = next(self.work.batches([draw], lambda *stage: records.append(stage)))
         except Exception as error:
             result = Failure(error)
         if isinstance(result, Failure):
-            return _Delivered(None, _RemoteFailure.of(result.error), records)
-        return _Delivered(result, None, records)
+            return _Delivered(None, ticket.slot, _RemoteFailure.of(result.error), records)
+        shipped = None if ticket.slot is None else self._ring.written(ticket.slot, result)
+        return _Delivered(shipped or result, ticket.slot, None, records)
 
     def _share_of(self, ticket: _Ticket) -> Share:
         key = (ticket.epoch, ticket.origin, ticket.start)
@@ -208,6 +231,7 @@ class _Draws(Dataset[Any]):
 @dataclass(frozen=True, slots=True)
 class _Delivered:
     batch: Any
+    slot: int | None
     failure: "_RemoteFailure | None"
     records: list[tuple[str, float, int]]
 
@@ -236,18 +260,6 @@ class _RemoteFailure:
         assert isinstance(found, BaseException), "only exceptions are put in"
         found.add_note(f"[penstock] in a worker process:\n{self.text}")
         return found
-
-
-def _opened(delivered: _Delivered, record: Record) -> Any:
-    for stage in delivered.records:
-        record(*stage)
-    if delivered.failure is not None:
-        raise delivered.failure.error()
-    return delivered.batch
-
-
-def _draw(share: Share, step: int) -> Draw:
-    return next(share.draws(step))
 
 
 def _blame(failed: _WorkerFailedError, draw: Draw) -> str:

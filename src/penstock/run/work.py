@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -91,11 +90,14 @@ class Work:
             self._windows.get(part.window)
 
     def _read(self, draw: Draw, record: Record) -> Block:
-        with _noted(f"reading {_named(draw)} from {self.source!r}"):
-            began = time.perf_counter()
+        began = time.perf_counter()
+        try:
             block = self._from_windows(draw) if draw.parts else self._direct(draw.items)
-            record("read", time.perf_counter() - began, _n_bytes(block))
-            return block
+        except Exception as error:
+            error.add_note(f"[penstock] while reading {_named(draw)} from {self.source!r}")
+            raise
+        record("read", time.perf_counter() - began, _n_bytes(block))
+        return block
 
     def _read_together(self, draws: Sequence[Draw], record: Record) -> list[Block]:
         if any(draw.parts for draw in draws):
@@ -132,34 +134,29 @@ class Work:
         return block
 
     def _merged(self, block: Block, draw: Draw, record: Record) -> Any:
+        items = [] if self.merge_block is not None else _items(block)
         began = time.perf_counter()
-        if self.merge_block is not None:
-            with _noted(f"merging {_named(draw)}"):
-                batch = self.merge_block(block, draw.mask)
-        else:
-            items = _items(block)
-            if self.transform is not None:
-                items = [self._transformed(item, draw, row) for row, item in enumerate(items)]
-                record("transform", time.perf_counter() - began, 0)
-                began = time.perf_counter()
-            with _noted(f"merging {_named(draw)}"):
-                batch = self.merge_items(items, draw.mask)
+        if self.transform is not None:
+            items = [self._transformed(item, draw, row) for row, item in enumerate(items)]
+            record("transform", time.perf_counter() - began, 0)
+            began = time.perf_counter()
+        try:
+            merge = self.merge_block
+            batch = self.merge_items(items, draw.mask) if merge is None else merge(block, draw.mask)
+        except Exception as error:
+            error.add_note(f"[penstock] while merging {_named(draw)}")
+            raise
         record("collate", time.perf_counter() - began, 0)
         return batch
 
     def _transformed(self, item: Any, draw: Draw, row: int) -> Any:
         assert self.transform is not None, "called only with a transform"
-        with _noted(f"transforming item {draw.items[row]} of batch {draw.batch}, epoch {draw.epoch}"):
+        try:
             return self.transform(item, generator_for(self.seed, "augment", *draw.seed_path(row)))
-
-
-@contextmanager
-def _noted(doing: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"[penstock] while {doing}")
-        raise
+        except Exception as error:
+            where = f"item {draw.items[row]} of batch {draw.batch}, epoch {draw.epoch}"
+            error.add_note(f"[penstock] while transforming {where}")
+            raise
 
 
 def _named(draw: Draw) -> str:

@@ -71,13 +71,14 @@ class ArraySource:
 
     def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:
         """Return any items, copied, in the given order."""
-        if len(items) and not (items.min() >= 0 and items.max() < len(self.index)):
+        items = np.asarray(items, np.int64)
+        if len(items) and items.view(np.uint64).max() >= len(self.index):  # seen as unsigned, negative ones are huge
             raise ReadError(f"Could not read items {items.min()}–{items.max()} of {self!r}: not all of them exist.")
         block = self._room(len(items)) if out is None else out
         for name, array in self._open().items():
             # np.take copies the whole of an array that is not contiguous, and goes through a buffer unless mode="clip".
             if array.flags.c_contiguous and array.dtype.isnative:
-                np.take(array, items, axis=0, out=block[name], mode="clip")
+                array.take(items, axis=0, out=block[name], mode="clip")
             else:
                 np.copyto(block[name], array[items])
         return block

@@ -23,6 +23,9 @@ class DatasetSource:
     ----------
     dataset
         A `torch.utils.data.Dataset` or anything else with `__len__` and `__getitem__`.
+    identity
+        What tells this data set from another one of the same class and length, such as a version; it goes into saved
+        states, which another data set then refuses.
     thread_safe
         Let several threads into the dataset at once. False by default: many datasets share one file handle.
 
@@ -35,7 +38,7 @@ class DatasetSource:
 
     fields: Mapping[str, Field] = {UNNAMED: Field(np.dtype(object), None)}
 
-    def __init__(self, dataset: Any, *, thread_safe: bool = False) -> None:
+    def __init__(self, dataset: Any, *, identity: str = "", thread_safe: bool = False) -> None:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise SourceError(
                 f"{type(dataset).__name__} has no length or cannot be asked for item i; DatasetSource needs a "
@@ -47,7 +50,7 @@ class DatasetSource:
         n_items = len(dataset)
         if not n_items:
             raise SourceError(f"{self!r} has 0 items; check where it comes from.")
-        self.index = Index.uniform(n_items, identity=f"{type(dataset).__qualname__}")
+        self.index = Index.uniform(n_items, identity=f"{type(dataset).__qualname__} {identity}".rstrip())
 
     def __repr__(self) -> str:
         return f"DatasetSource({type(self._dataset).__name__})"

@@ -1,0 +1,31 @@
+"""`python -m bench [NAME ...] [--repeats N]`: all benchmarks, or the named ones."""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from bench import delivery, order
+
+BENCHMARKS = {"order": order.run, "delivery": delivery.run}
+
+
+def main() -> None:
+    """Run the benchmarks that the command line names."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all by default")
+    parser.add_argument("--repeats", type=int, default=3, help="interleaved repeats (default 3)")
+    parser.add_argument("--data", type=Path, help="keep generated data here (default: a temporary folder)")
+    chosen = parser.parse_args()
+    unknown = set(chosen.names) - set(BENCHMARKS)
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; use {', '.join(BENCHMARKS)}")
+    out = Path(__file__).parent / "out" / "results.json"
+    with tempfile.TemporaryDirectory() as folder:
+        for name in chosen.names or BENCHMARKS:
+            print(f"# {name}", flush=True)
+            BENCHMARKS[name](chosen.data or Path(folder), out, chosen.repeats)
+    print(f"Saved to {out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out}.")
+
+
+if __name__ == "__main__":
+    main()

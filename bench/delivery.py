@@ -1,0 +1,117 @@
+"""Shuffled delivery from a memory map: large items (three fields, 295 kB) and small ones (1 kB), batch 32, tensors out.
+
+The limit is a loop that takes the same shuffled rows into preallocated memory, with nothing else around it.
+"""
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
+
+import penstock as ps
+from bench.measure import Contender, measured, printed, saved
+
+__all__ = ["run"]
+
+BATCH = 32
+LARGE = {"spikes": (100, 96), "behavior": (100, 2), "lfp": (64, 1000)}
+SMALL = {"image": (16, 16), "label": ()}
+
+
+def run(folder: Path, out: Path, repeats: int) -> None:
+    """Measure and print."""
+    for name, shapes, n_items in (("large", LARGE, 6_000), ("small", SMALL, 400_000)):
+        data = _written(folder / name, shapes, n_items)
+        results = measured(
+            [
+                Contender("limit", limit, (data,)),
+                Contender("penstock inline", penstock, (data, 0, "auto")),
+                Contender("penstock 2 threads", penstock, (data, 2, "threads")),
+                Contender("penstock 2 processes", penstock, (data, 2, "processes")),
+                Contender("torch DataLoader 0", torch_loader, (data, 0)),
+                Contender("torch DataLoader 2", torch_loader, (data, 2)),
+            ],
+            repeats,
+        )
+        printed(f"{name}: shuffled delivery from a memory map, batch {BATCH}", "items", results)
+        saved(out, f"delivery {name}", results)
+
+
+def _written(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, shape in shapes.items():
+        path = folder / f"{name}.npy"
+        if not path.exists():
+            array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(n_items, *shape))
+            for start in range(0, n_items, 1000):
+                numbers = np.arange(start, min(start + 1000, n_items), dtype=np.float32)
+                array[start : start + len(numbers)] = numbers.reshape(-1, *(1 for _ in shape))
+            array.flush()
+    return folder
+
+
+def _arrays(folder: Path) -> dict[str, np.ndarray]:
+    return {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
+
+
+def _rate(batches: Iterable[object], n_items: int) -> float:
+    began = time.perf_counter()
+    count = sum(1 for _ in batches)
+    return count * BATCH / (time.perf_counter() - began) if count * BATCH <= n_items else 0.0
+
+
+def limit(folder: Path) -> float:
+    """Take shuffled rows into the same memory, again and again; the second of two epochs counts."""
+    arrays = {name: np.asarray(array) for name, array in _arrays(folder).items()}
+    n_items = len(next(iter(arrays.values())))
+    out = {name: np.empty((BATCH, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
+    rate = 0.0
+    for epoch in range(2):
+        order = np.random.default_rng(epoch).permutation(n_items)
+        began = time.perf_counter()
+        for start in range(0, n_items - BATCH + 1, BATCH):
+            rows = order[start : start + BATCH]
+            for name, array in arrays.items():
+                np.take(array, rows, axis=0, out=out[name], mode="clip")
+        rate = n_items // BATCH * BATCH / (time.perf_counter() - began)
+    return rate
+
+
+def penstock(folder: Path, num_workers: int, executor: str) -> float:
+    """Iterate a loader; the second of two epochs counts."""
+    source = ps.ArraySource(_arrays(folder))
+    plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH, seed=1)
+    options = ps.RunOptions(executor=executor, persistent=True)  # type: ignore[arg-type]  # a literal by construction
+    with ps.Loader(source, plan, num_workers=num_workers, options=options) as loader:
+        for _ in loader:
+            pass
+        return _rate(loader, len(source.index))
+
+
+class _Rows(Dataset[dict[str, torch.Tensor]]):
+    """The fastest way that torch itself offers: a batch of rows at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._arrays = _arrays(folder)
+
+    def __len__(self) -> int:
+        return len(next(iter(self._arrays.values())))
+
+    def __getitem__(self, rows: list[int]) -> dict[str, torch.Tensor]:
+        return {name: torch.from_numpy(np.asarray(array)[rows]) for name, array in self._arrays.items()}
+
+
+def torch_loader(folder: Path, num_workers: int) -> float:
+    """Iterate torch's own DataLoader; the second of two epochs counts."""
+    rows = _Rows(folder)
+    sampler = BatchSampler(RandomSampler(rows), BATCH, drop_last=True)
+    loader = DataLoader(
+        rows, sampler=sampler, batch_size=None, num_workers=num_workers, persistent_workers=num_workers > 0
+    )
+    for _ in loader:
+        pass
+    return _rate(loader, len(rows))
