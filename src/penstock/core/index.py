@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from penstock.core.checks import whole_number
 from penstock.core.errors import SourceError
 
 __all__ = ["Index"]
@@ -49,11 +50,9 @@ class Index:
         >>> Index.uniform(items=10, chunk=4).n_chunks
         3
         """
-        if items < 0:
-            raise SourceError(f"items={items} is negative; an index has 0 or more items.")
-        if chunk < 1:
-            raise SourceError(f"chunk={chunk} items is no chunk; use 1 or more.")
-        return cls(int(items), int(chunk), n_stored=int(items), identity=identity)
+        n_items = whole_number("items", items, at_least=0, error=SourceError)
+        chunk_items = whole_number("chunk", chunk, at_least=1, error=SourceError)
+        return cls(n_items, chunk_items, n_stored=n_items, identity=identity)
 
     @classmethod
     def from_sizes(cls, sizes: ArrayLike, identity: str = "") -> "Index":

@@ -10,6 +10,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.checks import whole_number
 from penstock.core.errors import PlanError
 
 __all__ = ["checked_seed", "generator_for", "key_for", "mix64", "subkeys"]
@@ -21,11 +22,7 @@ _MASK = (1 << 64) - 1
 
 def checked_seed(seed: int) -> int:
     """Return `seed` as an int, or say why it cannot be one."""
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise PlanError(f"seed={seed!r} is not a whole number; use an int of 0 or more.")
-    if seed < 0:
-        raise PlanError(f"seed={seed} is negative; use 0 or more.")
-    return int(seed)
+    return whole_number("seed", seed, at_least=0, error=PlanError)
 
 
 def key_for(seed: int, *path: str | int) -> int:
@@ -65,7 +62,7 @@ def mix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _digest(seed: int, path: tuple[str | int, ...]) -> bytes:
-    # repr keeps "1" and 1 apart, and the tuple's punctuation keeps ("a", "b") and ("a b",) apart. Numpy integers are
-    # turned into ints first, because their repr carries the type.
-    plain = (int(seed), *(part if isinstance(part, str) else int(part) for part in path))
+    # repr keeps "1" and 1 apart, and the tuple's punctuation keeps ("a", "b") and ("a b",) apart. Numpy's integers and
+    # strings are turned into plain ones first, because their repr carries the type.
+    plain = (int(seed), *(str(part) if isinstance(part, str) else int(part) for part in path))
     return hashlib.blake2b(repr(plain).encode(), digest_size=16, person=b"penstock").digest()

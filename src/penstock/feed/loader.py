@@ -3,6 +3,7 @@
 import logging
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -190,14 +191,15 @@ class Loader:
         batch_bytes = sum(known) * self.plan.batch_size
         if len(known) < len(sizes) and self.plan.epoch(0).n_batches:
             batch_bytes = _tensor_bytes(self.at(0, 0))
-        together = self._together()
-        ahead = {"inline": together, "threads": self._num_workers * self._options.prefetch * together}
-        held = ahead.get(self._executor, self._num_workers * (self._options.prefetch + 1)) + 1
-        processes = 1 if self._executor in ("inline", "threads") else self._num_workers
-        window = largest_window(self._base_plan())
+        together, workers = self._together(), self._num_workers
+        made = {"inline": together, "threads": workers * self._options.prefetch * together}
+        held = made.get(self._executor, max(made["threads"], workers * (self._options.prefetch + 1))) + 1
+        window_bytes = largest_window(self._base_plan()) * (batch_bytes // self.plan.batch_size)
+        windows = self._work.windows_held
+        if self._executor in ("processes", "auto"):
+            windows = max(windows, workers * self._windows_held("processes"))
         on_device = 0 if self._device.type == "cpu" else 3 * batch_bytes
-        item_bytes = batch_bytes // self.plan.batch_size
-        return MemoryEstimate(batch_bytes, held, window * item_bytes, processes * self._work.windows_held, on_device)
+        return MemoryEstimate(batch_bytes, held, window_bytes, windows, on_device)
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
@@ -242,6 +244,7 @@ class Loader:
     def _executed(self, start: Cursor) -> Generator[Any, None, None]:
         if self._executor == "auto":
             self._executor = self._measured_executor(start)
+            self._work = replace(self._work, windows_held=self._windows_held(self._executor))
         if self._executor == "inline":
             return inline(self._share(start).draws(), self._work, together=self._together(), record=self._record)
         if self._executor == "threads":
@@ -267,18 +270,22 @@ class Loader:
 
     def _made_work(self, transform: Transform | None, collate: Callable[[list[Any]], Any] | None) -> Work:
         by_item = transform is not None or collate is not None or UNNAMED in self.source.fields
-        local_lanes = -(-self.plan.lanes // self._world.size)
-        processes = self._num_workers if self._executor == "processes" else 1
-        threads = 0 if processes > 1 else self._num_workers
         return Work(
             source=self.source,
             seed=self.plan.seed,
             transform=transform,
             merge_block=None if by_item else block_batch,
             merge_items=Merge(collate),
-            windows_held=windows_held(self._base_plan(), lanes=-(-local_lanes // processes), threads=threads),
+            windows_held=self._windows_held(self._executor),
             allocate=pinned_memory if self._device.type == "cuda" else None,
         )
+
+    def _windows_held(self, executor: str) -> int:
+        """Return the windows that one process keeps."""
+        lanes = -(-self.plan.lanes // self._world.size)
+        if executor == "processes":
+            return windows_held(self._base_plan(), lanes=-(-lanes // self._num_workers), threads=0)
+        return windows_held(self._base_plan(), lanes=lanes, threads=self._num_workers)
 
     def _base_plan(self) -> Plan:
         return self.plan.plan if isinstance(self.plan, Segments) else self.plan

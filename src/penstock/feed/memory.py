@@ -59,8 +59,9 @@ def _stored_items(plan: Plan, arrangement: Arrangement, window: int) -> int:
 def windows_held(plan: Plan, *, lanes: int, threads: int) -> int:
     """Return how many windows a process keeps: for each of its lanes one in use, and with threads the next one."""
     window = largest_window(plan)
-    if not window:
+    starts = plan.arrangement(0).window_starts
+    if not window or starts is None:
         return 0
     # A batch of many small windows needs all of them at once, for every thread that works on one.
     per_draw = -(-plan.batch_size // window) + 1
-    return lanes * (2 if threads else 1) + max(threads, 1) * per_draw
+    return min(lanes * (2 if threads else 1) + max(threads, 1) * per_draw, len(starts))

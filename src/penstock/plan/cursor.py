@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import ResumeError
+from penstock.core.errors import PlanError, ResumeError
 from penstock.plan.lanes import slots
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
@@ -66,12 +66,21 @@ class Cursor:
                 "Build the source and the plan as they were, or start anew without the state."
             )
         cursor = cls(state["epoch"], state["batch"], state["origin"])
-        if saved["batch_size"] != current["batch_size"]:
-            return _rebatched(cursor, int(saved["batch_size"]), plan)
-        limit = plan.epoch(cursor.epoch, cursor.origin).n_batches
+        before = _rebuilt(plan, saved["batch_size"])
+        try:
+            limit = before.epoch(cursor.epoch, cursor.origin).n_batches
+        except PlanError as error:
+            raise ResumeError(f"This state names a place that does not exist; it is damaged: {error}") from error
         if cursor.batch > limit:
             raise ResumeError(f"This state is at batch {cursor.batch} of an epoch that has {limit}; it is damaged.")
-        return cursor
+        return cursor if before.batch_size == plan.batch_size else _rebatched(cursor, before, plan, limit)
+
+
+def _rebuilt(plan: Plan | Segments, batch_size: int) -> Plan | Segments:
+    """Return the plan that a state was saved under: `plan`, with the batch size it had then."""
+    if isinstance(plan, Segments):
+        return replace(plan, plan=replace(plan.plan, batch_size=batch_size))
+    return replace(plan, batch_size=batch_size)
 
 
 def _check_form(state: Mapping[str, Any]) -> None:
@@ -85,28 +94,26 @@ def _check_form(state: Mapping[str, Any]) -> None:
     missing = _KEYS - set(state)
     if missing or not isinstance(state["plan"], Mapping) or "batch_size" not in state["plan"]:
         raise ResumeError(f"This state lacks {sorted(missing) or 'its plan'}; it is damaged.")
-    for key in ("epoch", "batch", "origin"):
-        value = state[key]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    counts = {key: state[key] for key in ("epoch", "batch", "origin")}
+    for key, value in {**counts, "batch_size": state["plan"]["batch_size"]}.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < (key == "batch_size"):
             raise ResumeError(f"This state has {key}={value!r}, which is no count; it is damaged.")
 
 
-def _rebatched(cursor: Cursor, old_size: int, plan: Plan | Segments) -> Cursor:
+def _rebatched(cursor: Cursor, before: Plan | Segments, plan: Plan | Segments, limit: int) -> Cursor:
     """Return the cursor that goes on at the very item where `cursor` stopped, in batches of another size."""
-    new_size = plan.batch_size
-    change = f"batch_size changed from {old_size} to {new_size} in the middle of epoch {cursor.epoch}"
+    change = f"batch_size changed from {before.batch_size} to {plan.batch_size} in the middle of epoch {cursor.epoch}"
     if cursor.batch == 0 and cursor.origin == 0:
         return cursor
-    if isinstance(plan, Segments):
+    if isinstance(plan, Segments) or isinstance(before, Segments):
         raise ResumeError(f"{change}, but a segment is counted in batches. Finish the segment or keep batch_size.")
-    before = replace(plan, batch_size=old_size)
-    ended = cursor.batch >= before.epoch(cursor.epoch, cursor.origin).n_batches
-    done = plan.length if ended else cursor.origin + cursor.batch * old_size
-    if plan.lanes > 1 and not ended:
+    if cursor.batch == limit:
+        return Cursor(cursor.epoch, 0, plan.length)
+    if plan.lanes > 1:
         return Cursor(cursor.epoch, _lane_batch(cursor, before, plan, change))
-    if done % new_size == 0 and not ended:
-        return Cursor(cursor.epoch, done // new_size)
-    return Cursor(cursor.epoch, 0, done)
+    done = cursor.origin + cursor.batch * before.batch_size
+    batches, rest = divmod(done, plan.batch_size)
+    return Cursor(cursor.epoch, batches) if rest == 0 else Cursor(cursor.epoch, 0, done)
 
 
 def _lane_batch(cursor: Cursor, before: Plan, plan: Plan, change: str) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from penstock.core.checks import whole_number
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
 from penstock.core.seeds import key_for, mix64, subkeys
@@ -61,8 +62,7 @@ class Subset:
     """Items per epoch."""
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise PlanError(f"Subset(count={self.count}) visits nothing; use 1 or more.")
+        whole_number("count", self.count, at_least=1, error=PlanError)
 
     def check(self, index: Index) -> None:
         """Refuse to draw more items than there are."""
@@ -90,8 +90,7 @@ class WindowShuffle:
     """Chunks held together. More mix better and take more memory; `Plan.mixing` puts numbers to it."""
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise PlanError(f"WindowShuffle(window={self.window}) holds nothing; use 1 chunk or more.")
+        whole_number("window", self.window, at_least=1, error=PlanError)
 
     def check(self, index: Index) -> None:
         """Refuse a window larger than the data."""
@@ -152,8 +151,8 @@ class RandomChunks:
 
     def __post_init__(self) -> None:
         for name, value in (("size", self.size), ("align", self.align), ("count", self.count)):
-            if value is not None and value < 1:
-                raise PlanError(f"RandomChunks({name}={value}) gives nothing to read; use 1 or more.")
+            if value is not None:
+                whole_number(name, value, at_least=1, error=PlanError)
 
     def check(self, index: Index) -> None:
         """Accept every index."""
@@ -215,8 +214,8 @@ class Balanced:
     """Draws per epoch; None: as many as there are items."""
 
     def __post_init__(self) -> None:
-        if self.length is not None and self.length < 1:
-            raise PlanError(f"Balanced(length={self.length}) draws nothing; use 1 or more.")
+        if self.length is not None:
+            whole_number("length", self.length, at_least=1, error=PlanError)
         if np.ndim(self._groups) != 1 or not len(self._groups):
             raise PlanError(f"Balanced takes a flat list with one group per item, got shape {np.shape(self._groups)}.")
         _ = self._shares
@@ -297,7 +296,8 @@ class Balanced:
                 f"Balanced weights {shares.tolist()} sum to {shares.sum():g}; they are shares of an epoch: "
                 "0 or more each, 1 in all. Divide them by their sum."
             )
-        return shares
+        normed: NDArray[np.float64] = shares / shares.sum()
+        return normed
 
     @cached_property
     def _counts(self) -> _Int64s:

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-import numpy as np
-
+from penstock.core.checks import whole_number
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
 from penstock.core.protocols import Order
@@ -63,8 +62,7 @@ class Plan:
         if isinstance(self.order, type) or not hasattr(self.order, "arrange"):
             raise PlanError(f"order={self.order!r} is no order; use for example Shuffle() or Sequential().")
         for name, value in (("batch_size", self.batch_size), ("lanes", self.lanes)):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise PlanError(f"{name}={value!r} cannot be; use a whole number of 1 or more.")
+            whole_number(name, value, at_least=1, error=PlanError)
         checked_seed(self.seed)
         if self.tail not in get_args(Tail):
             raise PlanError(f"tail={self.tail!r} is not one of {', '.join(map(repr, get_args(Tail)))}.")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.checks import whole_number
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
 from penstock.plan import quality
@@ -43,8 +44,7 @@ class Segments:
     """Batches in a segment, over all ranks."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.length, bool) or not isinstance(self.length, int | np.integer) or self.length < 1:
-            raise PlanError(f"A segment of length={self.length!r} batches cannot be; use a whole number of 1 or more.")
+        whole_number("length", self.length, at_least=1, error=PlanError)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Segments, (self.plan, self.length)

@@ -9,23 +9,34 @@ from penstock.run.work import Failure, Work
 
 __all__ = ["threads_overlap"]
 
-# Two threads on draws that release the interpreter's lock take about the time of one; 1.5 leaves room for noise.
+# Two threads on draws that release the interpreter's lock take about the time of one; in turns, twice as long.
 _SERIAL_RATIO = 1.5
-# Draws this short are over before a second process could have been asked.
-_TOO_SHORT_SECONDS = 0.0005
+# Shorter draws are over before another process could send them: they stay in threads, whatever they do.
+_SHORT_SECONDS = 0.002
+# The best of several timings counts, since a busy machine only ever adds time; slow draws are not timed for ever.
+_TRIES, _MOST_SECONDS = 4, 1.0
 
 
 def threads_overlap(draws: Sequence[Draw], work: Work) -> bool:
     """Say whether two threads make these draws at the same time, rather than in turns.
 
-    Draws have no effect but their result, so that making them twice changes nothing. A draw that fails says nothing
-    about speed; it will fail again in its place.
+    Draws have no effect but their result, so that making them more than once changes nothing. A draw that fails says
+    nothing about speed; it will fail again in its place.
     """
-    alone, failed = _timed([draws[:1]], work)
-    if failed or alone < _TOO_SHORT_SECONDS or len(draws) < 2:
-        return True
-    together, failed = _timed([draws[:1], draws[1:2]], work)
-    return failed or together < _SERIAL_RATIO * alone
+    alone = together = float("inf")
+    began = time.perf_counter()
+    for _ in range(_TRIES):
+        seconds, failed = _timed([draws[:1]], work)
+        alone = min(alone, seconds)
+        if failed or alone < _SHORT_SECONDS or len(draws) < 2:
+            return True
+        seconds, failed = _timed([draws[:1], draws[1:2]], work)
+        together = min(together, seconds)
+        if failed or together < _SERIAL_RATIO * alone:
+            return True
+        if time.perf_counter() - began > _MOST_SECONDS:
+            break
+    return False
 
 
 def _timed(shares: Sequence[Sequence[Draw]], work: Work) -> tuple[float, bool]:

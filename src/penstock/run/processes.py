@@ -71,19 +71,22 @@ class WorkerPool:
         self._loader: DataLoader[Any] | None = None
 
     def _torch_loader(self) -> "DataLoader[Any]":
-        return DataLoader(
-            self._dataset,
-            batch_size=None,
-            sampler=self._tickets,
-            num_workers=self._workers,
-            collate_fn=_unchanged,
-            prefetch_factor=self._options.prefetch,
-            timeout=self._options.timeout_seconds or 0,
-            multiprocessing_context=self._method,
-            persistent_workers=self._options.persistent,
-            # Its own generator: torch would draw the workers' seed from the global one and shift the user's numbers.
-            generator=torch.Generator().manual_seed(key_for(self._plan.seed, "workers") >> 1),
-        )
+        with warnings.catch_warnings():
+            # Torch warns of more workers than cores; how many there are is the user's choice.
+            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+            return DataLoader(
+                self._dataset,
+                batch_size=None,
+                sampler=self._tickets,
+                num_workers=self._workers,
+                collate_fn=_unchanged,
+                prefetch_factor=self._options.prefetch,
+                timeout=self._options.timeout_seconds or 0,
+                multiprocessing_context=self._method,
+                persistent_workers=self._options.persistent,
+                # Its own generator: torch would draw the workers' seed from the user's and shift their numbers.
+                generator=torch.Generator().manual_seed(key_for(self._plan.seed, "workers") >> 1),
+            )
 
     def run(self, epoch: int, origin: int, start: int, record: Record) -> Generator[Any, None, None]:
         """Yield the batches of an epoch from batch `start` on."""
@@ -137,10 +140,7 @@ class _Watch:
 
     def __enter__(self) -> "_Watch":
         before = set(mp.active_children())
-        with warnings.catch_warnings():
-            # Torch warns of more workers than cores; that is the user's choice, and tune() has the better advice.
-            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-            self._batches: Iterator[Any] = iter(self._loader)
+        self._batches: Iterator[Any] = iter(self._loader)
         children = mp.active_children()
         self._workers = [child for child in children if child not in before] or children
         if threading.current_thread() is threading.main_thread():
@@ -177,7 +177,7 @@ class _Watch:
 
 class _WorkerFailedError(Exception):
     def __init__(self, error: RuntimeError) -> None:
-        super().__init__(str(error).splitlines()[0])
+        super().__init__(str(error).splitlines()[0].rstrip(".") + ".")
         self.timed_out = "timed out" in str(error)
 
 

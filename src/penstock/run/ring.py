@@ -7,7 +7,8 @@ bytes of pickle that refer to them; the consumer's tensors lie in the slot, whic
 The memory is anonymous (memfd): it has no name to leave behind, and is not bound by the size of /dev/shm. Slots are
 large and empty: only what is touched takes memory.
 
-1. No slot is free, since the consumer keeps batches: the batch travels as torch sends it.
+1. No slot is free, since the consumer keeps batches, or the system has no such memory (it is Linux's): the batch
+   travels as torch sends it.
 2. A batch does not fit into a slot: the same.
 3. The ring is dropped while batches in it are in use: they stay valid.
 """
@@ -48,11 +49,13 @@ class Ring:
     """Slots, given out by the consumer's process and written by the workers'."""
 
     def __init__(self, slots: int) -> None:
-        self._slots = slots
-        self._fd = os.memfd_create("penstock-ring")
-        os.ftruncate(self._fd, slots * _SLOT_BYTES)
-        self.close = weakref.finalize(self, os.close, self._fd)
-        self._free = deque(range(slots))
+        self._slots = slots if hasattr(os, "memfd_create") else 0
+        self._fd = -1
+        if self._slots:
+            self._fd = os.memfd_create("penstock-ring")
+            os.ftruncate(self._fd, slots * _SLOT_BYTES)
+            weakref.finalize(self, os.close, self._fd)
+        self._free = deque(range(self._slots))
         self._asked: set[int] = set()
         self._leases = Leases(self._free.append)
         self._mapped: NDArray[np.uint8] | None = None
@@ -113,10 +116,10 @@ class Ring:
 
     def __getstate__(self) -> dict[str, Any]:
         context.assert_spawning(self)
-        return {"_slots": self._slots, "_fd": reduction.DupFd(self._fd), "_mapped": None}
+        return {"_slots": self._slots, "_fd": reduction.DupFd(self._fd) if self._slots else None, "_mapped": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _fd=state["_fd"].detach())
+        self.__dict__.update(state, _fd=state["_fd"].detach() if state["_slots"] else -1)
 
 
 class _Pickler(pickle.Pickler):

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.core.errors import ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import UNNAMED, Block, Field, Span
+from penstock.source.bounds import check_span, checked_items
 
 __all__ = ["ArraySource"]
 
@@ -62,8 +63,7 @@ class ArraySource:
 
     def read(self, span: Span, out: Block | None = None) -> Block:
         """Return consecutive items, copied."""
-        if span.stop > len(self.index):
-            raise ReadError(f"Could not read items {span.start}–{span.stop - 1} of {self!r}: it ends before.")
+        check_span(span, self)
         block = self._room(len(span)) if out is None else out
         for name, array in self._open().items():
             np.copyto(block[name], array[span.start : span.stop])
@@ -71,9 +71,7 @@ class ArraySource:
 
     def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:
         """Return any items, copied, in the given order."""
-        items = np.asarray(items, np.int64)
-        if len(items) and items.view(np.uint64).max() >= len(self.index):  # seen as unsigned, negative ones are huge
-            raise ReadError(f"Could not read items {items.min()}–{items.max()} of {self!r}: not all of them exist.")
+        items = checked_items(items, self)
         block = self._room(len(items)) if out is None else out
         for name, array in self._open().items():
             # np.take copies the whole of an array that is not contiguous, and goes through a buffer unless mode="clip".
@@ -120,7 +118,8 @@ class _MappedArray:
         root: Any = array
         while isinstance(root, np.ndarray) and not isinstance(root.base, mmap.mmap):
             root = root.base
-        if not isinstance(root, np.memmap) or root.filename is None:
+        # A copy-on-write map has changes that its file does not know of.
+        if not isinstance(root, np.memmap) or root.filename is None or root.mode == "c":
             return None
         # A view of a map keeps the map's own offset as an attribute, so that the addresses have to tell.
         offset = root.offset + array.__array_interface__["data"][0] - root.__array_interface__["data"][0]

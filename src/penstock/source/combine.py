@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.core.errors import ReadError, SourceError
+from penstock.core.errors import SourceError
 from penstock.core.index import Index
 from penstock.core.protocols import Source
 from penstock.core.types import UNNAMED, Block, Field, Span
+from penstock.source.bounds import check_span, checked_items
 
 __all__ = ["Concat", "Take", "Zip"]
 
@@ -56,7 +57,7 @@ class Concat:
 
     def take(self, items: _Int64s, out: Block | None = None) -> Block:
         """Return any items, each from its own source."""
-        _check_range(items, self)
+        items = checked_items(items, self)
         parts = np.searchsorted(self._offsets, items, side="right") - 1
         present: list[int] = np.unique(parts).tolist()
         if len(present) == 1:
@@ -145,7 +146,7 @@ class Take:
         if numbers.ndim != 1 or (numbers.size and not np.issubdtype(numbers.dtype, np.integer)):
             raise SourceError(f"Take needs a flat mask or flat item numbers, got {numbers.dtype}, {numbers.ndim} axes.")
         self._items = numbers.astype(np.int64)
-        _check_range(self._items, source)
+        checked_items(self._items, source)
         # Chunks stay what they are while the items ascend; in any other order no two items are near each other.
         sizes = np.ones(len(self._items), np.int64)
         if (np.diff(self._items) > 0).all():
@@ -159,8 +160,7 @@ class Take:
 
     def read(self, span: Span, out: Block | None = None) -> Block:
         """Return consecutive items of this part."""
-        if span.stop > len(self._items):
-            raise ReadError(f"Could not read items {span.start}–{span.stop - 1} of {self!r}: it ends before.")
+        check_span(span, self)
         items = self._items[span.start : span.stop]
         if len(items) and items[-1] - items[0] + 1 == len(items) and (np.diff(items) == 1).all():
             return self._source.read(Span(int(items[0]), int(items[-1]) + 1), out)
@@ -168,19 +168,12 @@ class Take:
 
     def take(self, items: _Int64s, out: Block | None = None) -> Block:
         """Return any items of this part."""
-        _check_range(items, self)
+        items = checked_items(items, self)
         return self._source.take(self._items[items], out)
 
     def close(self) -> None:
         """Close the source."""
         self._source.close()
-
-
-def _check_range(items: _Int64s, source: Source) -> None:
-    if len(items) and not (items.min() >= 0 and items.max() < len(source.index)):
-        raise ReadError(
-            f"Could not read items {items.min()}–{items.max()} of {source!r}: it has items 0–{len(source.index) - 1}."
-        )
 
 
 def _part(out: Block | None, source: Source) -> Block | None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from penstock.core.errors import ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import UNNAMED, Block, Field, Span
+from penstock.source.bounds import check_span, checked_items
 
 __all__ = ["DatasetSource"]
 
@@ -57,15 +58,17 @@ class DatasetSource:
 
     def read(self, span: Span, out: Block | None = None) -> Block:
         """Return consecutive items."""
+        check_span(span, self)
         return self.take(np.arange(span.start, span.stop), out)
 
     def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:
         """Return any items, in the given order, as one array of objects."""
+        numbers: list[int] = checked_items(items, self).tolist()
         if self._thread_safe:
-            found = self._found(items.tolist())
+            found = self._found(numbers)
         else:
             with self._turn:
-                found = self._found(items.tolist())
+                found = self._found(numbers)
         # Item by item: numpy would take a list of equally long tuples for a matrix.
         column = np.empty(len(found), object) if out is None else out[UNNAMED]
         for place, item in enumerate(found):
@@ -80,6 +83,11 @@ class DatasetSource:
             return [self._item(number) for number in numbers]
         try:
             found = list(self._dataset.__getitems__(numbers))
+        except IndexError as error:
+            raise ReadError(
+                f"Items {numbers} of {self!r} are not all in range, although its length says {len(self.index)} items; "
+                "its __len__ and __getitems__ disagree."
+            ) from error
         except Exception as error:
             error.add_note(f"[penstock] in __getitems__ of {self!r}, items {numbers}")
             raise

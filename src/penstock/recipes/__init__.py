@@ -1,0 +1,1 @@
+"""Whole pipelines, each a page over the core."""
