@@ -1,6 +1,7 @@
 """Shuffled delivery from a memory map: large items (three fields, 295 kB) and small ones (1 kB), batch 32, tensors out.
 
-The limit is a loop that takes the same shuffled rows into preallocated memory, with nothing else around it.
+The limit is a loop that takes the same shuffled rows into preallocated memory, two batches in turn, with nothing else
+around it.
 """
 
 import time
@@ -27,7 +28,8 @@ def run(folder: Path, out: Path, repeats: int) -> None:
         data = _written(folder / name, shapes, n_items)
         results = measured(
             [
-                Contender("limit", limit, (data,)),
+                Contender("limit", limit, (data, 2)),
+                Contender("limit, one buffer", limit, (data, 1)),
                 Contender("penstock inline", penstock, (data, 0, "auto")),
                 Contender("penstock 2 threads", penstock, (data, 2, "threads")),
                 Contender("penstock 2 processes", penstock, (data, 2, "processes")),
@@ -63,17 +65,24 @@ def _rate(batches: Iterable[object], n_items: int) -> float:
     return count * BATCH / (time.perf_counter() - began) if count * BATCH <= n_items else 0.0
 
 
-def limit(folder: Path) -> float:
-    """Take shuffled rows into the same memory, again and again; the second of two epochs counts."""
+def limit(folder: Path, buffers: int) -> float:
+    """Take shuffled rows into the same memory, again and again; the second of two epochs counts.
+
+    With one buffer, which stays in the cache, nothing could be handed out; with two, a consumer has one batch while the
+    other is made.
+    """
     arrays = {name: np.asarray(array) for name, array in _arrays(folder).items()}
     n_items = len(next(iter(arrays.values())))
-    out = {name: np.empty((BATCH, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
+    ring = [
+        {name: np.empty((BATCH, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
+        for _ in range(buffers)
+    ]
     rate = 0.0
     for epoch in range(2):
         order = np.random.default_rng(epoch).permutation(n_items)
         began = time.perf_counter()
         for start in range(0, n_items - BATCH + 1, BATCH):
-            rows = order[start : start + BATCH]
+            rows, out = order[start : start + BATCH], ring[start // BATCH % buffers]
             for name, array in arrays.items():
                 np.take(array, rows, axis=0, out=out[name], mode="clip")
         rate = n_items // BATCH * BATCH / (time.perf_counter() - began)

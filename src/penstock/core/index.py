@@ -76,6 +76,12 @@ class Index:
     def __len__(self) -> int:
         return self.n_items
 
+    def __eq__(self, other: object) -> bool:
+        return self.digest == other.digest if isinstance(other, Index) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
     def __repr__(self) -> str:
         part = "" if self.selected is None else f", selected from {self.n_stored}"
         return f"Index({self.n_items} items in {self.n_chunks} chunks{part})"

@@ -55,6 +55,8 @@ class Merge:
             return batch
         padding = torch.from_numpy(mask.copy())
         if isinstance(batch, Mapping):
+            if MASK in batch:
+                raise OptionError(f"tail='pad' adds {MASK!r} to a batch that has one already; rename the user's own.")
             return {**batch, MASK: padding}
         return (*batch, padding) if isinstance(batch, tuple) else (batch, padding)
 

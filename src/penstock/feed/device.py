@@ -95,6 +95,16 @@ def _overlapped(batches: Iterator[Any], streams: CudaStreams) -> Generator[Any, 
     moving: deque[tuple[Any, Any, Any]] = deque()
     # Host batches whose copy may not be over: their memory must not go back to the pool before.
     reading: deque[tuple[Any, Any]] = deque()
+    try:
+        yield from _delivered(batches, streams, moving, reading)
+    finally:
+        for *_, event in (*moving, *reading):
+            event.synchronize()
+
+
+def _delivered(
+    batches: Iterator[Any], streams: CudaStreams, moving: deque[tuple[Any, Any, Any]], reading: deque[tuple[Any, Any]]
+) -> Generator[Any, None, None]:
     error: Exception | None = None
     while True:
         while error is None and len(moving) < _IN_FLIGHT:
@@ -112,12 +122,12 @@ def _overlapped(batches: Iterator[Any], streams: CudaStreams) -> Generator[Any, 
                 raise error
             return
         host, batch, event = moving.popleft()
+        reading.append((host, event))
         streams.wait(event)
         mapped(batch, streams.kept)
-        reading.append((host, event))
         while reading and reading[0][1].query():
             reading.popleft()
-        del host
+        del host, event
         yield batch
 
 

@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from penstock.core.errors import LoaderError
@@ -32,11 +32,18 @@ class Progress:
 class Iteration:
     """One walk through the rest of an epoch.
 
-    Dropping it, ending it, or the end of the interpreter closes what it runs.
+    Dropping it, ending it, or the end of the interpreter closes what it runs. Ended from another thread while a batch
+    is waited for, it wakes up at once where threads make the batches, and else when the batch has come.
     """
 
-    def __init__(self, batches: Generator[Any, None, None], progress: Progress, record: Record) -> None:
-        self._record = record
+    def __init__(
+        self,
+        batches: Generator[Any, None, None],
+        progress: Progress,
+        record: Record,
+        wake: Callable[[], None] | None = None,
+    ) -> None:
+        self._record, self._wake = record, wake
         self._why_ended: str | None = None
         self.over = False
         self._run(batches, progress)
@@ -49,32 +56,43 @@ class Iteration:
         return self
 
     def __next__(self) -> Any:
-        if self._why_ended is not None:
-            raise LoaderError(f"This iteration has ended: {self._why_ended}.")
+        self._refuse_if_ended()
         if self.over:
             raise StopIteration
         began = time.perf_counter()
         try:
             batch = next(self._batches)
         except StopIteration:
+            self._refuse_if_ended()
             self.over = True
             self._progress.begun = self._progress.done = True
             raise
         except BaseException:
             self.over = True
             raise
+        self._refuse_if_ended()
         self._record("wait", time.perf_counter() - began, 0)
         self._progress.steps += 1
         self._progress.begun = True
         return batch
 
-    def go_on(self, batches: Generator[Any, None, None], progress: Progress) -> None:
+    def go_on(self, batches: Generator[Any, None, None], progress: Progress, wake: Callable[[], None]) -> None:
         """Go on with other batches of the same epoch."""
         self._close()
+        self._wake = wake
         self._run(batches, progress)
 
     def end(self, why: str) -> None:
         """Close what runs; asking for another batch says why."""
         if not self.over:
             self._why_ended = why
-        self._close()
+        try:
+            self._close()
+        except ValueError:  # another thread is in the middle of it
+            if self._wake is not None:
+                self._wake()
+
+    def _refuse_if_ended(self) -> None:
+        if self._why_ended is not None:
+            self._batches.close()
+            raise LoaderError(f"This iteration has ended: {self._why_ended}.")

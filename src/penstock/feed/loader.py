@@ -14,7 +14,7 @@ from penstock.core.types import UNNAMED
 from penstock.feed.collate import MASK, Merge, block_batch
 from penstock.feed.device import checked_device, mapped, on_device, pinned_memory
 from penstock.feed.iteration import Iteration, Progress
-from penstock.feed.memory import MemoryEstimate, largest_window, windows_held
+from penstock.feed.memory import MemoryEstimate, largest_window, window_room
 from penstock.feed.world import current_world
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Share
@@ -22,6 +22,7 @@ from penstock.plan.lanes import World
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
 from penstock.run.choose import threads_overlap
+from penstock.run.handoff import Handoff
 from penstock.run.options import RunOptions
 from penstock.run.processes import WorkerPool
 from penstock.run.threads import inline, threaded
@@ -95,6 +96,7 @@ class Loader:
         self._world = world or current_world()
         self._record: Record = observer.record if observer is not None else _ignore
         _check_fit(source, plan)
+        self._by_item = transform is not None or collate is not None or UNNAMED in source.fields
         self._work = self._made_work(transform, collate)
         self._pool: WorkerPool | None = None
         self._start = Cursor()
@@ -112,7 +114,8 @@ class Loader:
         self._supersede("another iteration of this loader began; make a second Loader to walk it twice at once")
         self._start = self._next_start()
         self._progress = Progress(self._start, self._share(self._start))
-        iteration = Iteration(self._batches(self._start), self._progress, self._record)
+        handoff = Handoff(self._num_workers * self._options.prefetch)
+        iteration = Iteration(self._batches(self._start, handoff), self._progress, self._record, handoff.close)
         self._live = weakref.ref(iteration)
         return iteration
 
@@ -151,7 +154,8 @@ class Loader:
                 raise OptionError(f"skip({n}), but {share.n_steps} batches are left in this epoch; break off instead.")
             self._start = Cursor(cursor.epoch, share.batch_after(n), cursor.origin)
             self._progress = Progress(self._start, self._share(self._start), steps=0, begun=True)
-            live.go_on(self._batches(self._start), self._progress)
+            handoff = Handoff(self._num_workers * self._options.prefetch)
+            live.go_on(self._batches(self._start, handoff), self._progress, handoff.close)
             return
         while n > share.n_steps:
             if not self._share(Cursor(cursor.epoch + 1)).n_steps:
@@ -197,7 +201,7 @@ class Loader:
         window_bytes = largest_window(self._base_plan()) * (batch_bytes // self.plan.batch_size)
         windows = self._work.windows_held
         if self._executor in ("processes", "auto"):
-            windows = max(windows, workers * self._windows_held("processes"))
+            windows = max(windows, workers * self._window_room("processes")[0])
         on_device = 0 if self._device.type == "cpu" else 3 * batch_bytes
         return MemoryEstimate(batch_bytes, held, window_bytes, windows, on_device)
 
@@ -238,13 +242,13 @@ class Loader:
     def _share(self, cursor: Cursor) -> Share:
         return self.plan.epoch(cursor.epoch, cursor.origin).share(self._world, cursor.batch)
 
-    def _batches(self, start: Cursor) -> Generator[Any, None, None]:
-        return on_device(self._executed(start), self._device)
+    def _batches(self, start: Cursor, handoff: Handoff) -> Generator[Any, None, None]:
+        return on_device(self._executed(start, handoff), self._device)
 
-    def _executed(self, start: Cursor) -> Generator[Any, None, None]:
+    def _executed(self, start: Cursor, handoff: Handoff) -> Generator[Any, None, None]:
         if self._executor == "auto":
             self._executor = self._measured_executor(start)
-            self._work = replace(self._work, windows_held=self._windows_held(self._executor))
+            self._work = replace(self._work, windows_held=self._window_room(self._executor)[0])
         if self._executor == "inline":
             return inline(self._share(start).draws(), self._work, together=self._together(), record=self._record)
         if self._executor == "threads":
@@ -252,8 +256,8 @@ class Loader:
                 lambda: self._share(start).draws(),
                 self._work,
                 threads=self._num_workers,
-                lanes=self.plan.lanes,
-                prefetch=self._options.prefetch,
+                handoff=handoff,
+                windows_ahead=self._window_room("threads")[1],
                 together=self._together(),
                 timeout_seconds=self._options.timeout_seconds,
                 record=self._record,
@@ -269,30 +273,30 @@ class Loader:
         return "threads" if not draws or threads_overlap(draws, self._work) else "processes"
 
     def _made_work(self, transform: Transform | None, collate: Callable[[list[Any]], Any] | None) -> Work:
-        by_item = transform is not None or collate is not None or UNNAMED in self.source.fields
         return Work(
             source=self.source,
             seed=self.plan.seed,
             transform=transform,
-            merge_block=None if by_item else block_batch,
+            merge_block=None if self._by_item else block_batch,
             merge_items=Merge(collate),
-            windows_held=self._windows_held(self._executor),
+            windows_held=self._window_room(self._executor)[0],
             allocate=pinned_memory if self._device.type == "cuda" else None,
         )
 
-    def _windows_held(self, executor: str) -> int:
-        """Return the windows that one process keeps."""
+    def _window_room(self, executor: str) -> tuple[int, int]:
+        """Return the windows that one process keeps, and how far ahead it reads them."""
         lanes = -(-self.plan.lanes // self._world.size)
         if executor == "processes":
-            return windows_held(self._base_plan(), lanes=-(-lanes // self._num_workers), threads=0)
-        return windows_held(self._base_plan(), lanes=lanes, threads=self._num_workers)
+            return window_room(self._base_plan(), lanes=-(-lanes // self._num_workers), in_flight=0)
+        in_flight = self._num_workers * self._options.prefetch * self._together()
+        return window_room(self._base_plan(), lanes=lanes, in_flight=in_flight)
 
     def _base_plan(self) -> Plan:
         return self.plan.plan if isinstance(self.plan, Segments) else self.plan
 
     def _together(self) -> int:
         sizes = [field.item_bytes for field in self.source.fields.values()]
-        if self._work.merge_block is None or any(size is None for size in sizes):
+        if self._by_item or any(size is None for size in sizes):
             return 1
         batch_bytes = self.plan.batch_size * sum(size or 0 for size in sizes)
         return max(1, min(_MOST_TOGETHER, _TOGETHER_BYTES // max(batch_bytes, 1)))

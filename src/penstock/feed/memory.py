@@ -1,5 +1,6 @@
 """How much memory a loader will take, told before it takes any."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from penstock.core.types import Arrangement
 from penstock.plan.plan import Plan
 
-__all__ = ["MemoryEstimate", "largest_window", "windows_held"]
+__all__ = ["MemoryEstimate", "largest_window", "window_room"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,27 @@ def _stored_items(plan: Plan, arrangement: Arrangement, window: int) -> int:
     return int((spans[:, 1] - spans[:, 0]).sum())
 
 
-def windows_held(plan: Plan, *, lanes: int, threads: int) -> int:
-    """Return how many windows a process keeps: for each of its lanes one in use, and with threads the next one."""
-    window = largest_window(plan)
+def window_room(plan: Plan, *, lanes: int, in_flight: int) -> tuple[int, int]:
+    """Return how many windows a process keeps, and how many batches ahead of the workers it reads them.
+
+    Parameters
+    ----------
+    lanes
+        Lanes that this process visits.
+    in_flight
+        Batches that threads may be working on at once; 0: windows are read when they are needed.
+    """
     starts = plan.arrangement(0).window_starts
-    if not window or starts is None:
-        return 0
-    # A batch of many small windows needs all of them at once, for every thread that works on one.
-    per_draw = -(-plan.batch_size // window) + 1
-    return min(lanes * (2 if threads else 1) + max(threads, 1) * per_draw, len(starts))
+    if starts is None or not len(starts):
+        return 0, 0
+    size, window = plan.batch_size, plan.length / len(starts)
+    if in_flight == 0:
+        # Each lane comes back to the window it was in; a batch of many small windows needs all of them.
+        return min(lanes + math.ceil(size / window) + 1, len(starts)), 0
+    # From the last batch that is still worked on to the one that is read ahead, a lane has `reached` batches. They are
+    # as many as fit into one window, so that no more than two of them are held; small windows are held by the dozen.
+    working = math.ceil(in_flight / lanes)
+    ahead = max(1, int(window // size) - working - 1)
+    reached = ahead + working + 1
+    held = lanes * (math.ceil(reached * size / window) + 1)
+    return min(held, len(starts)), ahead * plan.lanes

@@ -103,10 +103,12 @@ def _check_form(state: Mapping[str, Any]) -> None:
 def _rebatched(cursor: Cursor, before: Plan | Segments, plan: Plan | Segments, limit: int) -> Cursor:
     """Return the cursor that goes on at the very item where `cursor` stopped, in batches of another size."""
     change = f"batch_size changed from {before.batch_size} to {plan.batch_size} in the middle of epoch {cursor.epoch}"
+    if isinstance(plan, Segments) or isinstance(before, Segments):
+        if cursor == Cursor():
+            return cursor
+        raise ResumeError(f"{change}, but segments are counted in batches and would begin elsewhere. Keep batch_size.")
     if cursor.batch == 0 and cursor.origin == 0:
         return cursor
-    if isinstance(plan, Segments) or isinstance(before, Segments):
-        raise ResumeError(f"{change}, but a segment is counted in batches. Finish the segment or keep batch_size.")
     if cursor.batch == limit:
         return Cursor(cursor.epoch, 0, plan.length)
     if plan.lanes > 1:

@@ -78,7 +78,7 @@ class Epoch:
         items, visits = self._items(passes, places)
         windows = self._window_numbers(passes, places)
         counts = valid.sum(axis=1)
-        one_pass = bool((passes == self.number).all())
+        one_pass = (passes == self.number).all(axis=1)
         for row, batch in enumerate(batches.tolist()):
             size = positions.shape[1] if padded else int(counts[row])
             yield Draw(
@@ -89,7 +89,7 @@ class Epoch:
                 if windows is None
                 else self._parts(passes[row, :size], windows[row, :size], items[row, :size]),
                 mask=valid[row] if padded else None,
-                epochs=None if one_pass else passes[row, :size],
+                epochs=None if one_pass[row] else passes[row, :size],
                 visits=None if visits is None else visits[row, :size],
             )
 

@@ -201,7 +201,7 @@ class Balanced:
     Examples
     --------
     >>> Balanced(["rare", "common", "common", "common"], weights={"rare": 0.5, "common": 0.5})
-    Balanced(2 groups of 4 items, length=4, a91b7b1ae9cc4ee9)
+    Balanced(2 groups of 4 items, length=4, 9bf80d89fa73b0fb)
     """
 
     groups: ArrayLike

@@ -28,7 +28,8 @@ class Segments:
 
     - `"drop"` (training): the stream is endless. Every segment has the same length, every batch is full, and the items
       that do not fill the last batch of a pass open the next pass, so that over any number of batches no item is
-      visited two times more often than another. Nothing is dropped.
+      visited two times more often than another. Nothing is dropped, as long as the ranks divide `length`; a loader says
+      so where they do not.
     - `"short"`, `"pad"` (validation): every pass is cut exactly; its last segment has fewer batches.
 
     Examples

@@ -13,14 +13,17 @@ the same result.
 
 import logging
 import multiprocessing as mp
+import os
 import pickle
 import signal
 import threading
 import traceback
 import warnings
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -39,46 +42,75 @@ from penstock.run.work import Failure, Record, Work
 __all__ = ["WorkerPool"]
 
 _LOG = logging.getLogger("penstock")
+_T = TypeVar("_T")
 
 _SLOTS_FOR_CONSUMER = 3  # the batch it works on, the one before, and the one it asks for
-
-
-@dataclass(frozen=True, slots=True)
-class _Ticket:
-    """Which draw a worker is asked for: step `step` of an epoch that a rank goes on with at batch `start`."""
-
-    epoch: int
-    origin: int
-    start: int
-    step: int
-    slot: int | None = None
-    """Where in the ring the batch may be put."""
 
 
 class WorkerPool:
     """Worker processes for one loader."""
 
     def __init__(self, plan: Plan | Segments, world: World, work: Work, *, workers: int, options: RunOptions) -> None:
-        self._plan, self._world = plan, world
-        self._options = options
-        self._workers = workers
-        self._ring = Ring(workers * (options.prefetch + 1) + _SLOTS_FOR_CONSUMER)
-        self._tickets = _Tickets(self._ring)
-        self._dataset = _Draws(plan, world, work, self._ring)
+        self._plan, self._world, self._work = plan, world, work
+        self._n_workers, self._options = workers, options
         self._method = options.start_method or mp.get_start_method()
         if self._method != "fork":
-            _check_picklable(self._dataset, self._method)
-        self._loader: DataLoader[Any] | None = None
+            _check_picklable(plan, work, self._method)
+        self._workers: _Workers | None = None
 
-    def _torch_loader(self) -> "DataLoader[Any]":
-        with warnings.catch_warnings():
-            # Torch warns of more workers than cores; how many there are is the user's choice.
-            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+    def run(self, epoch: int, origin: int, start: int, record: Record) -> Generator[Any, None, None]:
+        """Yield the batches of an epoch from batch `start` on."""
+        share = self._plan.epoch(epoch, origin).share(self._world, start)
+        step, deaths, careful = 0, 0, 0
+        try:
+            while step < share.n_steps:
+                # A worker that dies takes batches with it that it had made before. Where one has died, the next ones
+                # are asked for one at a time, so that it is certain which of them is deadly.
+                stop = share.n_steps if step >= careful else step + 1
+                try:
+                    workers = self._begun(_Tickets(epoch, origin, start, range(step, stop)))
+                    while step < stop:
+                        batch = workers.next(record)
+                        step, deaths = step + 1, 0
+                        yield batch
+                        del batch
+                except _WorkerFailedError as failed:
+                    self._end(wait=False)
+                    draw = share.draw(step)
+                    deaths += stop == step + 1
+                    if deaths > 1 or failed.timed_out:
+                        raise WorkerError(_blame(failed, draw)) from None
+                    careful = max(careful, step + self._n_workers * self._options.prefetch + 1)
+                    _LOG.warning("%s Started again at batch %s of epoch %s.", failed, draw.batch, epoch)
+        except GeneratorExit:
+            self._end_unless_persistent(wait=True)
+            raise
+        except BaseException:
+            # The error does not wait for what the other workers are at.
+            self._end_unless_persistent(wait=False)
+            raise
+        self._end_unless_persistent(wait=True)
+
+    def close(self) -> None:
+        """End the workers; the next run starts others."""
+        self._end(wait=True)
+
+    def _begun(self, tickets: "_Tickets") -> "_Workers":
+        if self._workers is None:
+            ring = Ring(self._n_workers * (self._options.prefetch + 1) + _SLOTS_FOR_CONSUMER)
+            asked = _Asked(ring)
+            draws = _Draws(self._plan, self._world, self._work, ring)
+            self._workers = _Workers(self._torch_loader(draws, asked), asked, ring)
+        self._workers.begin(tickets)
+        return self._workers
+
+    def _torch_loader(self, draws: "_Draws", asked: "_Asked") -> "DataLoader[Any]":
+        with _quiet():
             return DataLoader(
-                self._dataset,
+                draws,
                 batch_size=None,
-                sampler=self._tickets,
-                num_workers=self._workers,
+                sampler=asked,
+                num_workers=self._n_workers,
                 collate_fn=_unchanged,
                 prefetch_factor=self._options.prefetch,
                 timeout=self._options.timeout_seconds or 0,
@@ -88,114 +120,191 @@ class WorkerPool:
                 generator=torch.Generator().manual_seed(key_for(self._plan.seed, "workers") >> 1),
             )
 
-    def run(self, epoch: int, origin: int, start: int, record: Record) -> Generator[Any, None, None]:
-        """Yield the batches of an epoch from batch `start` on."""
-        share = self._plan.epoch(epoch, origin).share(self._world, start)
-        step, deaths = 0, 0
-        while step < share.n_steps:
-            self._tickets.current = [_Ticket(epoch, origin, start, s) for s in range(step, share.n_steps)]
-            self._loader = self._loader or self._torch_loader()
-            try:
-                with _Watch(self._loader) as watch:
-                    while step < share.n_steps:
-                        result = watch.next()
-                        step, deaths = step + 1, 0
-                        yield self._opened(result, record)
-                        del result
-            except _WorkerFailedError as failed:
-                self.close()
-                deaths += 1
-                if deaths > 1 or failed.timed_out:
-                    raise WorkerError(_blame(failed, share.draw(step))) from failed.__cause__
-                _LOG.warning("%s Started again at batch %s of epoch %s.", failed, share.draw(step).batch, epoch)
+    def _end_unless_persistent(self, *, wait: bool) -> None:
+        if not self._options.persistent:
+            self._end(wait=wait)
 
-    def _opened(self, delivered: "_Delivered", record: Record) -> Any:
+    def _end(self, *, wait: bool) -> None:
+        workers, self._workers = self._workers, None
+        if workers is None:
+            return
+        if wait:
+            workers.end()
+        else:
+            # Torch gives each worker five seconds to finish what it is at.
+            threading.Thread(target=workers.end, name="penstock-end", daemon=True).start()
+
+
+class _Workers:
+    """The processes of one DataLoader, and what they are asked for."""
+
+    def __init__(self, loader: "DataLoader[Any]", asked: "_Asked", ring: Ring) -> None:
+        self._parts: tuple[DataLoader[Any], _Asked, Ring] | None = (loader, asked, ring)
+        self._batches: Iterator[Any] | None = None
+        self._processes: list[Any] = []
+        self._waiting = False
+        self.news: RuntimeError | None = None
+        """A death that was noticed while nobody waited for a batch."""
+
+    def begin(self, tickets: "_Tickets") -> None:
+        """Ask for other batches, of the same processes if they are persistent."""
+        assert self._parts is not None, "workers that have ended are not asked"
+        loader, asked, _ = self._parts
+        asked.tickets = tickets
+        before = set(mp.active_children())
+        with _quiet():
+            self._batches = self._waited_for(lambda: iter(loader))
+        self._processes = [child for child in mp.active_children() if child not in before] or self._processes
+        _DEATHS.watch(self)
+
+    def next(self, record: Record) -> Any:
+        """Return the next batch; raise what its draw raised."""
+        delivered = self._waited_for(self._next_delivered)
         for stage in delivered.records:
             record(*stage)
         if delivered.failure is not None:
             raise delivered.failure.error()
+        return self._opened(delivered)
+
+    def _next_delivered(self) -> "_Delivered":
+        assert self._batches is not None, "begin() comes first"
+        delivered: _Delivered = next(self._batches)
+        return delivered
+
+    def _opened(self, delivered: "_Delivered") -> Any:
+        assert self._parts is not None, "workers that have ended deliver nothing"
+        ring = self._parts[2]
         if isinstance(delivered.batch, Shipped):
-            return self._ring.opened(delivered.batch)
-        self._ring.unused(delivered.slot)
+            return ring.opened(delivered.batch)
+        ring.unused(delivered.slot)
         return delivered.batch
 
-    def close(self) -> None:
-        """End the workers; the next run starts others."""
-        # Persistent workers live as long as their DataLoader, the others as long as the iteration.
-        self._loader = None
+    def end(self) -> None:
+        """Let the processes end."""
+        # Those that are not persistent live as long as their iterator, the others as long as their DataLoader. All is
+        # let go of here: an exception that is kept keeps this object.
+        self._batches = None
+        self._parts = None
+        self._processes = []
 
+    def died(self) -> bool:
+        """Say whether one of the processes is dead."""
+        return any(not process.is_alive() for process in self._processes)
 
-class _Watch:
-    """An iteration of a DataLoader in which a dead worker is noticed at once, and only where batches are waited for.
+    def is_waited_for(self) -> bool:
+        """Say whether the main thread waits for a batch of these workers right now."""
+        return self._waiting and threading.current_thread() is self._waiter
 
-    Torch raises from its SIGCHLD handler, wherever the main thread happens to be: in the middle of a training step.
-    Here the news is kept until the next batch is asked for. Outside of the main thread torch looks every five seconds.
-    """
-
-    def __init__(self, loader: "DataLoader[Any]") -> None:
-        self._loader = loader
-        self._waiting = False
-        self._news: RuntimeError | None = None
-        self._torch_handler: Any = None
-
-    def __enter__(self) -> "_Watch":
-        before = set(mp.active_children())
-        self._batches: Iterator[Any] = iter(self._loader)
-        children = mp.active_children()
-        self._workers = [child for child in children if child not in before] or children
-        if threading.current_thread() is threading.main_thread():
-            self._torch_handler = signal.getsignal(signal.SIGCHLD)
-            signal.signal(signal.SIGCHLD, self._on_child)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._torch_handler is not None and signal.getsignal(signal.SIGCHLD) == self._on_child:
-            signal.signal(signal.SIGCHLD, self._torch_handler)
-        del self._batches
-
-    def next(self) -> Any:
-        if self._news is not None:
-            raise _WorkerFailedError(self._news)
-        self._waiting = True
+    def _waited_for(self, result: Callable[[], _T]) -> _T:
+        failed = _WorkerFailedError(self.news) if self.news is not None else None
+        self._waiter = threading.current_thread()
         try:
-            return next(self._batches)
-        except RuntimeError as error:
-            raise _WorkerFailedError(error) from error
+            if failed is None:
+                self._waiting = True  # from here to the end of the call, and no longer, a signal may raise
+                return result()
+        except KeyboardInterrupt as error:
+            raise error.with_traceback(None) from None  # torch's frames would keep the workers alive with it
+        except Exception as error:
+            self._waiting = False
+            # What a draw raises comes as a value: this is torch itself, or a pipe to a worker that is gone.
+            failed = _WorkerFailedError(error)
         finally:
             self._waiting = False
+        # Raised outside of the except, for the same reason.
+        raise failed
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from warning of more workers than cores: how many there are is the user's choice."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        yield
+
+
+class _Deaths:
+    """Keeps torch from raising in the middle of the user's code.
+
+    Torch puts in a SIGCHLD handler, once and for good, that raises where a worker has died: wherever the main thread
+    happens to be, perhaps in a training step. This one is put around it, once and for good, too: a death among our own
+    workers is kept until the next batch is asked for, unless the main thread waits for one right now.
+    """
+
+    def __init__(self) -> None:
+        self._watched: weakref.WeakSet[_Workers] = weakref.WeakSet()
+        self._torch_handler: Any = None
+        self._process = 0
+
+    def watch(self, workers: _Workers) -> None:
+        if self._process != os.getpid():
+            # A forked process inherits the handler, and workers that are not its own.
+            self._watched, self._process = weakref.WeakSet(), os.getpid()
+        self._watched.add(workers)
+        if self._torch_handler is not None or threading.current_thread() is not threading.main_thread():
+            return
+        handler = signal.getsignal(signal.SIGCHLD)
+        if callable(handler):
+            self._torch_handler = handler
+            signal.signal(signal.SIGCHLD, self._on_child)
 
     def _on_child(self, signum: int, frame: Any) -> None:
         try:
-            if callable(self._torch_handler):
-                self._torch_handler(signum, frame)
+            self._torch_handler(signum, frame)
         except RuntimeError as error:
-            ours = any(not worker.is_alive() for worker in self._workers)
-            if self._waiting or not ours:
+            ours = [workers for workers in list(self._watched) if self._process == os.getpid() and workers.died()]
+            if not ours or any(workers.is_waited_for() for workers in ours):
                 raise
-            self._news = error
+            for workers in ours:
+                workers.news = error
+
+
+_DEATHS = _Deaths()
 
 
 class _WorkerFailedError(Exception):
-    def __init__(self, error: RuntimeError) -> None:
-        super().__init__(str(error).splitlines()[0].rstrip(".") + ".")
+    def __init__(self, error: Exception) -> None:
+        super().__init__((str(error) or repr(error)).splitlines()[0].rstrip(".") + ".")
         self.timed_out = "timed out" in str(error)
 
 
-class _Tickets(Sampler[_Ticket]):
-    """What the workers are asked for next; read in the main process whenever an epoch begins."""
+@dataclass(frozen=True, slots=True)
+class _Tickets:
+    """Which draws are wanted: `steps` of an epoch that a rank goes on with at batch `start`."""
+
+    epoch: int
+    origin: int
+    start: int
+    steps: range
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    """One draw that a worker is asked for."""
+
+    epoch: int
+    origin: int
+    start: int
+    step: int
+    slot: int | None
+    """Where in the ring the batch may be put."""
+
+
+class _Asked(Sampler[_Ticket]):
+    """What the workers are asked for; read in the main process, one ticket whenever a worker has room for it."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self.current: list[_Ticket] = []
+        self.tickets: _Tickets | None = None
 
     def __iter__(self) -> Iterator[_Ticket]:
         # Torch asks for the first ticket when the workers are new, or have answered all that was asked of them before.
         self._ring.reclaim()
-        for ticket in self.current:
-            yield replace(ticket, slot=self._ring.ask())
+        if (wanted := self.tickets) is not None:
+            for step in wanted.steps:
+                yield _Ticket(wanted.epoch, wanted.origin, wanted.start, step, self._ring.ask())
 
     def __len__(self) -> int:
-        return len(self.current)
+        return len(self.tickets.steps) if self.tickets is not None else 0
 
 
 class _Draws(Dataset[Any]):
@@ -211,7 +320,7 @@ class _Draws(Dataset[Any]):
         try:
             draw = self._share_of(ticket).draw(ticket.step)
             result = next(self.work.batches([draw], lambda *stage: records.append(stage)))
-        except Exception as error:
+        except Exception as error:  # the plan itself failed
             result = Failure(error)
         if isinstance(result, Failure):
             return _Delivered(None, ticket.slot, _RemoteFailure.of(result.error), records)
@@ -264,16 +373,15 @@ class _RemoteFailure:
 
 def _blame(failed: _WorkerFailedError, draw: Draw) -> str:
     items = f"batch {draw.batch} of epoch {draw.epoch} (items {draw.items.tolist()})"
-    return f"{failed} It was at or before {items}, which was tried before; look at what these items need."
+    return f"{failed} It was asked for {items}. Look at what these items need."
 
 
-def _check_picklable(dataset: _Draws, method: str) -> None:
-    work = dataset.work
+def _check_picklable(plan: Plan | Segments, work: Work, method: str) -> None:
     parts: dict[str, Any] = {
         "source": work.source,
         "transform": work.transform,
         "collate": work.merge_items,
-        "plan": dataset.plan,
+        "plan": plan,
     }
     for name, part in parts.items():
         try:

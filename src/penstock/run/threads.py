@@ -41,8 +41,8 @@ def threaded(
     work: Work,
     *,
     threads: int,
-    lanes: int,
-    prefetch: int,
+    handoff: Handoff,
+    windows_ahead: int,
     together: int,
     timeout_seconds: float | None,
     record: Record,
@@ -53,32 +53,45 @@ def threaded(
     ----------
     draws
         Gives the draws from the start, anew with each call: one thread reads windows ahead of the others.
+    handoff
+        Holds as many results as may be made ahead; closing it, from any thread, ends the iteration.
+    windows_ahead
+        Batches that windows are read ahead of the threads.
     together
         Draws that are worked on at once where each of them is small.
     """
-    handoff = Handoff(capacity=threads * prefetch)
     tasks = _Tasks(_grouped(draws(), together))
     pace = _Pace()
     shared = (tasks, handoff, pace, work, record)
     running = [
         threading.Thread(target=_work_through, args=shared, name=f"penstock-{n}", daemon=True) for n in range(threads)
     ]
-    ahead = threading.Thread(target=_read_ahead, args=(draws(), lanes, pace, work), name="penstock-ahead", daemon=True)
+    ahead = threading.Thread(
+        target=_read_ahead, args=(draws(), windows_ahead, pace, work), name="penstock-ahead", daemon=True
+    )
     running.append(ahead)
+    failed = True
     try:
         for thread in running:
             thread.start()
         yield from _taken(handoff, tasks, timeout_seconds)
+        failed = False
+    except GeneratorExit:
+        failed = False
+        raise
     finally:
         handoff.close()
         pace.stop()
-        _join(running)
+        if not failed:  # an error does not wait for what the other threads are at; they end by themselves
+            _join(running)
 
 
 def _taken(handoff: Handoff, tasks: "_Tasks", timeout_seconds: float | None) -> Iterator[Any]:
     for number in itertools.count():
         try:
             results = handoff.take(timeout_seconds)
+        except Closed:
+            return
         except TimeoutError:
             draw = tasks.begun(number)
             raise WorkerError(
@@ -162,14 +175,12 @@ class _Pace:
             self._changed.notify_all()
 
 
-def _read_ahead(draws: Iterator[Draw], lanes: int, pace: _Pace, work: Work) -> None:
+def _read_ahead(draws: Iterator[Draw], reach: int, pace: _Pace, work: Work) -> None:
     """Read each window while the one before it in its lane is being used."""
     try:
         for draw in draws:
             if not draw.parts:
                 return
-            # One window is as many batches as its items fill; the other lanes have their turns in between.
-            reach = lanes * -(-len(draw.parts[0].window) // max(len(draw), 1))
             if not pace.wait_until_near(draw.batch, reach):
                 return
             work.prepare(draw)

@@ -65,7 +65,7 @@ class Work:
         for draw in draws:
             try:
                 batch = self._merged(next(blocks), draw, record)
-            except Exception as error:
+            except BaseException as error:  # also an exit that the user's code asks for: it must not vanish in a worker
                 yield Failure(error)
                 return
             yield batch

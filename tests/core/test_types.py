@@ -1,0 +1,50 @@
+"""Spans, fields, windows and draws."""
+
+import numpy as np
+import pytest
+
+from penstock.core.errors import OptionError
+from penstock.core.types import Draw, Field, Span, Window
+
+
+def test_a_span_has_the_items_from_start_up_to_stop() -> None:
+    assert len(Span(3, 7)) == 4
+    assert len(Span(5, 5)) == 0
+
+
+@pytest.mark.parametrize(("start", "stop"), [(4, 3), (-1, 3), (-3, -1)])
+def test_a_span_that_runs_backwards_or_below_zero_is_refused(start: int, stop: int) -> None:
+    with pytest.raises(OptionError, match=rf"Span\({start}, {stop}\) runs backwards or below zero; use 0 <= start"):
+        Span(start, stop)
+
+
+def test_a_span_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        Span(0, 1).stop = 5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "nbytes"),
+    [("float32", (3, 5), 60), ("int16", (), 2), ("float64", (0, 4), 0), ("float32", None, None), ("O", (2,), None)],
+)
+def test_a_field_knows_the_bytes_of_an_item_where_they_are_fixed(
+    dtype: str, shape: tuple[int, ...] | None, nbytes: int | None
+) -> None:
+    assert Field(np.dtype(dtype), shape).item_bytes == nbytes
+
+
+def test_a_window_has_the_items_of_all_its_spans_and_a_key_of_epoch_and_number() -> None:
+    window = Window(epoch=2, number=5, spans=np.array([[0, 3], [10, 14]]))
+    assert len(window) == 7
+    assert window.key == (2, 5)
+
+
+def test_the_seed_path_of_a_row_is_its_pass_its_item_and_its_visit_if_it_is_not_the_first() -> None:
+    items = np.array([7, 9, 7])
+    plain = Draw(epoch=3, batch=0, items=items)
+    across = Draw(epoch=3, batch=0, items=items, epochs=np.array([4, 4, 5]))
+    repeated = Draw(epoch=3, batch=0, items=items, visits=np.array([0, 0, 2]))
+    assert [plain.seed_path(row) for row in range(3)] == [(3, 7), (3, 9), (3, 7)]
+    assert [across.seed_path(row) for row in range(3)] == [(4, 7), (4, 9), (5, 7)]
+    assert [repeated.seed_path(row) for row in range(3)] == [(3, 7), (3, 9), (3, 7, 2)]
+    assert len(plain) == 3

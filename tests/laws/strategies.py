@@ -1,0 +1,127 @@
+"""Random indices, orders and plans for the laws, and what a draw says as plain values."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from penstock.core.index import Index
+from penstock.core.protocols import Order
+from penstock.core.types import Draw
+from penstock.plan.epoch import Epoch
+from penstock.plan.order import Balanced, RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
+from penstock.plan.plan import Plan
+
+__all__ = [
+    "all_items",
+    "any_order",
+    "batches",
+    "delivered",
+    "draws",
+    "facts",
+    "indices",
+    "partitioning_order",
+    "plans",
+    "windowed_order",
+]
+
+TAILS = ("drop", "short", "pad")
+
+
+@st.composite
+def indices(draw: st.DrawFn, min_items: int = 0, max_items: int = 60) -> Index:
+    """Regular and irregular chunks, whole or with a selection."""
+    if draw(st.booleans()):
+        index = Index.uniform(draw(st.integers(min_items, max_items)), draw(st.integers(1, 9)))
+    else:
+        sizes = draw(st.lists(st.integers(0, 9), max_size=10))
+        index = Index.from_sizes([*sizes, max(0, min_items - sum(sizes))])
+    if draw(st.booleans()):
+        mask = np.array(draw(st.lists(st.booleans(), min_size=len(index), max_size=len(index))), np.bool_)
+        if mask.sum() < min_items:
+            mask[:] = True
+        index = index.select(mask)
+    return index
+
+
+def partitioning_order(index: Index) -> st.SearchStrategy[Order]:
+    """Orders that visit every item exactly once."""
+    windows = st.builds(WindowShuffle, st.integers(1, max(1, index.n_chunks)))
+    return st.one_of(st.just(Sequential()), st.just(Shuffle()), windows)
+
+
+def windowed_order(index: Index) -> st.SearchStrategy[Order]:
+    """Orders whose draws are rows of windows."""
+    windows = st.builds(WindowShuffle, st.integers(1, max(1, index.n_chunks)))
+    runs = st.builds(
+        RandomChunks,
+        size=st.integers(1, 12),
+        count=st.none() | st.integers(1, 6),
+        align=st.integers(1, 4),
+        shuffle=st.booleans(),
+    )
+    return windows | runs
+
+
+def any_order(index: Index) -> st.SearchStrategy[Order]:
+    """Every kind of order there is."""
+    kinds = [partitioning_order(index), windowed_order(index)]
+    if len(index):
+        kinds.append(st.builds(Subset, st.integers(1, len(index))))
+        labels = st.lists(st.integers(0, 3), min_size=len(index), max_size=len(index))
+        kinds.append(st.builds(Balanced, labels, length=st.none() | st.integers(1, 80)))
+    return st.one_of(*kinds)
+
+
+@st.composite
+def plans(
+    draw: st.DrawFn,
+    orders: Callable[[Index], st.SearchStrategy[Order]] = partitioning_order,
+    *,
+    tails: tuple[str, ...] = TAILS,
+    max_lanes: int = 4,
+    min_items: int = 0,
+    max_items: int = 60,
+) -> Plan:
+    """Plans over random indices."""
+    index = draw(indices(min_items, max_items))
+    return Plan(
+        index,
+        draw(orders(index)),
+        batch_size=draw(st.integers(1, 12)),
+        seed=draw(st.integers(0, 2**40)),
+        lanes=draw(st.integers(1, max_lanes)),
+        tail=draw(st.sampled_from(tails)),
+    )
+
+
+def all_items(index: Index) -> list[int]:
+    """Return the source's numbers of all items, ascending."""
+    return list(range(index.n_items)) if index.selected is None else index.selected.tolist()
+
+
+def draws(epoch: Epoch, start: int = 0) -> list[Draw]:
+    """Return the draws of an epoch from batch `start` on."""
+    return list(epoch.draws(range(start, epoch.n_batches)))
+
+
+def batches(epoch: Epoch) -> list[list[int]]:
+    """Return the items of every batch, padding included."""
+    return [draw.items.tolist() for draw in draws(epoch)]
+
+
+def delivered(some_draws: Iterable[Draw]) -> list[int]:
+    """Return the items of all draws, end to end, without padding."""
+    return [item for draw in some_draws for item in _real(draw).tolist()]
+
+
+def facts(draw: Draw) -> tuple[Any, ...]:
+    """Return all that a draw says, as values that can be compared."""
+    parts = [(part.window.key, part.window.spans.tolist(), part.at, part.rows.tolist()) for part in draw.parts]
+    optional = (None if array is None else array.tolist() for array in (draw.mask, draw.epochs, draw.visits))
+    return (draw.epoch, draw.batch, draw.items.tolist(), parts, *optional)
+
+
+def _real(draw: Draw) -> np.ndarray:
+    return draw.items if draw.mask is None else draw.items[draw.mask]

@@ -1,0 +1,215 @@
+"""One global order: whoever makes the batches, however many they are."""
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, reject
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
+from penstock_test_parts import answer, delivered, numbered, planned, script, worlds
+
+from penstock import (
+    Balanced,
+    Loader,
+    Plan,
+    PlanError,
+    RandomChunks,
+    RunOptions,
+    Segments,
+    Sequential,
+    Shuffle,
+    Subset,
+    WindowShuffle,
+    World,
+)
+
+SOURCES = {(n, chunk): numbered(n, chunk) for n in (7, 24, 41, 60) for chunk in (1, 4, 10)}
+THREADS = RunOptions(executor="threads")
+FORK = RunOptions(executor="processes", start_method="fork")
+SPAWN = RunOptions(executor="processes", start_method="spawn")
+
+
+def real(batch: dict[str, Any]) -> list[int]:
+    """Return the items of a batch that are not padding."""
+    return batch["x"][batch["mask"]].tolist() if "mask" in batch else batch["x"].tolist()
+
+
+def drawn(plan: Plan | Segments, epoch: int) -> list[list[int]]:
+    """Return the same from the plan."""
+    draws = [plan.epoch(epoch).draw(n) for n in range(plan.epoch(epoch).n_batches)]
+    return [(draw.items if draw.mask is None else draw.items[draw.mask]).tolist() for draw in draws]
+
+
+def check_order(plan: Plan | Segments, size: int, made: Callable[[World], Loader], epochs: int = 2) -> None:
+    """Check that the ranks together make the plan's batches in the plan's order, in equally many steps."""
+    with ExitStack() as stack:
+        loaders = [stack.enter_context(made(world)) for world in worlds(size)]
+        for epoch in range(epochs):
+            lengths = [len(loader) for loader in loaders]
+            ranks = [[real(batch) for batch in loader] for loader in loaders]
+            assert [len(rank) for rank in ranks] == lengths == [lengths[0]] * size
+            wanted = drawn(plan, epoch)
+            full = len(wanted) // size * size
+            steps = [batch for step in zip(*ranks, strict=True) for batch in step]
+            assert steps[:full] == wanted[:full]
+            left = [item for batch in wanted[full:] for item in batch]
+            assert [item for batch in steps[full:] for item in batch] == ([] if plan.tail == "drop" else left)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[Any, Plan | Segments]:
+    source = SOURCES[draw(st.sampled_from(sorted(SOURCES)))]
+    index, n = source.index, len(source.index)
+    if draw(st.booleans()):
+        seed = draw(st.integers(0, 99))
+        chosen = np.random.default_rng(seed).random(n) < 0.7
+        index = index.select(chosen | (np.arange(n) == 0))
+    order = draw(
+        st.one_of(
+            st.sampled_from(
+                [Sequential(), Shuffle(), Subset(max(1, len(index) // 2)), Balanced(np.arange(len(index)) % 3)]
+            ),
+            st.builds(WindowShuffle, st.integers(1, index.n_chunks)),
+            st.builds(RandomChunks, st.integers(1, 9), count=st.integers(1, 9), shuffle=st.booleans()),
+        )
+    )
+    plan: Plan | Segments = Plan(
+        index,
+        order,
+        batch_size=draw(st.integers(1, 9)),
+        seed=draw(st.integers(0, 2**32)),
+        lanes=draw(st.integers(1, 4)),
+        tail=draw(st.sampled_from(["drop", "short", "pad"])),
+    )
+    return source, Segments(plan, draw(st.integers(1, 7))) if draw(st.integers(0, 3)) == 0 else plan
+
+
+@given(plans(), st.integers(1, 4), st.integers(0, 4))
+def test_the_order_depends_neither_on_workers_nor_on_ranks(case: tuple[Any, Any], size: int, workers: int) -> None:
+    source, plan = case
+    options = THREADS if workers else RunOptions()
+    try:
+        check_order(plan, size, lambda world: Loader(source, plan, num_workers=workers, world=world, options=options))
+    except PlanError:
+        # A short last step that cannot be shared is refused, rather than leave a rank without a batch.
+        assert plan.tail == "short"
+        reject()
+
+
+PLANS = {
+    "sequential, drop": Plan(SOURCES[41, 4].index, Sequential(), batch_size=4),
+    "shuffle, short": Plan(SOURCES[41, 4].index, Shuffle(), batch_size=3, tail="short", seed=1),
+    "shuffle, pad, lanes": Plan(SOURCES[41, 4].index, Shuffle(), batch_size=6, lanes=4, tail="pad", seed=2),
+    "windows, pad, lanes": Plan(SOURCES[41, 4].index, WindowShuffle(3), batch_size=5, lanes=4, tail="pad", seed=3),
+    "windows, drop": Plan(SOURCES[41, 4].index, WindowShuffle(4), batch_size=3, seed=4),
+    "segments of windows": Segments(Plan(SOURCES[41, 4].index, WindowShuffle(2), batch_size=4, lanes=2, seed=5), 5),
+}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [0, 1, 2, 3, 4])
+def test_workers_0_to_4_and_ranks_1_to_4_give_one_order(workers: int, size: int, plan: Any) -> None:
+    options = THREADS if workers else RunOptions()
+    check_order(
+        plan, size, lambda world: Loader(SOURCES[41, 4], plan, num_workers=workers, world=world, options=options)
+    )
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize(("workers", "size"), [(1, 1), (2, 2)])
+def test_worker_processes_give_the_same_order(workers: int, size: int, plan: Any) -> None:
+    check_order(plan, size, lambda world: Loader(SOURCES[41, 4], plan, num_workers=workers, world=world, options=FORK))
+
+
+def test_spawned_worker_processes_give_the_same_order() -> None:
+    plan = PLANS["windows, pad, lanes"]
+    check_order(
+        plan, 1, lambda world: Loader(SOURCES[41, 4], plan, num_workers=2, world=world, options=SPAWN), epochs=1
+    )
+
+
+def test_fewer_batches_than_ranks_leave_no_rank_waiting() -> None:
+    source = numbered(5)
+    padded = Plan(source.index, Shuffle(), batch_size=4, tail="pad")
+    check_order(padded, 4, lambda world: Loader(source, padded, world=world))
+    dropped = Plan(source.index, Shuffle(), batch_size=4)
+    check_order(dropped, 4, lambda world: Loader(source, dropped, world=world))
+
+
+def test_batches_that_no_rank_makes_are_announced(caplog: pytest.LogCaptureFixture) -> None:
+    plan = PLANS["sequential, drop"]  # 10 batches
+    with caplog.at_level("WARNING", logger="penstock"):
+        Loader(SOURCES[41, 4], plan, world=World(0, 3)).close()
+    assert "1 of 10 batches" in caplog.text
+    caplog.clear()
+    with caplog.at_level("WARNING", logger="penstock"):
+        Loader(SOURCES[41, 4], plan, world=World(0, 2)).close()
+    assert caplog.text == ""
+
+
+def test_a_short_step_that_cannot_be_shared_is_refused_when_the_loader_is_made() -> None:
+    source = numbered(9)
+    plan = Plan(source.index, Shuffle(), batch_size=4, tail="short")  # 4 + 4 + 1: the last one is for two ranks
+    with pytest.raises(PlanError, match="1 items for the last step of 2 ranks"):
+        Loader(source, plan, world=World(0, 2))
+
+
+# -- real ranks --------------------------------------------------------------------------------------------------------
+
+RANK = """
+import json, sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+from penstock_test_parts import numbered
+from penstock import Loader, Plan, RunOptions, Shuffle, WindowShuffle
+
+store, rank = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=30))
+source, found = numbered(43, chunk=5), {}
+for tail in ("pad", "short", "drop"):
+    plan = Plan(source.index, WindowShuffle(3), batch_size=4, lanes=2, tail=tail, seed=6)
+    with Loader(source, plan, num_workers=1, options=RunOptions(executor="threads")) as loader:
+        batches = []
+        for batch in loader:
+            # A rank with another number of steps would leave the other one waiting here.
+            dist.all_reduce(torch.ones(1))
+            real = batch["x"][batch["mask"]] if "mask" in batch else batch["x"]
+            batches.append(real.tolist())
+        found[tail] = (len(loader), batches, loader.state_dict())
+print(json.dumps(found))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_two_gloo_ranks_see_all_items_once_in_equally_many_steps(tmp_path: Path) -> None:
+    source = numbered(43, chunk=5)  # 10 batches of 4 and one of 3: neither batches nor items divide
+    store = str(tmp_path / "store")
+    # RANK in the environment says something else: the process group is what counts.
+    with script(tmp_path, RANK, store, "0", env={"RANK": "5", "WORLD_SIZE": "9"}) as first:
+        with script(tmp_path, RANK, store, "1", env={"RANK": "5", "WORLD_SIZE": "9"}) as second:
+            found = [answer(first), answer(second)]
+    for tail in ("pad", "short", "drop"):
+        plan = Plan(source.index, WindowShuffle(3), batch_size=4, lanes=2, tail=tail, seed=6)
+        (length, left, state), (other_length, right, other_state) = (rank[tail] for rank in found)
+        assert len(left) == len(right) == length == other_length == (5 if tail == "drop" else 6)
+        assert state == other_state
+        assert [batch for pair in zip(left[:5], right[:5], strict=True) for batch in pair] == planned(plan)[:10]
+        items = [item for rank in (left, right) for batch in rank for item in batch]
+        assert len(items) == len(set(items))
+        assert sorted(items) == (sorted(chain.from_iterable(planned(plan)[:10])) if tail == "drop" else list(range(43)))
+
+
+def test_the_plan_is_what_a_single_process_delivers() -> None:
+    for plan in PLANS.values():
+        if plan.tail != "pad":
+            with Loader(SOURCES[41, 4], plan) as loader:
+                assert delivered(loader) == planned(plan)

@@ -1,0 +1,71 @@
+"""The share of an epoch that one rank makes, where it can be counted by hand."""
+
+import numpy as np
+import pytest
+
+from penstock.core.errors import PlanError
+from penstock.core.index import Index
+from penstock.plan.epoch import Share
+from penstock.plan.lanes import World
+from penstock.plan.order import Sequential, WindowShuffle
+from penstock.plan.plan import Plan
+
+
+def shares(items: int, size: int, tail: str, start: int = 0) -> list[Share]:
+    epoch = Plan(Index.uniform(items), Sequential(), batch_size=2, tail=tail).epoch(0)
+    return [epoch.share(World(rank, size), start) for rank in range(size)]
+
+
+def steps(share: Share) -> list[list[int]]:
+    return [draw.items.tolist() for draw in share.draws()]
+
+
+def test_ranks_take_batches_in_turn_from_the_start_given() -> None:
+    assert [steps(share) for share in shares(12, 2, "drop")] == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7], [10, 11]]]
+    assert [steps(share) for share in shares(12, 2, "drop", start=2)] == [[[4, 5], [8, 9]], [[6, 7], [10, 11]]]
+
+
+def test_drop_leaves_out_the_batches_of_a_round_that_is_not_full() -> None:
+    made = shares(10, 3, "drop")
+    assert [steps(share) for share in made] == [[[0, 1]], [[2, 3]], [[4, 5]]]
+    assert [share.left_out for share in made] == [2, 2, 2]
+
+
+def test_pad_gives_the_ranks_that_have_nothing_left_a_batch_of_padding() -> None:
+    made = shares(9, 3, "pad")
+    assert [steps(share) for share in made] == [[[0, 1], [6, 7]], [[2, 3], [8, 0]], [[4, 5], [0, 1]]]
+    masks = [[draw.mask.tolist() for draw in share.draws()][1] for share in made]
+    assert masks == [[True, True], [True, False], [False, False]]
+
+
+def test_short_shares_out_the_items_of_the_last_round() -> None:
+    made = shares(9, 3, "short")
+    assert [steps(share) for share in made] == [[[0, 1], [6]], [[2, 3], [7]], [[4, 5], [8]]]
+    assert [list(share.draws())[-1].batch for share in made] == [3, 3, 3]
+
+
+def test_the_rows_of_a_shared_round_are_still_those_of_the_windows() -> None:
+    epoch = Plan(Index.uniform(23, 3), WindowShuffle(2), batch_size=4, tail="short").epoch(0)
+    for rank in range(4):
+        draw = list(epoch.share(World(rank, 4)).draws())[-1]
+        laid = [np.concatenate([np.arange(a, b) for a, b in p.window.spans])[p.rows].tolist() for p in draw.parts]
+        assert [item for items in laid for item in items] == draw.items.tolist()
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_short_is_refused_where_a_rank_would_wait_for_ever(rank: int) -> None:
+    epoch = Plan(Index.uniform(8), Sequential(), batch_size=2, tail="short").epoch(0)
+    with pytest.raises(PlanError, match=r"leaves 2 items for the last step of 3 ranks.* use tail='pad'"):
+        epoch.share(World(rank, 3))
+
+
+def test_batches_done_count_over_all_ranks_and_stop_at_the_end() -> None:
+    share = shares(9, 2, "pad", start=1)[0]
+    assert share.n_steps == 2
+    assert [share.batch_after(n) for n in range(4)] == [1, 3, 5, 5]
+    assert shares(9, 2, "pad", start=7)[0].batch_after(0) == 7
+
+
+def test_a_share_from_the_end_on_has_no_steps() -> None:
+    for tail in ("drop", "short", "pad"):
+        assert [(share.n_steps, steps(share)) for share in shares(10, 2, tail, start=5)] == [(0, [])] * 2

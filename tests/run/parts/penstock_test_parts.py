@@ -1,0 +1,376 @@
+"""Sources, datasets, transforms and checks that several test files share.
+
+Worker processes that are spawned import what they are sent by name, so this lies in a folder of its own that each
+conftest puts on `sys.path` (which spawn and forkserver hand on). Data encodes its own position: item i is the number i.
+"""
+
+import json
+import multiprocessing as mp
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock import ArraySource, Plan, Segments, Source, Span, World
+
+PARTS = str(Path(__file__).parent)
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def positions(n: int) -> dict[str, np.ndarray]:
+    """Return two fields that both say which item they are: x is i, y is (i, i + 1/4)."""
+    numbers = np.arange(n)
+    return {"x": numbers.astype(np.int64), "y": np.stack([numbers, numbers + 0.25], axis=1).astype(np.float32)}
+
+
+def numbered(n: int, chunk: int | None = None) -> ArraySource:
+    return ArraySource(positions(n), chunk_items=chunk)
+
+
+class CountingSource:
+    """Notes every span and every item that is asked of a source; `before` may wait or fail."""
+
+    def __init__(self, source: Source, before: Callable[[list[int]], None] | None = None) -> None:
+        self.index, self.fields = source.index, source.fields
+        self.spans: list[tuple[int, int]] = []
+        self.taken: list[list[int]] = []
+        self.closed = 0
+        self._source, self._before = source, before
+        self._lock = threading.Lock()
+
+    def read(self, span: Span, out: Any = None) -> Any:
+        with self._lock:
+            self.spans.append((span.start, span.stop))
+        if self._before is not None:
+            self._before(list(range(span.start, span.stop)))
+        return self._source.read(span, out)
+
+    def take(self, items: Any, out: Any = None) -> Any:
+        with self._lock:
+            self.taken.append(items.tolist())
+        if self._before is not None:
+            self._before(items.tolist())
+        return self._source.take(items, out)
+
+    def close(self) -> None:
+        self.closed += 1
+        self._source.close()
+
+
+class Numbers(torch.utils.data.Dataset):
+    """Item i is a tensor that holds i."""
+
+    def __init__(self, n: int, offset: int = 0) -> None:
+        self.n, self.offset = n, offset
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        if not 0 <= i < self.n:
+            raise IndexError(i)
+        return torch.tensor(self.offset + i)
+
+
+class Pairs(Numbers):
+    """Item i is (tensor, label), as most datasets give it."""
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor([i, i + 0.5]), self.offset + i
+
+
+class Records(Numbers):
+    """Item i is a mapping with another one in it."""
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"x": self.offset + i, "name": f"item {i}", "deep": {"pair": (i, torch.tensor([i, -i]))}}
+
+
+class Together(Numbers):
+    """Gives a whole batch at once, and notes what it was asked for."""
+
+    def __init__(self, n: int, offset: int = 0) -> None:
+        super().__init__(n, offset)
+        self.asked: list[list[int]] = []
+
+    def __getitems__(self, numbers: list[int]) -> list[torch.Tensor]:
+        self.asked.append(list(numbers))
+        return [super(Together, self).__getitem__(i) for i in numbers]
+
+
+# -- what can go wrong -------------------------------------------------------------------------------------------------
+
+
+class Mishap(Exception):  # noqa: N818  # what happens, not what it is
+    """Raised on purpose: where, at which item, and when (a clock that all processes share)."""
+
+    def __init__(self, where: str, item: int, when: float) -> None:
+        super().__init__(where, item, when)
+        self.where, self.item, self.when = where, item, when
+
+
+def mishap_in_the_users_code(where: str, item: int) -> None:
+    """Raise; the name of this function is what a test looks for in a traceback."""
+    raise Mishap(where, item, time.monotonic())
+
+
+@dataclass(frozen=True)
+class MishapAt:
+    """A transform and a collate function, each of which fails at one item; the latter says where it runs."""
+
+    in_transform: int = -1
+    in_collate: int = -1
+
+    def __call__(self, item: Any, rng: Any) -> Any:
+        if item["x"] == self.in_transform:
+            mishap_in_the_users_code("transform", self.in_transform)
+        return item
+
+    def collate(self, items: list[Any]) -> Any:
+        if any(item["x"] == self.in_collate for item in items):
+            mishap_in_the_users_code("collate", self.in_collate)
+        batch = torch.utils.data.default_collate(items)
+        return {**batch, "pid": os.getpid()}
+
+
+class MishapSource(ArraySource):
+    """Cannot read one of its items."""
+
+    def __init__(self, n: int, bad: int) -> None:
+        super().__init__(positions(n))
+        self.bad = bad
+
+    def read(self, span: Span, out: Any = None) -> Any:
+        return self.take(np.arange(span.start, span.stop), out)
+
+    def take(self, items: Any, out: Any = None) -> Any:
+        if self.bad in items:
+            mishap_in_the_users_code("source", self.bad)
+        return super().take(items, out)
+
+
+@dataclass(frozen=True)
+class ExitAt:
+    """Ends its process, without a word, whenever it meets an item."""
+
+    item: int
+
+    def __call__(self, item: Any, rng: Any) -> Any:
+        if item["x"] == self.item:
+            os._exit(3)
+        return item
+
+
+@dataclass(frozen=True)
+class HangAt:
+    """Takes `seconds` for one item, as if for ever; bounded, so that a thread that cannot be stopped does not stay."""
+
+    item: int
+    seconds: float = 2.0
+
+    def __call__(self, item: Any, rng: Any) -> Any:
+        if item["x"] == self.item:
+            threading.Event().wait(self.seconds)
+        return item
+
+
+class OnlyAtHome:
+    """A transform that can be pickled, but not unpickled in another process: its file is not on that node."""
+
+    def __init__(self) -> None:
+        self.home = os.getpid()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if state["home"] != os.getpid():
+            raise FileNotFoundError("/data/not-on-this-node")
+        self.__dict__.update(state)
+
+    def __call__(self, item: Any, rng: Any) -> Any:
+        return item
+
+
+# -- transforms --------------------------------------------------------------------------------------------------------
+
+
+def with_noise(item: Any, rng: np.random.Generator) -> dict[str, Any]:
+    """Add 64 random bits, so that two equal batches had equal randomness, bit for bit."""
+    return {"x": item["x"], "noise": rng.integers(0, 2**63 - 1)}
+
+
+# -- what was delivered ------------------------------------------------------------------------------------------------
+
+
+def plain(batch: Any) -> Any:
+    """Return a batch as lists, so that == compares every bit of it."""
+    if isinstance(batch, torch.Tensor):
+        return batch.tolist()
+    if isinstance(batch, Mapping):
+        return {name: plain(value) for name, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch)(plain(value) for value in batch)
+    return batch
+
+
+def delivered(batches: Any) -> list[list[int]]:
+    """Return the item numbers of each batch."""
+    return [batch["x"].tolist() for batch in batches]
+
+
+def planned(plan: Plan | Segments, epoch: int = 0) -> list[list[int]]:
+    """Return the item numbers that the plan says, batch by batch, each worked out by itself."""
+    drawn = plan.epoch(epoch)
+    return [drawn.draw(n).items.tolist() for n in range(drawn.n_batches)]
+
+
+def at_batch(loader: Any, epoch: int, batch: int) -> dict[str, Any]:
+    """Return the state of `loader` at another place."""
+    return {**loader.state_dict(), "epoch": epoch, "batch": batch, "origin": 0}
+
+
+def worlds(size: int) -> list[World]:
+    return [World(rank, size) for rank in range(size)]
+
+
+# -- waiting and looking around ----------------------------------------------------------------------------------------
+
+
+def eventually(true: Callable[[], Any], seconds: float = 5.0) -> bool:
+    """Poll until `true()` is, or the time is over."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def own_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")]
+
+
+def open_files() -> dict[str, str]:
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found[entry.name] = str(entry.readlink())
+        except OSError:  # the one that listed the directory
+            continue
+    return found
+
+
+@dataclass
+class Surroundings:
+    """What a process has open: what must be the same before a loader and after it."""
+
+    files: dict[str, str]
+    shared: set[str]
+    children: set[int | None]
+
+    @classmethod
+    def now(cls) -> "Surroundings":
+        # Semaphores with the usual prefix are those of other test runs on this machine; isolated() gives ours another.
+        shared = {entry.name for entry in Path("/dev/shm").iterdir() if not entry.name.startswith("sem.mp-")}
+        return cls(open_files(), shared, {child.pid for child in mp.active_children()})
+
+    def leftovers(self) -> list[str]:
+        """Say what there is now that there was not then."""
+        now = Surroundings.now()
+        left = [f"thread {name}" for name in own_threads()]
+        left += [f"child {pid}" for pid in now.children - self.children]
+        left += [f"file {n} -> {path}" for n, path in now.files.items() if self.files.get(n) != path]
+        return left + [f"/dev/shm/{name}" for name in now.shared - self.shared]
+
+    def check(self, seconds: float = 5.0) -> None:
+        """Raise where anything is left over when the time is over; other processes' passing files are waited out."""
+        assert eventually(lambda: not self.leftovers(), seconds), f"left behind: {self.leftovers()}"
+
+
+# -- processes of their own --------------------------------------------------------------------------------------------
+
+
+def isolated(case: Callable[..., Any], *args: Any, seconds: float = 40.0) -> Any:
+    """Run `case` in a forked process of its own and return its result; one that hangs or dies is an error.
+
+    For what may harm the process that runs it: signals, dying workers, leftovers.
+    """
+    receiving, sending = mp.Pipe(duplex=False)
+    process = mp.get_context("fork").Process(target=_run_case, args=(sending, case, args))
+    process.start()
+    sending.close()
+    try:
+        if not receiving.poll(seconds):
+            raise AssertionError(f"{case.__name__} hangs: no result within {seconds} s")
+        outcome, value = receiving.recv()
+    except EOFError:
+        process.join()
+        raise AssertionError(f"{case.__name__} died with exit code {process.exitcode}") from None
+    finally:
+        _kill_session(process.pid)
+        process.join()
+        receiving.close()
+    if outcome == "error":
+        raise AssertionError(f"in a process of its own:\n{value}")
+    return value
+
+
+def _run_case(sending: Any, case: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    os.setsid()
+    mp.current_process()._config["semprefix"] = f"/mp{os.getpid()}"
+    try:
+        answer = ("value", case(*args))
+    except BaseException as error:
+        answer = ("error", "".join(traceback.format_exception(error)))
+    sending.send(answer)
+    sending.close()
+
+
+def _kill_session(pid: int | None) -> None:
+    assert pid is not None, "the process was started"
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+@contextmanager
+def script(
+    folder: Path, text: str, *args: str, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a Python script of its own, that can import this module."""
+    path = folder / f"script_{len(list(folder.iterdir()))}.py"
+    path.write_text(text)
+    known = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    known["PYTHONPATH"] = PARTS
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", str(path), *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**known, **(env or {})},
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        _kill_session(process.pid)
+        process.communicate()
+
+
+def answer(process: "subprocess.Popen[str]", seconds: float = 60.0) -> Any:
+    """Return the JSON that a script printed; anything on stderr is an error."""
+    out, err = process.communicate(timeout=seconds)
+    assert (process.returncode, err) == (0, ""), f"exit code {process.returncode}, stderr:\n{err}"
+    return json.loads(out)

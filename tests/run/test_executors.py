@@ -1,0 +1,295 @@
+"""What every executor does: the same batches, the same errors, the same end."""
+
+import multiprocessing as mp
+import os
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from itertools import islice
+
+import pytest
+from penstock_test_parts import (
+    Mishap,
+    MishapAt,
+    MishapSource,
+    Surroundings,
+    at_batch,
+    delivered,
+    isolated,
+    numbered,
+    planned,
+)
+
+from penstock import Loader, LoaderError, Plan, RunOptions, Sequential, Shuffle, Timings
+
+PLAN = Plan(numbered(23).index, Shuffle(), batch_size=4, seed=7, tail="short")  # 5 batches of 4, one of 3
+# Batches of 4: item 13 is in batch 3, item 22 in batch 5, item 33 in batch 8.
+FAULTY_PLAN = Plan(MishapSource(40, bad=13).index, Sequential(), batch_size=4)
+MISHAPS = MishapAt(in_transform=22, in_collate=33)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_forkserver() -> None:
+    """Import torch once in the server that workers are forked from, and not in every worker."""
+    mp.set_forkserver_preload(["penstock.feed.loader"])
+
+
+@pytest.fixture(scope="class")
+def shared(request: pytest.FixtureRequest) -> Iterator[Loader]:
+    """One loader per executor: starting worker processes is the slowest part of these tests."""
+    with request.cls.made(numbered(23), PLAN, observer=Timings()) as loader:
+        yield loader
+
+
+@pytest.fixture(scope="class")
+def shared_faulty(request: pytest.FixtureRequest) -> Iterator[Loader]:
+    source = MishapSource(40, bad=13)
+    with request.cls.made(source, FAULTY_PLAN, transform=MISHAPS, collate=MISHAPS.collate) as loader:
+        yield loader
+
+
+@pytest.fixture
+def loader(shared: Loader) -> Loader:
+    shared.load_state_dict(at_batch(shared, 0, 0))
+    return shared
+
+
+@pytest.fixture
+def faulty(shared_faulty: Loader) -> Loader:
+    shared_faulty.load_state_dict(at_batch(shared_faulty, 0, 0))
+    return shared_faulty
+
+
+class ExecutorSuite:
+    num_workers = 0
+    options = RunOptions()
+    in_this_process: bool | None = True
+    """Where batches are made; None where it is decided by timing."""
+
+    @classmethod
+    def made(cls, source, plan, **others) -> Loader:
+        return Loader(source, plan, num_workers=cls.num_workers, options=cls.options, **others)
+
+    def test_batches_are_the_plans_in_the_plans_order_for_three_epochs(self, loader: Loader) -> None:
+        for epoch in range(3):
+            assert delivered(loader) == planned(PLAN, epoch)
+
+    def test_every_field_arrives_bit_for_bit(self, loader: Loader) -> None:
+        for batch in loader:
+            assert list(batch) == ["x", "y"]
+            assert batch["y"].tolist() == [[item, item + 0.25] for item in batch["x"].tolist()]
+
+    def test_len_is_what_iterating_gives(self, loader: Loader) -> None:
+        for _ in range(2):
+            assert len(loader) == sum(1 for _ in loader) == 6
+
+    def test_an_epoch_that_was_left_early_is_followed_by_a_whole_one(self, loader: Loader) -> None:
+        for leave_after in (1, 2):
+            assert delivered(islice(loader, leave_after)) == planned(PLAN, loader.epoch)[:leave_after]
+        assert loader.epoch == 1
+        assert delivered(loader) == planned(PLAN, 2)
+
+    def test_the_state_counts_what_was_delivered_and_not_what_was_made_ahead(self, loader: Loader) -> None:
+        def place() -> tuple[int, int]:
+            state = loader.state_dict()
+            return state["epoch"], state["batch"]
+
+        batches = iter(loader)
+        assert place() == (0, 0)
+        for done in range(1, 7):
+            next(batches)
+            assert (place(), loader.remaining) == ((0, done), 6 - done)
+        assert next(batches, "end") == "end"
+        assert (place(), loader.remaining) == ((1, 0), 6)
+
+    def test_the_end_stays_the_end(self, loader: Loader) -> None:
+        batches = iter(loader)
+        assert len(list(batches)) == 6
+        assert [next(batches, "end") for _ in range(3)] == ["end"] * 3
+        assert loader.epoch == 1
+
+    def test_walking_a_loader_twice_at_once_is_refused(self, loader: Loader) -> None:
+        with pytest.raises(LoaderError, match="second Loader"):
+            list(zip(loader, loader, strict=True))
+
+    def test_an_iteration_that_another_one_replaced_says_so(self, loader: Loader) -> None:
+        first = iter(loader)
+        next(first)
+        second = iter(loader)
+        with pytest.raises(LoaderError, match="another iteration"):
+            next(first)
+        assert delivered(second) == planned(PLAN, 1)
+        with pytest.raises(LoaderError):
+            next(first)
+
+    def test_the_observer_is_told_of_every_batch_and_byte(self, loader: Loader) -> None:
+        timings: Timings = loader._record.__self__
+        timings.stages.clear()
+        batches = list(loader)
+        n_bytes = sum(tensor.nbytes for batch in batches for tensor in batch.values())
+        assert timings.stages["wait"].calls == 6
+        assert timings.stages["collate"].calls == 6
+        assert timings.stages["read"].nbytes == n_bytes == 23 * 16
+
+    @pytest.mark.parametrize(
+        ("where", "item", "start", "bad"),
+        [("source", 13, 1, 3), ("transform", 22, 4, 5), ("collate", 33, 6, 8), ("source", 13, 3, 3)],
+    )
+    def test_an_error_arrives_in_place_of_its_batch_after_those_before_it(
+        self, faulty: Loader, where: str, item: int, start: int, bad: int
+    ) -> None:
+        faulty.load_state_dict(at_batch(faulty, 0, start))
+        batches, found = iter(faulty), []
+        with pytest.raises(Mishap) as caught:
+            found.extend(batch["x"].tolist() for batch in batches)
+        arrived = time.monotonic()
+        error = caught.value
+        assert found == planned(FAULTY_PLAN)[start:bad]
+        assert (error.where, error.item) == (where, item)
+        assert arrived - error.when < 1
+        assert "mishap_in_the_users_code" in "".join(traceback.format_exception(error))
+        notes = "\n".join(error.__notes__)
+        assert f"batch {bad}" in notes
+        assert str(item) in notes
+        assert [next(batches, "end") for _ in range(2)] == ["end", "end"]
+        assert (faulty.state_dict()["epoch"], faulty.state_dict()["batch"]) == (0, bad)
+
+    def test_a_loader_can_go_on_behind_the_bad_batch(self, faulty: Loader) -> None:
+        with pytest.raises(Mishap):
+            list(faulty)
+        faulty.load_state_dict(at_batch(faulty, 0, 6))
+        assert delivered(islice(faulty, 2)) == planned(FAULTY_PLAN)[6:8]
+
+    def test_it_runs_where_it_says(self, faulty: Loader) -> None:
+        pids = {batch["pid"] for batch in islice(faulty, 3)}
+        if self.in_this_process is not None:
+            assert (pids == {os.getpid()}, os.getpid() in pids) == (self.in_this_process, self.in_this_process)
+
+    def test_closing_in_the_middle_ends_the_iteration_and_keeps_the_state(self) -> None:
+        with self.made(numbered(23), PLAN) as loader:
+            batches = iter(loader)
+            next(batches)
+            next(batches)
+        with pytest.raises(LoaderError, match="closed"):
+            next(batches)
+        state = loader.state_dict()
+        assert (state["epoch"], state["batch"]) == (0, 2)
+        loader.close()
+        assert loader.state_dict() == state
+
+    def test_closing_twice_or_before_the_start_is_fine(self) -> None:
+        loader = self.made(numbered(23), PLAN)
+        loader.close()
+        loader.close()
+
+    def test_a_closed_loader_says_that_it_is(self) -> None:
+        loader = self.made(numbered(23), PLAN)
+        loader.close()
+        for use in (lambda: iter(loader), lambda: loader.at(0, 0), loader.__enter__):
+            with pytest.raises(LoaderError, match=r"closed.*state_dict"):
+                use()
+
+
+class TestInline(ExecutorSuite):
+    pass
+
+
+class TestOneThread(ExecutorSuite):
+    num_workers = 1
+    options = RunOptions(executor="threads")
+
+
+class TestTwoThreads(ExecutorSuite):
+    num_workers = 2
+    options = RunOptions(executor="threads", prefetch=1)
+
+
+class TestFourThreads(ExecutorSuite):
+    num_workers = 4
+    options = RunOptions(executor="threads", prefetch=3)
+
+
+class TestAuto(ExecutorSuite):
+    num_workers = 2
+    in_this_process = None
+
+
+class TestFork(ExecutorSuite):
+    num_workers = 2
+    in_this_process = False
+    options = RunOptions(executor="processes", start_method="fork")
+
+
+class TestPersistentFork(ExecutorSuite):
+    num_workers = 2
+    in_this_process = False
+    options = RunOptions(executor="processes", start_method="fork", persistent=True, prefetch=1)
+
+
+class TestForkserver(ExecutorSuite):
+    num_workers = 1
+    in_this_process = False
+    options = RunOptions(executor="processes", start_method="forkserver", persistent=True)
+
+
+class TestSpawn(ExecutorSuite):
+    num_workers = 1
+    in_this_process = False
+    options = RunOptions(executor="processes", start_method="spawn", persistent=True)
+
+
+def test_more_worker_processes_than_cores_start_without_a_warning() -> None:
+    workers = (os.cpu_count() or 1) + 1
+    options = RunOptions(executor="processes", start_method="fork")
+    with Loader(numbered(23), PLAN, num_workers=workers, options=options) as loader:
+        assert delivered(loader) == planned(PLAN)
+
+
+# -- Ctrl-C ------------------------------------------------------------------------------------------------------------
+
+
+def interrupted(num_workers: int, options: RunOptions) -> int:
+    """Press Ctrl-C while the loader waits for a batch; return how many batches came before it."""
+    before = Surroundings.now()
+    release = threading.Event()
+    main = os.getpid()
+
+    def slow(item, rng):
+        if item["x"] == 8:
+            os.kill(main, 2)
+            release.wait(1)
+        return item
+
+    count = 0
+    source = numbered(40)
+    plan = Plan(source.index, Sequential(), batch_size=4)
+    loader = Loader(source, plan, transform=slow, num_workers=num_workers, options=options)
+    try:
+        for batch in loader:
+            count += 1
+            del batch  # a batch that is kept keeps its shared memory
+    except KeyboardInterrupt:
+        release.set()
+    else:
+        raise AssertionError("the interrupt was swallowed")
+    place = loader.state_dict()
+    assert (place["epoch"], place["batch"]) == (0, count)
+    loader.close()
+    before.check()
+    return count
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "options"),
+    [
+        (0, RunOptions()),
+        (2, RunOptions(executor="threads")),
+        (2, RunOptions(executor="processes", start_method="fork")),
+        (1, RunOptions(executor="processes", start_method="fork", persistent=True)),
+    ],
+    ids=["inline", "threads", "fork", "persistent"],
+)
+def test_ctrl_c_while_waiting_arrives_and_leaves_nothing(num_workers: int, options: RunOptions) -> None:
+    # Item 8 is in batch 2; threads and processes may be interrupted earlier, while the two before it are waited for.
+    assert isolated(interrupted, num_workers, options) <= 2

@@ -1,0 +1,133 @@
+import threading
+from itertools import permutations
+from typing import Any
+
+import pytest
+from penstock_test_parts import eventually
+
+from penstock.run.handoff import Closed, Handoff
+
+
+def started(target: Any, *args: Any) -> threading.Thread:
+    thread = threading.Thread(target=target, args=args, daemon=True)
+    thread.start()
+    return thread
+
+
+def ended(thread: threading.Thread) -> bool:
+    thread.join(5)
+    return not thread.is_alive()
+
+
+@pytest.mark.parametrize("arrival", list(permutations(range(4))), ids=str)
+def test_results_leave_in_the_order_of_their_numbers(arrival: tuple[int, ...]) -> None:
+    handoff = Handoff(capacity=4)
+    for number in arrival:
+        handoff.put(number, f"result {number}")
+    assert [handoff.take() for _ in range(4)] == [f"result {number}" for number in range(4)]
+
+
+def test_none_and_false_are_results_like_any_other() -> None:
+    handoff = Handoff(capacity=3)
+    for number, result in enumerate([None, False, 0]):
+        handoff.put(number, result)
+    assert [handoff.take() for _ in range(3)] == [None, False, 0]
+
+
+def test_many_producers_are_put_in_order() -> None:
+    handoff, numbers, lock = Handoff(capacity=5), iter(range(400)), threading.Lock()
+
+    def produce() -> None:
+        while True:
+            with lock:
+                number = next(numbers, None)
+            if number is None:
+                return
+            handoff.reserve(number)
+            handoff.put(number, number)
+
+    producers = [started(produce) for _ in range(4)]
+    assert [handoff.take(10) for _ in range(400)] == list(range(400))
+    assert all(ended(producer) for producer in producers)
+
+
+def test_no_one_works_further_ahead_than_the_capacity() -> None:
+    handoff = Handoff(capacity=3)
+    begun: list[int] = []
+
+    def produce() -> None:
+        for number in range(10):
+            handoff.reserve(number)
+            begun.append(number)
+            handoff.put(number, number)
+
+    producer = started(produce)
+    for taken in range(10):
+        # The producer is let go on until the bound stops it; that it stops is seen by its waiting, not by the clock.
+        wanted = list(range(min(10, taken + 3)))
+        assert eventually(lambda wanted=wanted: begun == wanted)
+        assert eventually(lambda: len(handoff._room._waiters) == 1 or len(begun) == 10)
+        assert begun == wanted
+        assert handoff.take(5) == taken
+    assert ended(producer)
+
+
+def test_reserving_within_the_capacity_does_not_wait() -> None:
+    handoff = Handoff(capacity=2)
+    handoff.reserve(1)
+    handoff.reserve(0)
+
+
+def test_a_result_that_does_not_come_in_time_is_a_timeout_and_can_still_come() -> None:
+    handoff = Handoff(capacity=2)
+    handoff.put(1, "one")
+    with pytest.raises(TimeoutError):
+        handoff.take(0.01)
+    handoff.put(0, "zero")
+    assert [handoff.take(5), handoff.take(5)] == ["zero", "one"]
+
+
+def test_closing_wakes_everyone_who_waits() -> None:
+    handoff = Handoff(capacity=1)
+    outcomes: list[str] = []
+
+    def waiting(action: Any) -> None:
+        try:
+            action()
+        except Closed:
+            outcomes.append("closed")
+
+    threads = [
+        started(waiting, lambda: handoff.reserve(1)),
+        started(waiting, lambda: handoff.reserve(2)),
+        started(waiting, handoff.take),
+    ]
+    assert eventually(lambda: len(handoff._room._waiters) == 2 and len(handoff._ready._waiters) == 1)
+    handoff.close()
+    assert all(ended(thread) for thread in threads)
+    assert outcomes == ["closed"] * 3
+
+
+def test_after_closing_everything_says_closed_and_closing_again_is_fine() -> None:
+    handoff = Handoff(capacity=2)
+    handoff.put(0, "lost")
+    handoff.close()
+    handoff.close()
+    for action in (handoff.take, lambda: handoff.reserve(0), lambda: handoff.put(1, "late")):
+        with pytest.raises(Closed):
+            action()
+
+
+def test_closing_lets_go_of_results_that_were_never_taken() -> None:
+    class Result:
+        pass
+
+    import weakref
+
+    handoff, result = Handoff(capacity=2), Result()
+    gone = weakref.ref(result)
+    handoff.put(0, result)
+    del result
+    assert gone() is not None
+    handoff.close()
+    assert gone() is None

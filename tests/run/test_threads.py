@@ -1,0 +1,240 @@
+import threading
+import time
+from itertools import islice
+from typing import Any
+
+import pytest
+from penstock_test_parts import (
+    CountingSource,
+    HangAt,
+    Mishap,
+    MishapSource,
+    delivered,
+    eventually,
+    isolated,
+    numbered,
+    own_threads,
+    planned,
+)
+
+from penstock import Loader, LoaderError, Plan, RunOptions, Sequential, Shuffle, WorkerError
+
+THREADS = RunOptions(executor="threads")
+
+
+def threaded(source: Any, plan: Plan, workers: int = 2, **others: Any) -> Loader:
+    return Loader(source, plan, num_workers=workers, **{"options": THREADS, **others})
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("bad", [0, 5, 63, 99])
+def test_batches_before_a_bad_one_are_delivered_where_many_are_read_at_once(workers: int, bad: int) -> None:
+    # Batches of a few bytes are read sixteen at a time; the fifteen others are not lost with the bad one.
+    source = MishapSource(100, bad=bad)
+    plan = Plan(source.index, Shuffle(), batch_size=2, seed=bad)
+    place = next(n for n, items in enumerate(planned(plan)) if bad in items)
+    found = []
+    loader = Loader(source, plan, num_workers=workers, options=THREADS if workers else RunOptions())
+    with loader, pytest.raises(Mishap) as caught:
+        found.extend(batch["x"].tolist() for batch in loader)
+    assert found == planned(plan)[:place]
+    assert f"batch {place} of epoch 0 (items {planned(plan)[place][0]}" in "\n".join(caught.value.__notes__)
+
+
+def test_small_batches_are_read_many_at_a_time() -> None:
+    source = CountingSource(numbered(320))
+    plan = Plan(source.index, Shuffle(), batch_size=2)
+    with Loader(source, plan) as loader:
+        assert delivered(loader) == planned(plan)
+    assert [len(items) for items in source.taken] == [32] * 10
+
+
+def test_consecutive_items_are_read_as_a_span() -> None:
+    source = CountingSource(numbered(40))
+    plan = Plan(source.index, Sequential(), batch_size=4, tail="short")
+    with Loader(source, plan) as loader:
+        assert delivered(loader) == planned(plan)
+    assert (source.spans, source.taken) == ([(0, 40)], [])
+
+
+@pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (2, 1), (2, 3)])
+def test_no_more_batches_are_made_ahead_than_asked_for(workers: int, prefetch: int) -> None:
+    made: list[int] = []
+
+    def note(item: Any, rng: Any) -> Any:
+        made.append(int(item["x"]))
+        return item
+
+    source = numbered(40)
+    plan = Plan(source.index, Sequential(), batch_size=1)
+    options = RunOptions(executor="threads", prefetch=prefetch)
+    with threaded(source, plan, workers, transform=note, options=options) as loader:
+        batches = iter(loader)
+        for taken in range(1, 10):
+            assert next(batches)["x"].tolist() == [taken - 1]
+            bound = taken + workers * prefetch
+            assert eventually(lambda bound=bound: len(made) == bound), f"{len(made)} made, {bound} expected"
+            # Every worker now waits for room; none can have begun another one.
+            assert len(made) == bound
+
+
+def test_workers_make_batches_at_the_same_time() -> None:
+    together = threading.Barrier(3)
+
+    def meet(item: Any, rng: Any) -> Any:
+        together.wait(10)  # only ever passes where three workers are in here at once
+        return item
+
+    source = numbered(6)
+    plan = Plan(source.index, Sequential(), batch_size=1)
+    with threaded(source, plan, 3, transform=meet) as loader:
+        assert delivered(loader) == planned(plan)
+
+
+def test_leaving_early_ends_the_threads_before_the_loop_goes_on() -> None:
+    source = numbered(400)
+    plan = Plan(source.index, Shuffle(), batch_size=1)
+    with threaded(source, plan, 4) as loader:
+        for _ in range(5):
+            for _batch in loader:
+                break
+            assert own_threads() == []
+
+
+def test_an_iteration_that_is_kept_keeps_its_threads_until_the_loader_is_closed() -> None:
+    source = numbered(400)
+    plan = Plan(source.index, Shuffle(), batch_size=1)
+    loader = threaded(source, plan, 2)
+    batches = iter(loader)
+    next(batches)
+    assert own_threads() != []
+    loader.close()
+    assert own_threads() == []
+
+
+def test_a_batch_that_takes_too_long_is_named() -> None:
+    source = numbered(20)
+    plan = Plan(source.index, Sequential(), batch_size=4)
+    options = RunOptions(executor="threads", timeout_seconds=0.3)
+    found, began = [], time.monotonic()
+    with threaded(source, plan, 2, transform=HangAt(9), options=options) as loader:
+        with pytest.raises(WorkerError, match=r"timeout_seconds=0\.3.*batch 2 of epoch 0.*8, 9, 10, 11"):
+            found.extend(batch["x"].tolist() for batch in loader)
+    assert found == planned(plan)[:2]
+    assert time.monotonic() - began < 8
+
+
+def test_a_slow_consumer_is_not_a_timeout() -> None:
+    source = numbered(20)
+    plan = Plan(source.index, Sequential(), batch_size=4)
+    pause = threading.Event()
+    with threaded(source, plan, 2, options=RunOptions(executor="threads", timeout_seconds=0.05)) as loader:
+        for _ in loader:
+            pause.wait(0.1)
+    assert loader.epoch == 1
+
+
+def iterated_with(error: type[BaseException], workers: int) -> tuple[list[list[int]], str]:
+    def leave(item: Any, rng: Any) -> Any:
+        if item["x"] == 9:
+            raise error("on purpose")
+        return item
+
+    source = numbered(20)
+    plan = Plan(source.index, Sequential(), batch_size=4)
+    loader = Loader(source, plan, transform=leave, num_workers=workers, options=THREADS if workers else RunOptions())
+    found = []
+    try:
+        found.extend(batch["x"].tolist() for batch in loader)
+    except BaseException as caught:
+        return found, type(caught).__name__
+    return found, "nothing"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_an_exit_raised_by_the_users_code_arrives_and_does_not_hang(error: type[BaseException], workers: int) -> None:
+    found, name = isolated(iterated_with, error, workers, seconds=5)
+    assert (found, name) == ([[0, 1, 2, 3], [4, 5, 6, 7]], error.__name__)
+
+
+def closed_while_waiting() -> tuple[str, str]:
+    release, waiting = threading.Event(), threading.Event()
+
+    def slow(item: Any, rng: Any) -> Any:
+        waiting.set()
+        release.wait(10)
+        return item
+
+    source = numbered(20)
+    loader = threaded(source, Plan(source.index, Sequential(), batch_size=4), transform=slow)
+    outcome: list[str] = []
+
+    def consume() -> None:
+        try:
+            next(iter(loader))
+            outcome.append("a batch")
+        except LoaderError as error:
+            outcome.append(f"LoaderError: {error}")
+        except BaseException as error:
+            outcome.append(repr(error))
+
+    consumer = threading.Thread(target=consume, daemon=True)
+    consumer.start()
+    waiting.wait(10)
+    closed = []
+
+    def close() -> None:
+        try:
+            loader.close()
+            closed.append("closed")
+        except BaseException as error:
+            closed.append(repr(error))
+
+    closer = threading.Thread(target=close, daemon=True)
+    closer.start()
+    # The one read that is under way may be waited for; it ends now.
+    threading.Timer(0.2, release.set).start()
+    closer.join(8)
+    consumer.join(8)
+    return (closed or ["hangs"])[0], (outcome or ["hangs"])[0]
+
+
+def test_closing_from_another_thread_wakes_the_consumer() -> None:
+    closed, consumed = isolated(closed_while_waiting)
+    assert closed == "closed"
+    assert consumed.startswith("LoaderError") or consumed == "a batch"
+
+
+def test_a_plan_that_fails_while_it_is_walked_fails_in_its_place() -> None:
+    source = numbered(24)
+
+    class Breaks:
+        """An order that cannot say where its second half is."""
+
+        def check(self, index: Any) -> None:
+            pass
+
+        def arrange(self, index: Any, seed: int, epoch: int) -> Any:
+            from penstock import Arrangement
+
+            def items(positions: Any) -> Any:
+                if epoch == 1:
+                    raise ArithmeticError("no such epoch")
+                return positions
+
+            return Arrangement(len(index), items)
+
+    plan = Plan(source.index, Breaks(), batch_size=4)
+    for workers in (0, 2):
+        with Loader(source, plan, num_workers=workers, options=THREADS if workers else RunOptions()) as loader:
+            assert delivered(loader) == planned(plan)
+            with pytest.raises(ArithmeticError, match="no such epoch"):
+                list(loader)
+
+
+def test_the_head_of_an_epoch_does_not_wait_for_its_end() -> None:
+    source = numbered(100_000)
+    plan = Plan(source.index, Shuffle(), batch_size=1)
+    with threaded(source, plan, 2) as loader:
+        assert delivered(islice(loader, 3)) == [plan.epoch(0).draw(n).items.tolist() for n in range(3)]
