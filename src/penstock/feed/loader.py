@@ -141,8 +141,9 @@ class Loader:
         return mapped(result, lambda tensor: tensor.to(self._device))
 
     def skip(self, n: int) -> None:
-        """Pass over the next `n` batches of this rank, as if they had been delivered; reads nothing.
+        """Pass over the next `n` batches of this rank, as if they had been delivered, and go on there; reads nothing.
 
+        After an error or a break, too, the next `iter` goes on with the epoch that `state_dict` says.
         In the middle of an iteration, `n` is at most `remaining`; before one, it may reach into later epochs.
         """
         if n < 0:
@@ -186,6 +187,7 @@ class Loader:
             raise OptionError(f"set_epoch({epoch}): epochs are counted from 0.")
         fresh = self._progress is None or not self._progress.begun
         if not (fresh and self._start.epoch == epoch):
+            self._supersede("set_epoch() was called in the middle of this iteration; iterate anew")
             self._start, self._progress = Cursor(epoch), None
 
     def memory_estimate(self) -> MemoryEstimate:
