@@ -17,6 +17,7 @@ import os
 import pickle
 import threading
 from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -110,7 +111,7 @@ class WorkerPool:
                 sampler=asked,
                 num_workers=self._n_workers,
                 collate_fn=_unchanged,
-                worker_init_fn=_end_without_parent,
+                worker_init_fn=_EndWithParent(os.getpid() if self._method != "forkserver" else None),
                 prefetch_factor=self._options.prefetch,
                 timeout=self._options.timeout_seconds or 0,
                 multiprocessing_context=self._method,
@@ -158,11 +159,16 @@ def _check_picklable(plan: Plan | Segments, work: Work, method: str) -> None:
             ) from error
 
 
-def _end_without_parent(_worker: int) -> None:
-    """End a worker whose parent was killed while it started: torch looks for a change of parent, and sees none."""
-    parent = mp.parent_process()
-    if parent is not None and not parent.is_alive():
-        os._exit(1)
+@dataclass(frozen=True, slots=True)
+class _EndWithParent:
+    """Ends a worker whose parent was killed while it started: torch looks for a change of parent, and sees none."""
+
+    parent: int | None
+    """The process number; None where workers are children of a fork server."""
+
+    def __call__(self, _worker: int) -> None:
+        if self.parent is not None and os.getppid() != self.parent:
+            os._exit(1)
 
 
 def _unchanged(batch: Any) -> Any:
