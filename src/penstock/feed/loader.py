@@ -94,6 +94,8 @@ class Loader:
         self._executor = _checked_executor(num_workers, self._options)
         self._device = checked_device(device)
         self._world = world or current_world()
+        if self._world.workers != 1:
+            raise OptionError(f"world={world!r} names a worker, but a loader deals to its own; use World(rank, size).")
         self._record: Record = observer.record if observer is not None else _ignore
         _check_fit(source, plan)
         self._by_item = transform is not None or collate is not None or UNNAMED in source.fields

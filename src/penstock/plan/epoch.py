@@ -184,10 +184,10 @@ class Share:
 
     def draws(self, first: int = 0, stop: int | None = None) -> Iterator[Draw]:
         """Return the draws of steps `first` … `stop` - 1; to the end of the epoch where `stop` is None."""
-        begin, size = self._start + self._world.rank, self._world.size
+        size = self._world.size
         stop = self.n_steps if stop is None else stop
         full = min(stop, self._full_steps)
-        yield from self.epoch.draws(range(begin + first * size, begin + full * size, size))
+        yield from self.epoch.draws(self._world.batches(self._start + full * size, self._start + first * size))
         if self._split and first < self.n_steps <= stop:
             yield self.epoch.drawn(self._start + self._full_steps * size, self._last_round())
 
