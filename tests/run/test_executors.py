@@ -276,8 +276,7 @@ def interrupted(num_workers: int, options: RunOptions) -> int:
     place = loader.state_dict()
     assert (place["epoch"], place["batch"]) == (0, count)
     loader.close()
-    # A worker that was interrupted while it started does not hear that it is over: torch ends it after five seconds.
-    before.check(seconds=12)
+    before.check()
     return count
 
 
