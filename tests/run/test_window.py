@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from penstock_test_parts import CountingSource, Numbers, delivered, eventually, numbered, planned
+from penstock_test_parts import CountingSource, MixedSource, Numbers, delivered, eventually, numbered, planned
 
 from penstock import DatasetSource, Loader, Plan, RandomChunks, ReadError, RunOptions, Segments, WindowShuffle
 from penstock.core.types import UNNAMED, Window
@@ -18,29 +18,24 @@ def room(n_items: int) -> dict[str, np.ndarray]:
     return {"x": np.empty(n_items, np.int64), "y": np.empty((n_items, 2), np.float32)}
 
 
-@pytest.fixture(params=[None, room], ids=["as the source gives it", "into lent memory"])
-def own_memory(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
-def test_a_window_is_its_spans_laid_end_to_end(own_memory: Any) -> None:
-    store = WindowStore(numbered(30), own_memory, capacity=2)
+def test_a_window_is_its_spans_laid_end_to_end() -> None:
+    store = WindowStore(numbered(30), room, capacity=2)
     block = store.get(window(0, (2, 5), (11, 12), (20, 24)))
     assert block["x"].tolist() == [2, 3, 4, 11, 20, 21, 22, 23]
     assert block["y"][:, 1].tolist() == [item + 0.25 for item in block["x"].tolist()]
 
 
-def test_a_window_is_read_once_while_it_is_held(own_memory: Any) -> None:
+def test_a_window_is_read_once_while_it_is_held() -> None:
     source = CountingSource(numbered(30))
-    store = WindowStore(source, own_memory, capacity=2)
+    store = WindowStore(source, room, capacity=2)
     for number in (0, 1, 1, 0, 0):
         store.get(window(number, (10 * number, 10 * number + 4)))
     assert source.spans == [(0, 4), (10, 14)]
 
 
-def test_the_window_that_was_used_longest_ago_is_dropped(own_memory: Any) -> None:
+def test_the_window_that_was_used_longest_ago_is_dropped() -> None:
     source = CountingSource(numbered(30))
-    store = WindowStore(source, own_memory, capacity=2)
+    store = WindowStore(source, room, capacity=2)
     for number in (0, 1, 0, 2, 0, 1):
         store.get(window(number, (number, number + 1)))
     # 2 drops 1, since 0 was used after it; then 1 is read again and drops 2.
@@ -49,14 +44,14 @@ def test_the_window_that_was_used_longest_ago_is_dropped(own_memory: Any) -> Non
     assert len(source.spans) == 4
 
 
-def test_the_same_number_in_another_epoch_is_another_window(own_memory: Any) -> None:
-    store = WindowStore(numbered(30), own_memory, capacity=4)
+def test_the_same_number_in_another_epoch_is_another_window() -> None:
+    store = WindowStore(numbered(30), room, capacity=4)
     first = store.get(window(0, (0, 3), epoch=0))["x"].tolist()
     assert (first, store.get(window(0, (5, 8), epoch=1))["x"].tolist()) == ([0, 1, 2], [5, 6, 7])
 
 
-def test_a_window_that_is_dropped_stays_valid_for_who_has_it(own_memory: Any) -> None:
-    store = WindowStore(numbered(3000), own_memory, capacity=1)
+def test_a_window_that_is_dropped_stays_valid_for_who_has_it() -> None:
+    store = WindowStore(numbered(3000), room, capacity=1)
     kept = store.get(window(0, (0, 1000)))
     for number in range(1, 6):
         store.get(window(number, (1000, 2000)))
@@ -64,9 +59,17 @@ def test_a_window_that_is_dropped_stays_valid_for_who_has_it(own_memory: Any) ->
 
 
 def test_objects_are_kept_as_they_are() -> None:
-    store = WindowStore(DatasetSource(Numbers(9)), None, capacity=1)
+    store = WindowStore(DatasetSource(Numbers(9)), lambda _: None, capacity=1)
     block = store.get(window(0, (1, 3), (7, 8)))[UNNAMED]
     assert [int(item) for item in block] == [1, 2, 7]
+
+
+def test_objects_lie_beside_arrays_of_fixed_shape() -> None:
+    source = MixedSource(30)
+    store = WindowStore(source, lambda n: {"x": np.empty(n, np.int64)}, capacity=1)
+    block = store.get(window(0, (1, 3), (7, 8)))
+    assert block["x"].tolist() == [1, 2, 7]
+    assert block["note"].tolist() == [{"item": 1}, {"item": 2}, {"item": 7}]
 
 
 class Gate:
@@ -111,19 +114,19 @@ def got_by_threads(store: WindowStore, gate: Gate, count: int = 4) -> list[Any]:
     return outcomes
 
 
-def test_threads_that_need_one_window_wait_for_the_one_who_reads_it(own_memory: Any) -> None:
+def test_threads_that_need_one_window_wait_for_the_one_who_reads_it() -> None:
     gate = Gate()
     source = CountingSource(numbered(30), gate)
-    blocks = got_by_threads(WindowStore(source, own_memory, capacity=2), gate)
+    blocks = got_by_threads(WindowStore(source, room, capacity=2), gate)
     assert source.spans == [(3, 6)]
     assert all(block is blocks[0] for block in blocks)
     assert blocks[0]["x"].tolist() == [3, 4, 5]
 
 
-def test_a_read_that_fails_fails_for_all_who_wait_and_the_next_to_ask_reads_again(own_memory: Any) -> None:
+def test_a_read_that_fails_fails_for_all_who_wait_and_the_next_to_ask_reads_again() -> None:
     gate = Gate(fail=1)
     source = CountingSource(numbered(30), gate)
-    store = WindowStore(source, own_memory, capacity=2)
+    store = WindowStore(source, room, capacity=2)
     outcomes = got_by_threads(store, gate)
     assert [str(outcome) for outcome in outcomes] == ["item 3 cannot be read"] * 4
     assert store.get(window(0, (3, 6)))["x"].tolist() == [3, 4, 5]

@@ -5,16 +5,21 @@
     │   ├── SourceError                 data that cannot be a source: no items, fields of different length
     │   └── PlanError                   an order, batch size, seed or window that does not fit the data
     ├── ReadError (OSError)             stored bytes that could not be read; names the source and the items
+    │   └── DamageError                 bytes that are not what was written; names shard, item and reason
+    ├── WriteError (OSError)            bytes that could not be stored, or a writer used in a way that would lose some
     ├── ResumeError (ValueError)        a state that belongs to another data set, seed or order
     ├── WorkerError (RuntimeError)      a worker process died or hung; names the worker and the draw
-    └── LoaderError (RuntimeError)      a loader used in a way that would lose items: closed, or iterated twice at once
+    ├── LoaderError (RuntimeError)      a loader used in a way that would lose items: closed, or iterated twice at once
+    └── MissingDependency (ImportError) an optional package that is not installed; says which extra has it
 
 An exception raised by the user's own code (a dataset, a transform, a collate function) is not wrapped: the very object
 arrives at the consumer, with notes that say which draw and which item it was about.
 """
 
 __all__ = [
+    "DamageError",
     "LoaderError",
+    "MissingDependency",
     "OptionError",
     "PenstockError",
     "PlanError",
@@ -22,6 +27,7 @@ __all__ = [
     "ResumeError",
     "SourceError",
     "WorkerError",
+    "WriteError",
 ]
 
 
@@ -45,6 +51,29 @@ class ReadError(PenstockError, OSError):
     """Stored bytes that could not be read."""
 
 
+class DamageError(ReadError):
+    """Stored bytes that are not what was written.
+
+    Attributes
+    ----------
+    shard, item, reason
+        The file; the item's number in the whole data set, or None where the damage is not about one item; what is
+        wrong.
+    """
+
+    def __init__(self, shard: str, item: int | None, reason: str) -> None:
+        where = shard if item is None else f"item {item} in {shard}"
+        super().__init__(f"Damaged: {where}: {reason}")
+        self.shard, self.item, self.reason = shard, item, reason
+
+    def __reduce__(self) -> tuple[type, tuple[str, int | None, str]]:
+        return type(self), (self.shard, self.item, self.reason)
+
+
+class WriteError(PenstockError, OSError):
+    """Bytes that could not be stored, or a writer used in a way that would lose some."""
+
+
 class ResumeError(PenstockError, ValueError):
     """A saved state that does not belong to this loader."""
 
@@ -55,3 +84,10 @@ class WorkerError(PenstockError, RuntimeError):
 
 class LoaderError(PenstockError, RuntimeError):
     """A loader used in a way that would lose items."""
+
+
+class MissingDependency(PenstockError, ImportError):  # noqa: N818  # named for what the reader has to do something about
+    """An optional package that is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs {package}; install it with: pip install 'penstock[{extra}]'")

@@ -15,8 +15,8 @@ __all__ = ["Observer", "Order", "Source", "Transform"]
 class Source(Protocol):
     """Where items are. A picklable specification, opened lazily in each process; no order, no batches, no randomness.
 
-    `read` and `take` may be called from several threads at once. With `out`, both fill the given arrays and return
-    them; they are given `out` only where every field has a fixed shape.
+    `read` and `take` may be called from several threads at once. `out` has an array for every field of fixed shape and
+    for no other: both fill these arrays and return them, with the remaining fields beside them.
     """
 
     @property

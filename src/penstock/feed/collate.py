@@ -20,7 +20,7 @@ _Mask = NDArray[np.bool_] | None
 
 
 def block_batch(block: Block, mask: _Mask = None) -> dict[str, Any]:
-    """Return named arrays as tensors on the same memory; arrays of strings as lists."""
+    """Return named arrays as tensors on the same memory; strings, and what has no fixed shape, as lists."""
     batch = {name: _tensor(name, array) for name, array in block.items()}
     if mask is not None:
         batch[MASK] = torch.from_numpy(mask.copy())
@@ -30,6 +30,8 @@ def block_batch(block: Block, mask: _Mask = None) -> dict[str, Any]:
 def _tensor(name: str, array: NDArray[Any]) -> Any:
     if array.dtype.kind in "US":
         return array.tolist()
+    if array.dtype.hasobject and array.ndim == 1:
+        return [_tensor(name, value) if isinstance(value, np.ndarray) else value for value in array]
     try:
         return torch.from_numpy(array)
     except TypeError as error:

@@ -33,8 +33,8 @@ __all__ = ["Loader"]
 _LOG = logging.getLogger("penstock")
 
 # Draws smaller than this are made several at a time: below it, the cost of a call is more than that of the copy.
-_TOGETHER_BYTES = 1 << 18
-_MOST_TOGETHER = 16
+_TOGETHER_BYTES = 1 << 21
+_MOST_TOGETHER = 64
 
 
 class Loader:
@@ -277,6 +277,7 @@ class Loader:
         return "threads" if not draws or threads_overlap(draws, self._work) else "processes"
 
     def _made_work(self, transform: Transform | None, collate: Callable[[list[Any]], Any] | None) -> Work:
+        pin = self._device.type == "cuda" or (self._options.pin_memory and torch.cuda.is_available())
         return Work(
             source=self.source,
             seed=self.plan.seed,
@@ -284,7 +285,7 @@ class Loader:
             merge_block=None if self._by_item else block_batch,
             merge_items=Merge(collate),
             windows_held=self._window_room(self._executor)[0],
-            allocate=pinned_memory if self._device.type == "cuda" else None,
+            allocate=pinned_memory if pin else None,
         )
 
     def _window_room(self, executor: str) -> tuple[int, int]:

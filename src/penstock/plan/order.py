@@ -78,19 +78,39 @@ class Subset:
         return Arrangement(min(self.count, n), items=lambda positions: permute(positions, n, key))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class WindowShuffle:
     """Every item once: chunks in a permuted order, items permuted within a window of chunks.
 
     For storage where only whole chunks are cheap to read: compressed arrays, compressed or remote shards. Every chunk
     is read once per epoch (once per lane that shares it). `Plan.mixing` says how good the shuffle is.
+
+    Examples
+    --------
+    >>> WindowShuffle(4), WindowShuffle(4, permute_chunks=False, held=False)
+    (WindowShuffle(window=4), WindowShuffle(window=4, permute_chunks=False))
     """
 
     window: int = 16
     """Chunks held together. More mix better and take more memory; `Plan.mixing` puts numbers to it."""
 
+    permute_chunks: bool = True
+    """False: windows follow storage order."""
+
+    permute_items: bool = True
+    """False: only chunks are permuted, and what lies in a window comes as it is stored."""
+
+    held: bool = True
+    """Read windows whole and keep them. False: take items one by one, in the same sequence and without the memory;
+    for storage where any item is cheap to take and things near each other are cheaper, such as local shards."""
+
     def __post_init__(self) -> None:
         whole_number("window", self.window, at_least=1, error=PlanError)
+
+    def __repr__(self) -> str:
+        # The sequence does not depend on `held`; what is left at its default is not said.
+        flags = [f"{name}=False" for name in ("permute_chunks", "permute_items") if not getattr(self, name)]
+        return f"WindowShuffle({', '.join([f'window={self.window}', *flags])})"
 
     def check(self, index: Index) -> None:
         """Refuse a window larger than the data."""
@@ -103,7 +123,9 @@ class WindowShuffle:
     def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:
         """Return the sequence of `epoch`; takes time and memory of the number of chunks, not of items."""
         n_chunks = index.n_chunks
-        chunks = permute(np.arange(n_chunks), n_chunks, key_for(seed, "chunks", epoch))
+        chunks = np.arange(n_chunks)
+        if self.permute_chunks:
+            chunks = permute(chunks, n_chunks, key_for(seed, "chunks", epoch))
         # A window reads its chunks in storage order: its items are permuted anyway.
         window_of_chunk = np.arange(n_chunks) // self.window
         chunks = chunks[np.lexsort((chunks, window_of_chunk))]
@@ -114,9 +136,11 @@ class WindowShuffle:
         key = key_for(seed, "window", epoch)
 
         def items(positions: _Int64s) -> _Int64s:
-            window = np.searchsorted(window_starts, positions, side="right") - 1
-            first = window_starts[window]
-            place = first + permute(positions - first, window_sizes[window], subkeys(key, window))
+            place = positions
+            if self.permute_items:
+                window = np.searchsorted(window_starts, positions, side="right") - 1
+                first = window_starts[window]
+                place = first + permute(positions - first, window_sizes[window], subkeys(key, window))
             chunk = np.searchsorted(starts, place, side="right") - 1
             found: _Int64s = index.chunk_starts(chunks[chunk]) + place - starts[chunk]
             return found
@@ -126,6 +150,8 @@ class WindowShuffle:
             first = index.chunk_starts(held)
             return np.stack([first, first + index.chunk_sizes(held)], axis=1)
 
+        if not self.held:
+            return Arrangement(len(index), items=items)
         return Arrangement(len(index), items=items, window_starts=window_starts, spans=spans)
 
 

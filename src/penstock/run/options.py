@@ -31,6 +31,9 @@ class RunOptions:
     timeout_seconds: float | None = None
     """Give up on a batch that takes longer than this, with an error that names its items; None: wait for ever."""
 
+    pin_memory: bool = False
+    """Give batches page-locked memory where there is a CUDA device, also where `device` is not that device."""
+
     memory_bytes: int | None = None
     """Refuse to start where `memory_estimate()` says that more is needed; None: no limit."""
 

@@ -2,8 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,7 +20,7 @@ class WindowStore:
     3. A window that is dropped while a thread copies from it: its memory lives until the copy is done.
     """
 
-    def __init__(self, source: Source, room: Callable[[int], Mapping[str, Any]] | None, capacity: int) -> None:
+    def __init__(self, source: Source, room: Callable[[int], Block | None], capacity: int) -> None:
         self._source = source
         self._room = room
         self._capacity = capacity
@@ -57,15 +56,16 @@ class WindowStore:
             held.done.set()
 
     def _read(self, window: Window) -> Block:
-        spans = [Span(start, stop) for start, stop in window.spans.tolist()]
-        if self._room is None:
-            blocks = [self._source.read(span) for span in spans]
-            return {name: np.concatenate([block[name] for block in blocks]) for name in self._source.fields}
-        block = self._room(len(window))
+        room = self._room(len(window)) or {}
+        block = {name: room[name] if name in room else np.empty(len(window), object) for name in self._source.fields}
         offset = 0
-        for span in spans:
-            self._source.read(span, {name: array[offset : offset + len(span)] for name, array in block.items()})
-            offset += len(span)
+        for start, stop in window.spans.tolist():
+            end = offset + stop - start
+            part = {name: array[offset:end] for name, array in room.items()} if room else None
+            found = self._source.read(Span(start, stop), part)
+            for name in block.keys() - room.keys():
+                block[name][offset:end] = found[name]
+            offset = end
         return block
 
 

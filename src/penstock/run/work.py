@@ -1,7 +1,7 @@
 """What is done for each draw, wherever it is done: read, transform, merge into a batch."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -72,17 +72,15 @@ class Work:
 
     @cached_property
     def _pool(self) -> BufferPool | None:
-        fields = self.source.fields
-        fixed = all(field.item_bytes is not None for field in fields.values())
-        return BufferPool(fields, self.allocate) if fixed else None
+        fixed = {name: field for name, field in self.source.fields.items() if field.item_bytes is not None}
+        return BufferPool(fixed, self.allocate) if fixed else None
 
     @cached_property
     def _windows(self) -> WindowStore:
-        return WindowStore(self.source, self._room if self._pool else None, self.windows_held)
+        return WindowStore(self.source, self._room, self.windows_held)
 
-    def _room(self, n_items: int) -> Mapping[str, NDArray[Any]]:
-        assert self._pool is not None, "room is asked for only where every field has a fixed shape"
-        return self._pool.lend(n_items)
+    def _room(self, n_items: int) -> dict[str, NDArray[Any]] | None:
+        return self._pool.lend(n_items) if self._pool is not None else None
 
     def prepare(self, draw: Draw) -> None:
         """Read ahead the windows of `draw`."""
@@ -112,7 +110,7 @@ class Work:
         ]
 
     def _direct(self, items: NDArray[np.int64]) -> Block:
-        out = self._room(len(items)) if self._pool else None
+        out = self._room(len(items))
         if len(items) > 1 and items[-1] - items[0] == len(items) - 1 and (np.diff(items) == 1).all():
             return self.source.read(Span(int(items[0]), int(items[-1]) + 1), out)
         return self.source.take(items, out)
@@ -121,16 +119,13 @@ class Work:
         first = draw.parts[0]
         if len(draw.parts) == 1 and len(first.rows) == len(first.window) and (np.diff(first.rows) == 1).all():
             return self._direct(draw.items)  # the whole window, as it lies: nothing to keep for another draw
-        block = dict(self._room(len(draw))) if self._pool else {}
+        room = self._room(len(draw)) or {}
+        block = {name: room[name] if name in room else np.empty(len(draw), object) for name in self.source.fields}
         for part in draw.parts:
             window = self._windows.get(part.window)
-            for name, array in window.items():
-                if self._pool:
-                    np.take(array, part.rows, axis=0, out=block[name][part.at : part.at + len(part.rows)], mode="clip")
-                else:
-                    block.setdefault(name, np.empty(len(draw), object))[part.at : part.at + len(part.rows)] = array[
-                        part.rows
-                    ]
+            for name, array in block.items():
+                place = array[part.at : part.at + len(part.rows)]
+                np.take(window[name], part.rows, axis=0, out=place, mode="clip")
         return block
 
     def _merged(self, block: Block, draw: Draw, record: Record) -> Any:

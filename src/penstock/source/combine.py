@@ -177,7 +177,8 @@ class Take:
 
 
 def _part(out: Block | None, source: Source) -> Block | None:
-    return None if out is None else {name: out[name] for name in source.fields}
+    part = {name: out[name] for name in source.fields if name in out} if out is not None else {}
+    return part or None
 
 
 def _described(fields: Mapping[str, Field]) -> str:

@@ -56,12 +56,12 @@ class DatasetSource:
     def __repr__(self) -> str:
         return f"DatasetSource({type(self._dataset).__name__})"
 
-    def read(self, span: Span, out: Block | None = None) -> Block:
+    def read(self, span: Span, out: Block | None = None) -> Block:  # noqa: ARG002  # no field has a fixed shape
         """Return consecutive items."""
         check_span(span, self)
-        return self.take(np.arange(span.start, span.stop), out)
+        return self.take(np.arange(span.start, span.stop))
 
-    def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:
+    def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:  # noqa: ARG002
         """Return any items, in the given order, as one array of objects."""
         numbers: list[int] = checked_items(items, self).tolist()
         if self._thread_safe:
@@ -70,7 +70,7 @@ class DatasetSource:
             with self._turn:
                 found = self._found(numbers)
         # Item by item: numpy would take a list of equally long tuples for a matrix.
-        column = np.empty(len(found), object) if out is None else out[UNNAMED]
+        column = np.empty(len(found), object)
         for place, item in enumerate(found):
             column[place] = item
         return {UNNAMED: column}

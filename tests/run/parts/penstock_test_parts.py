@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock import ArraySource, Plan, Segments, Source, Span, World
+from penstock import ArraySource, Field, Plan, Segments, Source, Span, World
 
 PARTS = str(Path(__file__).parent)
 
@@ -68,6 +68,23 @@ class CountingSource:
     def close(self) -> None:
         self.closed += 1
         self._source.close()
+
+
+class MixedSource(ArraySource):
+    """An array of fixed shape and, beside it, Python objects."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__({"x": np.arange(n)}, chunk_items=4)
+        self.fields = {**self.fields, "note": Field(np.dtype(object), None)}
+
+    def read(self, span: Span, out: Any = None) -> Any:
+        return self.take(np.arange(span.start, span.stop), out)
+
+    def take(self, items: Any, out: Any = None) -> Any:
+        found = ArraySource({"x": np.arange(len(self.index))}).take(items, out)
+        notes = np.empty(len(items), object)
+        notes[:] = [{"item": item} for item in items.tolist()]
+        return {**found, "note": notes}
 
 
 class Numbers(torch.utils.data.Dataset):

@@ -1,0 +1,246 @@
+"""Values become the payloads of members, and payloads become values; nothing is pickled unless asked for."""
+
+import io
+import json
+import math
+import pickle
+import sys
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.errors import MissingDependency, OptionError
+from penstock.shard.pickles import unpickled
+
+__all__ = ["ArrayFormat", "Encoded", "NpyHeader", "decoded", "encoded", "json_bytes", "npy_header"]
+
+ArrayFormat = Literal["npy", "pyd"]
+
+_MAGIC = b"\x93NUMPY"
+_LONGEST_HEADER = 1 << 16
+_MOST_RATIO, _ALWAYS_BYTES = 100, 1 << 28  # what a compressed member may grow to
+_PICKLE_PROTOCOL = 4  # what Python 3.8 and numpy 1.x read
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The payload of one member."""
+
+    extension: str
+    pieces: tuple[bytes | memoryview, ...]
+    size: int
+    dtype: np.dtype[Any] | None = None
+    shape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NpyHeader:
+    """What a `.npy` payload says of itself."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran_order: bool
+    data_offset: int
+
+
+def encoded(name: str, value: Any, array_format: ArrayFormat = "npy") -> Encoded:
+    """Return the payload of `value`: arrays, tensors and numbers as `.npy`; text, bytes, lists and dicts as they are.
+
+    Examples
+    --------
+    >>> encoded("label", 3).extension, encoded("note", "left").extension, encoded("events", [1, {"a": None}]).extension
+    ('npy', 'txt', 'json')
+    """
+    if isinstance(value, str):
+        return _whole("txt", value.encode())
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _whole("bin", bytes(value))
+    if value is None or isinstance(value, list | tuple | Mapping):
+        return _whole("json", json_bytes(value, f"field {name!r}"))
+    array = _array(name, value)
+    if array_format == "pyd":
+        # A row is copied first: a view would be pickled with the whole array it looks into.
+        pickled = pickle.dumps(array.copy(), protocol=_PICKLE_PROTOCOL)
+        return Encoded("pyd", (pickled,), len(pickled), array.dtype, array.shape)
+    head = _npy_header_bytes(array.dtype, array.shape)
+    # A memory view of bytes; dates and the like have no buffer of their own kind.
+    data = array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
+    return Encoded("npy", (head, data), len(head) + array.nbytes, array.dtype, array.shape)
+
+
+def _whole(extension: str, payload: bytes) -> Encoded:
+    return Encoded(extension, (payload,), len(payload))
+
+
+def _array(name: str, value: Any) -> NDArray[Any]:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        try:
+            value = value.detach().cpu().numpy()
+        except (TypeError, RuntimeError) as error:
+            raise OptionError(f"Field {name!r} is a tensor that numpy cannot hold, {value.dtype}: {error}") from error
+    if isinstance(value, np.ma.MaskedArray):
+        raise OptionError(f"Field {name!r} is a masked array; write its data and its mask as two fields.")
+    if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
+        raise OptionError(f"Field {name!r} is {value}, which 64 bits do not hold; write it as text.")
+    if not isinstance(value, np.ndarray | np.generic | bool | int | float | complex):
+        raise OptionError(
+            f"Field {name!r} is a {type(value).__name__}; a sample holds arrays, tensors, numbers, strings, bytes, "
+            "lists and dicts."
+        )
+    array = np.asarray(value, order="C")
+    if array.dtype.hasobject:
+        raise OptionError(
+            f"Field {name!r} is an array of Python objects ({array.dtype}); give numbers or fixed-width strings, or a "
+            "list of plain values."
+        )
+    return array
+
+
+@lru_cache(maxsize=256)
+def _npy_header_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    out = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(dtype)
+    np.lib.format.write_array_header_1_0(out, {"descr": descr, "fortran_order": False, "shape": shape})
+    return out.getvalue()
+
+
+def json_bytes(value: Any, where: str) -> bytes:
+    """Return strict JSON; raise OptionError at what JSON would change or cannot hold."""
+    try:
+        plain = _plain(value, where)
+        return json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, OptionError):
+            raise
+        raise OptionError(f"{where} cannot be stored as JSON: {error}.") from error
+
+
+def _plain(value: Any, where: str) -> Any:
+    if isinstance(value, str | bool | int | None):
+        return value
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise OptionError(f"{where} is {value}, which JSON does not have; use None, or an array.")
+        return value
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise OptionError(f"{where} has the key {key!r}; JSON would make a string of it. Use strings as keys.")
+        return {key: _plain(part, f"{where}[{key!r}]") for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part, f"{where}[{number}]") for number, part in enumerate(value)]
+    if isinstance(value, str | bool | int):
+        return value
+    raise OptionError(
+        f"{where} is a {type(value).__name__}; JSON holds strings, numbers, lists and dicts. "
+        "Give arrays as fields of their own."
+    )
+
+
+def npy_header(head: bytes, size: int) -> NpyHeader:
+    """Return what the beginning of a `.npy` of `size` bytes says; raise ValueError where it lies or holds objects."""
+    if head[:6] != _MAGIC:
+        raise ValueError("this is no .npy file")
+    stream = io.BytesIO(head)
+    version = np.lib.format.read_magic(stream)
+    read: dict[tuple[int, int], Callable[..., Any]] = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+        (3, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in read:
+        raise ValueError(f"a .npy file of version {version}")
+    shape, fortran_order, dtype = read[version](stream, max_header_size=_LONGEST_HEADER)
+    if dtype.hasobject:
+        raise ValueError("an array of Python objects, which would have to be unpickled")
+    if any(length < 0 for length in shape):
+        raise ValueError(f"a negative shape {shape}")
+    wanted = math.prod(shape) * dtype.itemsize
+    if wanted != size - stream.tell():
+        raise ValueError(
+            f"its header says {dtype} {shape}, {wanted} bytes, but {size - stream.tell()} bytes of data follow"
+        )
+    return NpyHeader(dtype, shape, fortran_order, stream.tell())
+
+
+def decoded(extension: str, payload: bytes, *, allow_pickle: bool = False) -> Any:
+    """Return the value of a member; raise ValueError where its payload is not what the extension says.
+
+    What has no decoder (audio, video, anything unknown) stays bytes.
+    """
+    kind = extension.rpartition(".")[2].lower()
+    try:
+        if kind in ("pyd", "pkl", "pickle"):
+            return pickle.loads(payload) if allow_pickle else unpickled(payload)
+        decoder = _DECODERS.get(kind)
+        return payload if decoder is None else decoder(payload)
+    except (ValueError, MissingDependency):
+        raise
+    except Exception as error:  # a damaged payload can make a decoder raise anything
+        raise ValueError(f"no valid .{kind}: {type(error).__name__}: {error}") from error
+
+
+def _npy(payload: bytes) -> NDArray[Any]:
+    header = npy_header(payload[:_LONGEST_HEADER], len(payload))
+    flat = np.frombuffer(payload, header.dtype, offset=header.data_offset)
+    array = flat.reshape(header.shape, order="F" if header.fortran_order else "C")
+    return array.astype(header.dtype.newbyteorder("="), order="C")  # a copy: writable, and of the machine's byte order
+
+
+def _npz(payload: bytes) -> dict[str, NDArray[Any]]:
+    with zipfile.ZipFile(io.BytesIO(payload)) as archive:
+        total = sum(part.file_size for part in archive.infolist())
+        if total > max(_ALWAYS_BYTES, _MOST_RATIO * len(payload)):
+            raise ValueError(f"it decompresses to {total} bytes, which looks like a decompression bomb")
+        return {part.removesuffix(".npy"): _npy(archive.read(part)) for part in archive.namelist()}
+
+
+def _image(payload: bytes) -> NDArray[np.uint8]:
+    try:
+        from PIL import Image  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingDependency("Pillow", "image", "Decoding images") from error
+    with Image.open(io.BytesIO(payload)) as image:
+        if image.width * image.height > (Image.MAX_IMAGE_PIXELS or 0):
+            raise ValueError(f"an image of {image.width} × {image.height} pixels looks like a decompression bomb")
+        if image.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV"):
+            return np.array(image.convert("RGB"))
+        return np.array(image)
+
+
+def _tensors(payload: bytes) -> Any:
+    import torch  # noqa: PLC0415
+
+    return torch.load(io.BytesIO(payload), weights_only=True)
+
+
+def _json(payload: bytes) -> Any:
+    return json.loads(payload)
+
+
+def _text(payload: bytes) -> str:
+    return payload.decode()
+
+
+def _whole_number(payload: bytes) -> int:
+    return int(payload)
+
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    "npy": _npy,
+    "npz": _npz,
+    "json": _json,
+    "jsn": _json,
+    **dict.fromkeys(("txt", "text", "transcript"), _text),
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _whole_number),
+    **dict.fromkeys(("pt", "pth"), _tensors),
+    **dict.fromkeys(("jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "pbm", "tif", "tiff"), _image),
+}

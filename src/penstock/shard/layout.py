@@ -1,0 +1,292 @@
+"""The side index of a shard: where every member lies, how long it is, and the checksum of its bytes.
+
+A file of its own beside the shard, `NAME.index`: a small JSON header, then arrays of 64-bit numbers, then a checksum of
+it all. Where members lie at regular distances (items of one shape: the usual case), two numbers stand for an array.
+Members are checked from the first byte of their tar header to the last byte of their padding, so that no bit of an
+item can change unnoticed.
+"""
+
+import ast
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from penstock.core.errors import DamageError
+from penstock.shard.codec import NpyHeader
+from penstock.shard.tar import BLOCK
+
+__all__ = ["MISSING", "Column", "LayoutBuilder", "Numbers", "ShardLayout", "index_name"]
+
+_Int64s = NDArray[np.int64]
+_Rows = _Int64s | np.int64
+
+_MAGIC = b"PENSTOCK-INDEX\x00\x01"
+_CHECK_BYTES = 16
+MISSING = -1
+"""Where an item lacks a member."""
+
+
+def index_name(shard_name: str) -> str:
+    """Return the name of the side index of a shard."""
+    return f"{shard_name}.index"
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """One number per item: `first + item × step`, or as listed."""
+
+    first: int
+    step: int
+    listed: _Int64s | None = None
+
+    @classmethod
+    def of(cls, values: list[int]) -> "Numbers":
+        """Return `values` in the shortest way."""
+        array = np.array(values, np.int64)
+        steps = np.diff(array)
+        if not len(steps) or (steps == steps[0]).all():
+            return cls(int(array[0]), int(steps[0]) if len(steps) else 0)
+        return cls(0, 0, array)
+
+    def at(self, rows: _Rows) -> Any:
+        """Return the numbers of some items, or of one."""
+        return self.first + rows * self.step if self.listed is None else self.listed[rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The members that hold one field, one per item."""
+
+    suffix: str
+    """What follows the key in their names: `spikes.npy`."""
+
+    begins: Numbers
+    """Where their headers begin; MISSING where an item lacks the member."""
+
+    offsets: Numbers
+    """Where their payloads begin."""
+
+    sizes: Numbers
+    """The bytes of their payloads."""
+
+    checks: NDArray[np.uint64]
+    dtype: np.dtype[Any] | None
+    """Of the arrays, where all have the same; None for members that are no `.npy`."""
+
+    shape: tuple[int, ...] | None
+    """Of the arrays, where all have the same and lie in C order; None where it varies."""
+
+    data_offset: int
+    """Where the data begin in a payload, where `shape` is known."""
+
+    @property
+    def extension(self) -> str:
+        """What the members are encoded as."""
+        return self.suffix.rpartition(".")[2]
+
+    def ends(self, rows: _Rows) -> Any:
+        """Return where the padding of some members, or of one, ends."""
+        return self.offsets.at(rows) + -(-self.sizes.at(rows) // BLOCK) * BLOCK
+
+    def check_bounds(self, shard: "ShardLayout", name: str) -> None:
+        """Raise DamageError where a member would lie outside of the archive."""
+        # The ends of a regular sequence bound all of it.
+        regular = self.begins.listed is None and self.offsets.listed is None and self.sizes.listed is None
+        rows = np.array([0, shard.n_items - 1]) if regular else np.arange(shard.n_items)
+        begins, offsets, sizes = self.begins.at(rows), self.offsets.at(rows), self.sizes.at(rows)
+        wrong = (begins < 0) | (offsets <= begins) | (sizes < 0) | (self.ends(rows) > shard.tar_bytes)
+        if (wrong & (begins != MISSING)).any():
+            raise DamageError(name, None, f"the side index places {self.suffix!r} outside of the archive")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLayout:
+    """All that is known of one shard without reading it."""
+
+    n_items: int
+    tar_bytes: int
+    """The archive, decompressed."""
+
+    columns: tuple[Column, ...]
+    keys: NDArray[np.uint64]
+    """A hash of each item's key."""
+
+    def to_bytes(self) -> bytes:
+        """Return the side index as it is stored."""
+        arrays: list[bytes] = [self.keys.astype("<u8").tobytes()]
+        columns = []
+        for column in self.columns:
+            entry: dict[str, Any] = {
+                "suffix": column.suffix,
+                "dtype": None if column.dtype is None else repr(np.lib.format.dtype_to_descr(column.dtype)),
+                "shape": column.shape,
+                "data_offset": column.data_offset,
+            }
+            for name in ("begins", "offsets", "sizes"):
+                numbers: Numbers = getattr(column, name)
+                entry[name] = [numbers.first, numbers.step] if numbers.listed is None else None
+                if numbers.listed is not None:
+                    arrays.append(numbers.listed.astype("<i8").tobytes())
+            arrays.append(column.checks.astype("<u8").tobytes())
+            columns.append(entry)
+        head = json.dumps({"items": self.n_items, "tar_bytes": self.tar_bytes, "columns": columns}).encode()
+        head += b" " * (-len(head) % 8)
+        stored = b"".join([_MAGIC, len(head).to_bytes(8, "little"), head, *arrays])
+        return stored + xxhash.xxh3_128_digest(stored)
+
+    @classmethod
+    def from_bytes(cls, stored: bytes, name: str) -> "ShardLayout":
+        """Return what `to_bytes` stored; raise DamageError where a bit of it has changed."""
+        if stored[: len(_MAGIC)] != _MAGIC:
+            raise DamageError(name, None, "it is no side index of this version of Penstock")
+        if xxhash.xxh3_128_digest(stored[:-_CHECK_BYTES]) != stored[-_CHECK_BYTES:]:
+            raise DamageError(name, None, "the side index does not match its own checksum")
+        try:
+            layout = cls._parsed(stored)
+        except (KeyError, TypeError, ValueError, SyntaxError) as error:
+            raise DamageError(name, None, f"the side index is malformed: {error}") from error
+        for column in layout.columns:
+            column.check_bounds(layout, name)
+        return layout
+
+    @classmethod
+    def _parsed(cls, stored: bytes) -> "ShardLayout":
+        at = len(_MAGIC) + 8
+        length = int.from_bytes(stored[len(_MAGIC) : at], "little")
+        head = json.loads(stored[at : at + length])
+        arrays = _Arrays(stored, at + length, head["items"])
+        keys = arrays.next("<u8")
+        columns = [
+            Column(
+                suffix=entry["suffix"],
+                begins=arrays.numbers(entry["begins"]),
+                offsets=arrays.numbers(entry["offsets"]),
+                sizes=arrays.numbers(entry["sizes"]),
+                checks=arrays.next("<u8"),
+                dtype=_dtype(entry["dtype"]),
+                shape=None if entry["shape"] is None else tuple(entry["shape"]),
+                data_offset=entry["data_offset"],
+            )
+            for entry in head["columns"]
+        ]
+        return cls(head["items"], head["tar_bytes"], tuple(columns), keys)
+
+
+def _dtype(descr: str | None) -> np.dtype[Any] | None:
+    return None if descr is None else np.lib.format.descr_to_dtype(ast.literal_eval(descr))
+
+
+class _Arrays:
+    """Walks over the arrays of a stored index."""
+
+    def __init__(self, stored: bytes, at: int, n_items: int) -> None:
+        self._stored, self._at, self._n_items = stored, at, n_items
+
+    def next(self, dtype: str) -> NDArray[Any]:
+        array = np.frombuffer(self._stored, dtype, self._n_items, self._at)
+        self._at += array.nbytes
+        return array
+
+    def numbers(self, short: list[int] | None) -> Numbers:
+        return Numbers(0, 0, self.next("<i8")) if short is None else Numbers(int(short[0]), int(short[1]))
+
+
+class LayoutBuilder:
+    """Collects the members of a shard, item by item."""
+
+    def __init__(self) -> None:
+        self.keys: list[int] = []
+        self._columns: dict[str, _ColumnBuilder] = {}
+
+    @property
+    def n_items(self) -> int:
+        """Items so far."""
+        return len(self.keys)
+
+    @property
+    def suffixes(self) -> list[str]:
+        """The columns so far."""
+        return list(self._columns)
+
+    def begin_item(self, key: str) -> None:
+        """Let the members that follow belong to a new item."""
+        self.keys.append(xxhash.xxh3_64_intdigest(key.encode(errors="surrogateescape")))
+
+    def has(self, suffix: str) -> bool:
+        """Return whether the current item has this member already."""
+        column = self._columns.get(suffix)
+        return column is not None and len(column.begins) == len(self.keys)
+
+    def add(self, suffix: str, place: tuple[int, int, int], check: int, npy: NpyHeader | None) -> None:
+        """Add a member of the current item: (begin, offset, size), the checksum, and what it holds."""
+        column = self._columns.get(suffix)
+        if column is None:
+            column = self._columns[suffix] = _ColumnBuilder()
+        missing = len(self.keys) - 1 - len(column.begins)
+        if missing:
+            column.add_missing(missing)
+        column.add(place, check, npy)
+
+    def missing(self) -> dict[str, int]:
+        """Return how many items lack each member that others have."""
+        counts = {suffix: column.missing(len(self.keys)) for suffix, column in self._columns.items()}
+        return {suffix: count for suffix, count in counts.items() if count}
+
+    def built(self, tar_bytes: int) -> ShardLayout:
+        """Return the layout of all items."""
+        columns = tuple(column.built(suffix, len(self.keys)) for suffix, column in self._columns.items())
+        return ShardLayout(len(self.keys), tar_bytes, columns, np.array(self.keys, np.uint64))
+
+
+class _ColumnBuilder:
+    __slots__ = ("begins", "checks", "npy", "offsets", "same_dtype", "same_shape", "sizes")
+
+    def __init__(self) -> None:
+        self.begins: list[int] = []
+        self.offsets: list[int] = []
+        self.sizes: list[int] = []
+        self.checks: list[int] = []
+        self.npy: NpyHeader | None = None
+        self.same_dtype = self.same_shape = True
+
+    def add(self, place: tuple[int, int, int], check: int, npy: NpyHeader | None) -> None:
+        first = not self.begins
+        begin, offset, size = place
+        self.begins.append(begin)
+        self.offsets.append(offset)
+        self.sizes.append(size)
+        self.checks.append(check)
+        if first:
+            self.npy = npy
+        if npy is not self.npy and npy != self.npy:
+            self.same_shape = False
+            self.same_dtype &= npy is not None and self.npy is not None and npy.dtype == self.npy.dtype
+
+    def add_missing(self, count: int) -> None:
+        for numbers in (self.begins, self.offsets, self.sizes):
+            numbers.extend([MISSING] * count)
+        self.checks.extend([0] * count)
+        self.same_shape = False
+
+    def missing(self, n_items: int) -> int:
+        return self.begins.count(MISSING) + n_items - len(self.begins)
+
+    def built(self, suffix: str, n_items: int) -> Column:
+        if len(self.begins) < n_items:
+            self.add_missing(n_items - len(self.begins))
+        npy = self.npy
+        fixed = npy is not None and self.same_shape and self.same_dtype and not npy.fortran_order
+        return Column(
+            suffix,
+            Numbers.of(self.begins),
+            Numbers.of(self.offsets),
+            Numbers.of(self.sizes),
+            np.array(self.checks, np.uint64),
+            npy.dtype if npy is not None and self.same_dtype else None,
+            npy.shape if npy is not None and fixed else None,
+            npy.data_offset if npy is not None and fixed else 0,
+        )

@@ -1,0 +1,283 @@
+"""The manifest of a data set, `dataset_metadata.json`: the only commit point.
+
+What it does not name does not exist. It is written last, aside, and renamed into place; each shard is named with the
+digest of its side index, which in turn has the checksum of every member, so that the fingerprint of the manifest stands
+for every byte of the data set.
+"""
+
+import ast
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from penstock.core.errors import DamageError, SourceError, WriteError
+from penstock.core.types import Field
+from penstock.shard.compression import COMPRESSIONS, Compression
+from penstock.shard.layout import ShardLayout, index_name
+
+__all__ = ["MANIFEST", "METADATA", "FieldInfo", "Manifest", "ShardEntry", "manifest_path", "sync_folder", "write_aside"]
+
+MANIFEST = "dataset_metadata.json"
+METADATA = "metadata"
+"""The field that holds what is known of an item."""
+
+_FORMAT, _VERSION = "penstock-shards", 1
+
+
+@dataclass(frozen=True, slots=True)
+class FieldInfo:
+    """One field of all items."""
+
+    suffix: str
+    """What follows the key in the names of its members."""
+
+    dtype: np.dtype[Any] | None
+    """None for what is no array."""
+
+    shape: tuple[int, ...] | None
+    """None where it varies."""
+
+    def field(self) -> Field:
+        """Return what a reader gives: numbers in the machine's byte order, objects otherwise."""
+        if self.dtype is None or self.shape is None:
+            return Field(np.dtype(object), None)
+        return Field(self.dtype.newbyteorder("="), self.shape)
+
+    def merged(self, other: "FieldInfo") -> "FieldInfo":
+        """Return what this field is in two shards together."""
+        same = self.dtype == other.dtype
+        return FieldInfo(
+            self.suffix, self.dtype if same else None, self.shape if same and self.shape == other.shape else None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEntry:
+    """What the manifest says of one shard."""
+
+    name: str
+    n_items: int
+    tar_bytes: int
+    """The archive, decompressed."""
+
+    stored_bytes: int
+    """The file."""
+
+    digest: str
+    """Of the side index."""
+
+    compression: Compression = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a data set holds."""
+
+    folder: Path
+    fields: Mapping[str, FieldInfo]
+    shards: tuple[ShardEntry, ...]
+    shard_size: int | None = None
+    """Items per shard as asked for; None for archives that others wrote."""
+
+    array_format: str = "npy"
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """What the user says of the whole data set."""
+
+    @property
+    def n_items(self) -> int:
+        """Items in all shards."""
+        return sum(shard.n_items for shard in self.shards)
+
+    @property
+    def compression(self) -> str:
+        """How the shards are compressed: one word, or all of them."""
+        return "+".join(sorted({shard.compression for shard in self.shards})) or "none"
+
+    @property
+    def modalities(self) -> list[str]:
+        """The fields besides the metadata."""
+        return [name for name in self.fields if name != METADATA]
+
+    @property
+    def fingerprint(self) -> str:
+        """Stands for every byte of the items, and for their order; not for where the data set lies."""
+        return xxhash.xxh3_128_hexdigest("\n".join(shard.digest for shard in self.shards).encode())
+
+    def summary(self) -> dict[str, Any]:
+        """Return the manifest as it is stored."""
+        stored: dict[str, Any] = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "total_samples": self.n_items,
+            "total_shards": len(self.shards),
+            "shard_size": self.shard_size,
+            "compression": self.compression,
+            "array_format": self.array_format,
+            "modalities": self.modalities,
+            "fields": {
+                name: {
+                    "suffix": info.suffix,
+                    "dtype": None if info.dtype is None else repr(np.lib.format.dtype_to_descr(info.dtype)),
+                    "shape": None if info.shape is None else list(info.shape),
+                }
+                for name, info in self.fields.items()
+            },
+            "metadata": dict(self.metadata),
+            "fingerprint": self.fingerprint,
+            "shards": [
+                {
+                    "shard_idx": number,
+                    "shard_name": shard.name,
+                    "num_samples": shard.n_items,
+                    "tar_bytes": shard.tar_bytes,
+                    "stored_bytes": shard.stored_bytes,
+                    "compression": shard.compression,
+                    "index_digest": shard.digest,
+                }
+                for number, shard in enumerate(self.shards)
+            ],
+        }
+        stored["checksum"] = _checksum(stored)
+        return stored
+
+    def to_bytes(self) -> bytes:
+        """Return the file's content."""
+        return json.dumps(self.summary(), indent=1, ensure_ascii=False).encode() + b"\n"
+
+    @classmethod
+    def read(cls, path: Path) -> "Manifest":
+        """Return the manifest at `path`; raise where it is missing, damaged or another program's."""
+        try:
+            stored = json.loads(path.read_bytes())
+        except FileNotFoundError as error:
+            raise _not_found(path) from error
+        except (ValueError, RecursionError) as error:
+            raise DamageError(str(path), None, f"the manifest is no valid JSON (truncated?): {error}") from error
+        if not isinstance(stored, dict) or stored.get("format") != _FORMAT:
+            raise SourceError(
+                f"{path} was not written by Penstock. Run `penstock index {path.parent}` to give these shards an index."
+            )
+        if stored.get("version") != _VERSION:
+            raise SourceError(
+                f"{path} has version {stored.get('version')!r}; this Penstock reads {_VERSION}. Update Penstock."
+            )
+        if stored.pop("checksum", None) != _checksum(stored):
+            raise DamageError(str(path), None, "the manifest does not match its own checksum")
+        try:
+            return cls._parsed(stored, path.parent)
+        except (KeyError, TypeError, ValueError, SyntaxError) as error:
+            raise DamageError(str(path), None, f"the manifest is malformed: {error}") from error
+
+    @classmethod
+    def _parsed(cls, stored: dict[str, Any], folder: Path) -> "Manifest":
+        fields = {
+            name: FieldInfo(
+                entry["suffix"],
+                None if entry["dtype"] is None else np.lib.format.descr_to_dtype(ast.literal_eval(entry["dtype"])),
+                None if entry["shape"] is None else tuple(entry["shape"]),
+            )
+            for name, entry in stored["fields"].items()
+        }
+        shards = tuple(
+            ShardEntry(
+                _plain_name(entry["shard_name"]),
+                int(entry["num_samples"]),
+                int(entry["tar_bytes"]),
+                int(entry["stored_bytes"]),
+                str(entry["index_digest"]),
+                _known(entry["compression"]),
+            )
+            for entry in stored["shards"]
+        )
+        return cls(folder, fields, shards, stored["shard_size"], stored["array_format"], stored["metadata"])
+
+    def layout(self, number: int) -> ShardLayout:
+        """Return the side index of a shard; raise where it is not the one that the manifest names."""
+        entry = self.shards[number]
+        path = self.folder / index_name(entry.name)
+        try:
+            stored = path.read_bytes()
+        except OSError as error:
+            raise DamageError(entry.name, None, f"its side index {path.name} cannot be read: {error}") from error
+        layout = ShardLayout.from_bytes(stored, path.name)
+        if xxhash.xxh3_128_hexdigest(stored) != entry.digest or layout.n_items != entry.n_items:
+            raise DamageError(
+                entry.name,
+                None,
+                "its side index is not the one that the manifest names: the shard was replaced, swapped with another "
+                "one or rewritten after the manifest",
+            )
+        return layout
+
+
+def manifest_path(where: str | os.PathLike[str]) -> Path:
+    """Return where the manifest of a data set lies: of a folder, of a pattern of archives, or the file itself."""
+    path = Path(where)
+    if path.is_dir():
+        return path / MANIFEST
+    return path if path.suffix == ".json" else path.with_name(f"{path.name}.metadata.json")
+
+
+def write_aside(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all, also after a power cut."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
+    try:
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise WriteError(f"Could not write {path}: {error}") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in `folder` last."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _checksum(stored: Mapping[str, Any]) -> str:
+    content = json.dumps(stored, sort_keys=True, ensure_ascii=False)
+    return xxhash.xxh3_64_hexdigest(content.encode())
+
+
+def _plain_name(name: str) -> str:
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ValueError(f"the shard name {name!r} points outside of the folder")
+    return name
+
+
+def _known(compression: str) -> Compression:
+    if compression not in COMPRESSIONS:
+        raise ValueError(f"the compression {compression!r} is unknown")
+    return compression
+
+
+def _not_found(path: Path) -> SourceError:
+    folder = path.parent
+    if not folder.is_dir():
+        return SourceError(f"No shards found: there is no folder {folder}.")
+    archives = sorted(entry.name for entry in folder.iterdir() if ".tar" in entry.suffixes or entry.suffix == ".tgz")
+    if (folder / ".writing").is_dir():
+        return SourceError(
+            f"No data set in {folder}: a writer has not finished there. Run it again with resume=True to go on, or "
+            "without to start anew."
+        )
+    if archives:
+        return SourceError(
+            f"No manifest {path.name} in {folder}, which has {len(archives)} archives ({archives[0]}, …). "
+            f"Run `penstock index {folder}` to give them an index."
+        )
+    return SourceError(f"No shards found in {folder}: it has neither a manifest ({path.name}) nor tar archives.")

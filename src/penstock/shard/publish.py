@@ -1,0 +1,106 @@
+"""From finished shards to a data set: a sequence of renames that a killed process can be followed up on.
+
+.writing/NAME.part                a shard being written: not there yet
+.writing/NAME, NAME.index         a finished shard
+.writing/dataset_metadata.json    all shards are finished: from here on, a resumed writer only moves files
+.writing/replaced.json            the manifest of the data set that was here before
+dataset_metadata.json             the data set is there
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import xxhash
+
+from penstock.core.errors import DamageError, SourceError, WriteError
+from penstock.shard.compression import Compression
+from penstock.shard.layout import ShardLayout, index_name
+from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry, sync_folder, write_aside
+
+__all__ = ["WRITING", "finished_shards", "pending", "publish", "published", "roll_forward"]
+
+WRITING = ".writing"
+_REPLACED = "replaced.json"
+
+
+def published(folder: Path) -> Manifest | None:
+    """Return the manifest of a data set of ours in `folder`, where there is one."""
+    try:
+        return Manifest.read(folder / MANIFEST)
+    except (SourceError, DamageError):
+        return None
+
+
+def pending(folder: Path) -> bool:
+    """Return whether a writer was stopped while it moved a finished data set into place."""
+    return (folder / WRITING / MANIFEST).exists()
+
+
+def finished_shards(
+    folder: Path, shard_name: Callable[[int], str], compression: Compression
+) -> list[tuple[ShardEntry, ShardLayout]]:
+    """Return the shards that an unfinished writer left whole, and remove what it left in pieces."""
+    writing = folder / WRITING
+    found: list[tuple[ShardEntry, ShardLayout]] = []
+    while (writing / index_name(shard_name(len(found)))).exists():
+        name = shard_name(len(found))
+        stored = (writing / index_name(name)).read_bytes()
+        layout = ShardLayout.from_bytes(stored, name)
+        size = (writing / name).stat().st_size if (writing / name).exists() else -1
+        digest = xxhash.xxh3_128_hexdigest(stored)
+        found.append((ShardEntry(name, layout.n_items, layout.tar_bytes, size, digest, compression), layout))
+        if size < 0 or (compression == "none" and size != layout.tar_bytes):
+            raise DamageError(name, None, f"an unfinished data set in {writing} was changed; start anew")
+    kept = {file for entry, _ in found for file in (entry.name, index_name(entry.name))}
+    for path in writing.iterdir() if writing.exists() else ():
+        if path.name not in kept and path.suffix in (".part", ".aside", ".tar", ".index"):
+            path.unlink()
+    return found
+
+
+def publish(manifest: Manifest, shard_name: Callable[[int], str]) -> None:
+    """Move the finished shards in `.writing` into place, and the manifest last."""
+    write_aside(manifest.folder / WRITING / MANIFEST, manifest.to_bytes())
+    roll_forward(manifest.folder, shard_name)
+
+
+def roll_forward(folder: Path, shard_name: Callable[[int], str]) -> Manifest:
+    """Do what is left to do of a publication, wherever it was stopped."""
+    writing = folder / WRITING
+    manifest = Manifest.read(writing / MANIFEST)
+    try:
+        if (folder / MANIFEST).exists():
+            (folder / MANIFEST).replace(writing / _REPLACED)  # from here on, there is no data set until the last line
+            sync_folder(folder)
+        names = [file for shard in manifest.shards for file in (shard.name, index_name(shard.name))]
+        for name in names:
+            if (writing / name).exists():
+                (writing / name).replace(folder / name)
+        for name in _stale(folder, writing / _REPLACED, len(manifest.shards), shard_name) - set(names):
+            (folder / name).unlink(missing_ok=True)
+        sync_folder(folder)
+        (writing / MANIFEST).replace(folder / MANIFEST)
+        sync_folder(folder)
+        shutil.rmtree(writing)
+    except OSError as error:
+        raise WriteError(
+            f"Could not move the finished shards into {folder}: {error}. Go on with resume=True."
+        ) from error
+    return Manifest.read(folder / MANIFEST)
+
+
+def _stale(folder: Path, replaced: Path, n_shards: int, shard_name: Callable[[int], str]) -> set[str]:
+    """Return the files of the data set that was here before, and of one that never was finished."""
+    stale: set[str] = set()
+    if replaced.exists():
+        try:
+            before = [entry["shard_name"] for entry in json.loads(replaced.read_bytes())["shards"]]
+        except (ValueError, KeyError, TypeError):
+            before = []
+        stale |= {name for name in before if isinstance(name, str) and name == Path(name).name}
+    while (folder / index_name(shard_name(n_shards))).exists():
+        stale.add(shard_name(n_shards))
+        n_shards += 1
+    return stale | {index_name(name) for name in stale}

@@ -1,0 +1,334 @@
+"""Samples become shards, side indexes and, last of all, a manifest.
+
+Everything is written into a hidden folder, `.writing`, shard by shard, and moved into place only when the whole data
+set is there. A data set that was in the folder before stays readable until then.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import string
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import xxhash
+
+from penstock.core.checks import whole_number
+from penstock.core.errors import OptionError, WriteError
+from penstock.shard.codec import ArrayFormat, Encoded, encoded, json_bytes
+from penstock.shard.compression import COMPRESSIONS, Compression, most_bytes
+from penstock.shard.layout import ShardLayout, index_name
+from penstock.shard.manifest import MANIFEST, METADATA, FieldInfo, Manifest, ShardEntry, write_aside
+from penstock.shard.names import automatic_key, check_fields, key_of
+from penstock.shard.publish import WRITING, finished_shards, pending, publish, published, roll_forward
+from penstock.shard.shardfile import ShardFile, stored_size
+from penstock.shard.tar import BLOCK, END, padded
+
+__all__ = ["ShardWriter", "WriteOptions", "merged_fields"]
+
+_LOG = logging.getLogger("penstock")
+_OPTIONS = "options.json"
+_OWN_KEYS = ("sample_id", "modalities", "shard_idx", "sample_idx_in_shard")
+_METADATA = f"{METADATA}.json"
+_PLACE = b"\0place\0"  # no JSON has a zero byte
+_COMPLETE = "is complete"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """What decides over the bytes of a data set, besides the samples."""
+
+    shard_size: int = 1000
+    shard_name_pattern: str = "shard_{shard_idx:06d}.tar"
+    compression: Compression = "none"
+    array_format: ArrayFormat = "npy"
+    max_shard_bytes: int | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        whole_number("shard_size", self.shard_size, at_least=1)
+        if self.max_shard_bytes is not None:
+            whole_number("max_shard_bytes", self.max_shard_bytes, at_least=4096)
+        if self.compression not in COMPRESSIONS:
+            raise OptionError(f"compression={self.compression!r}; use one of {', '.join(COMPRESSIONS)}.")
+        if self.array_format not in get_args(ArrayFormat):
+            raise OptionError(f"array_format={self.array_format!r}; use 'npy', or 'pyd' for pickles.")
+        json_bytes(dict(self.metadata), "metadata")
+        _check_pattern(self.shard_name_pattern)
+
+    @property
+    def most_tar_bytes(self) -> int | None:
+        """The largest archive; compressed ones are decompressed whole, so that these have a bound in any case."""
+        if self.compression == "none":
+            return self.max_shard_bytes
+        return min(self.max_shard_bytes or most_bytes(0), most_bytes(0))
+
+    def shard_name(self, number: int) -> str:
+        """Return the file name of a shard."""
+        return self.shard_name_pattern.format(shard_idx=number)
+
+
+class ShardWriter:
+    """Writes samples, in the order they are given, into a data set that appears all at once.
+
+    1. A sample that cannot be written (a wrong type, a name twice): OptionError; nothing of it is stored, and the
+       writer goes on with the next one.
+    2. The disk is full or goes away: WriteError; what is in finished shards is kept for `resume=True`.
+    3. The process is killed at any moment: there is no data set, or the one that was there before, or the new one.
+    4. A second writer on the same folder: refused, as long as the first one lives.
+    """
+
+    _ended = "never began"
+
+    def __init__(self, folder: str | os.PathLike[str], options: WriteOptions, *, resume: bool = False) -> None:
+        self.folder, self.options = Path(folder), options
+        self._lock = _locked(self.folder)
+        self._shards: list[ShardEntry] = []
+        self._fields: dict[str, FieldInfo] = {}
+        self._dtypes: dict[str, np.dtype[Any] | None] = {}
+        self._suffixes: dict[str, str] = {}
+        self._keys: set[int] | None = None
+        self._open: ShardFile | None = None
+        self.written = 0
+        """Samples in the data set so far. After `resume=True`, go on with the sample of this number."""
+        try:
+            self._ended = ""
+            self._begin(resume=resume)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def write(self, sample: Mapping[str, Any], sample_id: str | None, metadata: Mapping[str, Any] | None) -> None:
+        """Add one sample."""
+        if self._ended:
+            raise WriteError(f"This writer of {self.folder} {self._ended}; nothing more can be written.")
+        payloads = self._encoded(sample)
+        suffixes = self._suffixes or {name: f"{name}.{p.extension}" for name, p in zip(sample, payloads, strict=True)}
+        key, key_hash = self._new_key(sample_id)
+        about = _metadata(sample_id or key, list(suffixes), metadata)
+        try:
+            shard = self._shard_with_room(stored_size(payloads) + 2 * BLOCK + padded(len(about)))
+            place = b'"shard_idx":%d,"sample_idx_in_shard":%d' % (len(self._shards), shard.n_items)
+            about = about.replace(_PLACE, place, 1)
+            shard.add(key, [*suffixes.values(), _METADATA], [*payloads, Encoded("json", (about,), len(about))])
+            self.written += 1
+            if self._keys is not None:
+                self._keys.add(key_hash)
+            if not self._suffixes:
+                self._suffixes = suffixes
+                self._dtypes = {name: payload.dtype for name, payload in zip(suffixes, payloads, strict=True)}
+            if shard.n_items == self.options.shard_size:
+                self._close_shard()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def commit(self) -> Manifest:
+        """Make the data set appear, and return its manifest."""
+        if self._ended == _COMPLETE:
+            return Manifest.read(self.folder / MANIFEST)
+        if self._ended:
+            raise WriteError(f"This writer of {self.folder} {self._ended}; there is nothing to finish.")
+        if not self.written:
+            raise OptionError("No samples were written; a data set has at least one.")
+        before = published(self.folder)
+        if before is not None:
+            _LOG.warning("The data set of %s samples in %s is replaced by a new one.", before.n_items, self.folder)
+        try:
+            if self._open is not None and self._open.n_items:
+                self._close_shard()
+            publish(self._manifest(), self.options.shard_name)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._ended = _COMPLETE
+        self._release()
+        return Manifest.read(self.folder / MANIFEST)
+
+    def abandon(self) -> None:
+        """Stop without a data set; finished shards are kept for `resume=True`. Does nothing after `commit`."""
+        if not self._ended:
+            self._ended = "was abandoned"
+            if self._open is not None:
+                self._open.discard()
+        self._release()
+
+    def __del__(self) -> None:
+        if not self._ended:
+            warnings.warn(
+                f"A writer of {self.folder} with {self.written} samples was dropped without finalize(): there is no "
+                "data set. Use it in a `with` statement, or go on with resume=True.",
+                ResourceWarning,
+                stacklevel=1,
+            )
+            self.abandon()
+
+    # -- beginning and ending ------------------------------------------------------------------------------------------
+
+    def _begin(self, *, resume: bool) -> None:
+        writing, current = self.folder / WRITING, json.dumps(asdict(self.options), sort_keys=True)
+        if not resume:
+            shutil.rmtree(writing, ignore_errors=True)
+        elif pending(self.folder):
+            roll_forward(self.folder, self.options.shard_name)
+        complete = published(self.folder) if resume and not writing.exists() else None
+        if complete is not None:
+            self.written, self._ended = complete.n_items, _COMPLETE
+            self._release()
+            return
+        before = (writing / _OPTIONS).read_text() if (writing / _OPTIONS).exists() else current
+        if before != current:
+            raise OptionError(
+                f"resume=True with options {current}, but {self.folder} was begun with {before}. Use the same options, "
+                "or resume=False to start anew."
+            )
+        if resume:
+            for entry, layout in finished_shards(self.folder, self.options.shard_name, self.options.compression):
+                self._add_shard(entry, layout)
+        try:
+            writing.mkdir(exist_ok=True)
+            write_aside(writing / _OPTIONS, current.encode())
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _release(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _failed(self, error: OSError) -> WriteError:
+        if self._open is not None:
+            self._open.discard()
+        self._ended = "has failed"
+        self._release()
+        if isinstance(error, WriteError):
+            return error
+        return WriteError(f"Could not write to {self.folder}: {error}. Mend that and go on with resume=True.")
+
+    def _manifest(self) -> Manifest:
+        options = self.options
+        return Manifest(
+            self.folder, self._fields, tuple(self._shards), options.shard_size, options.array_format, options.metadata
+        )
+
+    # -- shards --------------------------------------------------------------------------------------------------------
+
+    def _shard_with_room(self, needed: int) -> ShardFile:
+        limit = self.options.most_tar_bytes
+        if limit is not None and needed + len(END) > limit:
+            raise OptionError(
+                f"Sample {self.written} takes {needed} bytes, a shard {limit} at most; raise max_shard_bytes."
+            )
+        if self._open is not None and limit is not None and self._open.tar_bytes + needed + len(END) > limit:
+            self._close_shard()
+        if self._open is None:
+            name = self.options.shard_name(len(self._shards))
+            self._open = ShardFile(self.folder / WRITING, name, self.options.compression)
+        return self._open
+
+    def _close_shard(self) -> None:
+        assert self._open is not None, "closed only where one is open"
+        shard, self._open = self._open, None
+        self._add_shard(*shard.close())
+
+    def _add_shard(self, entry: ShardEntry, layout: ShardLayout) -> None:
+        self._shards.append(entry)
+        self._fields = merged_fields(self._fields, layout)
+        if not self._suffixes:
+            self._suffixes = {name: info.suffix for name, info in self._fields.items() if name != METADATA}
+            self._dtypes = {name: self._fields[name].dtype for name in self._suffixes}
+        self.written = sum(shard.n_items for shard in self._shards)
+
+    # -- one sample ----------------------------------------------------------------------------------------------------
+
+    def _encoded(self, sample: Mapping[str, Any]) -> list[Encoded]:
+        if not isinstance(sample, Mapping) or not sample:
+            raise OptionError(f"Sample {self.written} is {type(sample).__name__}; give a dict of at least one field.")
+        if not self._suffixes:
+            check_fields(sample, METADATA)
+            return [encoded(name, value, self.options.array_format) for name, value in sample.items()]
+        if sample.keys() != self._suffixes.keys():
+            lacks, has = sorted(self._suffixes.keys() - sample.keys()), sorted(sample.keys() - self._suffixes.keys())
+            raise OptionError(
+                f"Sample {self.written} lacks {lacks} and has {has}, unlike the samples before it; all samples of a "
+                "data set have the same fields. Fill in what is missing (an empty array, None), or write two sets."
+            )
+        payloads = [encoded(name, sample[name], self.options.array_format) for name in self._suffixes]
+        for (name, suffix), payload in zip(self._suffixes.items(), payloads, strict=True):
+            if payload.dtype != self._dtypes[name] or not suffix.endswith(payload.extension):
+                raise OptionError(
+                    f"Field {name!r} of sample {self.written} is {payload.dtype or payload.extension}, but "
+                    f"{self._dtypes[name] or suffix} in those before it; convert it."
+                )
+        return payloads
+
+    def _new_key(self, sample_id: str | None) -> tuple[str, int]:
+        """Return a key that no sample has yet, and its hash."""
+        if sample_id is None and self._keys is None:
+            return automatic_key(self.written), 0
+        if self._keys is None:
+            # Numbers cannot come twice; from the first id of the user's own on, every key is remembered.
+            stored = [(self.folder / WRITING / index_name(shard.name)).read_bytes() for shard in self._shards]
+            layouts = [ShardLayout.from_bytes(content, "a finished shard") for content in stored]
+            self._keys = {key for layout in layouts for key in layout.keys.tolist()}
+            self._keys.update(self._open.builder.keys if self._open is not None else ())
+        key = automatic_key(self.written) if sample_id is None else key_of(sample_id)
+        key_hash = xxhash.xxh3_64_intdigest(key.encode())
+        if key_hash in self._keys:
+            raise OptionError(
+                f"Sample {self.written} has the id {sample_id or key!r}, as one before it; use each once."
+            )
+        return key, key_hash
+
+
+def merged_fields(fields: Mapping[str, FieldInfo], layout: ShardLayout) -> dict[str, FieldInfo]:
+    """Return what `fields` are when the items of one more shard are among them."""
+    merged = dict(fields)
+    for column in layout.columns:
+        name = column.suffix.rpartition(".")[0]
+        info = FieldInfo(column.suffix, column.dtype, column.shape)
+        merged[name] = merged[name].merged(info) if name in merged else info
+    return merged
+
+
+def _metadata(sample_id: str, modalities: list[str], metadata: Mapping[str, Any] | None) -> bytes:
+    """Return what is known of a sample, with a mark where its place will be written."""
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise OptionError(f"metadata={metadata!r} is no dict; give names and values, such as {{'trial_id': 7}}.")
+    own = json_bytes({"sample_id": sample_id, "modalities": modalities}, "metadata")
+    given = {name: value for name, value in (metadata or {}).items() if name not in _OWN_KEYS}
+    user = b"," + json_bytes(given, "metadata")[1:] if given else b"}"
+    return own[:-1] + b"," + _PLACE + user
+
+
+def _locked(folder: Path) -> int:
+    """Return a handle whose life keeps other writers out; the system lets go of it when this process dies."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise WriteError(f"Could not open the folder {folder}: {error}.") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise WriteError(f"Another writer is at work in {folder}; wait for it, or use another folder.") from error
+    return handle
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        names = {pattern.format(shard_idx=number) for number in (0, 1, 999_999, 1_000_000)}
+        fields = {name for _, name, _, _ in string.Formatter().parse(pattern) if name is not None}
+    except (IndexError, KeyError, ValueError) as error:
+        raise OptionError(f"shard_name_pattern={pattern!r} is no format with {{shard_idx}}: {error}.") from error
+    if fields != {"shard_idx"} or len(names) < 4:
+        raise OptionError(
+            f"shard_name_pattern={pattern!r} gives shards the same name; use for example 'train_{{shard_idx:06d}}.tar'."
+        )
+    if any("/" in name or name.startswith(".") or not name.endswith(".tar") for name in names):
+        raise OptionError(f"shard_name_pattern={pattern!r}: use a plain file name that ends in .tar.")
