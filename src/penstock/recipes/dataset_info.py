@@ -1,12 +1,19 @@
 """Seed 004's look at a data set: totals, fields, bytes, health."""
 
+import json
 import os
 import sys
+from pathlib import Path
 from typing import Any, TextIO
 
-from penstock.shard.manifest import Manifest, manifest_path
+import numpy as np
 
-__all__ = ["ShardedDatasetInfo"]
+from penstock.core.errors import OptionError
+from penstock.report.items import draw_item
+from penstock.shard.manifest import Manifest, manifest_path
+from penstock.source.tar import TarSource
+
+__all__ = ["ShardedDatasetInfo", "described_item", "draw", "one_item"]
 
 
 class ShardedDatasetInfo:
@@ -92,3 +99,39 @@ class ShardedDatasetInfo:
         if summary["metadata"]:
             lines += ["", "Metadata", *(f"  {name}: {value}" for name, value in summary["metadata"].items())]
         (out or sys.stdout).write("\n".join(lines) + "\n")
+
+
+def one_item(shard_dir: str | os.PathLike[str], item: int) -> dict[str, Any]:
+    """Return the fields of one item, verified."""
+    source = TarSource(shard_dir)
+    if not 0 <= item < len(source.index):
+        raise OptionError(f"There is no item {item}; the data set has items 0–{len(source.index) - 1}.")
+    found = {name: array[0] for name, array in source.take(np.array([item])).items()}
+    source.close()
+    return found
+
+
+def described_item(shard_dir: str | os.PathLike[str], item: int) -> list[str]:
+    """Return one line for each field of an item."""
+    fields = one_item(shard_dir, item)
+    width = max(map(len, fields))
+    return [f"{name:<{width}}  {_described(value)}" for name, value in fields.items()]
+
+
+def draw(shard_dir: str | os.PathLike[str], item: int, path: Path) -> None:
+    """Draw an item into a file."""
+    draw_item(one_item(shard_dir, item), path, title=f"Item {item} of {shard_dir}")
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, np.ndarray) and value.ndim:
+        kind = f"{value.dtype} {value.shape}"
+        if value.dtype.kind not in "biuf" or not value.size:
+            return kind
+        return f"{kind}, {value.min():.6g} to {value.max():.6g}, mean {value.mean():.6g}"
+    if isinstance(value, np.ndarray | np.generic):
+        return f"{value.dtype} {value}"
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
+    words = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    return words if len(words) <= 200 else f"{words[:199]}…"

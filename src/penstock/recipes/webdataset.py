@@ -316,12 +316,9 @@ def create_webdataset_dataloader(
         Samples per batch.
     num_workers
         Threads or processes that make batches ahead, whichever is faster here.
-    prefetch_factor
-        Batches that each worker may be ahead.
-    pin_memory
-        Page-locked batches where there is a CUDA device; nothing elsewhere.
-    drop_last
-        Leave out a last batch that is not full.
+    prefetch_factor, pin_memory, drop_last
+        Batches that each worker may be ahead; page-locked batches where there is a CUDA device; leave out a last batch
+        that is not full.
     pad_value
         Pad fields of varying length, with a mask beside them; None: they are lists.
     device
