@@ -4,9 +4,9 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from bench import delivery, order
+from bench import delivery, order, shards
 
-BENCHMARKS = {"order": order.run, "delivery": delivery.run}
+BENCHMARKS = {"order": order.run, "delivery": delivery.run, "shards": shards.run}
 
 
 def main() -> None:

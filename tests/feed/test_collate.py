@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from penstock_test_parts import Numbers, Pairs, Records, Together, numbered, plain, with_noise
+from penstock_test_parts import MixedSource, Numbers, Pairs, Records, Together, numbered, plain, with_noise
 
 from penstock import ArraySource, DatasetSource, Loader, OptionError, Plan, RunOptions, Sequential, Shuffle
+from penstock.feed.collate import block_batch
 
 THREADS = RunOptions(executor="threads")
 FORK = RunOptions(executor="processes", start_method="fork")
@@ -100,6 +101,48 @@ class TestArrays:
             batches(ragged)
         assert any("collate=" in note for note in caught.value.__notes__)
         assert any("batch 0 of epoch 0" in note for note in caught.value.__notes__)
+
+
+class TestObjects:
+    """Fields without a fixed shape, beside one that has it."""
+
+    @pytest.mark.parametrize("options", [None, THREADS, FORK], ids=["inline", "threads", "fork"])
+    def test_objects_arrive_as_a_list_beside_the_tensors(self, options: Any) -> None:
+        found = batches(MixedSource(6), num_workers=0 if options is None else 1, options=options)
+        assert [batch["x"].tolist() for batch in found] == [[0, 1, 2, 3], [4, 5]]
+        assert [batch["note"] for batch in found] == [[{"item": n} for n in items] for items in (range(4), range(4, 6))]
+
+    def test_arrays_among_the_objects_become_tensors_on_their_own_memory(self) -> None:
+        ragged = np.empty(3, object)
+        ragged[:] = [np.arange(n, dtype=np.int16) for n in range(3)]
+        batch = block_batch({"ragged": ragged, "x": np.arange(3)})
+        assert [(type(value), value.dtype, value.tolist()) for value in batch["ragged"]] == [
+            (torch.Tensor, torch.int16, list(range(n))) for n in range(3)
+        ]
+        batch["ragged"][2][0] = 9
+        assert ragged[2][0] == 9
+
+    def test_objects_that_are_no_arrays_are_the_very_same(self) -> None:
+        values = np.empty(5, object)
+        values[:] = [{"a": 1}, None, "left", b"raw", [1, 2]]
+        batch = block_batch({"note": values})
+        assert all(found is given for found, given in zip(batch["note"], values, strict=True))
+
+    def test_strings_in_an_array_among_the_objects_become_lists(self) -> None:
+        values = np.empty(2, object)
+        values[:] = [np.array(["left", "right"]), np.array(["up"])]
+        assert block_batch({"names": values})["names"] == [["left", "right"], ["up"]]
+
+    def test_an_array_without_a_tensor_among_the_objects_is_refused_by_field(self) -> None:
+        values = np.empty(1, object)
+        values[:] = [np.zeros(2, "M8[s]")]
+        with pytest.raises(OptionError, match=r"'when' has dtype .*no tensor"):
+            block_batch({"when": values})
+
+    def test_a_padded_batch_of_objects_says_which_are_padding(self) -> None:
+        second = batches(MixedSource(6), tail="pad")[1]
+        assert second["mask"].tolist() == [True, True, False, False]
+        assert [note["item"] for note in second["note"]] == second["x"].tolist()
 
 
 class TestDatasets:

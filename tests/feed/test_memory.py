@@ -57,7 +57,7 @@ def test_small_batches_count_as_many_as_are_made_at_once() -> None:
     source = numbered(400)
     with Loader(source, Plan(source.index, Sequential(), batch_size=2)) as loader:
         found = loader.memory_estimate()
-    assert (found.batch_bytes, found.batches_held) == (32, 17)
+    assert (found.batch_bytes, found.batches_held) == (32, 65)
 
 
 def test_where_item_sizes_vary_a_batch_is_made_to_tell() -> None:

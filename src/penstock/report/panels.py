@@ -121,7 +121,8 @@ def traces(figure: "Figure", cells: list["SubplotSpec"], sight: Sight) -> list[s
         _line(ax, sight.times(x), (y - _middle(line)) / step - row, colour=colour, width=0.9 if few else 0.6)
     labelled = np.unique(np.linspace(0, len(chosen) - 1, min(len(chosen), 8)).round().astype(int))
     ax.set_yticks(-labelled, [str(chosen[row]) for row in labelled])
-    ax.set_ylim(-len(chosen), 1)
+    margin = 0.7 if few else 1.0
+    ax.set_ylim(1 - len(chosen) - margin, margin)
     ax.set_xlim(0, sight.times(n_times))
     apart = f"traces {number(float(steps[0]))}{f' {sight.unit}' if sight.unit else ''} apart"
     notes = ["each channel has its own scale" if alone else apart] if spreads.any() else []

@@ -24,10 +24,11 @@ ArrayFormat = Literal["npy", "pyd"]
 _MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 1 << 16
 _MOST_RATIO, _ALWAYS_BYTES = 100, 1 << 28  # what a compressed member may grow to
+_COPIED_BYTES = 1 << 14  # smaller arrays are copied sooner than a view of them is made
 _PICKLE_PROTOCOL = 4  # what Python 3.8 and numpy 1.x read
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: one is made for every field of every sample
 class Encoded:
     """The payload of one member."""
 
@@ -56,21 +57,30 @@ def encoded(name: str, value: Any, array_format: ArrayFormat = "npy") -> Encoded
     >>> encoded("label", 3).extension, encoded("note", "left").extension, encoded("events", [1, {"a": None}]).extension
     ('npy', 'txt', 'json')
     """
-    if isinstance(value, str):
-        return _whole("txt", value.encode())
-    if isinstance(value, bytes | bytearray | memoryview):
-        return _whole("bin", bytes(value))
-    if value is None or isinstance(value, list | tuple | Mapping):
-        return _whole("json", json_bytes(value, f"field {name!r}"))
-    array = _array(name, value)
+    array = value if type(value) is np.ndarray else np.asarray(value) if isinstance(value, np.generic) else None
+    if array is None:
+        if isinstance(value, str):
+            return _whole("txt", value.encode())
+        if isinstance(value, bytes | bytearray | memoryview):
+            return _whole("bin", bytes(value))
+        if value is None or isinstance(value, list | tuple | Mapping):
+            return _whole("json", json_bytes(value, f"field {name!r}"))
+        array = _array(name, value)
+    if array.dtype.hasobject:
+        raise OptionError(
+            f"Field {name!r} is an array of Python objects ({array.dtype}); give numbers or fixed-width strings, or a "
+            "list of plain values."
+        )
     if array_format == "pyd":
         # A row is copied first: a view would be pickled with the whole array it looks into.
         pickled = pickle.dumps(array.copy(), protocol=_PICKLE_PROTOCOL)
         return Encoded("pyd", (pickled,), len(pickled), array.dtype, array.shape)
     head = _npy_header_bytes(array.dtype, array.shape)
-    # A memory view of bytes; dates and the like have no buffer of their own kind.
-    data = array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
-    return Encoded("npy", (head, data), len(head) + array.nbytes, array.dtype, array.shape)
+    if array.nbytes < _COPIED_BYTES:
+        data: bytes | memoryview = array.tobytes()
+    else:  # as bytes, since dates and the like have no buffer of their own kind
+        data = np.asarray(array, order="C").reshape(-1).view(np.uint8).data
+    return Encoded("npy", (head, data), len(head) + len(data), array.dtype, array.shape)
 
 
 def _whole(extension: str, payload: bytes) -> Encoded:
@@ -93,13 +103,7 @@ def _array(name: str, value: Any) -> NDArray[Any]:
             f"Field {name!r} is a {type(value).__name__}; a sample holds arrays, tensors, numbers, strings, bytes, "
             "lists and dicts."
         )
-    array = np.asarray(value, order="C")
-    if array.dtype.hasobject:
-        raise OptionError(
-            f"Field {name!r} is an array of Python objects ({array.dtype}); give numbers or fixed-width strings, or a "
-            "list of plain values."
-        )
-    return array
+    return np.asarray(value)
 
 
 @lru_cache(maxsize=256)

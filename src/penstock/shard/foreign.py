@@ -131,7 +131,7 @@ def _indexed(archive: Path) -> tuple[ShardLayout | None, list[Problem]]:
         try:
             for key, suffix, member in _grouped(members(counted, archive.name), archive.name, problems):
                 if key is not None:
-                    builder.begin_item(key)
+                    builder.begin_item(key.encode(errors="surrogateescape"))
                 if builder.has(suffix):
                     problems.append(Problem(archive.name, builder.n_items - 1, f"{member.name!r} is there twice"))
                     continue

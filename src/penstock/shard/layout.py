@@ -212,9 +212,9 @@ class LayoutBuilder:
         """The columns so far."""
         return list(self._columns)
 
-    def begin_item(self, key: str) -> None:
+    def begin_item(self, key: bytes) -> None:
         """Let the members that follow belong to a new item."""
-        self.keys.append(xxhash.xxh3_64_intdigest(key.encode(errors="surrogateescape")))
+        self.keys.append(xxhash.xxh3_64_intdigest(key))
 
     def has(self, suffix: str) -> bool:
         """Return whether the current item has this member already."""
@@ -226,10 +226,14 @@ class LayoutBuilder:
         column = self._columns.get(suffix)
         if column is None:
             column = self._columns[suffix] = _ColumnBuilder()
-        missing = len(self.keys) - 1 - len(column.begins)
-        if missing:
-            column.add_missing(missing)
-        column.add(place, check, npy)
+        if len(column.begins) < len(self.keys) - 1:
+            column.add_missing(len(self.keys) - 1 - len(column.begins))
+        column.begins.append(place[0])
+        column.offsets.append(place[1])
+        column.sizes.append(place[2])
+        column.checks.append(check)
+        if npy is not column.npy:
+            column.note(npy)
 
     def missing(self) -> dict[str, int]:
         """Return how many items lack each member that others have."""
@@ -253,16 +257,11 @@ class _ColumnBuilder:
         self.npy: NpyHeader | None = None
         self.same_dtype = self.same_shape = True
 
-    def add(self, place: tuple[int, int, int], check: int, npy: NpyHeader | None) -> None:
-        first = not self.begins
-        begin, offset, size = place
-        self.begins.append(begin)
-        self.offsets.append(offset)
-        self.sizes.append(size)
-        self.checks.append(check)
-        if first:
+    def note(self, npy: NpyHeader | None) -> None:
+        """Note an array that may differ from the first one."""
+        if len(self.begins) == 1:
             self.npy = npy
-        if npy is not self.npy and npy != self.npy:
+        elif npy != self.npy:
             self.same_shape = False
             self.same_dtype &= npy is not None and self.npy is not None and npy.dtype == self.npy.dtype
 

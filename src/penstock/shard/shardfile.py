@@ -1,7 +1,7 @@
 """One shard while it is written: the archive, and its side index along with it."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import xxhash
@@ -11,18 +11,19 @@ from penstock.shard.codec import Encoded, NpyHeader
 from penstock.shard.compression import Compression, compressor
 from penstock.shard.layout import LayoutBuilder, ShardLayout, index_name
 from penstock.shard.manifest import ShardEntry, write_aside
-from penstock.shard.tar import BLOCK, END, header, padded
+from penstock.shard.tar import BLOCK, END, HeaderForm
 
 __all__ = ["ShardFile", "stored_size"]
 
 _BUFFER_BYTES = 1 << 20
 # Payloads from here on are written from where they lie; smaller ones are gathered, since a call costs more than a copy.
 _DIRECT_BYTES = 1 << 16
+_MOST_FORMS = 4096
 
 
 def stored_size(payloads: Iterable[Encoded]) -> int:
     """Return the bytes that these payloads take in an archive."""
-    return sum(BLOCK + padded(payload.size) for payload in payloads)
+    return sum(BLOCK + payload.size + -payload.size % BLOCK for payload in payloads)
 
 
 class ShardFile:
@@ -34,9 +35,8 @@ class ShardFile:
         self._handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         self._compressor = compressor(compression)
         self._buffer: list[bytes] = []
-        self._buffered = 0
-        self._stored_bytes = 0
-        self._npy: dict[str, NpyHeader] = {}
+        self._forms: dict[tuple[str, int, tuple[int, ...] | None], tuple[HeaderForm, NpyHeader | None]] = {}
+        self._stored_bytes = self._flushed = 0
         self.builder = LayoutBuilder()
         self.tar_bytes = 0
 
@@ -45,20 +45,33 @@ class ShardFile:
         """Items so far."""
         return self.builder.n_items
 
-    def add(self, key: str, suffixes: Iterable[str], payloads: list[Encoded]) -> None:
+    def add(self, key: str, suffixes: Sequence[str], payloads: Sequence[Encoded]) -> None:
         """Add one item."""
-        named = [(suffix, payload) for suffix, payload in zip(suffixes, payloads, strict=True)]
-        heads = [header(f"{key}.{suffix}", payload.size) for suffix, payload in named]  # refused before it is written
-        self.builder.begin_item(key)
-        for (suffix, payload), head in zip(named, heads, strict=True):
-            check = self._append(head, payload)
-            place = (self.tar_bytes, self.tar_bytes + BLOCK, payload.size)
-            self.builder.add(suffix, place, check, self._header_of(suffix, payload))
-            self.tar_bytes += BLOCK + padded(payload.size)
+        name = key.encode()
+        forms = [
+            self._forms.get((suffix, payload.size, payload.shape)) or self._new_form(suffix, payload)
+            for suffix, payload in zip(suffixes, payloads, strict=True)
+        ]
+        # All headers first: what a name refuses is refused before anything is written.
+        heads = [form.header(name) for form, _ in forms]
+        begin = self.tar_bytes
+        self.builder.begin_item(name)
+        for suffix, payload, head, (form, npy) in zip(suffixes, payloads, heads, forms, strict=True):
+            if form.size < _DIRECT_BYTES:
+                whole = b"".join((head, *payload.pieces, form.padding))
+                self._buffer.append(whole)
+                check, length = xxhash.xxh3_64_intdigest(whole), len(whole)
+            else:
+                check, length = self._write_large([head, *payload.pieces, form.padding])
+            self.builder.add(suffix, (begin, begin + BLOCK, form.size), check, npy)
+            begin += length
+        if begin - self._flushed >= _BUFFER_BYTES:
+            self._flush()
+        self.tar_bytes = begin
 
     def close(self) -> tuple[ShardEntry, ShardLayout]:
         """End the archive, let it last, give it its name, then write its side index."""
-        self._put(END)
+        self._buffer.append(END)
         self.tar_bytes += len(END)
         self._flush()
         if self._compressor is not None:
@@ -81,42 +94,33 @@ class ShardFile:
             self._handle = -1
         self._path.unlink(missing_ok=True)
 
-    def _header_of(self, suffix: str, payload: Encoded) -> NpyHeader | None:
-        if payload.dtype is None or payload.shape is None:
-            return None
-        known = self._npy.get(suffix)
-        if known is None or known.shape != payload.shape:
+    def _new_form(self, suffix: str, payload: Encoded) -> tuple[HeaderForm, NpyHeader | None]:
+        npy = None
+        if payload.dtype is not None and payload.shape is not None:
             offset = len(payload.pieces[0]) if payload.extension == "npy" else 0
-            known = self._npy[suffix] = NpyHeader(payload.dtype, payload.shape, fortran_order=False, data_offset=offset)
-        return known
+            npy = NpyHeader(payload.dtype, payload.shape, fortran_order=False, data_offset=offset)
+        form = HeaderForm(f".{suffix}", payload.size), npy
+        if len(self._forms) < _MOST_FORMS:  # texts and the like have a length each
+            self._forms[suffix, payload.size, payload.shape] = form
+        return form
 
-    def _append(self, head: bytes, payload: Encoded) -> int:
-        """Write one member and return its checksum."""
-        pad = bytes(-payload.size % BLOCK)
-        if payload.size < _DIRECT_BYTES:
-            whole = b"".join((head, *payload.pieces, pad))
-            self._put(whole)
-            return xxhash.xxh3_64_intdigest(whole)
-        pieces = [head, *payload.pieces, pad]
+    def _write_large(self, pieces: list[bytes | memoryview]) -> tuple[int, int]:
+        """Write one member from where it lies, and return its checksum and its length."""
         digest = xxhash.xxh3_64()
         for piece in pieces:
             digest.update(piece)
         self._flush()
         self._write_plain(pieces)
-        return digest.intdigest()
-
-    def _put(self, piece: bytes) -> None:
-        self._buffer.append(piece)
-        self._buffered += len(piece)
-        if self._buffered >= _BUFFER_BYTES:
-            self._flush()
+        return digest.intdigest(), sum(map(len, pieces))
 
     def _flush(self) -> None:
         if self._buffer:
-            self._write_plain([b"".join(self._buffer)])
-            self._buffer, self._buffered = [], 0
+            whole = b"".join(self._buffer)
+            self._write_plain([whole])
+            self._buffer = []
 
     def _write_plain(self, pieces: list[bytes | memoryview]) -> None:
+        self._flushed += sum(map(len, pieces))
         if self._compressor is not None:
             pieces = [self._compressor.compress(bytes(piece)) for piece in pieces]
         self._write(pieces)

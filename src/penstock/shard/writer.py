@@ -13,6 +13,7 @@ import string
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -36,8 +37,8 @@ _LOG = logging.getLogger("penstock")
 _OPTIONS = "options.json"
 _OWN_KEYS = ("sample_id", "modalities", "shard_idx", "sample_idx_in_shard")
 _METADATA = f"{METADATA}.json"
-_PLACE = b"\0place\0"  # no JSON has a zero byte
 _COMPLETE = "is complete"
+_ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +112,12 @@ class ShardWriter:
         payloads = self._encoded(sample)
         suffixes = self._suffixes or {name: f"{name}.{p.extension}" for name, p in zip(sample, payloads, strict=True)}
         key, key_hash = self._new_key(sample_id)
-        about = _metadata(sample_id or key, list(suffixes), metadata)
+        before, after = _metadata(sample_id or key, tuple(suffixes), metadata)
         try:
-            shard = self._shard_with_room(stored_size(payloads) + 2 * BLOCK + padded(len(about)))
+            shard = self._shard_with_room(payloads, len(before) + len(after))
             place = b'"shard_idx":%d,"sample_idx_in_shard":%d' % (len(self._shards), shard.n_items)
-            about = about.replace(_PLACE, place, 1)
-            shard.add(key, [*suffixes.values(), _METADATA], [*payloads, Encoded("json", (about,), len(about))])
+            about = before + place + after
+            shard.add(key, (*suffixes.values(), _METADATA), [*payloads, Encoded("json", (about,), len(about))])
             self.written += 1
             if self._keys is not None:
                 self._keys.add(key_hash)
@@ -217,14 +218,16 @@ class ShardWriter:
 
     # -- shards --------------------------------------------------------------------------------------------------------
 
-    def _shard_with_room(self, needed: int) -> ShardFile:
+    def _shard_with_room(self, payloads: list[Encoded], metadata_bytes: int) -> ShardFile:
         limit = self.options.most_tar_bytes
-        if limit is not None and needed + len(END) > limit:
-            raise OptionError(
-                f"Sample {self.written} takes {needed} bytes, a shard {limit} at most; raise max_shard_bytes."
-            )
-        if self._open is not None and limit is not None and self._open.tar_bytes + needed + len(END) > limit:
-            self._close_shard()
+        if limit is not None:
+            needed = stored_size(payloads) + 2 * BLOCK + padded(metadata_bytes) + len(END)
+            if needed > limit:
+                raise OptionError(
+                    f"Sample {self.written} takes {needed} bytes, a shard {limit} at most; raise max_shard_bytes."
+                )
+            if self._open is not None and self._open.tar_bytes + needed > limit:
+                self._close_shard()
         if self._open is None:
             name = self.options.shard_name(len(self._shards))
             self._open = ShardFile(self.folder / WRITING, name, self.options.compression)
@@ -295,14 +298,20 @@ def merged_fields(fields: Mapping[str, FieldInfo], layout: ShardLayout) -> dict[
     return merged
 
 
-def _metadata(sample_id: str, modalities: list[str], metadata: Mapping[str, Any] | None) -> bytes:
-    """Return what is known of a sample, with a mark where its place will be written."""
+def _metadata(sample_id: str, modalities: tuple[str, ...], metadata: Mapping[str, Any] | None) -> tuple[bytes, bytes]:
+    """Return what is known of a sample, as JSON: what comes before its place in the shard, and what comes after."""
     if metadata is not None and not isinstance(metadata, Mapping):
         raise OptionError(f"metadata={metadata!r} is no dict; give names and values, such as {{'trial_id': 7}}.")
-    own = json_bytes({"sample_id": sample_id, "modalities": modalities}, "metadata")
-    given = {name: value for name, value in (metadata or {}).items() if name not in _OWN_KEYS}
-    user = b"," + json_bytes(given, "metadata")[1:] if given else b"}"
-    return own[:-1] + b"," + _PLACE + user
+    before = b'{"sample_id":%b,"modalities":%b,' % (_ENCODE(sample_id).encode(), _names(modalities))
+    if not metadata:
+        return before, b"}"
+    given = {name: value for name, value in metadata.items() if name not in _OWN_KEYS}
+    return before, b"," + json_bytes(given, "metadata")[1:] if given else b"}"
+
+
+@lru_cache(maxsize=16)
+def _names(modalities: tuple[str, ...]) -> bytes:
+    return json_bytes(list(modalities), "fields")
 
 
 def _locked(folder: Path) -> int:

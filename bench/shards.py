@@ -1,0 +1,304 @@
+"""Tar shards: shuffled reading, writing, and opening a large data set, beside limits and peers.
+
+Large items are seed 004's (three fields, 295 kB), small ones 16×16 float32 with a label (1 kB). Reading is from a warm
+page cache, batch 32, tensors out. The limit of reading takes the same shuffled rows from arrays in memory into two
+buffers in turn (large), or with one fancy index per batch (small); the limit of writing writes the same bytes to one
+file, and lets it last as ours does. Peers are measured where they are installed (`pip install litdata webdataset`).
+"""
+
+import importlib.util
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import penstock as ps
+from bench.delivery import BATCH, LARGE, SMALL
+from bench.measure import Contender, measured, peak_private_mb, printed, saved
+
+__all__ = ["run"]
+
+SIZES = {"large": (LARGE, 6_000, 1_000), "small": (SMALL, 200_000, 1_000)}
+OPENED_ITEMS, OPENED_SHARD = 10_000_000, 10_000
+
+
+def run(folder: Path, out: Path, repeats: int) -> None:
+    """Measure and print."""
+    for name, (shapes, n_items, shard_size) in SIZES.items():
+        shards = folder / f"shards-{name}"
+        if not (shards / "dataset_metadata.json").exists():
+            _write_penstock(shards, shapes, n_items, shard_size)
+        fields = list(shapes)
+        reading = [
+            Contender("limit", limit, (shapes, n_items)),
+            Contender("first epoch, verifying", penstock, (shards, fields, 0, 0)),
+            Contender("later epochs", penstock, (shards, fields, 0, 1)),
+            Contender("later epochs, 2 threads", penstock, (shards, fields, 2, 1)),
+            Contender("later epochs, with metadata", penstock, (shards, None, 0, 1)),
+            Contender("verify=always", penstock, (shards, fields, 0, 1, "always")),
+            Contender("webdataset", webdataset, (shards,)),
+        ]
+        if importlib.util.find_spec("litdata") is not None:
+            stored = folder / f"litdata-{name}"
+            if not stored.exists():
+                write_litdata(stored, shapes, n_items)
+            reading.append(Contender("litdata", litdata, (stored,)))
+        results = measured(reading, repeats)
+        printed(f"shards {name}: shuffled reading, batch {BATCH}", "items", results)
+        saved(out, f"shards {name} reading", results)
+        _run_writing(folder, out, repeats, name)
+    _run_opening(folder)
+
+
+def _run_writing(folder: Path, out: Path, repeats: int, name: str) -> None:
+    shapes, n_items, shard_size = SIZES[name]
+    n_items = n_items // 4
+    target = folder / "written"
+    writing = [
+        Contender("limit: the same bytes, fsync", write_raw, (target, shapes, n_items, shard_size, True)),
+        Contender("the same bytes, no fsync", write_raw, (target, shapes, n_items, shard_size, False)),
+        Contender("penstock", write_penstock, (target, shapes, n_items, shard_size)),
+        Contender("webdataset ShardWriter", write_webdataset, (target, shapes, n_items, shard_size)),
+    ]
+    if importlib.util.find_spec("litdata") is not None:
+        writing.append(Contender("litdata", write_litdata, (target, shapes, n_items)))
+    if importlib.util.find_spec("streaming") is not None:
+        writing.append(Contender("MosaicML streaming", write_mds, (target, shapes, n_items)))
+    if importlib.util.find_spec("array_record") is not None:
+        writing.append(Contender("ArrayRecord", write_array_record, (target, shapes, n_items, shard_size)))
+    results = measured(writing, repeats)
+    printed(f"shards {name}: writing", "items", results)
+    saved(out, f"shards {name} writing", results)
+    shutil.rmtree(target, ignore_errors=True)
+
+
+def _run_opening(folder: Path) -> None:
+    """Open a data set of ten million items: one shard's files under a thousand names."""
+    shards = folder / "shards-many"
+    if not (shards / "dataset_metadata.json").exists():
+        _many_shards(shards)
+    began, before = time.perf_counter(), peak_private_mb()
+    source = ps.TarSource(shards, fields=["x"])
+    opened, memory = time.perf_counter() - began, peak_private_mb() - before
+    assert len(source.index) == OPENED_ITEMS
+    plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH)
+    seconds: dict[str, list[float]] = {"batch 0": [], "batch at 90 %": [], "any batch after that": []}
+    for _ in range(5):
+        for name, batch in (("batch 0", 0), ("batch at 90 %", int(plan.n_batches * 0.9))):
+            with ps.Loader(source, plan) as loader:
+                loader.load_state_dict({**loader.state_dict(), "batch": batch})
+                began, batches = time.perf_counter(), iter(loader)
+                next(batches)
+                seconds[name].append(time.perf_counter() - began)
+                began = time.perf_counter()
+                next(batches)
+                seconds["any batch after that"].append(time.perf_counter() - began)
+    print(f"\n## shards: a data set of {OPENED_ITEMS:,} items\n\n| what | ms | MB |\n|---|---|---|")
+    print(f"| open | {1000 * opened:.1f} | {memory:.1f} |")
+    for name, found in seconds.items():
+        print(f"| first batch after resuming: {name} | {1000 * sorted(found)[len(found) // 2]:.2f} | |")
+    print()
+
+
+def _many_shards(folder: Path) -> None:
+    ps.create_shards_from_arrays(folder, {"x": np.arange(OPENED_SHARD)}, OPENED_SHARD, show_progress=False)
+    from penstock.shard.manifest import Manifest, ShardEntry  # noqa: PLC0415  # the format itself, for this trick only
+
+    manifest = Manifest.read(folder / "dataset_metadata.json")
+    (first,) = manifest.shards
+    names = [f"shard_{number:06d}.tar" for number in range(OPENED_ITEMS // OPENED_SHARD)]
+    for name in names[1:]:
+        for ending in ("", ".index"):
+            os.link(folder / f"{first.name}{ending}", folder / f"{name}{ending}")
+    shards = tuple(ShardEntry(name, first.n_items, first.tar_bytes, first.stored_bytes, first.digest) for name in names)
+    many = Manifest(folder, manifest.fields, shards, OPENED_SHARD)
+    (folder / "dataset_metadata.json").write_bytes(many.to_bytes())
+
+
+def _samples(shapes: dict[str, tuple[int, ...]], n_items: int) -> Iterator[dict[str, Any]]:
+    block = {name: np.zeros((256, *shape), np.float32) for name, shape in shapes.items()}
+    for number in range(n_items):
+        if number % 256 == 0:
+            for array in block.values():
+                array[...] = np.arange(number, number + 256, dtype=np.float32).reshape(-1, *(1,) * (array.ndim - 1))
+        yield {name: array[number % 256] for name, array in block.items()}
+
+
+def _write_penstock(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, shard_size: int) -> None:
+    with ps.WebDatasetWriter(folder, shard_size) as writer:
+        for sample in _samples(shapes, n_items):
+            writer.write_sample(sample)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _epoch_rate(batches: Any) -> float:
+    began = time.perf_counter()
+    count = sum(1 for _ in batches)
+    return count * BATCH / (time.perf_counter() - began)
+
+
+def limit(shapes: dict[str, tuple[int, ...]], n_items: int) -> float:
+    """Take shuffled rows from arrays in memory; the second of two epochs counts."""
+    arrays = [np.zeros((n_items, *shape), np.float32) for shape in shapes.values()]
+    for array in arrays:
+        array.fill(1)  # real pages
+    ring = [[np.empty((BATCH, *array.shape[1:]), array.dtype) for array in arrays] for _ in range(2)]
+    large = sum(array.nbytes for array in arrays) // n_items > 1 << 16
+    rate = 0.0
+    for epoch in range(2):
+        order = np.random.default_rng(epoch).permutation(n_items)
+        began = time.perf_counter()
+        for start in range(0, n_items - BATCH + 1, BATCH):
+            rows, out = order[start : start + BATCH], ring[start // BATCH % 2]
+            for array, place in zip(arrays, out, strict=True):
+                if large:
+                    np.take(array, rows, axis=0, out=place, mode="clip")
+                else:
+                    array[rows]
+        rate = n_items // BATCH * BATCH / (time.perf_counter() - began)
+    return rate
+
+
+def penstock(folder: Path, fields: list[str] | None, num_workers: int, epoch: int, verify: Any = "first") -> float:
+    """Iterate a loader over shards; `epoch` says which one counts."""
+    source = ps.TarSource(folder, fields=fields, verify=verify)
+    plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH, seed=1)
+    options = ps.RunOptions(executor="threads" if num_workers else "auto")
+    with ps.Loader(source, plan, num_workers=num_workers, options=options) as loader:
+        for _ in range(epoch):
+            for _ in loader:
+                pass
+        return _epoch_rate(loader)
+
+
+def webdataset(folder: Path) -> float:
+    """Iterate the webdataset library over the same shards, with a shuffle buffer of 1000."""
+    import webdataset as wds  # noqa: PLC0415
+
+    urls = sorted(str(path) for path in folder.glob("*.tar"))[: 40 if "small" in folder.name else None]
+    data = (
+        wds.WebDataset(urls, shardshuffle=len(urls), seed=1)
+        .shuffle(1000)
+        .decode()
+        .map(lambda sample: {name: value for name, value in sample.items() if name.endswith(".npy")})
+        .batched(BATCH, collation_fn=torch.utils.data.default_collate, partial=False)
+    )
+    return _epoch_rate(data)
+
+
+def litdata(folder: Path) -> float:
+    """Iterate litdata over the same items; the second of two epochs counts."""
+    import litdata as ld  # noqa: PLC0415
+
+    data = ld.StreamingDataset(str(folder), shuffle=True, drop_last=True, seed=1)
+    loader = ld.StreamingDataLoader(data, batch_size=BATCH, num_workers=0)
+    for _ in loader:
+        pass
+    return _epoch_rate(loader)
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def _write_rate(folder: Path, n_items: int, write: Callable[[], None]) -> float:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.sync()
+    began = time.perf_counter()
+    write()
+    rate = n_items / (time.perf_counter() - began)
+    shutil.rmtree(folder, ignore_errors=True)
+    return rate
+
+
+def write_raw(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, shard_size: int, lasting: bool) -> float:
+    """Write the bytes of all fields, one call per item, one file per shard."""
+
+    def write() -> None:
+        folder.mkdir(parents=True)
+        handle = -1
+        for number, sample in enumerate(_samples(shapes, n_items)):
+            if number % shard_size == 0:
+                handle = os.open(folder / f"{number}.raw", os.O_WRONLY | os.O_CREAT)
+            os.writev(
+                handle, [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in sample.values()]
+            )
+            if number % shard_size == shard_size - 1 or number == n_items - 1:
+                if lasting:
+                    os.fsync(handle)
+                os.close(handle)
+
+    return _write_rate(folder, n_items, write)
+
+
+def write_penstock(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, shard_size: int) -> float:
+    """Write shards with checksums, indexes and a manifest that last."""
+    return _write_rate(folder, n_items, lambda: _write_penstock(folder, shapes, n_items, shard_size))
+
+
+def write_webdataset(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, shard_size: int) -> float:
+    """Write the same samples with the webdataset library."""
+    import webdataset as wds  # noqa: PLC0415
+
+    def write() -> None:
+        folder.mkdir(parents=True)
+        with wds.ShardWriter(str(folder / "%06d.tar"), maxcount=shard_size, verbose=0) as sink:
+            for number, sample in enumerate(_samples(shapes, n_items)):
+                sink.write({"__key__": f"{number:09d}", **{f"{name}.npy": array for name, array in sample.items()}})
+
+    return _write_rate(folder, n_items, write)
+
+
+def write_litdata(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int) -> float:
+    """Write the same samples with litdata; kept, since reading needs them."""
+    from litdata.streaming.writer import BinaryWriter  # noqa: PLC0415
+
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    began = time.perf_counter()
+    writer = BinaryWriter(str(folder), chunk_bytes="64MB")
+    for number, sample in enumerate(_samples(shapes, n_items)):
+        writer[number] = {name: torch.from_numpy(np.array(array)) for name, array in sample.items()}
+    writer.done()
+    writer.merge(1)
+    return n_items / (time.perf_counter() - began)
+
+
+def write_mds(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int) -> float:
+    """Write the same samples with MosaicML streaming."""
+    from streaming import MDSWriter  # noqa: PLC0415
+
+    columns = {
+        name: f"ndarray:float32:{','.join(map(str, shape))}" if shape else "float32" for name, shape in shapes.items()
+    }
+
+    def write() -> None:
+        with MDSWriter(out=str(folder), columns=columns) as sink:
+            for sample in _samples(shapes, n_items):
+                sink.write({name: array if array.ndim else np.float32(array) for name, array in sample.items()})
+
+    return _write_rate(folder, n_items, write)
+
+
+def write_array_record(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, shard_size: int) -> float:
+    """Write the same bytes with ArrayRecord."""
+    from array_record.python.array_record_module import ArrayRecordWriter  # noqa: PLC0415
+
+    def write() -> None:
+        folder.mkdir(parents=True)
+        sink: Any = None
+        for number, sample in enumerate(_samples(shapes, n_items)):
+            if number % shard_size == 0:
+                if sink is not None:
+                    sink.close()
+                sink = ArrayRecordWriter(str(folder / f"{number}.array_record"), "group_size:1")
+            sink.write(b"".join(array.tobytes() for array in sample.values()))
+        sink.close()
+
+    return _write_rate(folder, n_items, write)
