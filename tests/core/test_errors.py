@@ -1,5 +1,7 @@
 """Errors are of one family, and each is the builtin that a caller would catch."""
 
+import pickle
+
 import pytest
 
 from penstock.core import errors
@@ -12,9 +14,12 @@ from penstock.core import errors
         ("SourceError", ValueError),
         ("PlanError", ValueError),
         ("ReadError", OSError),
+        ("DamageError", OSError),
+        ("WriteError", OSError),
         ("ResumeError", ValueError),
         ("WorkerError", RuntimeError),
         ("LoaderError", RuntimeError),
+        ("MissingDependency", ImportError),
     ],
 )
 def test_every_error_is_a_penstock_error_and_the_builtin_it_stands_for(name: str, builtin: type[Exception]) -> None:
@@ -25,3 +30,44 @@ def test_every_error_is_a_penstock_error_and_the_builtin_it_stands_for(name: str
 def test_a_source_or_plan_that_cannot_work_is_an_option_error() -> None:
     assert issubclass(errors.SourceError, errors.OptionError)
     assert issubclass(errors.PlanError, errors.OptionError)
+
+
+def test_damage_is_a_read_error_and_a_failed_write_is_not() -> None:
+    assert issubclass(errors.DamageError, errors.ReadError)
+    assert not issubclass(errors.WriteError, errors.ReadError)
+
+
+def test_every_error_is_listed_and_public() -> None:
+    import penstock
+
+    for name in errors.__all__:
+        assert getattr(penstock, name) is getattr(errors, name)
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [(7, "Damaged: item 7 in shard_000001.tar: a bit"), (None, "Damaged: shard_000001.tar: a bit")],
+)
+def test_damage_names_the_shard_the_item_and_the_reason(item: int | None, message: str) -> None:
+    error = errors.DamageError("shard_000001.tar", item, "a bit")
+    assert str(error) == message
+    assert (error.shard, error.item, error.reason) == ("shard_000001.tar", item, "a bit")
+
+
+@pytest.mark.parametrize("item", [7, None])
+def test_damage_that_a_worker_process_met_arrives_with_all_it_knows(item: int | None) -> None:
+    again = pickle.loads(pickle.dumps(errors.DamageError("shard_000001.tar", item, "a bit")))
+    assert type(again) is errors.DamageError
+    assert (again.shard, again.item, again.reason) == ("shard_000001.tar", item, "a bit")
+    assert str(again) == str(errors.DamageError("shard_000001.tar", item, "a bit"))
+
+
+def test_a_missing_package_says_what_for_and_how_to_get_it() -> None:
+    error = errors.MissingDependency("Pillow", "image", "Decoding images")
+    assert str(error) == "Decoding images needs Pillow; install it with: pip install 'penstock[image]'"
+
+
+def test_a_missing_package_that_a_worker_process_met_arrives_as_it_was() -> None:
+    error = errors.MissingDependency("Pillow", "image", "Decoding images")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (errors.MissingDependency, str(error))

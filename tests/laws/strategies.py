@@ -23,6 +23,7 @@ __all__ = [
     "indices",
     "partitioning_order",
     "plans",
+    "window_shuffles",
     "windowed_order",
 ]
 
@@ -47,13 +48,24 @@ def indices(draw: st.DrawFn, min_items: int = 0, max_items: int = 60) -> Index:
 
 def partitioning_order(index: Index) -> st.SearchStrategy[Order]:
     """Orders that visit every item exactly once."""
-    windows = st.builds(WindowShuffle, st.integers(1, max(1, index.n_chunks)))
-    return st.one_of(st.just(Sequential()), st.just(Shuffle()), windows)
+    kinds = [st.just(Sequential()), st.just(Shuffle()), window_shuffles(index), window_shuffles(index, held=False)]
+    return st.one_of(*kinds)
+
+
+def window_shuffles(index: Index, *, held: bool = True) -> st.SearchStrategy[Order]:
+    """Windows of any size, with and without each of their permutations."""
+    return st.builds(
+        WindowShuffle,
+        st.integers(1, max(1, index.n_chunks)),
+        permute_chunks=st.booleans(),
+        permute_items=st.booleans(),
+        held=st.just(held),
+    )
 
 
 def windowed_order(index: Index) -> st.SearchStrategy[Order]:
     """Orders whose draws are rows of windows."""
-    windows = st.builds(WindowShuffle, st.integers(1, max(1, index.n_chunks)))
+    windows = window_shuffles(index)
     runs = st.builds(
         RandomChunks,
         size=st.integers(1, 12),

@@ -76,7 +76,13 @@ def plans(draw: st.DrawFn) -> tuple[Any, Plan | Segments]:
             st.sampled_from(
                 [Sequential(), Shuffle(), Subset(max(1, len(index) // 2)), Balanced(np.arange(len(index)) % 3)]
             ),
-            st.builds(WindowShuffle, st.integers(1, index.n_chunks)),
+            st.builds(
+                WindowShuffle,
+                st.integers(1, index.n_chunks),
+                permute_chunks=st.booleans(),
+                permute_items=st.booleans(),
+                held=st.booleans(),
+            ),
             st.builds(RandomChunks, st.integers(1, 9), count=st.integers(1, 9), shuffle=st.booleans()),
         )
     )

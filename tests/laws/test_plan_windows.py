@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.types import Draw, Window
-from penstock.plan.order import WindowShuffle
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
-from tests.laws.strategies import all_items, draws, plans, windowed_order
+from tests.laws.strategies import all_items, draws, plans, window_shuffles, windowed_order
 
 epochs = st.integers(0, 4)
 
@@ -18,10 +17,6 @@ epochs = st.integers(0, 4)
 def laid_out(window: Window) -> np.ndarray:
     """Return the items of a window's spans, laid end to end."""
     return np.concatenate([np.arange(start, stop) for start, stop in window.spans.tolist()])
-
-
-def window_shuffles(index) -> st.SearchStrategy[WindowShuffle]:
-    return st.builds(WindowShuffle, st.integers(1, max(1, index.n_chunks)))
 
 
 def assert_parts_give_the_items(draw: Draw) -> None:
@@ -84,3 +79,28 @@ def test_a_window_is_read_by_one_lane_unless_the_lane_begins_within_it(plan: Pla
         for part in draw.parts:
             readers.setdefault(part.window.number, set()).add(draw.batch % plan.lanes)
     assert sum(len(lanes) - 1 for lanes in readers.values()) <= plan.lanes - 1
+
+
+@given(plans(window_shuffles), epochs)
+def test_windows_that_are_not_held_give_the_same_items_without_parts(plan: Plan, number: int) -> None:
+    free = replace(plan, order=replace(plan.order, held=False))
+    found = draws(free.epoch(number))
+    assert [draw.items.tolist() for draw in found] == [draw.items.tolist() for draw in draws(plan.epoch(number))]
+    assert all(draw.parts == () for draw in found)
+
+
+@given(plans(window_shuffles, tails=("short",), max_lanes=1), epochs)
+def test_windows_without_permuted_chunks_follow_storage_order(plan: Plan, number: int) -> None:
+    plan = replace(plan, order=replace(plan.order, permute_chunks=False))
+    visited = [part.window.spans[0, 0] for draw in draws(plan.epoch(number)) for part in draw.parts]
+    assert visited == sorted(visited)
+
+
+@given(plans(window_shuffles, tails=("short",), max_lanes=1), epochs)
+def test_a_window_without_permuted_items_comes_as_it_is_stored(plan: Plan, number: int) -> None:
+    plan = replace(plan, order=replace(plan.order, permute_items=False))
+    rows: dict[int, list[int]] = {}
+    for draw in draws(plan.epoch(number)):
+        for part in draw.parts:
+            rows.setdefault(part.window.number, []).extend(part.rows.tolist())
+    assert all(found == sorted(found) for found in rows.values())

@@ -80,6 +80,75 @@ def test_chunks_are_visited_in_any_order_equally_often() -> None:
     assert ((counts - 100) ** 2 / 100).sum() < 25  # five degrees of freedom: passed once in 7 000 tries
 
 
+@pytest.mark.parametrize("window", [1, 3, 8])
+def test_chunks_that_are_not_permuted_follow_storage_order_and_items_mix_within_a_window(window: int) -> None:
+    index = Index.from_sizes([4, 7, 1, 5, 6, 3, 8, 2])
+    order = WindowShuffle(window, permute_chunks=False)
+    items, borders = visited(order, index), [0, 4, 11, 12, 17, 23, 26, 34, 36]
+    for first in range(0, 8, window):
+        start, stop = borders[first], borders[min(first + window, 8)]
+        assert sorted(items[start:stop]) == list(range(start, stop))
+        assert stop - start < 4 or items[start:stop] != list(range(start, stop))
+
+
+def test_items_that_are_not_permuted_come_as_they_are_stored_chunk_by_chunk() -> None:
+    index = Index.from_sizes([4, 7, 1, 5, 6, 3, 8, 2])
+    runs = {0: 4, 4: 7, 11: 1, 12: 5, 17: 6, 23: 3, 26: 8, 34: 2}
+    items, firsts = visited(WindowShuffle(1, permute_items=False), index), []
+    while items:
+        firsts.append(items[0])
+        length = runs[items[0]]
+        assert items[:length] == list(range(items[0], items[0] + length))
+        items = items[length:]
+    assert sorted(firsts) == sorted(runs)
+    assert firsts != sorted(firsts)
+
+
+def test_a_window_of_several_chunks_whose_items_are_not_permuted_is_in_storage_order() -> None:
+    index = Index.uniform(60, 5)
+    items = visited(WindowShuffle(3, permute_items=False), index)
+    windows = [items[start : start + 15] for start in range(0, 60, 15)]
+    assert windows == [sorted(window) for window in windows]
+    assert items != sorted(items)
+
+
+def test_where_nothing_is_permuted_the_order_is_that_of_storage() -> None:
+    index = Index.from_sizes([4, 0, 7, 1, 5])
+    order = WindowShuffle(2, permute_chunks=False, permute_items=False)
+    assert [visited(order, index, seed, epoch) for seed, epoch in ((0, 0), (3, 0), (0, 5))] == [list(range(17))] * 3
+
+
+@pytest.mark.parametrize("flag", ["permute_chunks", "permute_items"])
+def test_what_is_still_permuted_differs_between_epochs_and_seeds(flag: str) -> None:
+    order = WindowShuffle(2, **{flag: False})
+    index = Index.uniform(100, 5)
+    orders = {tuple(visited(order, index, seed, epoch)) for seed in range(4) for epoch in range(4)}
+    assert len(orders) == 16
+
+
+@pytest.mark.parametrize("flags", [{}, {"permute_chunks": False}, {"permute_items": False}], ids=str)
+def test_what_is_not_held_comes_in_the_same_sequence_without_windows(flags: dict[str, bool]) -> None:
+    index = Index.from_sizes([4, 7, 1, 5, 6, 3, 8, 2])
+    held, free = WindowShuffle(3, **flags), WindowShuffle(3, **flags, held=False)
+    for epoch in range(3):
+        assert visited(free, index, 5, epoch) == visited(held, index, 5, epoch)
+    assert held.arrange(index, 5, 0).window_starts is not None
+    assert free.arrange(index, 5, 0).window_starts is None
+    assert Plan(index, held, batch_size=5).epoch(0).draw(1).parts
+    assert Plan(index, free, batch_size=5).epoch(0).draw(1).parts == ()
+
+
+def test_a_state_does_not_care_whether_windows_are_held() -> None:
+    index = Index.uniform(40, 5)
+    held, free = (Plan(index, WindowShuffle(2, held=held), batch_size=4) for held in (True, False))
+    assert held.identity() == free.identity()
+    assert held.identity() != Plan(index, WindowShuffle(2, permute_items=False), batch_size=4).identity()
+
+
+def test_a_flag_at_its_default_leaves_the_repr_as_it_was() -> None:
+    assert repr(WindowShuffle(4, permute_chunks=True, permute_items=True, held=False)) == "WindowShuffle(window=4)"
+
+
 @given(st.integers(1, 60), st.integers(1, 9), st.data())
 def test_a_subset_has_as_many_different_items_as_asked_for(n: int, chunk: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, n))
@@ -212,6 +281,9 @@ def test_the_repr_names_all_that_the_sequence_depends_on() -> None:
         Shuffle(),
         WindowShuffle(2),
         WindowShuffle(3),
+        WindowShuffle(2, permute_chunks=False),
+        WindowShuffle(2, permute_items=False),
+        WindowShuffle(2, permute_chunks=False, permute_items=False),
         Subset(2),
         Subset(3),
         RandomChunks(4),

@@ -7,12 +7,15 @@ import time
 import traceback
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import pytest
+import torch
 from penstock_test_parts import (
     Mishap,
     MishapAt,
     MishapSource,
+    MixedSource,
     Surroundings,
     at_batch,
     delivered,
@@ -21,9 +24,11 @@ from penstock_test_parts import (
     planned,
 )
 
-from penstock import Loader, LoaderError, Plan, RunOptions, Sequential, Shuffle, Timings
+from penstock import Loader, LoaderError, Order, Plan, RunOptions, Sequential, Shuffle, Timings, WindowShuffle
 
 PLAN = Plan(numbered(23).index, Shuffle(), batch_size=4, seed=7, tail="short")  # 5 batches of 4, one of 3
+# Windows of two chunks of 4 items: most batches reach into two of them.
+MIXED_PLAN = Plan(MixedSource(23).index, WindowShuffle(2), batch_size=5, seed=7, tail="pad")
 # Batches of 4: item 13 is in batch 3, item 22 in batch 5, item 33 in batch 8.
 FAULTY_PLAN = Plan(MishapSource(40, bad=13).index, Sequential(), batch_size=4)
 MISHAPS = MishapAt(in_transform=22, in_collate=33)
@@ -79,6 +84,16 @@ class ExecutorSuite:
         for batch in loader:
             assert list(batch) == ["x", "y"]
             assert batch["y"].tolist() == [[item, item + 0.25] for item in batch["x"].tolist()]
+
+    def test_objects_arrive_beside_arrays_each_with_its_own_item(self) -> None:
+        with self.made(MixedSource(23), MIXED_PLAN) as loader:
+            for epoch in range(2):
+                batches = list(loader)
+                assert delivered(batches) == planned(MIXED_PLAN, epoch)
+                for batch in batches:
+                    assert list(batch) == ["x", "note", "mask"]
+                    assert batch["note"] == [{"item": item} for item in batch["x"].tolist()]
+            assert batches[-1]["mask"].tolist() == [True, True, True, False, False]
 
     def test_len_is_what_iterating_gives(self, loader: Loader) -> None:
         for _ in range(2):
@@ -237,6 +252,55 @@ class TestSpawn(ExecutorSuite):
     num_workers = 1
     in_this_process = False
     options = RunOptions(executor="processes", start_method="spawn", persistent=True)
+
+
+OPTIONS = {
+    "inline": (0, RunOptions()),
+    "threads": (2, RunOptions(executor="threads")),
+    "fork": (2, RunOptions(executor="processes", start_method="fork")),
+}
+
+
+@pytest.mark.parametrize("order", [Sequential(), Shuffle(), WindowShuffle(3), WindowShuffle(3, held=False)], ids=repr)
+@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("by_item", [False, True], ids=["as read", "item by item"])
+def test_objects_beside_arrays_follow_any_order(order: Order, kind: str, by_item: bool) -> None:
+    source, (workers, options) = MixedSource(23), OPTIONS[kind]
+    plan = Plan(source.index, order, batch_size=5, seed=2, tail="short")
+    collate = listed_notes if by_item else None
+    with Loader(source, plan, collate=collate, num_workers=workers, options=options) as loader:
+        for batch, items in zip(loader, planned(plan), strict=True):
+            assert batch["x"].tolist() == items
+            assert batch["note"] == [{"item": item} for item in items]
+
+
+def listed_notes(items: list[Any]) -> dict[str, Any]:
+    return {"x": torch.tensor([int(item["x"]) for item in items]), "note": [item["note"] for item in items]}
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_arrays_beside_objects_can_be_changed_and_kept(kind: str) -> None:
+    source, (workers, options) = MixedSource(23), OPTIONS[kind]
+    plan = Plan(source.index, WindowShuffle(2), batch_size=4, seed=2, tail="short")
+    with Loader(source, plan, num_workers=workers, options=options) as loader:
+        kept = []
+        for batch in loader:
+            batch["x"] += 100
+            kept.append(batch)
+        assert delivered(kept) == [[item + 100 for item in items] for items in planned(plan)]
+        assert delivered(loader) == planned(plan, 1)
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("batch", range(6))
+def test_a_source_with_objects_goes_on_at_any_batch(kind: str, batch: int) -> None:
+    source, (workers, options) = MixedSource(23), OPTIONS[kind]
+    plan = Plan(source.index, WindowShuffle(2), batch_size=4, seed=2, tail="short")
+    with Loader(source, plan, num_workers=workers, options=options) as loader:
+        loader.load_state_dict(at_batch(loader, 1, batch))
+        found = list(loader)
+    assert delivered(found) == planned(plan, 1)[batch:]
+    assert [[note["item"] for note in rest["note"]] for rest in found] == planned(plan, 1)[batch:]
 
 
 def test_more_worker_processes_than_cores_start_without_a_warning() -> None:

@@ -1,7 +1,7 @@
 """How items of one layout are read: which bytes go where.
 
-Small fields that lie side by side are read in one piece, item by item, and then spread over the fields with one strided
-copy each. Large fields are read straight into their place.
+Fields that lie side by side are one piece, read with one call per item. Where a piece is large, the call puts each
+field straight into its place; small ones are collected and then spread over the fields with one strided copy each.
 """
 
 import os
@@ -22,6 +22,7 @@ __all__ = ["Batch", "Part", "Piece", "Scratch", "pieces_of", "read_piece"]
 
 _TOGETHER_BYTES = 1 << 14  # up to here, copying once more costs less than another call
 _SCRATCH_BYTES = 1 << 20
+_MOST_PARTS = 256  # a call takes 1024 places
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def pieces_of(layout: ShardLayout, fields: dict[str, tuple[str, Field]]) -> tupl
         if part is None:
             return None
         joined = previous is not None and _adjacent(previous, column, layout.n_items)
-        if joined and runs[-1][-1].end + part.end <= _TOGETHER_BYTES:
+        if joined and len(runs[-1]) < _MOST_PARTS:
             shift = runs[-1][-1].end
             part = Part(name, part.suffix, part.begin + shift, part.data + shift, part.n_bytes, part.end + shift)
             runs[-1].append(part)
@@ -118,6 +119,14 @@ class Scratch(threading.local):
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[NDArray[np.uint8], list[list[memoryview]]]] = {}
+        self._gaps: dict[tuple[int, ...], list[memoryview]] = {}
+
+    def gaps(self, sizes: tuple[int, ...]) -> list[memoryview]:
+        """Return places for what is read between the data."""
+        found = self._gaps.get(sizes)
+        if found is None:
+            found = self._gaps[sizes] = [memoryview(bytearray(size)) for size in sizes]
+        return found
 
     def rows(self, n_bytes: int) -> tuple[NDArray[np.uint8], list[list[memoryview]]]:
         """Return an array of rows of `n_bytes`, and a view of each row."""
@@ -187,7 +196,7 @@ def read_piece(
         if piece.n_bytes <= _TOGETHER_BYTES:
             _read_small(batch, piece, begins, out, scratch)
         else:
-            _read_large(batch, piece.parts[0], begins, out[piece.parts[0].name], scratch)
+            _read_large(batch, piece, begins, out, scratch)
     except OSError as error:
         if isinstance(error, ReadError):
             raise
@@ -215,22 +224,29 @@ def _read_small(
             out[part.name][places] = array[:count, part.data : part.data + part.n_bytes]
 
 
-def _read_large(batch: Batch, part: Part, begins: list[int], out: NDArray[np.uint8], scratch: Scratch) -> None:
-    flat = out.reshape(-1).data
-    head, tail = scratch.rows(part.data)[1][0], scratch.rows(max(1, part.end - part.data - part.n_bytes))[1][0]
-    if part.end == part.data + part.n_bytes:
-        tail = []
+def _read_large(
+    batch: Batch, piece: Piece, begins: list[int], out: dict[str, NDArray[np.uint8]], scratch: Scratch
+) -> None:
+    parts = piece.parts
+    rows = [(out[part.name].reshape(-1).data, part.n_bytes) for part in parts]
+    first, last = parts[0].data, parts[-1].data + parts[-1].n_bytes
+    # What lies around the data: headers and padding, which are looked at and thrown away.
+    edges = [0, *(edge for part in parts for edge in (part.data, part.data + part.n_bytes)), piece.n_bytes]
+    gaps = scratch.gaps(tuple(stop - start for start, stop in zip(edges[::2], edges[1::2], strict=True)))
     for number, (shard, begin, place) in enumerate(zip(batch.shards, begins, batch.places, strict=True)):
-        view = flat[place * part.n_bytes : (place + 1) * part.n_bytes]
+        views = [flat[place * size : (place + 1) * size] for flat, size in rows]
         if not batch.unverified[number]:
-            found = os.preadv(shard.handle, [view], begin + part.data)
-            if found != part.n_bytes:
-                raise batch.short(number, part.n_bytes, found)
+            buffers = [buffer for pair in zip(views, gaps[1:-1], strict=False) for buffer in pair] + views[-1:]
+            found = os.preadv(shard.handle, buffers, begin + first)
+            if found != last - first:
+                raise batch.short(number, last - first, found)
             continue
-        found = os.preadv(shard.handle, [*head, view, *tail], begin)
-        if found != part.end:
-            raise batch.short(number, part.end, found)
-        digest = xxhash.xxh3_64()
-        for buffer in (*head, view, *tail):
-            digest.update(buffer)
-        batch.compare(number, part, digest.intdigest())
+        buffers = [gaps[0], *(buffer for pair in zip(views, gaps[1:], strict=True) for buffer in pair)]
+        found = os.preadv(shard.handle, buffers, begin)
+        if found != piece.n_bytes:
+            raise batch.short(number, piece.n_bytes, found)
+        for part, before, view, after in zip(parts, gaps, views, gaps[1:], strict=False):
+            digest = xxhash.xxh3_64(before[len(before) - (part.data - part.begin) :])
+            digest.update(view)
+            digest.update(after[: part.end - part.data - part.n_bytes])
+            batch.compare(number, part, digest.intdigest())

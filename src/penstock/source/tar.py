@@ -191,7 +191,7 @@ class TarSource:
             order = np.argsort(items)
             items, places = items[order], places[order]
         shards = np.searchsorted(self._borders, items, side="right") - 1
-        present: list[int] = np.unique(shards).tolist()
+        present = sorted(set(shards.tolist()))
         for start in range(0, len(present), self._shards.capacity):
             some = present[start : start + self._shards.capacity]
             mine = slice(None) if len(some) == len(present) else np.isin(shards, some)
@@ -205,7 +205,7 @@ class TarSource:
             unverified = (
                 ~self._verified[items] if self._verify == "first" else np.full(len(items), self._verify == "always")
             )
-            geometries: list[int] = np.unique(self._geometry[present]).tolist()
+            geometries = sorted(set(self._geometry[present].tolist()))
             for geometry in geometries:
                 mine = slice(None) if len(geometries) == 1 else self._geometry[shards] == geometry
                 batch = Batch(
