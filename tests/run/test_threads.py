@@ -29,7 +29,7 @@ def threaded(source: Any, plan: Plan, workers: int = 2, **others: Any) -> Loader
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("bad", [0, 5, 63, 99])
 def test_batches_before_a_bad_one_are_delivered_where_many_are_read_at_once(workers: int, bad: int) -> None:
-    # Batches of a few bytes are read sixteen at a time; the fifteen others are not lost with the bad one.
+    # Batches of a few bytes are read many at a time; the others are not lost with the bad one.
     source = MishapSource(100, bad=bad)
     plan = Plan(source.index, Shuffle(), batch_size=2, seed=bad)
     place = next(n for n, items in enumerate(planned(plan)) if bad in items)
@@ -41,12 +41,12 @@ def test_batches_before_a_bad_one_are_delivered_where_many_are_read_at_once(work
     assert f"batch {place} of epoch 0 (items {planned(plan)[place][0]}" in "\n".join(caught.value.__notes__)
 
 
-def test_small_batches_are_read_many_at_a_time() -> None:
-    source = CountingSource(numbered(320))
+def test_small_batches_are_read_many_at_a_time_and_the_first_one_alone() -> None:
+    source = CountingSource(numbered(510))
     plan = Plan(source.index, Shuffle(), batch_size=2)
     with Loader(source, plan) as loader:
         assert delivered(loader) == planned(plan)
-    assert [len(items) for items in source.taken] == [32] * 10
+    assert [len(items) for items in source.taken] == [2, 4, 8, 16, 32, 64, 128, 128, 128]
 
 
 def test_consecutive_items_are_read_as_a_span() -> None:
@@ -54,7 +54,7 @@ def test_consecutive_items_are_read_as_a_span() -> None:
     plan = Plan(source.index, Sequential(), batch_size=4, tail="short")
     with Loader(source, plan) as loader:
         assert delivered(loader) == planned(plan)
-    assert (source.spans, source.taken) == ([(0, 40)], [])
+    assert (source.spans, source.taken) == ([(0, 4), (4, 12), (12, 28), (28, 40)], [])
 
 
 @pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (2, 1), (2, 3)])

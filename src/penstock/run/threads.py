@@ -190,9 +190,11 @@ def _read_ahead(draws: Iterator[Draw], reach: int, pace: _Pace, work: Work) -> N
 
 
 def _grouped(draws: Iterable[Draw], together: int) -> Iterator[list[Draw]]:
-    steps = iter(draws)
-    while some := list(itertools.islice(steps, together)):
+    """Yield draws in groups that grow from one to `together`, so that the first batch does not wait for many others."""
+    steps, size = iter(draws), 1
+    while some := list(itertools.islice(steps, size)):
         yield some
+        size = min(2 * size, together)
 
 
 def _join(threads: list[threading.Thread]) -> None:

@@ -6,6 +6,7 @@ field straight into its place; small ones are collected and then spread over the
 
 import os
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import DamageError, ReadError
 from penstock.core.types import Field
-from penstock.shard.layout import Column, ShardLayout
+from penstock.shard.layout import Column
 from penstock.shard.tar import padded
 from penstock.source.shards import OpenShard
 
@@ -56,35 +57,37 @@ class Piece:
         return self.parts[-1].end
 
 
-def pieces_of(layout: ShardLayout, fields: dict[str, tuple[str, Field]]) -> tuple[Piece, ...] | None:
-    """Return how the fields of fixed shape of this shard are read; None where its members have no fixed layout.
+def pieces_of(
+    columns: Mapping[str, Column], n_items: int, fields: Mapping[str, tuple[str, Field]]
+) -> tuple[Piece, ...] | None:
+    """Return how the fields of fixed shape of a shard are read; None where its members have no fixed layout.
 
     Parameters
     ----------
-    layout
+    columns
+        Of the shard, by suffix, in the order in which they lie.
+    n_items
         Of the shard.
     fields
         Name to suffix and what the reader promises.
     """
-    columns = {column.suffix: column for column in layout.columns}
+    names = {suffix: name for name, (suffix, _) in fields.items()}
     runs: list[list[Part]] = []
     previous: Column | None = None
-    for column in layout.columns:  # in the order in which they lie
-        name = next((name for name, (suffix, _) in fields.items() if suffix == column.suffix), None)
-        if name is None:
+    for suffix, column in columns.items():
+        if suffix not in names:
             continue
-        part = _part(name, column, fields[name][1])
+        part = _part(names[suffix], column, fields[names[suffix]][1])
         if part is None:
             return None
-        joined = previous is not None and _adjacent(previous, column, layout.n_items)
-        if joined and len(runs[-1]) < _MOST_PARTS:
+        if previous is not None and _adjacent(previous, column, n_items) and len(runs[-1]) < _MOST_PARTS:
             shift = runs[-1][-1].end
-            part = Part(name, part.suffix, part.begin + shift, part.data + shift, part.n_bytes, part.end + shift)
-            runs[-1].append(part)
+            moved = (part.begin + shift, part.data + shift, part.n_bytes, part.end + shift)
+            runs[-1].append(Part(part.name, part.suffix, *moved))
         else:
             runs.append([part])
         previous = column
-    return tuple(Piece(tuple(run)) for run in runs) if all(s in columns for s, _ in fields.values()) else None
+    return tuple(Piece(tuple(run)) for run in runs) if names.keys() <= columns.keys() else None
 
 
 def _part(name: str, column: Column, field: Field) -> Part | None:

@@ -8,45 +8,44 @@ import itertools
 import os
 import resource
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import BinaryIO
 
 from penstock.core.errors import DamageError, ReadError
 from penstock.shard.compression import Decompressed, most_bytes
-from penstock.shard.layout import Column, ShardLayout
+from penstock.shard.layout import Column
 from penstock.shard.manifest import Manifest, ShardEntry
 
 __all__ = ["OpenShard", "OpenShards"]
 
-_MOST_FILES = 256
+_MOST_FILES = 1024
 _DECOMPRESSED_BYTES = 512 << 20  # of decompressed shards that are kept; at least one is
 _PIECE_BYTES = 1 << 20
 
 
 class OpenShard:
-    """One shard: its handle, which closes when the last reader lets go of it, and its layout."""
+    """One shard: its handle, which closes when the last reader lets go of it, and its columns."""
 
-    def __init__(self, manifest: Manifest, number: int) -> None:
+    __slots__ = ("_file", "_stored_bytes", "_written_ns", "columns", "handle", "memory_bytes", "name", "number", "used")
+
+    def __init__(self, manifest: Manifest, number: int, columns: Mapping[str, Column]) -> None:
         entry = manifest.shards[number]
-        self.handle, self.used = -1, 0
-        self.name, self.number = entry.name, number
-        self.layout: ShardLayout = manifest.layout(number)
-        self.columns: dict[str, Column] = {column.suffix: column for column in self.layout.columns}
+        self.handle = self._file = -1
+        self.name, self.number, self.columns, self.used = entry.name, number, columns, 0
         self.memory_bytes = 0 if entry.compression == "none" else entry.tar_bytes
-        path = manifest.folder / entry.name
         try:
-            self.handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.handle = self._file = os.open(manifest.folder / entry.name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise DamageError(entry.name, None, f"the shard cannot be opened: {error}") from error
-        self._file = self.handle
         found = os.fstat(self._file)
         self._written_ns, self._stored_bytes = found.st_mtime_ns, found.st_size
         _check_size(entry, found.st_size)
         if entry.compression != "none":
-            self.handle = _decompressed(self.handle, entry)
+            self.handle = _decompressed(self._file, entry)
 
     def __del__(self) -> None:
-        for handle in {self.handle, getattr(self, "_file", -1)} - {-1}:
+        for handle in {self.handle, self._file} - {-1}:
             os.close(handle)
 
     @property
@@ -61,16 +60,18 @@ class OpenShards:
 
     1. Two threads need one shard: one opens it, the other waits.
     2. A shard that is dropped while a thread reads from it: its file stays open until the thread is done.
-    3. More shards than a process may open files: a quarter of the limit is kept open.
+    3. More shards than a process may open files: half of the limit is kept open.
     """
 
-    def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
+    def __init__(self, manifest: Manifest, suffixes: Collection[str]) -> None:
+        self._manifest, self._suffixes = manifest, frozenset(suffixes)
+        # Side indexes are read and checked once; what is kept of them is what the wanted fields need.
+        self._columns: dict[int, Mapping[str, Column]] = {}
         self._lock = threading.Lock()
         self._open: dict[int, OpenShard] = {}
         self._opening: dict[int, threading.Lock] = {}
         self._uses = itertools.count()
-        self.capacity = max(4, min(_MOST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+        self.capacity = max(4, min(_MOST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 
     def get(self, numbers: Iterable[int]) -> dict[int, OpenShard]:
         """Return some shards, open; no more than `capacity` at once."""
@@ -89,6 +90,7 @@ class OpenShards:
         with self._lock:
             for number in numbers:
                 self._open.pop(number, None)
+                self._columns.pop(number, None)
 
     def _opened(self, number: int) -> OpenShard:
         with self._lock:
@@ -96,12 +98,24 @@ class OpenShards:
         with turn:
             shard = self._open.get(number)
             if shard is None:
-                shard = OpenShard(self._manifest, number)
+                shard = OpenShard(self._manifest, number, self._columns_of(number))
                 with self._lock:
                     self._make_room(shard.memory_bytes)
                     self._open[number] = shard
                     self._opening.pop(number, None)
         return shard
+
+    def _columns_of(self, number: int) -> Mapping[str, Column]:
+        columns = self._columns.get(number)
+        if columns is None:
+            layout = self._manifest.layout(number)
+            columns = {
+                column.suffix: replace(column, checks=column.checks.copy())
+                for column in layout.columns
+                if column.suffix in self._suffixes
+            }
+            self._columns[number] = columns
+        return columns
 
     def _make_room(self, needed_bytes: int) -> None:
         kept = sorted(self._open, key=lambda number: self._open[number].used)

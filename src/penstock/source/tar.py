@@ -157,7 +157,7 @@ class TarSource:
 
     def _open_in_this_process(self) -> None:
         n_shards = len(self.manifest.shards)
-        self._shards = OpenShards(self.manifest)
+        self._shards = OpenShards(self.manifest, {info.suffix for info in self._infos.values()})
         self._scratch = Scratch()
         # Pages of zeros cost nothing until an item is verified.
         self._verified = np.zeros(len(self.index), bool)
@@ -252,7 +252,7 @@ class TarSource:
             for name, field in self.fields.items()
             if field.item_bytes is not None
         }
-        pieces = pieces_of(shard.layout, fixed) if fixed else None
+        pieces = pieces_of(shard.columns, self.manifest.shards[shard.number].n_items, fixed) if fixed else None
         if pieces is None:
             self._geometry[shard.number] = 0
             return
