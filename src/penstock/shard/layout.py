@@ -22,7 +22,6 @@ from penstock.shard.tar import BLOCK
 __all__ = ["MISSING", "Column", "LayoutBuilder", "Numbers", "ShardLayout", "index_name"]
 
 _Int64s = NDArray[np.int64]
-_Rows = _Int64s | np.int64
 
 _MAGIC = b"PENSTOCK-INDEX\x00\x01"
 _CHECK_BYTES = 16
@@ -52,9 +51,13 @@ class Numbers:
             return cls(int(array[0]), int(steps[0]) if len(steps) else 0)
         return cls(0, 0, array)
 
-    def at(self, rows: _Rows) -> Any:
-        """Return the numbers of some items, or of one."""
+    def at(self, rows: _Int64s) -> _Int64s:
+        """Return the numbers of some items."""
         return self.first + rows * self.step if self.listed is None else self.listed[rows]
+
+    def one(self, row: int) -> int:
+        """Return the number of one item."""
+        return self.first + row * self.step if self.listed is None else int(self.listed[row])
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +91,8 @@ class Column:
         """What the members are encoded as."""
         return self.suffix.rpartition(".")[2]
 
-    def ends(self, rows: _Rows) -> Any:
-        """Return where the padding of some members, or of one, ends."""
+    def ends(self, rows: _Int64s) -> _Int64s:
+        """Return where the padding of some members ends."""
         return self.offsets.at(rows) + -(-self.sizes.at(rows) // BLOCK) * BLOCK
 
     def check_bounds(self, shard: "ShardLayout", name: str) -> None:

@@ -21,7 +21,7 @@ from penstock.core.types import Field
 from penstock.shard.compression import COMPRESSIONS, Compression
 from penstock.shard.layout import ShardLayout, index_name
 
-__all__ = ["MANIFEST", "METADATA", "FieldInfo", "Manifest", "ShardEntry", "manifest_path", "sync_folder", "write_aside"]
+__all__ = ["MANIFEST", "METADATA", "FieldInfo", "Manifest", "ShardEntry", "manifest_path", "sync", "write_aside"]
 
 MANIFEST = "dataset_metadata.json"
 METADATA = "metadata"
@@ -218,30 +218,32 @@ class Manifest:
 
 def manifest_path(where: str | os.PathLike[str]) -> Path:
     """Return where the manifest of a data set lies: of a folder, of a pattern of archives, or the file itself."""
-    path = Path(where)
+    path = Path(where).absolute()  # a process may change its folder
     if path.is_dir():
         return path / MANIFEST
     return path if path.suffix == ".json" else path.with_name(f"{path.name}.metadata.json")
 
 
-def write_aside(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, also after a power cut."""
+def write_aside(path: Path, content: bytes, *, lasting: bool = True) -> None:
+    """Write a file so that it is there whole or not at all; `lasting`: also after a power cut."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
     try:
         with aside.open("wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if lasting:
+                os.fsync(file.fileno())
         aside.replace(path)
-        sync_folder(path.parent)
+        if lasting:
+            sync(path.parent)
     except OSError as error:
         aside.unlink(missing_ok=True)
         raise WriteError(f"Could not write {path}: {error}") from error
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` last."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make what is in a file, or the names in a folder, last."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

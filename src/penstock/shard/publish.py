@@ -17,7 +17,7 @@ import xxhash
 from penstock.core.errors import DamageError, SourceError, WriteError
 from penstock.shard.compression import Compression
 from penstock.shard.layout import ShardLayout, index_name
-from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry, sync_folder, write_aside
+from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry, sync, write_aside
 
 __all__ = ["WRITING", "finished_shards", "pending", "publish", "published", "roll_forward"]
 
@@ -44,15 +44,8 @@ def finished_shards(
     """Return the shards that an unfinished writer left whole, and remove what it left in pieces."""
     writing = folder / WRITING
     found: list[tuple[ShardEntry, ShardLayout]] = []
-    while (writing / index_name(shard_name(len(found)))).exists():
-        name = shard_name(len(found))
-        stored = (writing / index_name(name)).read_bytes()
-        layout = ShardLayout.from_bytes(stored, name)
-        size = (writing / name).stat().st_size if (writing / name).exists() else -1
-        digest = xxhash.xxh3_128_hexdigest(stored)
-        found.append((ShardEntry(name, layout.n_items, layout.tar_bytes, size, digest, compression), layout))
-        if size < 0 or (compression == "none" and size != layout.tar_bytes):
-            raise DamageError(name, None, f"an unfinished data set in {writing} was changed; start anew")
+    while (finished := _finished(writing, shard_name(len(found)), compression)) is not None:
+        found.append(finished)
     kept = {file for entry, _ in found for file in (entry.name, index_name(entry.name))}
     for path in writing.iterdir() if writing.exists() else ():
         if path.name not in kept and path.suffix in (".part", ".aside", ".tar", ".index"):
@@ -60,9 +53,24 @@ def finished_shards(
     return found
 
 
+def _finished(writing: Path, name: str, compression: Compression) -> tuple[ShardEntry, ShardLayout] | None:
+    try:
+        stored = (writing / index_name(name)).read_bytes()
+        layout = ShardLayout.from_bytes(stored, name)
+        size = (writing / name).stat().st_size
+    except (FileNotFoundError, DamageError):
+        return None
+    digest = xxhash.xxh3_128_hexdigest(stored)
+    whole = compression != "none" or size == layout.tar_bytes
+    return (ShardEntry(name, layout.n_items, layout.tar_bytes, size, digest, compression), layout) if whole else None
+
+
 def publish(manifest: Manifest, shard_name: Callable[[int], str]) -> None:
     """Move the finished shards in `.writing` into place, and the manifest last."""
-    write_aside(manifest.folder / WRITING / MANIFEST, manifest.to_bytes())
+    writing = manifest.folder / WRITING
+    for shard in manifest.shards:
+        sync(writing / index_name(shard.name))
+    write_aside(writing / MANIFEST, manifest.to_bytes())
     roll_forward(manifest.folder, shard_name)
 
 
@@ -73,16 +81,16 @@ def roll_forward(folder: Path, shard_name: Callable[[int], str]) -> Manifest:
     try:
         if (folder / MANIFEST).exists():
             (folder / MANIFEST).replace(writing / _REPLACED)  # from here on, there is no data set until the last line
-            sync_folder(folder)
+            sync(folder)
         names = [file for shard in manifest.shards for file in (shard.name, index_name(shard.name))]
         for name in names:
             if (writing / name).exists():
                 (writing / name).replace(folder / name)
         for name in _stale(folder, writing / _REPLACED, len(manifest.shards), shard_name) - set(names):
             (folder / name).unlink(missing_ok=True)
-        sync_folder(folder)
+        sync(folder)
         (writing / MANIFEST).replace(folder / MANIFEST)
-        sync_folder(folder)
+        sync(folder)
         shutil.rmtree(writing)
     except OSError as error:
         raise WriteError(

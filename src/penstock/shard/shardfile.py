@@ -82,7 +82,8 @@ class ShardFile:
         self._path.rename(self._folder / self.name)
         layout = self.builder.built(self.tar_bytes)
         stored = layout.to_bytes()
-        write_aside(self._folder / index_name(self.name), stored)
+        # It lasts when all of the data set does; until then, a damaged one means a shard that is not finished.
+        write_aside(self._folder / index_name(self.name), stored, lasting=False)
         digest = xxhash.xxh3_128_hexdigest(stored)
         entry = ShardEntry(self.name, self.n_items, self.tar_bytes, self._stored_bytes, digest, self._compression)
         return entry, layout

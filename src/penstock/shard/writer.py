@@ -88,7 +88,7 @@ class ShardWriter:
     _ended = "never began"
 
     def __init__(self, folder: str | os.PathLike[str], options: WriteOptions, *, resume: bool = False) -> None:
-        self.folder, self.options = Path(folder), options
+        self.folder, self.options = Path(folder).absolute(), options
         self._lock = _locked(self.folder)
         self._shards: list[ShardEntry] = []
         self._fields: dict[str, FieldInfo] = {}
@@ -178,6 +178,7 @@ class ShardWriter:
             roll_forward(self.folder, self.options.shard_name)
         complete = published(self.folder) if resume and not writing.exists() else None
         if complete is not None:
+            self._check_same(complete)
             self.written, self._ended = complete.n_items, _COMPLETE
             self._release()
             return
@@ -195,6 +196,17 @@ class ShardWriter:
             write_aside(writing / _OPTIONS, current.encode())
         except OSError as error:
             raise self._failed(error) from error
+
+    def _check_same(self, complete: Manifest) -> None:
+        """Refuse to take a data set that was written with other options for the one that is asked for."""
+        found = (complete.shard_size, complete.compression, complete.array_format, dict(complete.metadata))
+        options = self.options
+        wanted = (options.shard_size, options.compression, options.array_format, dict(options.metadata))
+        if found != wanted or complete.shards[0].name != options.shard_name(0):
+            raise OptionError(
+                f"resume=True, but the data set in {self.folder} is complete and was written with other options: "
+                f"{found}, not {wanted}. Use resume=False to replace it."
+            )
 
     def _release(self) -> None:
         if self._lock >= 0:
@@ -323,9 +335,12 @@ def _locked(folder: Path) -> int:
         raise WriteError(f"Could not open the folder {folder}: {error}.") from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         os.close(handle)
         raise WriteError(f"Another writer is at work in {folder}; wait for it, or use another folder.") from error
+    except OSError as error:
+        os.close(handle)
+        raise WriteError(f"The folder {folder} cannot be locked against other writers: {error}.") from error
     return handle
 
 

@@ -27,7 +27,7 @@ _PIECE_BYTES = 1 << 20
 class OpenShard:
     """One shard: its handle, which closes when the last reader lets go of it, and its columns."""
 
-    __slots__ = ("_file", "_stored_bytes", "_written_ns", "columns", "handle", "memory_bytes", "name", "number", "used")
+    __slots__ = ("_changed_ns", "_file", "_stored_bytes", "columns", "handle", "memory_bytes", "name", "number", "used")
 
     def __init__(self, manifest: Manifest, number: int, columns: Mapping[str, Column]) -> None:
         entry = manifest.shards[number]
@@ -39,7 +39,7 @@ class OpenShard:
         except OSError as error:
             raise DamageError(entry.name, None, f"the shard cannot be opened: {error}") from error
         found = os.fstat(self._file)
-        self._written_ns, self._stored_bytes = found.st_mtime_ns, found.st_size
+        self._changed_ns, self._stored_bytes = found.st_ctime_ns, found.st_size
         _check_size(entry, found.st_size)
         if entry.compression != "none":
             self.handle = _decompressed(self._file, entry)
@@ -52,7 +52,8 @@ class OpenShard:
     def changed(self) -> bool:
         """Whether the file was written to since it was opened."""
         found = os.fstat(self._file)
-        return found.st_mtime_ns != self._written_ns or found.st_size != self._stored_bytes
+        # Not the time of the last writing, which a copying program may set back.
+        return found.st_ctime_ns != self._changed_ns or found.st_size != self._stored_bytes
 
 
 class OpenShards:

@@ -9,27 +9,21 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock.core.checks import whole_number
-from penstock.core.errors import DamageError, MissingDependency, OptionError, ReadError, SourceError
+from penstock.core.errors import DamageError, OptionError, ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
-from penstock.shard.codec import decoded
-from penstock.shard.layout import MISSING, Column, Numbers
 from penstock.shard.manifest import FieldInfo, Manifest, manifest_path
 from penstock.source.bounds import check_span, checked_items
-from penstock.source.pieces import Batch, Piece, Scratch, pieces_of, read_piece
+from penstock.source.gather import Gather, Reading, Verify
 from penstock.source.quarantine import Quarantine
-from penstock.source.shards import OpenShard, OpenShards
 
 __all__ = ["TarSource"]
 
 _Int64s = NDArray[np.int64]
 
-Verify = Literal["first", "always", "never"]
 OnError = Literal["raise", "substitute"]
 
-_CHANGES_BORNE = 3  # a shard that was written to is opened and checked anew, so many times
 _SUBSTITUTES_TRIED = 64
-_SORTED_FROM = 64
 
 
 class TarSource:
@@ -93,20 +87,22 @@ class TarSource:
         self._path = manifest_path(path)
         self.manifest = Manifest.read(self._path)
         _check_present(self.manifest)
-        self._infos = _chosen(self.manifest, fields)
+        infos = _chosen(self.manifest, fields)
         self.fields: Mapping[str, Field] = {
-            name: info.field() if decode else Field(np.dtype(object), None) for name, info in self._infos.items()
+            name: info.field() if decode else Field(np.dtype(object), None) for name, info in infos.items()
         }
-        self._verify, self._decode, self._allow_pickle = verify, decode, allow_pickle
         sizes = np.array([shard.n_items for shard in self.manifest.shards], np.int64)
         self._borders = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        self._reading = Reading(
+            self.manifest, infos, self.fields, self._borders, verify, decode=decode, allow_pickle=allow_pickle
+        )
         self.index = Index.from_sizes(_cut(self.manifest, chunk_items), identity=self.manifest.fingerprint)
         self._quarantine: Quarantine | None = None
         if on_error == "substitute":
             whole_number("max_bad_items", max_bad_items, at_least=0)
             where = self._path.with_name("quarantine.jsonl") if quarantine is None else quarantine
             self._quarantine = Quarantine(where, self.manifest.fingerprint, max_bad_items)
-        self._open_in_this_process()
+        self._gather: Gather | None = None
 
     def __repr__(self) -> str:
         return f"TarSource({str(self._path.parent)!r}, {len(self.index)} items of {', '.join(self.fields)})"
@@ -126,13 +122,14 @@ class TarSource:
             block[name] = given if given is not None and fits else _empty(field, len(items))
         if not len(items):
             return block
+        gather = self._gathering()
         try:
-            self._fill(items, np.arange(len(items)), block)
+            gather.fill(items, np.arange(len(items)), block)
         except ReadError:
             if self._quarantine is None:
                 raise
             for place, item in enumerate(items.tolist()):
-                self._fill_or_substitute(item, np.array([place]), block, self._quarantine)
+                self._fill_or_substitute(gather, item, np.array([place]), block)
         for name, given in (out or {}).items():
             if block[name] is not given:
                 np.copyto(given, block[name])
@@ -145,193 +142,35 @@ class TarSource:
 
     def close(self) -> None:
         """Let go of files; the next read opens them again."""
-        self._open_in_this_process()
+        self._gather = None
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_shards", "_scratch", "_verified", "_geometry", "_first", "_step", "_listed", "_pieces")
-        return {name: value for name, value in self.__dict__.items() if name not in own}
+        return {**self.__dict__, "_gather": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open_in_this_process()
+    def _gathering(self) -> Gather:
+        """Return what is open in this process; a forked one begins with nothing open, locked or verified."""
+        gather = self._gather
+        if gather is None or gather.process != os.getpid():
+            gather = self._gather = Gather(self._reading)
+        return gather
 
-    def _open_in_this_process(self) -> None:
-        n_shards = len(self.manifest.shards)
-        self._shards = OpenShards(self.manifest, {info.suffix for info in self._infos.values()})
-        self._scratch = Scratch()
-        # Pages of zeros cost nothing until an item is verified.
-        self._verified = np.zeros(len(self.index), bool)
-        # By shard: which way its items are read (-1: not known yet, 0: member by member), and where their pieces begin.
-        self._pieces: list[tuple[Piece, ...]] = [()]
-        self._geometry = np.full(n_shards, -1, np.int32)
-        self._first = np.zeros((n_shards, max(1, len(self.fields))), np.int64)
-        self._step = np.zeros_like(self._first)
-        self._listed: dict[int, list[Numbers]] = {}
-
-    # -- substitutes ---------------------------------------------------------------------------------------------------
-
-    def _fill_or_substitute(self, item: int, place: _Int64s, block: dict[str, NDArray[Any]], known: Quarantine) -> None:
+    def _fill_or_substitute(self, gather: Gather, item: int, place: _Int64s, block: dict[str, NDArray[Any]]) -> None:
+        assert self._quarantine is not None, "called only where bad items are replaced"
         # The same item gets the same substitute, whoever asks and in whatever order: its number decides.
         candidate, n_items = item, len(self.index)
         for attempt in range(_SUBSTITUTES_TRIED):
             try:
-                self._fill(np.array([candidate]), place, block)
+                gather.fill(np.array([candidate]), place, block)
             except ReadError as error:
-                known.add(candidate, self.manifest.shards[self.shard_of(candidate)[0]].name, error)
+                self._quarantine.add(candidate, self.manifest.shards[self.shard_of(candidate)[0]].name, error)
                 candidate = xxhash.xxh3_64_intdigest(f"{item} {attempt}".encode()) % n_items
             else:
                 return
         raise DamageError(self._path.name, item, f"no healthy item among {_SUBSTITUTES_TRIED} that could replace it")
 
-    # -- reading -------------------------------------------------------------------------------------------------------
-
-    def _fill(self, items: _Int64s, places: _Int64s, block: dict[str, NDArray[Any]]) -> None:
-        """Read `items` into the rows `places` of `block`; every item is whole and verified, or an error is raised."""
-        if len(items) > _SORTED_FROM:  # what lies near each other is read one after the other
-            order = np.argsort(items)
-            items, places = items[order], places[order]
-        shards = np.searchsorted(self._borders, items, side="right") - 1
-        present = sorted(set(shards.tolist()))
-        for start in range(0, len(present), self._shards.capacity):
-            some = present[start : start + self._shards.capacity]
-            mine = slice(None) if len(some) == len(present) else np.isin(shards, some)
-            self._fill_from(some, shards[mine], items[mine], places[mine], block)
-
-    def _fill_from(
-        self, present: list[int], shards: _Int64s, items: _Int64s, places: _Int64s, block: dict[str, NDArray[Any]]
-    ) -> None:
-        for _ in range(_CHANGES_BORNE):
-            opened = self._opened(present, shards, items)
-            unverified = (
-                ~self._verified[items] if self._verify == "first" else np.full(len(items), self._verify == "always")
-            )
-            geometries = sorted(set(self._geometry[present].tolist()))
-            for geometry in geometries:
-                mine = slice(None) if len(geometries) == 1 else self._geometry[shards] == geometry
-                batch = Batch(
-                    items[mine].tolist(),
-                    [opened[number] for number in shards[mine].tolist()],
-                    (items[mine] - self._borders[shards[mine]]).tolist(),
-                    places[mine].tolist(),
-                    unverified[mine].tolist(),
-                )
-                self._read_fixed(batch, shards[mine], geometry, block)
-                self._read_members(batch, geometry, block)
-            changed = [number for number, shard in opened.items() if shard.changed]
-            if not changed:
-                if self._verify == "first":
-                    self._verified[items] = True
-                return
-            self._forget(changed)
-        raise DamageError(self.manifest.shards[changed[0]].name, None, "it is being written to while it is read")
-
-    def _forget(self, changed: list[int]) -> None:
-        """Let shards that were written to be opened and verified anew."""
-        if self._verify == "never":
-            raise DamageError(
-                self.manifest.shards[changed[0]].name, None, "it was written to while it was read, and verify='never'"
-            )
-        self._shards.drop(changed)
-        for number in changed:
-            self._verified[self._borders[number] : self._borders[number + 1]] = False
-
-    def _opened(self, present: list[int], shards: _Int64s, items: _Int64s) -> dict[int, OpenShard]:
-        try:
-            opened = self._shards.get(present)
-        except DamageError as error:
-            number = next(n for n in present if error.shard.startswith(self.manifest.shards[n].name))
-            raise DamageError(error.shard, int(items[shards == number][0]), error.reason) from error
-        for number in np.array(present)[self._geometry[present] < 0].tolist():
-            self._learn(opened[number])
-        return opened
-
-    def _learn(self, shard: OpenShard) -> None:
-        """Work out how the items of a shard are read."""
-        fixed = {
-            name: (self._infos[name].suffix, field)
-            for name, field in self.fields.items()
-            if field.item_bytes is not None
-        }
-        pieces = pieces_of(shard.columns, self.manifest.shards[shard.number].n_items, fixed) if fixed else None
-        if pieces is None:
-            self._geometry[shard.number] = 0
-            return
-        begins = [shard.columns[piece.parts[0].suffix].begins for piece in pieces]
-        for number, numbers in enumerate(begins):
-            self._first[shard.number, number], self._step[shard.number, number] = numbers.first, numbers.step
-        if any(numbers.listed is not None for numbers in begins):
-            self._listed[shard.number] = begins
-        if pieces not in self._pieces:
-            self._pieces.append(pieces)
-        self._geometry[shard.number] = self._pieces.index(pieces)
-
-    def _read_fixed(self, batch: Batch, shards: _Int64s, geometry: int, block: dict[str, NDArray[Any]]) -> None:
-        rows = np.array(batch.rows, np.int64)
-        listed = self._listed.keys() & set(shards.tolist()) if self._listed else ()
-        raw = {part.name: _raw(block[part.name]) for piece in self._pieces[geometry] for part in piece.parts}
-        for number, piece in enumerate(self._pieces[geometry]):
-            begins = self._first[shards, number] + self._step[shards, number] * rows
-            for shard in listed:
-                mine = shards == shard
-                begins[mine] = self._listed[shard][number].at(rows[mine])
-            read_piece(batch, piece, begins.tolist(), raw, self._scratch)
-
-    def _read_members(self, batch: Batch, geometry: int, block: dict[str, NDArray[Any]]) -> None:
-        """Read what has no fixed layout, member by member."""
-        done = {part.name for piece in self._pieces[geometry] for part in piece.parts}
-        for name, field in self.fields.items():
-            if name in done:
-                continue
-            info, column = self._infos[name], block[name]
-            for number, place in enumerate(batch.places):
-                value = self._member(batch, number, info)
-                if field.item_bytes is not None:
-                    _check_promise(batch, number, name, field, value)
-                column[place] = value
-
-    def _member(self, batch: Batch, number: int, info: FieldInfo) -> Any:
-        """Return the value of one member; None where the item has none."""
-        shard, row, item = batch.shards[number], np.int64(batch.rows[number]), batch.items[number]
-        found: Column | None = shard.columns.get(info.suffix)
-        begin = MISSING if found is None else int(found.begins.at(row))
-        if found is None or begin == MISSING:
-            return None
-        offset, size = int(found.offsets.at(row)), int(found.sizes.at(row))
-        start, stop = (begin, int(found.ends(row))) if batch.unverified[number] else (offset, offset + size)
-        try:
-            content = os.pread(shard.handle, stop - start, start)
-        except OSError as error:
-            raise ReadError(f"Could not read item {item} in {shard.name}: {error}") from error
-        if len(content) != stop - start:
-            raise batch.short(number, stop - start, len(content))
-        if batch.unverified[number] and xxhash.xxh3_64_intdigest(content) != found.checks[row]:
-            raise DamageError(shard.name, item, f"the checksum of {info.suffix!r} does not match its bytes")
-        payload = content[offset - start : offset - start + size]
-        if not self._decode:
-            return payload
-        try:
-            return decoded(found.extension, payload, allow_pickle=self._allow_pickle)
-        except MissingDependency:
-            raise
-        except ValueError as error:
-            raise DamageError(shard.name, item, f"{info.suffix!r}: {error}") from error
-
 
 def _empty(field: Field, n_items: int) -> NDArray[Any]:
     return np.empty((n_items, *(field.shape or ())), field.dtype)
-
-
-def _raw(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return the bytes of each item of a contiguous array, as rows."""
-    width = array.nbytes // len(array)
-    return array.reshape(len(array), -1).view(np.uint8) if width else np.empty((len(array), 0), np.uint8)
-
-
-def _check_promise(batch: Batch, number: int, name: str, field: Field, value: Any) -> None:
-    shape = getattr(value, "shape", None)
-    if shape != field.shape:
-        shard, item = batch.shards[number].name, batch.items[number]
-        raise DamageError(shard, item, f"field {name!r} has shape {shape}, but the manifest says {field.shape}")
 
 
 def _chosen(manifest: Manifest, fields: Sequence[str] | None) -> dict[str, FieldInfo]:

@@ -1,0 +1,209 @@
+"""Gathers items out of shards: what one process has open, knows of their layout, and has verified."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from penstock.core.errors import DamageError, MissingDependency, ReadError
+from penstock.core.types import Field
+from penstock.shard.codec import decoded
+from penstock.shard.layout import MISSING, Numbers
+from penstock.shard.manifest import FieldInfo, Manifest
+from penstock.shard.tar import padded
+from penstock.source.pieces import Batch, Piece, Scratch, pieces_of, read_piece
+from penstock.source.shards import OpenShard, OpenShards
+
+__all__ = ["Gather", "Reading", "Verify"]
+
+_Int64s = NDArray[np.int64]
+
+Verify = Literal["first", "always", "never"]
+
+_CHANGES_BORNE = 3  # a shard that was written to is opened and checked anew, so many times
+_SORTED_FROM = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is read of a data set, and how."""
+
+    manifest: Manifest
+    infos: Mapping[str, FieldInfo]
+    fields: Mapping[str, Field]
+    borders: _Int64s
+    """The first item of each shard, then the number of items."""
+
+    verify: Verify
+    decode: bool
+    allow_pickle: bool
+
+
+class Gather:
+    """Reads items in one process; from several threads at once."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading, self.process = reading, os.getpid()
+        n_shards = len(reading.manifest.shards)
+        self._shards = OpenShards(reading.manifest, {info.suffix for info in reading.infos.values()})
+        self._scratch = Scratch()
+        # Pages of zeros cost nothing until an item is verified.
+        self._verified = np.zeros(int(reading.borders[-1]), bool)
+        # By shard: which way its items are read (-1: not known yet, 0: member by member), and where their pieces begin.
+        self._pieces: list[tuple[Piece, ...]] = [()]
+        self._geometry = np.full(n_shards, -1, np.int32)
+        self._first = np.zeros((n_shards, max(1, len(reading.fields))), np.int64)
+        self._step = np.zeros_like(self._first)
+        self._listed: dict[int, list[Numbers]] = {}
+
+    def fill(self, items: _Int64s, places: _Int64s, block: dict[str, NDArray[Any]]) -> None:
+        """Read `items` into the rows `places` of `block`; every item is whole and verified, or an error is raised."""
+        if len(items) > _SORTED_FROM:  # what lies near each other is read one after the other
+            order = np.argsort(items)
+            items, places = items[order], places[order]
+        shards = np.searchsorted(self.reading.borders, items, side="right") - 1
+        present = sorted(set(shards.tolist()))
+        for start in range(0, len(present), self._shards.capacity):
+            some = present[start : start + self._shards.capacity]
+            mine = slice(None) if len(some) == len(present) else np.isin(shards, some)
+            self._fill_from(some, shards[mine], items[mine], places[mine], block)
+
+    def _fill_from(
+        self, present: list[int], shards: _Int64s, items: _Int64s, places: _Int64s, block: dict[str, NDArray[Any]]
+    ) -> None:
+        for _ in range(_CHANGES_BORNE):
+            opened = self._opened(present, shards, items)
+            verify = self.reading.verify
+            unverified = ~self._verified[items] if verify == "first" else np.full(len(items), verify == "always")
+            geometries = sorted(set(self._geometry[present].tolist()))
+            for geometry in geometries:
+                mine = slice(None) if len(geometries) == 1 else self._geometry[shards] == geometry
+                batch = Batch(
+                    items[mine].tolist(),
+                    [opened[number] for number in shards[mine].tolist()],
+                    (items[mine] - self.reading.borders[shards[mine]]).tolist(),
+                    places[mine].tolist(),
+                    unverified[mine].tolist(),
+                )
+                self._read_fixed(batch, shards[mine], geometry, block)
+                self._read_members(batch, geometry, block)
+            changed = [number for number, shard in opened.items() if shard.changed]
+            if not changed:
+                if verify == "first":
+                    self._verified[items] = True
+                return
+            self._forget(changed)
+        raise DamageError(
+            self.reading.manifest.shards[changed[0]].name, None, "it is being written to while it is read"
+        )
+
+    def _forget(self, changed: list[int]) -> None:
+        """Let shards that were written to be opened and verified anew."""
+        if self.reading.verify == "never":
+            raise DamageError(
+                self.reading.manifest.shards[changed[0]].name,
+                None,
+                "it was written to while it was read, and verify='never'",
+            )
+        self._shards.drop(changed)
+        for number in changed:
+            self._verified[self.reading.borders[number] : self.reading.borders[number + 1]] = False
+
+    def _opened(self, present: list[int], shards: _Int64s, items: _Int64s) -> dict[int, OpenShard]:
+        try:
+            opened = self._shards.get(present)
+        except DamageError as error:
+            number = next(n for n in present if error.shard.startswith(self.reading.manifest.shards[n].name))
+            raise DamageError(error.shard, int(items[shards == number][0]), error.reason) from error
+        for number in np.array(present)[self._geometry[present] < 0].tolist():
+            self._learn(opened[number])
+        return opened
+
+    def _learn(self, shard: OpenShard) -> None:
+        """Work out how the items of a shard are read."""
+        fixed = {
+            name: (self.reading.infos[name].suffix, field)
+            for name, field in self.reading.fields.items()
+            if field.item_bytes is not None
+        }
+        pieces = pieces_of(shard.columns, self.reading.manifest.shards[shard.number].n_items, fixed) if fixed else None
+        if pieces is None:
+            self._geometry[shard.number] = 0
+            return
+        begins = [shard.columns[piece.parts[0].suffix].begins for piece in pieces]
+        for number, numbers in enumerate(begins):
+            self._first[shard.number, number], self._step[shard.number, number] = numbers.first, numbers.step
+        if any(numbers.listed is not None for numbers in begins):
+            self._listed[shard.number] = begins
+        if pieces not in self._pieces:
+            self._pieces.append(pieces)
+        self._geometry[shard.number] = self._pieces.index(pieces)
+
+    def _read_fixed(self, batch: Batch, shards: _Int64s, geometry: int, block: dict[str, NDArray[Any]]) -> None:
+        rows = np.array(batch.rows, np.int64)
+        listed = self._listed.keys() & set(shards.tolist()) if self._listed else ()
+        raw = {part.name: _raw(block[part.name]) for piece in self._pieces[geometry] for part in piece.parts}
+        for number, piece in enumerate(self._pieces[geometry]):
+            begins = self._first[shards, number] + self._step[shards, number] * rows
+            for shard in listed:
+                mine = shards == shard
+                begins[mine] = self._listed[shard][number].at(rows[mine])
+            read_piece(batch, piece, begins.tolist(), raw, self._scratch)
+
+    def _read_members(self, batch: Batch, geometry: int, block: dict[str, NDArray[Any]]) -> None:
+        """Read what has no fixed layout, member by member."""
+        done = {part.name for piece in self._pieces[geometry] for part in piece.parts}
+        for name, field in self.reading.fields.items():
+            if name in done:
+                continue
+            info, column = self.reading.infos[name], block[name]
+            for number, place in enumerate(batch.places):
+                value = self._member(batch, number, info)
+                if field.item_bytes is not None:
+                    _check_promise(batch, number, name, field, value)
+                column[place] = value
+
+    def _member(self, batch: Batch, number: int, info: FieldInfo) -> Any:
+        """Return the value of one member; None where the item has none."""
+        shard, row, item = batch.shards[number], batch.rows[number], batch.items[number]
+        found = shard.columns.get(info.suffix)
+        if found is None or found.begins.one(row) == MISSING:
+            return None
+        offset, size = found.offsets.one(row), found.sizes.one(row)
+        start, stop = offset, offset + size
+        if batch.unverified[number]:
+            start, stop = found.begins.one(row), offset + padded(size)
+        try:
+            content = os.pread(shard.handle, stop - start, start)
+        except OSError as error:
+            raise ReadError(f"Could not read item {item} in {shard.name}: {error}") from error
+        if len(content) != stop - start:
+            raise batch.short(number, stop - start, len(content))
+        if batch.unverified[number] and xxhash.xxh3_64_intdigest(content) != found.checks[row]:
+            raise DamageError(shard.name, item, f"the checksum of {info.suffix!r} does not match its bytes")
+        payload = content[offset - start : offset - start + size]
+        if not self.reading.decode:
+            return payload
+        try:
+            return decoded(found.extension, payload, allow_pickle=self.reading.allow_pickle)
+        except MissingDependency:
+            raise
+        except ValueError as error:
+            raise DamageError(shard.name, item, f"{info.suffix!r}: {error}") from error
+
+
+def _raw(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the bytes of each item of a contiguous array, as rows."""
+    width = array.nbytes // len(array)
+    return array.reshape(len(array), -1).view(np.uint8) if width else np.empty((len(array), 0), np.uint8)
+
+
+def _check_promise(batch: Batch, number: int, name: str, field: Field, value: Any) -> None:
+    shape = getattr(value, "shape", None)
+    if shape != field.shape:
+        shard, item = batch.shards[number].name, batch.items[number]
+        raise DamageError(shard, item, f"field {name!r} has shape {shape}, but the manifest says {field.shape}")
