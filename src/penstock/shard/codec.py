@@ -1,5 +1,6 @@
 """Values become the payloads of members, and payloads become values; nothing is pickled unless asked for."""
 
+import ast
 import io
 import json
 import math
@@ -60,7 +61,7 @@ def encoded(name: str, value: Any, array_format: ArrayFormat = "npy") -> Encoded
     array = value if type(value) is np.ndarray else np.asarray(value) if isinstance(value, np.generic) else None
     if array is None:
         if isinstance(value, str):
-            return _whole("txt", value.encode())
+            return _whole("txt", _text_bytes(name, value))
         if isinstance(value, bytes | bytearray | memoryview):
             return _whole("bin", bytes(value))
         if value is None or isinstance(value, list | tuple | Mapping):
@@ -71,6 +72,8 @@ def encoded(name: str, value: Any, array_format: ArrayFormat = "npy") -> Encoded
             f"Field {name!r} is an array of Python objects ({array.dtype}); give numbers or fixed-width strings, or a "
             "list of plain values."
         )
+    if array.dtype.names:
+        array = _without_gaps(array)
     if array_format == "pyd":
         # A row is copied first: a view would be pickled with the whole array it looks into.
         pickled = pickle.dumps(array.copy(), protocol=_PICKLE_PROTOCOL)
@@ -81,6 +84,13 @@ def encoded(name: str, value: Any, array_format: ArrayFormat = "npy") -> Encoded
     else:  # as bytes, since dates and the like have no buffer of their own kind
         data = np.asarray(array, order="C").reshape(-1).view(np.uint8).data
     return Encoded("npy", (head, data), len(head) + len(data), array.dtype, array.shape)
+
+
+def _text_bytes(name: str, value: str) -> bytes:
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError(f"Field {name!r} is no valid text: {error}.") from error
 
 
 def _whole(extension: str, payload: bytes) -> Encoded:
@@ -109,9 +119,22 @@ def _array(name: str, value: Any) -> NDArray[Any]:
 @lru_cache(maxsize=256)
 def _npy_header_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     out = io.BytesIO()
-    descr = np.lib.format.dtype_to_descr(dtype)
-    np.lib.format.write_array_header_1_0(out, {"descr": descr, "fortran_order": False, "shape": shape})
+    fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    try:
+        np.lib.format.write_array_header_1_0(out, fields)
+    except UnicodeEncodeError:  # names of fields that need version 3, which numpy has no function for
+        text = repr(fields).encode()
+        text += b" " * (-(len(text) + 13) % 64) + b"\n"
+        return _MAGIC + b"\x03\x00" + len(text).to_bytes(4, "little") + text
     return out.getvalue()
+
+
+def _without_gaps(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a structured array whose padding is zeros: the same values give the same bytes."""
+    clean = np.zeros(array.shape, array.dtype)
+    for name in array.dtype.names or ():
+        clean[name] = _without_gaps(array[name]) if array[name].dtype.names else array[name]
+    return clean
 
 
 def json_bytes(value: Any, where: str) -> bytes:
@@ -151,28 +174,32 @@ def _plain(value: Any, where: str) -> Any:
 
 def npy_header(head: bytes, size: int) -> NpyHeader:
     """Return what the beginning of a `.npy` of `size` bytes says; raise ValueError where it lies or holds objects."""
-    if head[:6] != _MAGIC:
-        raise ValueError("this is no .npy file")
-    stream = io.BytesIO(head)
-    version = np.lib.format.read_magic(stream)
-    read: dict[tuple[int, int], Callable[..., Any]] = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-        (3, 0): np.lib.format.read_array_header_2_0,
-    }
-    if version not in read:
-        raise ValueError(f"a .npy file of version {version}")
-    shape, fortran_order, dtype = read[version](stream, max_header_size=_LONGEST_HEADER)
+    try:
+        dtype, shape, fortran_order, offset = _parsed_npy(head)
+    except (KeyError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"its .npy header is malformed: {type(error).__name__}: {error}") from error
     if dtype.hasobject:
         raise ValueError("an array of Python objects, which would have to be unpickled")
-    if any(length < 0 for length in shape):
-        raise ValueError(f"a negative shape {shape}")
+    if any(not isinstance(length, int) or length < 0 for length in shape):
+        raise ValueError(f"the shape {shape}")
     wanted = math.prod(shape) * dtype.itemsize
-    if wanted != size - stream.tell():
-        raise ValueError(
-            f"its header says {dtype} {shape}, {wanted} bytes, but {size - stream.tell()} bytes of data follow"
-        )
-    return NpyHeader(dtype, shape, fortran_order, stream.tell())
+    if wanted != size - offset:
+        raise ValueError(f"its header says {dtype} {shape}, {wanted} bytes, but {size - offset} bytes of data follow")
+    return NpyHeader(dtype, shape, fortran_order, offset)
+
+
+def _parsed_npy(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
+    """Return dtype, shape, whether the array lies in Fortran order, and where the data begin."""
+    width = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}.get(head[6:8])
+    if head[:6] != _MAGIC or width is None:
+        raise ValueError("this is no .npy file of version 1, 2 or 3")
+    offset = 8 + width + int.from_bytes(head[8 : 8 + width], "little")
+    if offset > len(head):
+        raise ValueError(f"a .npy header of {offset} bytes; {len(head)} are there")
+    text = head[8 + width : offset].decode("utf-8" if head[6] == 3 else "latin1")
+    fields = ast.literal_eval(text.strip())
+    dtype = np.lib.format.descr_to_dtype(fields["descr"])
+    return dtype, tuple(fields["shape"]), bool(fields["fortran_order"]), offset
 
 
 def decoded(extension: str, payload: bytes, *, allow_pickle: bool = False) -> Any:

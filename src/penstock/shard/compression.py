@@ -20,6 +20,7 @@ _PIECE_BYTES = 1 << 18
 # What an archive may grow to when it is decompressed. A shard of recordings shrinks by a factor of ten at the very
 # best; a bomb by a thousand or a million.
 _ALWAYS_BYTES, _MOST_RATIO = 1 << 30, 100
+_XZ_MEMORY_BYTES = 256 << 20  # what the highest preset needs, four times over
 
 
 class Compressor(Protocol):
@@ -97,10 +98,12 @@ class Decompressed:
         try:
             while True:
                 if self._engine.eof:
-                    rest = self._engine.unused_data or self._file.read(_PIECE_BYTES)
-                    if not rest.strip(b"\0"):
+                    rest = (self._engine.unused_data or self._file.read(_PIECE_BYTES)).lstrip(b"\0")
+                    while not rest and (piece := self._file.read(_PIECE_BYTES)):
+                        rest = piece.lstrip(b"\0")  # padding between streams, or after the last
+                    if not rest:
                         return b""
-                    self._engine = _engine(self._compression)  # one archive after another is one archive
+                    self._engine = _engine(self._compression)  # one stream after another is one stream
                 else:
                     rest = b"" if not self._engine.needs_input else self._file.read(_PIECE_BYTES)
                     if not rest and self._engine.needs_input:
@@ -145,6 +148,10 @@ class _Gzip:
 
 
 def _engine(compression: Compression) -> _Engine:
-    engine: Any = {"gz": _Gzip, "bz2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor}[compression]()
-    made: _Engine = engine
-    return made
+    made: dict[str, Any] = {"gz": _Gzip, "bz2": bz2.BZ2Decompressor, "xz": _xz}
+    engine: _Engine = made[compression]()
+    return engine
+
+
+def _xz() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)

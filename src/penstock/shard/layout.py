@@ -8,6 +8,7 @@ item can change unnoticed.
 
 import ast
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +18,25 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import DamageError
 from penstock.shard.codec import NpyHeader
-from penstock.shard.tar import BLOCK
+from penstock.shard.tar import BLOCK, padded
 
-__all__ = ["MISSING", "Column", "LayoutBuilder", "Numbers", "ShardLayout", "index_name"]
+__all__ = [
+    "MISSING",
+    "Column",
+    "LayoutBuilder",
+    "Numbers",
+    "ShardLayout",
+    "index_name",
+    "parsed_dtype",
+    "parsed_shape",
+    "whole",
+]
 
 _Int64s = NDArray[np.int64]
 
 _MAGIC = b"PENSTOCK-INDEX\x00\x01"
 _CHECK_BYTES = 16
+_LONGEST_DESCR = 1 << 14
 MISSING = -1
 """Where an item lacks a member."""
 
@@ -95,15 +107,21 @@ class Column:
         """Return where the padding of some members ends."""
         return self.offsets.at(rows) + -(-self.sizes.at(rows) // BLOCK) * BLOCK
 
-    def check_bounds(self, shard: "ShardLayout", name: str) -> None:
-        """Raise DamageError where a member would lie outside of the archive."""
-        # The ends of a regular sequence bound all of it.
+    def check(self, n_items: int, tar_bytes: int) -> None:
+        """Raise ValueError where a member would lie outside of the archive, or hold other than it says."""
+        ends = (0, n_items - 1)
         regular = self.begins.listed is None and self.offsets.listed is None and self.sizes.listed is None
-        rows = np.array([0, shard.n_items - 1]) if regular else np.arange(shard.n_items)
-        begins, offsets, sizes = self.begins.at(rows), self.offsets.at(rows), self.sizes.at(rows)
-        wrong = (begins < 0) | (offsets <= begins) | (sizes < 0) | (self.ends(rows) > shard.tar_bytes)
-        if (wrong & (begins != MISSING)).any():
-            raise DamageError(name, None, f"the side index places {self.suffix!r} outside of the archive")
+        # The ends of a regular sequence bound all of it; whole numbers of Python do not overflow.
+        for row in ends if regular else range(n_items):
+            begin, offset, size = self.begins.one(row), self.offsets.one(row), self.sizes.one(row)
+            if begin == MISSING and not regular:
+                continue
+            if not 0 <= begin < offset or size < 0 or offset + padded(size) > tar_bytes:
+                raise ValueError(f"{self.suffix!r} of item {row} lies outside of the archive")
+            if self.shape is not None and self.dtype is not None and self.extension == "npy":
+                data = math.prod(self.shape) * self.dtype.itemsize
+                if min(self.shape, default=0) < 0 or self.data_offset < 0 or data != size - self.data_offset:
+                    raise ValueError(f"{self.suffix!r} of item {row} has {size} bytes, which is not its shape")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,38 +167,74 @@ class ShardLayout:
         if xxhash.xxh3_128_digest(stored[:-_CHECK_BYTES]) != stored[-_CHECK_BYTES:]:
             raise DamageError(name, None, "the side index does not match its own checksum")
         try:
-            layout = cls._parsed(stored)
-        except (KeyError, TypeError, ValueError, SyntaxError) as error:
+            return cls._parsed(stored)
+        except (LookupError, TypeError, ValueError, SyntaxError, OverflowError, RecursionError, MemoryError) as error:
             raise DamageError(name, None, f"the side index is malformed: {error}") from error
-        for column in layout.columns:
-            column.check_bounds(layout, name)
-        return layout
 
     @classmethod
     def _parsed(cls, stored: bytes) -> "ShardLayout":
         at = len(_MAGIC) + 8
         length = int.from_bytes(stored[len(_MAGIC) : at], "little")
         head = json.loads(stored[at : at + length])
-        arrays = _Arrays(stored, at + length, head["items"])
+        n_items, tar_bytes = whole(head["items"], 1), whole(head["tar_bytes"], 0)
+        arrays = _Arrays(stored, at + length, n_items)
         keys = arrays.next("<u8")
         columns = [
             Column(
-                suffix=entry["suffix"],
+                suffix=_text(entry["suffix"]),
                 begins=arrays.numbers(entry["begins"]),
                 offsets=arrays.numbers(entry["offsets"]),
                 sizes=arrays.numbers(entry["sizes"]),
                 checks=arrays.next("<u8"),
-                dtype=_dtype(entry["dtype"]),
-                shape=None if entry["shape"] is None else tuple(entry["shape"]),
-                data_offset=entry["data_offset"],
+                dtype=parsed_dtype(entry["dtype"]),
+                shape=parsed_shape(entry["shape"]),
+                data_offset=whole(entry["data_offset"], 0),
             )
             for entry in head["columns"]
         ]
-        return cls(head["items"], head["tar_bytes"], tuple(columns), keys)
+        for column in columns:
+            column.check(n_items, tar_bytes)
+        return cls(n_items, tar_bytes, tuple(columns), keys)
 
 
-def _dtype(descr: str | None) -> np.dtype[Any] | None:
-    return None if descr is None else np.lib.format.descr_to_dtype(ast.literal_eval(descr))
+def whole(value: Any, least: int) -> int:
+    """Return a whole number that a file gave, or raise ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+        raise ValueError(f"{value!r} is no whole number of {least} or more")
+    return value
+
+
+def parsed_dtype(descr: str | None) -> np.dtype[Any] | None:
+    """Return the dtype that a file describes; raise ValueError for one of Python objects."""
+    if descr is None:
+        return None
+    if not isinstance(descr, str) or len(descr) > _LONGEST_DESCR:
+        raise ValueError(f"the dtype {str(descr)[:80]!r}")
+    dtype = np.lib.format.descr_to_dtype(ast.literal_eval(descr))
+    if dtype.hasobject:
+        raise ValueError(f"the dtype {dtype}, of Python objects")
+    return dtype
+
+
+def parsed_shape(lengths: list[int] | None) -> tuple[int, ...] | None:
+    """Return the shape that a file describes."""
+    if lengths is None:
+        return None
+    if not isinstance(lengths, list):
+        raise ValueError(f"the shape {str(lengths)[:80]!r}")
+    return tuple(whole(length, 0) for length in lengths)
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+        raise ValueError(f"{value!r} is no whole number")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
 
 
 class _Arrays:
@@ -190,12 +244,17 @@ class _Arrays:
         self._stored, self._at, self._n_items = stored, at, n_items
 
     def next(self, dtype: str) -> NDArray[Any]:
+        if self._n_items * 8 > len(self._stored) - self._at - _CHECK_BYTES:
+            raise ValueError("it ends before its numbers do")
         array = np.frombuffer(self._stored, dtype, self._n_items, self._at)
         self._at += array.nbytes
         return array
 
     def numbers(self, short: list[int] | None) -> Numbers:
-        return Numbers(0, 0, self.next("<i8")) if short is None else Numbers(int(short[0]), int(short[1]))
+        if short is None:
+            return Numbers(0, 0, self.next("<i8"))
+        first, step = short
+        return Numbers(_number(first), _number(step))
 
 
 class LayoutBuilder:

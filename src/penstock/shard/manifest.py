@@ -5,8 +5,8 @@ digest of its side index, which in turn has the checksum of every member, so tha
 for every byte of the data set.
 """
 
-import ast
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,8 +18,9 @@ import xxhash
 
 from penstock.core.errors import DamageError, SourceError, WriteError
 from penstock.core.types import Field
-from penstock.shard.compression import COMPRESSIONS, Compression
-from penstock.shard.layout import ShardLayout, index_name
+from penstock.shard.compression import COMPRESSIONS, Compression, most_bytes
+from penstock.shard.layout import ShardLayout, index_name, parsed_dtype, parsed_shape, whole
+from penstock.shard.tar import BLOCK
 
 __all__ = ["MANIFEST", "METADATA", "FieldInfo", "Manifest", "ShardEntry", "manifest_path", "sync", "write_aside"]
 
@@ -171,30 +172,26 @@ class Manifest:
             raise DamageError(str(path), None, "the manifest does not match its own checksum")
         try:
             return cls._parsed(stored, path.parent)
-        except (KeyError, TypeError, ValueError, SyntaxError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
             raise DamageError(str(path), None, f"the manifest is malformed: {error}") from error
 
     @classmethod
     def _parsed(cls, stored: dict[str, Any], folder: Path) -> "Manifest":
+        shards = tuple(_entry(entry) for entry in stored["shards"])
         fields = {
-            name: FieldInfo(
-                entry["suffix"],
-                None if entry["dtype"] is None else np.lib.format.descr_to_dtype(ast.literal_eval(entry["dtype"])),
-                None if entry["shape"] is None else tuple(entry["shape"]),
-            )
+            name: FieldInfo(_text(entry["suffix"]), parsed_dtype(entry["dtype"]), parsed_shape(entry["shape"]))
             for name, entry in stored["fields"].items()
         }
-        shards = tuple(
-            ShardEntry(
-                _plain_name(entry["shard_name"]),
-                int(entry["num_samples"]),
-                int(entry["tar_bytes"]),
-                int(entry["stored_bytes"]),
-                str(entry["index_digest"]),
-                _known(entry["compression"]),
-            )
-            for entry in stored["shards"]
-        )
+        largest = max((shard.tar_bytes for shard in shards), default=0)
+        for name, info in fields.items():
+            if (
+                info.shape is not None
+                and info.dtype is not None
+                and math.prod(info.shape) * info.dtype.itemsize > largest
+            ):
+                raise ValueError(f"field {name!r} is larger than any shard: {info.dtype} {info.shape}")
+        if not shards or not fields or not isinstance(stored["metadata"], dict):
+            raise ValueError("it has no shards, no fields or no metadata")
         return cls(folder, fields, shards, stored["shard_size"], stored["array_format"], stored["metadata"])
 
     def layout(self, number: int) -> ShardLayout:
@@ -253,6 +250,25 @@ def sync(path: Path) -> None:
 def _checksum(stored: Mapping[str, Any]) -> str:
     content = json.dumps(stored, sort_keys=True, ensure_ascii=False)
     return xxhash.xxh3_64_hexdigest(content.encode())
+
+
+def _entry(entry: dict[str, Any]) -> ShardEntry:
+    """Return what a manifest says of a shard; raise ValueError where no shard could be like that."""
+    compression = _known(entry["compression"])
+    items, tar_bytes = whole(entry["num_samples"], 1), whole(entry["tar_bytes"], 0)
+    stored_bytes = whole(entry["stored_bytes"], 0)
+    name = _plain_name(entry["shard_name"])
+    if items * BLOCK > tar_bytes or (compression == "none" and tar_bytes != stored_bytes):
+        raise ValueError(f"{name} cannot hold {items} items in {stored_bytes} bytes")
+    if tar_bytes > (stored_bytes if compression == "none" else most_bytes(stored_bytes)):
+        raise ValueError(f"{name} would decompress to {tar_bytes} bytes")
+    return ShardEntry(name, items, tar_bytes, stored_bytes, _text(entry["index_digest"]), compression)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
 
 
 def _plain_name(name: str) -> str:

@@ -45,7 +45,7 @@ def check_fields(names: Iterable[str], reserved: str) -> None:
     for name in names:
         if not isinstance(name, str) or not name or not name.isprintable():
             raise OptionError(f"{name!r} cannot name a field; use a string of printable characters.")
-        if name == reserved or name.startswith("__"):
+        if name.lower() == reserved or name.startswith("__"):
             raise OptionError(
                 f"The field name {name!r} is taken; the keyword `metadata` holds what is known of a sample."
             )

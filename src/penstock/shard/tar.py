@@ -127,6 +127,8 @@ def members(stream: Readable, shard: str) -> Iterator[Member]:
         else:
             raise DamageError(shard, None, f"more than {_MOST_EXTENSIONS} headers before one member, at byte {begin}")
         if block == END[:BLOCK]:
+            if reader.position - begin > BLOCK:
+                raise DamageError(shard, None, f"the extension header at byte {begin} has no member")
             reader.expect_end()
             return
         name, size = name or plain_name, size if size >= 0 else plain_size
@@ -172,14 +174,12 @@ class _Reader:
 
     def expect_end(self) -> None:
         """After the first block of zeros, there is at least one more, and nothing but zeros."""
-        self.block(xxhash.xxh3_64())
-        self.position -= BLOCK
-        rest = self._stream.read(_PIECE_BYTES)
+        rest = self.block(xxhash.xxh3_64())
         while rest:
             if rest.count(0) != len(rest):
-                raise DamageError(self._shard, None, f"bytes after the end of the archive, after byte {self.position}")
-            self.position += len(rest)
+                raise DamageError(self._shard, None, f"bytes after the end of the archive, at byte {self.position}")
             rest = self._stream.read(_PIECE_BYTES)
+            self.position += len(rest)
 
 
 def _parsed(block: bytes, shard: str, at: int) -> tuple[bytes, str, int]:
@@ -199,7 +199,7 @@ def _parsed(block: bytes, shard: str, at: int) -> tuple[bytes, str, int]:
 
 def _number(field: bytes) -> int | None:
     if field[0] in (0x80, 0xFF):  # GNU: big-endian, for what octal digits cannot hold
-        return int.from_bytes(field[1:], "big", signed=field[0] == 0xFF)
+        return int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
     digits = field.strip(b" \0")
     try:
         return int(digits, 8) if digits.isdigit() else None
@@ -223,7 +223,11 @@ def _extension(kind: bytes, payload: bytes, shard: str, at: int) -> tuple[str, i
         if key == b"path":
             name = value[:-1].decode(errors="surrogateescape")
         elif key == b"size":
-            size = int(value) if value[:-1].isdigit() and len(value) < 20 else -1
+            if not value[:-1].isdigit() or len(value) > 20:
+                raise DamageError(shard, None, f"the PAX header at byte {at} has no valid size: {value[:40]!r}")
+            size = int(value)
+        elif key.startswith(b"GNU.sparse"):
+            raise DamageError(shard, None, f"the PAX header at byte {at} describes a sparse file, which is not read")
         payload = payload[count:]
     if kind == _PAX_GLOBAL and (name or size >= 0):
         raise DamageError(shard, None, f"the PAX header at byte {at} gives all members one name or size")

@@ -203,7 +203,7 @@ def _raw(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _check_promise(batch: Batch, number: int, name: str, field: Field, value: Any) -> None:
-    shape = getattr(value, "shape", None)
-    if shape != field.shape:
-        shard, item = batch.shards[number].name, batch.items[number]
-        raise DamageError(shard, item, f"field {name!r} has shape {shape}, but the manifest says {field.shape}")
+    found = (getattr(value, "dtype", None), getattr(value, "shape", None))
+    if found != (field.dtype, field.shape):
+        reason = f"field {name!r} is {found[0]} {found[1]}, but the manifest says {field.dtype} {field.shape}"
+        raise DamageError(batch.shards[number].name, batch.items[number], reason)
