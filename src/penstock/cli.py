@@ -144,4 +144,4 @@ def inspect(
 def _list_problems(problems: Sequence[object]) -> None:
     for problem in problems:
         typer.echo(str(problem), err=True)
-    typer.echo(f"{len(problems):,} problems", err=True)
+    typer.echo(f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}", err=True)

@@ -7,7 +7,7 @@ random state or a position of its own.
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
@@ -318,7 +318,7 @@ def create_webdataset_dataloader(
         Threads or processes that make batches ahead, whichever is faster here.
     prefetch_factor, pin_memory, drop_last
         Batches that each worker may be ahead; page-locked batches where there is a CUDA device; leave out a last batch
-        that is not full.
+        that is not full, which several ranks do in any case when they shuffle.
     pad_value
         Pad fields of varying length, with a mask beside them; None: they are lists.
     device
@@ -336,19 +336,27 @@ def create_webdataset_dataloader(
     ...     [batch["x"].tolist() for batch in loader]
     [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
     """
+    if "max_workers" in dataset_options:
+        raise OptionError("max_workers is for WebDatasetLoader; use num_workers here.")
     dataset = WebDatasetLoader(shard_dir, shuffle=shuffle, buffer_size=buffer_size, **dataset_options)
-    source = dataset.source
-    loose = [name for name, field in source.fields.items() if field.item_bytes is None and name != METADATA]
-    ragged = {name for name in loose if source.manifest.fields[name].suffix.endswith(".npy")}
-    collate = partial(collate_webdataset, ragged=ragged, pad_value=pad_value) if loose else None
+    # Ranks take equal steps; what they cannot share of a shuffled epoch is left out, and is another part each time.
+    drop = drop_last or (shuffle and current_world().size > 1)
     return Loader(
-        source,
-        dataset.plan(batch_size, tail="drop" if drop_last else "short"),
-        collate=collate,
+        dataset.source,
+        dataset.plan(batch_size, tail="drop" if drop else "short"),
+        collate=_collate(dataset.source, pad_value),
         num_workers=num_workers,
         device=device,
         options=RunOptions(prefetch=prefetch_factor, pin_memory=pin_memory, persistent=True),
     )
+
+
+def _collate(source: TarSource, pad_value: float | None) -> Callable[[list[Any]], Any] | None:
+    """Return what makes a batch of items where some fields have no fixed shape; None where blocks will do."""
+    infos = source.manifest.fields
+    loose = [name for name, field in source.fields.items() if field.item_bytes is None and name != METADATA]
+    ragged = {name for name in loose if infos[name].dtype is not None or infos[name].suffix.endswith("npy")}
+    return partial(collate_webdataset, ragged=ragged, pad_value=pad_value) if loose else None
 
 
 def _matching(source: TarSource, pattern: str | None) -> list[int]:

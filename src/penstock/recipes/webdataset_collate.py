@@ -46,6 +46,8 @@ def collate_webdataset(
         if not all(isinstance(value, torch.Tensor) for value in values):
             merged[name] = values
         elif pad_value is not None and (name in ragged or len({value.shape for value in values}) > 1):
+            if f"{name}_mask" in batch[0]:
+                raise OptionError(f"Padding {name!r} makes '{name}_mask', but the samples have a field of that name.")
             merged[name], merged[f"{name}_mask"] = _padded(name, values, pad_value)
         elif name in ragged or len({(value.shape, value.dtype) for value in values}) > 1:
             merged[name] = values

@@ -106,9 +106,10 @@ class WebDatasetWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._writer.commit()
-        else:
+        try:
+            if kind is None:
+                self._writer.commit()
+        finally:
             self._writer.abandon()
 
 

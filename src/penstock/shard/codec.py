@@ -181,7 +181,7 @@ def npy_header(head: bytes, size: int) -> NpyHeader:
     if dtype.hasobject:
         raise ValueError("an array of Python objects, which would have to be unpickled")
     if any(not isinstance(length, int) or length < 0 for length in shape):
-        raise ValueError(f"the shape {shape}")
+        raise ValueError(f"a negative or impossible shape {shape}")
     wanted = math.prod(shape) * dtype.itemsize
     if wanted != size - offset:
         raise ValueError(f"its header says {dtype} {shape}, {wanted} bytes, but {size - offset} bytes of data follow")
@@ -192,7 +192,7 @@ def _parsed_npy(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]
     """Return dtype, shape, whether the array lies in Fortran order, and where the data begin."""
     width = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}.get(head[6:8])
     if head[:6] != _MAGIC or width is None:
-        raise ValueError("this is no .npy file of version 1, 2 or 3")
+        raise ValueError("this is no .npy file of a valid version")
     offset = 8 + width + int.from_bytes(head[8 : 8 + width], "little")
     if offset > len(head):
         raise ValueError(f"a .npy header of {offset} bytes; {len(head)} are there")

@@ -7,19 +7,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import xxhash
 
 from penstock.core.errors import DamageError, SourceError
 from penstock.shard.codec import NpyHeader, npy_header
 from penstock.shard.compression import Decompressed, detected, most_bytes
-from penstock.shard.layout import LayoutBuilder, ShardLayout, index_name
+from penstock.shard.layout import MISSING, LayoutBuilder, ShardLayout, index_name
 from penstock.shard.manifest import MANIFEST, METADATA, FieldInfo, Manifest, ShardEntry, manifest_path, write_aside
 from penstock.shard.names import field_names, split_name
 from penstock.shard.tar import Member, Readable, members
 
-__all__ = ["Problem", "expanded", "index_archives"]
+__all__ = ["ARCHIVE", "Problem", "expanded", "index_archives"]
 
-_ARCHIVE = re.compile(r"\.(tar|tar\.gz|tar\.bz2|tar\.xz|tgz)$")
+ARCHIVE = re.compile(r"\.(tar|tar\.gz|tar\.bz2|tar\.xz|tgz)$")
+"""What the name of an archive ends with."""
+
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
@@ -46,7 +49,7 @@ def expanded(where: str | os.PathLike[str]) -> list[Path]:
     path = Path(where)
     if path.is_dir():
         found = sorted(
-            entry for entry in path.iterdir() if _ARCHIVE.search(entry.name) and not entry.name.startswith(".")
+            entry for entry in path.iterdir() if ARCHIVE.search(entry.name) and not entry.name.startswith(".")
         )
     elif "{" in path.name:
         found = list(_braces(str(path)))
@@ -97,6 +100,7 @@ def index_archives(
         Told the bytes of each archive that is done.
     """
     archives = expanded(where)
+    _refuse_own(manifest_path(where))
     folders = {archive.parent for archive in archives}
     if len(folders) > 1:
         raise SourceError(f"{where} names archives in {len(folders)} folders; index each folder by itself.")
@@ -105,13 +109,16 @@ def index_archives(
         for archive, (layout, problems) in zip(archives, pool.map(_indexed, archives), strict=True):
             progress(archive.stat().st_size)
             done.append((archive, layout, problems))
-    problems = [problem for *_, found in done for problem in found if not (allow_missing and problem.item is None)]
-    problems += _twice([(archive.name, layout) for archive, layout, _ in done if layout is not None])
+    problems = [problem for *_, found in done for problem in found]
+    layouts = [(archive.name, layout) for archive, layout, _ in done if layout is not None]
+    problems += _twice(layouts)
+    if not allow_missing:
+        problems += _missing(layouts)
     if problems:
         return None, problems
     shards = [_stored(archive, layout) for archive, layout, _ in done if layout is not None]
-    layouts = [layout for _, layout, _ in done if layout is not None]
-    manifest = Manifest(archives[0].parent, _fields(layouts), tuple(shards), None, "as found")
+    fields = _fields([layout for _, layout in layouts])
+    manifest = Manifest(archives[0].parent, fields, tuple(shards), None, "as found")
     path = manifest_path(where)
     _keep_other(path)
     write_aside(path, manifest.to_bytes())
@@ -141,8 +148,6 @@ def _indexed(archive: Path) -> tuple[ShardLayout | None, list[Problem]]:
             return None, [*problems, Problem(archive.name, error.item, error.reason)]
     if not builder.n_items:
         return None, [*problems, Problem(archive.name, None, "it holds no items, named KEY.FIELD")]
-    for suffix, count in builder.missing().items():
-        problems.append(Problem(archive.name, None, f"{count} of {builder.n_items} items have no .{suffix}"))
     return builder.built(counted.position), problems
 
 
@@ -189,6 +194,21 @@ def _npy(suffix: str, member: Member, shard: str, item: int, problems: list[Prob
         return None
 
 
+def _missing(layouts: list[tuple[str, ShardLayout]]) -> list[Problem]:
+    """Return the members that some items lack and others have."""
+    suffixes = dict.fromkeys(column.suffix for _, layout in layouts for column in layout.columns)
+    problems = []
+    for name, layout in layouts:
+        columns = {column.suffix: column for column in layout.columns}
+        rows = np.arange(layout.n_items)
+        for suffix in suffixes:
+            lacking = columns[suffix].begins.at(rows) == MISSING if suffix in columns else np.ones(layout.n_items, bool)
+            if lacking.any():
+                reason = f"{lacking.sum()} of {layout.n_items} items have no .{suffix}"
+                problems.append(Problem(name, None, reason))
+    return problems
+
+
 def _twice(layouts: list[tuple[str, ShardLayout]]) -> list[Problem]:
     """Return the keys that more than one archive has."""
     seen: dict[int, str] = {}
@@ -223,6 +243,19 @@ def _fields(layouts: list[ShardLayout]) -> dict[str, FieldInfo]:
     return {names[suffix]: infos[suffix] for suffix in ordered}
 
 
+def _refuse_own(path: Path) -> None:
+    """Refuse to replace the manifest of a data set that a writer of ours made: it says more than an index knows."""
+    try:
+        own = Manifest.read(path).shard_size is not None
+    except (SourceError, DamageError):
+        return
+    if own:
+        raise SourceError(
+            f"{path.parent} was written by Penstock and has an index; `penstock verify` checks it. "
+            f"Remove {path.name} to give the archives a new one."
+        )
+
+
 def _keep_other(path: Path) -> None:
     """Move another program's manifest out of the way, without losing it."""
     if path.name != MANIFEST or not path.exists():
@@ -230,6 +263,9 @@ def _keep_other(path: Path) -> None:
     try:
         Manifest.read(path)
     except SourceError:
-        path.rename(path.with_name("dataset_metadata.before_index.json"))
+        kept = path.with_name("dataset_metadata.before_index.json")
+        while kept.exists():
+            kept = kept.with_name(f"{kept.stem}_.json")
+        path.rename(kept)
     except DamageError:
         return

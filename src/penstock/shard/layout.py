@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import DamageError
 from penstock.shard.codec import NpyHeader
-from penstock.shard.tar import BLOCK, padded
+from penstock.shard.tar import BLOCK
 
 __all__ = [
     "MISSING",
@@ -59,7 +59,7 @@ class Numbers:
         """Return `values` in the shortest way."""
         array = np.array(values, np.int64)
         steps = np.diff(array)
-        if not len(steps) or (steps == steps[0]).all():
+        if MISSING not in values and (not len(steps) or (steps == steps[0]).all()):
             return cls(int(array[0]), int(steps[0]) if len(steps) else 0)
         return cls(0, 0, array)
 
@@ -109,19 +109,21 @@ class Column:
 
     def check(self, n_items: int, tar_bytes: int) -> None:
         """Raise ValueError where a member would lie outside of the archive, or hold other than it says."""
-        ends = (0, n_items - 1)
         regular = self.begins.listed is None and self.offsets.listed is None and self.sizes.listed is None
-        # The ends of a regular sequence bound all of it; whole numbers of Python do not overflow.
-        for row in ends if regular else range(n_items):
-            begin, offset, size = self.begins.one(row), self.offsets.one(row), self.sizes.one(row)
-            if begin == MISSING and not regular:
-                continue
-            if not 0 <= begin < offset or size < 0 or offset + padded(size) > tar_bytes:
-                raise ValueError(f"{self.suffix!r} of item {row} lies outside of the archive")
-            if self.shape is not None and self.dtype is not None and self.extension == "npy":
-                data = math.prod(self.shape) * self.dtype.itemsize
-                if min(self.shape, default=0) < 0 or self.data_offset < 0 or data != size - self.data_offset:
-                    raise ValueError(f"{self.suffix!r} of item {row} has {size} bytes, which is not its shape")
+        # The ends of a regular sequence bound all of it.
+        rows = [0, n_items - 1] if regular else list(range(n_items))
+        places = [[numbers.one(row) for row in rows] for numbers in (self.begins, self.offsets, self.sizes)]
+        if any(not MISSING <= value <= tar_bytes for values in places for value in values):
+            raise ValueError(f"{self.suffix!r} lies outside of the archive")
+        begins, offsets, sizes = np.array(places, np.int64)  # small enough now to be added
+        there = begins != MISSING
+        wrong = (offsets <= begins) | (sizes < 0) | (offsets + -(-sizes // BLOCK) * BLOCK > tar_bytes)
+        if (wrong & there).any() or (regular and not there.all()):
+            raise ValueError(f"{self.suffix!r} lies outside of the archive")
+        if self.shape is not None and self.dtype is not None and self.extension == "npy":
+            data = math.prod(self.shape) * self.dtype.itemsize
+            if (sizes != data + self.data_offset).any():
+                raise ValueError(f"{self.suffix!r} has other bytes than its shape says")
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,11 +299,6 @@ class LayoutBuilder:
         if npy is not column.npy:
             column.note(npy)
 
-    def missing(self) -> dict[str, int]:
-        """Return how many items lack each member that others have."""
-        counts = {suffix: column.missing(len(self.keys)) for suffix, column in self._columns.items()}
-        return {suffix: count for suffix, count in counts.items() if count}
-
     def built(self, tar_bytes: int) -> ShardLayout:
         """Return the layout of all items."""
         columns = tuple(column.built(suffix, len(self.keys)) for suffix, column in self._columns.items())
@@ -332,9 +329,6 @@ class _ColumnBuilder:
             numbers.extend([MISSING] * count)
         self.checks.extend([0] * count)
         self.same_shape = False
-
-    def missing(self, n_items: int) -> int:
-        return self.begins.count(MISSING) + n_items - len(self.begins)
 
     def built(self, suffix: str, n_items: int) -> Column:
         if len(self.begins) < n_items:

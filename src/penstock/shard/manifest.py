@@ -203,7 +203,8 @@ class Manifest:
         except OSError as error:
             raise DamageError(entry.name, None, f"its side index {path.name} cannot be read: {error}") from error
         layout = ShardLayout.from_bytes(stored, path.name)
-        if xxhash.xxh3_128_hexdigest(stored) != entry.digest or layout.n_items != entry.n_items:
+        alike = (layout.n_items, layout.tar_bytes) == (entry.n_items, entry.tar_bytes)
+        if xxhash.xxh3_128_hexdigest(stored) != entry.digest or not alike:
             raise DamageError(
                 entry.name,
                 None,
@@ -216,9 +217,10 @@ class Manifest:
 def manifest_path(where: str | os.PathLike[str]) -> Path:
     """Return where the manifest of a data set lies: of a folder, of a pattern of archives, or the file itself."""
     path = Path(where).absolute()  # a process may change its folder
-    if path.is_dir():
-        return path / MANIFEST
-    return path if path.suffix == ".json" else path.with_name(f"{path.name}.metadata.json")
+    if path.suffix == ".json" and not path.is_dir():
+        return path
+    pattern = any(letter in path.name for letter in "{*?[") or ".tar" in path.suffixes
+    return path.with_name(f"{path.name}.metadata.json") if pattern and not path.is_dir() else path / MANIFEST
 
 
 def write_aside(path: Path, content: bytes, *, lasting: bool = True) -> None:

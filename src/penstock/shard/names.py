@@ -7,8 +7,9 @@ case. A sample id may hold dots and slashes all the same: they are percent-encod
 from collections.abc import Iterable, Mapping
 
 from penstock.core.errors import OptionError
+from penstock.shard.tar import MAX_NAME
 
-__all__ = ["automatic_key", "check_fields", "field_names", "key_of", "split_name"]
+__all__ = ["automatic_key", "check_fields", "check_length", "field_names", "key_of", "split_name"]
 
 _ENCODED = {ord(letter): f"%{ord(letter):02X}" for letter in "%./\\"} | {
     code: f"%{code:02X}" for code in (*range(32), 127)
@@ -55,6 +56,17 @@ def check_fields(names: Iterable[str], reserved: str) -> None:
         if other != name:
             raise OptionError(
                 f"The fields {other!r} and {name!r} differ in case only; the webdataset library merges them."
+            )
+
+
+def check_length(key: str, suffixes: Iterable[str]) -> None:
+    """Raise OptionError where a member's name would not fit into a tar header."""
+    length = len(key.encode()) + 1
+    for suffix in suffixes:
+        if length + len(suffix.encode()) > MAX_NAME:
+            raise OptionError(
+                f"The member name '{key}.{suffix}' has {length + len(suffix.encode())} bytes; a tar header holds "
+                f"{MAX_NAME}. Use a shorter sample id or field name."
             )
 
 

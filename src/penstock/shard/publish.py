@@ -7,7 +7,6 @@
 dataset_metadata.json             the data set is there
 """
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -104,10 +103,9 @@ def _stale(folder: Path, replaced: Path, n_shards: int, shard_name: Callable[[in
     stale: set[str] = set()
     if replaced.exists():
         try:
-            before = [entry["shard_name"] for entry in json.loads(replaced.read_bytes())["shards"]]
-        except (ValueError, KeyError, TypeError):
-            before = []
-        stale |= {name for name in before if isinstance(name, str) and name == Path(name).name}
+            stale |= {shard.name for shard in Manifest.read(replaced).shards}
+        except (SourceError, DamageError):
+            stale = set()  # another program's: what it names is not ours to remove
     while (folder / index_name(shard_name(n_shards))).exists():
         stale.add(shard_name(n_shards))
         n_shards += 1

@@ -13,13 +13,15 @@ import xxhash
 
 from penstock.core.errors import DamageError, OptionError
 
-__all__ = ["BLOCK", "END", "HeaderForm", "Member", "Readable", "header", "members", "padded"]
+__all__ = ["BLOCK", "END", "MAX_NAME", "HeaderForm", "Member", "Readable", "header", "members", "padded"]
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
 """What an archive ends with."""
 
-_MAX_NAME = 100
+MAX_NAME = 100
+"""The bytes of a name that a header holds."""
+
 _MAX_SIZE = 8**11 - 1  # eleven octal digits
 _MAX_EXTENSION = 1 << 20  # a long name or a PAX header; anything larger is an attack or an accident
 _MOST_EXTENSIONS = 8  # extension headers before one member
@@ -67,14 +69,14 @@ class HeaderForm:
     def header(self, key: bytes) -> bytes:
         """Return the header of the member of `key`."""
         name = key + self._suffix
-        if len(name) > _MAX_NAME:
+        if len(name) > MAX_NAME:
             raise OptionError(
-                f"The member name {name.decode()!r} has {len(name)} bytes; a tar header holds {_MAX_NAME}. "
+                f"The member name {name.decode()!r} has {len(name)} bytes; a tar header holds {MAX_NAME}. "
                 "Use a shorter sample id or field name."
             )
         # Adler-32 counts 1 + the sum of the bytes in its lower half, and a name's sum stays below its modulus.
         total = self._rest + (zlib.adler32(key) & 0xFFFF) - 1
-        return b"%b%b%06o\x00 %b" % (name.ljust(_MAX_NAME, b"\x00"), self._middle, total, _TAIL)
+        return b"%b%b%06o\x00 %b" % (name.ljust(MAX_NAME, b"\x00"), self._middle, total, _TAIL)
 
 
 class Readable(Protocol):

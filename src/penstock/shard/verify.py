@@ -10,9 +10,9 @@ import xxhash
 
 from penstock.core.errors import DamageError
 from penstock.shard.compression import Decompressed, most_bytes
-from penstock.shard.foreign import Problem
+from penstock.shard.foreign import ARCHIVE, Problem
 from penstock.shard.layout import MISSING, ShardLayout
-from penstock.shard.manifest import Manifest, ShardEntry, manifest_path
+from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry, manifest_path
 from penstock.shard.publish import WRITING
 from penstock.shard.tar import Readable
 
@@ -54,14 +54,11 @@ def _surroundings(manifest: Manifest, path: Path) -> Iterator[Problem]:
     if path.parent.joinpath(WRITING).exists():
         yield Problem(WRITING, None, "a writer has not finished here; resume=True goes on, resume=False starts anew")
     named = {shard.name for shard in manifest.shards}
-    for stray in sorted(path.parent.glob("*.index")):
-        shard = stray.name.removesuffix(".index")
-        if (
-            shard not in named
-            and path.parent.joinpath(shard).exists()
-            and not list(path.parent.glob("*.metadata.json"))
-        ):
-            yield Problem(shard, None, "the manifest does not name it; it is no part of the data set")
+    if path.name != MANIFEST or list(path.parent.glob("*.metadata.json")):
+        return  # several data sets share the folder
+    for stray in sorted(path.parent.iterdir()):
+        if ARCHIVE.search(stray.name) and not stray.name.startswith(".") and stray.name not in named:
+            yield Problem(stray.name, None, "the manifest does not name it; it is no part of the data set")
 
 
 def _verified(manifest: Manifest, number: int, start: int) -> list[Problem]:
@@ -95,6 +92,9 @@ def _compared(stream: Readable, layout: ShardLayout, entry: ShardEntry, start: i
     for place in np.argsort(begins, kind="stable").tolist():
         if begins[place] == MISSING:
             continue
+        if begins[place] < position:
+            yield Problem(entry.name, start + place % layout.n_items, "the side index places members over each other")
+            return
         stream.read(int(begins[place]) - position)  # a directory, or what the index leaves out
         content = stream.read(int(ends[place]) - int(begins[place]))
         position = int(ends[place])
@@ -108,3 +108,5 @@ def _compared(stream: Readable, layout: ShardLayout, entry: ShardEntry, start: i
     rest = stream.read(layout.tar_bytes - position)
     if len(rest) < layout.tar_bytes - position or rest.strip(b"\0"):
         yield Problem(entry.name, None, "the blocks of zeros that end the archive are damaged")
+    elif stream.read(1):  # with it, compressed data are checked to their end
+        yield Problem(entry.name, None, "bytes after the end of the archive")

@@ -24,9 +24,9 @@ from penstock.core.checks import whole_number
 from penstock.core.errors import OptionError, WriteError
 from penstock.shard.codec import ArrayFormat, Encoded, encoded, json_bytes
 from penstock.shard.compression import COMPRESSIONS, Compression, most_bytes
-from penstock.shard.layout import ShardLayout, index_name
+from penstock.shard.layout import ShardLayout
 from penstock.shard.manifest import MANIFEST, METADATA, FieldInfo, Manifest, ShardEntry, write_aside
-from penstock.shard.names import automatic_key, check_fields, key_of
+from penstock.shard.names import automatic_key, check_fields, check_length, key_of
 from penstock.shard.publish import WRITING, finished_shards, pending, publish, published, roll_forward
 from penstock.shard.shardfile import ShardFile, stored_size
 from penstock.shard.tar import BLOCK, END, padded
@@ -112,6 +112,7 @@ class ShardWriter:
         payloads = self._encoded(sample)
         suffixes = self._suffixes or {name: f"{name}.{p.extension}" for name, p in zip(sample, payloads, strict=True)}
         key, key_hash = self._new_key(sample_id)
+        check_length(key, (*suffixes.values(), _METADATA))
         before, after = _metadata(sample_id or key, tuple(suffixes), metadata)
         try:
             shard = self._shard_with_room(payloads, len(before) + len(after))
@@ -189,8 +190,12 @@ class ShardWriter:
                 "or resume=False to start anew."
             )
         if resume:
+            keys: list[int] = []
             for entry, layout in finished_shards(self.folder, self.options.shard_name, self.options.compression):
                 self._add_shard(entry, layout)
+                keys += layout.keys.tolist()
+            if any(key != _hash(automatic_key(number)) for number, key in enumerate(keys)):
+                self._keys = set(keys)
         try:
             writing.mkdir(exist_ok=True)
             write_aside(writing / _OPTIONS, current.encode())
@@ -210,6 +215,7 @@ class ShardWriter:
 
     def _release(self) -> None:
         if self._lock >= 0:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # for a process that was forked meanwhile and has the handle, too
             os.close(self._lock)
             self._lock = -1
 
@@ -248,7 +254,12 @@ class ShardWriter:
     def _close_shard(self) -> None:
         assert self._open is not None, "closed only where one is open"
         shard, self._open = self._open, None
-        self._add_shard(*shard.close())
+        try:
+            entry, layout = shard.close()
+        except BaseException:
+            shard.discard()
+            raise
+        self._add_shard(entry, layout)
 
     def _add_shard(self, entry: ShardEntry, layout: ShardLayout) -> None:
         self._shards.append(entry)
@@ -262,7 +273,8 @@ class ShardWriter:
 
     def _encoded(self, sample: Mapping[str, Any]) -> list[Encoded]:
         if not isinstance(sample, Mapping) or not sample:
-            raise OptionError(f"Sample {self.written} is {type(sample).__name__}; give a dict of at least one field.")
+            kind = "empty" if isinstance(sample, Mapping) else f"a {type(sample).__name__}"
+            raise OptionError(f"Sample {self.written} is {kind}; give a dict of at least one field.")
         if not self._suffixes:
             check_fields(sample, METADATA)
             return [encoded(name, value, self.options.array_format) for name, value in sample.items()]
@@ -270,7 +282,7 @@ class ShardWriter:
             lacks, has = sorted(self._suffixes.keys() - sample.keys()), sorted(sample.keys() - self._suffixes.keys())
             raise OptionError(
                 f"Sample {self.written} lacks {lacks} and has {has}, unlike the samples before it; all samples of a "
-                "data set have the same fields. Fill in what is missing (an empty array, None), or write two sets."
+                "data set have the same fields. Fill in what is missing (an empty array, ''), or write two sets."
             )
         payloads = [encoded(name, sample[name], self.options.array_format) for name in self._suffixes]
         for (name, suffix), payload in zip(self._suffixes.items(), payloads, strict=True):
@@ -287,12 +299,9 @@ class ShardWriter:
             return automatic_key(self.written), 0
         if self._keys is None:
             # Numbers cannot come twice; from the first id of the user's own on, every key is remembered.
-            stored = [(self.folder / WRITING / index_name(shard.name)).read_bytes() for shard in self._shards]
-            layouts = [ShardLayout.from_bytes(content, "a finished shard") for content in stored]
-            self._keys = {key for layout in layouts for key in layout.keys.tolist()}
-            self._keys.update(self._open.builder.keys if self._open is not None else ())
+            self._keys = {_hash(automatic_key(number)) for number in range(self.written)}
         key = automatic_key(self.written) if sample_id is None else key_of(sample_id)
-        key_hash = xxhash.xxh3_64_intdigest(key.encode())
+        key_hash = _hash(key)
         if key_hash in self._keys:
             raise OptionError(
                 f"Sample {self.written} has the id {sample_id or key!r}, as one before it; use each once."
@@ -326,6 +335,10 @@ def _names(modalities: tuple[str, ...]) -> bytes:
     return json_bytes(list(modalities), "fields")
 
 
+def _hash(key: str) -> int:
+    return xxhash.xxh3_64_intdigest(key.encode())
+
+
 def _locked(folder: Path) -> int:
     """Return a handle whose life keeps other writers out; the system lets go of it when this process dies."""
     try:
@@ -354,5 +367,7 @@ def _check_pattern(pattern: str) -> None:
         raise OptionError(
             f"shard_name_pattern={pattern!r} gives shards the same name; use for example 'train_{{shard_idx:06d}}.tar'."
         )
-    if any("/" in name or name.startswith(".") or not name.endswith(".tar") for name in names):
+    if any(
+        "/" in name or name.startswith(".") or not name.endswith(".tar") or not name.isprintable() for name in names
+    ):
         raise OptionError(f"shard_name_pattern={pattern!r}: use a plain file name that ends in .tar.")

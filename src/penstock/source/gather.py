@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from penstock.core.errors import DamageError, MissingDependency, ReadError
 from penstock.core.types import Field
 from penstock.shard.codec import decoded
-from penstock.shard.layout import MISSING, Numbers
+from penstock.shard.layout import MISSING, Numbers, index_name
 from penstock.shard.manifest import FieldInfo, Manifest
 from penstock.shard.tar import padded
 from penstock.source.pieces import Batch, Piece, Scratch, pieces_of, read_piece
@@ -117,7 +117,8 @@ class Gather:
         try:
             opened = self._shards.get(present)
         except DamageError as error:
-            number = next(n for n in present if error.shard.startswith(self.reading.manifest.shards[n].name))
+            names = [self.reading.manifest.shards[number].name for number in present]
+            number = present[next(i for i, name in enumerate(names) if error.shard in (name, index_name(name)))]
             raise DamageError(error.shard, int(items[shards == number][0]), error.reason) from error
         for number in np.array(present)[self._geometry[present] < 0].tolist():
             self._learn(opened[number])

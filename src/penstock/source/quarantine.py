@@ -40,15 +40,12 @@ class Quarantine:
     def add(self, item: int, shard: str, error: ReadError) -> None:
         """Note a bad item."""
         bad = self.items()
+        reason = error.reason if isinstance(error, DamageError) else str(error)
+        if len(bad | {item}) > self._most:
+            over = f"{reason}; with it, more than max_bad_items={self._most} items are bad, see {self.path}"
+            raise DamageError(shard, item, over) from error
         if item in bad:
             return
-        if len(bad) >= self._most:
-            raise DamageError(
-                shard,
-                item,
-                f"{error}; with it, more than max_bad_items={self._most} items are bad, see {self.path}",
-            ) from error
-        reason = error.reason if isinstance(error, DamageError) else str(error)
         entry = {"item": item, "shard": shard, "reason": reason, "fingerprint": self._fingerprint}
         # One write of one line: appended whole, whoever else appends.
         handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
