@@ -65,7 +65,7 @@ class _Reach:
         if self.buffer_size >= len(index) and not packed:
             return Shuffle()
         chunk = len(index) / max(1, index.n_chunks)
-        window = min(max(1, round(self.buffer_size / chunk)), index.n_chunks)
+        window = max(1, min(round(self.buffer_size / max(chunk, 1)), index.n_chunks))
         return WindowShuffle(window, permute_chunks=self.shuffle_shards, held=packed)
 
 
@@ -318,7 +318,7 @@ def create_webdataset_dataloader(
         Threads or processes that make batches ahead, whichever is faster here.
     prefetch_factor, pin_memory, drop_last
         Batches that each worker may be ahead; page-locked batches where there is a CUDA device; leave out a last batch
-        that is not full, which several ranks do in any case when they shuffle.
+        that is not full.
     pad_value
         Pad fields of varying length, with a mask beside them; None: they are lists.
     device
@@ -339,11 +339,9 @@ def create_webdataset_dataloader(
     if "max_workers" in dataset_options:
         raise OptionError("max_workers is for WebDatasetLoader; use num_workers here.")
     dataset = WebDatasetLoader(shard_dir, shuffle=shuffle, buffer_size=buffer_size, **dataset_options)
-    # Ranks take equal steps; what they cannot share of a shuffled epoch is left out, and is another part each time.
-    drop = drop_last or (shuffle and current_world().size > 1)
     return Loader(
         dataset.source,
-        dataset.plan(batch_size, tail="drop" if drop else "short"),
+        dataset.plan(batch_size, tail="drop" if drop_last else "short"),
         collate=_collate(dataset.source, pad_value),
         num_workers=num_workers,
         device=device,

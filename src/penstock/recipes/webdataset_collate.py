@@ -67,6 +67,9 @@ def _padded(name: str, values: list[torch.Tensor], pad_value: float) -> tuple[to
     if len({value.ndim for value in values}) > 1 or len({value.dtype for value in values}) > 1:
         kinds = sorted({f"{value.dtype} of {value.ndim} axes" for value in values})
         raise OptionError(f"Field {name!r} cannot be padded: this batch has {', '.join(kinds)}.")
+    filled = torch.tensor(pad_value).to(values[0].dtype)
+    if filled != pad_value and not (np.isnan(pad_value) and filled.isnan()):
+        raise OptionError(f"Field {name!r} is {values[0].dtype}, which cannot hold pad_value={pad_value}.")
     shape = [max(lengths) for lengths in zip(*(value.shape for value in values), strict=True)]
     padded = torch.full((len(values), *shape), pad_value, dtype=values[0].dtype)
     mask = torch.zeros((len(values), *shape), dtype=torch.bool)

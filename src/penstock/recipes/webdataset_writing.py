@@ -152,6 +152,11 @@ def create_shards_from_arrays(
     """
     if not isinstance(data_dict, Mapping) or not data_dict:
         raise OptionError(f"data_dict={data_dict!r}; give arrays by name, such as {{'spikes': array}}.")
+    for name, array in data_dict.items():
+        if not hasattr(array, "__len__") or not hasattr(array, "__getitem__") or getattr(array, "ndim", 1) == 0:
+            raise OptionError(
+                f"{name!r} is a {type(array).__name__} without rows; give an array of one row per sample."
+            )
     lengths = {name: len(array) for name, array in data_dict.items()}
     if len(set(lengths.values())) > 1:
         raise OptionError(f"All arrays must have same first dimension, got {lengths}.")

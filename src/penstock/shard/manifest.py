@@ -5,6 +5,7 @@ digest of its side index, which in turn has the checksum of every member, so tha
 for every byte of the data set.
 """
 
+import errno
 import json
 import math
 import os
@@ -201,6 +202,8 @@ class Manifest:
         try:
             stored = path.read_bytes()
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise
             raise DamageError(entry.name, None, f"its side index {path.name} cannot be read: {error}") from error
         layout = ShardLayout.from_bytes(stored, path.name)
         alike = (layout.n_items, layout.tar_bytes) == (entry.n_items, entry.tar_bytes)

@@ -7,6 +7,7 @@
 dataset_metadata.json             the data set is there
 """
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +19,19 @@ from penstock.shard.compression import Compression
 from penstock.shard.layout import ShardLayout, index_name
 from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry, sync, write_aside
 
-__all__ = ["WRITING", "finished_shards", "pending", "publish", "published", "roll_forward"]
+__all__ = [
+    "OPTIONS",
+    "WRITING",
+    "clear",
+    "finish",
+    "finished_shards",
+    "publish",
+    "published",
+]
 
-WRITING = ".writing"
-_REPLACED = "replaced.json"
+WRITING, _WRITTEN = ".writing", ".written"
+OPTIONS = "options.json"
+_FINISHED, _REPLACED, _STALE = "finished.json", "replaced.json", "stale.json"
 
 
 def published(folder: Path) -> Manifest | None:
@@ -32,7 +42,7 @@ def published(folder: Path) -> Manifest | None:
         return None
 
 
-def pending(folder: Path) -> bool:
+def _pending(folder: Path) -> bool:
     """Return whether a writer was stopped while it moved a finished data set into place."""
     return (folder / WRITING / MANIFEST).exists()
 
@@ -70,10 +80,10 @@ def publish(manifest: Manifest, shard_name: Callable[[int], str]) -> None:
     for shard in manifest.shards:
         sync(writing / index_name(shard.name))
     write_aside(writing / MANIFEST, manifest.to_bytes())
-    roll_forward(manifest.folder, shard_name)
+    _roll_forward(manifest.folder, shard_name)
 
 
-def roll_forward(folder: Path, shard_name: Callable[[int], str]) -> Manifest:
+def _roll_forward(folder: Path, shard_name: Callable[[int], str]) -> Manifest:
     """Do what is left to do of a publication, wherever it was stopped."""
     writing = folder / WRITING
     manifest = Manifest.read(writing / MANIFEST)
@@ -87,10 +97,12 @@ def roll_forward(folder: Path, shard_name: Callable[[int], str]) -> Manifest:
                 (writing / name).replace(folder / name)
         for name in _stale(folder, writing / _REPLACED, len(manifest.shards), shard_name) - set(names):
             (folder / name).unlink(missing_ok=True)
+        if (writing / OPTIONS).exists():
+            (writing / OPTIONS).replace(writing / _FINISHED)
         sync(folder)
         (writing / MANIFEST).replace(folder / MANIFEST)
         sync(folder)
-        shutil.rmtree(writing)
+        _remove(writing)
     except OSError as error:
         raise WriteError(
             f"Could not move the finished shards into {folder}: {error}. Go on with resume=True."
@@ -98,15 +110,53 @@ def roll_forward(folder: Path, shard_name: Callable[[int], str]) -> Manifest:
     return Manifest.read(folder / MANIFEST)
 
 
+def finish(folder: Path, shard_name: Callable[[int], str]) -> None:
+    """Do what is left to do where a writer was stopped after its last sample."""
+    if _pending(folder):
+        _roll_forward(folder, shard_name)
+    elif (folder / WRITING / _FINISHED).exists():
+        _remove(folder / WRITING)
+    shutil.rmtree(folder / _WRITTEN, ignore_errors=True)
+
+
+def clear(folder: Path) -> None:
+    """Forget an unfinished write, but not which files it may have moved into the folder already."""
+    writing = folder / WRITING
+    stale = _noted(writing) | _named(writing / MANIFEST) | _named(writing / _REPLACED)
+    shutil.rmtree(folder / _WRITTEN, ignore_errors=True)
+    shutil.rmtree(writing, ignore_errors=True)
+    if stale:
+        writing.mkdir()
+        write_aside(writing / _STALE, json.dumps(sorted(stale)).encode())
+
+
+def _remove(writing: Path) -> None:
+    """Remove the folder of a finished write: its name at once, then what is in it."""
+    written = writing.with_name(_WRITTEN)
+    shutil.rmtree(written, ignore_errors=True)
+    writing.replace(written)
+    shutil.rmtree(written)
+
+
 def _stale(folder: Path, replaced: Path, n_shards: int, shard_name: Callable[[int], str]) -> set[str]:
     """Return the files of the data set that was here before, and of one that never was finished."""
-    stale: set[str] = set()
-    if replaced.exists():
-        try:
-            stale |= {shard.name for shard in Manifest.read(replaced).shards}
-        except (SourceError, DamageError):
-            stale = set()  # another program's: what it names is not ours to remove
+    stale = _noted(replaced.parent) | _named(replaced)
     while (folder / index_name(shard_name(n_shards))).exists():
         stale.add(shard_name(n_shards))
         n_shards += 1
     return stale | {index_name(name) for name in stale}
+
+
+def _named(manifest: Path) -> set[str]:
+    """Return the shards that a manifest of ours names; another program's are not ours to remove."""
+    try:
+        return {shard.name for shard in Manifest.read(manifest).shards}
+    except (SourceError, DamageError):
+        return set()
+
+
+def _noted(writing: Path) -> set[str]:
+    try:
+        return {name for name in json.loads((writing / _STALE).read_bytes()) if Path(name).name == name}
+    except (OSError, ValueError, TypeError):
+        return set()

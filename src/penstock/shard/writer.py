@@ -8,7 +8,6 @@ import fcntl
 import json
 import logging
 import os
-import shutil
 import string
 import warnings
 from collections.abc import Mapping
@@ -27,14 +26,13 @@ from penstock.shard.compression import COMPRESSIONS, Compression, most_bytes
 from penstock.shard.layout import ShardLayout
 from penstock.shard.manifest import MANIFEST, METADATA, FieldInfo, Manifest, ShardEntry, write_aside
 from penstock.shard.names import automatic_key, check_fields, check_length, key_of
-from penstock.shard.publish import WRITING, finished_shards, pending, publish, published, roll_forward
+from penstock.shard.publish import OPTIONS, WRITING, clear, finish, finished_shards, publish, published
 from penstock.shard.shardfile import ShardFile, stored_size
 from penstock.shard.tar import BLOCK, END, padded
 
 __all__ = ["ShardWriter", "WriteOptions", "merged_fields"]
 
 _LOG = logging.getLogger("penstock")
-_OPTIONS = "options.json"
 _OWN_KEYS = ("sample_id", "modalities", "shard_idx", "sample_idx_in_shard")
 _METADATA = f"{METADATA}.json"
 _COMPLETE = "is complete"
@@ -173,17 +171,17 @@ class ShardWriter:
 
     def _begin(self, *, resume: bool) -> None:
         writing, current = self.folder / WRITING, json.dumps(asdict(self.options), sort_keys=True)
-        if not resume:
-            shutil.rmtree(writing, ignore_errors=True)
-        elif pending(self.folder):
-            roll_forward(self.folder, self.options.shard_name)
+        if resume:
+            finish(self.folder, self.options.shard_name)
+        else:
+            clear(self.folder)
         complete = published(self.folder) if resume and not writing.exists() else None
         if complete is not None:
             self._check_same(complete)
             self.written, self._ended = complete.n_items, _COMPLETE
             self._release()
             return
-        before = (writing / _OPTIONS).read_text() if (writing / _OPTIONS).exists() else current
+        before = (writing / OPTIONS).read_text() if (writing / OPTIONS).exists() else current
         if before != current:
             raise OptionError(
                 f"resume=True with options {current}, but {self.folder} was begun with {before}. Use the same options, "
@@ -198,7 +196,7 @@ class ShardWriter:
                 self._keys = set(keys)
         try:
             writing.mkdir(exist_ok=True)
-            write_aside(writing / _OPTIONS, current.encode())
+            write_aside(writing / OPTIONS, current.encode())
         except OSError as error:
             raise self._failed(error) from error
 

@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from penstock.core.errors import DamageError, MissingDependency, ReadError
+from penstock.core.errors import DamageError, MissingDependency
 from penstock.core.types import Field
 from penstock.shard.codec import decoded
 from penstock.shard.layout import MISSING, Numbers, index_name
@@ -180,8 +180,8 @@ class Gather:
             start, stop = found.begins.one(row), offset + padded(size)
         try:
             content = os.pread(shard.handle, stop - start, start)
-        except OSError as error:
-            raise ReadError(f"Could not read item {item} in {shard.name}: {error}") from error
+        except OSError as error:  # a disk that gives an error instead of bytes
+            raise DamageError(shard.name, item, f"it cannot be read: {error}") from error
         if len(content) != stop - start:
             raise batch.short(number, stop - start, len(content))
         if batch.unverified[number] and xxhash.xxh3_64_intdigest(content) != found.checks[row]:

@@ -203,8 +203,10 @@ def read_piece(
     except OSError as error:
         if isinstance(error, ReadError):
             raise
-        names = ", ".join(sorted({shard.name for shard in batch.shards}))
-        raise ReadError(f"Could not read items {batch.items[:8]} in {names}: {error}") from error
+        # A disk that gives an error instead of bytes; which item it was shows when they are read one by one.
+        raise DamageError(
+            batch.shards[0].name, batch.items[0], f"it, or one near it, cannot be read: {error}"
+        ) from error
 
 
 def _read_small(

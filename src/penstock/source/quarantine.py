@@ -5,7 +5,7 @@ import logging
 import os
 from pathlib import Path
 
-from penstock.core.errors import DamageError, OptionError, ReadError
+from penstock.core.errors import DamageError, OptionError
 
 __all__ = ["Quarantine"]
 
@@ -37,10 +37,10 @@ class Quarantine:
         entries = [json.loads(line) for line in self.path.read_text().splitlines() if line.endswith("}")]
         return {entry["item"] for entry in entries if entry["fingerprint"] == self._fingerprint}
 
-    def add(self, item: int, shard: str, error: ReadError) -> None:
+    def add(self, item: int, shard: str, error: DamageError) -> None:
         """Note a bad item."""
         bad = self.items()
-        reason = error.reason if isinstance(error, DamageError) else str(error)
+        reason = error.reason
         if len(bad | {item}) > self._most:
             over = f"{reason}; with it, more than max_bad_items={self._most} items are bad, see {self.path}"
             raise DamageError(shard, item, over) from error

@@ -4,6 +4,7 @@ Bytes are read with `preadv` straight into their place. A memory map would copy 
 process where a shard shrinks under it; a read that comes back short is an error like any other.
 """
 
+import errno
 import itertools
 import os
 import resource
@@ -22,6 +23,7 @@ __all__ = ["OpenShard", "OpenShards"]
 _MOST_FILES = 1024
 _DECOMPRESSED_BYTES = 512 << 20  # of decompressed shards that are kept; at least one is
 _PIECE_BYTES = 1 << 20
+_NOT_THE_SHARDS_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
 
 
 class OpenShard:
@@ -37,12 +39,18 @@ class OpenShard:
         try:
             self.handle = self._file = os.open(manifest.folder / entry.name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
+            if error.errno in _NOT_THE_SHARDS_FAULT:
+                raise
             raise DamageError(entry.name, None, f"the shard cannot be opened: {error}") from error
         found = os.fstat(self._file)
         self._changed_ns, self._stored_bytes = found.st_ctime_ns, found.st_size
         _check_size(entry, found.st_size)
         if entry.compression != "none":
             self.handle = _decompressed(self._file, entry)
+            os.close(self._file)  # what is in memory does not change
+            self._file = self.handle
+            found = os.fstat(self._file)
+            self._changed_ns, self._stored_bytes = found.st_ctime_ns, found.st_size
 
     def __del__(self) -> None:
         for handle in {self.handle, self._file} - {-1}:
@@ -61,7 +69,7 @@ class OpenShards:
 
     1. Two threads need one shard: one opens it, the other waits.
     2. A shard that is dropped while a thread reads from it: its file stays open until the thread is done.
-    3. More shards than a process may open files: half of the limit is kept open.
+    3. More shards than a process may open files: an eighth of the limit is kept open, and by each thread.
     """
 
     def __init__(self, manifest: Manifest, suffixes: Collection[str]) -> None:
@@ -72,7 +80,7 @@ class OpenShards:
         self._open: dict[int, OpenShard] = {}
         self._opening: dict[int, threading.Lock] = {}
         self._uses = itertools.count()
-        self.capacity = max(4, min(_MOST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+        self.capacity = max(4, min(_MOST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
 
     def get(self, numbers: Iterable[int]) -> dict[int, OpenShard]:
         """Return some shards, open; no more than `capacity` at once."""
@@ -99,12 +107,28 @@ class OpenShards:
         with turn:
             shard = self._open.get(number)
             if shard is None:
-                shard = OpenShard(self._manifest, number, self._columns_of(number))
+                shard = self._made(number)
                 with self._lock:
                     self._make_room(shard.memory_bytes)
                     self._open[number] = shard
                     self._opening.pop(number, None)
         return shard
+
+    def _made(self, number: int) -> OpenShard:
+        try:
+            return OpenShard(self._manifest, number, self._columns_of(number))
+        except OSError as error:
+            if error.errno not in _NOT_THE_SHARDS_FAULT:
+                raise
+        with self._lock:
+            self._open.clear()  # those that no thread is reading from are closed
+        try:
+            return OpenShard(self._manifest, number, self._columns_of(number))
+        except OSError as error:
+            if error.errno not in _NOT_THE_SHARDS_FAULT:
+                raise
+            name = self._manifest.shards[number].name
+            raise ReadError(f"Could not open {name}: {error}; raise the limit of open files (ulimit -n).") from error
 
     def _columns_of(self, number: int) -> Mapping[str, Column]:
         columns = self._columns.get(number)
@@ -146,7 +170,7 @@ def _decompressed(file: int, entry: ShardEntry) -> int:
             _copy(compressed, handle, entry)
     except BaseException as error:
         os.close(handle)
-        if isinstance(error, OSError) and not isinstance(error, ReadError):
+        if isinstance(error, OSError) and not isinstance(error, ReadError) and error.errno not in _NOT_THE_SHARDS_FAULT:
             raise ReadError(f"Could not decompress {entry.name}: {error}") from error
         raise
     return handle

@@ -125,7 +125,7 @@ class TarSource:
         gather = self._gathering()
         try:
             gather.fill(items, np.arange(len(items)), block)
-        except ReadError:
+        except DamageError:
             if self._quarantine is None:
                 raise
             for place, item in enumerate(items.tolist()):
@@ -161,7 +161,7 @@ class TarSource:
         for attempt in range(_SUBSTITUTES_TRIED):
             try:
                 gather.fill(np.array([candidate]), place, block)
-            except ReadError as error:
+            except DamageError as error:
                 self._quarantine.add(candidate, self.manifest.shards[self.shard_of(candidate)[0]].name, error)
                 candidate = xxhash.xxh3_64_intdigest(f"{item} {attempt}".encode()) % n_items
             else:
