@@ -10,6 +10,7 @@ import torch
 from penstock_test_parts import delivered, numbered, planned
 
 from penstock import ArraySource, DatasetSource, Loader, Plan, RunOptions, Sequential, Shuffle
+from penstock.run.ring import Ring
 
 Pair = namedtuple("Pair", "left right")
 FORK = RunOptions(executor="processes", start_method="fork")
@@ -127,3 +128,31 @@ def test_tensors_share_nothing_with_each_other() -> None:
         batch = next(iter(loader))
         batch["x"].zero_()
         assert batch["y"][:, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_tensors_without_elements_arrive_beside_others_whatever_their_strides() -> None:
+    # An array without elements may have strides of 0, which a new tensor never has.
+    empty = np.arange(0, dtype=np.float32) + 1
+    ring = Ring(1)
+    batch = [torch.from_numpy(empty), torch.zeros(2, 0, dtype=torch.int64), torch.ones(3), torch.from_numpy(empty[:0])]
+    slot = ring.ask()
+    assert slot is not None
+    shipped = ring.written(slot, batch)
+    assert shipped is not None
+    found = ring.opened(shipped)
+    assert [(value.dtype, tuple(value.shape), value.tolist()) for value in found] == [
+        (value.dtype, tuple(value.shape), value.tolist()) for value in batch
+    ]
+
+
+@pytest.mark.parametrize("options", [FORK, PERSISTENT], ids=["fork", "persistent"])
+def test_ragged_arrays_of_which_some_are_empty_arrive_as_without_workers(options: RunOptions) -> None:
+    source = DatasetSource([np.arange(n % 3, dtype=np.float32) + n for n in range(12)])
+    plan = Plan(source.index, Shuffle(), batch_size=3)
+    with Loader(source, plan, collate=as_tensors, num_workers=2, options=options) as loader:
+        found = [[value.tolist() for value in batch] for batch in loader]
+    assert found == [[[float(n + k) for k in range(n % 3)] for n in items] for items in planned(plan)]
+
+
+def as_tensors(items: list[Any]) -> list[torch.Tensor]:
+    return [torch.from_numpy(item) for item in items]

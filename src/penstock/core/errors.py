@@ -91,3 +91,7 @@ class MissingDependency(PenstockError, ImportError):  # noqa: N818  # named for 
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f"{purpose} needs {package}; install it with: pip install 'penstock[{extra}]'")
+        self._arguments = (package, extra, purpose)
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), self._arguments

@@ -127,6 +127,8 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type == "cpu":
+            if not value.numel():  # no bytes to send, and strides that torch may not take for bytes
+                return _empty, (value.dtype, value.shape)
             plain = value.detach().contiguous()
             return _tensor, (plain.reshape(-1).view(torch.uint8).numpy(), plain.dtype, plain.shape)
         return NotImplemented
@@ -134,3 +136,7 @@ class _Pickler(pickle.Pickler):
 
 def _tensor(raw: NDArray[np.uint8], dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
     return torch.from_numpy(raw).view(dtype).reshape(shape)
+
+
+def _empty(dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)

@@ -49,10 +49,15 @@ class Gather:
     def __init__(self, reading: Reading) -> None:
         self.reading, self.process = reading, os.getpid()
         n_shards = len(reading.manifest.shards)
-        self._shards = OpenShards(reading.manifest, {info.suffix for info in reading.infos.values()})
         self._scratch = Scratch()
         # Pages of zeros cost nothing until an item is verified.
-        self._verified = np.zeros(int(reading.borders[-1]), bool)
+        self._verified = verified = np.zeros(int(reading.borders[-1]), bool)
+
+        def unverify(number: int) -> None:  # knows nothing of this object, which files would else outlive
+            verified[reading.borders[number] : reading.borders[number + 1]] = False
+
+        suffixes = {info.suffix for info in reading.infos.values()}
+        self._shards, self._unverify = OpenShards(reading.manifest, suffixes, unverify), unverify
         # By shard: which way its items are read (-1: not known yet, 0: member by member), and where their pieces begin.
         self._pieces: list[tuple[Piece, ...]] = [()]
         self._geometry = np.full(n_shards, -1, np.int32)
@@ -111,7 +116,7 @@ class Gather:
             )
         self._shards.drop(changed)
         for number in changed:
-            self._verified[self.reading.borders[number] : self.reading.borders[number + 1]] = False
+            self._unverify(number)
 
     def _opened(self, present: list[int], shards: _Int64s, items: _Int64s) -> dict[int, OpenShard]:
         try:

@@ -8,8 +8,9 @@ import errno
 import itertools
 import os
 import resource
+import stat
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import BinaryIO
 
@@ -29,7 +30,18 @@ _NOT_THE_SHARDS_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
 class OpenShard:
     """One shard: its handle, which closes when the last reader lets go of it, and its columns."""
 
-    __slots__ = ("_changed_ns", "_file", "_stored_bytes", "columns", "handle", "memory_bytes", "name", "number", "used")
+    __slots__ = (
+        "_changed_ns",
+        "_file",
+        "_stored_bytes",
+        "columns",
+        "content",
+        "handle",
+        "memory_bytes",
+        "name",
+        "number",
+        "used",
+    )
 
     def __init__(self, manifest: Manifest, number: int, columns: Mapping[str, Column]) -> None:
         entry = manifest.shards[number]
@@ -37,13 +49,18 @@ class OpenShard:
         self.name, self.number, self.columns, self.used = entry.name, number, columns, 0
         self.memory_bytes = 0 if entry.compression == "none" else entry.tar_bytes
         try:
-            self.handle = self._file = os.open(manifest.folder / entry.name, os.O_RDONLY | os.O_CLOEXEC)
+            # Without waiting: a pipe in the place of a shard would wait for ever.
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+            self.handle = self._file = os.open(manifest.folder / entry.name, flags)
         except OSError as error:
             if error.errno in _NOT_THE_SHARDS_FAULT:
                 raise
             raise DamageError(entry.name, None, f"the shard cannot be opened: {error}") from error
         found = os.fstat(self._file)
+        if not stat.S_ISREG(found.st_mode):
+            raise DamageError(entry.name, None, "it is no regular file")
         self._changed_ns, self._stored_bytes = found.st_ctime_ns, found.st_size
+        self.content = (found.st_dev, found.st_ino, found.st_ctime_ns)
         _check_size(entry, found.st_size)
         if entry.compression != "none":
             self.handle = _decompressed(self._file, entry)
@@ -72,8 +89,10 @@ class OpenShards:
     3. More shards than a process may open files: an eighth of the limit is kept open, and by each thread.
     """
 
-    def __init__(self, manifest: Manifest, suffixes: Collection[str]) -> None:
-        self._manifest, self._suffixes = manifest, frozenset(suffixes)
+    def __init__(self, manifest: Manifest, suffixes: Collection[str], on_change: Callable[[int], None]) -> None:
+        self._manifest, self._suffixes, self._on_change = manifest, frozenset(suffixes), on_change
+        # Which file each shard was when it was last open, so that another one in its place is noticed.
+        self._seen: dict[int, tuple[int, int, int]] = {}
         # Side indexes are read and checked once; what is kept of them is what the wanted fields need.
         self._columns: dict[int, Mapping[str, Column]] = {}
         self._lock = threading.Lock()
@@ -108,6 +127,9 @@ class OpenShards:
             shard = self._open.get(number)
             if shard is None:
                 shard = self._made(number)
+                if self._seen.setdefault(number, shard.content) != shard.content:
+                    self._seen[number] = shard.content
+                    self._on_change(number)
                 with self._lock:
                     self._make_room(shard.memory_bytes)
                     self._open[number] = shard

@@ -1,0 +1,426 @@
+"""Values come back as they went in, bit for bit; what would change on the way is refused with its name."""
+
+import enum
+import io
+import json
+import math
+import pickle
+import struct
+import zipfile
+import zlib
+from collections import OrderedDict, namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from penstock.core.errors import OptionError
+from penstock.shard.codec import decoded, encoded, json_bytes, npy_header
+
+
+def payload(value: Any, **options: Any) -> bytes:
+    stored = encoded("field", value, **options)
+    joined = b"".join(bytes(piece) for piece in stored.pieces)
+    assert stored.size == len(joined)
+    return joined
+
+
+def round_trip(value: Any, **options: Any) -> Any:
+    return decoded(encoded("field", value, **options).extension, payload(value, **options))
+
+
+def same(found: Any, given_array: np.ndarray[Any, Any]) -> None:
+    """Bit for bit, NaNs and signed zeros included; in the machine's byte order, and C order."""
+    assert found.dtype == given_array.dtype.newbyteorder("=")
+    assert found.shape == given_array.shape
+    expected = given_array.astype(found.dtype)
+    if found.dtype.names is None:
+        assert found.tobytes() == expected.tobytes()
+    else:  # what lies between the fields says nothing
+        assert all(found[name].tobytes() == expected[name].tobytes() for name in found.dtype.names)
+
+
+# -- arrays ------------------------------------------------------------------------------------------------------------
+
+STRUCTURED = np.dtype([("time", "<f8"), ("unit", ">i4"), ("name", "<U3"), ("xy", "<i2", (2,))])
+PADDED = np.dtype({"names": ["a", "b"], "formats": ["u1", "<f4"], "offsets": [0, 4], "itemsize": 12})
+ARRAYS = {
+    "bool": np.array([True, False, True]),
+    **{kind: np.array([0, 1, 100], kind) for kind in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")},
+    **{kind: np.array([0.0, -0.0, np.nan, np.inf, 1.5], kind) for kind in ("f2", "f4", "f8")},
+    "longdouble": np.array([1, 2], np.longdouble) / 3,
+    **{kind: np.array([1 + 2j, complex(np.nan, -0.0)], kind) for kind in ("c8", "c16")},
+    "large unsigned": np.array([2**64 - 1], np.uint64),
+    "big-endian": np.arange(5, dtype=">f8"),
+    "big-endian dates": np.array(["2026-01-02"], ">M8[D]"),
+    "0-d": np.array(7.5),
+    "0-d text": np.array("left"),
+    "text": np.array(["left", "é", ""]),
+    "bytes": np.array([b"ab", b"c\0d"]),
+    "dates": np.array(["2026-01-02", "NaT"], "datetime64[ns]"),
+    "durations": np.array([5, -7], "timedelta64[us]"),
+    "void": np.array([b"abcd", b"efgh"], "V4"),
+    "structured": np.array([(1.5, 7, "ab", (1, 2)), (np.nan, -7, "é", (3, 4))], STRUCTURED),
+    "padded structured": np.zeros(3, PADDED),
+    "Fortran": np.asfortranarray(np.arange(12).reshape(3, 4)),
+    "transposed": np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1),
+    "stepped": np.arange(20)[::3],
+    "reversed": np.arange(5)[::-1],
+    "broadcast": np.broadcast_to(np.arange(3), (4, 3)),
+    "empty": np.empty((0,), np.float32),
+    "empty rows": np.empty((3, 0, 2), np.int16),
+    "one": np.ones((1, 1, 1)),
+    "many axes": np.arange(2**10).reshape((2,) * 10),
+}
+
+
+@pytest.mark.parametrize("array_format", ["npy", "pyd"])
+@pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS.keys())
+def test_arrays_come_back_bit_for_bit(array: np.ndarray[Any, Any], array_format: Any) -> None:
+    found = round_trip(array, array_format=array_format)
+    if array_format == "pyd":  # numpy's own pickles may keep another byte order
+        found = found.astype(array.dtype.newbyteorder("="))
+    same(found, array)
+    assert found.flags.writeable
+
+
+@pytest.mark.parametrize("array_format", ["npy", "pyd"])
+def test_the_same_values_give_the_same_bytes_whatever_lies_between_them(array_format: Any) -> None:
+    found = set()
+    for dirt in (1, 2, 3):
+        memory = np.full(64, dirt, np.uint8)  # what a copy is made into has been used before
+        del memory
+        array = np.zeros(8, PADDED)[::2]
+        array["a"], array["b"] = 1, 2.5
+        found.add(payload(array, array_format=array_format))
+    assert len(found) == 1
+
+
+@given(
+    hnp.arrays(st.one_of(hnp.scalar_dtypes(), hnp.array_dtypes()), hnp.array_shapes(min_dims=0, min_side=0, max_side=4))
+)
+def test_any_array_comes_back_and_numpy_itself_reads_it(array: np.ndarray[Any, Any]) -> None:
+    if not array.dtype.itemsize:
+        return
+    same(round_trip(array), array)
+    theirs = np.load(io.BytesIO(payload(array)), allow_pickle=False)
+    assert (theirs.dtype, theirs.shape, theirs.tobytes()) == (array.dtype, array.shape, array.tobytes())
+
+
+@pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS.keys())
+def test_the_payload_is_what_numpy_saves_for_an_array_in_c_order(array: np.ndarray[Any, Any]) -> None:
+    saved = io.BytesIO()
+    np.lib.format.write_array(
+        saved, np.asarray(array, order="C"), version=(1, 0) if array.dtype != STRUCTURED else None
+    )
+    ours = payload(array)
+    assert np.load(io.BytesIO(ours)).dtype == array.dtype
+    if array.dtype.names is None:
+        assert ours == saved.getvalue()
+
+
+def test_what_is_encoded_says_dtype_and_shape() -> None:
+    stored = encoded("x", np.zeros((3, 4), ">f4"))
+    assert (stored.extension, stored.dtype, stored.shape) == ("npy", np.dtype(">f4"), (3, 4))
+    assert npy_header(bytes(stored.pieces[0]), stored.size).data_offset == len(stored.pieces[0])
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (True, "bool"),
+        (7, "int64"),
+        (-(2**63), "int64"),
+        (2.5, "float64"),
+        (1j, "complex128"),
+        (np.float32(2.5), "float32"),
+    ],
+)
+def test_numbers_are_arrays_without_axes(value: Any, dtype: str) -> None:
+    found = round_trip(value)
+    assert (found.dtype, found.shape, found[()]) == (np.dtype(dtype), (), value)
+
+
+@pytest.mark.parametrize("array_format", ["npy", "pyd"])
+def test_a_row_does_not_drag_its_array_along(array_format: Any) -> None:
+    big = np.arange(100_000).reshape(1000, 100)
+    for row in (big[3], torch.from_numpy(big)[3], big[:, 3][:100], torch.from_numpy(big)[:100, 3]):
+        stored = payload(row, array_format=array_format)
+        assert len(stored) < 100 * 8 + 400
+        assert decoded(array_format, stored).tolist() == row.tolist()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6).reshape(2, 3),
+        torch.arange(6).reshape(2, 3).T,
+        torch.tensor(2.5),
+        torch.tensor([True, False]),
+        torch.tensor([1 + 2j]),
+        torch.ones(3, requires_grad=True),
+        torch.empty(0, 3),
+        torch.ones(1).expand(4),
+        torch.tensor([1.5], dtype=torch.float16),
+    ],
+    ids=str,
+)
+def test_tensors_are_stored_as_arrays(tensor: torch.Tensor) -> None:
+    expected = tensor.detach().numpy()
+    same(round_trip(tensor), expected)
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.ones(2, dtype=torch.bfloat16), torch.eye(3).to_sparse()], ids=["bfloat16", "sparse"]
+)
+def test_a_tensor_that_numpy_cannot_hold_is_refused(tensor: torch.Tensor) -> None:
+    with pytest.raises(OptionError, match=r"'trace' is a tensor that numpy cannot hold"):
+        encoded("trace", tensor)
+
+
+def test_changing_an_array_after_it_was_read_leaves_the_stored_bytes_alone() -> None:
+    stored = payload(np.arange(3))
+    decoded("npy", stored)[:] = 9
+    assert decoded("npy", stored).tolist() == [0, 1, 2]
+
+
+# -- everything else ---------------------------------------------------------------------------------------------------
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_text_comes_back(text: str) -> None:
+    assert encoded("x", text).extension == "txt"
+    assert round_trip(text) == text
+
+
+@given(st.binary())
+def test_bytes_come_back(data: bytes) -> None:
+    assert round_trip(data) == round_trip(bytearray(data)) == round_trip(memoryview(data)) == data
+
+
+def test_a_strided_view_of_bytes_comes_back() -> None:
+    assert round_trip(memoryview(b"a-b-c-")[::2]) == b"abc"
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8")),
+    lambda parts: st.lists(parts) | st.dictionaries(st.text(st.characters(codec="utf-8")), parts),
+    max_leaves=20,
+)
+
+
+@given(st.lists(json_values) | st.dictionaries(st.text(st.characters(codec="utf-8")), json_values) | st.none())
+def test_lists_and_dicts_come_back(value: Any) -> None:
+    found = round_trip(value)
+    assert found == value
+    assert repr(found) == repr(value)  # 1, 1.0 and True are equal, and not the same
+
+
+def test_numpy_scalars_in_lists_become_plain_numbers() -> None:
+    value = {"a": np.int16(3), "b": [np.float32(0.5), np.bool_(True)], "c": np.str_("é"), "d": (1, 2)}
+    found = round_trip(value)
+    assert found == {"a": 3, "b": [0.5, True], "c": "é", "d": [1, 2]}
+    assert found["b"][1] is True
+
+
+def test_mappings_and_named_tuples_are_taken_for_dicts_and_lists() -> None:
+    point = namedtuple("point", "x y")
+    assert round_trip(OrderedDict(a=point(1, 2))) == {"a": [1, 2]}
+
+
+class Side(enum.IntEnum):
+    LEFT = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        ([math.nan], r"field 'x'\[0\] is nan"),
+        ({"a": {"b": math.inf}}, r"field 'x'\['a'\]\['b'\] is inf"),
+        ([np.float32("-inf")], "is -inf"),
+        ({1: 2}, "has the key 1; JSON would make a string of it"),
+        ({None: 2}, "has the key None"),
+        ([{("a", "b"): 1}], r"field 'x'\[0\] has the key"),
+        ([np.arange(3)], "is a ndarray"),
+        ([torch.ones(1)], "is a Tensor"),
+        ([b"bytes"], "is a bytes"),
+        ([{1, 2}], "is a set"),
+        ([1j], "is a complex"),
+        ([np.datetime64("2026-01-02")], "JSON holds"),
+        (["\ud800"], "cannot be stored as JSON"),
+        ([10**5000], "cannot be stored as JSON"),
+        ([object()], "is a object"),
+    ],
+)
+def test_what_json_would_change_is_refused_with_its_place(value: Any, match: str) -> None:
+    with pytest.raises(OptionError, match=match):
+        encoded("x", value)
+
+
+def test_endless_nesting_is_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(OptionError, match="cannot be stored as JSON"):
+        json_bytes(deep, "x")
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(OptionError, match="cannot be stored as JSON"):
+        json_bytes(endless, "x")
+    while deep:  # taken apart here: Python frees nested lists by recursion
+        deep = deep[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        (np.array([None]), "array of Python objects"),
+        (np.array([(1, [])], [("a", int), ("b", object)]), "array of Python objects"),
+        (np.ma.masked_array([1, 2], [True, False]), "masked array"),
+        (2**63, "which 64 bits do not hold"),
+        (-(2**63) - 1, "which 64 bits do not hold"),
+        ({1, 2}, "'lfp' is a set"),
+        (range(3), "'lfp' is a range"),
+        (object(), "'lfp' is a object"),
+        (len, "'lfp' is a builtin_function"),
+        ("\ud800", "'lfp'"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_with_its_name(value: Any, match: str) -> None:
+    with pytest.raises(OptionError, match=match):
+        encoded("lfp", value)
+
+
+def test_an_enumeration_of_numbers_is_its_number_in_json() -> None:
+    assert round_trip([Side.LEFT]) == [1]
+
+
+# -- payloads that lie -------------------------------------------------------------------------------------------------
+
+
+def npy(descr: str, shape: str, data: bytes = b"", order: str = "False", version: bytes = b"\1\0") -> bytes:
+    text = f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}".encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY" + version + len(text).to_bytes(2 if version == b"\1\0" else 4, "little") + text + data
+
+
+def test_the_crafted_header_is_a_good_one() -> None:
+    assert decoded("npy", npy("'<i2'", "(2,)", b"\1\0\2\0")).tolist() == [1, 2]
+    assert decoded("npy", npy("'<i2'", "(2,)", b"\1\0\2\0", version=b"\2\0")).tolist() == [1, 2]
+    fortran = npy("'<i2'", "(2, 2)", b"\1\0\2\0\3\0\4\0", order="True")
+    assert decoded("npy", fortran).tolist() == [[1, 3], [2, 4]]
+
+
+@pytest.mark.parametrize(
+    ("stored", "match"),
+    [
+        (b"", "npy file"),
+        (b"PK\3\4", "npy file"),
+        (b"\x93NUMPY", ""),
+        (npy("'<i2'", "(2,)", version=b"\x09\0"), "version"),
+        (npy("'<i2'", "(3,)", b"\1\0\2\0"), "6 bytes, but 4 bytes of data follow"),
+        (npy("'<i2'", "(1,)", b"\1\0\2\0"), "2 bytes, but 4 bytes of data follow"),
+        (npy("'<f8'", f"({10**30},)", b"\1\0"), "bytes of data follow"),
+        (npy("'<f8'", f"({2**61},)", b""), "bytes of data follow"),  # times eight, 64 bits are full, and 0 is left
+        (npy("'<f8'", "(-1,)", bytes(8)), ""),
+        (npy("'<f8'", "(-1, -1)", bytes(8)), ""),
+        (npy("'|O'", "(1,)", bytes(8)), "Python objects"),
+        (npy("[('a', '|O')]", "(1,)", bytes(8)), "Python objects"),
+        (npy("'nonsense'", "(1,)", bytes(8)), ""),
+        (npy("__import__('os')", "(1,)", bytes(8)), ""),
+        (npy("'|S0'", f"({10**30},)"), ""),
+        (npy("'|V0'", f"({2**40},)"), ""),
+        (npy("'<f8'", f"({2**62}, 4, 0)"), ""),
+        (npy("'<f8'", "(1.5,)", bytes(8)), ""),
+        (npy("'<f8'", "(" + "1," * 100 + ")", bytes(8)), ""),
+    ],
+)
+def test_a_header_that_lies_is_refused_before_anything_is_allocated(stored: bytes, match: str) -> None:
+    with pytest.raises(ValueError, match=match or "."):
+        decoded("npy", stored)
+
+
+@pytest.mark.parametrize(
+    ("extension", "stored"),
+    [
+        ("json", b"{"),
+        ("json", b"\xff"),
+        ("json", b"[" * 100_000),
+        ("txt", b"\xff"),
+        ("cls", b"seven"),
+        ("npz", b"PK"),
+        ("png", b"no image"),
+        ("jpg", b""),
+        ("pt", b"nothing"),
+        ("pyd", b""),
+    ],
+)
+def test_a_payload_that_is_not_what_its_name_says_is_a_value_error(extension: str, stored: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decoded(extension, stored)
+
+
+def test_the_extension_is_the_last_part_in_any_case() -> None:
+    assert decoded("left.NPY", payload(np.arange(2))).tolist() == [0, 1]
+    assert decoded("x.cls", b"17") == 17
+    assert decoded("wav", b"RIFF") == b"RIFF"
+    assert decoded("npy.unknown", b"abc") == b"abc"
+
+
+def test_images_become_arrays() -> None:
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.arange(27, dtype=np.uint8).reshape(3, 3, 3)
+    out = io.BytesIO()
+    image.fromarray(pixels).save(out, "PNG")
+    assert decoded("png", out.getvalue()).tolist() == pixels.tolist()
+
+
+def test_an_image_that_would_fill_the_memory_is_refused() -> None:
+    image = pytest.importorskip("PIL.Image")
+    out = io.BytesIO()
+    image.new("1", (1, 1)).save(out, "PNG")
+    small = bytearray(out.getvalue())
+    small[16:24] = struct.pack(">II", 200_000, 200_000)
+    small[29:33] = struct.pack(">I", zlib.crc32(small[12:29]))
+    with pytest.raises(ValueError, match="bomb"):
+        decoded("png", bytes(small))
+
+
+def test_archives_of_arrays_become_dicts_and_bombs_are_refused() -> None:
+    out = io.BytesIO()
+    np.savez_compressed(out, a=np.arange(3), b=np.eye(2))
+    found = decoded("npz", out.getvalue())
+    assert {name: array.tolist() for name, array in found.items()} == {"a": [0, 1, 2], "b": [[1, 0], [0, 1]]}
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for number in range(5):
+            archive.writestr(f"{number}.npy", bytes(60 << 20))
+    with pytest.raises(ValueError, match="bomb"):
+        decoded("npz", bomb.getvalue())
+
+
+def test_an_archive_with_pickled_objects_in_it_is_refused() -> None:
+    out = io.BytesIO()
+    np.savez(out, a=np.array([None], object), allow_pickle=True)
+    with pytest.raises(ValueError, match="Python objects"):
+        decoded("npz", out.getvalue())
+
+
+def test_a_pickle_is_run_only_where_it_is_allowed() -> None:
+    stored = pickle.dumps(Side.LEFT)
+    assert decoded("pyd", stored, allow_pickle=True) is Side.LEFT
+    with pytest.raises(ValueError, match="Side"):
+        decoded("pyd", stored)
+
+
+def test_json_is_compact_and_stable() -> None:
+    assert json_bytes({"b": 1, "a": ["é"]}, "x") == '{"b":1,"a":["é"]}'.encode()
+    assert json.loads(json_bytes({"z": 1e300}, "x")) == {"z": 1e300}

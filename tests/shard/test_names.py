@@ -1,0 +1,119 @@
+"""Different ids have different keys, and what cannot be told apart later is refused now."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.errors import OptionError
+from penstock.shard.names import automatic_key, check_fields, field_names, key_of, split_name
+
+ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
+tricky = st.text("a%2E.F/\\\0 é", min_size=1, max_size=8)
+
+
+@given(st.lists(ids | tricky, unique=True, min_size=2, max_size=20))
+def test_different_ids_have_different_keys(some: list[str]) -> None:
+    assert len({key_of(one) for one in some}) == len(some)
+
+
+@given(ids | tricky)
+def test_a_key_is_one_plain_part_of_a_name(sample_id: str) -> None:
+    key = key_of(sample_id)
+    assert key
+    assert not set("./\\\0\n\x7f") & set(key)
+    assert split_name(f"{key}.field.npy") == (key, "field.npy")
+
+
+@given(ids)
+def test_an_id_without_special_characters_is_its_own_key(sample_id: str) -> None:
+    plain = "".join(letter for letter in sample_id if letter.isalnum() or letter in "-_ ") or "a"
+    assert key_of(plain) == plain
+
+
+def test_percent_signs_are_encoded_too() -> None:
+    assert key_of("a.b") == "a%2Eb"
+    assert key_of("a%2Eb") == "a%252Eb"
+
+
+@pytest.mark.parametrize("sample_id", ["", None, 7, b"a", "\ud800"])
+def test_what_is_no_text_is_no_id(sample_id: object) -> None:
+    with pytest.raises(OptionError, match="sample_id="):
+        key_of(sample_id)  # type: ignore[arg-type]
+
+
+@given(st.integers(0, 10**12), st.integers(0, 10**12))
+def test_automatic_keys_count(one: int, other: int) -> None:
+    assert (automatic_key(one) == automatic_key(other)) is (one == other)
+    assert key_of(automatic_key(one)) == automatic_key(one)
+
+
+@pytest.mark.parametrize("name", ["x", "lfp.left", "x y", "é", "_private", "npy", "a-b", "x.npy"])
+def test_fields_may_be_named_freely(name: str) -> None:
+    check_fields([name], "metadata")
+
+
+@pytest.mark.parametrize(
+    ("names", "match"),
+    [
+        ([""], "cannot name a field"),
+        ([7], "cannot name a field"),
+        ([None], "cannot name a field"),
+        (["a\0b"], "printable"),
+        (["a\nb"], "printable"),
+        (["\ud800"], "printable"),
+        (["metadata"], "is taken"),
+        (["__key__"], "is taken"),
+        (["a/b"], "slash"),
+        (["a\\b"], "slash"),
+        ([".a"], "dot at its end"),
+        (["a."], "dot at its end"),
+        (["a..b"], "dot"),
+        (["x", "X"], "'x' and 'X' differ in case only"),
+        (["lfp.Left", "lfp.left"], "differ in case only"),
+        # What the webdataset library lowers is one name with the one that is taken.
+        (["Metadata"], "(is taken|differ in case)"),
+    ],
+)
+def test_names_that_would_be_mistaken_are_refused(names: list[str], match: str) -> None:
+    with pytest.raises(OptionError, match=match):
+        check_fields(names, "metadata")
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("a.npy", ("a", "npy")),
+        ("a.x.npy", ("a", "x.npy")),
+        ("data/a.x.npy", ("data/a", "x.npy")),
+        ("da.ta/a.x", ("da.ta/a", "x")),
+        ("./a.x", ("./a", "x")),
+        ("a", ("", "")),
+        ("a.", ("", "")),
+        (".hidden", ("", "")),
+        ("data/.hidden", ("", "")),
+        ("", ("", "")),
+    ],
+)
+def test_names_are_split_at_the_first_dot_after_the_last_slash(name: str, parts: tuple[str, str]) -> None:
+    assert split_name(name) == parts
+
+
+@given(
+    st.lists(
+        st.sampled_from(["x.npy", "x.json", "x", "npy", "jpg", "x.jpg", "y.npy", "y.y.npy", "metadata.json"]),
+        unique=True,
+    )
+)
+def test_no_two_suffixes_become_one_field(suffixes: list[str]) -> None:
+    named = field_names(suffixes)
+    assert list(named) == suffixes
+    assert len(set(named.values())) == len(suffixes)
+
+
+def test_an_extension_that_tells_how_to_decode_is_left_out_of_the_name() -> None:
+    assert field_names(["spikes.npy", "metadata.json", "jpg", "left.png"]) == {
+        "spikes.npy": "spikes",
+        "metadata.json": "metadata",
+        "jpg": "jpg",
+        "left.png": "left.png",
+    }

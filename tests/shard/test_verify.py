@@ -1,0 +1,236 @@
+"""`verify` finds every kind of damage, and says which shard, which item and why."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock import TarSource
+from penstock.core.errors import DamageError, SourceError
+from penstock.shard.manifest import MANIFEST
+from penstock.shard.verify import verify_shards
+from penstock.shard.writer import ShardWriter, WriteOptions
+from tests.shard.samples import sample, write
+
+SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
+SECOND = "shard_000001.tar"  # items 3, 4, 5; each has three members of 1024 bytes, beginning with their headers
+
+
+def found(folder: Path, **options: Any) -> list[tuple[str, int | None, str]]:
+    return [(problem.shard, problem.item, problem.reason) for problem in verify_shards(folder, **options)[1]]
+
+
+def flip(path: Path, *places: int) -> None:
+    content = bytearray(path.read_bytes())
+    for place in places:
+        content[place] ^= 0x10
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("compression", ["none", "gz", "bz2", "xz"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_healthy_data_set_has_no_problems(compression: Any, workers: int, tmp_path: Path) -> None:
+    write(tmp_path, compression=compression)
+    told: list[int] = []
+    manifest, problems = verify_shards(tmp_path, workers=workers, progress=told.append)
+    assert problems == []
+    assert manifest.n_items == 7
+    assert sum(told) == sum(path.stat().st_size for path in tmp_path.glob("*.tar"))
+
+
+@pytest.mark.parametrize(
+    ("place", "item", "suffix"),
+    [
+        (0, 3, "x.npy"),
+        (511, 3, "x.npy"),
+        (512, 3, "x.npy"),
+        (700, 3, "x.npy"),  # padding
+        (1023, 3, "x.npy"),
+        (1024, 3, "note.txt"),
+        (2048 + 600, 3, "metadata.json"),
+        (3072, 4, "x.npy"),
+        (3 * 3072 - 1, 5, "metadata.json"),
+    ],
+)
+def test_a_flipped_bit_is_found_with_its_item_and_member(place: int, item: int, suffix: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    flip(tmp_path / SECOND, place)
+    assert found(tmp_path) == [(SECOND, item, f"the checksum of {suffix!r} does not match its bytes")]
+
+
+def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
+    write(tmp_path, 2)
+    path = tmp_path / "shard_000000.tar"
+    content = path.read_bytes()
+    for place in range(0, len(content), 1 if SOAK else 29):
+        flip(path, place)
+        ((shard, item, _),) = found(tmp_path)
+        assert (shard, item) == ("shard_000000.tar", place // 3072 if place < 2 * 3072 else None)
+        path.write_bytes(content)
+
+
+def test_several_damaged_items_are_all_listed(tmp_path: Path) -> None:
+    write(tmp_path)
+    flip(tmp_path / "shard_000000.tar", 0, 3072 + 600)
+    flip(tmp_path / "shard_000002.tar", 5)
+    assert [(shard, item) for shard, item, _ in found(tmp_path, workers=2)] == [
+        ("shard_000000.tar", 0),
+        ("shard_000000.tar", 1),
+        ("shard_000002.tar", 6),
+    ]
+
+
+def test_the_blocks_at_the_end_are_checked(tmp_path: Path) -> None:
+    write(tmp_path)
+    flip(tmp_path / SECOND, 3 * 3072 + 5)
+    assert found(tmp_path) == [(SECOND, None, "the blocks of zeros that end the archive are damaged")]
+
+
+@pytest.mark.parametrize("length", [0, 100, 512, 1024, 3072, 5000, 3 * 3072, 3 * 3072 + 512])
+def test_a_truncated_shard_is_found(length: int, tmp_path: Path) -> None:
+    write(tmp_path)
+    path = tmp_path / SECOND
+    path.write_bytes(path.read_bytes()[:length])
+    problems = found(tmp_path)
+    assert {shard for shard, *_ in problems} == {SECOND}
+    assert problems[0][1:] == (None, f"truncated: {length} bytes, but {3 * 3072 + 1024} were written")
+
+
+def test_a_shard_that_grew_is_found(tmp_path: Path) -> None:
+    write(tmp_path)
+    path = tmp_path / SECOND
+    path.write_bytes(path.read_bytes() + b"more")
+    assert found(tmp_path)[0][0] == SECOND
+    assert "longer than it was written" in found(tmp_path)[0][2]
+
+
+@pytest.mark.parametrize("suffix", ["", ".index"])
+def test_a_missing_file_is_found(suffix: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / f"{SECOND}{suffix}").unlink()
+    ((shard, item, reason),) = found(tmp_path)
+    assert (shard, item) == (SECOND, None)
+    assert "No such file" in reason
+
+
+def test_a_folder_in_the_place_of_a_shard_is_found(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / SECOND).unlink()
+    (tmp_path / SECOND).mkdir()
+    assert {shard for shard, *_ in found(tmp_path)} == {SECOND}
+
+
+def swap(one: Path, other: Path) -> None:
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)
+
+
+@pytest.mark.parametrize("suffixes", [("",), (".index",), ("", ".index")], ids=str)
+def test_swapped_shards_are_both_found(suffixes: tuple[str, ...], tmp_path: Path) -> None:
+    write(tmp_path)
+    for suffix in suffixes:
+        swap(tmp_path / f"shard_000000.tar{suffix}", tmp_path / f"{SECOND}{suffix}")
+    assert {shard for shard, *_ in found(tmp_path)} == {"shard_000000.tar", SECOND}
+
+
+def test_a_shard_of_another_data_set_is_found(tmp_path: Path) -> None:
+    write(tmp_path / "set")
+    write(tmp_path / "other", make=lambda n: sample(n + 50))
+    for suffix in ("", ".index"):
+        (tmp_path / "set" / f"{SECOND}{suffix}").write_bytes((tmp_path / "other" / f"{SECOND}{suffix}").read_bytes())
+    assert {shard for shard, *_ in found(tmp_path / "set")} == {SECOND}
+
+
+def test_a_damaged_index_is_found(tmp_path: Path) -> None:
+    write(tmp_path)
+    flip(tmp_path / f"{SECOND}.index", 60)
+    ((shard, item, reason),) = found(tmp_path)
+    assert (shard, item) == (SECOND, None)
+    assert "side index" in reason
+
+
+@pytest.mark.parametrize(
+    "change", [lambda content: content[:-30], lambda content: content.replace(b'"num_samples": 3', b'"num_samples": 4')]
+)
+def test_a_damaged_manifest_is_an_error(change: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / MANIFEST).write_bytes(change((tmp_path / MANIFEST).read_bytes()))
+    with pytest.raises(DamageError, match=MANIFEST):
+        verify_shards(tmp_path)
+
+
+def test_a_shard_that_the_manifest_does_not_name_is_listed(tmp_path: Path) -> None:
+    write(tmp_path)
+    for suffix in ("", ".index"):
+        (tmp_path / f"shard_000007.tar{suffix}").write_bytes((tmp_path / f"{SECOND}{suffix}").read_bytes())
+    assert found(tmp_path) == [
+        ("shard_000007.tar", None, "the manifest does not name it; it is no part of the data set")
+    ]
+
+
+def test_an_unfinished_write_is_listed(tmp_path: Path) -> None:
+    write(tmp_path)
+    writer = ShardWriter(tmp_path, WriteOptions())
+    writer.write(sample(0), None, None)
+    writer.abandon()
+    ((where, item, reason),) = found(tmp_path)
+    assert (where, item) == (".writing", None)
+    assert "has not finished" in reason
+
+
+def test_an_unfinished_write_alone_is_no_data_set(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, WriteOptions(shard_size=1))
+    writer.write(sample(0), None, None)
+    writer.abandon()
+    with pytest.raises(SourceError, match="a writer has not finished there"):
+        verify_shards(tmp_path)
+
+
+def test_a_thousand_problems_are_listed_and_the_rest_counted(tmp_path: Path) -> None:
+    write(tmp_path, 1100, shard_size=2000, make=lambda n: {"n": n})
+    path = tmp_path / "shard_000000.tar"
+    content = bytearray(path.read_bytes())
+    for place in range(0, len(content) - 1024, 2048):
+        content[place] ^= 1
+    path.write_bytes(content)
+    problems = found(tmp_path)
+    assert len(problems) == 1001
+    assert problems[-1] == ("shard_000000.tar", None, "and 100 more")
+
+
+# -- compressed --------------------------------------------------------------------------------------------------------
+
+
+def healthy(folder: Path) -> bool:
+    """Return whether all items can be read, exactly."""
+    try:
+        source = TarSource(folder, fields=["x"])
+        return bool(source.take(np.arange(4))["x"].tolist() == [[n, -n] for n in range(4)])
+    except DamageError:
+        return False
+
+
+@pytest.mark.parametrize("compression", ["gz", "bz2", "xz"])
+def test_verify_and_reading_agree_on_every_damaged_byte_of_a_compressed_shard(compression: Any, tmp_path: Path) -> None:
+    write(tmp_path, 4, shard_size=4, compression=compression)
+    path = tmp_path / "shard_000000.tar"
+    content = path.read_bytes()
+    end = len(content) - 30  # where sizes and checksums of the whole lie
+    for place in range(len(content)) if SOAK else [*range(0, end, 5), *range(end, len(content))]:
+        flip(path, place)
+        assert (found(tmp_path) == []) == healthy(tmp_path), f"byte {place} of {len(content)}"
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("compression", ["gz", "bz2", "xz"])
+def test_a_truncated_compressed_shard_is_found(compression: Any, tmp_path: Path) -> None:
+    write(tmp_path, compression=compression)
+    path = tmp_path / SECOND
+    content = path.read_bytes()
+    for length in range(0, len(content), 11):
+        path.write_bytes(content[:length])
+        assert {shard for shard, *_ in found(tmp_path)} == {SECOND}
