@@ -150,17 +150,7 @@ def create_shards_from_arrays(
     >>> summary["total_samples"], summary["modalities"]
     (5, ['x', 'y'])
     """
-    if not isinstance(data_dict, Mapping) or not data_dict:
-        raise OptionError(f"data_dict={data_dict!r}; give arrays by name, such as {{'spikes': array}}.")
-    for name, array in data_dict.items():
-        if not hasattr(array, "__len__") or not hasattr(array, "__getitem__") or getattr(array, "ndim", 1) == 0:
-            raise OptionError(
-                f"{name!r} is a {type(array).__name__} without rows; give an array of one row per sample."
-            )
-    lengths = {name: len(array) for name, array in data_dict.items()}
-    if len(set(lengths.values())) > 1:
-        raise OptionError(f"All arrays must have same first dimension, got {lengths}.")
-    n_samples = next(iter(lengths.values()))
+    n_samples = _length(data_dict)
     each = None if metadata is None or isinstance(metadata, Mapping) else metadata
     if each is not None and len(each) != n_samples:
         raise OptionError(f"metadata has {len(each)} entries for {n_samples} samples; give one each, or one mapping.")
@@ -174,3 +164,16 @@ def create_shards_from_arrays(
                 writer.write_sample(sample, metadata=None if each is None else each[number])
                 told.advance()
     return writer.finalize()
+
+
+def _length(arrays: Mapping[str, Any]) -> int:
+    """Return how many rows all arrays have."""
+    if not isinstance(arrays, Mapping) or not arrays:
+        raise OptionError(f"data_dict={arrays!r}; give arrays by name, such as {{'spikes': array}}.")
+    for name, array in arrays.items():
+        if not hasattr(array, "__len__") or not hasattr(array, "__getitem__") or getattr(array, "ndim", 1) == 0:
+            raise OptionError(f"{name!r} is a {type(array).__name__} without rows; give one row per sample.")
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise OptionError(f"All arrays must have same first dimension, got {lengths}.")
+    return next(iter(lengths.values()))

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -235,8 +236,9 @@ def _fields(layouts: list[ShardLayout]) -> dict[str, FieldInfo]:
             info = FieldInfo(column.suffix, column.dtype, column.shape)
             infos[column.suffix] = infos[column.suffix].merged(info) if column.suffix in infos else info
     # A column that one archive lacks has no fixed shape either.
+    present = Counter(column.suffix for layout in layouts for column in layout.columns)
     for suffix, info in infos.items():
-        if any(all(column.suffix != suffix for column in layout.columns) for layout in layouts):
+        if present[suffix] < len(layouts):
             infos[suffix] = FieldInfo(suffix, info.dtype, None)
     names = field_names(infos)
     ordered = sorted(infos, key=lambda suffix: names[suffix] == METADATA)

@@ -4,6 +4,7 @@ The webdataset library takes everything up to the first dot for the key, and com
 case. A sample id may hold dots and slashes all the same: they are percent-encoded in the key.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from penstock.core.errors import OptionError
@@ -87,8 +88,8 @@ def field_names(suffixes: Iterable[str]) -> Mapping[str, str]:
     """
     suffixes = list(suffixes)
     short = {suffix: _without_extension(suffix) for suffix in suffixes}
-    names = list(short.values())
-    return {suffix: name if names.count(name) == 1 else suffix for suffix, name in short.items()}
+    counts = Counter(short.values())
+    return {suffix: name if counts[name] == 1 else suffix for suffix, name in short.items()}
 
 
 def _without_extension(suffix: str) -> str:

@@ -222,9 +222,8 @@ class ShardWriter:
             self._open.discard()
         self._ended = "has failed"
         self._release()
-        if isinstance(error, WriteError):
-            return error
-        return WriteError(f"Could not write to {self.folder}: {error}. Mend that and go on with resume=True.")
+        what = str(error) if isinstance(error, WriteError) else f"Could not write to {self.folder}: {error}"
+        return WriteError(what if "resume=True" in what else f"{what}. Mend that and go on with resume=True.")
 
     def _manifest(self) -> Manifest:
         options = self.options

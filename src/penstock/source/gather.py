@@ -1,6 +1,7 @@
 """Gathers items out of shards: what one process has open, knows of their layout, and has verified."""
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -43,6 +44,33 @@ class Reading:
     allow_pickle: bool
 
 
+class _Verified:
+    """Which items were compared with what was written, since their shard last changed."""
+
+    def __init__(self, borders: _Int64s) -> None:
+        self._borders = borders
+        self._items = np.zeros(int(borders[-1]), bool)  # pages of zeros cost nothing until an item is verified
+        self._lock = threading.Lock()
+        self.changes = 0
+        """How often a shard was found to have changed."""
+
+    def lacking(self, items: _Int64s) -> NDArray[np.bool_]:
+        """Return which items are still to be verified."""
+        return ~self._items[items]
+
+    def mark(self, items: _Int64s, as_of: int) -> None:
+        """Note that items were verified, unless a shard has changed since `changes` was `as_of`."""
+        with self._lock:
+            if self.changes == as_of:
+                self._items[items] = True
+
+    def forget(self, shard: int) -> None:
+        """Let the items of a shard be verified anew."""
+        with self._lock:
+            self.changes += 1
+            self._items[self._borders[shard] : self._borders[shard + 1]] = False
+
+
 class Gather:
     """Reads items in one process; from several threads at once."""
 
@@ -50,14 +78,9 @@ class Gather:
         self.reading, self.process = reading, os.getpid()
         n_shards = len(reading.manifest.shards)
         self._scratch = Scratch()
-        # Pages of zeros cost nothing until an item is verified.
-        self._verified = verified = np.zeros(int(reading.borders[-1]), bool)
-
-        def unverify(number: int) -> None:  # knows nothing of this object, which files would else outlive
-            verified[reading.borders[number] : reading.borders[number + 1]] = False
-
+        self._verified = _Verified(reading.borders)
         suffixes = {info.suffix for info in reading.infos.values()}
-        self._shards, self._unverify = OpenShards(reading.manifest, suffixes, unverify), unverify
+        self._shards = OpenShards(reading.manifest, suffixes, self._verified.forget)
         # By shard: which way its items are read (-1: not known yet, 0: member by member), and where their pieces begin.
         self._pieces: list[tuple[Piece, ...]] = [()]
         self._geometry = np.full(n_shards, -1, np.int32)
@@ -82,8 +105,8 @@ class Gather:
     ) -> None:
         for _ in range(_CHANGES_BORNE):
             opened = self._opened(present, shards, items)
-            verify = self.reading.verify
-            unverified = ~self._verified[items] if verify == "first" else np.full(len(items), verify == "always")
+            verify, as_of = self.reading.verify, self._verified.changes
+            unverified = self._verified.lacking(items) if verify == "first" else np.full(len(items), verify == "always")
             geometries = sorted(set(self._geometry[present].tolist()))
             for geometry in geometries:
                 mine = slice(None) if len(geometries) == 1 else self._geometry[shards] == geometry
@@ -99,7 +122,7 @@ class Gather:
             changed = [number for number, shard in opened.items() if shard.changed]
             if not changed:
                 if verify == "first":
-                    self._verified[items] = True
+                    self._verified.mark(items, as_of)
                 return
             self._forget(changed)
         raise DamageError(
@@ -116,7 +139,7 @@ class Gather:
             )
         self._shards.drop(changed)
         for number in changed:
-            self._unverify(number)
+            self._verified.forget(number)
 
     def _opened(self, present: list[int], shards: _Int64s, items: _Int64s) -> dict[int, OpenShard]:
         try:
