@@ -166,8 +166,17 @@ def limit(shapes: dict[str, tuple[int, ...]], n_items: int) -> float:
     return rate
 
 
+def _warm(folder: Path) -> None:
+    """Bring the files into the page cache, which the system empties behind idle programs."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            while file.read(1 << 22):
+                pass
+
+
 def penstock(folder: Path, fields: list[str] | None, num_workers: int, epoch: int, verify: Any = "first") -> float:
     """Iterate a loader over shards; `epoch` says which one counts."""
+    _warm(folder)
     source = ps.TarSource(folder, fields=fields, verify=verify)
     plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH, seed=1)
     options = ps.RunOptions(executor="threads" if num_workers else "auto")
@@ -182,6 +191,7 @@ def webdataset(folder: Path) -> float:
     """Iterate the webdataset library over the same shards, with a shuffle buffer of 1000."""
     import webdataset as wds  # noqa: PLC0415
 
+    _warm(folder)
     urls = sorted(str(path) for path in folder.glob("*.tar"))[: 40 if "small" in folder.name else None]
     data = (
         wds.WebDataset(urls, shardshuffle=len(urls), seed=1)
@@ -197,6 +207,7 @@ def litdata(folder: Path) -> float:
     """Iterate litdata over the same items; the second of two epochs counts."""
     import litdata as ld  # noqa: PLC0415
 
+    _warm(folder)
     data = ld.StreamingDataset(str(folder), shuffle=True, drop_last=True, seed=1)
     loader = ld.StreamingDataLoader(data, batch_size=BATCH, num_workers=0)
     for _ in loader:

@@ -67,6 +67,13 @@ class Numbers:
         """Return the numbers of some items."""
         return self.first + rows * self.step if self.listed is None else self.listed[rows]
 
+    def bounds(self, n_items: int) -> tuple[int, int]:
+        """Return the smallest and the largest number, in Python's whole numbers, which do not overflow."""
+        if self.listed is not None:
+            return int(self.listed.min()), int(self.listed.max())
+        ends = (self.first, self.first + (n_items - 1) * self.step)
+        return min(ends), max(ends)
+
     def one(self, row: int) -> int:
         """Return the number of one item."""
         return self.first + row * self.step if self.listed is None else int(self.listed[row])
@@ -110,12 +117,13 @@ class Column:
     def check(self, n_items: int, tar_bytes: int) -> None:
         """Raise ValueError where a member would lie outside of the archive, or hold other than it says."""
         regular = self.begins.listed is None and self.offsets.listed is None and self.sizes.listed is None
-        # The ends of a regular sequence bound all of it.
-        rows = [0, n_items - 1] if regular else list(range(n_items))
-        places = [[numbers.one(row) for row in rows] for numbers in (self.begins, self.offsets, self.sizes)]
-        if any(not MISSING <= value <= tar_bytes for values in places for value in values):
-            raise ValueError(f"{self.suffix!r} lies outside of the archive")
-        begins, offsets, sizes = np.array(places, np.int64)  # small enough now to be added
+        for numbers in (self.begins, self.offsets, self.sizes):
+            low, high = numbers.bounds(n_items)
+            if not MISSING <= low <= high <= tar_bytes:
+                raise ValueError(f"{self.suffix!r} lies outside of the archive")
+        # They are small enough now to be added; the ends of a regular sequence bound all of it.
+        rows = np.array([0, n_items - 1]) if regular else np.arange(n_items)
+        begins, offsets, sizes = self.begins.at(rows), self.offsets.at(rows), self.sizes.at(rows)
         there = begins != MISSING
         wrong = (offsets <= begins) | (sizes < 0) | (offsets + -(-sizes // BLOCK) * BLOCK > tar_bytes)
         if (wrong & there).any() or (regular and not there.all()):
