@@ -95,8 +95,8 @@ class Gather:
             items, places = items[order], places[order]
         shards = np.searchsorted(self.reading.borders, items, side="right") - 1
         present = sorted(set(shards.tolist()))
-        for start in range(0, len(present), self._shards.capacity):
-            some = present[start : start + self._shards.capacity]
+        for start in range(0, len(present), self._shards.at_once):
+            some = present[start : start + self._shards.at_once]
             mine = slice(None) if len(some) == len(present) else np.isin(shards, some)
             self._fill_from(some, shards[mine], items[mine], places[mine], block)
 

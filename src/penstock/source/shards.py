@@ -21,7 +21,7 @@ from penstock.shard.manifest import Manifest, ShardEntry
 
 __all__ = ["OpenShard", "OpenShards"]
 
-_MOST_FILES = 1024
+_MOST_FILES, _ROOMY = 1024, 512
 _DECOMPRESSED_BYTES = 512 << 20  # of decompressed shards that are kept; at least one is
 _PIECE_BYTES = 1 << 20
 _NOT_THE_SHARDS_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
@@ -86,7 +86,8 @@ class OpenShards:
 
     1. Two threads need one shard: one opens it, the other waits.
     2. A shard that is dropped while a thread reads from it: its file stays open until the thread is done.
-    3. More shards than a process may open files: an eighth of the limit is kept open, and by each thread.
+    3. More shards than a process may open files: a quarter of the limit is kept open, and each thread asks for an
+       eighth at a time.
     """
 
     def __init__(self, manifest: Manifest, suffixes: Collection[str], on_change: Callable[[int], None]) -> None:
@@ -99,10 +100,13 @@ class OpenShards:
         self._open: dict[int, OpenShard] = {}
         self._opening: dict[int, threading.Lock] = {}
         self._uses = itertools.count()
-        self.capacity = max(4, min(_MOST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._capacity = max(4, min(_MOST_FILES, limit // 4 if limit >= _ROOMY else limit // 8))
+        self.at_once = max(4, min(_MOST_FILES, limit // 8))
+        """How many shards one thread may ask for at a time."""
 
     def get(self, numbers: Iterable[int]) -> dict[int, OpenShard]:
-        """Return some shards, open; no more than `capacity` at once."""
+        """Return some shards, open; no more than `at_once`."""
         held, now = self._open, next(self._uses)
         found = {}
         for number in numbers:
@@ -168,7 +172,7 @@ class OpenShards:
         kept = sorted(self._open, key=lambda number: self._open[number].used)
         held = needed_bytes + sum(shard.memory_bytes for shard in self._open.values())
         for number in kept:
-            if len(self._open) < self.capacity and held <= _DECOMPRESSED_BYTES:
+            if len(self._open) < self._capacity and held <= _DECOMPRESSED_BYTES:
                 return
             held -= self._open.pop(number).memory_bytes
 
