@@ -175,8 +175,7 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
 
     def plan(self, batch_size: int, tail: Literal["drop", "short"] = "short") -> Plan:
         """Return the order of this loader, in batches."""
-        index = _index(self.source, self._shards)
-        return Plan(index, self._reach.order(self.source, index), batch_size=batch_size, seed=self._seed, tail=tail)
+        return self._plan(self._shards, batch_size, tail)
 
     def close(self) -> None:
         """End every thread and let go of files."""
@@ -213,9 +212,12 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
         self._begun[worker] += 1
         return loader
 
-    def _made(self, shards: Sequence[int], *, threads: int) -> Loader:
+    def _plan(self, shards: Sequence[int], batch_size: int, tail: Literal["drop", "short"]) -> Plan:
         index = _index(self.source, shards)
-        plan = Plan(index, self._reach.order(self.source, index), batch_size=1, seed=self._seed)
+        return Plan(index, self._reach.order(self.source, index), batch_size=batch_size, seed=self._seed, tail=tail)
+
+    def _made(self, shards: Sequence[int], *, threads: int) -> Loader:
+        plan = self._plan(shards, 1, "drop")
         options = RunOptions(executor="threads" if threads else "auto")
         return Loader(self.source, plan, num_workers=threads, world=self._world, options=options)
 

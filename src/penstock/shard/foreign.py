@@ -190,7 +190,7 @@ def _npy(suffix: str, member: Member, shard: str, item: int, problems: list[Prob
         return None
     try:
         return npy_header(member.head, member.size)
-    except (ValueError, SyntaxError) as error:
+    except ValueError as error:
         problems.append(Problem(shard, item, f"{member.name!r}: {error}"))
         return None
 

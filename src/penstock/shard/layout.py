@@ -279,11 +279,6 @@ class LayoutBuilder:
         """Items so far."""
         return len(self.keys)
 
-    @property
-    def suffixes(self) -> list[str]:
-        """The columns so far."""
-        return list(self._columns)
-
     def begin_item(self, key: bytes) -> None:
         """Let the members that follow belong to a new item."""
         self.keys.append(xxhash.xxh3_64_intdigest(key))

@@ -1,9 +1,13 @@
 """From finished shards to a data set: a sequence of renames that a killed process can be followed up on.
 
+.writing/options.json             a write was begun
 .writing/NAME.part                a shard being written: not there yet
 .writing/NAME, NAME.index         a finished shard
 .writing/dataset_metadata.json    all shards are finished: from here on, a resumed writer only moves files
 .writing/replaced.json            the manifest of the data set that was here before
+.writing/finished.json            the options, when the data set is about to appear, or has just done so
+.writing/stale.json               what an earlier write that never finished may have left in the folder
+.written                          the same folder, on its way to be removed
 dataset_metadata.json             the data set is there
 """
 
@@ -19,15 +23,7 @@ from penstock.shard.compression import Compression
 from penstock.shard.layout import ShardLayout, index_name
 from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry, sync, write_aside
 
-__all__ = [
-    "OPTIONS",
-    "WRITING",
-    "clear",
-    "finish",
-    "finished_shards",
-    "publish",
-    "published",
-]
+__all__ = ["OPTIONS", "WRITING", "clear", "finish", "finished_shards", "publish", "published"]
 
 WRITING, _WRITTEN = ".writing", ".written"
 OPTIONS = "options.json"

@@ -169,9 +169,10 @@ class OpenShards:
         return columns
 
     def _make_room(self, needed_bytes: int) -> None:
-        kept = sorted(self._open, key=lambda number: self._open[number].used)
         held = needed_bytes + sum(shard.memory_bytes for shard in self._open.values())
-        for number in kept:
+        if len(self._open) < self._capacity and held <= _DECOMPRESSED_BYTES:
+            return
+        for number in sorted(self._open, key=lambda number: self._open[number].used):
             if len(self._open) < self._capacity and held <= _DECOMPRESSED_BYTES:
                 return
             held -= self._open.pop(number).memory_bytes
