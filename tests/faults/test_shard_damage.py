@@ -788,9 +788,15 @@ def test_beginning_to_read_does_not_lose_what_another_has_just_listed(folder: Pa
 # -- more shards than files may be open --------------------------------------------------------------------------------
 
 
+def allow_files(more: int) -> None:
+    """Let this process open so many files more than it has open now: a forked one has those of its parent."""
+    highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + more, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
 def reading_a_shard_that_was_replaced_while_it_was_closed(folder: Path) -> str:
     """Read so many shards that the first one has to be closed, replace it, and read it again."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    allow_files(50)
     write(folder, 80, shard_size=1)
     source = TarSource(folder, fields=["x"])
     for number in range(80):
@@ -805,7 +811,7 @@ def test_a_shard_that_is_replaced_while_it_is_closed_is_verified_anew(tmp_path: 
 
 
 def reading_many_shards_with_few_files(folder: Path, compression: str) -> list[int]:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    allow_files(50)
     write(folder, 150, shard_size=1, compression=compression)
     source = TarSource(folder)
     order = np.random.default_rng(7).permutation(150)

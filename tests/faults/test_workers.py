@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 import traceback
+import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -60,6 +61,25 @@ def kill_a_worker() -> None:
     assert eventually(lambda: not victim.is_alive())
     # Python runs signal handlers between two instructions of the main thread: there are plenty here.
     assert sum(range(100_000)) == 4_999_950_000
+
+
+def what_a_death_keeps() -> bool:
+    """Let a worker die while the user's own code handles an error; say whether that error is kept."""
+    with made(PERSISTENT) as loader:
+        batches = iter(loader)
+        next(batches)
+        error = Mishap("mine", item=0, when=0.0)
+        kept = weakref.ref(error)
+        try:
+            raise error
+        except Mishap:
+            kill_a_worker()
+        del error
+        return kept() is not None
+
+
+def test_a_death_keeps_nothing_of_what_the_user_was_at() -> None:
+    assert not isolated(what_a_death_keeps)
 
 
 # -- a worker dies -----------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class Workers:
         self._batches: Iterator[Any] | None = None
         self._processes: list[Any] = []
         self._waiting = False
-        self.news: RuntimeError | None = None
+        self.news: WorkerFailedError | None = None
         """A death that was noticed while nobody waited for a batch."""
 
     def begin(self, tickets: "Tickets") -> None:
@@ -82,7 +82,7 @@ class Workers:
         return self._waiting and threading.current_thread() is self._waiter
 
     def _waited_for(self, result: Callable[[], _T]) -> _T:
-        failed = WorkerFailedError(self.news) if self.news is not None else None
+        failed = self.news
         self._waiter = threading.current_thread()
         try:
             if failed is None:
@@ -141,7 +141,8 @@ class _Deaths:
             if not ours or any(workers.is_waited_for() for workers in ours):
                 raise
             for workers in ours:
-                workers.news = error
+                # Its words alone: what it was raised during may be an error of torch, whose frames hold the workers.
+                workers.news = WorkerFailedError(error)
 
 
 _DEATHS = _Deaths()
