@@ -29,7 +29,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n 2
 
 test: lint types unit
 

@@ -16,7 +16,8 @@ from penstock.shard.codec import decoded
 from penstock.shard.layout import MISSING, Numbers, index_name
 from penstock.shard.manifest import FieldInfo, Manifest
 from penstock.shard.tar import padded
-from penstock.source.pieces import Batch, Piece, Scratch, pieces_of, read_piece
+from penstock.source.pieces import Batch, Piece, pieces_of, read_piece
+from penstock.source.scratch import Scratch
 from penstock.source.shards import OpenShard, OpenShards
 
 __all__ = ["Gather", "Reading", "Verify"]
@@ -110,18 +111,13 @@ class Gather:
             geometries = sorted(set(self._geometry[present].tolist()))
             for geometry in geometries:
                 mine = slice(None) if len(geometries) == 1 else self._geometry[shards] == geometry
-                batch = Batch(
-                    items[mine].tolist(),
-                    [opened[number] for number in shards[mine].tolist()],
-                    (items[mine] - self.reading.borders[shards[mine]]).tolist(),
-                    places[mine].tolist(),
-                    unverified[mine].tolist(),
-                )
-                self._read_fixed(batch, shards[mine], geometry, block)
+                rows = items[mine] - self.reading.borders[shards[mine]]
+                batch = Batch(opened, items[mine], shards[mine], rows, places[mine], unverified[mine])
+                self._read_fixed(batch, geometry, block)
                 self._read_members(batch, geometry, block)
             changed = [number for number, shard in opened.items() if shard.changed]
             if not changed:
-                if verify == "first":
+                if verify == "first" and unverified.any():
                     self._verified.mark(items, as_of)
                 return
             self._forget(changed)
@@ -172,16 +168,16 @@ class Gather:
             self._pieces.append(pieces)
         self._geometry[shard.number] = self._pieces.index(pieces)
 
-    def _read_fixed(self, batch: Batch, shards: _Int64s, geometry: int, block: dict[str, NDArray[Any]]) -> None:
-        rows = np.array(batch.rows, np.int64)
-        listed = self._listed.keys() & set(shards.tolist()) if self._listed else ()
+    def _read_fixed(self, batch: Batch, geometry: int, block: dict[str, NDArray[Any]]) -> None:
+        shards, rows = batch.shards, batch.rows
+        listed = self._listed.keys() & batch.opened.keys()
         raw = {part.name: _raw(block[part.name]) for piece in self._pieces[geometry] for part in piece.parts}
         for number, piece in enumerate(self._pieces[geometry]):
             begins = self._first[shards, number] + self._step[shards, number] * rows
             for shard in listed:
                 mine = shards == shard
                 begins[mine] = self._listed[shard][number].at(rows[mine])
-            read_piece(batch, piece, begins.tolist(), raw, self._scratch)
+            read_piece(batch, piece, begins, raw, self._scratch)
 
     def _read_members(self, batch: Batch, geometry: int, block: dict[str, NDArray[Any]]) -> None:
         """Read what has no fixed layout, member by member."""
@@ -190,7 +186,7 @@ class Gather:
             if name in done:
                 continue
             info, column = self.reading.infos[name], block[name]
-            for number, place in enumerate(batch.places):
+            for number, place in enumerate(batch.places.tolist()):
                 value = self._member(batch, number, info)
                 if field.item_bytes is not None:
                     _check_promise(batch, number, name, field, value)
@@ -198,7 +194,7 @@ class Gather:
 
     def _member(self, batch: Batch, number: int, info: FieldInfo) -> Any:
         """Return the value of one member; None where the item has none."""
-        shard, row, item = batch.shards[number], batch.rows[number], batch.items[number]
+        shard, row, item = batch.shard(number), int(batch.rows[number]), int(batch.items[number])
         found = shard.columns.get(info.suffix)
         if found is None or found.begins.one(row) == MISSING:
             return None
@@ -235,4 +231,4 @@ def _check_promise(batch: Batch, number: int, name: str, field: Field, value: An
     found = (getattr(value, "dtype", None), getattr(value, "shape", None))
     if found != (field.dtype, field.shape):
         reason = f"field {name!r} is {found[0]} {found[1]}, but the manifest says {field.dtype} {field.shape}"
-        raise DamageError(batch.shards[number].name, batch.items[number], reason)
+        raise DamageError(batch.shard(number).name, int(batch.items[number]), reason)

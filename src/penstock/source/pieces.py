@@ -1,11 +1,10 @@
 """How items of one layout are read: which bytes go where.
 
-Fields that lie side by side are one piece, read with one call per item. Where a piece is large, the call puts each
-field straight into its place; small ones are collected and then spread over the fields with one strided copy each.
+Fields that lie side by side are one piece. Where it is large, one call per item puts each field straight into its
+place. Small ones are collected, many with one call, and then spread over the fields with one strided copy each.
 """
 
 import os
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,12 +16,14 @@ from penstock.core.errors import DamageError, ReadError
 from penstock.core.types import Field
 from penstock.shard.layout import Column
 from penstock.shard.tar import padded
+from penstock.source.scratch import Scratch
 from penstock.source.shards import OpenShard
 
-__all__ = ["Batch", "Part", "Piece", "Scratch", "pieces_of", "read_piece"]
+__all__ = ["Batch", "Part", "Piece", "pieces_of", "read_piece"]
+
+_Int64s = NDArray[np.int64]
 
 _TOGETHER_BYTES = 1 << 14  # up to here, copying once more costs less than another call
-_SCRATCH_BYTES = 1 << 20
 _MOST_PARTS = 256  # a call takes 1024 places
 
 
@@ -55,6 +56,12 @@ class Piece:
     def n_bytes(self) -> int:
         """From the first header to the end of the last padding."""
         return self.parts[-1].end
+
+    @property
+    def data(self) -> tuple[int, int]:
+        """Where the data of its first part begin, and those of its last end."""
+        last = self.parts[-1]
+        return self.parts[0].data, last.data + last.n_bytes
 
 
 def pieces_of(
@@ -117,82 +124,77 @@ def _adjacent(left: Column, right: Column, n_items: int) -> bool:
     return bool((left.ends(rows) == right.begins.at(rows)).all())
 
 
-class Scratch(threading.local):
-    """Memory for small pieces, one per thread, cut into one view per item."""
-
-    def __init__(self) -> None:
-        self._rows: dict[int, tuple[NDArray[np.uint8], list[list[memoryview]]]] = {}
-        self._gaps: dict[tuple[int, ...], list[memoryview]] = {}
-
-    def gaps(self, sizes: tuple[int, ...]) -> list[memoryview]:
-        """Return places for what is read between the data."""
-        found = self._gaps.get(sizes)
-        if found is None:
-            found = self._gaps[sizes] = [memoryview(bytearray(size)) for size in sizes]
-        return found
-
-    def rows(self, n_bytes: int) -> tuple[NDArray[np.uint8], list[list[memoryview]]]:
-        """Return an array of rows of `n_bytes`, and a view of each row."""
-        found = self._rows.get(n_bytes)
-        if found is None:
-            array = np.empty((max(1, _SCRATCH_BYTES // n_bytes), n_bytes), np.uint8)
-            flat = array.reshape(-1).data
-            views = [[flat[row * n_bytes : (row + 1) * n_bytes]] for row in range(len(array))]
-            found = self._rows[n_bytes] = array, views
-        return found
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Items of one geometry that are read together."""
 
-    items: list[int]
+    opened: Mapping[int, OpenShard]
+    """The shards that they are in."""
+
+    items: _Int64s
     """Their numbers in the data set."""
 
-    shards: list[OpenShard]
-    """The shard of each."""
+    shards: _Int64s
+    """The number of the shard of each."""
 
-    rows: list[int]
+    rows: _Int64s
     """The number of each in its shard."""
 
-    places: list[int]
+    places: _Int64s
     """The row of the block that each goes to."""
 
-    unverified: list[bool]
+    unverified: NDArray[np.bool_]
     """Whether the checksum of each is still to be compared."""
 
-    def compare_all(self, part: Part, start: int, views: list[list[memoryview]]) -> None:
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def shard(self, number: int) -> OpenShard:
+        """Return the shard of one of the items."""
+        return self.opened[int(self.shards[number])]
+
+    def addresses(self, begins: _Int64s, n_bytes: int) -> _Int64s:
+        """Return where spans of the shards lie in memory; one beyond the end of its shard is an error."""
+        present = sorted(self.opened)
+        maps = [self.opened[number].mapped for number in present]
+        which = np.searchsorted(present, self.shards)
+        beyond = (begins < 0) | (begins + n_bytes > np.array([mapped.n_bytes for mapped in maps])[which])
+        if beyond.any():
+            raise self.short(int(beyond.argmax()), n_bytes, 0)
+        found: _Int64s = begins + np.array([mapped.address for mapped in maps], np.int64)[which]
+        return found
+
+    def compare_all(self, part: Part, start: int, views: list[memoryview]) -> None:
         """Compare one member of each item from `start` on with what was written; `views` has their bytes."""
         digest, begin, end = xxhash.xxh3_64_intdigest, part.begin, part.end
-        found = np.array([digest(view[begin:end]) for (view,) in views], np.uint64)
-        stop = start + len(views)
+        found = np.array([digest(view[begin:end]) for view in views], np.uint64)
+        mine = slice(start, start + len(views))
         # Items of one shard mostly follow each other.
-        borders = [i for i in range(start + 1, stop) if self.shards[i] is not self.shards[i - 1]]
+        borders = (np.flatnonzero(np.diff(self.shards[mine])) + 1).tolist()
         written = [
-            self.shards[first].columns[part.suffix].checks[self.rows[first:last]]
-            for first, last in zip([start, *borders], [*borders, stop], strict=True)
+            self.shard(start + first).columns[part.suffix].checks[self.rows[start + first : start + last]]
+            for first, last in zip([0, *borders], [*borders, len(views)], strict=True)
         ]
-        wrong = (found != np.concatenate(written)) & np.array(self.unverified[start:stop])
+        wrong = (found != np.concatenate(written)) & self.unverified[mine]
         if wrong.any():
-            number = start + int(wrong.argmax())
-            self.compare(number, part, int(found[number - start]))
+            number = int(wrong.argmax())
+            self.compare(start + number, part, int(found[number]))
 
     def compare(self, number: int, part: Part, digest: int) -> None:
         """Raise DamageError where a member's bytes are not those that were written."""
-        shard = self.shards[number]
+        shard = self.shard(number)
         if digest != shard.columns[part.suffix].checks[self.rows[number]]:
-            raise DamageError(
-                shard.name, self.items[number], f"the checksum of {part.suffix!r} does not match its bytes"
-            )
+            reason = f"the checksum of {part.suffix!r} does not match its bytes"
+            raise DamageError(shard.name, int(self.items[number]), reason)
 
     def short(self, number: int, wanted: int, found: int) -> DamageError:
         """Return the error for a shard that ends before an item does."""
         reason = f"the shard ends too early: {found} of {wanted} bytes are there; it was truncated"
-        return DamageError(self.shards[number].name, self.items[number], reason)
+        return DamageError(self.shard(number).name, int(self.items[number]), reason)
 
 
 def read_piece(
-    batch: Batch, piece: Piece, begins: list[int], out: dict[str, NDArray[np.uint8]], scratch: Scratch
+    batch: Batch, piece: Piece, begins: _Int64s, out: dict[str, NDArray[np.uint8]], scratch: Scratch
 ) -> None:
     """Read one piece of every item of a batch into the rows of `out`, which has the bytes of each field."""
     try:
@@ -205,49 +207,56 @@ def read_piece(
             raise
         # A disk that gives an error instead of bytes; which item it was shows when they are read one by one.
         raise DamageError(
-            batch.shards[0].name, batch.items[0], f"it, or one near it, cannot be read: {error}"
+            batch.shard(0).name, int(batch.items[0]), f"it, or one near it, cannot be read: {error}"
         ) from error
 
 
 def _read_small(
-    batch: Batch, piece: Piece, begins: list[int], out: dict[str, NDArray[np.uint8]], scratch: Scratch
+    batch: Batch, piece: Piece, begins: _Int64s, out: dict[str, NDArray[np.uint8]], scratch: Scratch
 ) -> None:
-    array, views = scratch.rows(piece.n_bytes)
-    handles = [shard.handle for shard in batch.shards]
-    for start in range(0, len(begins), len(array)):
-        stop = min(start + len(array), len(begins))
-        count = stop - start
-        found = list(map(os.preadv, handles[start:stop], views[:count], begins[start:stop]))
-        if found != [piece.n_bytes] * count:
-            number = next(i for i in range(count) if found[i] != piece.n_bytes)
-            raise batch.short(start + number, piece.n_bytes, found[number])
-        if any(batch.unverified[start:stop]):
+    whole = bool(batch.unverified.any())
+    first, last = (0, piece.n_bytes) if whole else piece.data
+    size = last - first
+    if not size:
+        return
+    rows = scratch.rows(size)
+    addresses = batch.addresses(begins + first, size)
+    for start in range(0, len(batch), len(rows)):
+        mine = slice(start, start + len(rows))
+        count = len(addresses[mine])
+        found = rows.collect(addresses[mine])
+        if found != count * size:
+            raise batch.short(start + found // size, size, found % size)
+        if whole:
             for part in piece.parts:
-                batch.compare_all(part, start, views[:count])
-        places = batch.places[start:stop]
+                batch.compare_all(part, start, rows.views[:count])
+        places = batch.places[mine]
         for part in piece.parts:
-            out[part.name][places] = array[:count, part.data : part.data + part.n_bytes]
+            begin = part.data - first
+            out[part.name][places] = rows.array[:count, begin : begin + part.n_bytes]
 
 
 def _read_large(
-    batch: Batch, piece: Piece, begins: list[int], out: dict[str, NDArray[np.uint8]], scratch: Scratch
+    batch: Batch, piece: Piece, begins: _Int64s, out: dict[str, NDArray[np.uint8]], scratch: Scratch
 ) -> None:
     parts = piece.parts
     rows = [(out[part.name].reshape(-1).data, part.n_bytes) for part in parts]
-    first, last = parts[0].data, parts[-1].data + parts[-1].n_bytes
+    first, last = piece.data
     # What lies around the data: headers and padding, which are looked at and thrown away.
     edges = [0, *(edge for part in parts for edge in (part.data, part.data + part.n_bytes)), piece.n_bytes]
     gaps = scratch.gaps(tuple(stop - start for start, stop in zip(edges[::2], edges[1::2], strict=True)))
-    for number, (shard, begin, place) in enumerate(zip(batch.shards, begins, batch.places, strict=True)):
+    each = (batch.shards.tolist(), begins.tolist(), batch.places.tolist(), batch.unverified.tolist())
+    for number, (shard, begin, place, unverified) in enumerate(zip(*each, strict=True)):
+        handle = batch.opened[shard].handle
         views = [flat[place * size : (place + 1) * size] for flat, size in rows]
-        if not batch.unverified[number]:
+        if not unverified:
             buffers = [buffer for pair in zip(views, gaps[1:-1], strict=False) for buffer in pair] + views[-1:]
-            found = os.preadv(shard.handle, buffers, begin + first)
+            found = os.preadv(handle, buffers, begin + first)
             if found != last - first:
                 raise batch.short(number, last - first, found)
             continue
         buffers = [gaps[0], *(buffer for pair in zip(views, gaps[1:], strict=True) for buffer in pair)]
-        found = os.preadv(shard.handle, buffers, begin)
+        found = os.preadv(handle, buffers, begin)
         if found != piece.n_bytes:
             raise batch.short(number, piece.n_bytes, found)
         for part, before, view, after in zip(parts, gaps, views, gaps[1:], strict=False):

@@ -1,7 +1,7 @@
 """Shards that are open for reading: a file and its side index, checked against the manifest, kept while they are used.
 
-Bytes are read with `preadv` straight into their place. A memory map would copy a tenth faster, and would kill the
-process where a shard shrinks under it; a read that comes back short is an error like any other.
+Nothing here looks into the map of a shard: a shard that shrinks under it would kill the process. Large items are read
+with `preadv`, small ones copied out of the map by the kernel; both come back short, which is an error like any other.
 """
 
 import errno
@@ -18,6 +18,7 @@ from penstock.core.errors import DamageError, ReadError
 from penstock.shard.compression import Decompressed, most_bytes
 from penstock.shard.layout import Column
 from penstock.shard.manifest import Manifest, ShardEntry
+from penstock.source.scratch import Mapped
 
 __all__ = ["OpenShard", "OpenShards"]
 
@@ -37,6 +38,7 @@ class OpenShard:
         "columns",
         "content",
         "handle",
+        "mapped",
         "memory_bytes",
         "name",
         "number",
@@ -68,6 +70,7 @@ class OpenShard:
             self._file = self.handle
             found = os.fstat(self._file)
             self._changed_ns, self._stored_bytes = found.st_ctime_ns, found.st_size
+        self.mapped = Mapped(self._file, found.st_size)
 
     def __del__(self) -> None:
         for handle in {self.handle, self._file} - {-1}:
