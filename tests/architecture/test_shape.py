@@ -20,11 +20,12 @@ ALLOWED = {
     "plan": {"core"},
     "transform": {"core"},
     "shard": {"core"},
+    "convert": {"core", "plan", "transform", "shard"},
     "source": {"core", "shard"},
     "run": {"core", "plan"},
     "feed": {"core", "plan", "run", "transform"},
-    "report": {"core", "plan", "run", "transform", "shard", "source", "feed", "recipes"},
-    "recipes": {"core", "plan", "run", "transform", "shard", "source", "feed", "report"},
+    "report": {"core", "plan", "run", "transform", "shard", "convert", "source", "feed", "recipes"},
+    "recipes": {"core", "plan", "run", "transform", "shard", "convert", "source", "feed", "report"},
 }
 # The whole of it is visible to the command line; nothing below sees it.
 TOP = {"cli", "__main__"}
