@@ -4,9 +4,9 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from bench import delivery, order, shards
+from bench import convert, delivery, order, shards
 
-BENCHMARKS = {"order": order.run, "delivery": delivery.run, "shards": shards.run}
+BENCHMARKS = {"order": order.run, "delivery": delivery.run, "shards": shards.run, "convert": convert.run}
 
 
 def main() -> None:

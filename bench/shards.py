@@ -107,7 +107,7 @@ def _run_opening(folder: Path) -> None:
 
 def _many_shards(folder: Path) -> None:
     ps.create_shards_from_arrays(folder, {"x": np.arange(OPENED_SHARD)}, OPENED_SHARD, show_progress=False)
-    from penstock.shard.manifest import Manifest, ShardEntry  # noqa: PLC0415  # the format itself, for this trick only
+    from penstock.shard.manifest import Manifest, ShardEntry  # the format itself, for this trick only
 
     manifest = Manifest.read(folder / "dataset_metadata.json")
     (first,) = manifest.shards
@@ -189,7 +189,7 @@ def penstock(folder: Path, fields: list[str] | None, num_workers: int, epoch: in
 
 def webdataset(folder: Path) -> float:
     """Iterate the webdataset library over the same shards, with a shuffle buffer of 1000."""
-    import webdataset as wds  # noqa: PLC0415
+    import webdataset as wds
 
     _warm(folder)
     urls = sorted(str(path) for path in folder.glob("*.tar"))[: 40 if "small" in folder.name else None]
@@ -205,7 +205,7 @@ def webdataset(folder: Path) -> float:
 
 def litdata(folder: Path) -> float:
     """Iterate litdata over the same items; the second of two epochs counts."""
-    import litdata as ld  # noqa: PLC0415
+    import litdata as ld
 
     _warm(folder)
     data = ld.StreamingDataset(str(folder), shuffle=True, drop_last=True, seed=1)
@@ -255,7 +255,7 @@ def write_penstock(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: in
 
 def write_webdataset(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, shard_size: int) -> float:
     """Write the same samples with the webdataset library."""
-    import webdataset as wds  # noqa: PLC0415
+    import webdataset as wds
 
     def write() -> None:
         folder.mkdir(parents=True)
@@ -268,7 +268,7 @@ def write_webdataset(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: 
 
 def write_litdata(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int) -> float:
     """Write the same samples with litdata; kept, since reading needs them."""
-    from litdata.streaming.writer import BinaryWriter  # noqa: PLC0415
+    from litdata.streaming.writer import BinaryWriter
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -283,7 +283,7 @@ def write_litdata(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int
 
 def write_mds(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int) -> float:
     """Write the same samples with MosaicML streaming."""
-    from streaming import MDSWriter  # noqa: PLC0415
+    from streaming import MDSWriter
 
     columns = {
         name: f"ndarray:float32:{','.join(map(str, shape))}" if shape else "float32" for name, shape in shapes.items()
@@ -299,7 +299,7 @@ def write_mds(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int) ->
 
 def write_array_record(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, shard_size: int) -> float:
     """Write the same bytes with ArrayRecord."""
-    from array_record.python.array_record_module import ArrayRecordWriter  # noqa: PLC0415
+    from array_record.python.array_record_module import ArrayRecordWriter
 
     def write() -> None:
         folder.mkdir(parents=True)

@@ -7,6 +7,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.convert.arrays import NpyInput as NpyInput
+    from penstock.convert.audio import AudioInput as AudioInput
+    from penstock.convert.engines import DaskEngine as DaskEngine
+    from penstock.convert.engines import LocalEngine as LocalEngine
+    from penstock.convert.formats import ReadOptions as ReadOptions
+    from penstock.convert.formats import inputs_of as inputs_of
+    from penstock.convert.inputs import Input as Input
+    from penstock.convert.inputs import Recording as Recording
+    from penstock.convert.npz import NpzInput as NpzInput
+    from penstock.convert.nwb import NWBInput as NWBInput
+    from penstock.convert.nwb import NWBOptions as NWBOptions
+    from penstock.convert.planning import ConvertOptions as ConvertOptions
+    from penstock.convert.samples import FunctionInput as FunctionInput
+    from penstock.convert.shards import ShardsInput as ShardsInput
+    from penstock.convert.splits import Split as Split
+    from penstock.convert.zarrs import ZarrInput as ZarrInput
+    from penstock.core.errors import ConversionError as ConversionError
     from penstock.core.errors import DamageError as DamageError
     from penstock.core.errors import LoaderError as LoaderError
     from penstock.core.errors import MissingDependency as MissingDependency
@@ -42,6 +59,8 @@ if TYPE_CHECKING:
     from penstock.plan.plan import Plan as Plan
     from penstock.plan.quality import Mixing as Mixing
     from penstock.plan.segments import Segments as Segments
+    from penstock.recipes.conversion import NWBToWebDatasetConverter as NWBToWebDatasetConverter
+    from penstock.recipes.conversion import convert_to_shards as convert_to_shards
     from penstock.recipes.dataset_info import ShardedDatasetInfo as ShardedDatasetInfo
     from penstock.recipes.webdataset import ResumableWebDatasetLoader as ResumableWebDatasetLoader
     from penstock.recipes.webdataset import WebDatasetLoader as WebDatasetLoader
@@ -51,19 +70,33 @@ if TYPE_CHECKING:
     from penstock.recipes.webdataset_writing import create_shards_from_arrays as create_shards_from_arrays
     from penstock.run.options import RunOptions as RunOptions
     from penstock.run.timing import Timings as Timings
+    from penstock.shard.writer import WriteOptions as WriteOptions
     from penstock.source.array import ArraySource as ArraySource
     from penstock.source.combine import Concat as Concat
     from penstock.source.combine import Take as Take
     from penstock.source.combine import Zip as Zip
     from penstock.source.dataset import DatasetSource as DatasetSource
     from penstock.source.tar import TarSource as TarSource
+    from penstock.transform.moments import Moments as Moments
 
 __version__ = "0.1.0"
 
 _MODULES = {
+    "convert.arrays": "NpyInput",
+    "convert.audio": "AudioInput",
+    "convert.engines": "DaskEngine LocalEngine",
+    "convert.formats": "ReadOptions inputs_of",
+    "convert.inputs": "Input Recording",
+    "convert.npz": "NpzInput",
+    "convert.nwb": "NWBInput NWBOptions",
+    "convert.planning": "ConvertOptions",
+    "convert.samples": "FunctionInput",
+    "convert.shards": "ShardsInput",
+    "convert.splits": "Split",
+    "convert.zarrs": "ZarrInput",
     "core.errors": (
-        "DamageError LoaderError MissingDependency OptionError PenstockError PlanError ReadError ResumeError "
-        "SourceError WorkerError WriteError"
+        "ConversionError DamageError LoaderError MissingDependency OptionError PenstockError PlanError ReadError "
+        "ResumeError SourceError WorkerError WriteError"
     ),
     "core.index": "Index",
     "core.protocols": "Observer Order Source Transform",
@@ -77,16 +110,19 @@ _MODULES = {
     "plan.plan": "Plan",
     "plan.quality": "Mixing",
     "plan.segments": "Segments",
+    "recipes.conversion": "NWBToWebDatasetConverter convert_to_shards",
     "recipes.dataset_info": "ShardedDatasetInfo",
     "recipes.webdataset": "ResumableWebDatasetLoader WebDatasetLoader create_webdataset_dataloader",
     "recipes.webdataset_collate": "collate_webdataset",
     "recipes.webdataset_writing": "WebDatasetWriter create_shards_from_arrays",
     "run.options": "RunOptions",
     "run.timing": "Timings",
+    "shard.writer": "WriteOptions",
     "source.array": "ArraySource",
     "source.combine": "Concat Take Zip",
     "source.dataset": "DatasetSource",
     "source.tar": "TarSource",
+    "transform.moments": "Moments",
 }
 _HOMES = {name: f"penstock.{module}" for module, names in _MODULES.items() for name in names.split()}
 

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.core.errors import PenstockError
+from penstock.cli_convert import convert
+from penstock.core.errors import OptionError, PenstockError
 
 __all__ = ["app"]
 
@@ -24,13 +25,16 @@ app = typer.Typer(
 
 
 @contextmanager
-def _errors_told() -> Iterator[None]:
-    """Turn what a user can mend into a message and an exit code; anything else is a bug and keeps its traceback."""
+def _errors_told(failed: int = 2) -> Iterator[None]:
+    """Turn what a user can mend into a message and an exit code; anything else is a bug and keeps its traceback.
+
+    An argument that cannot work is 2; `failed` is for what goes wrong at work.
+    """
     try:
         yield
     except PenstockError as error:
         typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(2) from error
+        raise typer.Exit(2 if isinstance(error, OptionError) else failed) from error
     except KeyboardInterrupt as error:
         typer.echo("\nStopped.", err=True)
         raise typer.Exit(130) from error
@@ -67,6 +71,9 @@ def demo(
 
         if not recipe.run(keep=keep, seed=seed, quick=quick):
             raise typer.Exit(1)
+
+
+app.command()(_errors_told(failed=1)(convert))
 
 
 @app.command()

@@ -7,6 +7,7 @@
     ├── ReadError (OSError)             stored bytes that could not be read; names the source and the items
     │   └── DamageError                 bytes that are not what was written; names shard, item and reason
     ├── WriteError (OSError)            bytes that could not be stored, or a writer used in a way that would lose some
+    ├── ConversionError (RuntimeError)  inputs that could not be converted; names each with its reason
     ├── ResumeError (ValueError)        a state that belongs to another data set, seed or order
     ├── WorkerError (RuntimeError)      a worker process died or hung; names the worker and the draw
     ├── LoaderError (RuntimeError)      a loader used in a way that would lose items: closed, or iterated twice at once
@@ -16,7 +17,10 @@ An exception raised by the user's own code (a dataset, a transform, a collate fu
 arrives at the consumer, with notes that say which draw and which item it was about.
 """
 
+from collections.abc import Mapping
+
 __all__ = [
+    "ConversionError",
     "DamageError",
     "LoaderError",
     "MissingDependency",
@@ -72,6 +76,28 @@ class DamageError(ReadError):
 
 class WriteError(PenstockError, OSError):
     """Bytes that could not be stored, or a writer used in a way that would lose some."""
+
+
+class ConversionError(PenstockError, RuntimeError):
+    """Inputs that could not be converted.
+
+    Attributes
+    ----------
+    reasons
+        Path to reason, for each of them.
+    """
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        files = "".join(f"\n  {path}: {reason}" for path, reason in reasons.items())
+        count = f"{len(reasons)} input{'s' if len(reasons) > 1 else ''}"
+        super().__init__(
+            f"{count} could not be converted, and nothing was published:{files}\n"
+            "Mend or leave out these files, or use on_bad='skip' (--skip-bad) to go on without them."
+        )
+        self.reasons = dict(reasons)
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, str]]]:
+        return type(self), (self.reasons,)
 
 
 class ResumeError(PenstockError, ValueError):

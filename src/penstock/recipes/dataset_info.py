@@ -12,8 +12,11 @@ from penstock.core.errors import OptionError
 from penstock.report.items import draw_item
 from penstock.shard.manifest import Manifest, manifest_path
 from penstock.source.tar import TarSource
+from penstock.transform.moments import Moments
 
 __all__ = ["ShardedDatasetInfo", "described_item", "draw", "one_item"]
+
+_OF_CONVERSIONS = ("conversion", "identity", "statistics")
 
 
 class ShardedDatasetInfo:
@@ -96,9 +99,35 @@ class ShardedDatasetInfo:
             shape = "varies" if field["shape"] is None else str(tuple(field["shape"]))
             kind = f"{field['dtype'] or ''} {shape if field['dtype'] else ''}".strip()
             lines.append(f"  {name:<{width}}  .{field['stored_as']:<5} {kind}".rstrip())
-        if summary["metadata"]:
-            lines += ["", "Metadata", *(f"  {name}: {value}" for name, value in summary["metadata"].items())]
+        lines += _metadata_lines(summary["metadata"])
         (out or sys.stdout).write("\n".join(lines) + "\n")
+
+
+def _metadata_lines(metadata: dict[str, Any]) -> list[str]:
+    """Return what is known of the whole data set: where it was converted from in short, all else as it is."""
+    own = {name: value for name, value in metadata.items() if name not in _OF_CONVERSIONS}
+    lines = ["", "Metadata", *(f"  {name}: {value}" for name, value in own.items())] if own else []
+    converted = metadata.get("conversion")
+    if not converted:
+        return lines
+    files = [f"{entry['file']} ({entry['samples']:,})" for entry in converted["inputs"]]
+    lines += ["", f"Converted from {len(files):,} inputs", *(f"  {file}" for file in files[:10])]
+    lines += [f"  … and {len(files) - 10:,} more"] if len(files) > 10 else []
+    lines += [f"  skipped: {entry['file']}: {entry['reason']}" for entry in converted["skipped"]]
+    statistics = metadata.get("statistics")
+    if statistics:
+        lines += ["", f"Statistics of {statistics['of']}", *_statistics_lines(statistics["fields"])]
+    return lines
+
+
+def _statistics_lines(fields: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, stored in fields.items():
+        moments = Moments.from_json(stored)
+        mean, std = np.atleast_1d(moments.mean), np.atleast_1d(moments.std)
+        channels = f", {len(mean):,} channels" if len(mean) > 1 else ""
+        lines.append(f"  {name}: mean {np.nanmean(mean):g}, standard deviation {np.nanmean(std):g}{channels}")
+    return lines
 
 
 def one_item(shard_dir: str | os.PathLike[str], item: int) -> dict[str, Any]:

@@ -5,33 +5,34 @@ On a terminal, one line that changes; elsewhere, a line now and then. A job that
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-__all__ = ["Progress", "progress"]
+__all__ = ["Progress", "phases", "progress"]
 
 _QUIET_SECONDS = 1.0
+_WIDTH = 99
 _EVERY_SECONDS = {True: 0.2, False: 10.0}  # on a terminal, and elsewhere
 
 
 class Progress:
     """Counts what is done, and tells."""
 
-    def __init__(self, what: str, total: int, unit: str, *, show: bool, out: TextIO) -> None:
+    def __init__(self, what: str, total: int, unit: str, *, show: bool, out: TextIO, before: int = 0) -> None:
         self._what, self._total, self._unit, self._show, self._out = what, total, unit, show, out
-        self._done = 0
+        self._done = self._before = before
         self._began = self._told = time.monotonic()
         self._shown = False
         self._live = out.isatty()
 
-    def advance(self, amount: int = 1) -> None:
-        """Say that so much more is done."""
+    def advance(self, amount: int = 1, at: str = "") -> None:
+        """Say that so much more is done, and with what just now."""
         self._done += amount
         now = time.monotonic()
         if self._show and now - self._began >= _QUIET_SECONDS and now - self._told >= _EVERY_SECONDS[self._live]:
             self._told = now
-            self._tell(f"{self._amounts()}, {self._left(now)} left")
+            self._tell(f"{self._amounts()}, {self._rate(now)}, {self._left(now)} left{at and f', {at}'}")
 
     def finish(self) -> None:
         """Say that the job is over, if anything was said before."""
@@ -49,16 +50,21 @@ class Progress:
             f"{self._done:,} of {self._total:,} {self._unit}{share}" if self._total else f"{self._done:,} {self._unit}"
         )
 
+    def _rate(self, now: float) -> str:
+        per_second = (self._done - self._before) / (now - self._began)
+        return f"{per_second / 1e6:,.0f} MB/s" if self._unit == "bytes" else f"{per_second:,.0f}/s"
+
     def _left(self, now: float) -> str:
-        if not self._total or not self._done:
+        done = self._done - self._before
+        if not self._total or not done:
             return "unknown time"
-        seconds = (now - self._began) / self._done * max(0, self._total - self._done)
+        seconds = (now - self._began) / done * max(0, self._total - self._done)
         return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
     def _tell(self, words: str) -> None:
         self._shown = True
         line = f"{self._what}: {words}"
-        self._out.write(f"\r{line:<79}" if self._live else f"{line}\n")
+        self._out.write(f"\r{line[:_WIDTH]:<{_WIDTH}}" if self._live else f"{line}\n")
         self._out.flush()
 
 
@@ -70,3 +76,29 @@ def progress(what: str, total: int, unit: str, *, show: bool = True, out: TextIO
         yield told
     finally:
         told.finish()
+
+
+@contextmanager
+def phases(*, show: bool = True, out: TextIO | None = None) -> Iterator[Callable[[str, str, int, int, str], None]]:
+    """Tell how far a job of several phases is: which one, its unit, how far, of how much, and where it is just now.
+
+    What a phase begins with was done before, and does not count for its speed.
+    """
+    current: Progress | None = None
+    name, reached = "", 0
+
+    def told(what: str, unit: str, done: int, total: int, at: str) -> None:
+        nonlocal current, name, reached
+        if what != name or current is None:
+            if current is not None:
+                current.finish()
+            current, name = Progress(what, total, unit, show=show, out=out or sys.stderr, before=done), what
+        else:
+            current.advance(done - reached, at)
+        reached = done
+
+    try:
+        yield told
+    finally:
+        if current is not None:
+            current.finish()

@@ -1,7 +1,7 @@
 """From finished shards to a data set: a sequence of renames that a killed process can be followed up on.
 
 .writing/options.json             a write was begun
-.writing/NAME.part                a shard being written: not there yet
+.writing/NAME.HOST-PID.part       a shard being written: not there yet
 .writing/NAME, NAME.index         a finished shard
 .writing/dataset_metadata.json    all shards are finished: from here on, a resumed writer only moves files
 .writing/replaced.json            the manifest of the data set that was here before
@@ -11,7 +11,9 @@
 dataset_metadata.json             the data set is there
 """
 
+import fcntl
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +25,47 @@ from penstock.shard.compression import Compression
 from penstock.shard.layout import ShardLayout, index_name
 from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry, sync, write_aside
 
-__all__ = ["OPTIONS", "WRITING", "clear", "finish", "finished_shards", "publish", "published"]
+__all__ = [
+    "OPTIONS",
+    "WRITING",
+    "clear",
+    "finish",
+    "finished_shard",
+    "finished_shards",
+    "lock",
+    "prepare",
+    "publish",
+    "published",
+    "unlock",
+]
 
 WRITING, _WRITTEN = ".writing", ".written"
 OPTIONS = "options.json"
 _FINISHED, _REPLACED, _STALE = "finished.json", "replaced.json", "stale.json"
+
+
+def lock(folder: Path) -> int:
+    """Return a handle whose life keeps other writers out; the system lets go of it when this process dies."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise WriteError(f"Could not open the folder {folder}: {error}.") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise WriteError(f"Another writer is at work in {folder}; wait for it, or use another folder.") from error
+    except OSError as error:
+        os.close(handle)
+        raise WriteError(f"The folder {folder} cannot be locked against other writers: {error}.") from error
+    return handle
+
+
+def unlock(handle: int) -> None:
+    """Let other writers in."""
+    fcntl.flock(handle, fcntl.LOCK_UN)  # for a process that was forked meanwhile and has the handle, too
+    os.close(handle)
 
 
 def published(folder: Path) -> Manifest | None:
@@ -49,7 +87,7 @@ def finished_shards(
     """Return the shards that an unfinished writer left whole, and remove what it left in pieces."""
     writing = folder / WRITING
     found: list[tuple[ShardEntry, ShardLayout]] = []
-    while (finished := _finished(writing, shard_name(len(found)), compression)) is not None:
+    while (finished := finished_shard(writing, shard_name(len(found)), compression)) is not None:
         found.append(finished)
     kept = {file for entry, _ in found for file in (entry.name, index_name(entry.name))}
     for path in writing.iterdir() if writing.exists() else ():
@@ -58,7 +96,8 @@ def finished_shards(
     return found
 
 
-def _finished(writing: Path, name: str, compression: Compression) -> tuple[ShardEntry, ShardLayout] | None:
+def finished_shard(writing: Path, name: str, compression: Compression) -> tuple[ShardEntry, ShardLayout] | None:
+    """Return a shard that was written whole, None where it was not."""
     try:
         stored = (writing / index_name(name)).read_bytes()
         layout = ShardLayout.from_bytes(stored, name)
@@ -72,11 +111,16 @@ def _finished(writing: Path, name: str, compression: Compression) -> tuple[Shard
 
 def publish(manifest: Manifest, shard_name: Callable[[int], str]) -> None:
     """Move the finished shards in `.writing` into place, and the manifest last."""
+    prepare(manifest)
+    _roll_forward(manifest.folder, shard_name)
+
+
+def prepare(manifest: Manifest) -> None:
+    """Let all that is in `.writing` last, so that nothing but `finish` is left to do."""
     writing = manifest.folder / WRITING
     for shard in manifest.shards:
         sync(writing / index_name(shard.name))
     write_aside(writing / MANIFEST, manifest.to_bytes())
-    _roll_forward(manifest.folder, shard_name)
 
 
 def _roll_forward(folder: Path, shard_name: Callable[[int], str]) -> Manifest:

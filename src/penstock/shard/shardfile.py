@@ -27,11 +27,14 @@ def stored_size(payloads: Iterable[Encoded]) -> int:
 
 
 class ShardFile:
-    """Writes the members of one item after the other; `close` makes the shard whole."""
+    """Writes the members of one item after the other; `close` makes the shard whole.
+
+    The file has a name of its own until then: two processes that write the same shard do not meet.
+    """
 
     def __init__(self, folder: Path, name: str, compression: Compression) -> None:
         self.name, self._folder, self._compression = name, folder, compression
-        self._path = folder / f"{name}.part"
+        self._path = folder / f"{name}.{os.uname().nodename}-{os.getpid()}.part"
         self._handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         self._compressor = compressor(compression)
         self._buffer: list[bytes] = []

@@ -4,7 +4,6 @@ Everything is written into a hidden folder, `.writing`, shard by shard, and move
 set is there. A data set that was in the folder before stays readable until then.
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -12,31 +11,27 @@ import string
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import xxhash
 
 from penstock.core.checks import whole_number
 from penstock.core.errors import OptionError, WriteError
-from penstock.shard.codec import ArrayFormat, Encoded, encoded, json_bytes
+from penstock.shard.codec import ArrayFormat, json_bytes
 from penstock.shard.compression import COMPRESSIONS, Compression, most_bytes
 from penstock.shard.layout import ShardLayout
-from penstock.shard.manifest import MANIFEST, METADATA, FieldInfo, Manifest, ShardEntry, write_aside
-from penstock.shard.names import automatic_key, check_fields, check_length, key_of
-from penstock.shard.publish import OPTIONS, WRITING, clear, finish, finished_shards, publish, published
+from penstock.shard.manifest import MANIFEST, FieldInfo, Manifest, ShardEntry, write_aside
+from penstock.shard.names import automatic_key, key_of
+from penstock.shard.publish import OPTIONS, WRITING, clear, finish, finished_shards, lock, publish, published, unlock
+from penstock.shard.samples import Members, SampleForm
 from penstock.shard.shardfile import ShardFile, stored_size
 from penstock.shard.tar import BLOCK, END, padded
 
 __all__ = ["ShardWriter", "WriteOptions", "merged_fields"]
 
 _LOG = logging.getLogger("penstock")
-_OWN_KEYS = ("sample_id", "modalities", "shard_idx", "sample_idx_in_shard")
-_METADATA = f"{METADATA}.json"
 _COMPLETE = "is complete"
-_ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +82,10 @@ class ShardWriter:
 
     def __init__(self, folder: str | os.PathLike[str], options: WriteOptions, *, resume: bool = False) -> None:
         self.folder, self.options = Path(folder).absolute(), options
-        self._lock = _locked(self.folder)
+        self._lock = lock(self.folder)
         self._shards: list[ShardEntry] = []
         self._fields: dict[str, FieldInfo] = {}
-        self._dtypes: dict[str, np.dtype[Any] | None] = {}
-        self._suffixes: dict[str, str] = {}
+        self._form = SampleForm(options.array_format)
         self._keys: set[int] | None = None
         self._open: ShardFile | None = None
         self.written = 0
@@ -107,22 +101,16 @@ class ShardWriter:
         """Add one sample."""
         if self._ended:
             raise WriteError(f"This writer of {self.folder} {self._ended}; nothing more can be written.")
-        payloads = self._encoded(sample)
-        suffixes = self._suffixes or {name: f"{name}.{p.extension}" for name, p in zip(sample, payloads, strict=True)}
+        payloads = self._form.encoded(sample, self.written)
         key, key_hash = self._new_key(sample_id)
-        check_length(key, (*suffixes.values(), _METADATA))
-        before, after = _metadata(sample_id or key, tuple(suffixes), metadata)
+        members = self._form.members(key, sample_id or key, payloads, metadata)
         try:
-            shard = self._shard_with_room(payloads, len(before) + len(after))
-            place = b'"shard_idx":%d,"sample_idx_in_shard":%d' % (len(self._shards), shard.n_items)
-            about = before + place + after
-            shard.add(key, (*suffixes.values(), _METADATA), [*payloads, Encoded("json", (about,), len(about))])
+            shard = self._shard_with_room(members)
+            members.add_to(shard, len(self._shards))
             self.written += 1
             if self._keys is not None:
                 self._keys.add(key_hash)
-            if not self._suffixes:
-                self._suffixes = suffixes
-                self._dtypes = {name: payload.dtype for name, payload in zip(suffixes, payloads, strict=True)}
+            self._form.learn(payloads)
             if shard.n_items == self.options.shard_size:
                 self._close_shard()
         except OSError as error:
@@ -213,8 +201,7 @@ class ShardWriter:
 
     def _release(self) -> None:
         if self._lock >= 0:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # for a process that was forked meanwhile and has the handle, too
-            os.close(self._lock)
+            unlock(self._lock)
             self._lock = -1
 
     def _failed(self, error: OSError) -> WriteError:
@@ -233,10 +220,10 @@ class ShardWriter:
 
     # -- shards --------------------------------------------------------------------------------------------------------
 
-    def _shard_with_room(self, payloads: list[Encoded], metadata_bytes: int) -> ShardFile:
+    def _shard_with_room(self, members: Members) -> ShardFile:
         limit = self.options.most_tar_bytes
         if limit is not None:
-            needed = stored_size(payloads) + 2 * BLOCK + padded(metadata_bytes) + len(END)
+            needed = stored_size(members.payloads) + 2 * BLOCK + padded(members.metadata_bytes) + len(END)
             if needed > limit:
                 raise OptionError(
                     f"Sample {self.written} takes {needed} bytes, a shard {limit} at most; raise max_shard_bytes."
@@ -260,35 +247,12 @@ class ShardWriter:
 
     def _add_shard(self, entry: ShardEntry, layout: ShardLayout) -> None:
         self._shards.append(entry)
+        if not self._fields:
+            self._form = SampleForm(self.options.array_format, merged_fields({}, layout))
         self._fields = merged_fields(self._fields, layout)
-        if not self._suffixes:
-            self._suffixes = {name: info.suffix for name, info in self._fields.items() if name != METADATA}
-            self._dtypes = {name: self._fields[name].dtype for name in self._suffixes}
         self.written = sum(shard.n_items for shard in self._shards)
 
     # -- one sample ----------------------------------------------------------------------------------------------------
-
-    def _encoded(self, sample: Mapping[str, Any]) -> list[Encoded]:
-        if not isinstance(sample, Mapping) or not sample:
-            kind = "empty" if isinstance(sample, Mapping) else f"a {type(sample).__name__}"
-            raise OptionError(f"Sample {self.written} is {kind}; give a dict of at least one field.")
-        if not self._suffixes:
-            check_fields(sample, METADATA)
-            return [encoded(name, value, self.options.array_format) for name, value in sample.items()]
-        if sample.keys() != self._suffixes.keys():
-            lacks, has = sorted(self._suffixes.keys() - sample.keys()), sorted(sample.keys() - self._suffixes.keys())
-            raise OptionError(
-                f"Sample {self.written} lacks {lacks} and has {has}, unlike the samples before it; all samples of a "
-                "data set have the same fields. Fill in what is missing (an empty array, ''), or write two sets."
-            )
-        payloads = [encoded(name, sample[name], self.options.array_format) for name in self._suffixes]
-        for (name, suffix), payload in zip(self._suffixes.items(), payloads, strict=True):
-            if payload.dtype != self._dtypes[name] or not suffix.endswith(payload.extension):
-                raise OptionError(
-                    f"Field {name!r} of sample {self.written} is {payload.dtype or payload.extension}, but "
-                    f"{self._dtypes[name] or suffix} in those before it; convert it."
-                )
-        return payloads
 
     def _new_key(self, sample_id: str | None) -> tuple[str, int]:
         """Return a key that no sample has yet, and its hash."""
@@ -316,42 +280,8 @@ def merged_fields(fields: Mapping[str, FieldInfo], layout: ShardLayout) -> dict[
     return merged
 
 
-def _metadata(sample_id: str, modalities: tuple[str, ...], metadata: Mapping[str, Any] | None) -> tuple[bytes, bytes]:
-    """Return what is known of a sample, as JSON: what comes before its place in the shard, and what comes after."""
-    if metadata is not None and not isinstance(metadata, Mapping):
-        raise OptionError(f"metadata={metadata!r} is no dict; give names and values, such as {{'trial_id': 7}}.")
-    before = b'{"sample_id":%b,"modalities":%b,' % (_ENCODE(sample_id).encode(), _names(modalities))
-    if not metadata:
-        return before, b"}"
-    given = {name: value for name, value in metadata.items() if name not in _OWN_KEYS}
-    return before, b"," + json_bytes(given, "metadata")[1:] if given else b"}"
-
-
-@lru_cache(maxsize=16)
-def _names(modalities: tuple[str, ...]) -> bytes:
-    return json_bytes(list(modalities), "fields")
-
-
 def _hash(key: str) -> int:
     return xxhash.xxh3_64_intdigest(key.encode())
-
-
-def _locked(folder: Path) -> int:
-    """Return a handle whose life keeps other writers out; the system lets go of it when this process dies."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise WriteError(f"Could not open the folder {folder}: {error}.") from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise WriteError(f"Another writer is at work in {folder}; wait for it, or use another folder.") from error
-    except OSError as error:
-        os.close(handle)
-        raise WriteError(f"The folder {folder} cannot be locked against other writers: {error}.") from error
-    return handle
 
 
 def _check_pattern(pattern: str) -> None:

@@ -1,0 +1,194 @@
+"""Seed 004, the converting half: recordings become shards, under the names of its document."""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.convert.engines import Engine, LocalEngine
+from penstock.convert.formats import Format, ReadOptions, inputs_of
+from penstock.convert.inputs import Input
+from penstock.convert.nwb import NWBInput, NWBOptions
+from penstock.convert.planning import ConvertOptions
+from penstock.convert.run import convert
+from penstock.convert.samples import FunctionInput
+from penstock.core.errors import OptionError
+from penstock.report.progress import phases, progress
+from penstock.shard.compression import Compression
+from penstock.shard.manifest import Manifest
+from penstock.shard.writer import WriteOptions
+
+__all__ = ["NWBToWebDatasetConverter", "convert_to_shards", "summaries"]
+
+_Path = str | os.PathLike[str]
+
+
+def convert_to_shards(
+    inputs: _Path | Sequence[_Path | Input],
+    output_dir: _Path,
+    *,
+    format: Format | Callable[[Path], Iterable[Any]] = "auto",  # noqa: A002  # the document's name
+    reading: ReadOptions | None = None,
+    options: ConvertOptions | None = None,
+    workers: int = 1,
+    engine: Engine | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    show_progress: bool = True,
+) -> dict[str, Any]:
+    """Turn recordings into tar shards, and return what the manifest says; with a split, that of each part, by name.
+
+    The result has the same bytes for any number of workers, on any engine, interrupted and resumed or not.
+
+    Parameters
+    ----------
+    inputs
+        Files, patterns (`"data/*.nwb"`), folders of audio, zarr stores, folders of shards, or inputs made by hand.
+    output_dir
+        The folder of the data set; with a split, of one folder for each part.
+    format
+        `"auto"`, what all inputs are, or a function that takes a path and yields samples.
+    reading
+        How inputs are read: windows, fields, rates.
+    options
+        How shards are written: their size, the split, the shuffle, statistics, what happens to bad inputs.
+    workers
+        Processes that write shards at once.
+    engine
+        Who does the work instead: a `DaskEngine`.
+    resume
+        Go on where an interrupted call stopped.
+    overwrite
+        Replace what is in the folder.
+    show_progress
+        Tell how far it is, on standard error.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> np.save(folder / "rows.npy", np.arange(12).reshape(6, 2))
+    >>> convert_to_shards(folder / "rows.npy", folder / "shards")["total_samples"]
+    6
+    """
+    found, where = _inputs(inputs, format, reading), Path(output_dir)
+    engine = engine if engine is not None else LocalEngine(workers)
+    with phases(show=show_progress) as told:
+        return summaries(convert(found, where, options, engine=engine, resume=resume, overwrite=overwrite, told=told))
+
+
+def summaries(manifests: dict[str, Manifest]) -> dict[str, Any]:
+    """Return what the manifests of a conversion say: one by itself, several by name."""
+    if list(manifests) == [""]:
+        return manifests[""].summary()
+    return {name: manifest.summary() for name, manifest in manifests.items()}
+
+
+def _inputs(
+    given: _Path | Sequence[_Path | Input],
+    format: Format | Callable[[Path], Iterable[Any]],  # noqa: A002
+    reading: ReadOptions | None,
+) -> list[Input]:
+    each = [given] if isinstance(given, str | os.PathLike) else list(given)
+    paths = [Path(entry) for entry in each if isinstance(entry, str | os.PathLike)]
+    ready: list[Input] = [entry for entry in each if not isinstance(entry, str | os.PathLike)]
+    if callable(format):
+        return [*ready, *(FunctionInput(path, format) for path in paths)]
+    return [*ready, *(inputs_of(paths, format, reading) if paths else ())]
+
+
+class NWBToWebDatasetConverter:
+    """Turns NWB files into shards of windows.
+
+    Files are opened and checked when they are added; `finalize` writes the shards of all of them, in parallel if that
+    is asked for, and makes the data set appear.
+
+    Parameters
+    ----------
+    output_dir
+        The folder of the data set.
+    shard_size
+        Windows per shard.
+    modalities
+        `"spikes"`, `"lfp"`, `"behavior"`, `"stimulus"`, `"ophys"`, or the name of any series in the files.
+    bin_size_ms, sequence_length, overlap
+        Bins per window, their width, and the share of a window that the next one repeats.
+    missing
+        A modality that a file lacks: `"error"`, or `"skip"` it.
+    compression
+        Of whole shards.
+    workers
+        Processes that write shards at once.
+    options
+        How shards are written, in full; instead of `shard_size` and `compression`.
+    resume, overwrite
+        Go on where an interrupted conversion stopped; replace what is in the folder.
+    nwb_options
+        More of `NWBOptions`: `rate_hz`, `unit_filter`, `align`, `pre_ms`, `post_ms`.
+    """
+
+    def __init__(
+        self,
+        output_dir: _Path,
+        shard_size: int = 1000,
+        modalities: Sequence[str] = ("spikes", "lfp", "behavior"),
+        bin_size_ms: float = 10.0,
+        sequence_length: int = 100,
+        overlap: float = 0.5,
+        *,
+        compression: Compression = "none",
+        workers: int = 1,
+        options: ConvertOptions | None = None,
+        resume: bool = False,
+        overwrite: bool = False,
+        **nwb_options: Any,
+    ) -> None:
+        self._nwb = NWBOptions(
+            modalities=tuple(modalities),
+            bin_size_ms=bin_size_ms,
+            sequence_length=sequence_length,
+            overlap=overlap,
+            **nwb_options,
+        )
+        self._options = options or ConvertOptions(WriteOptions(shard_size, compression=compression))
+        self._output, self._engine = Path(output_dir), LocalEngine(workers)
+        self._resume, self._overwrite = resume, overwrite
+        self._inputs: list[NWBInput] = []
+        self._summary: dict[str, Any] | None = None
+
+    def convert_nwb_file(self, path: _Path, show_progress: bool = True) -> int:
+        """Add a file, and return how many windows it gives; `finalize` writes them."""
+        return self.convert_nwb_files([path], show_progress)
+
+    def convert_nwb_files(self, paths: Sequence[_Path], show_progress: bool = True) -> int:
+        """Add files, and return how many windows they give; `finalize` writes them."""
+        if self._summary is not None:
+            raise OptionError(f"The data set in {self._output} is finished; use another converter for more files.")
+        known, added, windows = {given.path.resolve() for given in self._inputs}, [], 0
+        with progress("Looking at inputs", len(paths), "inputs", show=show_progress) as told:
+            for path in map(Path, paths):
+                if path.resolve() in known:
+                    raise OptionError(f"{path} is given twice; its windows would be in the data set twice.")
+                known.add(path.resolve())
+                added.append(NWBInput(path, self._nwb))
+                recording = added[-1].open()
+                windows += recording.n_samples
+                recording.close()
+                told.advance()
+        self._inputs += added
+        return windows
+
+    def finalize(self, show_progress: bool = True) -> dict[str, Any]:
+        """Write the shards of all files, make the data set appear, and return what its manifest says. Twice is fine."""
+        if self._summary is None:
+            self._summary = convert_to_shards(
+                self._inputs,
+                self._output,
+                options=self._options,
+                engine=self._engine,
+                resume=self._resume,
+                overwrite=self._overwrite,
+                show_progress=show_progress,
+            )
+        return self._summary

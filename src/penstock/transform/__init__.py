@@ -1,0 +1,1 @@
+"""From item to item; and what is worked out over all of them."""
