@@ -50,7 +50,7 @@ def test_windows_that_overlap_decode_each_chunk_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(blocks, "_BLOCK_BYTES", 1)
     array = Chunked(np.arange(100), (10,))
     reader = BlockReader(array)
-    for start in range(0, 81):
+    for start in range(81):
         assert reader.rows(start, start + 20).tolist() == list(range(start, start + 20))
     assert array.asked == [(start, start + 10) for start in range(0, 100, 10)]
 

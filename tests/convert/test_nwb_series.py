@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pynwb.ecephys import LFP
 from scipy import signal
 
 from penstock.convert import nwb_series, nwb_times
@@ -130,7 +131,6 @@ def test_timestamps_that_shake_give_the_samples_after_the_start(tmp_path):
 @pytest.mark.parametrize("rate_out", [100.0, 300.0, 2000.0])
 def test_a_resampled_window_is_the_slice_of_the_resampled_recording(tmp_path, rate_out, monkeypatch):
     monkeypatch.setattr(nwb_series, "_INPUT_VALUES", 1000)
-    monkeypatch.setattr(nwb_series, "_RESAMPLED_BYTES", 400)
     data = np.random.default_rng(4).integers(-500, 500, (5000, 2)).astype(np.int16)
     nwb = new_file()
     add_lfp(nwb, data, rate=1000.0, starting_time=2.0, conversion=1e-3, offset=1.0)
@@ -179,6 +179,26 @@ def test_without_a_container_the_name_tells_the_lfp(tmp_path):
     assert recording.about["fields"]["lfp"]["path"] == "acquisition/probe0_LFP"
     assert recording.about["fields"]["lfp"]["areas"] == ["CA1", "V1"]
     recording.close()
+
+
+def test_an_lfp_that_is_linked_from_acquisition_is_one_series(tmp_path):
+    nwb = new_file()
+    add_lfp(nwb, _ramp(200, 2), name="raw", place="acquisition", rate=100.0)
+    lfp = LFP()
+    nwb.create_processing_module(name="ecephys", description="voltages").add(lfp)
+    lfp.add_electrical_series(nwb.acquisition["raw"])
+    recording = open_nwb(saved(nwb, tmp_path / "a.nwb"), modalities=("lfp",))
+    assert recording.about["fields"]["lfp"]["path"] == "processing/ecephys/LFP/raw"
+    recording.close()
+
+
+def test_times_that_count_from_1970_lose_no_window(tmp_path):
+    nwb = new_file()
+    add_lfp(nwb, _ramp(12_500, 1), rate=1250.0, starting_time=1.7e9)
+    found = one_by_one(saved(nwb, tmp_path / "a.nwb"), modalities=("lfp",))
+    assert len(found) == 19
+    for number, (fields, _) in enumerate(found):
+        assert fields["lfp"][:, 0].tolist() == list(range(number * 625, number * 625 + 1250))
 
 
 def test_several_lfps_are_listed(tmp_path):

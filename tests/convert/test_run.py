@@ -1,6 +1,5 @@
 """A whole conversion: every sample of every input once, in its place, whoever does the work."""
 
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +25,7 @@ from penstock.shard.verify import verify_shards
 from penstock.shard.writer import WriteOptions
 
 sys.path.append(str(Path(__file__).parent))
-from parts_convert import Taped, held, mended, mishap, read, rows, tapes, tree, visible
+from parts_convert import Taped, mishap, read, rows, tapes, tree, visible
 
 SIZES, NAMES = (7, 5, 9, 4), ("anna_1", "bert_1", "anna_2", "carl_1")
 HALVES = (("train", 0.5), ("val", 0.5))
@@ -117,10 +116,6 @@ def test_shuffling_keeps_what_is_known_of_each_sample_and_numbers_it_anew(inputs
     source.close()
     assert [entry["sample_id"] for entry in about] == [f"sample_{number:09d}" for number in range(25)]
     assert [(entry["shard_idx"], entry["sample_idx_in_shard"]) for entry in about] == [divmod(n, 4) for n in range(25)]
-
-
-def plain(values: Any) -> Any:
-    return [None if math.isnan(value) else value for value in np.atleast_1d(values).tolist()]
 
 
 @pytest.mark.parametrize("shuffle_seed", [None, 5])
@@ -228,15 +223,10 @@ def test_inputs_whose_fields_differ_are_both_named(inputs: list[Taped], tmp_path
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("dtype", "float64"), ("field", "more")])
-@pytest.mark.parametrize("at", [2, 4])
-def test_samples_that_differ_within_an_input_are_refused(
-    kind: str, at: int, reason: str, inputs: list[Taped], tmp_path: Path
-) -> None:
-    # In the middle of a shard, and where one begins.
-    for number in range(at, 7):
-        mishap(inputs[0], kind, number, once=False)
-    given = tapes(tmp_path / "one", (5,))
+@pytest.mark.parametrize(("kind", "reason"), [("dtype", "dtypes|float64"), ("field", "more")])
+@pytest.mark.parametrize("at", [2, 4])  # in the middle of a shard, and where one begins
+def test_samples_that_differ_within_an_input_are_refused(kind: str, at: int, reason: str, tmp_path: Path) -> None:
+    given = tapes(tmp_path / "in", (5,))
     mishap(given[0], kind, at, once=False)
     with pytest.raises(OptionError, match=reason):
         convert(given, tmp_path / "out", ConvertOptions(WriteOptions(4)))
@@ -299,7 +289,7 @@ def test_resuming_what_is_complete_returns_it_and_reads_no_sample(
 
 OTHER: dict[str, Callable[[ConvertOptions], ConvertOptions]] = {
     "shard size": lambda options: replace(options, write=WriteOptions(5)),
-    "compression": lambda options: replace(options, write=replace(options.write, compression="zst")),
+    "compression": lambda options: replace(options, write=replace(options.write, compression="xz")),
     "metadata": lambda options: replace(options, write=replace(options.write, metadata={"a": 1})),
     "seed": lambda options: replace(options, shuffle_seed=9),
     "statistics": lambda options: replace(options, statistics=not options.statistics),
@@ -372,14 +362,14 @@ def test_folders_that_were_there_and_empty_may_be_used(inputs: list[Taped], tmp_
 
 
 def test_a_conversion_at_work_keeps_others_out(inputs: list[Taped], tmp_path: Path) -> None:
+    refused: list[object] = []
+
     def meanwhile(*news: object) -> None:
-        if news[0] == "Writing" and not held(inputs[0].path):
+        if news[0] == "Writing":
             with pytest.raises(WriteError, match="Another writer is at work"):
                 convert(inputs, tmp_path / "out", CASES["plain"], resume=True)
             refused.append(news)
 
-    refused: list[object] = []
     convert(inputs, tmp_path / "out", CASES["plain"], told=meanwhile)
-    assert refused
-    mended(inputs[0])
+    assert len(refused) == 8
     assert read(tmp_path / "out") == rows(inputs)

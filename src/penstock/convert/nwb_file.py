@@ -126,11 +126,12 @@ def _hdf5_io(path: Path) -> Any:
         raise SourceError(f"{path} is no HDF5 file: it begins with {head!r}. An NWB file is HDF5, or a zarr folder.")
     try:
         return NWBHDF5IO(str(path), mode="r", load_namespaces=True)
-    except BlockingIOError as error:
-        raise ReadError(
-            f"{path} is being written by another process, which holds a lock on it: {error}. Wait until it is closed."
-        ) from error
     except OSError as error:
+        if isinstance(error, BlockingIOError) or "lock file" in str(error) or "already open for" in str(error):
+            raise ReadError(
+                f"{path} is being written by another process, which holds a lock on it: {error}. Wait until it is "
+                "closed."
+            ) from error
         raise ReadError(f"Could not open {path}: {error}") from error
     except Exception as error:
         raise SourceError(f"{path} could not be read as NWB: {error}") from error

@@ -68,7 +68,7 @@ def _spikes(file: NWBFile, options: NWBOptions) -> Spikes:
     table = file.nwb.units
     if table is None or len(table) == 0:
         raise _Missing("there is no unit" if table is None else "the units table is empty")
-    if "spike_times" not in table.colnames:
+    if "spike_times" not in table.colnames or not hasattr(table["spike_times"], "target"):
         raise _Missing("the units have no spike_times")
     units = Units(table, file.path)
     kept = units.kept(tuple(options.unit_filter))  # type: ignore[arg-type]  # checked and made pairs by the options
@@ -79,9 +79,9 @@ def _spikes(file: NWBFile, options: NWBOptions) -> Spikes:
 
 
 def _lfp(file: NWBFile) -> Entry:
-    electrical = _once([entry for entry in file.entries if "ElectricalSeries" in entry.kinds])
-    fitting = [entry for entry in electrical if "LFP" in entry.inside]
-    fitting = fitting or [entry for entry in electrical if "lfp" in entry.name.lower()]
+    electrical = [entry for entry in file.entries if "ElectricalSeries" in entry.kinds]
+    fitting = _once([entry for entry in electrical if "LFP" in entry.inside])
+    fitting = fitting or _once([entry for entry in electrical if "lfp" in entry.name.lower()])
     if not fitting:
         raise _Missing("no ElectricalSeries lies in an LFP container or has 'lfp' in its name")
     return _the_one(file, "lfp", fitting)

@@ -38,8 +38,8 @@ class NWBOptions:
         Resample lfp and named series to this rate; None keeps their own.
     unit_filter
         Columns of the units table, or of the electrodes table, with the values that are kept: `{"quality": "good",
-        "area": ("CA1", "CA3")}`. "area" stands for whichever column says where a unit was recorded. A unit with several
-        electrodes is kept if one of them is.
+        "area": ("CA1", "CA3")}`. "area" stands for whichever column says where a unit was recorded, "id" for its
+        number. A unit with several electrodes is kept if one of them is.
     align, align_event, pre_ms, post_ms
         Cut around events instead: one window from `pre_ms` before to `post_ms` after the time in column `align_event`,
         for each row of the table of intervals `align`, such as "trials". `sequence_length` and `overlap` do not apply.

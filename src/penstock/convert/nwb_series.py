@@ -16,7 +16,6 @@ from penstock.core.errors import SourceError
 __all__ = ["Binned", "Continuous", "Series"]
 
 _PIECE_VALUES = 1 << 18  # scaled at a time: in double precision, without a second copy of a long window
-_RESAMPLED_BYTES = 1 << 20
 _INPUT_VALUES = 1 << 20  # resampled at a time: 8 MB in double precision
 _ESTIMATE = 0.1  # of a sample: how far a rate that shaking timestamps amount to may be from the true one, in a window
 _GAP_INTERVALS = 2.5
@@ -81,26 +80,33 @@ class Series:
 
 
 class _Resampled:
-    """The resampled rows of one part of a series, as an array that a BlockReader reads."""
+    """The resampled rows of one part of a series, of which those blocks are kept that the last window was in."""
 
     def __init__(self, series: Series, resampler: Resampler, begin: int, end: int) -> None:
         self._series, self._resampler, self._begin, self._end = series, resampler, begin, end
-        self.shape = (resampler.n_out(end - begin), *series.shape)
-        self.dtype = np.dtype(np.float32)
-        row_values = int(np.prod(series.shape))
-        self.chunks = (max(1, _RESAMPLED_BYTES // (4 * row_values)), *series.shape)
-        self._step = max(1, _INPUT_VALUES // row_values * resampler.up // resampler.down)
+        self._n_rows = resampler.n_out(end - begin)
+        # Blocks that are small beside what they need around them would cost a multiple of themselves.
+        n_input = max(_INPUT_VALUES // int(np.prod(series.shape)), 2 * resampler.extra_rows)
+        self._block_rows = max(1, n_input * resampler.up // resampler.down)
+        self._kept: dict[int, NDArray[np.float32]] = {}
 
-    def __getitem__(self, rows: slice) -> NDArray[np.float32]:
-        def read(start: int, stop: int) -> NDArray[np.float64]:
-            return self._series.values(self._begin + start, self._begin + stop)
+    def rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Return rows from `start` to before `stop`, at least one."""
+        size = self._block_rows
+        numbers = range(start // size, -(-stop // size))
+        self._kept = {number: self._block(number) for number in numbers}
+        parts = [self._kept[number][max(start - number * size, 0) : stop - number * size] for number in numbers]
+        return np.concatenate(parts)
 
-        start, stop, _ = rows.indices(self.shape[0])
-        out = np.empty((stop - start, *self.shape[1:]), np.float32)
-        for at in range(start, stop, self._step):
-            end = min(at + self._step, stop)
-            out[at - start : end - start] = self._resampler.rows(read, self._end - self._begin, at, end)
-        return out
+    def _block(self, number: int) -> NDArray[np.float32]:
+        if number in self._kept:
+            return self._kept[number]
+        start = number * self._block_rows
+        stop = min(start + self._block_rows, self._n_rows)
+        return self._resampler.rows(self._values, self._end - self._begin, start, stop).astype(np.float32)
+
+    def _values(self, start: int, stop: int) -> NDArray[np.float64]:
+        return self._series.values(self._begin + start, self._begin + stop)
 
 
 class Continuous:
@@ -125,7 +131,7 @@ class Continuous:
         self._ends = np.append(self._times.begins[1:], self._times.n)
         # Seconds that make no difference; the times of a file that counts from 1970 have coarser steps.
         self._near = max(CLOSE / self._times.rate, 8 * float(np.spacing(abs(self._times.last))))
-        self._part, self._reader = -1, BlockReader(np.empty((0, *series.shape), np.float32))
+        self._resampled: tuple[int, _Resampled] | None = None
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -169,11 +175,9 @@ class Continuous:
             first = min(int(np.ceil((position - start - near) * scale)), self._size(start, stop) - self.n_rows)
             if self._resampler is None:
                 return self.series.singles(start + first, start + first + self.n_rows)
-            if part != self._part:
-                self._reader = BlockReader(_Resampled(self.series, self._resampler, start, stop))
-                self._part = part
-            found: NDArray[np.float32] = self._reader.rows(first, first + self.n_rows)
-            return found
+            if self._resampled is None or self._resampled[0] != part:
+                self._resampled = part, _Resampled(self.series, self._resampler, start, stop)
+            return self._resampled[1].rows(first, first + self.n_rows)
 
     def about(self) -> dict[str, Any]:
         """Return what there is to know, as JSON."""

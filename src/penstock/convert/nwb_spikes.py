@@ -110,9 +110,10 @@ def spikes_of(units: Units, kept: NDArray[np.int64]) -> Spikes:
     found = Spikes(trains, [ids[row] for row in kept], [areas[row] for row in kept], file)
     if "obs_intervals" in table.colnames:
         with reading(file, "the obs_intervals of the units"):
-            observed = np.asarray(table["obs_intervals"].target.data[:], np.float64)
-        if observed.size:
-            found.observed = (float(np.nanmin(observed[:, 0])), float(np.nanmax(observed[:, 1])))
+            observed = np.asarray(table["obs_intervals"].target.data[:], np.float64).reshape(-1, 2)
+        observed = observed[np.isfinite(observed).all(axis=1)]
+        if len(observed):
+            found.observed = (float(observed[:, 0].min()), float(observed[:, 1].max()))
     return found
 
 

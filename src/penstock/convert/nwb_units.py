@@ -53,6 +53,8 @@ class Units:
 
     def _values(self, column: str) -> list[list[Any]]:
         """Return the values of each unit: one of a column, or those of its electrodes."""
+        if column == "id":
+            return [[number] for number in self.ids]
         names = _AREA_COLUMNS if column == AREA else (column,)
         with reading(self.file, f"the column {column} of the units"):
             for name in names:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from penstock.convert.engines import Engine
 from penstock.convert.inputs import Input
 from penstock.convert.job import Bad, Job, Scan, Scanning
+from penstock.convert.samples import name_of
 from penstock.convert.splits import WHOLE, Split, grouped
 from penstock.core.errors import ConversionError, OptionError, SourceError
 from penstock.core.seeds import checked_seed
@@ -170,13 +171,16 @@ def _input_options(given: Input) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    """Return an option as JSON; where something lies on this machine is left out."""
+    if is_dataclass(value):
+        return {entry.name: _plain(getattr(value, entry.name)) for entry in fields(value) if entry.compare}
     if isinstance(value, Mapping):
         return {str(name): _plain(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
-    return value if isinstance(value, str | int | float | bool | None) else getattr(value, "__name__", str(value))
+    if callable(value):
+        return name_of(value)
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 def _version(package: str) -> str | None:

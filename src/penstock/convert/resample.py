@@ -54,6 +54,11 @@ class Resampler:
         object.__setattr__(self, "up", share.numerator if falling else share.denominator)
         object.__setattr__(self, "down", share.denominator if falling else share.numerator)
 
+    @property
+    def extra_rows(self) -> int:
+        """Input rows that a piece needs at most besides its own."""
+        return 2 * (_ZEROS * max(self.up, self.down) // self.up + 1) + self.down
+
     def n_out(self, n_in: int) -> int:
         """Return the number of rows that `n_in` rows become."""
         return -(-n_in * self.up // self.down)

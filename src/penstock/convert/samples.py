@@ -16,7 +16,7 @@ from penstock.convert.arrays import checked_numbers
 from penstock.convert.inputs import Sample
 from penstock.core.errors import OptionError, SourceError
 
-__all__ = ["FunctionInput"]
+__all__ = ["FunctionInput", "name_of"]
 
 _END = object()
 
@@ -52,7 +52,7 @@ class FunctionInput:
             pickle.dumps(self.function)
         except Exception as error:  # whatever the function carries along may raise anything
             raise OptionError(
-                f"function={_name_of(self.function)} cannot be handed to workers: {error}. Define it at the top "
+                f"function={name_of(self.function)} cannot be handed to workers: {error}. Define it at the top "
                 "level of a module, and give what it needs through functools.partial."
             ) from error
 
@@ -68,24 +68,24 @@ class FunctionInput:
 
     def __repr__(self) -> str:
         # Without the address in memory, which differs from run to run.
-        return f"FunctionInput({self.path!r}, {_name_of(self.function)})"
+        return f"FunctionInput({self.path!r}, {name_of(self.function)})"
 
     def open(self) -> "_FunctionRecording":
         """Run the function to count its samples."""
         return _FunctionRecording(self.path, self.function)
 
 
-def _name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., Any]) -> str:
     """Return what a function is called, the same in every process.
 
     Examples
     --------
-    >>> _name_of(np.linspace), _name_of(functools.partial(np.linspace, 0, num=3))
+    >>> name_of(np.linspace), name_of(functools.partial(np.linspace, 0, num=3))
     ('numpy.linspace', 'numpy.linspace(0, num=3)')
     """
     if isinstance(function, functools.partial):
         given = [*map(repr, function.args), *(f"{key}={value!r}" for key, value in function.keywords.items())]
-        return f"{_name_of(function.func)}({', '.join(given)})"
+        return f"{name_of(function.func)}({', '.join(given)})"
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
 
@@ -109,8 +109,8 @@ class _FunctionRecording:
             self._fields.append(self._known.setdefault(tuple(sorted(fields)), len(self._known)))
         self.n_samples = len(self._fields)
         if not self.n_samples:
-            raise SourceError(f"{_name_of(function)} yields no samples for {path}.")
-        self.about: Mapping[str, Any] = {"format": "function", "function": _name_of(function)}
+            raise SourceError(f"{name_of(function)} yields no samples for {path}.")
+        self.about: Mapping[str, Any] = {"format": "function", "function": name_of(function)}
         self.groups: Mapping[str, str] = {}
         self.notes: Sequence[str] = []
 
@@ -161,7 +161,7 @@ class _FunctionRecording:
             raise SourceError(f"{self._other()}: more than {self.n_samples} samples.")
 
     def _other(self) -> str:
-        return f"{_name_of(self._function)} yields something else for {self._path} when it is run again"
+        return f"{name_of(self._function)} yields something else for {self._path} when it is run again"
 
     def _run(self) -> Iterator[Sample]:
         """Yield the samples of one run."""
@@ -171,7 +171,7 @@ class _FunctionRecording:
                 running = iter(self._function(self._path)) if running is None else running
                 given = next(running, _END)
             except Exception as error:
-                error.add_note(f"[penstock] {_name_of(self._function)} was to yield sample {number} of {self._path}")
+                error.add_note(f"[penstock] {name_of(self._function)} was to yield sample {number} of {self._path}")
                 raise
             if given is _END:
                 return
@@ -182,7 +182,7 @@ class _FunctionRecording:
         if not all(isinstance(part, Mapping) for part in pair) or not pair[0] or not all(map(_is_text, pair[0])):
             what = f"a {type(given).__name__}" if not isinstance(pair[0], Mapping) else f"a dict of {list(pair[0])}"
             raise SourceError(
-                f"{_name_of(self._function)} yields {what} as sample {number} of {self._path}; a sample is a dict of "
+                f"{name_of(self._function)} yields {what} as sample {number} of {self._path}; a sample is a dict of "
                 "one named field or more, or a pair of that and a dict of metadata."
             )
         return dict(pair[0]), dict(pair[1])

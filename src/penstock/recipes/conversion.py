@@ -122,8 +122,11 @@ class NWBToWebDatasetConverter:
         Processes that write shards at once.
     options
         How shards are written, in full; instead of `shard_size` and `compression`.
-    resume, overwrite
-        Go on where an interrupted conversion stopped; replace what is in the folder.
+    resume
+        Go on where an interrupted conversion stopped.
+    overwrite
+        Replace a data set that is in the folder, when the new one is complete, as `WebDatasetWriter` does; False:
+        refuse to.
     nwb_options
         More of `NWBOptions`: `rate_hz`, `unit_filter`, `align`, `pre_ms`, `post_ms`.
     """
@@ -141,7 +144,7 @@ class NWBToWebDatasetConverter:
         workers: int = 1,
         options: ConvertOptions | None = None,
         resume: bool = False,
-        overwrite: bool = False,
+        overwrite: bool = True,
         **nwb_options: Any,
     ) -> None:
         self._nwb = NWBOptions(
@@ -153,7 +156,7 @@ class NWBToWebDatasetConverter:
         )
         self._options = options or ConvertOptions(WriteOptions(shard_size, compression=compression))
         self._output, self._engine = Path(output_dir), LocalEngine(workers)
-        self._resume, self._overwrite = resume, overwrite
+        self._resume, self._overwrite = resume, overwrite and not resume
         self._inputs: list[NWBInput] = []
         self._summary: dict[str, Any] | None = None
 

@@ -1,0 +1,219 @@
+"""Who does the work: every item once, errors as they are, and what is lost with a worker is done again."""
+
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.convert import engines
+from penstock.convert.engines import DaskEngine, Engine, LocalEngine
+from penstock.convert.planning import ConvertOptions
+from penstock.convert.run import convert
+from penstock.convert.splits import Split
+from penstock.core.errors import ConversionError, MissingDependency, OptionError, WorkerError
+from penstock.shard.writer import WriteOptions
+
+sys.path.append(str(Path(__file__).parent))
+from parts_convert import OddError, mishap, read, rows, tapes, tree
+
+
+def square(number: int) -> tuple[int, int]:
+    return number * number, os.getpid()
+
+
+def refuse_seven(number: int) -> int:
+    if number == 7:
+        raise LookupError("seven")
+    return number
+
+
+def cannot_travel(number: int) -> int:
+    raise OddError("an error", why="by keyword")
+
+
+def die_on(flag: str) -> str:
+    """End this process where a file is there; the one that takes it away is the only one to die of it."""
+    if flag.startswith("/") and "always" in flag:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        Path(flag).unlink()
+    except FileNotFoundError:
+        return flag
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("not reached")
+
+
+def length(item: bytes) -> int:
+    if item[:3] == b"die" and not os.path.exists(item[3:].rstrip(b"\0")):
+        Path(os.fsdecode(item[3:].rstrip(b"\0"))).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return len(item)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("n_items", [0, 1, 2, 30])
+def test_every_item_has_one_result_and_its_number(workers: int, n_items: int) -> None:
+    items = list(range(100, 100 + n_items))
+    found = list(LocalEngine(workers).run(square, items))
+    assert sorted((number, value) for number, (value, _) in found) == [(n, (n + 100) ** 2) for n in range(n_items)]
+
+
+def test_one_worker_is_this_process_and_several_are_not() -> None:
+    assert {pid for _, (_, pid) in LocalEngine(1).run(square, [1, 2, 3])} == {os.getpid()}
+    assert os.getpid() not in {pid for _, (_, pid) in LocalEngine(2).run(square, [1, 2, 3])}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_error_arrives_as_it_is_and_nothing_more_is_begun(workers: int) -> None:
+    found = []
+    with pytest.raises(LookupError, match="seven"):
+        found += [number for number, _ in LocalEngine(workers).run(refuse_seven, list(range(100)))]
+    assert _children() == []
+
+
+def test_an_error_that_cannot_be_unpickled_is_told_and_is_no_dead_worker(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(WorkerError, match=r"OddError at 5: an error: by keyword"):
+        list(LocalEngine(2).run(cannot_travel, [5, 6]))
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_what_was_lost_with_a_worker_is_done_again(
+    workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    items = [str(tmp_path / str(number)) for number in range(20)]
+    for number in (3, 11, 19):
+        Path(items[number]).touch()
+    with caplog.at_level(logging.WARNING, "penstock"):
+        found = list(LocalEngine(workers).run(die_on, items))
+    assert sorted(found) == list(enumerate(items))
+    assert "A worker of the conversion died" in caplog.text
+
+
+def test_the_item_that_workers_always_die_of_is_named_and_no_other(tmp_path: Path) -> None:
+    items = [str(tmp_path / str(number)) for number in range(20)]
+    items[6] = str(tmp_path / "always")
+    with pytest.raises(WorkerError, match=r"died 3 times while it was at .*/always; out of memory"):
+        list(LocalEngine(3).run(die_on, items))
+    assert _children() == []
+
+
+def test_items_larger_than_a_pipe_do_not_hang_a_worker_that_dies(tmp_path: Path) -> None:
+    items = [bytes(300_000) for _ in range(8)]
+    items[1] = b"die" + os.fsencode(tmp_path / "flag") + bytes(300_000)
+    found = list(LocalEngine(2).run(length, items))
+    assert sorted(found) == [(number, len(item)) for number, item in enumerate(items)]
+
+
+def test_whoever_stops_early_leaves_no_workers() -> None:
+    running = LocalEngine(2).run(square, list(range(50)))
+    next(running)
+    running.close()  # type: ignore[attr-defined]  # it is a generator
+    assert _children() == []
+
+
+def _children() -> list[str]:
+    """Return the processes that this one has started and that are still there, also as zombies."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue
+            if stat.rpartition(")")[2].split()[1] == str(os.getpid()) and "resource_tracker" not in _command(entry):
+                found.append(stat)
+    return found
+
+
+def _command(entry: Path) -> str:
+    try:
+        return (entry / "cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize("engine", [LocalEngine, DaskEngine])
+@pytest.mark.parametrize("workers", [0, -1, 1.5])
+def test_a_number_of_workers_that_cannot_be_is_refused(engine: Any, workers: Any) -> None:
+    with pytest.raises(OptionError, match="workers"):
+        engine(workers=workers)
+
+
+# -- dask --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    distributed = pytest.importorskip("distributed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # dask's own, of its event loop and of ports in use
+        with distributed.LocalCluster(
+            n_workers=2, threads_per_worker=2, processes=True, dashboard_address=None
+        ) as running:
+            yield running.scheduler_address
+
+
+@pytest.fixture
+def dask(cluster: str) -> Iterator[Engine]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield DaskEngine(cluster)
+
+
+def test_dask_writes_the_same_bytes_and_what_fails_there_is_reported_here(dask: Engine, tmp_path: Path) -> None:
+    given = tapes(tmp_path / "in", (7, 5, 9, 4))
+    split = Split((("train", 0.5), ("val", 0.5)))
+    options = ConvertOptions(WriteOptions(2), split, shuffle_seed=3, statistics=True)
+    convert(given, tmp_path / "local", options)
+    convert(given, tmp_path / "dask", options, engine=dask)
+    assert tree(tmp_path / "dask") == tree(tmp_path / "local")
+    mishap(given[1], "read", 3)
+    with pytest.raises(ConversionError, match=r"tape_1\.npy: the tape of tape_1 is torn"):
+        convert(given, tmp_path / "again", options, engine=dask)
+    convert(given, tmp_path / "again", options, engine=dask, resume=True)
+    assert tree(tmp_path / "again") == tree(tmp_path / "local")
+
+
+def test_dask_does_the_work_of_a_worker_that_died_again(dask: Engine, tmp_path: Path) -> None:
+    given = tapes(tmp_path / "in", (7, 5, 9, 4))
+    mishap(given[2], "die", 4)
+    convert(given, tmp_path / "out", ConvertOptions(WriteOptions(4)), engine=dask)
+    assert read(tmp_path / "out") == rows(given)
+
+
+@pytest.mark.filterwarnings("ignore")  # dask's own
+def test_a_cluster_of_its_own_ends_with_the_conversion(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    before = _children()
+    given = tapes(tmp_path / "in", (7, 5))
+    convert(given, tmp_path / "out", ConvertOptions(WriteOptions(2)), engine=DaskEngine(workers=2))
+    assert read(tmp_path / "out") == rows(given)
+    assert len(_children()) <= len(before)
+
+
+@pytest.mark.filterwarnings("ignore")  # dask's own
+def test_a_scheduler_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    config = __import__("dask").config
+    with (
+        config.set({"distributed.comm.timeouts.connect": "50ms"}),
+        pytest.raises(WorkerError, match="No dask scheduler"),
+    ):
+        convert(tapes(tmp_path / "in"), tmp_path / "out", engine=DaskEngine("tcp://127.0.0.1:9"))
+    assert distributed is not None
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_dask_the_cure_is_in_the_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(MissingDependency, match=r"penstock\[dask\]"):
+        convert(tapes(tmp_path / "in"), tmp_path / "out", engine=DaskEngine())
+    assert not (tmp_path / "out").exists()
+    assert engines.DaskEngine is DaskEngine
