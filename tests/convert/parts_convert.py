@@ -81,8 +81,8 @@ def _befall(kind: str, path: Path, fields: dict[str, Any]) -> dict[str, Any]:
         case "die":
             os.kill(os.getpid(), signal.SIGKILL)
         case "grow":
-            with path.open("ab") as file:
-                file.write(b"more")
+            content = np.load(path)
+            np.save(path, np.concatenate([content, content[:1]]))
         case "rewrite":
             content = path.read_bytes()
             path.write_bytes(content[:-4] + b"\0\0\0\0")
@@ -114,6 +114,11 @@ def held(path: Path) -> bool:
 def mishap(given: Taped, kind: str, at: int, *, once: bool = True) -> None:
     """Let something happen when sample `at` is read; the first time, or each time."""
     _mishap_path(given.path).write_text(json.dumps({"kind": kind, "at": at, "once": once}))
+
+
+def happened(given: Taped) -> bool:
+    """Return whether a mishap that happens once has happened."""
+    return not _mishap_path(given.path).exists()
 
 
 def mended(given: Taped) -> None:

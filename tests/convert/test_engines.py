@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from penstock.convert import engines
 from penstock.convert.engines import DaskEngine, Engine, LocalEngine
 from penstock.convert.planning import ConvertOptions
 from penstock.convert.run import convert
@@ -20,7 +19,7 @@ from penstock.core.errors import ConversionError, MissingDependency, OptionError
 from penstock.shard.writer import WriteOptions
 
 sys.path.append(str(Path(__file__).parent))
-from parts_convert import OddError, mishap, read, rows, tapes, tree
+from parts_convert import OddError, happened, mended, mishap, read, rows, tapes, tree, visible
 
 
 def square(number: int) -> tuple[int, int]:
@@ -39,7 +38,7 @@ def cannot_travel(number: int) -> int:
 
 def die_on(flag: str) -> str:
     """End this process where a file is there; the one that takes it away is the only one to die of it."""
-    if flag.startswith("/") and "always" in flag:
+    if flag.endswith("always"):
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         Path(flag).unlink()
@@ -50,9 +49,8 @@ def die_on(flag: str) -> str:
 
 
 def length(item: bytes) -> int:
-    if item[:3] == b"die" and not os.path.exists(item[3:].rstrip(b"\0")):
-        Path(os.fsdecode(item[3:].rstrip(b"\0"))).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+    if item.startswith(b"/"):
+        die_on(os.fsdecode(item.rstrip(b"\0")))
     return len(item)
 
 
@@ -106,7 +104,8 @@ def test_the_item_that_workers_always_die_of_is_named_and_no_other(tmp_path: Pat
 
 def test_items_larger_than_a_pipe_do_not_hang_a_worker_that_dies(tmp_path: Path) -> None:
     items = [bytes(300_000) for _ in range(8)]
-    items[1] = b"die" + os.fsencode(tmp_path / "flag") + bytes(300_000)
+    (tmp_path / "flag").touch()
+    items[1] = os.fsencode(tmp_path / "flag") + bytes(300_000)
     found = list(LocalEngine(2).run(length, items))
     assert sorted(found) == [(number, len(item)) for number, item in enumerate(items)]
 
@@ -150,21 +149,21 @@ def test_a_number_of_workers_that_cannot_be_is_refused(engine: Any, workers: Any
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
+def cluster() -> Iterator[Any]:
     distributed = pytest.importorskip("distributed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # dask's own, of its event loop and of ports in use
         with distributed.LocalCluster(
             n_workers=2, threads_per_worker=2, processes=True, dashboard_address=None
         ) as running:
-            yield running.scheduler_address
+            yield running
 
 
 @pytest.fixture
-def dask(cluster: str) -> Iterator[Engine]:
+def dask(cluster: Any) -> Iterator[Engine]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield DaskEngine(cluster)
+        yield DaskEngine(cluster.scheduler_address)
 
 
 def test_dask_writes_the_same_bytes_and_what_fails_there_is_reported_here(dask: Engine, tmp_path: Path) -> None:
@@ -185,6 +184,23 @@ def test_dask_does_the_work_of_a_worker_that_died_again(dask: Engine, tmp_path: 
     given = tapes(tmp_path / "in", (7, 5, 9, 4))
     mishap(given[2], "die", 4)
     convert(given, tmp_path / "out", ConvertOptions(WriteOptions(4)), engine=dask)
+    assert happened(given[2])
+    assert read(tmp_path / "out") == rows(given)
+
+
+def test_what_workers_of_dask_always_die_of_is_named_and_nothing_is_published(
+    dask: Engine, cluster: Any, tmp_path: Path
+) -> None:
+    given = tapes(tmp_path / "in", (7,))
+    mishap(given[0], "die", 6, once=False)
+    cluster.scheduler.allowed_failures = 0
+    with pytest.raises(
+        WorkerError, match=r"died again and again while they were at shard_000000\.tar, made of .*tape_0"
+    ):
+        convert(given, tmp_path / "out", ConvertOptions(WriteOptions(7)), engine=dask)
+    assert visible(tmp_path / "out") == set()
+    mended(given[0])
+    convert(given, tmp_path / "out", ConvertOptions(WriteOptions(7)), resume=True)
     assert read(tmp_path / "out") == rows(given)
 
 
@@ -200,14 +216,12 @@ def test_a_cluster_of_its_own_ends_with_the_conversion(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # dask's own
 def test_a_scheduler_that_does_not_answer_is_named(tmp_path: Path) -> None:
-    distributed = pytest.importorskip("distributed")
-    config = __import__("dask").config
+    config = pytest.importorskip("dask").config
     with (
         config.set({"distributed.comm.timeouts.connect": "50ms"}),
         pytest.raises(WorkerError, match="No dask scheduler"),
     ):
         convert(tapes(tmp_path / "in"), tmp_path / "out", engine=DaskEngine("tcp://127.0.0.1:9"))
-    assert distributed is not None
     assert not (tmp_path / "out").exists()
 
 
@@ -216,4 +230,3 @@ def test_without_dask_the_cure_is_in_the_error(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(MissingDependency, match=r"penstock\[dask\]"):
         convert(tapes(tmp_path / "in"), tmp_path / "out", engine=DaskEngine())
     assert not (tmp_path / "out").exists()
-    assert engines.DaskEngine is DaskEngine

@@ -4,13 +4,16 @@ import math
 import sys
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from pynwb.ecephys import LFP
 from scipy import signal
 
-from penstock.convert import nwb_series, nwb_times
+from penstock.convert import nwb_file, nwb_series, nwb_times
 from penstock.core.errors import OptionError, SourceError
 
 sys.path.append(str(Path(__file__).parent))
@@ -113,6 +116,50 @@ def test_a_window_with_a_gap_is_left_out_and_counted(tmp_path, monkeypatch):
     for (fields, _), start in zip(found, starts, strict=True):
         first = round(start * 100) if start < 3 else 300 + round((start - 5.5) * 100)
         np.testing.assert_array_equal(fields["lfp"], _ramp(750, 2)[first : first + 100])
+
+
+def _continuous(stamps, seconds, rate_hz=None):
+    """A series whose values are its sample numbers, without a file."""
+    data = np.arange(len(stamps), dtype=np.float64)
+    held = SimpleNamespace(data=data, timestamps=stamps, rate=None, conversion=1.0, offset=0.0, unit="V")
+    entry = nwb_file.Entry("acquisition/x", frozenset(["TimeSeries"]), frozenset(), held)
+    return nwb_series.Continuous("x", nwb_series.Series(entry, Path("x.nwb")), seconds, rate_hz)
+
+
+@settings(max_examples=30)
+@given(
+    parts=st.lists(st.tuples(st.integers(1, 60), st.floats(0.01, 1.0)), min_size=1, max_size=5),
+    jitter=st.sampled_from([0.0, 1e-4, 1e-3]),
+    seconds=st.sampled_from([0.05, 0.1, 0.137]),
+    seed=st.integers(0, 99),
+)
+def test_kept_windows_have_all_samples_and_left_out_ones_do_not(parts, jitter, seconds, seed):
+    # Parts of samples every 10 ms, with pauses between them.
+    rng = np.random.default_rng(seed)
+    stamps, at = [], 3.0
+    for n, pause in parts:
+        stamps += [at + k * 0.01 for k in range(n)]
+        at = stamps[-1] + 0.01 + pause
+    stamps = np.array(stamps) + rng.uniform(0, jitter, len(stamps))
+    intervals = np.diff(stamps)
+    assume(len(stamps) > 20)
+    assume(np.median(intervals) < 0.012)
+    one = _continuous(stamps, seconds)
+    begins = 3.0 + np.arange(int((stamps[-1] - 3.0) / 0.005)) * 0.005
+    windows = np.stack([begins, begins + seconds], axis=1)
+    period = (intervals[intervals <= 1.5 * np.median(intervals)]).mean()
+    gaps = [i for i in range(len(intervals)) if intervals[i] > 1.5 * np.median(intervals)]
+    n = one.n_rows
+    assert n == int(seconds / period + 0.1)
+    near = 1e-6 * period
+    for (begin, end), kept in zip(windows.tolist(), one.whole(windows).tolist(), strict=True):
+        first = sum(t < begin - near for t in stamps)
+        in_gap = any(begin < stamps[i + 1] - near and end > stamps[i] + period + near for i in gaps)
+        crosses = any(first <= i < first + n - 1 for i in gaps) or first + n > len(stamps)
+        outside = begin < stamps[0] - near or end > stamps[-1] + period + near
+        assert kept == (not in_gap and not crosses and not outside)
+        if kept:
+            assert one.rows(begin, end)[:, 0].tolist() == list(range(first, first + n))
 
 
 def test_timestamps_that_shake_give_the_samples_after_the_start(tmp_path):

@@ -44,7 +44,7 @@ def test_a_spike_on_an_edge_is_in_the_bin_that_begins_there(tmp_path):
         np.testing.assert_array_equal(fields["spikes"], expected)
 
 
-@settings(max_examples=20)
+@settings(max_examples=15)
 @given(
     trains=st.lists(st.lists(st.integers(0, 4000), max_size=30), min_size=1, max_size=4),
     length=st.sampled_from([1, 3, 10]),

@@ -175,9 +175,14 @@ class DaskEngine:
         }
         try:
             for future in distributed.as_completed(futures):
-                yield futures[future], future.result()
-        except distributed.KilledWorker as error:
-            raise WorkerError(f"Workers of the cluster died again and again: {error}") from error
+                number = futures[future]
+                try:
+                    result = future.result()
+                except distributed.KilledWorker as error:
+                    raise WorkerError(
+                        f"Workers died again and again while they were at {items[number]}: {error}"
+                    ) from error
+                yield number, result
         finally:
             self._client.cancel(list(futures))
 

@@ -1,0 +1,277 @@
+"""Arrays that are stored elsewhere than in a local zarr store, read row by row: `.npy`, HDF5, and whatever zarr reads."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.errors import MissingDependency, OptionError, ReadError, SourceError
+from penstock.source.zarr_codec import UnsupportedStoreError
+from penstock.source.zarr_store import Selection, open_zarr
+
+__all__ = ["StoredArray", "opened_array"]
+
+_HDF5 = (".h5", ".hdf5", ".nwb")
+
+
+class StoredArray(Protocol):
+    """An array whose rows can be read; picklable, and opened anew in every process."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows first."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the numbers as they are given."""
+        ...
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows that are stored together."""
+        ...
+
+    def check_unchanged(self) -> None:
+        """Raise ReadError where somebody has changed the array since it was opened."""
+        ...
+
+    def tasks(self, start: int, stop: int, selection: Selection, out: NDArray[Any]) -> Iterator[Callable[[], int]]:
+        """Yield what has to be done to read rows into `out`; each call returns the bytes that it decoded."""
+        ...
+
+
+def opened_array(where: str) -> StoredArray:
+    """Return the array at a path: a zarr array, a `.npy` file, `FILE.h5/DATASET`, or a URL of a zarr array."""
+    if "://" in where:
+        return OtherArray.opened(where)
+    path = Path(where).absolute()
+    if path.suffix == ".npy" and path.is_file():
+        return NpyArray.opened(path)
+    file = next((parent for parent in (path, *path.parents) if parent.suffix in _HDF5 and parent.is_file()), None)
+    if file is not None:
+        return Hdf5Array.opened(file, str(path.relative_to(file)))
+    if not path.exists():
+        raise SourceError(f"There is no array at {where}.")
+    try:
+        return open_zarr(path)
+    except UnsupportedStoreError:
+        return OtherArray.opened(str(path))
+
+
+@dataclass(frozen=True, slots=True)
+class NpyArray:
+    """A `.npy` file."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    stored_dtype: np.dtype[Any]
+    offset: int
+    n_bytes: int
+
+    @classmethod
+    def opened(cls, path: Path) -> "NpyArray":
+        """Read the header."""
+        try:
+            mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise SourceError(f"{path} is no .npy file that can be read row by row: {error}.") from error
+        if mapped.ndim == 0 or not mapped.flags.c_contiguous:
+            raise SourceError(f"{path} has shape {mapped.shape} in another order than C; save it anew, row by row.")
+        stored = mapped.dtype
+        return cls(path, mapped.shape, stored.newbyteorder("="), stored, int(mapped.offset), path.stat().st_size)
+
+    @property
+    def chunk_rows(self) -> int:
+        """About a megabyte."""
+        return max(1, min(self.shape[0], (1 << 20) // max(1, self._row_bytes)))
+
+    @property
+    def _row_bytes(self) -> int:
+        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+
+    def check_unchanged(self) -> None:
+        """Raise where the file has another size now."""
+        try:
+            found = self.path.stat().st_size
+        except OSError as error:
+            raise ReadError(f"The array {self.path} is gone: {error}.") from error
+        if found != self.n_bytes:
+            raise ReadError(
+                f"The array {self.path} has changed since it was opened: {self.n_bytes} bytes, now {found}."
+            )
+
+    def tasks(self, start: int, stop: int, selection: Selection, out: NDArray[Any]) -> Iterator[Callable[[], int]]:
+        """Yield one read for each chunk."""
+        for first in range(start, stop, self.chunk_rows):
+            last = min(stop, first + self.chunk_rows)
+            yield lambda first=first, last=last: self._read(first, last, selection, out[first - start : last - start])
+
+    def _read(self, start: int, stop: int, selection: Selection, out: NDArray[Any]) -> int:
+        whole = all((low, high) == (0, size) for (low, high), size in zip(selection, self.shape[1:], strict=True))
+        direct = whole and out.flags.c_contiguous and self.stored_dtype.isnative
+        rows = out if direct else np.empty((stop - start, *self.shape[1:]), self.stored_dtype)
+        wanted = rows.reshape(-1).view(np.uint8)
+        try:
+            handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                found = os.preadv(handle, [wanted.data], self.offset + start * self._row_bytes)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise ReadError(f"Rows {start}–{stop - 1} of {self.path} cannot be read: {error}.") from error
+        if found != len(wanted):
+            raise ReadError(f"Rows {start}–{stop - 1} of {self.path}: {found} of {len(wanted)} bytes are there.")
+        if not direct:
+            out[...] = rows[(slice(None), *(slice(low, high) for low, high in selection))]
+        return found
+
+
+@dataclass(frozen=True)
+class Hdf5Array:
+    """A data set of an HDF5 file. HDF5 reads one thing at a time in a process."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunk_rows: int
+    _open: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
+    _lock: Any = field(default_factory=threading.Lock, compare=False, repr=False)
+
+    @classmethod
+    def opened(cls, path: Path, name: str) -> "Hdf5Array":
+        """Look at a data set."""
+        with _hdf5(path) as file:
+            found = file.get(name) if name != "." else None
+            if found is None or not hasattr(found, "dtype"):
+                names: list[str] = []
+                file.visititems(lambda key, node: names.append(key) if hasattr(node, "dtype") else None)
+                raise SourceError(f"{path} has no data set {name!r}; it has {', '.join(names[:20])}.")
+            if not found.shape or found.dtype.kind not in "biufc":
+                raise SourceError(f"{path}/{name} is {found.dtype} {found.shape}; use an array of numbers with rows.")
+            rows = found.chunks[0] if found.chunks else max(1, (1 << 20) // max(1, found.nbytes // found.shape[0]))
+            return cls(path, name, found.shape, found.dtype.newbyteorder("="), rows)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": {}, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+    def check_unchanged(self) -> None:
+        """Raise where the data set has another shape now."""
+        with self._lock:
+            found = self._dataset()
+            if found.shape != self.shape:
+                raise ReadError(f"{self.path}/{self.name} has changed: {self.shape} then, {found.shape} now.")
+
+    def tasks(self, start: int, stop: int, selection: Selection, out: NDArray[Any]) -> Iterator[Callable[[], int]]:
+        """Yield one read of all."""
+        yield lambda: self._read(start, stop, selection, out)
+
+    def _read(self, start: int, stop: int, selection: Selection, out: NDArray[Any]) -> int:
+        key = (slice(start, stop), *(slice(low, high) for low, high in selection))
+        with self._lock:
+            try:
+                dataset = self._dataset()
+                if out.flags.c_contiguous and out.size:
+                    dataset.read_direct(out, key)
+                else:
+                    out[...] = dataset[key]
+            except (OSError, RuntimeError, ValueError) as error:
+                where = f"Rows {start}–{stop - 1} of {self.path}/{self.name}"
+                raise ReadError(f"{where} cannot be read: {error}.") from error
+        return out.nbytes
+
+    def _dataset(self) -> Any:
+        # A handle of a parent process is of no use to a fork, and must not be closed by it.
+        if os.getpid() not in self._open:
+            self._open[os.getpid()] = _hdf5(self.path)
+        return self._open[os.getpid()][self.name]
+
+
+def _hdf5(path: Path) -> Any:
+    try:
+        h5py: Any = import_module("h5py")
+    except ImportError as error:
+        raise MissingDependency("h5py", "nwb", "Reading HDF5 files") from error
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise SourceError(f"{path} cannot be opened: {error}.") from error
+
+
+@dataclass(frozen=True)
+class OtherArray:
+    """A zarr array that is read by zarr-python: at a URL, or with codecs that only it has."""
+
+    where: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunk_rows: int
+    _open: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def opened(cls, where: str) -> "OtherArray":
+        """Look at an array."""
+        array = _zarr_array(where)
+        if not array.shape or array.dtype.kind not in "biufc":
+            raise SourceError(f"{where} is {array.dtype} {array.shape}; use an array of numbers with rows.")
+        return cls(where, tuple(array.shape), np.dtype(array.dtype).newbyteorder("="), int(array.chunks[0]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": {}}
+
+    def check_unchanged(self) -> None:
+        """Do nothing: asking a server each time would cost more than reading."""
+
+    def tasks(self, start: int, stop: int, selection: Selection, out: NDArray[Any]) -> Iterator[Callable[[], int]]:
+        """Yield one read of all; zarr-python reads its chunks at once."""
+        yield lambda: self._read(start, stop, selection, out)
+
+    def _read(self, start: int, stop: int, selection: Selection, out: NDArray[Any]) -> int:
+        try:
+            array = self._open.get(os.getpid())
+            if array is None:
+                array = self._open[os.getpid()] = _zarr_array(self.where)
+            out[...] = array[(slice(start, stop), *(slice(low, high) for low, high in selection))]
+        except Exception as error:  # zarr and the clients below it raise whatever they like
+            raise ReadError(f"Rows {start}–{stop - 1} of {self.where} cannot be read: {error}") from error
+        return out.nbytes
+
+
+def _zarr_array(where: str) -> Any:
+    try:
+        zarr: Any = import_module("zarr")
+    except ImportError as error:
+        raise MissingDependency("zarr", "zarr", f"Reading {where}") from error
+    store: Any = where
+    if "://" in where:
+        store = _remote(zarr, where)
+    try:
+        return zarr.open_array(store, mode="r")
+    except Exception as error:  # whatever zarr and the clients below it raise
+        raise SourceError(f"{where} cannot be opened as a zarr array: {error}") from error
+
+
+def _remote(zarr: Any, where: str) -> Any:
+    """Return a store at a URL: through obstore where it is installed, else through fsspec."""
+    try:
+        obstore: Any = import_module("obstore.store")
+        return zarr.storage.ObjectStore(obstore.from_url(where), read_only=True)
+    except ImportError:
+        pass
+    except Exception as error:  # a scheme that obstore does not know, credentials that it does not find
+        raise OptionError(f"{where} cannot be opened: {error}") from error
+    try:
+        return zarr.storage.FsspecStore.from_url(where, read_only=True)
+    except ImportError as error:
+        raise MissingDependency("obstore", "s3", f"Reading {where}") from error

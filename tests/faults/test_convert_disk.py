@@ -1,0 +1,222 @@
+"""A disk that is full, limited or read-only: a clear error, nothing published, nothing lost.
+
+Small file systems (tmpfs) are mounted in a process of its own that has a namespace of its own for mounts.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from penstock_test_parts import isolated
+
+from penstock.convert.arrays import NpyInput
+from penstock.convert.engines import LocalEngine
+from penstock.convert.planning import ConvertOptions
+from penstock.convert.run import convert
+from penstock.convert.splits import Split
+from penstock.core.errors import WriteError
+from penstock.shard.writer import WriteOptions
+
+sys.path.append(str(Path(__file__).parents[1] / "convert"))
+from parts_convert import tree, visible
+
+NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
+
+SCRIPT = """
+import json, subprocess, sys
+from pathlib import Path
+import numpy as np
+sys.path.append(sys.argv[2])
+from parts_convert import tree, visible
+from penstock.convert.arrays import NpyInput
+from penstock.convert.engines import LocalEngine
+from penstock.convert.planning import ConvertOptions
+from penstock.convert.run import convert
+from penstock.convert.splits import Split
+from penstock.core.errors import PenstockError
+from penstock.shard.writer import WriteOptions
+
+FOLDER, DISK = Path(sys.argv[1]), Path(sys.argv[1]) / "disk"
+INPUTS = [NpyInput(path) for path in sorted(FOLDER.glob("*.npy"))]
+SPLIT = Split((("train", 0.5), ("val", 0.5)))
+PLAIN = ConvertOptions(WriteOptions(10), statistics=True)
+OPTIONS = {
+    "plain": PLAIN,
+    "shuffled": ConvertOptions(WriteOptions(10), shuffle_seed=1),
+    "split": ConvertOptions(WriteOptions(10), SPLIT, statistics=True),
+}
+
+def mount(what):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", what, "tmpfs", str(DISK)], check=True)
+
+def remount(what):
+    subprocess.run(["mount", "-o", "remount," + what, str(DISK)], check=True)
+
+def attempt(case, out=DISK / "out", **how):
+    try:
+        convert(INPUTS, out, OPTIONS[case], engine=LocalEngine(how.pop("workers", 1)), **how)
+    except PenstockError as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
+"""
+
+
+def in_namespace(folder: Path, body: str) -> Any:
+    """Run a script that may mount file systems on `folder/disk`, and return the JSON that it prints."""
+    probe = subprocess.run([*NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", str(folder)], capture_output=True, text=True)
+    if probe.returncode:
+        pytest.skip(f"no namespaces for mounts here: {probe.stderr.strip()}")
+    (folder / "disk").mkdir()
+    path = folder / "script.py"
+    path.write_text(SCRIPT + body)
+    parts = str(Path(__file__).parents[1] / "convert")
+    command = [*NAMESPACE, sys.executable, "-W", "error", str(path), str(folder), parts]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> list[NpyInput]:
+    """Three files, of which row r of file k is full of 100 k + r."""
+    found = []
+    for number in range(3):
+        path = tmp_path / f"tape_{number}.npy"
+        np.save(path, np.full((20, 200), 100 * number, np.float32) + np.arange(20, dtype=np.float32)[:, None])
+        found.append(NpyInput(path))
+    return found
+
+
+@pytest.mark.parametrize("case", ["plain", "shuffled", "split"])
+def test_a_full_disk_publishes_nothing_and_with_more_room_it_goes_on(
+    case: str, inputs: list[NpyInput], tmp_path: Path
+) -> None:
+    body = f"""
+case = {case!r}
+mount("size=64m")
+assert attempt(case) == "done"
+whole, answers = tree(DISK / "out"), []
+for kilobytes in range(8, 420, 36):
+    subprocess.run(["umount", str(DISK)], check=True)
+    mount(f"size={{kilobytes}}k")
+    answer = attempt(case, workers=1 + kilobytes % 2)
+    seen = sorted(visible(DISK / "out"))
+    remount("size=64m")
+    again = attempt(case, resume=(DISK / "out").exists())
+    answers.append([answer, seen == sorted(whole) if answer == "done" else seen == [], again, tree(DISK / "out") == whole])
+print(json.dumps(answers))
+"""
+    answers = in_namespace(tmp_path, body)
+    assert {tuple(rest) for _, *rest in answers} == {(True, "done", True)}
+    failed = [answer for answer, *_ in answers if answer != "done"]
+    assert len(failed) > 3
+    assert all(answer.startswith("WriteError") and "No space left on device" in answer for answer in failed), failed
+    assert answers[-1][0] == "done"
+
+
+@pytest.mark.parametrize("case", ["plain", "shuffled", "split"])
+def test_a_disk_that_takes_no_more_files_publishes_all_or_nothing(
+    case: str, inputs: list[NpyInput], tmp_path: Path
+) -> None:
+    # Each file and folder is an inode: with one more each time, another one cannot be made.
+    body = f"""
+case = {case!r}
+mount("size=64m")
+assert attempt(case) == "done"
+whole, answers = tree(DISK / "out"), []
+for inodes in range(2, 60, 2):
+    subprocess.run(["umount", str(DISK)], check=True)
+    mount(f"size=64m,nr_inodes={{inodes}}")
+    answer = attempt(case)
+    seen = sorted(visible(DISK / "out"))
+    remount("nr_inodes=1000")
+    again = attempt(case, resume=(DISK / "out").exists())
+    answers.append([answer, seen == sorted(whole) if answer == "done" else seen == [], again, tree(DISK / "out") == whole])
+    if answer == "done":
+        break
+print(json.dumps(answers))
+"""
+    answers = in_namespace(tmp_path, body)
+    assert {tuple(rest) for _, *rest in answers} == {(True, "done", True)}
+    assert all(answer.startswith("WriteError") for answer, *_ in answers[:-1]), answers
+    assert answers[-1][0] == "done"
+    assert len(answers) > 4
+
+
+def test_a_full_disk_leaves_the_old_data_set_as_it_is(inputs: list[NpyInput], tmp_path: Path) -> None:
+    body = """
+mount("size=220k")
+INPUTS, ALL = INPUTS[:1], INPUTS
+assert attempt("plain") == "done"
+before = tree(DISK / "out")
+INPUTS = ALL
+answer = attempt("plain", overwrite=True)
+kept = {name: content for name, content in tree(DISK / "out").items() if not name.startswith(".")} == before
+remount("size=64m")
+again = attempt("plain", resume=True)
+assert attempt("plain", FOLDER / "whole") == "done"
+print(json.dumps([answer, kept, again, tree(DISK / "out") == tree(FOLDER / "whole")]))
+"""
+    answer, *rest = in_namespace(tmp_path, body)
+    assert answer.startswith("WriteError")
+    assert "No space left on device" in answer
+    assert rest == [True, "done", True]
+
+
+def test_a_read_only_folder_is_named_and_stays_as_it_is(inputs: list[NpyInput], tmp_path: Path) -> None:
+    body = """
+mount("size=64m")
+(DISK / "empty").mkdir()
+assert attempt("plain") == "done"
+before = tree(DISK)
+remount("ro")
+answers = [attempt(case, DISK / place, **how) for case in OPTIONS for place, how in (
+    ("new", {}), ("empty", {}), ("out", {"overwrite": True}))]
+finished = attempt("plain", resume=True)
+print(json.dumps([answers, finished, tree(DISK) == before]))
+"""
+    answers, finished, same = in_namespace(tmp_path, body)
+    for answer in answers:
+        assert answer.startswith("WriteError")
+        assert "Read-only file system" in answer
+        assert str(tmp_path / "disk") in answer
+    assert finished == "done", "there is nothing to write"
+    assert same
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("shuffle_seed", [None, 1])
+def test_a_limit_on_the_size_of_files_publishes_nothing(
+    shuffle_seed: int | None, workers: int, inputs: list[NpyInput], tmp_path: Path
+) -> None:
+    options = ConvertOptions(WriteOptions(10), Split((("train", 0.5), ("val", 0.5))), shuffle_seed=shuffle_seed)
+    convert(inputs, tmp_path / "whole", options)
+    for limit in (100, 5_000, 12_000):
+        message = isolated(_limited, inputs, tmp_path / f"out{limit}", options, workers, limit)
+        assert "File too large" in message
+        assert visible(tmp_path / f"out{limit}") == set()
+        convert(inputs, tmp_path / f"out{limit}", options, resume=True)
+        assert tree(tmp_path / f"out{limit}") == tree(tmp_path / "whole")
+
+
+def _limited(inputs: list[NpyInput], out: Path, options: ConvertOptions, workers: int, limit: int) -> str:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        convert(inputs, out, options, engine=LocalEngine(workers))
+    except WriteError as error:
+        return str(error)
+    return "done"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_named(inputs: list[NpyInput], tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir(mode=0o555)
+    for options in (ConvertOptions(), ConvertOptions(shuffle_seed=1)):
+        with pytest.raises(WriteError, match=r"out.*Permission denied"):
+            convert(inputs, tmp_path / "out", options)

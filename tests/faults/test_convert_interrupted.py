@@ -1,0 +1,262 @@
+"""A conversion is interrupted, or an input fails: nothing is published, and what follows ends in the same bytes."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock import TarSource
+from penstock.convert.engines import LocalEngine
+from penstock.convert.planning import ConvertOptions
+from penstock.convert.run import convert
+from penstock.convert.splits import Split
+from penstock.core.errors import ConversionError, OptionError, WriteError
+from penstock.shard.writer import WriteOptions
+
+sys.path.append(str(Path(__file__).parents[1] / "convert"))
+from parts_convert import OddError, Taped, happened, mended, mishap, read, rows, tapes, tree, visible
+
+SIZES, NAMES = (4, 6, 4), ("anna_1", "bert_1", "anna_2")
+HALVES = (("train", 0.5), ("val", 0.5))
+CASES: dict[str, ConvertOptions] = {
+    "plain": ConvertOptions(WriteOptions(4), statistics=True),
+    "compressed": ConvertOptions(WriteOptions(4, compression="gz")),
+    "shuffled": ConvertOptions(WriteOptions(4), shuffle_seed=3, statistics=True),
+    "by file": ConvertOptions(WriteOptions(4), Split(HALVES), statistics=True),
+    "by subject": ConvertOptions(WriteOptions(4), Split(HALVES, "subject"), shuffle_seed=1, statistics=True),
+    "by time": ConvertOptions(WriteOptions(4), Split(HALVES, "time")),
+}
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> list[Taped]:
+    return tapes(tmp_path / "in", SIZES, NAMES)
+
+
+class InterruptAt:
+    """Is told of progress, and stops the conversion as Ctrl-C does, the n-th time."""
+
+    def __init__(self, last: int) -> None:
+        self.count, self.last = 0, last
+
+    def __call__(self, *news: object) -> None:
+        self.count += 1
+        if self.count == self.last:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_interrupted_after_any_shard_it_resumes_to_the_same_bytes(
+    case: str, inputs: list[Taped], tmp_path: Path
+) -> None:
+    count = InterruptAt(-1)
+    convert(inputs, tmp_path / "whole", CASES[case], told=count)
+    whole = tree(tmp_path / "whole")
+    for at in range(1, count.count + 1):
+        out, workers = tmp_path / f"out{at}", 1 + (at % 4 == 0)
+        with pytest.raises(KeyboardInterrupt):
+            convert(inputs, out, CASES[case], told=InterruptAt(at), engine=LocalEngine(workers))
+        assert visible(out) == set(), f"interrupted at {at}"
+        convert(inputs, out, CASES[case], resume=out.exists())
+        assert tree(out) == whole, f"interrupted at {at}"
+
+
+@pytest.mark.parametrize("case", ["plain", "shuffled", "by file"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_input_that_fails_in_the_middle_is_named_and_when_mended_goes_on(
+    workers: int, case: str, inputs: list[Taped], tmp_path: Path
+) -> None:
+    convert(inputs, tmp_path / "whole", CASES[case])
+    for number, at in ((0, 1), (1, 5), (2, 3)):
+        out = tmp_path / f"out{number}"
+        mishap(inputs[number], "read", at)
+        with pytest.raises(ConversionError, match=f"the tape of {NAMES[number]} is torn") as caught:
+            convert(inputs, out, CASES[case], engine=LocalEngine(workers))
+        assert caught.value.reasons == {str(inputs[number].path): f"the tape of {NAMES[number]} is torn"}
+        assert visible(out) == set()
+        with pytest.raises(WriteError, match="unfinished conversion"):
+            convert(inputs, out, CASES[case])
+        convert(inputs, out, CASES[case], engine=LocalEngine(workers), resume=True)
+        assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_what_was_finished_is_not_read_again(inputs: list[Taped], tmp_path: Path) -> None:
+    mishap(inputs[2], "read", 3)
+    with pytest.raises(ConversionError):
+        convert(inputs, tmp_path / "out", CASES["plain"])
+    mishap(inputs[0], "read", 1)
+    convert(inputs, tmp_path / "out", CASES["plain"], resume=True)
+    assert not happened(inputs[0])
+    assert read(tmp_path / "out") == rows(inputs)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("kind", "error"), [("value", ValueError), ("interrupt", KeyboardInterrupt), ("odd", None)])
+def test_an_error_of_the_inputs_own_code_publishes_nothing(
+    kind: str, error: Any, workers: int, inputs: list[Taped], tmp_path: Path
+) -> None:
+    if error is None:
+        error = OddError if workers == 1 else Exception
+    mishap(inputs[1], kind, 4)
+    with pytest.raises(error):
+        convert(inputs, tmp_path / "out", CASES["plain"], engine=LocalEngine(workers))
+    assert visible(tmp_path / "out") == set()
+    convert(inputs, tmp_path / "out", CASES["plain"], resume=True)
+    assert read(tmp_path / "out") == rows(inputs)
+
+
+@pytest.mark.parametrize("case", ["plain", "shuffled"])
+@pytest.mark.parametrize("kind", ["grow", "rewrite"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_input_that_is_written_to_meanwhile_is_an_error(
+    workers: int, kind: str, case: str, inputs: list[Taped], tmp_path: Path
+) -> None:
+    mishap(inputs[1], kind, 5)
+    with pytest.raises(ConversionError, match=r"bert_1\.npy: it was written to while it was converted"):
+        convert(inputs, tmp_path / "out", CASES[case], engine=LocalEngine(workers))
+    assert visible(tmp_path / "out") == set()
+    before = tree(tmp_path / "out")
+    with pytest.raises(OptionError, match="other inputs or options; use the same, or overwrite"):
+        convert(inputs, tmp_path / "out", CASES[case], resume=True)
+    assert tree(tmp_path / "out") == before, "nothing is lost"
+    convert(inputs, tmp_path / "out", CASES[case], overwrite=True)
+    assert sorted(read(tmp_path / "out")) == sorted(rows(inputs))
+
+
+@pytest.mark.parametrize("case", ["plain", "by subject"])
+def test_the_old_data_set_is_readable_until_the_new_one_is_complete(
+    case: str, inputs: list[Taped], tmp_path: Path
+) -> None:
+    old = tapes(tmp_path / "old", (8, 9), ("anna_7", "carl_7"))
+    names = CASES[case].split.names
+    count = InterruptAt(-1)
+    convert(inputs, tmp_path / "whole", CASES[case], told=count)
+    for at in range(1, count.count + 1, 2):
+        out = tmp_path / f"out{at}"
+        convert(old, out, CASES[case])
+        before = {name: read(out / name) for name in names}
+        files = tree(out)
+        with pytest.raises(KeyboardInterrupt):
+            convert(inputs, out, CASES[case], overwrite=True, told=InterruptAt(at))
+        assert {name: read(out / name) for name in names} == before
+        if tree(out) == files:  # it had not begun: the old one is complete, and is not replaced by resuming
+            with pytest.raises(OptionError, match="was done with other inputs or options"):
+                convert(inputs, out, CASES[case], resume=True)
+            convert(inputs, out, CASES[case], overwrite=True)
+        else:
+            convert(inputs, out, CASES[case], resume=True)
+        assert tree(out) == tree(tmp_path / "whole"), f"interrupted at {at}"
+
+
+# -- inputs that are skipped -------------------------------------------------------------------------------------------
+
+
+def without_skipped(folder: Path) -> dict[str, Any]:
+    """Return all files; of manifests, all but the list of what was skipped and the checksum over that."""
+    found: dict[str, Any] = dict(tree(folder))
+    for name in [name for name in found if name.endswith("dataset_metadata.json")]:
+        manifest = json.loads(found[name])
+        manifest["metadata"]["conversion"].pop("skipped")
+        manifest.pop("checksum")
+        found[name] = manifest
+    return found
+
+
+def skipped(folder: Path) -> list[tuple[str, str]]:
+    manifest = json.loads((folder / "dataset_metadata.json").read_bytes())
+    return [(entry["file"], entry["reason"]) for entry in manifest["metadata"]["conversion"]["skipped"]]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("when", ["looked at", "read"])
+def test_a_run_that_skips_is_one_that_never_had_the_bad_input(
+    when: str, case: str, inputs: list[Taped], tmp_path: Path
+) -> None:
+    options = replace(CASES[case], on_bad="skip")
+    bad, good = inputs[0], [*inputs[1:], *tapes(tmp_path / "more", (3,), ("carl_1",))]
+    convert(good, tmp_path / "without", options)
+    mishap(bad, "read", 0 if when == "looked at" else 3, once=False)
+    manifests = convert([bad, *good], tmp_path / "with", options, engine=LocalEngine(2))
+    assert without_skipped(tmp_path / "with") == without_skipped(tmp_path / "without")
+    for manifest in manifests.values():
+        assert skipped(manifest.folder) == [("anna_1.npy", "the tape of anna_1 is torn")]
+
+
+def test_all_inputs_bad_is_an_error_even_where_bad_ones_are_skipped(inputs: list[Taped], tmp_path: Path) -> None:
+    for number, given in enumerate(inputs):
+        mishap(given, "read", number, once=False)
+    with pytest.raises(ConversionError, match="3 inputs could not be converted"):
+        convert(inputs, tmp_path / "out", replace(CASES["plain"], on_bad="skip"))
+    assert visible(tmp_path / "out") == set()
+
+
+@pytest.mark.parametrize("case", ["plain", "shuffled"])
+def test_a_run_that_skipped_an_input_while_reading_can_be_resumed(
+    case: str, inputs: list[Taped], tmp_path: Path
+) -> None:
+    options = replace(CASES[case], on_bad="skip")
+    mishap(inputs[2], "read", 3, once=False)
+    count = InterruptAt(-1)
+    convert(inputs, tmp_path / "whole", options, told=count)
+    whole = tree(tmp_path / "whole")
+    for at in range(count.count, 0, -2):
+        out = tmp_path / f"out{at}"
+        with pytest.raises(KeyboardInterrupt):
+            convert(inputs, out, options, told=InterruptAt(at))
+        convert(inputs, out, options, resume=True)
+        assert tree(out) == whole, f"interrupted at {at}"
+    mended(inputs[2])
+    assert convert(inputs, out, options, resume=True).keys() == set(options.split.names)
+    assert tree(out) == whole, "what is complete stays as it is"
+
+
+# -- what lies in the folder -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["plain", "shuffled", "by file"])
+@pytest.mark.parametrize("damage", ["shard", "index", "statistics", "part"])
+def test_pieces_that_a_power_cut_left_are_written_anew(
+    damage: str, case: str, inputs: list[Taped], tmp_path: Path
+) -> None:
+    count = InterruptAt(-1)
+    convert(inputs, tmp_path / "whole", CASES[case], told=count)
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):  # before the last shard
+        convert(inputs, out, CASES[case], told=InterruptAt(count.count - 1))
+    name = {"shard": "*.tar", "index": "*.index", "statistics": "*.statistics", "part": "*.tar"}[damage]
+    path = sorted(path for path in out.rglob(f".writing/{name}") if ".staged" not in path.parts)[0]
+    if damage == "part":
+        path.with_name(f"{path.name}.host-1.part").write_bytes(path.read_bytes())
+    else:
+        path.write_bytes(path.read_bytes()[:-1])
+    convert(inputs, out, CASES[case], resume=True)
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_an_unfinished_conversion_is_forgotten_where_that_is_asked_for(inputs: list[Taped], tmp_path: Path) -> None:
+    out, given = tmp_path / "out", tapes(tmp_path / "other", (4, 4))
+    mishap(inputs[2], "read", 3)
+    with pytest.raises(ConversionError):
+        convert(inputs, out, CASES["shuffled"])
+    with pytest.raises(WriteError, match="unfinished conversion"):
+        convert(given, out, CASES["plain"])
+    convert(given, out, CASES["plain"], overwrite=True)
+    convert(given, tmp_path / "whole", CASES["plain"])
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_files_are_closed_after_an_error(inputs: list[Taped], tmp_path: Path) -> None:
+    mishap(inputs[1], "read", 5)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(ConversionError):
+        convert(inputs, tmp_path / "out", CASES["shuffled"])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    convert(inputs, tmp_path / "out", CASES["shuffled"], resume=True)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    source = TarSource(tmp_path / "out")
+    assert source.take(np.arange(3))["data"].shape == (3, 3)
+    source.close()

@@ -1,0 +1,283 @@
+"""Processes of a conversion are killed: its workers, or the one that started them. No work is lost, no process stays.
+
+Conversions that are to be killed run in processes that are forked off one helper process, which has never imported
+torch. They kill themselves (SIGKILL) before the n-th call that changes a file.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from penstock_test_parts import eventually
+
+from penstock.convert.engines import LocalEngine
+from penstock.convert.planning import ConvertOptions
+from penstock.convert.run import convert
+from penstock.convert.splits import Split
+from penstock.core.errors import SourceError, WorkerError, WriteError
+from penstock.shard.writer import WriteOptions
+
+sys.path.append(str(Path(__file__).parents[1] / "convert"))
+from parts_convert import Row, Taped, happened, held, mended, mishap, read, rows, tapes, tree, visible
+
+SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
+HALVES = (("train", 0.5), ("val", 0.5))
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"statistics": True},
+    "compressed": {"compression": "gz"},
+    "shuffled": {"shuffle_seed": 3, "statistics": True},
+    "by time": {"split": [HALVES, "time"], "statistics": True},
+    "by subject": {"split": [HALVES, "subject"], "shuffle_seed": 3},
+}
+
+HELPER = """
+import json, os, signal, sys
+from pathlib import Path
+sys.path.append(sys.argv[1])
+from parts_convert import Taped
+from penstock.convert.engines import LocalEngine
+from penstock.convert.run import convert
+
+assert "torch" not in sys.modules
+CHANGES = ("rename", "replace", "fsync", "writev", "write", "unlink", "rmdir", "mkdir", "open")
+count = 0
+
+def counted(function, last):
+    def call(*args, **kwargs):
+        global count
+        count += 1
+        if count == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
+    return call
+
+def options_of(write=(), split=None, compression="none", **others):
+    from penstock.convert.planning import ConvertOptions
+    from penstock.convert.splits import Split
+    from penstock.shard.writer import WriteOptions
+    sides = Split() if split is None else Split(tuple(map(tuple, split[0])), split[1])
+    return ConvertOptions(WriteOptions(4, compression=compression), sides, **others)
+
+def run(job):
+    inputs = [Taped(Path(path)) for path in job["inputs"]]
+    options, how = options_of(**job["options"]), job["how"]
+    for name in CHANGES:
+        setattr(os, name, counted(getattr(os, name), job["at"]))
+    convert(inputs, job["output"], options, engine=LocalEngine(job["workers"]), **how)
+
+for line in sys.stdin:
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        answer = {}
+        try:
+            run(json.loads(line))
+        except BaseException as error:
+            answer = {"error": repr(error)}
+        os.write(writing, json.dumps({**answer, "count": count}).encode())
+        os._exit(0)
+    os.close(writing)
+    print(json.dumps({"pid": pid}), flush=True)
+    with os.fdopen(reading) as pipe:
+        answer = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    print(json.dumps({"killed": killed, **json.loads(answer or "{}")}), flush=True)
+"""
+
+
+class Helper:
+    """Runs conversions, one at a time, each in a process of its own."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def begin(
+        self, inputs: list[Taped], output: Path, case: str, *, at: int = -1, workers: int = 1, **how: bool
+    ) -> int:
+        """Start a conversion, and return the number of its process."""
+        paths = [str(given.path) for given in inputs]
+        job = {"inputs": paths, "output": str(output), "options": CASES[case], "at": at, "workers": workers, "how": how}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        return int(self.answer()["pid"])
+
+    def answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        assert "error" not in answer, answer
+        return answer
+
+    def run(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        self.begin(*args, **kwargs)
+        return self.answer()
+
+
+@pytest.fixture(scope="module")
+def helper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Helper]:
+    path = tmp_path_factory.mktemp("helper") / "helper.py"
+    path.write_text(HELPER)
+    parts = str(Path(__file__).parents[1] / "convert")
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", str(path), parts], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield Helper(process)
+    finally:
+        process.communicate(timeout=10)
+
+
+def options_of(case: str) -> ConvertOptions:
+    others = dict(CASES[case])
+    split, compression = others.pop("split", None), others.pop("compression", "none")
+    sides = Split() if split is None else Split(*split)
+    return ConvertOptions(WriteOptions(4, compression=compression), sides, **others)
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> list[Taped]:
+    return tapes(tmp_path / "in", (4, 6, 4), ("anna_1", "bert_1", "anna_2"))
+
+
+def read_or_none(folder: Path) -> list[Row] | None:
+    try:
+        return read(folder)
+    except SourceError:
+        return None
+
+
+# -- the process that started it ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_before_any_change_of_a_file_resuming_ends_in_the_same_bytes(
+    case: str, helper: Helper, inputs: list[Taped], tmp_path: Path
+) -> None:
+    ticks = helper.run(inputs, tmp_path / "whole", case)["count"]
+    assert ticks > 40
+    whole, names = tree(tmp_path / "whole"), options_of(case).split.names
+    new = {name: read(tmp_path / "whole" / name) for name in names}
+    step = 1 if SOAK else 7
+    for at in [*range(1, ticks - 40, step), *range(ticks - 40, ticks + 1, max(1, step // 2))]:
+        out = tmp_path / f"out{at}"
+        assert helper.run(inputs, out, case, at=at)["killed"] == signal.SIGKILL
+        for name in names:
+            assert read_or_none(out / name) in (None, new[name]), f"killed at {at}"
+        helper.run(inputs, out, case, resume=True)
+        assert tree(out) == whole, f"killed at {at}"
+
+
+@pytest.mark.parametrize("case", ["plain", "by subject"])
+def test_killed_while_it_replaces_a_data_set_a_reader_sees_the_old_one_or_the_new_one_or_none(
+    case: str, helper: Helper, inputs: list[Taped], tmp_path: Path
+) -> None:
+    old = tapes(tmp_path / "old", (8, 9), ("anna_7", "carl_7"))
+    ticks = helper.run(inputs, tmp_path / "whole", case)["count"]
+    whole, names = tree(tmp_path / "whole"), options_of(case).split.names
+    seen = set()
+    for at in range(1, ticks + 1, 1 if SOAK else 11):
+        out = tmp_path / f"out{at}"
+        helper.run(old, out, case)
+        before = {name: read(out / name) for name in names}
+        files = tree(out)
+        assert helper.run(inputs, out, case, at=at, overwrite=True)["killed"] == signal.SIGKILL
+        for name in names:
+            found = read_or_none(out / name)
+            assert found in (None, before[name], read(tmp_path / "whole" / name)), f"killed at {at}"
+            seen.add("none" if found is None else "old" if found == before[name] else "new")
+        begun = any(Path(name).name == "options.json" for name in tree(out)) or tree(out).keys() != files.keys()
+        helper.run(inputs, out, case, **({"resume": True} if begun else {"overwrite": True}))
+        assert tree(out) == whole, f"killed at {at}"
+    assert "old" in seen
+
+
+def members(session: int) -> list[int]:
+    """Return the processes of a session."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split() if entry.name.isdigit() else []
+        except OSError:
+            continue
+        if fields and fields[3] == str(session) and fields[0] not in "ZX":
+            found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize("case", ["plain", "shuffled"])
+def test_workers_of_a_process_that_is_killed_end_and_keep_nobody_out(
+    case: str, helper: Helper, inputs: list[Taped], tmp_path: Path
+) -> None:
+    convert(inputs, tmp_path / "whole", options_of(case))
+    mishap(inputs[1], "hold", 3)
+    parent = helper.begin(inputs, tmp_path / "out", case, workers=2)
+    assert eventually(lambda: held(inputs[1].path))
+    assert eventually(lambda: len(members(parent)) == 3), "the process and its two workers"
+    with pytest.raises(WriteError, match="Another writer is at work"):
+        convert(inputs, tmp_path / "out", options_of(case), resume=True)
+    os.kill(parent, signal.SIGKILL)
+    assert helper.answer()["killed"] == signal.SIGKILL
+    assert eventually(lambda: members(parent) == []), "a worker has outlived its parent"
+    assert visible(tmp_path / "out") == set()
+    mended(inputs[1])
+    convert(inputs, tmp_path / "out", options_of(case), engine=LocalEngine(2), resume=True)
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_ctrl_c_ends_the_workers_and_leaves_what_was_finished(
+    helper: Helper, inputs: list[Taped], tmp_path: Path
+) -> None:
+    mishap(inputs[2], "hold", 3)
+    parent = helper.begin(inputs, tmp_path / "out", "plain", workers=2)
+    assert eventually(lambda: held(inputs[2].path))
+    os.killpg(parent, signal.SIGINT)  # as a terminal does: the workers get it as well
+    with pytest.raises(AssertionError, match="KeyboardInterrupt"):
+        helper.answer()
+    assert eventually(lambda: members(parent) == [])
+    assert visible(tmp_path / "out") == set()
+    mended(inputs[2])
+    convert(inputs, tmp_path / "out", options_of("plain"), resume=True)
+    assert read(tmp_path / "out") == rows(inputs)
+
+
+# -- a worker ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_worker_that_is_killed_costs_nothing(case: str, inputs: list[Taped], tmp_path: Path) -> None:
+    convert(inputs, tmp_path / "whole", options_of(case))
+    mishap(inputs[0], "die", 3)
+    mishap(inputs[1], "die", 5)
+    convert(inputs, tmp_path / "out", options_of(case), engine=LocalEngine(2))
+    assert happened(inputs[0])
+    assert happened(inputs[1])
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("case", ["plain", "by subject"])
+def test_an_input_that_workers_always_die_of_is_named_and_nothing_is_published(
+    case: str, inputs: list[Taped], tmp_path: Path
+) -> None:
+    convert(inputs, tmp_path / "whole", options_of(case))
+    mishap(inputs[1], "die", 5, once=False)
+    with pytest.raises(WorkerError, match=r"died 3 times while it was at shard_.*\.tar, made of .*bert_1\.npy"):
+        convert(inputs, tmp_path / "out", options_of(case), engine=LocalEngine(2))
+    assert visible(tmp_path / "out") == set()
+    mended(inputs[1])
+    convert(inputs, tmp_path / "out", options_of(case), engine=LocalEngine(2), resume=True)
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_an_input_that_workers_die_of_when_it_is_looked_at_is_named(inputs: list[Taped], tmp_path: Path) -> None:
+    mishap(inputs[1], "die", 0, once=False)
+    with pytest.raises(WorkerError, match=r"died 3 times while it was at Taped\(.*bert_1\.npy"):
+        convert(inputs, tmp_path / "out", engine=LocalEngine(2))
+    assert not (tmp_path / "out").exists()
