@@ -38,16 +38,23 @@ class Clock:
 
     def edges(self, number: int) -> NDArray[np.float64]:
         """Return where the bins of a window begin, and where the last one ends."""
-        return self.zeros[number] + (self.bins[number] + np.arange(self.length + 1)) * self.bin_seconds
+        edges: NDArray[np.float64] = self.zeros[number] + self.bin_seconds * (
+            self.bins[number] + np.arange(self.length + 1)
+        )
+        return edges
 
     def centres(self, number: int) -> NDArray[np.float64]:
         """Return the middles of the bins of a window."""
-        return self.zeros[number] + (self.bins[number] + np.arange(self.length) + 0.5) * self.bin_seconds
+        centres: NDArray[np.float64] = self.zeros[number] + self.bin_seconds * (
+            self.bins[number] + np.arange(self.length) + 0.5
+        )
+        return centres
 
     def bounds(self, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return begin and end of windows, one row each."""
         both = self.bins[numbers, np.newaxis] + np.array([0, self.length])
-        return self.zeros[numbers, np.newaxis] + both * self.bin_seconds
+        bounds: NDArray[np.float64] = self.zeros[numbers, np.newaxis] + both * self.bin_seconds
+        return bounds
 
     def only(self, kept: NDArray[np.bool_]) -> "Clock":
         """Return some of the windows."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.convert.nwb_file import Entry, NWBFile, reading
 from penstock.convert.nwb_options import BINNED, KINDS, NWBOptions
@@ -71,9 +72,10 @@ def _spikes(file: NWBFile, options: NWBOptions) -> Spikes:
     if "spike_times" not in table.colnames or not hasattr(table["spike_times"], "target"):
         raise _Missing("the units have no spike_times")
     units = Units(table, file.path)
-    kept = units.kept(tuple(options.unit_filter))  # type: ignore[arg-type]  # checked and made pairs by the options
+    pairs: Any = options.unit_filter  # made pairs by the options
+    kept = units.kept(tuple(pairs))
     if len(kept) == 0:
-        have = "; ".join(f"{column} is one of {', '.join(units.found(column))}" for column, _ in options.unit_filter)
+        have = "; ".join(f"{column} is one of {', '.join(units.found(column))}" for column, _ in pairs)
         raise _Missing(f"no unit passes unit_filter={options.unit_filter!r}, where {have}")
     return spikes_of(units, kept)
 

@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,8 @@ from penstock.source.zarr_codec import Codec, UnsupportedStoreError, codec_v2, c
 __all__ = ["Selection", "ZarrArray", "open_zarr"]
 
 _MOST_INDEXES = 256  # of shard files that are kept
+_SAMPLED_FILES = 16
+_SMALL_BYTES = 1 << 24  # a buffer of up to this size is kept for smaller chunks, too
 _EMPTY = (1 << 64) - 1
 
 Selection = tuple[tuple[int, int], ...]
@@ -80,6 +83,20 @@ class ZarrArray:
             raise ReadError(
                 f"The array {self.path} has changed since it was opened: {self.shape} then, {now.shape} now."
             )
+
+    def sampled(self) -> bytes:
+        """Return the size and the beginning of some chunk files."""
+        sizes = self.shards or self.chunks
+        rows = -(-self.shape[0] // sizes[0])
+        found = []
+        for row in range(0, rows, 1 + rows // _SAMPLED_FILES):
+            path = self.path / self._key((row, *(0 for _ in sizes[1:])))
+            try:
+                with path.open("rb") as file:
+                    found.append(b"%d " % os.fstat(file.fileno()).st_size + file.read(1024))
+            except OSError:
+                found.append(b"missing ")
+        return b"".join(found)
 
     def tasks(self, start: int, stop: int, selection: Selection, out: NDArray[Any]) -> Iterator[Callable[[], int]]:
         """Yield what has to be done to read rows into `out`; each call returns the bytes that it decoded.
@@ -142,6 +159,22 @@ class ZarrArray:
         return index
 
 
+class _Buffers(threading.local):
+    """Memory of one thread for the bytes of a chunk; fresh memory costs more than what is done with it."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, NDArray[np.uint8]] = {}
+
+    def get(self, use: str, n_bytes: int) -> NDArray[np.uint8]:
+        held = self._held.get(use)
+        if held is None or not n_bytes <= len(held) <= max(4 * n_bytes, _SMALL_BYTES):
+            held = self._held[use] = np.empty(max(n_bytes, 1), np.uint8)
+        return held[:n_bytes]
+
+
+_BUFFERS = _Buffers()
+
+
 @dataclass(frozen=True, slots=True)
 class _ChunkRead:
     """Reads what is wanted of one chunk."""
@@ -183,20 +216,21 @@ class _ChunkRead:
             length = os.fstat(handle).st_size - offset if size is None else size
             if whole_rows and array.codec.plain and self.out.flags.c_contiguous:
                 return self._read_plain(handle, offset, length, n_bytes)
-            stored = os.pread(handle, length, offset)
+            stored = _BUFFERS.get("stored", length)
+            found = os.preadv(handle, [stored.data], offset) if length else 0
         finally:
             os.close(handle)
-        if len(stored) != length:
-            raise ValueError(f"{len(stored)} of {length} bytes are there")
+        if found != length:
+            raise ValueError(f"{found} of {length} bytes are there")
         direct = (
             whole_rows and self.out.nbytes == n_bytes and self.out.flags.c_contiguous and array.codec.dtype.isnative
         )
         if direct:
-            array.codec.decode(stored, self.out.reshape(-1).view(np.uint8))
+            array.codec.decode(stored.data, self.out.reshape(-1).view(np.uint8))
         else:
-            scratch = np.empty(array.chunks, array.codec.dtype)
-            array.codec.decode(stored, scratch.reshape(-1).view(np.uint8))
-            self.out[...] = scratch[self.inner]
+            scratch = _BUFFERS.get("decoded", n_bytes)
+            array.codec.decode(stored.data, scratch)
+            self.out[...] = scratch.view(array.codec.dtype).reshape(array.chunks)[self.inner]
         return n_bytes
 
     def _read_plain(self, handle: int, offset: int, length: int, n_bytes: int) -> int:
