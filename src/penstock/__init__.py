@@ -59,9 +59,26 @@ if TYPE_CHECKING:
     from penstock.plan.plan import Plan as Plan
     from penstock.plan.quality import Mixing as Mixing
     from penstock.plan.segments import Segments as Segments
+    from penstock.recipes.chunk_profile import PipelineProfiler as PipelineProfiler
+    from penstock.recipes.chunk_sampling import ChunkLatencyStats as ChunkLatencyStats
+    from penstock.recipes.chunk_sampling import calculate_chunk_params as calculate_chunk_params
+    from penstock.recipes.chunk_sampling import compute_neuron_phases as compute_neuron_phases
+    from penstock.recipes.chunk_sampling import generate_random_chunks as generate_random_chunks
+    from penstock.recipes.chunk_sampling import sample_batch_indices as sample_batch_indices
+    from penstock.recipes.chunk_sampling import sample_batch_within_chunk as sample_batch_within_chunk
+    from penstock.recipes.chunk_stream import Chunk as Chunk
+    from penstock.recipes.chunk_stream import PipelineChunkLoader as PipelineChunkLoader
+    from penstock.recipes.chunk_stream import RandomChunkLoader as RandomChunkLoader
     from penstock.recipes.conversion import NWBToWebDatasetConverter as NWBToWebDatasetConverter
     from penstock.recipes.conversion import convert_to_shards as convert_to_shards
     from penstock.recipes.dataset_info import ShardedDatasetInfo as ShardedDatasetInfo
+    from penstock.recipes.flyvis import DataSplit as DataSplit
+    from penstock.recipes.flyvis import FlyVisSim as FlyVisSim
+    from penstock.recipes.flyvis import NeuronData as NeuronData
+    from penstock.recipes.flyvis import SimulationWriter as SimulationWriter
+    from penstock.recipes.flyvis import create_zarr_loader as create_zarr_loader
+    from penstock.recipes.flyvis import load_column_slice as load_column_slice
+    from penstock.recipes.flyvis import load_metadata as load_metadata
     from penstock.recipes.webdataset import ResumableWebDatasetLoader as ResumableWebDatasetLoader
     from penstock.recipes.webdataset import WebDatasetLoader as WebDatasetLoader
     from penstock.recipes.webdataset import create_webdataset_dataloader as create_webdataset_dataloader
@@ -77,6 +94,7 @@ if TYPE_CHECKING:
     from penstock.source.combine import Zip as Zip
     from penstock.source.dataset import DatasetSource as DatasetSource
     from penstock.source.tar import TarSource as TarSource
+    from penstock.source.zarr import ZarrSource as ZarrSource
     from penstock.transform.moments import Moments as Moments
 
 __version__ = "0.1.0"
@@ -110,8 +128,16 @@ _MODULES = {
     "plan.plan": "Plan",
     "plan.quality": "Mixing",
     "plan.segments": "Segments",
+    "recipes.chunk_profile": "PipelineProfiler",
+    "recipes.chunk_sampling": (
+        "ChunkLatencyStats calculate_chunk_params compute_neuron_phases generate_random_chunks sample_batch_indices sample_batch_within_chunk"
+    ),
+    "recipes.chunk_stream": "Chunk PipelineChunkLoader RandomChunkLoader",
     "recipes.conversion": "NWBToWebDatasetConverter convert_to_shards",
     "recipes.dataset_info": "ShardedDatasetInfo",
+    "recipes.flyvis": (
+        "DataSplit FlyVisSim NeuronData SimulationWriter create_zarr_loader load_column_slice load_metadata"
+    ),
     "recipes.webdataset": "ResumableWebDatasetLoader WebDatasetLoader create_webdataset_dataloader",
     "recipes.webdataset_collate": "collate_webdataset",
     "recipes.webdataset_writing": "WebDatasetWriter create_shards_from_arrays",
@@ -122,6 +148,7 @@ _MODULES = {
     "source.combine": "Concat Take Zip",
     "source.dataset": "DatasetSource",
     "source.tar": "TarSource",
+    "source.zarr": "ZarrSource",
     "transform.moments": "Moments",
 }
 _HOMES = {name: f"penstock.{module}" for module, names in _MODULES.items() for name in names.split()}

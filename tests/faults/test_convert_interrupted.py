@@ -1,5 +1,6 @@
 """A conversion is interrupted, or an input fails: nothing is published, and what follows ends in the same bytes."""
 
+import errno
 import json
 import sys
 from dataclasses import replace
@@ -15,6 +16,8 @@ from penstock.convert.planning import ConvertOptions
 from penstock.convert.run import convert
 from penstock.convert.splits import Split
 from penstock.core.errors import ConversionError, OptionError, WriteError
+from penstock.shard.manifest import Manifest
+from penstock.shard.publish import prepare
 from penstock.shard.writer import WriteOptions
 
 sys.path.append(str(Path(__file__).parents[1] / "convert"))
@@ -150,6 +153,27 @@ def test_the_old_data_set_is_readable_until_the_new_one_is_complete(
         else:
             convert(inputs, out, CASES[case], resume=True)
         assert tree(out) == tree(tmp_path / "whole"), f"interrupted at {at}"
+
+
+@pytest.mark.parametrize("case", ["by file", "by subject"])
+def test_where_one_of_several_splits_cannot_be_made_ready_none_appears(
+    case: str, inputs: list[Taped], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_for_val(manifest: Manifest) -> None:
+        if manifest.folder.name == "val":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        prepare(manifest)
+
+    convert(inputs, tmp_path / "whole", CASES[case])
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.convert.run.prepare", full_for_val)
+        for resume in (False, True):
+            with pytest.raises(WriteError, match=r"out/val: .*No space left"):
+                convert(inputs, out, CASES[case], resume=resume)
+            assert visible(out) == set()
+    convert(inputs, out, CASES[case], resume=True)
+    assert tree(out) == tree(tmp_path / "whole")
 
 
 # -- inputs that are skipped -------------------------------------------------------------------------------------------

@@ -156,7 +156,8 @@ def _written(jobs: list[Job], engine: Engine, told: Told, what: str) -> None:
     """Have all shards written that are not there yet."""
     todo = [(job, number) for job in jobs for number in _missing(job)]
     total = sum(job.n_samples for job in jobs)
-    done = total - sum(len(job.task(number).which) for job, number in todo) if todo else total
+    left = [min(job.options.shard_size, job.n_samples - number * job.options.shard_size) for job, number in todo]
+    done = total - sum(left)
     tasks = _Tasks(todo)
     told(what, "samples", done, total, "")
     for number, count in engine.run(write_task, tasks):

@@ -1,11 +1,12 @@
 """Batches move to the device while the step before them computes.
 
-On the CPU nothing happens. On CUDA, two batches are in flight: they are copied from pinned memory on a stream of their
-own, the consumer's stream waits for the copy's event and not for the host, and `record_stream` keeps the allocator from
-giving a batch's memory away while kernels on it are still queued. The logic is tested on the CPU with a stand-in for
-`CudaStreams`; it has not been run on CUDA hardware.
+On the CPU nothing happens. On CUDA, one batch or more is in flight besides the one that computes. They are copied from
+pinned memory on a stream of their own, the consumer's stream waits for the copy's event and not for the host, and
+`record_stream` keeps the allocator from giving a batch's memory away while kernels on it are still queued. The logic is
+tested on the CPU with a stand-in for `CudaStreams`; it has not been run on CUDA hardware.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing
@@ -18,8 +19,6 @@ from numpy.typing import NDArray
 from penstock.core.errors import OptionError
 
 __all__ = ["CudaStreams", "checked_device", "on_device", "pinned_memory"]
-
-_IN_FLIGHT = 2  # one that computes, one that is copied; a third would only take device memory
 
 
 def checked_device(device: str | torch.device | None) -> torch.device:
@@ -74,9 +73,14 @@ class CudaStreams:
 
 
 def on_device(
-    batches: Generator[Any, None, None], device: torch.device, streams: CudaStreams | None = None
+    batches: Generator[Any, None, None],
+    device: torch.device,
+    streams: CudaStreams | None = None,
+    *,
+    ahead: int = 1,
+    record: Callable[[str, float, int], None] | None = None,
 ) -> Generator[Any, None, None]:
-    """Yield each batch on `device`.
+    """Yield each batch on `device`, `ahead` others being copied meanwhile.
 
     1. Reading, merging or copying a batch fails: the batches before it are delivered first, then the error.
     2. The consumer stops early: the copies under way end by themselves; their host memory is kept until they have.
@@ -88,35 +92,59 @@ def on_device(
             for batch in batches:
                 yield mapped(batch, lambda tensor: tensor.to(device))
         else:
-            yield from _overlapped(batches, streams or CudaStreams(device))
+            yield from _overlapped(batches, streams or CudaStreams(device), ahead + 1, record)
 
 
-def _overlapped(batches: Iterator[Any], streams: CudaStreams) -> Generator[Any, None, None]:
+def _overlapped(
+    batches: Iterator[Any],
+    streams: CudaStreams,
+    in_flight: int,
+    record: Callable[[str, float, int], None] | None,
+) -> Generator[Any, None, None]:
     moving: deque[tuple[Any, Any, Any]] = deque()
     # Host batches whose copy may not be over: their memory must not go back to the pool before.
     reading: deque[tuple[Any, Any]] = deque()
     try:
-        yield from _delivered(batches, streams, moving, reading)
+        yield from _delivered(_sent(batches, streams, record), streams, moving, reading, in_flight)
     finally:
         for *_, event in (*moving, *reading):
             event.synchronize()
 
 
+def _sent(
+    batches: Iterator[Any], streams: CudaStreams, record: Callable[[str, float, int], None] | None
+) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield each batch with its copy, which is under way, and the event that is over when it has come."""
+    for host in batches:
+        began = time.perf_counter()
+        with streams.side():
+            batch = mapped(host, streams.move)
+        event = streams.copied()
+        if record is not None:
+            record("device", time.perf_counter() - began, 0)
+        yield host, batch, event
+        del host, batch, event
+
+
 def _delivered(
-    batches: Iterator[Any], streams: CudaStreams, moving: deque[tuple[Any, Any, Any]], reading: deque[tuple[Any, Any]]
+    sent: Iterator[tuple[Any, Any, Any]],
+    streams: CudaStreams,
+    moving: deque[tuple[Any, Any, Any]],
+    reading: deque[tuple[Any, Any]],
+    in_flight: int,
 ) -> Generator[Any, None, None]:
     error: Exception | None = None
     while True:
-        while error is None and len(moving) < _IN_FLIGHT:
+        while error is None and len(moving) < in_flight:
             try:
-                host = next(batches, _END)
-                if host is _END:
-                    break
-                with streams.side():
-                    batch = mapped(host, streams.move)
-                moving.append((host, batch, streams.copied()))
+                found = next(sent, None)
             except Exception as failed:
                 error = failed
+            else:
+                if found is None:
+                    break
+                moving.append(found)
+                del found
         if not moving:
             if error is not None:
                 raise error
@@ -129,9 +157,6 @@ def _delivered(
             reading.popleft()
         del host, event
         yield batch
-
-
-_END = object()
 
 
 def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

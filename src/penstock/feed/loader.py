@@ -206,7 +206,7 @@ class Loader:
         windows = self._work.windows_held
         if self._executor in ("processes", "auto"):
             windows = max(windows, workers * self._window_room("processes")[0])
-        on_device = 0 if self._device.type == "cpu" else 3 * batch_bytes
+        on_device = 0 if self._device.type == "cpu" else (2 + self._options.device_ahead) * batch_bytes
         return MemoryEstimate(batch_bytes, held, window_bytes, windows, on_device)
 
     # -- ending --------------------------------------------------------------------------------------------------------
@@ -247,7 +247,8 @@ class Loader:
         return self.plan.epoch(cursor.epoch, cursor.origin).share(self._world, cursor.batch)
 
     def _batches(self, start: Cursor, handoff: Handoff) -> Generator[Any, None, None]:
-        return on_device(self._executed(start, handoff), self._device)
+        ahead = self._options.device_ahead
+        return on_device(self._executed(start, handoff), self._device, ahead=ahead, record=self._record)
 
     def _executed(self, start: Cursor, handoff: Handoff) -> Generator[Any, None, None]:
         if self._executor == "auto":

@@ -31,6 +31,9 @@ class RunOptions:
     timeout_seconds: float | None = None
     """Give up on a batch that takes longer than this, with an error that names its items; None: wait for ever."""
 
+    device_ahead: int = 1
+    """Batches that are copied to the device ahead of the one that computes; each takes its bytes there."""
+
     pin_memory: bool = False
     """Give batches page-locked memory where there is a CUDA device, also where `device` is not that device."""
 
@@ -42,6 +45,8 @@ class RunOptions:
             raise OptionError(f"executor={self.executor!r} is not one of {', '.join(map(repr, get_args(Executor)))}.")
         if self.prefetch < 1:
             raise OptionError(f"prefetch={self.prefetch} leaves nothing to train on; use 1 or more.")
+        if self.device_ahead < 1:
+            raise OptionError(f"device_ahead={self.device_ahead} leaves no copy to overlap with; use 1 or more.")
         if self.start_method is not None and self.start_method not in get_args(StartMethod):
             allowed = ", ".join(map(repr, get_args(StartMethod)))
             raise OptionError(f"start_method={self.start_method!r} is not one of {allowed}.")

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import MissingDependency, OptionError, ReadError, SourceError
 from penstock.source.zarr_codec import UnsupportedStoreError
-from penstock.source.zarr_store import Selection, open_zarr
+from penstock.source.zarr_store import Selection, open_zarr, read_into
 
 __all__ = ["StoredArray", "opened_array"]
 
 _HDF5 = (".h5", ".hdf5", ".nwb")
+_OBSTORE_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "http", "https", "file")
 
 
 class StoredArray(Protocol):
@@ -41,6 +42,10 @@ class StoredArray(Protocol):
 
     def check_unchanged(self) -> None:
         """Raise ReadError where somebody has changed the array since it was opened."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files; the next read opens them again."""
         ...
 
     def sampled(self) -> bytes:
@@ -80,18 +85,23 @@ class NpyArray:
     stored_dtype: np.dtype[Any]
     offset: int
     n_bytes: int
+    time_ns: int
+    """When the file was changed last."""
 
     @classmethod
     def opened(cls, path: Path) -> "NpyArray":
         """Read the header."""
         try:
-            mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
+            status = path.stat()
+            mapped = np.lib.format.open_memmap(path, mode="r")  # type: ignore[no-untyped-call]  # numpy's own stub
+        except Exception as error:  # numpy evaluates the header, and raises whatever that does
             raise SourceError(f"{path} is no .npy file that can be read row by row: {error}.") from error
-        if mapped.ndim == 0 or not mapped.flags.c_contiguous:
-            raise SourceError(f"{path} has shape {mapped.shape} in another order than C; save it anew, row by row.")
-        stored = mapped.dtype
-        return cls(path, mapped.shape, stored.newbyteorder("="), stored, int(mapped.offset), path.stat().st_size)
+        if not mapped.shape or mapped.dtype.kind not in "biufc":
+            raise SourceError(f"{path} is {mapped.dtype} {mapped.shape}; use an array of numbers with rows.")
+        if not mapped.flags.c_contiguous:
+            raise SourceError(f"{path} has shape {mapped.shape} in Fortran order; save it anew, row by row.")
+        stored, offset = mapped.dtype, int(mapped.offset)
+        return cls(path, mapped.shape, stored.newbyteorder("="), stored, offset, status.st_size, status.st_mtime_ns)
 
     @property
     def chunk_rows(self) -> int:
@@ -103,15 +113,25 @@ class NpyArray:
         return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
 
     def check_unchanged(self) -> None:
-        """Raise where the file has another size now."""
+        """Raise where the file has another size now, or another header."""
         try:
-            found = self.path.stat().st_size
+            found = self.path.stat()
         except OSError as error:
             raise ReadError(f"The array {self.path} is gone: {error}.") from error
-        if found != self.n_bytes:
+        if (found.st_size, found.st_mtime_ns) == (self.n_bytes, self.time_ns):
+            return
+        try:
+            now = NpyArray.opened(self.path)
+        except SourceError as error:
+            raise ReadError(f"The array {self.path} has changed since it was opened: {error}") from error
+        if replace(now, time_ns=self.time_ns) != self:
             raise ReadError(
-                f"The array {self.path} has changed since it was opened: {self.n_bytes} bytes, now {found}."
+                f"The array {self.path} has changed since it was opened: {self.stored_dtype} {self.shape} then, "
+                f"{now.stored_dtype} {now.shape} now."
             )
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
 
     def sampled(self) -> bytes:
         """Return some bytes of some rows."""
@@ -133,7 +153,7 @@ class NpyArray:
         try:
             handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                found = os.preadv(handle, [wanted.data], self.offset + start * self._row_bytes)
+                found = read_into(handle, wanted, self.offset + start * self._row_bytes)
             finally:
                 os.close(handle)
         except OSError as error:
@@ -155,7 +175,8 @@ class Hdf5Array:
     dtype: np.dtype[Any]
     chunk_rows: int
     _open: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
-    _lock: Any = field(default_factory=threading.Lock, compare=False, repr=False)
+    _locks: dict[int, threading.Lock] = field(default_factory=dict, compare=False, repr=False)
+    """By process: a fork may find the lock of its parent taken, by a thread that it does not have."""
 
     @classmethod
     def opened(cls, path: Path, name: str) -> "Hdf5Array":
@@ -168,27 +189,38 @@ class Hdf5Array:
                 raise SourceError(f"{path} has no data set {name!r}; it has {', '.join(names[:20])}.")
             if not found.shape or found.dtype.kind not in "biufc":
                 raise SourceError(f"{path}/{name} is {found.dtype} {found.shape}; use an array of numbers with rows.")
-            rows = found.chunks[0] if found.chunks else max(1, (1 << 20) // max(1, found.nbytes // found.shape[0]))
+            row_bytes = found.nbytes // max(1, found.shape[0])
+            rows = found.chunks[0] if found.chunks else max(1, (1 << 20) // max(1, row_bytes))
             return cls(path, name, found.shape, found.dtype.newbyteorder("="), rows)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}, "_lock": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
+        return {**self.__dict__, "_open": {}, "_locks": {}}
 
     def check_unchanged(self) -> None:
-        """Raise where the data set has another shape now."""
-        with self._lock:
-            found = self._dataset()
-            if found.shape != self.shape:
-                raise ReadError(f"{self.path}/{self.name} has changed: {self.shape} then, {found.shape} now.")
+        """Raise where the data set is gone, or has another shape now."""
+        with self._lock():
+            try:
+                found = self._dataset().shape
+            except (OSError, RuntimeError, ValueError, KeyError) as error:
+                raise ReadError(f"{self.path}/{self.name} is gone: {error}.") from error
+        if found != self.shape:
+            raise ReadError(f"{self.path}/{self.name} has changed: {self.shape} then, {found} now.")
+
+    def close(self) -> None:
+        """Close the file, when nobody reads."""
+        with self._lock():
+            file = self._open.pop(os.getpid(), None)
+            if file is not None:
+                file.close()
 
     def sampled(self) -> bytes:
         """Return the first and the last row."""
-        with self._lock:
-            dataset = self._dataset()
-            return bytes(dataset[:1].tobytes()[:1024] + dataset[-1:].tobytes()[:1024])
+        ends = []
+        for row in (0, max(0, self.shape[0] - 1)):
+            rows = np.empty((min(1, self.shape[0]), *self.shape[1:]), self.dtype)
+            self._read(row, row + len(rows), tuple((0, size) for size in self.shape[1:]), rows)
+            ends.append(rows.tobytes()[:1024])
+        return b"".join(ends)
 
     def tasks(self, start: int, stop: int, selection: Selection, out: NDArray[Any]) -> Iterator[Callable[[], int]]:
         """Yield one read of all."""
@@ -196,17 +228,20 @@ class Hdf5Array:
 
     def _read(self, start: int, stop: int, selection: Selection, out: NDArray[Any]) -> int:
         key = (slice(start, stop), *(slice(low, high) for low, high in selection))
-        with self._lock:
+        with self._lock():
             try:
                 dataset = self._dataset()
                 if out.flags.c_contiguous and out.size:
                     dataset.read_direct(out, key)
                 else:
                     out[...] = dataset[key]
-            except (OSError, RuntimeError, ValueError) as error:
+            except (OSError, RuntimeError, ValueError, KeyError) as error:
                 where = f"Rows {start}–{stop - 1} of {self.path}/{self.name}"
                 raise ReadError(f"{where} cannot be read: {error}.") from error
         return out.nbytes
+
+    def _lock(self) -> threading.Lock:
+        return self._locks.setdefault(os.getpid(), threading.Lock())
 
     def _dataset(self) -> Any:
         # A handle of a parent process is of no use to a fork, and must not be closed by it.
@@ -234,25 +269,46 @@ class OtherArray:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunk_rows: int
+    stamp: tuple[int, int] | None = None
+    """Size and time of what describes a local array."""
+
     _open: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def opened(cls, where: str) -> "OtherArray":
         """Look at an array."""
+        stamp = _stamp(where)
         array = _zarr_array(where)
         if not array.shape or array.dtype.kind not in "biufc":
             raise SourceError(f"{where} is {array.dtype} {array.shape}; use an array of numbers with rows.")
-        return cls(where, tuple(array.shape), np.dtype(array.dtype).newbyteorder("="), int(array.chunks[0]))
+        return cls(where, tuple(array.shape), np.dtype(array.dtype).newbyteorder("="), int(array.chunks[0]), stamp)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}}
 
     def check_unchanged(self) -> None:
-        """Do nothing: asking a server each time would cost more than reading."""
+        """Raise where somebody has changed a local array; asking a server each time would cost more than reading."""
+        if _stamp(self.where) == self.stamp:
+            return
+        try:
+            now = OtherArray.opened(self.where)
+        except SourceError as error:
+            raise ReadError(f"The array {self.where} has changed since it was opened: {error}") from error
+        if replace(now, stamp=self.stamp) != self:
+            raise ReadError(
+                f"The array {self.where} has changed since it was opened: {self.shape} then, {now.shape} now."
+            )
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._open.pop(os.getpid(), None)
 
     def sampled(self) -> bytes:
-        """Return nothing: reading over a network is what a source is there to plan."""
-        return b""
+        """Return the first row of a local array; reading over a network is what a source is there to plan."""
+        row = np.empty((0 if "://" in self.where else min(1, self.shape[0]), *self.shape[1:]), self.dtype)
+        if row.size:
+            self._read(0, 1, tuple((0, size) for size in self.shape[1:]), row)
+        return row.tobytes()[:1024]
 
     def tasks(self, start: int, stop: int, selection: Selection, out: NDArray[Any]) -> Iterator[Callable[[], int]]:
         """Yield one read of all; zarr-python reads its chunks at once."""
@@ -274,9 +330,7 @@ def _zarr_array(where: str) -> Any:
         zarr: Any = import_module("zarr")
     except ImportError as error:
         raise MissingDependency("zarr", "zarr", f"Reading {where}") from error
-    store: Any = where
-    if "://" in where:
-        store = _remote(zarr, where)
+    store = _remote(zarr, where) if "://" in where else where
     try:
         return zarr.open_array(store, mode="r")
     except Exception as error:  # whatever zarr and the clients below it raise
@@ -284,15 +338,29 @@ def _zarr_array(where: str) -> Any:
 
 
 def _remote(zarr: Any, where: str) -> Any:
-    """Return a store at a URL: through obstore where it is installed, else through fsspec."""
+    """Return a store at a URL: through obstore where it is installed and knows the scheme, else through fsspec."""
     try:
-        obstore: Any = import_module("obstore.store")
-        return zarr.storage.ObjectStore(obstore.from_url(where), read_only=True)
+        if where.partition("://")[0] in _OBSTORE_SCHEMES:
+            obstore: Any = import_module("obstore.store")
+            return zarr.storage.ObjectStore(obstore.from_url(where), read_only=True)
     except ImportError:
         pass
-    except Exception as error:  # a scheme that obstore does not know, credentials that it does not find
+    except Exception as error:  # credentials that it does not find, and whatever it raises
         raise OptionError(f"{where} cannot be opened: {error}") from error
     try:
         return zarr.storage.FsspecStore.from_url(where, read_only=True)
     except ImportError as error:
         raise MissingDependency("obstore", "s3", f"Reading {where}") from error
+    except Exception as error:  # a scheme that fsspec does not know either
+        raise OptionError(f"{where} cannot be opened: {error}") from error
+
+
+def _stamp(where: str) -> tuple[int, int] | None:
+    """Return size and time of the file that describes a local array."""
+    for name in ("zarr.json", ".zarray"):
+        try:
+            status = (Path(where) / name).stat()
+        except OSError:
+            continue
+        return status.st_size, status.st_mtime_ns
+    return None

@@ -4,7 +4,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,8 @@ class ZarrSource:
         self._n_items = next(iter(lengths.values()))
         rows = max(array.chunk_rows for array in self._arrays.values())
         self.index = Index.uniform(self._n_items, max(1, min(rows, self._n_items)), identity=self._identity())
-        self._pool: _Pool | None = None
+        # By process: a fork finds the threads of its parent here, which do not run in it.
+        self._pools: dict[int, _Pool] = {}
 
     def __repr__(self) -> str:
         return f"ZarrSource({self.path!r}, {self._n_items} items of {', '.join(self.fields)})"
@@ -83,14 +84,14 @@ class ZarrSource:
     def read(self, span: Span, out: Block | None = None) -> Block:
         """Return consecutive items."""
         check_span(span, self)
-        block = self._room(len(span)) if out is None else out
+        block = self._room(len(span)) if out is None else self._fitting(out, len(span))
         self._read(span.start, span.stop, block)
         return block
 
     def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:
         """Return any items, in the given order; each chunk that holds one of them is decoded once."""
         items = checked_items(items, self)
-        block = self._room(len(items)) if out is None else out
+        block = self._room(len(items)) if out is None else self._fitting(out, len(items))
         order = np.argsort(items, kind="stable")
         rows = max(array.chunk_rows for array in self._arrays.values())
         chunks = items[order] // rows
@@ -108,18 +109,21 @@ class ZarrSource:
 
     def read_amplification(self, span: Span) -> dict[str, float]:
         """Return, for each field, the bytes that are decoded to read a span, over the bytes that are given."""
+        check_span(span, self)
         block = self._room(len(span))
         decoded = self._read(span.start, span.stop, block)
         return {name: decoded[name] / max(1, block[name].nbytes) for name in block}
 
     def close(self) -> None:
-        """End the threads; the next read starts others."""
-        pool, self._pool = self._pool, None
+        """End the threads and let go of files, when the reads under way are done; the next read starts anew."""
+        pool = self._pools.pop(os.getpid(), None)
         if pool is not None:
             pool.close()
+        for array in self._arrays.values():
+            array.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pool": None}
+        return {**self.__dict__, "_pools": {}}
 
     def _read(self, start: int, stop: int, block: Block) -> dict[str, int]:
         """Read rows into `block`; return the bytes that were decoded for each field."""
@@ -142,15 +146,23 @@ class ZarrSource:
         """Do the tasks, several at once where there are threads."""
         copies = [task for task in tasks if isinstance(task, _Copy)]
         reads = [task for task in tasks if not isinstance(task, _Copy)]
-        pool = self._pool
-        if pool is None or pool.process != os.getpid():
-            pool = self._pool = _Pool(self._threads)
+        process = os.getpid()
+        pool = self._pools.get(process) or self._pools.setdefault(process, _Pool(self._threads))
         found = dict(zip(map(id, reads), pool.run(reads), strict=True))
         found |= {id(copy): copy() for copy in copies}
         return [found[id(task)] for task in tasks]
 
     def _room(self, n_items: int) -> dict[str, NDArray[Any]]:
         return {name: np.empty((n_items, *(field.shape or ())), field.dtype) for name, field in self.fields.items()}
+
+    def _fitting(self, out: Block, n_items: int) -> Block:
+        """Return `out`, or say why the bytes of the arrays cannot be put into it."""
+        for name, field in self.fields.items():
+            shape = (n_items, *(field.shape or ()))
+            if name not in out or (out[name].shape, out[name].dtype) != (shape, field.dtype):
+                found = f"{out[name].dtype} {out[name].shape}" if name in out else "missing"
+                raise OptionError(f"out[{name!r}] is {found}; give an array of {field.dtype} {shape}.")
+        return out
 
     def _identity(self) -> str:
         """Return what stands for the content: shapes, types, selections and a little of it; not where it lies."""
@@ -176,7 +188,6 @@ class _Pool:
     """Threads of one process that decode chunks, shared by all who read from a source."""
 
     def __init__(self, threads: int | None) -> None:
-        self.process = os.getpid()
         if threads is None:
             threads = 1 if parent_process() is not None else min(_MOST_THREADS, len(os.sched_getaffinity(0)))
         self._threads = threads
@@ -187,12 +198,14 @@ class _Pool:
         """Return the results of all tasks; the first error, when nothing of them runs any more."""
         if self._threads == 1 or len(tasks) < 2:
             return [task() for task in tasks]
-        with self._lock:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="penstock-zarr")
-            executor = self._executor
-        futures = [executor.submit(task) for task in tasks]
+        futures: list[Future[int]] = []
         try:
+            # Close() comes before all of them, or after.
+            with self._lock:
+                if self._executor is None:
+                    self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="penstock-zarr")
+                for task in tasks:
+                    futures.append(self._executor.submit(task))  # noqa: PERF401  # those before one that fails count
             return [future.result() for future in futures]
         except BaseException:
             # What is written to must not be given to others while somebody still writes to it.
@@ -205,9 +218,9 @@ class _Pool:
 
     def close(self) -> None:
         with self._lock:
-            if self._executor is not None:
-                self._executor.shutdown(wait=True, cancel_futures=True)
-            self._executor = None
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=True)  # others may still wait for what they have asked for
 
 
 def _wanted(
@@ -222,8 +235,10 @@ def _wanted(
     named = fields if isinstance(fields, Mapping) else {name: name for name in fields}
     wanted = {}
     for name, chosen in named.items():
-        where, *keys = (chosen,) if isinstance(chosen, str) else chosen
-        wanted[name] = (_joined(path, where), tuple(keys))
+        parts: Any = (chosen,) if isinstance(chosen, str) else chosen
+        if not isinstance(parts, tuple) or not parts or not isinstance(parts[0], str) or not isinstance(name, str):
+            raise OptionError(f"Field {name!r} is {chosen!r}; give an array, or a tuple of an array and its columns.")
+        wanted[name] = (_joined(path, parts[0]), parts[1:])
     return wanted
 
 
@@ -260,15 +275,20 @@ def _selected(
     for axis, size in enumerate(shape[1:]):
         key: Any = keys[axis] if axis < len(keys) else slice(None)
         if isinstance(key, slice):
-            low, high, step = key.indices(size)
-            if step != 1 or (key.stop is not None and key.stop > size):
+            within = all(n is None or (_is_number(n) and -size <= n <= size) for n in (key.start, key.stop))
+            if key.step not in (None, 1) or not within:
                 raise OptionError(f"Field {name!r} selects {key} of an axis of {size}; use a plain range within it.")
+            low, high, _ = key.indices(size)
             bounds.append((low, max(low, high)))
             item.append(max(0, high - low))
-        elif isinstance(key, int | np.integer) and not isinstance(key, bool) and -size <= key < size:
+        elif _is_number(key) and -size <= key < size:
             bounds.append((int(key) % size, int(key) % size + 1))
         else:
             raise OptionError(
                 f"Field {name!r} selects {key!r} of an axis of {size}; use a number or a range within it."
             )
     return tuple(bounds), tuple(item)
+
+
+def _is_number(key: Any) -> bool:
+    return isinstance(key, int | np.integer) and not isinstance(key, bool)

@@ -11,7 +11,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 from penstock.core.errors import DamageError, ReadError, SourceError
 from penstock.source.zarr_codec import Codec, UnsupportedStoreError, codec_v2, codec_v3
 
-__all__ = ["Selection", "ZarrArray", "open_zarr"]
+__all__ = ["Selection", "ZarrArray", "open_zarr", "read_into"]
 
 _MOST_INDEXES = 256  # of shard files that are kept
 _SAMPLED_FILES = 16
 _SMALL_BYTES = 1 << 24  # a buffer of up to this size is kept for smaller chunks, too
 _EMPTY = (1 << 64) - 1
+_SLACK_BYTES = 1 << 16  # what compressing may add to a chunk, several times over
 
 Selection = tuple[tuple[int, int], ...]
 """Begin and end on each axis but the first."""
@@ -78,11 +79,20 @@ class ZarrArray:
             raise ReadError(f"The array {self.path} is gone: {error}.") from error
         if (found.st_size, found.st_mtime_ns) == self.stamp:
             return
-        now = open_zarr(self.path)
-        if (now.shape, now.chunks, now.codec, now.shards) != (self.shape, self.chunks, self.codec, self.shards):
+        try:
+            now = open_zarr(self.path)
+        except (SourceError, UnsupportedStoreError) as error:
+            raise ReadError(f"The array {self.path} has changed since it was opened: {error}") from error
+        # As text: a fill value may be NaN, which is unequal to itself.
+        if repr(replace(now, stamp=self.stamp)) != repr(self):
             raise ReadError(
-                f"The array {self.path} has changed since it was opened: {self.shape} then, {now.shape} now."
+                f"The array {self.path} has changed since it was opened: {self.shape} in chunks of {self.chunks} then, "
+                f"{now.shape} in chunks of {now.chunks} now."
             )
+
+    def close(self) -> None:
+        """Forget the tables of shards; no file stays open."""
+        self._indexes.clear()
 
     def sampled(self) -> bytes:
         """Return the size and the beginning of some chunk files."""
@@ -143,7 +153,9 @@ class ZarrArray:
                 kept = self._indexes.get(path)
                 if kept is not None and kept[0] == status.st_mtime_ns:
                     return kept[1]
-                file.seek(max(0, status.st_size - size) if self.index_at_end else 0)
+                if status.st_size < size:
+                    raise ValueError(f"the shard {path.name} has {status.st_size} bytes, its table alone {size}")
+                file.seek(status.st_size - size if self.index_at_end else 0)
                 stored = file.read(size)
         except FileNotFoundError:
             return None
@@ -151,12 +163,23 @@ class ZarrArray:
         try:
             Codec(np.dtype("<u8"), None, checksum=True).decode(stored, table)
         except ValueError as error:
-            raise DamageError(str(path), None, f"the table of its chunks: {error}") from error
+            raise ValueError(f"the table of the shard {path.name}: {error}") from error
         index = table.view("<u8").reshape(*per_shard, 2)
         if len(self._indexes) >= _MOST_INDEXES:
             self._indexes.clear()
         self._indexes[path] = (status.st_mtime_ns, index)
         return index
+
+
+def read_into(handle: int, buffer: NDArray[np.uint8], offset: int) -> int:
+    """Read until `buffer` is full or the file ends; the system gives 2 GB at most at a time, or fewer."""
+    found = 0
+    while found < len(buffer):
+        more = os.preadv(handle, [buffer[found:].data], offset + found)
+        if not more:
+            break
+        found += more
+    return found
 
 
 class _Buffers(threading.local):
@@ -189,14 +212,14 @@ class _ChunkRead:
 
     def __call__(self) -> int:
         array = self.array
-        stored = array.stored_chunk(self.coordinates)
         try:
+            stored = array.stored_chunk(self.coordinates)
             found = None if stored is None else self._read(*stored)
         except FileNotFoundError:
             found = None
-        except (OSError, ValueError) as error:
-            if isinstance(error, ReadError):
-                raise
+        except OSError as error:
+            raise ReadError(f"Chunk {self.coordinates} of {array.path} cannot be read: {error}.") from error
+        except (ValueError, MemoryError) as error:
             raise self._damaged(str(error)) from error
         if found is not None:
             return found
@@ -213,11 +236,16 @@ class _ChunkRead:
         )
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            length = os.fstat(handle).st_size - offset if size is None else size
+            there = os.fstat(handle).st_size
+            length = there if size is None else size
+            if offset + length > there:
+                raise ValueError(f"bytes {offset} to {offset + length} of a file of {there}")
             if whole_rows and array.codec.plain and self.out.flags.c_contiguous:
                 return self._read_plain(handle, offset, length, n_bytes)
+            if length > 2 * n_bytes + _SLACK_BYTES:
+                raise ValueError(f"{length} bytes, too many for {n_bytes} that are compressed")
             stored = _BUFFERS.get("stored", length)
-            found = os.preadv(handle, [stored.data], offset) if length else 0
+            found = read_into(handle, stored, offset)
         finally:
             os.close(handle)
         if found != length:
@@ -239,7 +267,7 @@ class _ChunkRead:
             raise ValueError(f"{length} bytes, but {n_bytes} are expected")
         row_bytes = n_bytes // self.array.chunks[0]
         wanted = self.out.reshape(-1).view(np.uint8)
-        found = os.preadv(handle, [wanted.data], offset + self.inner[0].start * row_bytes) if len(wanted) else 0
+        found = read_into(handle, wanted, offset + self.inner[0].start * row_bytes)
         if found != len(wanted):
             raise ValueError(f"{found} of {len(wanted)} bytes are there")
         return found
@@ -259,9 +287,9 @@ def open_zarr(path: Path) -> ZarrArray:
             return parse(path, content, (status.st_size, status.st_mtime_ns))
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except UnsupportedStoreError:
+        except (UnsupportedStoreError, SourceError):
             raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise SourceError(f"{file} is no valid description of a zarr array: {error!r}.") from error
     raise SourceError(f"There is no zarr array in {path}: it has neither zarr.json nor .zarray.")
 
@@ -271,7 +299,7 @@ def _parsed_v2(path: Path, content: Mapping[str, Any], stamp: tuple[int, int]) -
     shape, chunks = _sizes(content["shape"]), _sizes(content["chunks"])
     _check_shape(shape, chunks)
     fill = _fill(content.get("fill_value"), codec.dtype)
-    separator = content.get("dimension_separator", ".")
+    separator = _separator(content.get("dimension_separator", "."))
     return ZarrArray(path, shape, chunks, codec, separator, "", fill, metadata=".zarray", stamp=stamp)
 
 
@@ -283,13 +311,16 @@ def _parsed_v3(path: Path, content: Mapping[str, Any], stamp: tuple[int, int]) -
     shape, chunks = _sizes(content["shape"]), _sizes(content["chunk_grid"]["configuration"]["chunk_shape"])
     encoding = content["chunk_key_encoding"]
     default = encoding["name"] == "default"
-    separator = encoding.get("configuration", {}).get("separator", "/" if default else ".")
+    if encoding["name"] not in ("default", "v2") or content.get("storage_transformers"):
+        raise UnsupportedStoreError(f"chunk key encoding {encoding['name']}, or storage transformers")
+    separator = _separator(encoding.get("configuration", {}).get("separator", "/" if default else "."))
     codecs, shards, at_end = content["codecs"], None, True
     if codecs[0]["name"] == "sharding_indexed":
         sharding = codecs[0]["configuration"]
         _check_index_codecs(sharding["index_codecs"], len(codecs))
         shards, chunks = chunks, _sizes(sharding["chunk_shape"])
         codecs, at_end = sharding["codecs"], sharding.get("index_location", "end") == "end"
+        _check_shape(shape, shards)
         if any(shard % chunk for shard, chunk in zip(shards, chunks, strict=True)):
             raise ValueError(f"chunks of {chunks} do not fill shards of {shards}")
     codec = codec_v3(content["data_type"], codecs)
@@ -314,8 +345,14 @@ def _check_index_codecs(codecs: Any, n_codecs: int) -> None:
         raise UnsupportedStoreError(f"index codecs {names}")
 
 
+def _separator(given: Any) -> str:
+    if given not in (".", "/"):
+        raise ValueError(f"{given!r} cannot separate numbers of chunks")
+    return str(given)
+
+
 def _sizes(given: Any) -> tuple[int, ...]:
-    if not isinstance(given, list) or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in given):
+    if not isinstance(given, list) or any(type(n) is not int or not 0 <= n < 1 << 63 for n in given):
         raise ValueError(f"{given!r} are no sizes")
     return tuple(given)
 

@@ -1,0 +1,292 @@
+"""Seed 000: batches out of a chunk that is in memory, and what a training loop needs to know of chunks.
+
+Sampling is on the chunk's own device, without waiting for it, and is reproducible: chunks that a loader delivers carry
+a generator that depends on seed, epoch and chunk only.
+"""
+
+import random
+import sys
+from dataclasses import dataclass, field
+from typing import Literal, TextIO, get_args
+
+import torch
+
+from penstock.core.checks import whole_number
+from penstock.core.errors import OptionError
+from penstock.core.seeds import generator_for
+
+__all__ = [
+    "ChunkLatencyStats",
+    "calculate_chunk_params",
+    "compute_neuron_phases",
+    "generate_random_chunks",
+    "sample_batch_indices",
+    "sample_batch_within_chunk",
+]
+
+_Device = str | torch.device
+AcquisitionMode = Literal["all_time_points", "time_aligned", "staggered_random"]
+
+
+def sample_batch_within_chunk(
+    chunk_data: torch.Tensor,
+    chunk_stim: torch.Tensor | None = None,  # noqa: ARG001  # the document's call names it; frames are data frames
+    wmat_indices: torch.Tensor | None = None,
+    wmat_indptr: torch.Tensor | None = None,
+    batch_size: int = 1,
+    total_steps: int = 1,
+    num_neurons_to_zero: int = 0,
+    device: _Device | None = None,
+    *,
+    generator: torch.Generator | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the first frames of a batch, neurons to leave out, and all neurons that are needed for them.
+
+    Parameters
+    ----------
+    chunk_data
+        The chunk, frames first.
+    wmat_indices, wmat_indptr
+        The connectivity in CSR form: the columns of row `i` are `indices[indptr[i]:indptr[i + 1]]`.
+    total_steps
+        Steps that a sample goes on after its first frame; it ends within the chunk.
+    num_neurons_to_zero
+        Neurons to draw, with replacement.
+    device
+        Where the results lie; None: with the chunk.
+    generator
+        Draws them; None: the chunk's own, so that a chunk gives the same batches every time, else torch's.
+    """
+    frames = len(chunk_data)
+    if frames <= total_steps:
+        raise OptionError(
+            f"A chunk of {frames} frames cannot hold {total_steps} steps and their first frame; use a larger "
+            "chunk_size, or fewer steps."
+        )
+    where = torch.device(device) if device is not None else chunk_data.device
+    own: torch.Generator | None = generator or getattr(chunk_data, "penstock_generator", None)
+    made_on = own.device if own is not None else where
+    batch = torch.randint(0, frames - total_steps, (batch_size,), generator=own, device=made_on).to(where)
+    if not num_neurons_to_zero:
+        return batch, torch.empty(0, dtype=torch.int64, device=where), torch.empty(0, dtype=torch.int64, device=where)
+    if wmat_indices is None or wmat_indptr is None:
+        raise OptionError("num_neurons_to_zero needs wmat_indices and wmat_indptr: who is connected to whom.")
+    n_neurons = chunk_data.shape[1]
+    selected = torch.randint(0, n_neurons, (num_neurons_to_zero,), generator=own, device=made_on).to(where)
+    return batch, selected, _with_inputs(selected, wmat_indices.to(where), wmat_indptr.to(where), n_neurons)
+
+
+def _with_inputs(selected: torch.Tensor, indices: torch.Tensor, indptr: torch.Tensor, n_neurons: int) -> torch.Tensor:
+    """Return the selected neurons and those of their rows, sorted, each once; no look at single neurons."""
+    wanted = torch.zeros(n_neurons, dtype=torch.bool, device=selected.device)
+    wanted[selected] = True
+    rows = torch.repeat_interleave(
+        torch.arange(n_neurons, device=selected.device), (indptr[1:] - indptr[:-1]).to(torch.int64)
+    )
+    wanted[indices[wanted[rows]].to(torch.int64)] = True
+    return wanted.nonzero().reshape(-1)
+
+
+def calculate_chunk_params(
+    total_timesteps: int, chunk_size: int, batch_size: int, data_passes_per_epoch: int
+) -> tuple[int, int, int]:
+    """Return chunks per epoch, batches per chunk, and batches per epoch, which is their product.
+
+    Examples
+    --------
+    >>> calculate_chunk_params(967_680, 65_536, 256, 1)
+    (14, 256, 3584)
+    """
+    for name, value in (
+        ("total_timesteps", total_timesteps),
+        ("chunk_size", chunk_size),
+        ("batch_size", batch_size),
+        ("data_passes_per_epoch", data_passes_per_epoch),
+    ):
+        whole_number(name, value, at_least=1)
+    size = min(chunk_size, total_timesteps)
+    if size < batch_size:
+        raise OptionError(
+            f"A chunk of {size} rows holds no batch of {batch_size}; use a larger chunk or smaller batches."
+        )
+    per_chunk = size // batch_size
+    if total_timesteps < chunk_size:
+        chunks = data_passes_per_epoch
+    else:
+        chunks = (total_timesteps // batch_size) * data_passes_per_epoch // per_chunk
+    return chunks, per_chunk, chunks * per_chunk
+
+
+def generate_random_chunks(
+    total_timesteps: int,
+    chunk_size: int,
+    num_chunks: int,
+    time_units: int = 1,
+    rng: random.Random | None = None,
+    *,
+    seed: int = 0,
+    epoch: int = 0,
+) -> list[tuple[int, int]]:
+    """Return random windows, with replacement, each a begin and an end.
+
+    Parameters
+    ----------
+    time_units
+        Windows begin at multiples of this many rows.
+    rng
+        Draws them; None: they depend on `seed` and `epoch` alone.
+
+    Examples
+    --------
+    >>> generate_random_chunks(100, 10, 2, seed=7) == generate_random_chunks(100, 10, 2, seed=7)
+    True
+    """
+    for name, value in (
+        ("total_timesteps", total_timesteps),
+        ("chunk_size", chunk_size),
+        ("num_chunks", num_chunks),
+        ("time_units", time_units),
+    ):
+        whole_number(name, value, at_least=1)
+    length = min(chunk_size, total_timesteps)
+    choices = (total_timesteps - length) // time_units + 1
+    if rng is not None:
+        starts = [rng.randrange(choices) * time_units for _ in range(num_chunks)]
+    else:
+        starts = (generator_for(seed, "chunks", epoch).integers(0, choices, num_chunks) * time_units).tolist()
+    return [(start, start + length) for start in starts]
+
+
+def compute_neuron_phases(
+    num_neurons: int,
+    time_units: int,
+    mode: AcquisitionMode,
+    device: _Device = "cpu",
+    *,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor | None:
+    """Return when each neuron is observed within a time unit; None where all are observed at all times.
+
+    Parameters
+    ----------
+    mode
+        `"all_time_points"`; `"time_aligned"`: all at the beginning of a unit; `"staggered_random"`: each at a moment of
+        its own.
+    """
+    whole_number("num_neurons", num_neurons, at_least=1)
+    whole_number("time_units", time_units, at_least=1)
+    if mode == "all_time_points":
+        return None
+    if mode == "time_aligned":
+        return torch.zeros(num_neurons, dtype=torch.int64, device=device)
+    if mode != "staggered_random":
+        raise OptionError(f"mode={mode!r}; use one of {', '.join(get_args(AcquisitionMode))}.")
+    made_on = generator.device if generator is not None else torch.device(device)
+    return torch.randint(0, time_units, (num_neurons,), generator=generator, device=made_on).to(device)
+
+
+def sample_batch_indices(
+    chunk_size: int,
+    total_steps: int,
+    time_units: int,
+    batch_size: int,
+    num_neurons: int,
+    neuron_phases: torch.Tensor | None,
+    device: _Device = "cpu",
+    *,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """Return the first frame of each neuron in each sample, (batch_size, num_neurons), within a chunk.
+
+    A chunk that begins at a multiple of `time_units` keeps phases: neuron `n` is observed at frames whose remainder is
+    its phase. Without phases, all neurons of a sample begin at the same frame, anywhere.
+    """
+    for name, value in (("chunk_size", chunk_size), ("time_units", time_units), ("batch_size", batch_size)):
+        whole_number(name, value, at_least=1)
+    made_on = generator.device if generator is not None else torch.device(device)
+    latest = chunk_size - total_steps - 1
+    if neuron_phases is not None:
+        if neuron_phases.shape != (num_neurons,):
+            raise OptionError(f"neuron_phases has shape {tuple(neuron_phases.shape)}, for {num_neurons} neurons.")
+        latest = (latest - (time_units - 1)) // time_units
+    if latest < 0:
+        raise OptionError(
+            f"A chunk of {chunk_size} frames cannot hold {total_steps} steps in units of {time_units}; use more frames."
+        )
+    starts = torch.randint(0, latest + 1, (batch_size, 1), generator=generator, device=made_on).to(device)
+    if neuron_phases is None:
+        return starts.expand(batch_size, num_neurons)
+    return starts * time_units + neuron_phases.to(device)
+
+
+@dataclass
+class _Times:
+    """Seconds, added up: a run of a month takes no more memory than a minute."""
+
+    count: int = 0
+    total: float = 0.0
+    largest: float = 0.0
+    smallest: float = float("inf")
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.total += seconds
+        self.largest = max(self.largest, seconds)
+        self.smallest = min(self.smallest, seconds)
+
+    @property
+    def mean_ms(self) -> float:
+        return 1000 * self.total / self.count if self.count else 0.0
+
+
+@dataclass
+class ChunkLatencyStats:
+    """How long the training waited for chunks, and what a step takes.
+
+    Examples
+    --------
+    >>> stats = ChunkLatencyStats()
+    >>> stats.record_chunk_get(0.004)
+    >>> stats.get_summary()["chunk_get_mean_ms"]
+    4.0
+    """
+
+    chunk_get_times: _Times = field(default_factory=_Times)
+    batch_forward_times: _Times = field(default_factory=_Times)
+    batch_backward_times: _Times = field(default_factory=_Times)
+    batch_step_times: _Times = field(default_factory=_Times)
+
+    def record_chunk_get(self, seconds: float) -> None:
+        """Take note of the time that a chunk was waited for."""
+        self.chunk_get_times.add(seconds)
+
+    def record_batch_times(self, forward: float, backward: float, step: float) -> None:
+        """Take note of the parts of a training step, in seconds."""
+        self.batch_forward_times.add(forward)
+        self.batch_backward_times.add(backward)
+        self.batch_step_times.add(step)
+
+    def get_summary(self) -> dict[str, float]:
+        """Return means and extremes in milliseconds, and counts; 0 where nothing was recorded."""
+        got = self.chunk_get_times
+        return {
+            "chunk_get_mean_ms": got.mean_ms,
+            "chunk_get_max_ms": 1000 * got.largest,
+            "chunk_get_min_ms": 1000 * got.smallest if got.count else 0.0,
+            "batch_forward_mean_ms": self.batch_forward_times.mean_ms,
+            "batch_backward_mean_ms": self.batch_backward_times.mean_ms,
+            "batch_step_mean_ms": self.batch_step_times.mean_ms,
+            "num_chunks": float(got.count),
+            "num_batches_sampled": float(self.batch_forward_times.count),
+        }
+
+    def print_summary(self, out: TextIO | None = None) -> None:
+        """Print the summary, for a person."""
+        found = self.get_summary()
+        lines = [
+            f"Chunks: {found['num_chunks']:.0f}, waited for {found['chunk_get_mean_ms']:.2f} ms on average, "
+            f"{found['chunk_get_min_ms']:.2f} to {found['chunk_get_max_ms']:.2f} ms",
+            f"Batches timed: {found['num_batches_sampled']:.0f}, forward {found['batch_forward_mean_ms']:.2f} ms, "
+            f"backward {found['batch_backward_mean_ms']:.2f} ms, step {found['batch_step_mean_ms']:.2f} ms",
+        ]
+        (out or sys.stdout).write("\n".join(lines) + "\n")

@@ -1,0 +1,329 @@
+"""Seed 000: random windows of a recording that does not fit in memory, made ready in the background.
+
+Each of these is a page over `Loader`: a plan of windows, one thread that reads ahead, the device stage.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+
+from penstock.core.checks import whole_number
+from penstock.core.errors import LoaderError, OptionError
+from penstock.core.index import Index
+from penstock.core.protocols import Observer, Order
+from penstock.core.seeds import checked_seed, key_for
+from penstock.feed.device import checked_device
+from penstock.feed.loader import Loader
+from penstock.feed.memory import MemoryEstimate
+from penstock.plan.lanes import World
+from penstock.plan.plan import Plan
+from penstock.recipes.chunk_windows import Coded, GivenWindows, PartitionWindows, RandomWindows, WindowData
+from penstock.run.options import RunOptions
+from penstock.run.timing import Timings
+from penstock.source.dataset import DatasetSource
+
+__all__ = ["Chunk", "PipelineChunkLoader", "RandomChunkLoader"]
+
+LoadFn = Callable[[int, int], Any]
+Coverage = Literal["random", "partition"]
+
+
+class Chunk(tuple[Any, ...]):
+    """The tensors of one window; unpacks as `data, stim`, and knows where it lies."""
+
+    start: int
+    """Its first row."""
+
+    stop: int
+    """The row after its last."""
+
+    index: int  # type: ignore[assignment]  # the document's word; a tuple's own is of no use here
+    """Its number in the epoch."""
+
+    generator: torch.Generator
+    """Draws the batches within this chunk: the same ones for the same seed, epoch and chunk."""
+
+
+class _ChunkLoader:
+    """What both loaders share: one epoch after the other, chunk by chunk."""
+
+    def __init__(
+        self, load_fn: LoadFn, coded: Coded, device: str | torch.device | None, seed: int, options: RunOptions
+    ) -> None:
+        self._device = checked_device(device)
+        self._coded, self._seed, self._options = coded, checked_seed(seed), options
+        self._windows = WindowData(load_fn, coded, pinned=self._device.type == "cuda")
+        self.timings = Timings()
+        """What took how long since the first epoch began; `wait_fraction` is the share that was spent waiting."""
+        self._observers: list[Observer] = []
+        self._loader: Loader | None = None
+        self._batches: Any = None
+        self._error: BaseException | None = None
+        self._width = 2
+        self._delivered = 0
+        self._loaded = 0
+        self._start = (0, 0)
+        """The epoch and the chunk to go on with, where no loader stands anywhere."""
+
+    def _begin(self, order: Order) -> None:
+        """Run an epoch of `order`: the next one, or the rest of the one that a state was loaded for."""
+        if self._loader is None and not self._delivered:
+            self.timings = Timings()
+        source = DatasetSource(self._windows, identity=f"{self._coded}")
+        plan = Plan(Index.uniform(len(self._windows), identity=source.index.identity), order, 1, self._seed)
+        if self._loader is None or self._loader.plan.identity() != plan.identity():
+            self._end()
+            self._loader = Loader(
+                source,
+                plan,
+                collate=_only,
+                num_workers=1,
+                device=self._device,
+                world=World(),
+                options=self._options,
+                observer=self,
+            )
+            epoch, batch = self._start
+            state = {**self._loader.state_dict(), "epoch": epoch, "batch": min(batch, plan.n_batches)}
+            self._loader.load_state_dict(state)
+        self._batches = iter(self._loader)  # ends an epoch that is still running
+        self._error, self._delivered, self._loaded = None, 0, 0
+
+    def record(self, stage: str, seconds: float, nbytes: int) -> None:
+        """Take note of a stage; called by the loader."""
+        if stage == "read":
+            self._loaded += 1
+        for observer in (self.timings, *self._observers):
+            observer.record(stage, seconds, nbytes)
+
+    def _next(self) -> Chunk | None:
+        if self._loader is None or self._batches is None:
+            raise LoaderError("There is no epoch; call start_epoch() before get_next_chunk().")
+        if self._error is not None:
+            raise self._error
+        state = self._loader.state_dict()
+        try:
+            found = next(self._batches, None)
+        except BaseException as error:
+            self._error = error
+            raise
+        if found is None:
+            return None
+        chunk = Chunk(found["tensors"])
+        chunk.start, chunk.stop, chunk.index = found["start"], found["stop"], state["batch"]
+        chunk.generator = torch.Generator(self._device).manual_seed(
+            key_for(self._seed, "batches", state["epoch"], state["batch"]) >> 1
+        )
+        for tensor in chunk:
+            tensor.penstock_generator = chunk.generator  # so that sampling within it finds it by itself
+        self._width = len(chunk)
+        self._delivered += 1
+        return chunk
+
+    def get_stats(self) -> dict[str, Any]:
+        """Return how many chunks of this epoch were loaded and delivered, and the share of time spent waiting."""
+        return {
+            "chunks_loaded": self._loaded,
+            "chunks_transferred": self._delivered,
+            "wait_fraction": self.timings.wait_fraction,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the stream stands, as plain JSON: at the chunk that is delivered next."""
+        epoch, chunk = self._start
+        if self._loader is not None:
+            state = self._loader.state_dict()
+            epoch, chunk = state["epoch"], state["batch"]
+        return {"version": 1, "epoch": epoch, "chunk": chunk, "seed": self._seed, **_sizes(self._coded)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken; the next `start_epoch` gives the rest of that epoch."""
+        expected = {"version": 1, "seed": self._seed, **_sizes(self._coded)}
+        changed = [
+            f"{name}={state.get(name)!r}, here {value!r}"
+            for name, value in expected.items()
+            if state.get(name) != value
+        ]
+        if changed:
+            raise OptionError(f"This state belongs to another stream: {'; '.join(changed)}.")
+        self._end()
+        self._start = (int(state["epoch"]), int(state["chunk"]))
+
+    def memory_estimate(self) -> MemoryEstimate:
+        """Return the bytes that streaming takes, host and device apart; one row is loaded to know its size."""
+        row = sum(array.nbytes for array in self._windows.loaded(0, 1))
+        chunk_bytes = row * min(self._coded.size, self._coded.total)
+        on_device = self._device.type != "cpu"
+        # Ahead, and the one that is worked on; while the next one is asked for, the loop still holds the last.
+        held = self._options.prefetch + (1 if on_device else 2)
+        return MemoryEstimate(chunk_bytes, held, 0, 0, (2 + self._options.device_ahead) * chunk_bytes * on_device)
+
+    def cleanup(self) -> None:
+        """End the stream and its thread; twice is fine. The next `start_epoch` goes on with the next epoch."""
+        self._end()
+
+    def _end(self) -> None:
+        loader, self._loader = self._loader, None
+        self._batches = None
+        if loader is not None:
+            state = loader.state_dict()
+            # An epoch that was begun is over when another one is asked for.
+            self._start = (state["epoch"] + (state["batch"] > 0), 0)
+            loader.close()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cleanup()
+
+
+class RandomChunkLoader(_ChunkLoader):
+    """Streams random windows of a recording: read in the background, on the device when they are asked for.
+
+    Parameters
+    ----------
+    load_fn
+        Takes begin and end of a window; returns `(data, stim)`, or any number of arrays with that many rows. Called in
+        the background, one call at a time.
+    total_timesteps
+        Rows of the recording.
+    chunk_size
+        Rows of a window; where it is larger than the recording, each chunk is all of it.
+    device
+        Where chunks arrive.
+    prefetch
+        Chunks that are read ahead, in main memory.
+    seed
+        Which windows; None: 0.
+    time_units
+        Windows begin at multiples of this many rows.
+    coverage
+        `"random"`: windows anywhere, with replacement. `"partition"`: every row exactly once in an epoch, in windows
+        whose borders are shifted anew each time.
+    align
+        For `"partition"`: borders lie at multiples of this many rows, such as those that are stored together.
+    profiler
+        Told of every stage, such as `PipelineProfiler()`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> recording = np.arange(100.0)[:, None]
+    >>> with RandomChunkLoader(lambda a, b: (recording[a:b], recording[a:b] * 2), 100, 10, "cpu", seed=1) as loader:
+    ...     loader.start_epoch(num_chunks=3)
+    ...     data, stim = loader.get_next_chunk()
+    >>> data.shape, float(stim[0] - 2 * data[0])
+    (torch.Size([10, 1]), 0.0)
+    """
+
+    def __init__(
+        self,
+        load_fn: LoadFn,
+        total_timesteps: int,
+        chunk_size: int,
+        device: str | torch.device = "cuda",
+        prefetch: int = 2,
+        seed: int | None = None,
+        time_units: int = 1,
+        *,
+        coverage: Coverage = "random",
+        align: int = 1,
+        profiler: Observer | None = None,
+    ) -> None:
+        for name, value in (("time_units", time_units), ("align", align), ("prefetch", prefetch)):
+            whole_number(name, value, at_least=1)
+        if coverage not in get_args(Coverage):
+            raise OptionError(f"coverage={coverage!r}; use one of {', '.join(get_args(Coverage))}.")
+        options = RunOptions(executor="threads", prefetch=prefetch)
+        super().__init__(load_fn, Coded(total_timesteps, chunk_size), device, seed or 0, options)
+        self._align = time_units if coverage == "random" else align * time_units
+        self._coverage = coverage
+        if profiler is not None:
+            self._observers.append(profiler)
+
+    @property
+    def chunks_per_pass(self) -> int:
+        """Chunks that cover every row once, with `coverage="partition"`."""
+        return PartitionWindows(self._coded, self._align).count
+
+    def start_epoch(self, num_chunks: int | None = None) -> None:
+        """Begin to read the chunks of the next epoch; one that is still running is over.
+
+        Parameters
+        ----------
+        num_chunks
+            Chunks of this epoch. With `coverage="partition"` it is what it is: None, or `chunks_per_pass`.
+        """
+        if self._coverage == "partition":
+            if num_chunks not in (None, self.chunks_per_pass):
+                raise OptionError(
+                    f"num_chunks={num_chunks}, but a pass over all rows has {self.chunks_per_pass} chunks; use None."
+                )
+            self._begin(PartitionWindows(self._coded, self._align))
+            return
+        if num_chunks is None:
+            raise OptionError("start_epoch() needs num_chunks, since random windows have no end.")
+        whole_number("num_chunks", num_chunks, at_least=1)
+        self._begin(RandomWindows(self._coded, num_chunks, self._align))
+
+    def get_next_chunk(self) -> Chunk:
+        """Return the next chunk, waiting for it if need be; `(None, None)` after the last, again and again."""
+        return self._next() or Chunk((None,) * self._width)
+
+
+class PipelineChunkLoader(_ChunkLoader):
+    """Streams the windows that the caller names.
+
+    Parameters
+    ----------
+    load_fn
+        Takes begin and end of a window; returns a tuple of arrays with that many rows.
+    device
+        Where chunks arrive.
+    prefetch
+        Chunks that are read ahead, in main memory.
+    gpu_prefetch
+        Chunks that are copied ahead, to the device.
+    profiler
+        Told of every stage, such as `PipelineProfiler()`.
+    seed
+        Of the generators that draw batches within a chunk.
+    """
+
+    _LARGEST = 1 << 31
+
+    def __init__(
+        self,
+        load_fn: LoadFn,
+        device: str | torch.device = "cuda",
+        prefetch: int = 1,
+        gpu_prefetch: int = 1,
+        profiler: Observer | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        options = RunOptions(executor="threads", prefetch=prefetch, device_ahead=gpu_prefetch)
+        super().__init__(load_fn, Coded(self._LARGEST, self._LARGEST), device, seed, options)
+        if profiler is not None:
+            self._observers.append(profiler)
+
+    def start_epoch(self, chunks: Sequence[tuple[int, int]]) -> None:
+        """Begin to read these chunks, each a begin and an end; an epoch that is still running is over."""
+        if not len(chunks):
+            raise OptionError("start_epoch() got no chunks; give (start, end) of each.")
+        self._begin(GivenWindows(self._coded, tuple((int(start), int(end)) for start, end in chunks)))
+
+    def get_next_chunk(self) -> tuple[int | None, Any]:
+        """Return the first row of the next chunk, and the chunk; `(None, None)` after the last, again and again."""
+        chunk = self._next()
+        return (None, None) if chunk is None else (chunk.start, chunk)
+
+
+def _only(items: list[Any]) -> Any:
+    return items[0]
+
+
+def _sizes(coded: Coded) -> dict[str, int]:
+    return {"total_timesteps": coded.total, "chunk_size": coded.size}

@@ -1,0 +1,222 @@
+"""Windows of a long recording as items: where they begin, how long they are, and in which order an epoch visits them.
+
+An item is a window: its number is `start × (size + 1) + length`. So a plan can deal in windows of any length, anywhere,
+and a loader needs nothing but a plan.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from penstock.core.checks import whole_number
+from penstock.core.errors import OptionError, PlanError
+from penstock.core.index import Index
+from penstock.core.seeds import key_for, subkeys
+from penstock.core.types import Arrangement, Field
+from penstock.feed.device import pinned_memory
+from penstock.plan.permute import permute
+from penstock.run.buffers import BufferPool
+
+__all__ = ["Coded", "GivenWindows", "PartitionWindows", "RandomWindows", "WindowData"]
+
+_Int64s = NDArray[np.int64]
+LoadFn = Callable[[int, int], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """Windows of up to `size` rows, out of `total`, as numbers."""
+
+    total: int
+    size: int
+
+    def __post_init__(self) -> None:
+        whole_number("total_timesteps", self.total, at_least=1)
+        whole_number("chunk_size", self.size, at_least=1)
+
+    @property
+    def n_items(self) -> int:
+        """One more than the largest number."""
+        return (self.total + 1) * (self.size + 1)
+
+    def items(self, starts: _Int64s, lengths: _Int64s) -> _Int64s:
+        """Return the numbers of windows."""
+        return starts * (self.size + 1) + lengths
+
+    def window(self, item: int) -> tuple[int, int]:
+        """Return begin and end of a window."""
+        start, length = divmod(item, self.size + 1)
+        return start, start + length
+
+
+@dataclass(frozen=True)
+class RandomWindows:
+    """Windows that begin anywhere, drawn with replacement: an epoch is `count` of them, and no pass over the data."""
+
+    coded: Coded
+    count: int
+    align: int = 1
+    """A window begins at a multiple of this many rows."""
+
+    def check(self, index: Index) -> None:
+        """Refuse an index that was made for other windows."""
+        _check_index(index, self.coded)
+
+    def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:  # noqa: ARG002  # windows are not stored
+        """Return the windows of `epoch`; the first ones are the same for any count."""
+        length = min(self.coded.size, self.coded.total)
+        choices = np.uint64((self.coded.total - length) // self.align + 1)
+        key = key_for(seed, "windows", epoch)
+
+        def items(positions: _Int64s) -> _Int64s:
+            starts = (subkeys(key, positions) % choices).astype(np.int64) * self.align
+            return self.coded.items(starts, np.full(len(starts), length))
+
+        return Arrangement(self.count, items=items, visits=lambda positions: positions)
+
+
+@dataclass(frozen=True)
+class PartitionWindows:
+    """Every row exactly once: windows side by side, in a permuted order, their borders shifted anew in every epoch."""
+
+    coded: Coded
+    align: int = 1
+    """Borders lie at multiples of this many rows: the chunks that they are stored in."""
+
+    def check(self, index: Index) -> None:
+        """Refuse an index that was made for other windows."""
+        _check_index(index, self.coded)
+
+    @property
+    def _rest(self) -> int:
+        return self.coded.total % self.coded.size
+
+    def _phases(self) -> range:
+        """Return where the second window may begin, such that all epochs have equally many windows."""
+        first = max(self._rest, 1)
+        return range(-(-first // self.align) * self.align, self.coded.size, self.align)
+
+    @property
+    def count(self) -> int:
+        """Windows in an epoch."""
+        whole = self.coded.total // self.coded.size
+        return whole + 1 if self._phases() and whole else whole + (self._rest > 0)
+
+    def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:  # noqa: ARG002
+        """Return the windows of `epoch`."""
+        size, total, phases = self.coded.size, self.coded.total, self._phases()
+        if phases and total >= size:
+            pick = int(subkeys(key_for(seed, "phase", epoch), np.zeros(1, np.int64))[0] % np.uint64(len(phases)))
+            starts = np.array([0, *range(phases[pick], total, size)])
+        else:
+            starts = np.arange(0, total, size)
+        lengths = np.diff(np.append(starts, total))
+        codes, key = self.coded.items(starts, lengths), key_for(seed, "windows", epoch)
+        return Arrangement(len(codes), items=lambda positions: codes[permute(positions, len(codes), key)])
+
+
+@dataclass(frozen=True)
+class GivenWindows:
+    """Windows that the caller names, in that order."""
+
+    coded: Coded
+    windows: tuple[tuple[int, int], ...]
+
+    def check(self, index: Index) -> None:
+        """Refuse windows that do not fit."""
+        _check_index(index, self.coded)
+        for start, stop in self.windows:
+            if not 0 <= start < stop <= self.coded.total or stop - start > self.coded.size:
+                raise PlanError(f"The chunk ({start}, {stop}) is empty, or reaches out of the data.")
+
+    def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:  # noqa: ARG002
+        """Return the windows, the same in every epoch."""
+        table = np.array(self.windows, np.int64).reshape(-1, 2)
+        codes = self.coded.items(table[:, 0], table[:, 1] - table[:, 0])
+        return Arrangement(len(codes), items=lambda positions: codes[positions], visits=lambda positions: positions)
+
+
+def _check_index(index: Index, coded: Coded) -> None:
+    if len(index) != coded.n_items:
+        raise PlanError(f"{index!r} is not made of windows of {coded.size} of {coded.total} rows.")
+
+
+class WindowData:
+    """A map-style dataset of windows: what `load_fn` returns for each, as tensors that are nobody else's.
+
+    Parameters
+    ----------
+    load_fn
+        Takes begin and end, returns an array or several.
+    coded
+        Which windows there are.
+    pinned
+        Copy them into page-locked memory, from which a device copies by itself.
+    """
+
+    def __init__(self, load_fn: LoadFn, coded: Coded, *, pinned: bool) -> None:
+        if not callable(load_fn):
+            raise OptionError(f"load_fn={load_fn!r} cannot be called; give a function of start and end.")
+        self._load_fn, self._coded, self._pinned = load_fn, coded, pinned
+        self._pools: dict[tuple[Any, ...], BufferPool] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._coded.n_items
+
+    def __getitem__(self, item: int) -> dict[str, Any]:
+        start, stop = self._coded.window(item)
+        try:
+            arrays = self.loaded(start, stop)
+        except Exception as error:
+            error.add_note(f"[penstock] while loading the chunk from {start} to {stop}")
+            raise
+        return {"start": start, "stop": stop, "tensors": tuple(self._tensor(array) for array in arrays)}
+
+    def loaded(self, start: int, stop: int) -> Sequence[NDArray[Any]]:
+        """Return what `load_fn` gives for a window, checked."""
+        found = self._load_fn(start, stop)
+        arrays = [np.asarray(array) for array in (found if isinstance(found, tuple | list) else (found,))]
+        for array in arrays:
+            if array.ndim == 0 or len(array) != stop - start:
+                raise OptionError(
+                    f"load_fn({start}, {stop}) gave an array of shape {array.shape}; its first axis must have "
+                    f"{stop - start} rows."
+                )
+        return arrays
+
+    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        if self._pinned:
+            room = self._pool(array).lend(len(array))[""]
+            np.copyto(room, array)
+            return torch.from_numpy(room)
+        # A view of something larger, such as a memory map or an array in memory, is the caller's own: writing to a
+        # chunk must not reach it. Memory that comes back by itself is made for this.
+        if not (
+            (array.base is None or _lent(array))
+            and array.flags.writeable
+            and array.flags.c_contiguous
+            and array.dtype.isnative
+        ):
+            array = np.array(array, array.dtype.newbyteorder("="), order="C")
+        return torch.from_numpy(array)
+
+    def _pool(self, array: NDArray[Any]) -> BufferPool:
+        key = (array.dtype.newbyteorder("=").str, array.shape[1:])
+        with self._lock:
+            if key not in self._pools:
+                field = Field(array.dtype.newbyteorder("="), array.shape[1:])
+                self._pools[key] = BufferPool({"": field}, pinned_memory)
+            return self._pools[key]
+
+
+def _lent(array: Any) -> bool:
+    """Return whether an array lies in memory that a pool has lent out for it alone."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return type(array).__name__ == "_Lease"
