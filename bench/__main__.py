@@ -4,9 +4,15 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from bench import convert, delivery, order, shards
+from bench import chunks, convert, delivery, order, shards
 
-BENCHMARKS = {"order": order.run, "delivery": delivery.run, "shards": shards.run, "convert": convert.run}
+BENCHMARKS = {
+    "order": order.run,
+    "delivery": delivery.run,
+    "shards": shards.run,
+    "convert": convert.run,
+    "chunks": chunks.run,
+}
 
 
 def main() -> None:

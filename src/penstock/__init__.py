@@ -130,7 +130,8 @@ _MODULES = {
     "plan.segments": "Segments",
     "recipes.chunk_profile": "PipelineProfiler",
     "recipes.chunk_sampling": (
-        "ChunkLatencyStats calculate_chunk_params compute_neuron_phases generate_random_chunks sample_batch_indices sample_batch_within_chunk"
+        "ChunkLatencyStats calculate_chunk_params compute_neuron_phases generate_random_chunks sample_batch_indices "
+        "sample_batch_within_chunk"
     ),
     "recipes.chunk_stream": "Chunk PipelineChunkLoader RandomChunkLoader",
     "recipes.conversion": "NWBToWebDatasetConverter convert_to_shards",

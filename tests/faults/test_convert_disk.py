@@ -115,8 +115,8 @@ case = {case!r}
 mount("size=64m")
 assert attempt(case) == "done"
 whole, answers = tree(DISK / "out"), []
-for kilobytes in range(8, 420, 36):
-    answers.append(tried(case, f"size={{kilobytes}}k", "size=64m", workers=1 + kilobytes // 36 % 2))
+for kilobytes in range(8, 420, 51):
+    answers.append(tried(case, f"size={{kilobytes}}k", "size=64m", workers=1 + kilobytes // 51 % 2))
 print(json.dumps(answers))
 """
     answers = in_namespace(tmp_path, body)
@@ -137,7 +137,7 @@ case = {case!r}
 mount("size=64m")
 assert attempt(case) == "done"
 whole, answers = tree(DISK / "out"), []
-for inodes in range(2, 60, 2):
+for inodes in range(2, 80, 3):
     answers.append(tried(case, f"size=64m,nr_inodes={{inodes}}", "nr_inodes=1000"))
     if answers[-1][0] == "done":
         break
@@ -198,7 +198,7 @@ def test_a_limit_on_the_size_of_files_publishes_nothing(
 ) -> None:
     options = ConvertOptions(WriteOptions(10), Split((("train", 0.5), ("val", 0.5))), shuffle_seed=shuffle_seed)
     convert(inputs, tmp_path / "whole", options)
-    for limit in (100, 5_000, 12_000):
+    for limit in (100, 7_000):
         message = isolated(_limited, inputs, tmp_path / f"out{limit}", options, workers, limit)
         assert "File too large" in message
         assert visible(tmp_path / f"out{limit}") == set()

@@ -165,7 +165,7 @@ def test_killed_before_any_change_of_a_file_resuming_ends_in_the_same_bytes(
     assert ticks > 40
     whole, names = tree(tmp_path / "whole"), options_of(case).split.names
     new = {name: read(tmp_path / "whole" / name) for name in names}
-    for at in range(1, ticks + 1, 1 if SOAK else 9):
+    for at in range(1, ticks + 1, 1 if SOAK else 13):
         out = tmp_path / f"out{at}"
         assert helper.run(inputs, out, case, at=at)["killed"] == signal.SIGKILL
         for name in names:
@@ -182,7 +182,7 @@ def test_killed_while_it_replaces_a_data_set_a_reader_sees_the_old_one_or_the_ne
     ticks = helper.run(inputs, tmp_path / "whole", case)["count"]
     whole, names = tree(tmp_path / "whole"), options_of(case).split.names
     seen = set()
-    for at in range(1, ticks + 1, 1 if SOAK else 17):
+    for at in range(1, ticks + 1, 1 if SOAK else 29):
         out = tmp_path / f"out{at}"
         helper.run(old, out, case)
         before = {name: read(out / name) for name in names}

@@ -40,7 +40,7 @@ class PipelineProfiler:
 
     def __init__(self, max_events: int = 100_000) -> None:
         self._events: deque[dict[str, Any]] = deque(maxlen=whole_number("max_events", max_events, at_least=1))
-        self._threads: dict[int, str] = {}
+        self._threads: dict[str, int] = {}
         self._enabled = True
         self._lock = threading.Lock()
 
@@ -74,28 +74,26 @@ class PipelineProfiler:
     ) -> None:
         if not self._enabled:
             return
-        number = threading.get_ident() if thread is None else hash(thread) & 0x7FFFFFFF
+        # By name: every epoch has a thread of its own, and they are one line of the trace.
+        who = thread or threading.current_thread().name
         with self._lock:
-            self._threads.setdefault(number, thread or threading.current_thread().name)
+            number = self._threads.setdefault(who, len(self._threads))
             times = {"ts": began * 1e6, "dur": seconds * 1e6}
             self._events.append({"name": name, "cat": category, "ph": "X", **times, "tid": number, "args": args})
 
     def to_chrome_trace(self) -> dict[str, Any]:
         """Return the trace as JSON: threads by name, times in microseconds."""
         with self._lock:
-            events, names = list(self._events), dict(self._threads)
-        numbers = {thread: number for number, thread in enumerate(names)}
+            events, threads = list(self._events), dict(self._threads)
         meta = [
-            {"name": "thread_name", "ph": "M", "pid": os.getpid(), "tid": numbers[thread], "args": {"name": name}}
-            for thread, name in names.items()
+            {"name": "thread_name", "ph": "M", "pid": os.getpid(), "tid": number, "args": {"name": name}}
+            for name, number in threads.items()
         ]
-        return {
-            "traceEvents": [*meta, *({**event, "pid": os.getpid(), "tid": numbers[event["tid"]]} for event in events)]
-        }
+        return {"traceEvents": [*meta, *({**event, "pid": os.getpid()} for event in events)]}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace; open it at https://ui.perfetto.dev, or in chrome://tracing."""
-        Path(path).write_text(json.dumps(self.to_chrome_trace()))
+        Path(path).write_text(json.dumps(self.to_chrome_trace(), default=str))
 
     def get_stats(self) -> dict[str, dict[str, float]]:
         """Return, for each name, how often, how long in all, on average and at most, in milliseconds."""

@@ -3,13 +3,14 @@
 Each of these is a page over `Loader`: a plan of windows, one thread that reads ahead, the device stage.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
 
 from penstock.core.checks import whole_number
-from penstock.core.errors import LoaderError, OptionError
+from penstock.core.errors import LoaderError, OptionError, ResumeError
 from penstock.core.index import Index
 from penstock.core.protocols import Observer, Order
 from penstock.core.seeds import checked_seed, key_for
@@ -65,6 +66,10 @@ class _ChunkLoader:
         self._loaded = 0
         self._start = (0, 0)
         """The epoch and the chunk to go on with, where no loader stands anywhere."""
+        self._longest: tuple[int, int] | None = None
+        """The longest window of an epoch, where it is known."""
+        self._about: dict[str, Any] = {"version": 1, "seed": self._seed}
+        """What a state must agree with."""
 
     def _begin(self, order: Order) -> None:
         """Run an epoch of `order`: the next one, or the rest of the one that a state was loaded for."""
@@ -134,30 +139,38 @@ class _ChunkLoader:
         epoch, chunk = self._start
         if self._loader is not None:
             state = self._loader.state_dict()
-            epoch, chunk = state["epoch"], state["batch"]
-        return {"version": 1, "epoch": epoch, "chunk": chunk, "seed": self._seed, **_sizes(self._coded)}
+            # Of an epoch that is delivered, no rest is left to go on with.
+            epoch, chunk = (state["epoch"], state["batch"]) if self._loader.remaining else (state["epoch"] + 1, 0)
+        return {**self._about, "epoch": epoch, "chunk": chunk}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken; the next `start_epoch` gives the rest of that epoch."""
-        expected = {"version": 1, "seed": self._seed, **_sizes(self._coded)}
         changed = [
             f"{name}={state.get(name)!r}, here {value!r}"
-            for name, value in expected.items()
+            for name, value in self._about.items()
             if state.get(name) != value
         ]
         if changed:
-            raise OptionError(f"This state belongs to another stream: {'; '.join(changed)}.")
+            raise ResumeError(f"This state belongs to another stream: {'; '.join(changed)}.")
+        epoch, chunk = state.get("epoch"), state.get("chunk")
+        if not isinstance(epoch, int) or not isinstance(chunk, int) or min(epoch, chunk) < 0:
+            raise ResumeError(f"This state is at chunk {chunk!r} of epoch {epoch!r}; it is damaged.")
         self._end()
-        self._start = (int(state["epoch"]), int(state["chunk"]))
+        self._start = (epoch, chunk)
 
     def memory_estimate(self) -> MemoryEstimate:
         """Return the bytes that streaming takes, host and device apart; one row is loaded to know its size."""
-        row = sum(array.nbytes for array in self._windows.loaded(0, 1))
-        chunk_bytes = row * min(self._coded.size, self._coded.total)
-        on_device = self._device.type != "cpu"
-        # Ahead, and the one that is worked on; while the next one is asked for, the loop still holds the last.
-        held = self._options.prefetch + (1 if on_device else 2)
-        return MemoryEstimate(chunk_bytes, held, 0, 0, (2 + self._options.device_ahead) * chunk_bytes * on_device)
+        if self._longest is None:
+            raise LoaderError("How long the chunks will be is not known; call start_epoch() before memory_estimate().")
+        start, stop = self._longest
+        row = sum(array.nbytes for array in self._windows.loaded(start, start + 1))
+        chunk_bytes, ahead, kind = row * (stop - start), self._options.device_ahead, self._device.type
+        # Read ahead, and with the consumer: while the next one is asked for, the loop still holds the last. Beside a
+        # device: those that are being copied there, and what load_fn gave while it is copied to page-locked memory.
+        with_consumer = {"cpu": 2, "cuda": ahead + 2}.get(kind, 1)
+        on_device = {"cpu": 0, "cuda": ahead + 2}.get(kind, 2)
+        held = self._options.prefetch + with_consumer
+        return MemoryEstimate(chunk_bytes, held, 0, 0, on_device * chunk_bytes)
 
     def cleanup(self) -> None:
         """End the stream and its thread; twice is fine. The next `start_epoch` goes on with the next epoch."""
@@ -169,7 +182,8 @@ class _ChunkLoader:
         if loader is not None:
             state = loader.state_dict()
             # An epoch that was begun is over when another one is asked for.
-            self._start = (state["epoch"] + (state["batch"] > 0), 0)
+            begun = self._delivered > 0
+            self._start = (state["epoch"] + (state["batch"] > 0), 0) if begun else (state["epoch"], state["batch"])
             loader.close()
 
     def __enter__(self) -> Any:
@@ -203,7 +217,8 @@ class RandomChunkLoader(_ChunkLoader):
         `"random"`: windows anywhere, with replacement. `"partition"`: every row exactly once in an epoch, in windows
         whose borders are shifted anew each time.
     align
-        For `"partition"`: borders lie at multiples of this many rows, such as those that are stored together.
+        For `"partition"`: borders lie at multiples of this many rows, such as those that are stored together. Windows
+        have the largest multiple of it that is no more than `chunk_size`.
     profiler
         Told of every stage, such as `PipelineProfiler()`.
 
@@ -238,8 +253,13 @@ class RandomChunkLoader(_ChunkLoader):
             raise OptionError(f"coverage={coverage!r}; use one of {', '.join(get_args(Coverage))}.")
         options = RunOptions(executor="threads", prefetch=prefetch)
         super().__init__(load_fn, Coded(total_timesteps, chunk_size), device, seed or 0, options)
-        self._align = time_units if coverage == "random" else align * time_units
+        self._align = time_units if coverage == "random" else math.lcm(align, time_units)
         self._coverage = coverage
+        self._longest = (0, min(chunk_size, total_timesteps))
+        self._about |= {"total_timesteps": total_timesteps, "chunk_size": chunk_size}
+        self._about |= {"coverage": coverage, "align": self._align}
+        if coverage == "partition":
+            PartitionWindows(self._coded, self._align)  # says by itself where it cannot be
         if profiler is not None:
             self._observers.append(profiler)
 
@@ -270,7 +290,8 @@ class RandomChunkLoader(_ChunkLoader):
 
     def get_next_chunk(self) -> Chunk:
         """Return the next chunk, waiting for it if need be; `(None, None)` after the last, again and again."""
-        return self._next() or Chunk((None,) * self._width)
+        chunk = self._next()
+        return Chunk((None,) * self._width) if chunk is None else chunk
 
 
 class PipelineChunkLoader(_ChunkLoader):
@@ -313,7 +334,9 @@ class PipelineChunkLoader(_ChunkLoader):
         """Begin to read these chunks, each a begin and an end; an epoch that is still running is over."""
         if not len(chunks):
             raise OptionError("start_epoch() got no chunks; give (start, end) of each.")
-        self._begin(GivenWindows(self._coded, tuple((int(start), int(end)) for start, end in chunks)))
+        windows = tuple((int(start), int(end)) for start, end in chunks)
+        self._begin(GivenWindows(self._coded, windows))
+        self._longest = max(windows, key=lambda window: window[1] - window[0])
 
     def get_next_chunk(self) -> tuple[int | None, Any]:
         """Return the first row of the next chunk, and the chunk; `(None, None)` after the last, again and again."""
@@ -323,7 +346,3 @@ class PipelineChunkLoader(_ChunkLoader):
 
 def _only(items: list[Any]) -> Any:
     return items[0]
-
-
-def _sizes(coded: Coded) -> dict[str, int]:
-    return {"total_timesteps": coded.total, "chunk_size": coded.size}

@@ -4,6 +4,7 @@ An item is a window: its number is `start × (size + 1) + length`. So a plan can
 and a loader needs nothing but a plan.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.core.checks import whole_number
-from penstock.core.errors import OptionError, PlanError
+from penstock.core.errors import OptionError, PlanError, ReadError
 from penstock.core.index import Index
 from penstock.core.seeds import key_for, subkeys
 from penstock.core.types import Arrangement, Field
@@ -86,31 +87,43 @@ class PartitionWindows:
 
     coded: Coded
     align: int = 1
-    """Borders lie at multiples of this many rows: the chunks that they are stored in."""
+    """Borders lie at multiples of this many rows: the chunks that they are stored in. So windows have the largest
+    multiple of it that is no more than the size of a window."""
+
+    def __post_init__(self) -> None:
+        if self.align > self.coded.size <= self.coded.total:
+            raise PlanError(
+                f"chunk_size={self.coded.size} is less than the {self.align} rows that its borders are aligned to; "
+                "use a larger chunk_size, or a smaller align or time_units."
+            )
 
     def check(self, index: Index) -> None:
         """Refuse an index that was made for other windows."""
         _check_index(index, self.coded)
 
     @property
-    def _rest(self) -> int:
-        return self.coded.total % self.coded.size
+    def _step(self) -> int:
+        """Rows from one border to the next; a recording that is smaller than a window has none."""
+        size = self.coded.size
+        return size if self.coded.total < size else size - size % self.align
 
     def _phases(self) -> range:
         """Return where the second window may begin, such that all epochs have equally many windows."""
-        first = max(self._rest, 1)
-        return range(-(-first // self.align) * self.align, self.coded.size, self.align)
+        if self.coded.total < self._step:
+            return range(0)
+        first = max(self.coded.total % self._step, 1)
+        return range(-(-first // self.align) * self.align, self._step, self.align)
 
     @property
     def count(self) -> int:
         """Windows in an epoch."""
-        whole = self.coded.total // self.coded.size
-        return whole + 1 if self._phases() and whole else whole + (self._rest > 0)
+        whole, rest = divmod(self.coded.total, self._step)
+        return whole + (1 if self._phases() else rest > 0)
 
     def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:  # noqa: ARG002
         """Return the windows of `epoch`."""
-        size, total, phases = self.coded.size, self.coded.total, self._phases()
-        if phases and total >= size:
+        size, total, phases = self._step, self.coded.total, self._phases()
+        if phases:
             pick = int(subkeys(key_for(seed, "phase", epoch), np.zeros(1, np.int64))[0] % np.uint64(len(phases)))
             starts = np.array([0, *range(phases[pick], total, size)])
         else:
@@ -164,7 +177,7 @@ class WindowData:
             raise OptionError(f"load_fn={load_fn!r} cannot be called; give a function of start and end.")
         self._load_fn, self._coded, self._pinned = load_fn, coded, pinned
         self._pools: dict[tuple[Any, ...], BufferPool] = {}
-        self._lock = threading.Lock()
+        self._lock, self._turn = threading.Lock(), threading.Lock()
 
     def __len__(self) -> int:
         return self._coded.n_items
@@ -173,15 +186,23 @@ class WindowData:
         start, stop = self._coded.window(item)
         try:
             arrays = self.loaded(start, stop)
+        except IndexError as error:  # to the source of datasets, this means that there is no such window
+            raise ReadError(f"load_fn({start}, {stop}) raised an IndexError: {error}") from error
         except Exception as error:
             error.add_note(f"[penstock] while loading the chunk from {start} to {stop}")
             raise
-        return {"start": start, "stop": stop, "tensors": tuple(self._tensor(array) for array in arrays)}
+        # In the list, and on the way to getrefcount: whoever else has an array may read it later, or give it again.
+        ours = [sys.getrefcount(arrays[place]) == 2 for place in range(len(arrays))]
+        tensors = tuple(self._tensor(array, ours=own) for array, own in zip(arrays, ours, strict=True))
+        return {"start": start, "stop": stop, "tensors": tensors}
 
     def loaded(self, start: int, stop: int) -> Sequence[NDArray[Any]]:
-        """Return what `load_fn` gives for a window, checked."""
-        found = self._load_fn(start, stop)
+        """Return what `load_fn` gives for a window, checked; one call at a time."""
+        with self._turn:
+            found = self._load_fn(start, stop)
         arrays = [np.asarray(array) for array in (found if isinstance(found, tuple | list) else (found,))]
+        if not arrays:
+            raise OptionError(f"load_fn({start}, {stop}) gave no arrays.")
         for array in arrays:
             if array.ndim == 0 or len(array) != stop - start:
                 raise OptionError(
@@ -190,7 +211,7 @@ class WindowData:
                 )
         return arrays
 
-    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+    def _tensor(self, array: NDArray[Any], *, ours: bool) -> torch.Tensor:
         if self._pinned:
             room = self._pool(array).lend(len(array))[""]
             np.copyto(room, array)
@@ -198,7 +219,8 @@ class WindowData:
         # A view of something larger, such as a memory map or an array in memory, is the caller's own: writing to a
         # chunk must not reach it. Memory that comes back by itself is made for this.
         if not (
-            (array.base is None or _lent(array))
+            ours
+            and (array.base is None or _lent(array))
             and array.flags.writeable
             and array.flags.c_contiguous
             and array.dtype.isnative

@@ -120,6 +120,7 @@ class _ZarrLoader:
 
     def __call__(self, start: int, end: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         block = self.source.read(Span(start, end), self._pool.lend(end - start))
+        self.source.close()  # its threads: starting them costs less than a millisecond, and nobody else could end them
         return np.asarray(block["data"]), np.asarray(block["stim"])
 
 

@@ -93,7 +93,7 @@ class NpyArray:
         """Read the header."""
         try:
             status = path.stat()
-            mapped = np.lib.format.open_memmap(path, mode="r")  # type: ignore[no-untyped-call]  # numpy's own stub
+            mapped = np.lib.format.open_memmap(path, mode="r")
         except Exception as error:  # numpy evaluates the header, and raises whatever that does
             raise SourceError(f"{path} is no .npy file that can be read row by row: {error}.") from error
         if not mapped.shape or mapped.dtype.kind not in "biufc":
