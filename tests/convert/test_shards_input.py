@@ -18,7 +18,7 @@ from penstock.shard.writer import ShardWriter, WriteOptions
 sys.path.append(str(Path(__file__).parent))
 from parts_convert import tree
 
-OWN = ("sample_id", "modalities", "shard_idx", "sample_idx_in_shard")
+OWN = ("sample_id", "modalities", "shard_idx", "sample_idx_in_shard", "original_id")
 
 
 def sample(number: int) -> dict[str, Any]:
@@ -52,6 +52,15 @@ def taken(folder: Path, order: Any = None) -> list[Any]:
         kept = {name: (v.dtype, v.shape, v.tolist()) if isinstance(v, np.ndarray) else v for name, v in fields.items()}
         found.append((kept, about))
     return found
+
+
+def test_ids_that_users_gave_are_kept_also_when_cut_anew_twice(tmp_path: Path) -> None:
+    folder = written(tmp_path / "0", n_samples=12)
+    for turn in range(2):
+        convert([ShardsInput(folder)], tmp_path / f"{turn + 1}", ConvertOptions(WriteOptions(5), shuffle_seed=turn))
+        folder = tmp_path / f"{turn + 1}"
+    block = TarSource(folder).take(np.arange(12))
+    assert [about["original_id"] for about in block["metadata"]] == [f"trial-{int(x[0, 0])}" for x in block["fixed"]]
 
 
 @pytest.mark.parametrize("compression", ["none", "gz"])

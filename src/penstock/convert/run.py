@@ -24,7 +24,7 @@ from penstock.convert.inputs import Input
 from penstock.convert.job import Bad, Job, Scan, Scanning
 from penstock.convert.planning import ConvertOptions, Told, jobs_of, scanned
 from penstock.convert.shards import ShardsInput
-from penstock.convert.splits import Split
+from penstock.convert.splits import WHOLE, Split
 from penstock.convert.work import InputError, Task, close_recordings, statistics_of, write_task
 from penstock.core.errors import ConversionError, OptionError, PenstockError, SourceError, WriteError
 from penstock.shard.manifest import MANIFEST, FieldInfo, Manifest, ShardEntry, write_aside
@@ -330,6 +330,8 @@ def _manifest(job: Job, statistics: Mapping[str, Any]) -> Manifest:
 
 def _check_free(output: Path, names: Sequence[str]) -> None:
     """Refuse to touch what is there."""
+    if WHOLE not in names and (output / MANIFEST).exists():
+        raise WriteError(f"There is a data set in {output} itself; use another folder for its parts.")
     for folder in (output / name for name in names):
         if (folder / WRITING).exists() or (output / _STAGED).exists():
             raise WriteError(

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.convert.inputs import Sample
+from penstock.core.errors import SourceError
 from penstock.shard.manifest import METADATA
+from penstock.shard.names import automatic_key
 from penstock.source.tar import TarSource
 
 __all__ = ["ShardsInput"]
@@ -19,7 +21,10 @@ _TOGETHER = 32
 
 @dataclass(frozen=True, slots=True)
 class ShardsInput:
-    """A folder of shards that Penstock wrote or has indexed; every byte is verified as it is read."""
+    """A folder of shards that Penstock wrote or has indexed; every byte is verified as it is read.
+
+    Samples get new ids; one that somebody gave them is kept in the metadata, as `original_id`.
+    """
 
     path: Path
 
@@ -30,6 +35,8 @@ class ShardsInput:
 
 class _Shards:
     def __init__(self, source: TarSource) -> None:
+        if not source.fields.keys() - {METADATA}:
+            raise SourceError(f"{source!r} has metadata and nothing else; there is nothing to convert.")
         self._source = source
         self.n_samples = source.index.n_items
         self.about: Mapping[str, Any] = {"format": "shards", "fields": list(source.fields)}
@@ -44,9 +51,12 @@ class _Shards:
         """Yield samples, in the order of `numbers`."""
         names = [name for name in self._source.fields if name != METADATA]
         for start in range(0, len(numbers), _TOGETHER):
-            block = self._source.take(numbers[start : start + _TOGETHER])
-            for row in range(len(block[names[0]])):
-                about = block[METADATA][row] if METADATA in block else {}
+            some = numbers[start : start + _TOGETHER]
+            block = self._source.take(some)
+            for row, number in enumerate(some.tolist()):
+                about = dict(block[METADATA][row]) if METADATA in block else {}
+                if about.get("sample_id", automatic_key(number)) != automatic_key(number):
+                    about.setdefault("original_id", about["sample_id"])
                 yield {name: block[name][row] for name in names}, about
 
     def close(self) -> None:

@@ -251,12 +251,14 @@ class RandomChunkLoader(_ChunkLoader):
             whole_number(name, value, at_least=1)
         if coverage not in get_args(Coverage):
             raise OptionError(f"coverage={coverage!r}; use one of {', '.join(get_args(Coverage))}.")
+        if coverage == "random" and align != 1:
+            raise OptionError(f"align={align} is for coverage='partition'; random windows are aligned by time_units.")
         options = RunOptions(executor="threads", prefetch=prefetch)
         super().__init__(load_fn, Coded(total_timesteps, chunk_size), device, seed or 0, options)
         self._align = time_units if coverage == "random" else math.lcm(align, time_units)
         self._coverage = coverage
         self._longest = (0, min(chunk_size, total_timesteps))
-        self._about |= {"total_timesteps": total_timesteps, "chunk_size": chunk_size}
+        self._about |= {"total_timesteps": int(total_timesteps), "chunk_size": int(chunk_size)}
         self._about |= {"coverage": coverage, "align": self._align}
         if coverage == "partition":
             PartitionWindows(self._coded, self._align)  # says by itself where it cannot be

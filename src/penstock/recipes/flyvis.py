@@ -119,8 +119,10 @@ class _ZarrLoader:
         self._pool = BufferPool(fixed)
 
     def __call__(self, start: int, end: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        block = self.source.read(Span(start, end), self._pool.lend(end - start))
-        self.source.close()  # its threads: starting them costs less than a millisecond, and nobody else could end them
+        try:
+            block = self.source.read(Span(start, end), self._pool.lend(end - start))
+        finally:
+            self.source.close()  # its threads: to start them takes less than a millisecond, and nobody else ends them
         return np.asarray(block["data"]), np.asarray(block["stim"])
 
 
