@@ -1,0 +1,346 @@
+"""Chunks that are damaged, cut, swapped or missing: an error that names array and chunk, and no other chunk harmed."""
+
+import gzip
+import os
+import shutil
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_test_parts import isolated
+from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
+
+from penstock import DamageError, ReadError, Span
+from penstock.source.zarr import ZarrSource
+
+DATA = np.arange(1, 201, dtype="i4").reshape(50, 4)
+CHUNKS = (10, 4)
+
+CODECS: dict[str, tuple[int, Any]] = {
+    "v2 plain": (2, None),
+    "v2 blosc lz4": (2, numcodecs.Blosc("lz4")),
+    "v2 blosc zstd": (2, numcodecs.Blosc("zstd", shuffle=2)),
+    "v2 zstd": (2, numcodecs.Zstd(3)),
+    "v2 gzip": (2, numcodecs.GZip(1)),
+    "v2 zlib": (2, numcodecs.Zlib(1)),
+    "v2 lz4": (2, numcodecs.LZ4()),
+    "v2 bz2": (2, numcodecs.BZ2(1)),
+    "v3 plain": (3, ()),
+    "v3 blosc": (3, (BloscCodec(),)),
+    "v3 zstd, checked": (3, (ZstdCodec(checksum=True),)),
+    "v3 gzip": (3, (GzipCodec(level=1),)),
+    "v3 crc32c": (3, (Crc32cCodec(),)),
+    "v3 zstd, crc32c": (3, (ZstdCodec(), Crc32cCodec())),
+}
+CHECKED = ("v2 gzip", "v2 zlib", "v2 bz2", "v3 zstd, checked", "v3 gzip", "v3 crc32c", "v3 zstd, crc32c")
+"""What notices by itself whether it is as it was written."""
+
+
+def write(path: Path, codec: str = "v2 plain", data: np.ndarray = DATA, **options: Any) -> Path:
+    version, compressors = CODECS[codec]
+    options = {"zarr_format": version, "compressors": compressors, "chunks": CHUNKS, "fill_value": 0, **options}
+    zarr.create_array(path, shape=data.shape, dtype=data.dtype, **options)[...] = data
+    return path
+
+
+def chunk_file(path: Path, row: int = 2) -> Path:
+    return path / f"{row}.0" if (path / ".zarray").exists() else path / "c" / f"{row}" / "0"
+
+
+def check_damage(path: Path, source: ZarrSource, chunk: str = r"\(2, 0\)", item: int = 20) -> DamageError:
+    """Check that chunk 2 is refused whatever is asked of it, and that all others are read."""
+    with pytest.raises(DamageError, match=rf"item {item} in chunk {chunk} of .*{path.name}: .+") as caught:
+        source.read(Span(0, 50))
+    assert caught.value.item == item
+    for fail in (lambda: source.read(Span(25, 26)), lambda: source.take(np.array([3, 29, 3]))):
+        with pytest.raises(DamageError, match=rf"chunk {chunk} of .*{path.name}"):
+            fail()
+    assert source.read(Span(0, 20))["data"].tobytes() == DATA[:20].tobytes()
+    assert source.read(Span(30, 50))["data"].tobytes() == DATA[30:].tobytes()
+    items = np.array([49, 0, 31, 19])
+    assert source.take(items)["data"].tobytes() == DATA[items].tobytes()
+    return caught.value
+
+
+# -- every codec -------------------------------------------------------------------------------------------------------
+
+
+def of_size(codec: str, n: int) -> Callable[[Path], Any]:
+    """Put a chunk there that is whole in itself, but of n numbers."""
+
+    def change(file: Path) -> None:
+        other = write(file.parents[3] / "other", codec, np.arange(1, n + 1, dtype="i4"), chunks=(n,))
+        data = (other / "0" if (other / ".zarray").exists() else other / "c" / "0").read_bytes()
+        file.write_bytes(data)
+
+    return change
+
+
+DAMAGE: dict[str, Callable[[str], Callable[[Path], Any]]] = {
+    "empty": lambda _: lambda file: file.write_bytes(b""),
+    "one byte": lambda _: lambda file: file.write_bytes(b"\0"),
+    "cut by one": lambda _: lambda file: os.truncate(file, file.stat().st_size - 1),
+    "cut in half": lambda _: lambda file: os.truncate(file, file.stat().st_size // 2),
+    "zeros": lambda _: lambda file: file.write_bytes(bytes(file.stat().st_size - 1)),
+    "something else": lambda _: lambda file: file.write_bytes(b"this is no chunk but some text" * 3),
+    "a chunk of one number": lambda codec: of_size(codec, 1),
+    "a chunk of fewer numbers": lambda codec: of_size(codec, 39),
+    "a chunk of more numbers": lambda codec: of_size(codec, 41),
+    "a chunk of many more numbers": lambda codec: of_size(codec, 100_000),
+}
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_damaged_chunk_is_refused_and_all_others_are_read(tmp_path: Path, codec: str) -> None:
+    folder = tmp_path / "deep" / "er"
+    whole = write(folder / "whole", codec)
+    for number, damage in enumerate(DAMAGE.values()):
+        path = folder / f"array{number}"
+        shutil.copytree(whole, path)
+        source = ZarrSource(path, threads=2)
+        # What a chunk was decoded into before must not be given in its place.
+        source.read(Span(0, 50))
+        damage(codec)(chunk_file(path))
+        check_damage(path, source)
+        source.close()
+        shutil.rmtree(tmp_path / "deep" / "other", ignore_errors=True)
+        shutil.rmtree(tmp_path / "other", ignore_errors=True)
+        shutil.rmtree(folder / "other", ignore_errors=True)
+
+
+@given(
+    codec=st.sampled_from(sorted(CODECS)),
+    flips=st.lists(st.tuples(st.integers(0, 400), st.integers(1, 255)), min_size=1, max_size=4),
+)
+def test_flipped_bytes_are_noticed_where_the_codec_can(codec: str, flips: list[tuple[int, int]]) -> None:
+    """Without a checksum nobody can tell: then it is what zarr-python reads, and nothing that was there before."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / "a", codec)
+        source = ZarrSource(path, threads=1)
+        source.read(Span(0, 50))
+        file = chunk_file(path)
+        content = bytearray(file.read_bytes())
+        for place, flip in flips:
+            content[place % len(content)] ^= flip
+        file.write_bytes(content)
+        try:
+            found = source.read(Span(20, 30))["data"]
+        except DamageError as error:
+            assert f"chunk (2, 0) of {path}" in str(error)
+            return
+        if codec in CHECKED:
+            assert found.tobytes() == DATA[20:30].tobytes()
+        else:
+            assert found.tobytes() == zarr.open_array(path, mode="r")[20:30].tobytes()
+
+
+BOMBS: dict[str, tuple[str, bytes]] = {
+    "gzip": ("v2 gzip", gzip.compress(bytes(1 << 28), 1)),
+    "zlib": ("v2 zlib", zlib.compress(bytes(1 << 28), 1)),
+    "lz4": ("v2 lz4", struct.pack("<I", 1 << 30) + b"\x1f\0" * 30),
+    "blosc": ("v2 blosc lz4", struct.pack("<4B3I", 2, 1, 1, 4, 1 << 30, 1 << 18, 16)),
+    "zstd": ("v2 zstd", b"\x28\xb5\x2f\xfd\xe0" + struct.pack("<Q", 1 << 40) + bytes(9)),
+    "zstd of unknown size": (
+        "v2 zstd",
+        b"\x28\xb5\x2f\xfd\x00\x88"
+        + b"".join(((1 << 20) | 2 | (n == 2047)).to_bytes(3, "little") + b"x" for n in range(2048)),
+    ),
+    "a file of a terabyte": ("v2 zstd", b""),
+}
+
+
+def peak_growth(path: Path) -> int:
+    """Return by how many bytes the process grew while it read a chunk."""
+    source = ZarrSource(path, threads=1)
+    source.read(Span(0, 20))
+    status = Path("/proc/self/status")
+    Path("/proc/self/clear_refs").write_text("5")
+    before = int(status.read_text().split("VmHWM:")[1].split()[0])
+    check_damage(path, source)
+    return (int(status.read_text().split("VmHWM:")[1].split()[0]) - before) * 1024
+
+
+@pytest.mark.parametrize(("codec", "content"), BOMBS.values(), ids=BOMBS)
+def test_a_chunk_that_says_it_is_huge_takes_no_memory(tmp_path: Path, codec: str, content: bytes) -> None:
+    path = write(tmp_path / "a", codec)
+    chunk_file(path).write_bytes(content)
+    if not content:
+        os.truncate(chunk_file(path), 1 << 40)
+    assert isolated(peak_growth, path) < 30 << 20
+
+
+# -- missing chunks ----------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_chunk_is_the_fill_value_where_the_store_has_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", "v2 zstd", fill_value=7)
+    chunk_file(path).unlink()
+    wanted = DATA.copy()
+    wanted[20:30] = 7
+    assert ZarrSource(path).read(Span(0, 50))["data"].tobytes() == wanted.tobytes()
+
+
+def test_a_missing_chunk_is_damage_where_the_store_has_no_fill_value(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", "v2 zstd", fill_value=None)
+    source = ZarrSource(path)
+    chunk_file(path).unlink()
+    error = check_damage(path, source)
+    assert "it is missing, and the store does not say what a missing chunk holds" in error.reason
+
+
+# -- shards ------------------------------------------------------------------------------------------------------------
+
+N_CHUNKS = 5
+
+
+def sharded(path: Path, location: str = "end", codec: str = "v3 zstd, checked", **options: Any) -> Path:
+    """Write shards of 5 chunks of 2 rows: 5 shards."""
+    shards = {"shape": (10, 4), "index_location": location}
+    return write(path, codec, chunks=(2, 4), shards=shards, **options)
+
+
+def table_of(file: Path, location: str) -> tuple[int, np.ndarray]:
+    size = 16 * N_CHUNKS + 4
+    content = file.read_bytes()
+    begin = len(content) - size if location == "end" else 0
+    return begin, np.frombuffer(content[begin : begin + size - 4], "<u8").reshape(-1, 2).copy()
+
+
+def put_table(file: Path, begin: int, table: np.ndarray) -> None:
+    """Write a table with a checksum that fits."""
+    raw = table.astype("<u8").tobytes()
+    with file.open("r+b") as opened:
+        opened.seek(begin)
+        opened.write(raw + google_crc32c.value(raw).to_bytes(4, "little"))
+
+
+TABLES: dict[str, tuple[int, int]] = {
+    "beyond the file": (10**6, 30),
+    "far beyond the file": (1 << 62, 30),
+    "too long": (0, 10**7),
+    "far too long": (0, 1 << 62),
+    "no offset": ((1 << 64) - 1, 30),
+    "no length": (0, (1 << 64) - 1),
+    "of nothing": (0, 0),
+    "both too large together": ((1 << 63) - 1, (1 << 63) - 1),
+}
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+@pytest.mark.parametrize("codec", ["v3 zstd, checked", "v3 plain"])
+@pytest.mark.parametrize("entry", TABLES.values(), ids=TABLES)
+def test_a_table_of_a_shard_that_points_nowhere_harms_that_chunk_only(
+    tmp_path: Path, location: str, codec: str, entry: tuple[int, int]
+) -> None:
+    path = sharded(tmp_path / "a", location, codec)
+    source = ZarrSource(path)
+    source.read(Span(0, 50))
+    begin, table = table_of(chunk_file(path), location)
+    table[1] = entry
+    put_table(chunk_file(path), begin, table)
+    source.close()
+    with pytest.raises(DamageError, match=r"item 22 in chunk \(11, 0\) of .*/a: "):
+        source.read(Span(0, 50))
+    assert source.read(Span(24, 50))["data"].tobytes() == DATA[24:].tobytes()
+    items = np.array([0, 20, 24, 49])
+    assert source.take(items)["data"].tobytes() == DATA[items].tobytes()
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+@pytest.mark.parametrize("place", range(0, 84, 7))
+def test_a_damaged_table_is_noticed_and_harms_that_shard_only(tmp_path: Path, location: str, place: int) -> None:
+    path = sharded(tmp_path / "a", location)
+    file = chunk_file(path)
+    begin, _ = table_of(file, location)
+    content = bytearray(file.read_bytes())
+    content[begin + place] ^= 0x10
+    file.write_bytes(content)
+    error = check_damage(path, ZarrSource(path), r"\(1[0-4], 0\)")
+    assert "the table of the shard 0: its checksum does not match" in error.reason
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+@pytest.mark.parametrize("size", [0, 1, 4, 83, 84, 100])
+def test_a_shard_that_is_cut_is_noticed(tmp_path: Path, location: str, size: int) -> None:
+    path = sharded(tmp_path / "a", location)
+    source = ZarrSource(path)
+    source.read(Span(0, 50))
+    os.truncate(chunk_file(path), size)
+    source.close()
+    with pytest.raises(DamageError, match=r"chunk \(1[0-4], 0\) of .*/a"):
+        source.read(Span(20, 30))
+    assert source.read(Span(0, 20))["data"].tobytes() == DATA[:20].tobytes()
+
+
+def test_a_missing_chunk_of_a_shard_is_the_fill_value(tmp_path: Path) -> None:
+    path = sharded(tmp_path / "a", fill_value=9)
+    begin, table = table_of(chunk_file(path), "end")
+    table[1] = (1 << 64) - 1
+    put_table(chunk_file(path), begin, table)
+    chunk_file(path, 4).unlink()
+    wanted = DATA.copy()
+    wanted[22:24], wanted[40:] = 9, 9
+    assert ZarrSource(path).read(Span(0, 50))["data"].tobytes() == wanted.tobytes()
+
+
+# -- while it is open --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["v2 zstd", "v3 gzip", "v3 plain"])
+@pytest.mark.parametrize("rows", [0, 19, 49, 51, 500])
+def test_an_array_that_is_resized_while_it_is_open_is_a_read_error(tmp_path: Path, version: str, rows: int) -> None:
+    path = write(tmp_path / "a", version)
+    source = ZarrSource(path)
+    zarr.open_array(path, mode="r+").resize((rows, 4))
+    message = rf"The array .*/a has changed since it was opened: \(50, 4\) .* then, \({rows}, 4\)"
+    for fail in (lambda: source.read(Span(0, 5)), lambda: source.take(np.array([49]))):
+        with pytest.raises(ReadError, match=message):
+            fail()
+    zarr.open_array(path, mode="r+").resize((50, 4))
+    assert source.read(Span(0, min(10, rows)))["data"].tobytes() == DATA[: min(10, rows)].tobytes()
+
+
+REWRITES: dict[str, dict[str, Any]] = {
+    "chunks": {"chunks": (5, 4)},
+    "codec": {"compressors": numcodecs.Zstd(1)},
+    "separator": {"chunk_key_encoding": {"name": "v2", "separator": "/"}},
+    "fill value": {"fill_value": 3},
+    "version": {"zarr_format": 3, "compressors": ()},
+    "order": {"order": "F"},
+}
+
+
+@pytest.mark.parametrize("options", REWRITES.values(), ids=REWRITES)
+def test_an_array_that_is_written_anew_in_another_way_is_a_read_error(tmp_path: Path, options: dict[str, Any]) -> None:
+    source = ZarrSource(write(tmp_path / "a", fill_value=0))
+    shutil.rmtree(tmp_path / "a")
+    write(tmp_path / "a", **options)
+    with pytest.raises(ReadError, match=r"The array .*/a (has changed|is gone)"):
+        source.read(Span(0, 50))
+
+
+def test_an_array_that_is_written_anew_in_the_same_way_is_read(tmp_path: Path) -> None:
+    source = ZarrSource(write(tmp_path / "a", "v3 gzip", DATA.astype("f4"), fill_value=np.nan))
+    shutil.rmtree(tmp_path / "a")
+    write(tmp_path / "a", "v3 gzip", DATA.astype("f4") + 1, fill_value=np.nan)
+    assert source.read(Span(0, 50))["data"].tobytes() == (DATA.astype("f4") + 1).tobytes()
+
+
+@pytest.mark.parametrize("codec", ["v2 zstd", "v3 gzip"])
+def test_an_array_that_is_deleted_while_it_is_open_is_gone(tmp_path: Path, codec: str) -> None:
+    path = write(tmp_path / "a", codec)
+    source = ZarrSource(path)
+    shutil.rmtree(path)
+    for fail in (lambda: source.read(Span(0, 5)), lambda: source.take(np.array([49]))):
+        with pytest.raises(ReadError, match="The array .*/a is gone"):
+            fail()
