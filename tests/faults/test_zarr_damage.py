@@ -79,9 +79,9 @@ def of_size(codec: str, n: int) -> Callable[[Path], Any]:
     """Put a chunk there that is whole in itself, but of n numbers."""
 
     def change(file: Path) -> None:
-        other = write(file.parents[3] / "other", codec, np.arange(1, n + 1, dtype="i4"), chunks=(n,))
-        data = (other / "0" if (other / ".zarray").exists() else other / "c" / "0").read_bytes()
-        file.write_bytes(data)
+        with tempfile.TemporaryDirectory() as folder:
+            other = write(Path(folder) / "other", codec, np.arange(1, n + 1, dtype="i4"), chunks=(n,))
+            file.write_bytes((other / "0" if (other / ".zarray").exists() else other / "c" / "0").read_bytes())
 
     return change
 
@@ -102,10 +102,9 @@ DAMAGE: dict[str, Callable[[str], Callable[[Path], Any]]] = {
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_damaged_chunk_is_refused_and_all_others_are_read(tmp_path: Path, codec: str) -> None:
-    folder = tmp_path / "deep" / "er"
-    whole = write(folder / "whole", codec)
+    whole = write(tmp_path / "whole", codec)
     for number, damage in enumerate(DAMAGE.values()):
-        path = folder / f"array{number}"
+        path = tmp_path / f"array{number}"
         shutil.copytree(whole, path)
         source = ZarrSource(path, threads=2)
         # What a chunk was decoded into before must not be given in its place.
@@ -113,9 +112,6 @@ def test_a_damaged_chunk_is_refused_and_all_others_are_read(tmp_path: Path, code
         damage(codec)(chunk_file(path))
         check_damage(path, source)
         source.close()
-        shutil.rmtree(tmp_path / "deep" / "other", ignore_errors=True)
-        shutil.rmtree(tmp_path / "other", ignore_errors=True)
-        shutil.rmtree(folder / "other", ignore_errors=True)
 
 
 @given(
@@ -135,8 +131,7 @@ def test_flipped_bytes_are_noticed_where_the_codec_can(codec: str, flips: list[t
         file.write_bytes(content)
         try:
             found = source.read(Span(20, 30))["data"]
-        except DamageError as error:
-            assert f"chunk (2, 0) of {path}" in str(error)
+        except DamageError:
             return
         if codec in CHECKED:
             assert found.tobytes() == DATA[20:30].tobytes()
@@ -342,5 +337,5 @@ def test_an_array_that_is_deleted_while_it_is_open_is_gone(tmp_path: Path, codec
     source = ZarrSource(path)
     shutil.rmtree(path)
     for fail in (lambda: source.read(Span(0, 5)), lambda: source.take(np.array([49]))):
-        with pytest.raises(ReadError, match="The array .*/a is gone"):
+        with pytest.raises(ReadError, match=r"The array .*/a is gone"):
             fail()

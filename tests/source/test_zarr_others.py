@@ -1,8 +1,7 @@
-"""Rows of what is no plain local zarr store: codecs that only zarr-python has, `.npy`, HDF5, and URLs."""
+"""Rows of what is no plain zarr store: codecs that only zarr-python has, `.npy` and HDF5."""
 
 import multiprocessing as mp
 import os
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +16,8 @@ from penstock_source_suite import Case, SourceSuite
 from penstock_test_parts import isolated, open_files
 from zarr.codecs import TransposeCodec
 
-from penstock import OptionError, ReadError, SourceError, Span
-from penstock.source import stored, zarr_store
+from penstock import DamageError, ReadError, SourceError, Span
+from penstock.source import zarr_store
 from penstock.source.stored import OtherArray
 from penstock.source.zarr import ZarrSource
 
@@ -82,6 +81,23 @@ def test_what_is_left_to_zarr_python_is_refused_when_it_has_changed(tmp_path: Pa
             file.unlink()
     with pytest.raises(ReadError, match="/a has changed since it was opened"):
         source.read(Span(0, 4))
+
+
+@pytest.mark.parametrize("kind", ["delta", "Fortran order", "a codec of its own"])
+def test_a_missing_chunk_is_damage_also_where_zarr_python_reads(tmp_path: Path, kind: str) -> None:
+    data = numbers(23, 3, dtype="i4")
+    path = write(tmp_path / "a", data, fill_value=None, **LEFT[kind])
+    source = ZarrSource(path)
+    check_all(source, data)
+    (path / "2.1").unlink()
+    with pytest.raises(
+        DamageError, match=r"item 9 in chunk \(2, 1\) of .*/a: it is missing, and the store does not say"
+    ):
+        source.read(Span(9, 20))
+    assert source.read(Span(12, 23))["data"].tobytes() == data[12:].tobytes()
+    filled = ZarrSource(write(tmp_path / "b", data, fill_value=5, **LEFT[kind]))
+    (tmp_path / "b" / "2.1").unlink()
+    assert filled.read(Span(8, 9))["data"].tolist() == [[*data[8, :2].tolist(), 5]]
 
 
 @pytest.mark.parametrize("dtype", [[("x", "i4"), ("y", "f4")], "S5", "M8[s]"])
@@ -319,55 +335,6 @@ def test_a_fork_reads_while_a_thread_of_its_parent_reads(tmp_path: Path, kind: s
     check_all(source, data)
     assert isolated(read_in_children, source, data) == [0] * 6
     source.close()
-
-
-# -- URLs --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def without_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "obstore", None)
-    monkeypatch.setitem(sys.modules, "obstore.store", None)
-
-
-def at_url(url: str, data: np.ndarray, **options: Any) -> str:
-    store = zarr.storage.FsspecStore.from_url(url, storage_options={"auto_mkdir": True} if "file:" in url else None)
-    zarr.create_array(store, shape=data.shape, chunks=(4, 2), dtype=data.dtype, **options)[...] = data
-    return url
-
-
-@pytest.mark.parametrize("options", [{"zarr_format": 2}, {"zarr_format": 3}, {"zarr_format": 3, "shards": (8, 4)}])
-@pytest.mark.parametrize("scheme", ["memory", "file"])
-@pytest.mark.usefixtures("without_obstore")
-def test_urls_are_read_through_fsspec(tmp_path: Path, scheme: str, options: dict[str, Any]) -> None:
-    data = numbers(23, 3)
-    url = at_url(f"{scheme}://{tmp_path}/store/a", data, **options)
-    source = ZarrSource(url)
-    check_all(source, data)
-    assert source.index.largest_chunk == 4
-    chosen = ZarrSource(url.removesuffix("/a"), {"x": ("a", 1)}).take(np.array([22, 0]))["x"]
-    assert chosen.tolist() == data[[22, 0], 1].tolist()
-
-
-def test_urls_are_read_through_obstore(tmp_path: Path) -> None:
-    pytest.importorskip("obstore")
-    data = numbers(23, 3)
-    write(tmp_path / "a", data)
-    source = ZarrSource(f"file://{tmp_path}/a")
-    assert "ObjectStore" in type(stored._zarr_array(f"file://{tmp_path}/a").store).__name__
-    check_all(source, data)
-
-
-def test_what_obstore_does_not_know_goes_through_fsspec(tmp_path: Path) -> None:
-    pytest.importorskip("obstore")
-    data = numbers(9, 3)
-    check_all(ZarrSource(at_url(f"memory://{tmp_path}/b", data)), data)
-
-
-@pytest.mark.parametrize("url", ["memory://nothing/there", "file:///nothing/there", "nosuchscheme://a/b"])
-def test_a_url_without_an_array_is_named(url: str) -> None:
-    with pytest.raises(OptionError, match=f"{url} cannot be opened"):
-        ZarrSource(url)
 
 
 # -- what every source does --------------------------------------------------------------------------------------------

@@ -46,24 +46,41 @@ class Chunk(tuple[Any, ...]):
     """Draws the batches within this chunk: the same ones for the same seed, epoch and chunk."""
 
 
+class _Watch:
+    """Told of every stage. It does not know the loader, which the thread that tells it would otherwise keep alive."""
+
+    def __init__(self, profiler: Observer | None) -> None:
+        self.timings, self.loaded, self._profiler = Timings(), 0, profiler
+
+    def record(self, stage: str, seconds: float, nbytes: int) -> None:
+        """Count, add up, and pass on."""
+        self.loaded += stage == "read"
+        self.timings.record(stage, seconds, nbytes)
+        if self._profiler is not None:
+            self._profiler.record(stage, seconds, nbytes)
+
+
 class _ChunkLoader:
     """What both loaders share: one epoch after the other, chunk by chunk."""
 
     def __init__(
-        self, load_fn: LoadFn, coded: Coded, device: str | torch.device | None, seed: int, options: RunOptions
+        self,
+        load_fn: LoadFn,
+        coded: Coded,
+        device: str | torch.device | None,
+        seed: int,
+        options: RunOptions,
+        profiler: Observer | None,
     ) -> None:
         self._device = checked_device(device)
         self._coded, self._seed, self._options = coded, checked_seed(seed), options
         self._windows = WindowData(load_fn, coded, pinned=self._device.type == "cuda")
-        self.timings = Timings()
-        """What took how long since the first epoch began; `wait_fraction` is the share that was spent waiting."""
-        self._observers: list[Observer] = []
+        self._watch = _Watch(profiler)
         self._loader: Loader | None = None
         self._batches: Any = None
         self._error: BaseException | None = None
         self._width = 2
         self._delivered = 0
-        self._loaded = 0
         self._start = (0, 0)
         """The epoch and the chunk to go on with, where no loader stands anywhere."""
         self._longest: tuple[int, int] | None = None
@@ -74,7 +91,7 @@ class _ChunkLoader:
     def _begin(self, order: Order) -> None:
         """Run an epoch of `order`: the next one, or the rest of the one that a state was loaded for."""
         if self._loader is None and not self._delivered:
-            self.timings = Timings()
+            self._watch.timings = Timings()
         source = DatasetSource(self._windows, identity=f"{self._coded}")
         plan = Plan(Index.uniform(len(self._windows), identity=source.index.identity), order, 1, self._seed)
         if self._loader is None or self._loader.plan.identity() != plan.identity():
@@ -87,20 +104,18 @@ class _ChunkLoader:
                 device=self._device,
                 world=World(),
                 options=self._options,
-                observer=self,
+                observer=self._watch,
             )
             epoch, batch = self._start
             state = {**self._loader.state_dict(), "epoch": epoch, "batch": min(batch, plan.n_batches)}
             self._loader.load_state_dict(state)
         self._batches = iter(self._loader)  # ends an epoch that is still running
-        self._error, self._delivered, self._loaded = None, 0, 0
+        self._error, self._delivered, self._watch.loaded = None, 0, 0
 
-    def record(self, stage: str, seconds: float, nbytes: int) -> None:
-        """Take note of a stage; called by the loader."""
-        if stage == "read":
-            self._loaded += 1
-        for observer in (self.timings, *self._observers):
-            observer.record(stage, seconds, nbytes)
+    @property
+    def timings(self) -> Timings:
+        """What took how long since the first epoch began; `wait_fraction` is the share that was spent waiting."""
+        return self._watch.timings
 
     def _next(self) -> Chunk | None:
         if self._loader is None or self._batches is None:
@@ -129,7 +144,7 @@ class _ChunkLoader:
     def get_stats(self) -> dict[str, Any]:
         """Return how many chunks of this epoch were loaded and delivered, and the share of time spent waiting."""
         return {
-            "chunks_loaded": self._loaded,
+            "chunks_loaded": self._watch.loaded,
             "chunks_transferred": self._delivered,
             "wait_fraction": self.timings.wait_fraction,
         }
@@ -159,12 +174,12 @@ class _ChunkLoader:
         self._start = (epoch, chunk)
 
     def memory_estimate(self) -> MemoryEstimate:
-        """Return the bytes that streaming takes, host and device apart; one row is loaded to know its size."""
+        """Return the bytes that streaming takes, host and device apart; where nothing was loaded yet, one row is."""
         if self._longest is None:
             raise LoaderError("How long the chunks will be is not known; call start_epoch() before memory_estimate().")
         start, stop = self._longest
-        row = sum(array.nbytes for array in self._windows.loaded(start, start + 1))
-        chunk_bytes, ahead, kind = row * (stop - start), self._options.device_ahead, self._device.type
+        chunk_bytes = self._windows.row_bytes(start) * (stop - start)
+        ahead, kind = self._options.device_ahead, self._device.type
         # Read ahead, and with the consumer: while the next one is asked for, the loop still holds the last. Beside a
         # device: those that are being copied there, and what load_fn gave while it is copied to page-locked memory.
         with_consumer = {"cpu": 2, "cuda": ahead + 2}.get(kind, 1)
@@ -254,7 +269,7 @@ class RandomChunkLoader(_ChunkLoader):
         if coverage == "random" and align != 1:
             raise OptionError(f"align={align} is for coverage='partition'; random windows are aligned by time_units.")
         options = RunOptions(executor="threads", prefetch=prefetch)
-        super().__init__(load_fn, Coded(total_timesteps, chunk_size), device, seed or 0, options)
+        super().__init__(load_fn, Coded(total_timesteps, chunk_size), device, seed or 0, options, profiler)
         self._align = time_units if coverage == "random" else math.lcm(align, time_units)
         self._coverage = coverage
         self._longest = (0, min(chunk_size, total_timesteps))
@@ -262,8 +277,6 @@ class RandomChunkLoader(_ChunkLoader):
         self._about |= {"coverage": coverage, "align": self._align}
         if coverage == "partition":
             PartitionWindows(self._coded, self._align)  # says by itself where it cannot be
-        if profiler is not None:
-            self._observers.append(profiler)
 
     @property
     def chunks_per_pass(self) -> int:
@@ -328,9 +341,7 @@ class PipelineChunkLoader(_ChunkLoader):
         seed: int = 0,
     ) -> None:
         options = RunOptions(executor="threads", prefetch=prefetch, device_ahead=gpu_prefetch)
-        super().__init__(load_fn, Coded(self._LARGEST, self._LARGEST), device, seed, options)
-        if profiler is not None:
-            self._observers.append(profiler)
+        super().__init__(load_fn, Coded(self._LARGEST, self._LARGEST), device, seed, options, profiler)
 
     def start_epoch(self, chunks: Sequence[tuple[int, int]]) -> None:
         """Begin to read these chunks, each a begin and an end; an epoch that is still running is over."""

@@ -6,7 +6,7 @@ and a loader needs nothing but a plan.
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from penstock.feed.device import pinned_memory
 from penstock.plan.permute import permute
 from penstock.run.buffers import BufferPool
 
-__all__ = ["Coded", "GivenWindows", "PartitionWindows", "RandomWindows", "WindowData"]
+__all__ = ["Coded", "GivenWindows", "PartitionWindows", "RandomWindows", "WindowData", "WindowMemory"]
 
 _Int64s = NDArray[np.int64]
 LoadFn = Callable[[int, int], Any]
@@ -159,6 +159,31 @@ def _check_index(index: Index, coded: Coded) -> None:
         raise PlanError(f"{index!r} is not made of windows of {coded.size} of {coded.total} rows.")
 
 
+class WindowMemory:
+    """Lends memory for windows, which is used again, also where they differ in length.
+
+    1. A window that is shorter than others gets the beginning of a buffer for those.
+    2. One that is longer: from now on, buffers are for it; those before go when they are given back.
+    3. Three in a row that need less than half of a buffer: from now on, buffers are for these.
+    """
+
+    def __init__(self, fields: Mapping[str, Field], allocate: Callable[[int], NDArray[np.uint8]] | None = None) -> None:
+        self._fields, self._allocate = fields, allocate
+        self._rows, self._shorter = 0, 0
+        self._pool = BufferPool(fields, allocate)
+        self._lock = threading.Lock()
+
+    def lend(self, n_rows: int) -> dict[str, NDArray[Any]]:
+        """Return arrays of `n_rows` rows with arbitrary content."""
+        with self._lock:
+            self._shorter = self._shorter + 1 if 2 * n_rows < self._rows else 0
+            if n_rows > self._rows or self._shorter >= 3:
+                self._rows, self._shorter = n_rows, 0
+                self._pool = BufferPool(self._fields, self._allocate)
+            block = self._pool.lend(self._rows)
+        return {name: array[:n_rows] for name, array in block.items()}
+
+
 class WindowData:
     """A map-style dataset of windows: what `load_fn` returns for each, as tensors that are nobody else's.
 
@@ -176,7 +201,8 @@ class WindowData:
         if not callable(load_fn):
             raise OptionError(f"load_fn={load_fn!r} cannot be called; give a function of start and end.")
         self._load_fn, self._coded, self._pinned = load_fn, coded, pinned
-        self._pools: dict[tuple[Any, ...], BufferPool] = {}
+        self._memory: dict[tuple[Any, ...], WindowMemory] = {}
+        self._row_bytes: int | None = None
         self._lock, self._turn = threading.Lock(), threading.Lock()
 
     def __len__(self) -> int:
@@ -209,11 +235,19 @@ class WindowData:
                     f"load_fn({start}, {stop}) gave an array of shape {array.shape}; its first axis must have "
                     f"{stop - start} rows."
                 )
+        self._row_bytes = sum(array.nbytes for array in arrays) // (stop - start)
         return arrays
+
+    def row_bytes(self, row: int) -> int:
+        """Return the bytes of one row; that row is loaded where none was yet."""
+        if self._row_bytes is None:
+            self.loaded(row, row + 1)
+        assert self._row_bytes is not None, "known after loading"
+        return self._row_bytes
 
     def _tensor(self, array: NDArray[Any], *, ours: bool) -> torch.Tensor:
         if self._pinned:
-            room = self._pool(array).lend(len(array))[""]
+            room = self._room(array).lend(len(array))[""]
             np.copyto(room, array)
             return torch.from_numpy(room)
         # A view of something larger, such as a memory map or an array in memory, is the caller's own: writing to a
@@ -228,13 +262,13 @@ class WindowData:
             array = np.array(array, array.dtype.newbyteorder("="), order="C")
         return torch.from_numpy(array)
 
-    def _pool(self, array: NDArray[Any]) -> BufferPool:
+    def _room(self, array: NDArray[Any]) -> WindowMemory:
         key = (array.dtype.newbyteorder("=").str, array.shape[1:])
         with self._lock:
-            if key not in self._pools:
+            if key not in self._memory:
                 field = Field(array.dtype.newbyteorder("="), array.shape[1:])
-                self._pools[key] = BufferPool({"": field}, pinned_memory)
-            return self._pools[key]
+                self._memory[key] = WindowMemory({"": field}, pinned_memory)
+            return self._memory[key]
 
 
 def _lent(array: Any) -> bool:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from penstock.core.checks import whole_number
 from penstock.core.errors import MissingDependency, OptionError, SourceError
 from penstock.core.types import Field, Span
-from penstock.run.buffers import BufferPool
+from penstock.recipes.chunk_windows import WindowMemory
 from penstock.source.zarr import ZarrSource
 
 __all__ = [
@@ -116,11 +116,11 @@ class _ZarrLoader:
         self.source = ZarrSource(folder, fields)
         """Where it reads; `source.read_amplification(span)` says what is decoded for what is given."""
         fixed: dict[str, Field] = dict(self.source.fields)
-        self._pool = BufferPool(fixed)
+        self._memory = WindowMemory(fixed)
 
     def __call__(self, start: int, end: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         try:
-            block = self.source.read(Span(start, end), self._pool.lend(end - start))
+            block = self.source.read(Span(start, end), self._memory.lend(end - start))
         finally:
             self.source.close()  # its threads: to start them takes less than a millisecond, and nobody else ends them
         return np.asarray(block["data"]), np.asarray(block["stim"])

@@ -1,5 +1,6 @@
 """Arrays that are stored elsewhere than in a local zarr store: `.npy`, HDF5, and whatever zarr-python reads."""
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.errors import MissingDependency, OptionError, ReadError, SourceError
+from penstock.core.errors import DamageError, MissingDependency, OptionError, ReadError, SourceError
 from penstock.source.zarr_codec import UnsupportedStoreError
 from penstock.source.zarr_store import Selection, open_zarr, read_into
 
@@ -319,10 +320,23 @@ class OtherArray:
             array = self._open.get(os.getpid())
             if array is None:
                 array = self._open[os.getpid()] = _zarr_array(self.where)
+            if array.metadata.fill_value is None and "://" not in self.where:
+                self._check_there(array, ((start, stop), *selection))
             out[...] = array[(slice(start, stop), *(slice(low, high) for low, high in selection))]
+        except DamageError:
+            raise
         except Exception as error:  # zarr and the clients below it raise whatever they like
             raise ReadError(f"Rows {start}–{stop - 1} of {self.where} cannot be read: {error}") from error
         return out.nbytes
+
+    def _check_there(self, array: Any, bounds: Selection) -> None:
+        """Raise where a chunk is missing: zarr-python takes zeros for it, also where the store does not say so."""
+        grid = [range(low // size, -(-high // size)) for (low, high), size in zip(bounds, array.chunks, strict=True)]
+        for coordinates in itertools.product(*grid) if all(low < high for low, high in bounds) else ():
+            if not (Path(self.where) / array.metadata.encode_chunk_key(coordinates)).exists():
+                first = max(bounds[0][0], coordinates[0] * array.chunks[0])
+                reason = "it is missing, and the store does not say what a missing chunk holds"
+                raise DamageError(f"chunk {coordinates} of {self.where}", first, reason)
 
 
 def _zarr_array(where: str) -> Any:

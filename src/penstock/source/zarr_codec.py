@@ -25,6 +25,7 @@ _STREAMS: dict[str, Any] = {
     "zlib": zlib.decompressobj,
     "bz2": bz2.BZ2Decompressor,
 }
+_MOST_RATIO = 1 << 21  # bz2 makes 45 bytes of 46 MB of zeros
 _V3_TYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
     "complex64", "complex128",
@@ -53,6 +54,12 @@ class Codec:
         """Whether the bytes of a chunk are its numbers."""
         return self.compressor is None and not self.checksum and self.dtype.isnative
 
+    def check(self, stored: bytes | memoryview, expected: int) -> None:
+        """Raise ValueError where a chunk says of itself that it has not the expected bytes; before memory is taken."""
+        # numcodecs leaves the rest of its destination as it was where a chunk is too short, and does not say so.
+        if self.compressor is not None:
+            _check_size(self.compressor, stored, expected)
+
     def decode(self, stored: bytes | memoryview, out: NDArray[np.uint8]) -> None:
         """Put the bytes of a chunk into `out`, in the store's byte order; raise ValueError where they do not fit."""
         if self.checksum:
@@ -62,8 +69,7 @@ class Codec:
                 raise ValueError(f"{len(stored)} bytes, but {out.nbytes} are expected")
             out[:] = np.frombuffer(stored, np.uint8)
             return
-        # numcodecs leaves the rest of `out` as it was where a chunk is too short, and does not say so.
-        _check_size(self.compressor, stored, out.nbytes)
+        self.check(stored, out.nbytes)
         try:
             if self.compressor in _STREAMS:
                 _inflate(self.compressor, stored, out)
@@ -135,6 +141,8 @@ def _check_size(compressor: str, stored: bytes | memoryview, expected: int) -> N
         said = None
     if not len(stored):
         raise ValueError("it is empty")
+    if said is None and expected > len(stored) * _MOST_RATIO:
+        raise ValueError(f"{len(stored)} bytes cannot decompress to the {expected} that are expected")
     if said not in (None, expected):
         raise ValueError(f"it would decompress to {said} bytes, but {expected} are expected")
 

@@ -250,6 +250,7 @@ class _ChunkRead:
             os.close(handle)
         if found != length:
             raise ValueError(f"{found} of {length} bytes are there")
+        array.codec.check(stored.data, n_bytes)
         direct = (
             whole_rows and self.out.nbytes == n_bytes and self.out.flags.c_contiguous and array.codec.dtype.isnative
         )
@@ -358,7 +359,8 @@ def _sizes(given: Any) -> tuple[int, ...]:
 
 
 def _check_shape(shape: tuple[int, ...], chunks: tuple[int, ...]) -> None:
-    if not shape or len(shape) != len(chunks) or 0 in chunks:
+    # The last: bytes of an item are counted in 64 bits, and the widest numbers have 16 bytes.
+    if not shape or len(shape) != len(chunks) or 0 in chunks or math.prod(n or 1 for n in shape) >= 1 << 59:
         raise ValueError(f"an array of shape {shape} cannot have chunks of {chunks}")
 
 
