@@ -15,6 +15,7 @@ from penstock_test_parts import Surroundings, answer, isolated, own_threads, pla
 
 from penstock import DamageError, Loader, Plan, ReadError, RunOptions, Span, WindowShuffle
 from penstock.source import zarr as zarr_module
+from penstock.source import zarr_store
 from penstock.source.zarr import ZarrSource
 
 N = 60
@@ -73,20 +74,27 @@ def test_a_pickle_does_not_grow_with_what_was_read(tmp_path: Path) -> None:
 # -- threads -----------------------------------------------------------------------------------------------------------
 
 
-def test_close_ends_the_threads_and_reading_goes_on(source: ZarrSource) -> None:
+def test_no_thread_is_left_after_a_read_and_reading_goes_on_after_close(source: ZarrSource) -> None:
     for _ in range(2):
         check_all(source)
-        assert 1 <= len(zarr_threads()) <= 2
-        source.close()
         assert not zarr_threads()
-    source.close()
+        source.close()
 
 
-def test_all_readers_of_a_source_share_its_threads(source: ZarrSource) -> None:
+def test_all_readers_of_a_source_have_as_many_helpers_as_it_says(
+    source: ZarrSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    real = zarr_store.ZarrArray.stored_chunk
+
+    def counting(self: Any, coordinates: Any) -> Any:
+        counted.append(len(zarr_threads()))
+        return real(self, coordinates)
+
+    monkeypatch.setattr(zarr_store.ZarrArray, "stored_chunk", counting)
     with ThreadPoolExecutor(6) as readers:
         assert set(readers.map(lambda _: check_all(source), range(24))) == {"alive"}
-    assert 1 <= len(zarr_threads()) <= 2
-    source.close()
+    assert max(counted) == 1  # of two threads, the reader is one
     assert not zarr_threads()
 
 
@@ -98,12 +106,12 @@ def test_one_thread_is_none_besides_the_reader(tmp_path: Path) -> None:
 
 def test_threads_are_counted_by_the_cpus_and_by_one_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zarr_module.os, "sched_getaffinity", lambda _: set(range(6)))
-    assert zarr_module._Pool(None)._threads == 6
+    assert zarr_module._Helpers(None).threads == 6
     monkeypatch.setattr(zarr_module.os, "sched_getaffinity", lambda _: set(range(600)))
-    assert zarr_module._Pool(None)._threads == 8
+    assert zarr_module._Helpers(None).threads == 8
     monkeypatch.setattr(zarr_module, "parent_process", lambda: "a parent")
-    assert zarr_module._Pool(None)._threads == 1
-    assert zarr_module._Pool(3)._threads == 3
+    assert zarr_module._Helpers(None).threads == 1
+    assert zarr_module._Helpers(3).threads == 3
 
 
 def test_close_during_reads_harms_none_of_them(source: ZarrSource) -> None:
@@ -182,16 +190,12 @@ def leave_nothing(folder: Path) -> str:
 
 def test_a_fork_after_a_read_has_threads_of_its_own(source: ZarrSource) -> None:
     check_all(source)
-    assert zarr_threads()
-    assert isolated(read_and_count, source) == ["alive", True, 0]
+    assert isolated(read_and_count, source) == ["alive", 0]
     check_all(source)
 
 
 def read_and_count(source: ZarrSource) -> list[Any]:
-    alive = check_all(source)
-    some = bool(zarr_threads()) or source._threads == 1
-    source.close()
-    return [alive, some, len(zarr_threads())]
+    return [check_all(source), len(zarr_threads())]
 
 
 def test_a_fork_in_the_middle_of_a_read_does_not_hang(source: ZarrSource) -> None:

@@ -4,7 +4,6 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
@@ -75,8 +74,8 @@ class ZarrSource:
         self._n_items = next(iter(lengths.values()))
         rows = max(array.chunk_rows for array in self._arrays.values())
         self.index = Index.uniform(self._n_items, max(1, min(rows, self._n_items)), identity=self._identity())
-        # By process: a fork finds the threads of its parent here, which do not run in it.
-        self._pools: dict[int, _Pool] = {}
+        # By process: threads of a parent do not run in its fork, but may have been counted there.
+        self._helpers: dict[int, _Helpers] = {}
 
     def __repr__(self) -> str:
         return f"ZarrSource({self.path!r}, {self._n_items} items of {', '.join(self.fields)})"
@@ -115,15 +114,12 @@ class ZarrSource:
         return {name: decoded[name] / max(1, block[name].nbytes) for name in block}
 
     def close(self) -> None:
-        """End the threads and let go of files, when the reads under way are done; the next read starts anew."""
-        pool = self._pools.pop(os.getpid(), None)
-        if pool is not None:
-            pool.close()
+        """Let go of files, when the reads under way are done; the next read starts anew."""
         for array in self._arrays.values():
             array.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pools": {}}
+        return {**self.__dict__, "_helpers": {}}
 
     def _read(self, start: int, stop: int, block: Block) -> dict[str, int]:
         """Read rows into `block`; return the bytes that were decoded for each field."""
@@ -147,8 +143,8 @@ class ZarrSource:
         copies = [task for task in tasks if isinstance(task, _Copy)]
         reads = [task for task in tasks if not isinstance(task, _Copy)]
         process = os.getpid()
-        pool = self._pools.get(process) or self._pools.setdefault(process, _Pool(self._threads))
-        found = dict(zip(map(id, reads), pool.run(reads), strict=True))
+        helpers = self._helpers.get(process) or self._helpers.setdefault(process, _Helpers(self._threads))
+        found = dict(zip(map(id, reads), helpers.run(reads), strict=True))
         found |= {id(copy): copy() for copy in copies}
         return [found[id(task)] for task in tasks]
 
@@ -184,43 +180,52 @@ class _Copy:
         return 0
 
 
-class _Pool:
-    """Threads of one process that decode chunks, shared by all who read from a source."""
+class _Helpers:
+    """Threads that help readers with their chunks, for as long as a read lasts: none is left between two reads."""
 
     def __init__(self, threads: int | None) -> None:
         if threads is None:
             threads = 1 if parent_process() is not None else min(_MOST_THREADS, len(os.sched_getaffinity(0)))
-        self._threads = threads
-        self._lock = threading.Lock()
-        self._executor: ThreadPoolExecutor | None = None
+        self.threads = threads
+        self._free = threading.Semaphore(threads - 1)  # the reader itself is one
 
     def run(self, tasks: list[Callable[[], int]]) -> list[int]:
         """Return the results of all tasks; the first error, when nothing of them runs any more."""
-        if self._threads == 1 or len(tasks) < 2:
-            return [task() for task in tasks]
-        futures: list[Future[int]] = []
+        helpers = 0
+        while helpers < len(tasks) - 1 and self._free.acquire(blocking=False):
+            helpers += 1
         try:
-            # Close() comes before all of them, or after.
-            with self._lock:
-                if self._executor is None:
-                    self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="penstock-zarr")
-                for task in tasks:
-                    futures.append(self._executor.submit(task))  # noqa: PERF401  # those before one that fails count
-            return [future.result() for future in futures]
-        except BaseException:
-            # What is written to must not be given to others while somebody still writes to it.
-            for future in futures:
-                future.cancel()
-            for future in futures:
-                if not future.cancelled():
-                    future.exception()
-            raise
+            return _shared(tasks, helpers) if helpers else [task() for task in tasks]
+        finally:
+            for _ in range(helpers):
+                self._free.release()
 
-    def close(self) -> None:
-        with self._lock:
-            executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(wait=True)  # others may still wait for what they have asked for
+
+def _shared(tasks: list[Callable[[], int]], helpers: int) -> list[int]:
+    """Do tasks in this thread and in `helpers` others."""
+    todo, results, errors = list(reversed(range(len(tasks)))), [0] * len(tasks), dict[int, BaseException]()
+
+    def work() -> None:
+        while todo and not errors:
+            try:
+                number = todo.pop()
+            except IndexError:  # another thread was faster
+                return
+            try:
+                results[number] = tasks[number]()
+            except BaseException as error:
+                errors[number] = error
+
+    threads = [threading.Thread(target=work, name="penstock-zarr", daemon=True) for _ in range(helpers)]
+    for thread in threads:
+        thread.start()
+    work()
+    # What is written to must not be given to others while somebody still writes to it.
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[min(errors)]
+    return results
 
 
 def _wanted(
