@@ -69,6 +69,13 @@ if TYPE_CHECKING:
     from penstock.recipes.chunk_stream import Chunk as Chunk
     from penstock.recipes.chunk_stream import PipelineChunkLoader as PipelineChunkLoader
     from penstock.recipes.chunk_stream import RandomChunkLoader as RandomChunkLoader
+    from penstock.recipes.chunked_epochs import ChunkedDataLoader as ChunkedDataLoader
+    from penstock.recipes.chunked_epochs import ChunkedSampler as ChunkedSampler
+    from penstock.recipes.chunked_training import ChunkedSequenceDataset as ChunkedSequenceDataset
+    from penstock.recipes.chunked_training import ChunkedTrainingMixin as ChunkedTrainingMixin
+    from penstock.recipes.chunked_training import ChunkSizes as ChunkSizes
+    from penstock.recipes.chunked_training import SequenceDataset as SequenceDataset
+    from penstock.recipes.chunked_training import resolve_chunk_sizes as resolve_chunk_sizes
     from penstock.recipes.conversion import NWBToWebDatasetConverter as NWBToWebDatasetConverter
     from penstock.recipes.conversion import convert_to_shards as convert_to_shards
     from penstock.recipes.dataset_info import ShardedDatasetInfo as ShardedDatasetInfo
@@ -134,6 +141,10 @@ _MODULES = {
         "sample_batch_within_chunk"
     ),
     "recipes.chunk_stream": "Chunk PipelineChunkLoader RandomChunkLoader",
+    "recipes.chunked_epochs": "ChunkedDataLoader ChunkedSampler",
+    "recipes.chunked_training": (
+        "ChunkSizes ChunkedSequenceDataset ChunkedTrainingMixin SequenceDataset resolve_chunk_sizes"
+    ),
     "recipes.conversion": "NWBToWebDatasetConverter convert_to_shards",
     "recipes.dataset_info": "ShardedDatasetInfo",
     "recipes.flyvis": (
