@@ -72,6 +72,13 @@ def test_another_seed_gives_other_chunks_and_other_batches(kind: str) -> None:
         assert len({json.dumps([entry[place] for entry in chunks]) for chunks in found}) == 4
 
 
+def test_every_chunk_of_every_epoch_has_batches_of_its_own_though_it_is_the_same_window() -> None:
+    with RandomChunkLoader(load, 60, SIZE, "cpu", seed=3) as loader:
+        found = [entry for chunks in epochs(loader, 4) for entry in chunks]
+    assert {tuple(entry[:2]) for entry in found} == {(0, 60)}
+    assert len({json.dumps(entry[3]) for entry in found}) == len(found) == 4 * CHUNKS
+
+
 def test_no_seed_is_seed_zero() -> None:
     with stream(None) as loader, stream(0) as other:  # type: ignore[arg-type]
         assert epochs(loader, 1) == epochs(other, 1)

@@ -119,10 +119,7 @@ class _ZarrLoader:
         self._memory = WindowMemory(fixed)
 
     def __call__(self, start: int, end: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        try:
-            block = self.source.read(Span(start, end), self._memory.lend(end - start))
-        finally:
-            self.source.close()  # its threads: to start them takes less than a millisecond, and nobody else ends them
+        block = self.source.read(Span(start, end), self._memory.lend(end - start))
         return np.asarray(block["data"]), np.asarray(block["stim"])
 
 
