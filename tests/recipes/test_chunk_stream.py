@@ -346,3 +346,17 @@ def test_a_pipeline_goes_on_after_a_break_and_cleans_up() -> None:
         loader.start_epoch([(40, 50), (60, 70)])
         assert [loader.get_next_chunk()[0] for _ in range(3)] == [40, 60, None]
     assert own_threads() == []
+
+
+def test_reading_begins_with_the_epoch_and_not_with_the_first_chunk() -> None:
+    begun = threading.Event()
+
+    def load(start: int, stop: int) -> Any:
+        begun.set()
+        return slices(start, stop)
+
+    with RandomChunkLoader(load, 1000, 10, "cpu", seed=1) as loader:
+        assert not begun.is_set()
+        loader.start_epoch(3)
+        assert begun.wait(30)
+        assert loader.get_stats()["chunks_transferred"] == 0

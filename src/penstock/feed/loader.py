@@ -115,10 +115,12 @@ class Loader:
         self._refuse_if_closed()
         self._supersede("another iteration of this loader began; make a second Loader to walk it twice at once")
         self._start = self._next_start()
-        self._progress = Progress(self._start, self._share(self._start))
+        self._progress = progress = Progress(self._start, self._share(self._start))
         handoff = Handoff(self._num_workers * self._options.prefetch)
-        iteration = Iteration(self._batches(self._start, handoff), self._progress, self._record, handoff.close)
+        iteration = Iteration(self._batches(self._start, handoff), progress, self._record, handoff.close)
         self._live = weakref.ref(iteration)
+        if self._closed:  # meanwhile, from another thread
+            iteration.end("the loader was closed")
         return iteration
 
     def __len__(self) -> int:

@@ -109,8 +109,10 @@ class _ChunkLoader:
             epoch, batch = self._start
             state = {**self._loader.state_dict(), "epoch": epoch, "batch": min(batch, plan.n_batches)}
             self._loader.load_state_dict(state)
-        self._batches = iter(self._loader)  # ends an epoch that is still running
+        if self._batches is not None:
+            self._batches.end("another epoch began")  # before anything of the new one is counted
         self._error, self._delivered, self._watch.loaded = None, 0, 0
+        self._batches = iter(self._loader)
 
     @property
     def timings(self) -> Timings:

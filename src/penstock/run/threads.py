@@ -47,7 +47,7 @@ def threaded(
     timeout_seconds: float | None,
     record: Record,
 ) -> Generator[Any, None, None]:
-    """Yield the batch of each draw, in order, made ahead by `threads` threads.
+    """Return the batches of all draws, in order, made ahead by `threads` threads, which begin at once.
 
     Parameters
     ----------
@@ -70,10 +70,24 @@ def threaded(
         target=_read_ahead, args=(draws(), windows_ahead, pace, work), name="penstock-ahead", daemon=True
     )
     running.append(ahead)
+    batches = _delivered(running, handoff, tasks, pace, timeout_seconds)
+    next(batches)  # from here on, closing or dropping it ends the threads
+    return batches
+
+
+def _delivered(
+    running: list[threading.Thread],
+    handoff: Handoff,
+    tasks: "_Tasks",
+    pace: "_Pace",
+    timeout_seconds: float | None,
+) -> Generator[Any, None, None]:
+    """Start the threads, yield None, then the batches."""
     failed = True
     try:
         for thread in running:
             thread.start()
+        yield None
         yield from _taken(handoff, tasks, timeout_seconds)
         failed = False
     except GeneratorExit:
