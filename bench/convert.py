@@ -23,11 +23,12 @@ __all__ = ["run"]
 ROW = 73_800  # float32: 295 kB
 ROWS = 7_000
 SHARD = 500
-LFP_RATE, LFP_SECONDS, CHANNELS, UNITS = 1250.0, 600, 64, 96
+LFP_RATE, LFP_SECONDS, CHANNELS, UNITS = 1250.0, 2400, 64, 96
 
 
 def run(folder: Path, out: Path, repeats: int) -> None:
     """Measure and print."""
+    folder.mkdir(parents=True, exist_ok=True)
     rows, recording, target = folder / "rows.npy", folder / "recording.nwb", folder / "converted"
     _write_rows(rows)
     _write_recording(recording)
@@ -100,7 +101,7 @@ def convert_recording(recording: Path, target: Path, workers: int, dask: bool = 
         recording,
         target,
         reading=ps.ReadOptions(nwb=nwb),
-        options=ps.ConvertOptions(ps.WriteOptions(50)),
+        options=ps.ConvertOptions(ps.WriteOptions(100)),
         workers=workers,
         engine=ps.DaskEngine(workers=workers) if dask else None,
         show_progress=False,
@@ -123,7 +124,7 @@ def _write_recording(path: Path) -> None:
     if path.exists():
         return
     from pynwb import NWBHDF5IO, NWBFile  # an optional package
-    from pynwb.ecephys import LFP, ElectricalSeries
+    from pynwb.ecephys import LFP
 
     rng = np.random.default_rng(0)
     file = NWBFile("a recording", "bench", datetime(2026, 1, 1, tzinfo=UTC))
@@ -132,8 +133,9 @@ def _write_recording(path: Path) -> None:
         file.add_electrode(group=group, location="CA1")
     electrodes = file.create_electrode_table_region(list(range(CHANNELS)), "all")
     samples = rng.integers(-1000, 1000, (int(LFP_RATE * LFP_SECONDS), CHANNELS), dtype=np.int16)
-    series = ElectricalSeries("lfp", samples, electrodes, rate=LFP_RATE, conversion=1e-6)
-    file.create_processing_module("ecephys", "lfp").add(LFP(electrical_series=series))
+    lfp = LFP(name="LFP")
+    file.create_processing_module("ecephys", "lfp").add(lfp)
+    lfp.create_electrical_series(name="lfp", data=samples, electrodes=electrodes, rate=LFP_RATE, conversion=1e-6)
     for _ in range(UNITS):
         file.add_unit(spike_times=np.sort(rng.random(20 * LFP_SECONDS)) * LFP_SECONDS)
     with NWBHDF5IO(path, "w") as io:
@@ -160,13 +162,14 @@ def _peak_mb(job: Callable[[], float]) -> float:
 
 
 def _private_mb() -> float:
-    """Return the anonymous memory of this process and its children; pages that are shared by fork count each time."""
+    """Return the anonymous memory of this process and its children; pages that several share are shared out."""
     total = 0
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-        except OSError:  # ended meanwhile
+            if os.getpid() in (int(fields["Pid"]), int(fields["PPid"])):
+                shares = status.with_name("smaps_rollup").read_text().splitlines()
+                total += sum(int(line.split()[1]) for line in shares if line.startswith("Pss_Anon"))
+        except (OSError, KeyError):  # ended meanwhile
             continue
-        if os.getpid() in (int(fields["Pid"]), int(fields["PPid"])) and "RssAnon" in fields:
-            total += int(fields["RssAnon"].split()[0])
     return total / 1024

@@ -1,6 +1,7 @@
 """Chunk streams: which chunks come, whole and intact, and what happens when something fails or stops early."""
 
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
