@@ -20,6 +20,7 @@ from penstock_test_parts import eventually, isolated
 
 from penstock import (
     LoaderError,
+    OptionError,
     PipelineChunkLoader,
     PipelineProfiler,
     RandomChunkLoader,
@@ -271,3 +272,21 @@ def test_random_chunks_take_the_same_way(cuda: tuple[Streams, Pinned]) -> None:
 def test_cuda_without_a_cuda_device_is_refused_when_the_loader_is_made() -> None:
     with pytest.raises(ValueError, match="no CUDA device"):
         RandomChunkLoader(rows, 100, 10)
+
+
+def test_a_stream_that_needs_more_than_it_may_take_is_refused_before_it_starts() -> None:
+    data = np.zeros((1000, 250), np.float32)  # 1 kB a row
+
+    def load(start: int, stop: int) -> Any:
+        return (data[start:stop].copy(),)
+
+    with RandomChunkLoader(load, 1000, 100, "cpu", prefetch=2, memory_bytes=390_000) as loader:
+        with pytest.raises(OptionError, match=r"needs 0\.4 MB.*memory_bytes allows 0\.4 MB"):
+            loader.start_epoch(3)
+    with RandomChunkLoader(load, 1000, 100, "cpu", prefetch=2, memory_bytes=400_000, device_bytes=1) as loader:
+        loader.start_epoch(3)
+        assert loader.get_next_chunk()[0].shape == (100, 250)
+    with PipelineChunkLoader(load, "cpu", memory_bytes=390_000) as loader:
+        loader.start_epoch([(0, 100)])
+        with pytest.raises(OptionError, match="memory_bytes"):
+            loader.start_epoch([(0, 200)])

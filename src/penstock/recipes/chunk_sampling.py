@@ -87,6 +87,11 @@ def _with_inputs(selected: torch.Tensor, indices: torch.Tensor, indptr: torch.Te
     return wanted.nonzero().reshape(-1)
 
 
+def _check_sizes(**sizes: int) -> None:
+    for name, value in sizes.items():
+        whole_number(name, value, at_least=1)
+
+
 def calculate_chunk_params(
     total_timesteps: int, chunk_size: int, batch_size: int, data_passes_per_epoch: int
 ) -> tuple[int, int, int]:
@@ -97,13 +102,12 @@ def calculate_chunk_params(
     >>> calculate_chunk_params(967_680, 65_536, 256, 1)
     (14, 256, 3584)
     """
-    for name, value in (
-        ("total_timesteps", total_timesteps),
-        ("chunk_size", chunk_size),
-        ("batch_size", batch_size),
-        ("data_passes_per_epoch", data_passes_per_epoch),
-    ):
-        whole_number(name, value, at_least=1)
+    _check_sizes(
+        total_timesteps=total_timesteps,
+        chunk_size=chunk_size,
+        batch_size=batch_size,
+        data_passes_per_epoch=data_passes_per_epoch,
+    )
     size = min(chunk_size, total_timesteps)
     if size < batch_size:
         raise OptionError(
@@ -141,13 +145,7 @@ def generate_random_chunks(
     >>> generate_random_chunks(100, 10, 2, seed=7) == generate_random_chunks(100, 10, 2, seed=7)
     True
     """
-    for name, value in (
-        ("total_timesteps", total_timesteps),
-        ("chunk_size", chunk_size),
-        ("num_chunks", num_chunks),
-        ("time_units", time_units),
-    ):
-        whole_number(name, value, at_least=1)
+    _check_sizes(total_timesteps=total_timesteps, chunk_size=chunk_size, num_chunks=num_chunks, time_units=time_units)
     length = min(chunk_size, total_timesteps)
     choices = (total_timesteps - length) // time_units + 1
     if rng is not None:
@@ -173,8 +171,7 @@ def compute_neuron_phases(
         `"all_time_points"`; `"time_aligned"`: all at the beginning of a unit; `"staggered_random"`: each at a moment of
         its own.
     """
-    whole_number("num_neurons", num_neurons, at_least=1)
-    whole_number("time_units", time_units, at_least=1)
+    _check_sizes(num_neurons=num_neurons, time_units=time_units)
     if mode == "all_time_points":
         return None
     if mode == "time_aligned":
@@ -201,8 +198,7 @@ def sample_batch_indices(
     A chunk that begins at a multiple of `time_units` keeps phases: neuron `n` is observed at frames whose remainder is
     its phase. Without phases, all neurons of a sample begin at the same frame, anywhere.
     """
-    for name, value in (("chunk_size", chunk_size), ("time_units", time_units), ("batch_size", batch_size)):
-        whole_number(name, value, at_least=1)
+    _check_sizes(chunk_size=chunk_size, time_units=time_units, batch_size=batch_size)
     made_on = generator.device if generator is not None else torch.device(device)
     latest = chunk_size - total_steps - 1
     if neuron_phases is not None:

@@ -71,8 +71,11 @@ class _ChunkLoader:
         seed: int,
         options: RunOptions,
         profiler: Observer | None,
+        budget: tuple[int | None, int | None],
     ) -> None:
         self._device = checked_device(device)
+        self._budget = budget
+        """Bytes that may be taken in main memory and on the device; None: no limit."""
         self._coded, self._seed, self._options = coded, checked_seed(seed), options
         self._windows = WindowData(load_fn, coded, pinned=self._device.type == "cuda")
         self._watch = _Watch(profiler)
@@ -88,8 +91,22 @@ class _ChunkLoader:
         self._about: dict[str, Any] = {"version": 1, "seed": self._seed}
         """What a state must agree with."""
 
+    def _check_budget(self) -> None:
+        """Refuse to start where more memory is needed than may be taken."""
+        if self._budget == (None, None):
+            return
+        estimate = self.memory_estimate()
+        needed = (estimate.host_bytes, estimate.device_bytes)
+        for name, need, limit in zip(("memory_bytes", "device_bytes"), needed, self._budget, strict=True):
+            if limit is not None and need > limit:
+                raise OptionError(
+                    f"This stream needs {estimate}; {name} allows {limit / 1e6:.1f} MB. Use a smaller chunk_size or "
+                    "prefetch."
+                )
+
     def _begin(self, order: Order) -> None:
         """Run an epoch of `order`: the next one, or the rest of the one that a state was loaded for."""
+        self._check_budget()
         if self._loader is None and not self._delivered:
             self._watch.timings = Timings()
         source = DatasetSource(self._windows, identity=f"{self._coded}")
@@ -238,6 +255,8 @@ class RandomChunkLoader(_ChunkLoader):
         have the largest multiple of it that is no more than `chunk_size`.
     profiler
         Told of every stage, such as `PipelineProfiler()`.
+    memory_bytes, device_bytes
+        Refuse to start where `memory_estimate()` says that more is needed, in main memory or on the device.
 
     Examples
     --------
@@ -263,6 +282,8 @@ class RandomChunkLoader(_ChunkLoader):
         coverage: Coverage = "random",
         align: int = 1,
         profiler: Observer | None = None,
+        memory_bytes: int | None = None,
+        device_bytes: int | None = None,
     ) -> None:
         for name, value in (("time_units", time_units), ("align", align), ("prefetch", prefetch)):
             whole_number(name, value, at_least=1)
@@ -271,7 +292,8 @@ class RandomChunkLoader(_ChunkLoader):
         if coverage == "random" and align != 1:
             raise OptionError(f"align={align} is for coverage='partition'; random windows are aligned by time_units.")
         options = RunOptions(executor="threads", prefetch=prefetch)
-        super().__init__(load_fn, Coded(total_timesteps, chunk_size), device, seed or 0, options, profiler)
+        coded, budget = Coded(total_timesteps, chunk_size), (memory_bytes, device_bytes)
+        super().__init__(load_fn, coded, device, seed or 0, options, profiler, budget)
         self._align = time_units if coverage == "random" else math.lcm(align, time_units)
         self._coverage = coverage
         self._longest = (0, min(chunk_size, total_timesteps))
@@ -328,6 +350,8 @@ class PipelineChunkLoader(_ChunkLoader):
         Told of every stage, such as `PipelineProfiler()`.
     seed
         Of the generators that draw batches within a chunk.
+    memory_bytes, device_bytes
+        Refuse to start where `memory_estimate()` says that more is needed, in main memory or on the device.
     """
 
     _LARGEST = 1 << 31
@@ -341,17 +365,22 @@ class PipelineChunkLoader(_ChunkLoader):
         profiler: Observer | None = None,
         *,
         seed: int = 0,
+        memory_bytes: int | None = None,
+        device_bytes: int | None = None,
     ) -> None:
         options = RunOptions(executor="threads", prefetch=prefetch, device_ahead=gpu_prefetch)
-        super().__init__(load_fn, Coded(self._LARGEST, self._LARGEST), device, seed, options, profiler)
+        coded, budget = Coded(self._LARGEST, self._LARGEST), (memory_bytes, device_bytes)
+        super().__init__(load_fn, coded, device, seed, options, profiler, budget)
 
     def start_epoch(self, chunks: Sequence[tuple[int, int]]) -> None:
         """Begin to read these chunks, each a begin and an end; an epoch that is still running is over."""
         if not len(chunks):
             raise OptionError("start_epoch() got no chunks; give (start, end) of each.")
         windows = tuple((int(start), int(end)) for start, end in chunks)
-        self._begin(GivenWindows(self._coded, windows))
+        order = GivenWindows(self._coded, windows)
+        order.check(Index.uniform(self._coded.n_items))
         self._longest = max(windows, key=lambda window: window[1] - window[0])
+        self._begin(order)
 
     def get_next_chunk(self) -> tuple[int | None, Any]:
         """Return the first row of the next chunk, and the chunk; `(None, None)` after the last, again and again."""
