@@ -1,6 +1,7 @@
 """The command line, `penstock` and `python -m penstock`. Torch is imported by commands that need it, not by --help."""
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
+    # Elsewhere than on a terminal, plain text, without the time that importing rich takes.
+    rich_markup_mode="rich" if sys.stdout.isatty() else None,
 )
 
 

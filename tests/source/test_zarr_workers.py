@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from penstock_test_parts import Surroundings, answer, isolated, own_threads, plain, planned, script
 
 from penstock import DamageError, Loader, Plan, ReadError, RunOptions, Span, WindowShuffle
-from penstock.source import zarr as zarr_module
-from penstock.source import zarr_store
+from penstock.source import together, zarr_store
 from penstock.source.zarr import ZarrSource
 
 N = 60
@@ -40,7 +39,7 @@ def check_all(source: ZarrSource) -> str:
 
 
 def zarr_threads() -> list[str]:
-    return [name for name in own_threads() if name.startswith("penstock-zarr")]
+    return [name for name in own_threads() if name.startswith("penstock-help")]
 
 
 @pytest.fixture
@@ -105,13 +104,13 @@ def test_one_thread_is_none_besides_the_reader(tmp_path: Path) -> None:
 
 
 def test_threads_are_counted_by_the_cpus_and_by_one_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zarr_module.os, "sched_getaffinity", lambda _: set(range(6)))
-    assert zarr_module._Helpers(None).threads == 6
-    monkeypatch.setattr(zarr_module.os, "sched_getaffinity", lambda _: set(range(600)))
-    assert zarr_module._Helpers(None).threads == 8
-    monkeypatch.setattr(zarr_module, "parent_process", lambda: "a parent")
-    assert zarr_module._Helpers(None).threads == 1
-    assert zarr_module._Helpers(3).threads == 3
+    monkeypatch.setattr(together.os, "sched_getaffinity", lambda _: set(range(6)))
+    assert together.Together(None).threads == 6
+    monkeypatch.setattr(together.os, "sched_getaffinity", lambda _: set(range(600)))
+    assert together.Together(None).threads == 8
+    monkeypatch.setattr(together, "parent_process", lambda: "a parent")
+    assert together.Together(None).threads == 1
+    assert together.Together(3).threads == 3
 
 
 def test_close_during_reads_harms_none_of_them(source: ZarrSource) -> None:

@@ -2,9 +2,7 @@
 
 import hashlib
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,11 @@ from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
 from penstock.source.bounds import check_span, checked_items
 from penstock.source.stored import StoredArray, opened_array
+from penstock.source.together import Together
 from penstock.source.zarr_store import Selection
 
 __all__ = ["ZarrSource"]
 
-_MOST_THREADS = 8
 _Key = int | slice
 Selected = str | tuple[str, *tuple[_Key, ...]]
 """An array, or an array and what is wanted of each of its axes but the first."""
@@ -75,7 +73,7 @@ class ZarrSource:
         rows = max(array.chunk_rows for array in self._arrays.values())
         self.index = Index.uniform(self._n_items, max(1, min(rows, self._n_items)), identity=self._identity())
         # By process: threads of a parent do not run in its fork, but may have been counted there.
-        self._helpers: dict[int, _Helpers] = {}
+        self._helpers: dict[int, Together] = {}
 
     def __repr__(self) -> str:
         return f"ZarrSource({self.path!r}, {self._n_items} items of {', '.join(self.fields)})"
@@ -143,7 +141,7 @@ class ZarrSource:
         copies = [task for task in tasks if isinstance(task, _Copy)]
         reads = [task for task in tasks if not isinstance(task, _Copy)]
         process = os.getpid()
-        helpers = self._helpers.get(process) or self._helpers.setdefault(process, _Helpers(self._threads))
+        helpers = self._helpers.get(process) or self._helpers.setdefault(process, Together(self._threads))
         found = dict(zip(map(id, reads), helpers.run(reads), strict=True))
         found |= {id(copy): copy() for copy in copies}
         return [found[id(task)] for task in tasks]
@@ -178,54 +176,6 @@ class _Copy:
     def __call__(self) -> int:
         self._out[...] = self._rows.reshape(self._out.shape)
         return 0
-
-
-class _Helpers:
-    """Threads that help readers with their chunks, for as long as a read lasts: none is left between two reads."""
-
-    def __init__(self, threads: int | None) -> None:
-        if threads is None:
-            threads = 1 if parent_process() is not None else min(_MOST_THREADS, len(os.sched_getaffinity(0)))
-        self.threads = threads
-        self._free = threading.Semaphore(threads - 1)  # the reader itself is one
-
-    def run(self, tasks: list[Callable[[], int]]) -> list[int]:
-        """Return the results of all tasks; the first error, when nothing of them runs any more."""
-        helpers = 0
-        while helpers < len(tasks) - 1 and self._free.acquire(blocking=False):
-            helpers += 1
-        try:
-            return _shared(tasks, helpers) if helpers else [task() for task in tasks]
-        finally:
-            for _ in range(helpers):
-                self._free.release()
-
-
-def _shared(tasks: list[Callable[[], int]], helpers: int) -> list[int]:
-    """Do tasks in this thread and in `helpers` others."""
-    todo, results, errors = list(reversed(range(len(tasks)))), [0] * len(tasks), dict[int, BaseException]()
-
-    def work() -> None:
-        while todo and not errors:
-            try:
-                number = todo.pop()
-            except IndexError:  # another thread was faster
-                return
-            try:
-                results[number] = tasks[number]()
-            except BaseException as error:
-                errors[number] = error
-
-    threads = [threading.Thread(target=work, name="penstock-zarr", daemon=True) for _ in range(helpers)]
-    for thread in threads:
-        thread.start()
-    work()
-    # What is written to must not be given to others while somebody still writes to it.
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[min(errors)]
-    return results
 
 
 def _wanted(
