@@ -19,7 +19,6 @@ from penstock.shard.tar import padded
 from penstock.source.pieces import Batch, Piece, pieces_of, read_piece
 from penstock.source.scratch import Scratch
 from penstock.source.shards import OpenShard, OpenShards
-from penstock.source.together import Together
 
 __all__ = ["Gather", "Reading", "Verify"]
 
@@ -79,7 +78,7 @@ class Gather:
     def __init__(self, reading: Reading) -> None:
         self.reading, self.process = reading, os.getpid()
         n_shards = len(reading.manifest.shards)
-        self._scratch, self._helpers = Scratch(), Together()
+        self._scratch = Scratch()
         self._verified = _Verified(reading.borders)
         suffixes = {info.suffix for info in reading.infos.values()}
         self._shards = OpenShards(reading.manifest, suffixes, self._verified.forget)
@@ -178,7 +177,7 @@ class Gather:
             for shard in listed:
                 mine = shards == shard
                 begins[mine] = self._listed[shard][number].at(rows[mine])
-            read_piece(batch, piece, begins, raw, self._scratch, helpers=self._helpers)
+            read_piece(batch, piece, begins, raw, self._scratch)
 
     def _read_members(self, batch: Batch, geometry: int, block: dict[str, NDArray[Any]]) -> None:
         """Read what has no fixed layout, member by member."""

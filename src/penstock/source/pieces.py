@@ -7,7 +7,6 @@ place. Small ones are collected, many with one call, and then spread over the fi
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import xxhash
@@ -19,14 +18,12 @@ from penstock.shard.layout import Column
 from penstock.shard.tar import padded
 from penstock.source.scratch import Scratch
 from penstock.source.shards import OpenShard
-from penstock.source.together import Together
 
 __all__ = ["Batch", "Part", "Piece", "pieces_of", "read_piece"]
 
 _Int64s = NDArray[np.int64]
 
 _TOGETHER_BYTES = 1 << 14  # up to here, copying once more costs less than another call
-_SHARED_BYTES = 1 << 20  # what is worth handing to another thread
 _MOST_PARTS = 256  # a call takes 1024 places
 
 
@@ -152,17 +149,6 @@ class Batch:
     def __len__(self) -> int:
         return len(self.items)
 
-    def part(self, some: slice) -> "Batch":
-        """Return some of the items."""
-        return Batch(
-            self.opened,
-            self.items[some],
-            self.shards[some],
-            self.rows[some],
-            self.places[some],
-            self.unverified[some],
-        )
-
     def shard(self, number: int) -> OpenShard:
         """Return the shard of one of the items."""
         return self.opened[int(self.shards[number])]
@@ -208,22 +194,14 @@ class Batch:
 
 
 def read_piece(
-    batch: Batch,
-    piece: Piece,
-    begins: _Int64s,
-    out: dict[str, NDArray[np.uint8]],
-    scratch: Scratch,
-    *,
-    helpers: Together,
+    batch: Batch, piece: Piece, begins: _Int64s, out: dict[str, NDArray[np.uint8]], scratch: Scratch
 ) -> None:
     """Read one piece of every item of a batch into the rows of `out`, which has the bytes of each field."""
     try:
         if piece.n_bytes <= _TOGETHER_BYTES:
             _read_small(batch, piece, begins, out, scratch)
-            return
-        size = max(1, _SHARED_BYTES // piece.n_bytes)
-        parts = [slice(start, start + size) for start in range(0, len(batch), size)]
-        helpers.run([partial(_read_large, batch.part(part), piece, begins[part], out, scratch) for part in parts])
+        else:
+            _read_large(batch, piece, begins, out, scratch)
     except OSError as error:
         if isinstance(error, ReadError):
             raise
@@ -260,7 +238,7 @@ def _read_small(
 
 def _read_large(
     batch: Batch, piece: Piece, begins: _Int64s, out: dict[str, NDArray[np.uint8]], scratch: Scratch
-) -> int:
+) -> None:
     parts = piece.parts
     rows = [(out[part.name].reshape(-1).data, part.n_bytes) for part in parts]
     first, last = piece.data
@@ -286,4 +264,3 @@ def _read_large(
             digest.update(view)
             digest.update(after[: part.end - part.data - part.n_bytes])
             batch.compare(number, part, digest.intdigest())
-    return len(batch)
