@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from penstock import ShardedDatasetInfo, TarSource
+from penstock import (
+    ConvertOptions,
+    LocalEngine,
+    NWBToWebDatasetConverter,
+    OptionError,
+    ShardedDatasetInfo,
+    TarSource,
+    convert_to_shards,
+)
 from penstock.cli import app
 from penstock.cli_convert import document_arguments
 
@@ -103,6 +111,9 @@ def test_what_is_there_is_replaced_only_with_overwrite(rows: Path) -> None:
         (["rows0.npy", "--units", "quality"], "COLUMN=VALUE"),
         (["rows0.npy", "--compression", "zip"], "use one of"),
         (["rows0.npy", "--resume", "--overwrite"], "exclude each other"),
+        (["rows0.npy", "--bin-size-ms", "5"], "--bin-size-ms is for NWB"),
+        (["rows0.npy", "--mono"], "--mono is for Audio"),
+        (["rows0.npy", "--fields", "a"], "--fields is for Npz, Zarr"),
     ],
 )
 def test_options_that_cannot_work_are_refused_with_2_and_leave_nothing(
@@ -169,6 +180,13 @@ def test_ctrl_c_publishes_nothing_and_resume_ends_with_the_same_bytes(rows: Path
     (rows / "go").touch()
     subprocess.run([sys.executable, "slow.py", "resume"], check=True, cwd=rows)
     assert tree(rows / "out") == whole
+
+
+def test_arguments_that_would_be_ignored_are_refused(rows: Path) -> None:
+    with pytest.raises(OptionError, match="give one of them"):
+        convert_to_shards("rows0.npy", "out", workers=2, engine=LocalEngine(2))
+    with pytest.raises(OptionError, match="part of options"):
+        NWBToWebDatasetConverter("out", shard_size=5, options=ConvertOptions())
 
 
 def test_the_documents_arguments_become_ours() -> None:

@@ -23,10 +23,24 @@ __all__ = ["convert", "document_arguments", "run_document_script"]
 
 _MEASURED_SAMPLES = 64
 
+_NWB, _ROWS = ("NWBInput",), ("NpyInput", "NpzInput", "ZarrInput")
+_USED_BY = {
+    **dict.fromkeys(("modalities", "bin_size_ms", "missing", "unit_filter"), _NWB),
+    **dict.fromkeys(("align", "align_event", "pre_ms", "post_ms"), _NWB),
+    "rate_hz": (*_NWB, "AudioInput"),
+    "sequence_length": (*_NWB, *_ROWS),
+    "overlap": (*_NWB, *_ROWS, "AudioInput"),
+    "fields": ("NpzInput", "ZarrInput"),
+    "axis": ("ZarrInput",),
+    **dict.fromkeys(("window_seconds", "mono"), ("AudioInput",)),
+}
+"""The kinds of input that an option is about; all others are about the conversion."""
+
 _Reading, _Writing, _Work = "How inputs are read", "How shards are written", "Who does it"
 
 
 def convert(  # noqa: PLR0917  # a command has many options
+    context: typer.Context,
     inputs: Annotated[list[str], typer.Argument(metavar="INPUT", help="Files, patterns, zarr stores, folders.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder of the data set.")],
     format: Annotated[  # noqa: A002
@@ -151,12 +165,24 @@ def convert(  # noqa: PLR0917  # a command has many options
     )
     worker = _engine(engine, scheduler, workers)
     found = inputs_of(inputs, format, ReadOptions(**reading))  # type: ignore[arg-type]  # checked there
+    _check_used(context, found)
     if dry_run:
         _estimate(found, output, options, worker, as_json=as_json)
         return
     _convert(found, output, options, worker, resume=resume, overwrite=overwrite, as_json=as_json)
     if validate:
         _validate([output / name for name in options.split.names], workers, quiet=as_json)
+
+
+def _check_used(context: typer.Context, inputs: "Sequence[Input]") -> None:
+    """Refuse an option that none of the inputs would look at."""
+    kinds = {type(given).__name__ for given in inputs}
+    for parameter in context.command.params:
+        used_by = _USED_BY.get(parameter.name or "")
+        source = context.get_parameter_source(parameter.name or "")
+        if used_by is not None and source is not None and source.name == "COMMANDLINE" and not kinds & set(used_by):
+            about = ", ".join(kind.removesuffix("Input") for kind in used_by)
+            raise OptionError(f"{parameter.opts[-1]} is for {about}, and there is no such input; leave it out.")
 
 
 def _listed(text: str) -> tuple[str, ...]:

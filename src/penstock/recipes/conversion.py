@@ -72,6 +72,10 @@ def convert_to_shards(
     >>> convert_to_shards(folder / "rows.npy", folder / "shards")["total_samples"]
     6
     """
+    if engine is not None and workers != 1:
+        raise OptionError(
+            f"workers={workers} and engine={engine!r}: an engine has workers of its own; give one of them."
+        )
     found, where = _inputs(inputs, format, reading), Path(output_dir)
     engine = engine if engine is not None else LocalEngine(workers)
     with phases(show=show_progress) as told:
@@ -154,6 +158,8 @@ class NWBToWebDatasetConverter:
             overlap=overlap,
             **nwb_options,
         )
+        if options is not None and (shard_size, compression) != (1000, "none"):
+            raise OptionError("shard_size and compression are part of options; give them there: WriteOptions(...).")
         self._options = options or ConvertOptions(WriteOptions(shard_size, compression=compression))
         self._output, self._engine = Path(output_dir), LocalEngine(workers)
         self._resume, self._overwrite = resume, overwrite and not resume
