@@ -191,4 +191,20 @@ def test_the_info_says_where_it_stands() -> None:
         "dataset_size": 10,
         "samples_in_current_chunk": 4,
         "pass": 2,
+        "chunk_of_pass": 1,
     }
+
+
+def test_passes_that_are_cut_exactly_are_counted_by_their_chunks() -> None:
+    loader = ChunkedDataLoader(Numbers(10), 2, 2, shuffle=False)
+    found = []
+    for chunk in range(7):
+        loader.set_chunk(chunk)
+        found.append((loader.get_chunk_info()["pass"], loader.get_chunk_info()["chunk_of_pass"], len(loader)))
+    assert found == [(0, 0, 2), (0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 1, 2), (1, 2, 1), (2, 0, 2)]
+
+
+def test_a_loop_that_never_asks_for_the_end_gets_the_next_chunk_all_the_same() -> None:
+    loader = ChunkedDataLoader(Numbers(12), 2, 2, shuffle=False)
+    taken = [[batch.tolist() for batch in islice(loader, 2)] for _ in range(3)]
+    assert taken == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], [10, 11]]]

@@ -136,6 +136,11 @@ class Loader:
         """The epoch where the loader stands."""
         return self._cursor().epoch
 
+    @property
+    def world(self) -> World:
+        """Which rank the batches are dealt to."""
+        return self._world
+
     def at(self, epoch: int, batch: int) -> Any:
         """Return batch `batch` of `epoch`, counted over all ranks, without moving the loader."""
         self._refuse_if_closed()

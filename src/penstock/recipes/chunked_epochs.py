@@ -4,13 +4,14 @@ A chunk is a segment of a plan: for training, the next so many batches of an end
 of its own; for validation, the next part of one pass, in storage order. What chunk comes next is one number.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader, Sampler
 
 from penstock.core.checks import whole_number
-from penstock.core.errors import OptionError
+from penstock.core.errors import OptionError, PlanError
 from penstock.core.index import Index
 from penstock.feed.world import current_world
 from penstock.plan.cursor import Cursor
@@ -21,6 +22,8 @@ from penstock.plan.plan import Plan, Tail
 from penstock.plan.segments import Segments
 
 __all__ = ["ChunkedDataLoader", "ChunkedSampler"]
+
+_LOG = logging.getLogger("penstock")
 
 
 class ChunkedSampler(Sampler[int]):
@@ -63,12 +66,14 @@ class ChunkedSampler(Sampler[int]):
         self.chunk_size = whole_number("chunk_size", chunk_size, at_least=1)
         self.seed = seed
         whole_number("batch_size", batch_size, at_least=1)
-        self._world = world or current_world()
+        self.world = world or current_world()
+        """Which rank this is."""
         order = Shuffle() if shuffle else Sequential()
         # Training cycles: no batch is short. Validation sees each item once a pass: its last batch may be.
         tail: Tail = "drop" if shuffle else "short"
         plan = Plan(Index.uniform(dataset_size), order, batch_size, seed, tail=tail)
         self.segments = Segments(plan, -(-chunk_size // batch_size))
+        self._check_shares()
         self.cursor = Cursor()
         """Which chunk, and how many of its batches are done, over all ranks."""
 
@@ -96,14 +101,20 @@ class ChunkedSampler(Sampler[int]):
         self.set_chunk(self.current_chunk + 1)
 
     def get_chunk_info(self) -> dict[str, int]:
-        """Return where the sampler stands."""
+        """Return where the sampler stands; passes, and chunks within one, are counted from 0."""
+        if self.segments.tail == "drop":  # an endless stream, in which passes do not begin with a chunk
+            of_pass, item = divmod(self.current_chunk * self.chunk_size, max(1, self.dataset_size))
+            chunk_of_pass = item // self.chunk_size
+        else:
+            of_pass, chunk_of_pass = divmod(self.current_chunk, max(1, self.total_chunks))
         return {
             "current_chunk": self.current_chunk,
             "total_chunks": self.total_chunks,
             "chunk_size": self.chunk_size,
             "dataset_size": self.dataset_size,
             "samples_in_current_chunk": len(self),
-            "pass": self.current_chunk * self.chunk_size // max(1, self.dataset_size),
+            "pass": of_pass,
+            "chunk_of_pass": chunk_of_pass,
         }
 
     def __iter__(self) -> Iterator[int]:
@@ -121,7 +132,7 @@ class ChunkedSampler(Sampler[int]):
     @property
     def n_batches(self) -> int:
         """Batches of the whole chunk, on this rank."""
-        return self.segments.epoch(self.current_chunk).share(self._world).n_steps
+        return self.segments.epoch(self.current_chunk).share(self.world).n_steps
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the sampler stands, as plain JSON."""
@@ -133,7 +144,26 @@ class ChunkedSampler(Sampler[int]):
 
     def share(self) -> Share:
         """Return what is left of this chunk, on this rank."""
-        return self.segments.epoch(self.cursor.epoch).share(self._world, self.cursor.batch)
+        return self.segments.epoch(self.cursor.epoch).share(self.world, self.cursor.batch)
+
+    def _check_shares(self) -> None:
+        """Refuse chunks that the ranks cannot share, and say so where they leave batches out."""
+        last = 0 if self.segments.tail == "drop" else self.total_chunks - 1
+        for chunk in {0, max(0, last)}:
+            try:
+                left_out = self.segments.epoch(chunk).share(self.world).left_out
+            except PlanError as error:
+                raise OptionError(
+                    f"{self.dataset_size} items in batches of {self.segments.batch_size} and chunks of "
+                    f"{self.segments.length} batches leave fewer items for a last step than there are ranks "
+                    f"({self.world.size}), and one would have none; use another batch_size or chunk_size."
+                ) from error
+            if left_out:
+                _LOG.warning(
+                    "%s of %s batches of each chunk are left out, since %s ranks cannot share them equally; "
+                    "use a chunk_size that the ranks divide.",
+                    left_out, self.segments.length, self.world.size,
+                )  # fmt: skip
 
 
 class ChunkedDataLoader(DataLoader[Any]):
@@ -220,6 +250,16 @@ class ChunkedDataLoader(DataLoader[Any]):
         """Chunks that cover the data set once; 1 without chunks."""
         return 1 if self.chunked is None else self.chunked.total_chunks
 
+    @property
+    def remaining(self) -> int:
+        """Batches that are left of the chunk where the loader stands, on this rank; all of them without chunks."""
+        return super().__len__() if self.chunked is None else self.chunked.share().n_steps
+
+    @property
+    def world(self) -> World:
+        """Which rank the chunks are dealt to."""
+        return self._sampler().world
+
     def set_chunk(self, chunk_idx: int) -> None:
         """Give this chunk next."""
         self._sampler().set_chunk(chunk_idx)
@@ -237,13 +277,14 @@ class ChunkedDataLoader(DataLoader[Any]):
         return self._sampler().get_chunk_info()
 
     def __iter__(self) -> Any:
-        batches = super().__iter__()
-        return batches if self.chunked is None else self._counted(batches, self.chunked)
+        return super().__iter__() if self.chunked is None else self._counted(self.chunked)
 
-    def _counted(self, batches: Any, sampler: ChunkedSampler) -> Iterator[Any]:
+    def _counted(self, sampler: ChunkedSampler) -> Iterator[Any]:
         """Yield batches, and count what was delivered; after the last one, the next chunk is due."""
+        if not self.remaining:  # all was delivered, to a loop that asked for no more than that
+            sampler.advance_chunk()
         chunk, share = sampler.cursor.epoch, sampler.share()
-        for taken, batch in enumerate(batches, start=1):
+        for taken, batch in enumerate(super().__iter__(), start=1):
             sampler.cursor = Cursor(chunk, share.batch_after(taken))
             yield batch
         sampler.cursor = Cursor(chunk + 1)

@@ -157,7 +157,7 @@ class ChunkedSequenceDataset(SequenceDataset):
         super().__init__(**kwargs)
         self.explicit_train_chunk_size, self.explicit_val_chunk_size = train_chunk_size, val_chunk_size
         self.use_chunked_training = train_chunk_size is not None or val_chunk_size is not None
-        self._limits, self._sizes = limits, dict[int, ChunkSizes]()
+        self.limits, self._sizes = dict(limits or {}), dict[int, ChunkSizes]()
         self._loaders: dict[str, ChunkedDataLoader] = {}
 
     def chunk_sizes(self, batch_size: int) -> ChunkSizes:
@@ -168,7 +168,7 @@ class ChunkedSequenceDataset(SequenceDataset):
                 self.explicit_val_chunk_size,
                 train_batches=-(-len(self._partition("train")) // batch_size),
                 val_batches=-(-len(self._partition("val")) // batch_size),
-                limits=self._limits,
+                limits=self.limits,
             )
         return self._sizes[batch_size]
 
@@ -252,7 +252,7 @@ class ChunkedTrainingMixin:
         data.explicit_train_chunk_size = train.get("train_chunk_size")
         data.explicit_val_chunk_size = train.get("val_chunk_size")
         data.use_chunked_training = True
-        data._limits = {**_limits(train), **_limits(_section(config, "trainer"))}
+        data.limits = {**_limits(train), **_limits(_section(config, "trainer"))}
 
     def train_epoch_with_chunking(self) -> dict[str, Any]:
         """Train on the next chunk, validate, and return what was done; without chunk sizes, a standard epoch."""
