@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.signal import resample_poly
 
-from penstock.convert.audio import AudioInput, audio_files
+from penstock.convert.audio import AudioInput
 from penstock.core.errors import MissingDependency, OptionError, ReadError, SourceError
+from penstock.source.audio_file import audio_files
 
 FORMATS = ["wav", "flac", "ogg"]
 

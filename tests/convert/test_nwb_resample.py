@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import signal
 
-from penstock.convert.resample import Resampler
 from penstock.core.errors import OptionError
+from penstock.source.resample import Resampler
 
 RATES = [(1000, 500), (1000, 300), (300, 1000), (44_100, 16_000), (24_414.0625, 1000), (1000, 1000), (1000, 999)]
 

@@ -208,3 +208,15 @@ def test_a_loop_that_never_asks_for_the_end_gets_the_next_chunk_all_the_same() -
     loader = ChunkedDataLoader(Numbers(12), 2, 2, shuffle=False)
     taken = [[batch.tolist() for batch in islice(loader, 2)] for _ in range(3)]
     assert taken == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], [10, 11]]]
+
+
+def test_a_state_of_another_data_set_of_the_same_size_is_refused_where_they_have_identities() -> None:
+    class Named(Numbers):
+        def __init__(self, identity: str) -> None:
+            super().__init__(10)
+            self.identity = identity
+
+    state = ChunkedDataLoader(Named("one"), 2, 2).state_dict()
+    ChunkedDataLoader(Named("one"), 2, 2).load_state_dict(state)
+    with pytest.raises(ResumeError, match="the data"):
+        ChunkedDataLoader(Named("other"), 2, 2).load_state_dict(state)

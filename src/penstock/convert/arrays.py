@@ -7,7 +7,6 @@ can be told. What is common to all inputs made of rows, `RowRecording`, serves `
 import io
 import math
 import os
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,13 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.convert.blocks import BlockReader
 from penstock.convert.inputs import Sample
 from penstock.convert.windows import Windows, checked_overlap
 from penstock.core.checks import whole_number
 from penstock.core.errors import OptionError, ReadError, SourceError
 from penstock.shard.codec import npy_header
 from penstock.shard.names import check_fields
+from penstock.source.blocks import BlockReader
+from penstock.source.regular_file import opened
 
 __all__ = [
     "Column",
@@ -32,7 +32,6 @@ __all__ = [
     "check_rows",
     "checked_numbers",
     "npy_column",
-    "opened",
     "windows_of",
 ]
 
@@ -182,16 +181,6 @@ def checked_numbers(numbers: NDArray[np.int64], n_samples: int, path: Path) -> N
 def _shapes_of(columns: Mapping[str, Column]) -> dict[str, Any]:
     """Return shape and dtype of each field, as JSON."""
     return {name: {"shape": list(found.shape), "dtype": str(found.dtype)} for name, found in columns.items()}
-
-
-def opened(path: Path) -> io.FileIO:
-    """Return an open file that reads from any place, or say why there is none."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise SourceError(f"{path} is no regular file; give the file itself.")
-        return path.open("rb", buffering=0)
-    except OSError as error:
-        raise ReadError(f"Could not open {path}: {error}.") from error
 
 
 def npy_column(file: io.FileIO, begin: int, size: int, what: str) -> Column:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from penstock.convert.arrays import NpyInput
-from penstock.convert.audio import EXTENSIONS, AudioInput, audio_files
+from penstock.convert.audio import AudioInput
 from penstock.convert.inputs import Input
 from penstock.convert.npz import NpzInput
 from penstock.convert.nwb import NWBInput, NWBOptions
@@ -15,6 +15,7 @@ from penstock.convert.shards import ShardsInput
 from penstock.convert.zarrs import ZarrInput
 from penstock.core.errors import OptionError, SourceError
 from penstock.shard.manifest import MANIFEST
+from penstock.source.audio_file import EXTENSIONS, audio_files
 
 __all__ = ["Format", "ReadOptions", "inputs_of"]
 

@@ -16,9 +16,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.convert.arrays import Column, RowRecording, check_rows, npy_column, opened, windows_of
+from penstock.convert.arrays import Column, RowRecording, check_rows, npy_column, windows_of
 from penstock.core.errors import OptionError, ReadError, SourceError, WriteError
 from penstock.shard.names import check_fields
+from penstock.source.regular_file import opened
 
 __all__ = ["NpzInput", "check_lengths", "checked_fields"]
 

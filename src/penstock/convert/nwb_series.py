@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.convert.blocks import BlockReader
 from penstock.convert.nwb_file import Entry, reading
 from penstock.convert.nwb_times import CLOSE, Times, times_of
-from penstock.convert.resample import Resampler
 from penstock.core.errors import SourceError
+from penstock.source.blocks import BlockReader
+from penstock.source.resample import Resampler
 
 __all__ = ["Binned", "Continuous", "Series"]
 

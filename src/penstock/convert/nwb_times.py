@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.convert.blocks import BlockReader
 from penstock.convert.nwb_file import Entry, reading
 from penstock.core.errors import SourceError
+from penstock.source.blocks import BlockReader
 
 __all__ = ["CLOSE", "Neighbours", "RateTimes", "StampTimes", "Times", "times_of"]
 

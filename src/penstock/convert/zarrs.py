@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.convert.arrays import Column, RowRecording, check_rows, windows_of
-from penstock.convert.blocks import BlockReader
 from penstock.convert.npz import check_lengths, checked_fields
 from penstock.core.checks import whole_number
 from penstock.core.errors import MissingDependency, ReadError, SourceError
+from penstock.source.blocks import BlockReader
 
 __all__ = ["ZarrInput"]
 

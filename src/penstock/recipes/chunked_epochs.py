@@ -43,6 +43,8 @@ class ChunkedSampler(Sampler[int]):
         Items that stay together: what a rank is given at a time, and what a state counts.
     world
         Which rank this is; None: as `torch.distributed` or else the environment says.
+    identity
+        What tells this data set from another one of the same size; a saved state refuses another.
 
     Examples
     --------
@@ -61,6 +63,7 @@ class ChunkedSampler(Sampler[int]):
         shuffle: bool = True,
         batch_size: int = 1,
         world: World | None = None,
+        identity: str = "",
     ) -> None:
         self.dataset_size = whole_number("dataset_size", dataset_size, at_least=0)
         self.chunk_size = whole_number("chunk_size", chunk_size, at_least=1)
@@ -71,7 +74,7 @@ class ChunkedSampler(Sampler[int]):
         order = Shuffle() if shuffle else Sequential()
         # Training cycles: no batch is short. Validation sees each item once a pass: its last batch may be.
         tail: Tail = "drop" if shuffle else "short"
-        plan = Plan(Index.uniform(dataset_size), order, batch_size, seed, tail=tail)
+        plan = Plan(Index.uniform(dataset_size, identity=identity), order, batch_size, seed, tail=tail)
         self.segments = Segments(plan, -(-chunk_size // batch_size))
         self._check_shares()
         self.cursor = Cursor()
@@ -175,7 +178,7 @@ class ChunkedDataLoader(DataLoader[Any]):
     Parameters
     ----------
     dataset
-        Map-style.
+        Map-style; one with an `identity`, such as an audio data set, refuses the states of others.
     batch_size
         Items per batch.
     chunk_size
@@ -225,7 +228,13 @@ class ChunkedDataLoader(DataLoader[Any]):
         if drop_last and not shuffled:
             items -= items % batch_size
         sampler = ChunkedSampler(
-            items, chunk_size * batch_size, seed, shuffle=shuffled, batch_size=batch_size, world=world
+            items,
+            chunk_size * batch_size,
+            seed,
+            shuffle=shuffled,
+            batch_size=batch_size,
+            world=world,
+            identity=str(getattr(dataset, "identity", "")),
         )
         super().__init__(dataset, batch_size, sampler=sampler, drop_last=False, **dataloader_kwargs)
         self.chunked = sampler
@@ -239,6 +248,8 @@ class ChunkedDataLoader(DataLoader[Any]):
     def is_chunked(self) -> bool:
         """Whether there are chunks."""
         return self.chunked is not None
+
+    use_chunked = is_chunked  # both words are in use
 
     @property
     def current_chunk(self) -> int:
@@ -259,6 +270,11 @@ class ChunkedDataLoader(DataLoader[Any]):
     def world(self) -> World:
         """Which rank the chunks are dealt to."""
         return self._sampler().world
+
+    @property
+    def segments(self) -> Segments:
+        """Which items each batch of each chunk holds."""
+        return self._sampler().segments
 
     def set_chunk(self, chunk_idx: int) -> None:
         """Give this chunk next."""
@@ -300,6 +316,10 @@ class ChunkedDataLoader(DataLoader[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken, in the middle of a chunk, too."""
         self._sampler().load_state_dict(state)
+
+    def end_workers(self) -> None:
+        """End workers that persist; the next chunk begins with new ones."""
+        self._iterator = None
 
     def _sampler(self) -> ChunkedSampler:
         if self.chunked is None:

@@ -59,9 +59,7 @@ def resolve_chunk_sizes(
     >>> resolve_chunk_sizes(2000, None, train_batches=9000, val_batches=450)
     ChunkSizes(train=2000, val=450)
     """
-    for name, size in (("train_chunk_size", train_chunk_size), ("val_chunk_size", val_chunk_size)):
-        if size is not None:
-            whole_number(name, size, at_least=1)
+    _check_sizes(train_chunk_size, val_chunk_size)
     if train_chunk_size is None and val_chunk_size is None:
         return ChunkSizes(None, None)
     given = {name: value for name, value in (limits or {}).items() if not _no_limit(value)}
@@ -155,6 +153,7 @@ class ChunkedSequenceDataset(SequenceDataset):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        _check_sizes(train_chunk_size, val_chunk_size)
         self.explicit_train_chunk_size, self.explicit_val_chunk_size = train_chunk_size, val_chunk_size
         self.use_chunked_training = train_chunk_size is not None or val_chunk_size is not None
         self.limits, self._sizes = dict(limits or {}), dict[int, ChunkSizes]()
@@ -162,15 +161,31 @@ class ChunkedSequenceDataset(SequenceDataset):
 
     def chunk_sizes(self, batch_size: int) -> ChunkSizes:
         """Return the sizes that hold, once `setup()` has made the partitions."""
+        whole_number("batch_size", batch_size, at_least=1)
         if batch_size not in self._sizes:
             self._sizes[batch_size] = resolve_chunk_sizes(
                 self.explicit_train_chunk_size,
                 self.explicit_val_chunk_size,
                 train_batches=-(-len(self._partition("train")) // batch_size),
-                val_batches=-(-len(self._partition("val")) // batch_size),
+                val_batches=0 if self.dataset_val is None else -(-len(self.dataset_val) // batch_size),
                 limits=self.limits,
             )
         return self._sizes[batch_size]
+
+    @property
+    def train_chunk_size(self) -> int | None:
+        """Batches per training chunk; one that is inferred is known once a loader was asked for."""
+        return self._size("train", self.explicit_train_chunk_size)
+
+    @property
+    def val_chunk_size(self) -> int | None:
+        """Batches per validation chunk; one that is inferred is known once a loader was asked for."""
+        return self._size("val", self.explicit_val_chunk_size)
+
+    def _size(self, name: str, explicit: int | None) -> int | None:
+        if explicit is not None or name not in self._loaders:
+            return explicit
+        return self._loaders[name].chunk_size
 
     def train_dataloader(self, **loader: Any) -> Any:
         """Return the loader of the training partition: a stream of chunks, or shuffled as ever."""
@@ -187,6 +202,14 @@ class ChunkedSequenceDataset(SequenceDataset):
         loader.pop("shuffle", None)
         size = self.chunk_sizes(loader.get("batch_size", 1)).val
         return self._chunked("val", chunk_size=size, **{**loader, "shuffle": False, "drop_last": False})
+
+    def test_dataloader(self, **loader: Any) -> Any:
+        """Return the loader of the test partition: all of it, in order, and with chunks, dealt to the ranks."""
+        if not self.use_chunked_training:
+            return super().test_dataloader(**loader)
+        items, batch_size = self._partition("test"), loader.get("batch_size", 1)
+        whole = max(1, -(-len(items) // batch_size))
+        return ChunkedDataLoader(items, chunk_size=whole, **{**loader, "shuffle": False, "drop_last": False})
 
     def _chunked(self, name: str, **options: Any) -> ChunkedDataLoader:
         self._loaders[name] = ChunkedDataLoader(self._partition(name), **options)
@@ -254,6 +277,16 @@ class ChunkedTrainingMixin:
         data.use_chunked_training = True
         data.limits = {**_limits(train), **_limits(_section(config, "trainer"))}
 
+    @property
+    def train_chunk_size(self) -> int | None:
+        """Batches per training chunk; see `ChunkedSequenceDataset`."""
+        return self.data.train_chunk_size if self.chunked_training_enabled else None
+
+    @property
+    def val_chunk_size(self) -> int | None:
+        """Batches per validation chunk; see `ChunkedSequenceDataset`."""
+        return self.data.val_chunk_size if self.chunked_training_enabled else None
+
     def train_epoch_with_chunking(self) -> dict[str, Any]:
         """Train on the next chunk, validate, and return what was done; without chunk sizes, a standard epoch."""
         if not self.chunked_training_enabled:
@@ -297,6 +330,12 @@ def _section(config: Any, name: str) -> Mapping[str, Any]:
 def _limits(section: Mapping[str, Any]) -> dict[str, Any]:
     names = ("limit_train_batches", "limit_val_batches")
     return {name: section.get(name) for name in names if section.get(name) is not None}
+
+
+def _check_sizes(train: Any, val: Any) -> None:
+    for name, size in (("train_chunk_size", train), ("val_chunk_size", val)):
+        if size is not None:
+            whole_number(name, size, at_least=1)
 
 
 def _no_limit(limit: Any) -> bool:

@@ -17,10 +17,16 @@ class BlockReader:
 
     Arrays that are stored in chunks are read in blocks of whole chunks, the last few of which are kept. Others are read
     as they are asked for. Not for several threads.
+
+    Parameters
+    ----------
+    kept_bytes
+        Blocks that are kept, together; rows of more than half of it are read as they are. None: 64 MB.
     """
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: Any, kept_bytes: int | None = None) -> None:
         self._array = array
+        self._kept_bytes = _KEPT_BYTES if kept_bytes is None else kept_bytes
         self.shape: tuple[int, ...] = tuple(array.shape)
         self.dtype: np.dtype[Any] = np.dtype(array.dtype)
         self._row_bytes = max(1, self.dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64)))
@@ -36,7 +42,7 @@ class BlockReader:
 
     def rows(self, start: int, stop: int) -> NDArray[Any]:
         """Return a copy of the rows from `start` to before `stop`."""
-        if not self._block_rows or (stop - start) * self._row_bytes > _KEPT_BYTES // 2:
+        if not self._block_rows or (stop - start) * self._row_bytes > self._kept_bytes // 2:
             return np.array(self._array[start:stop])
         size = self._block_rows
         parts = [
@@ -51,6 +57,6 @@ class BlockReader:
             start = number * self._block_rows
             block = self._kept[number] = np.asarray(self._array[start : min(start + self._block_rows, len(self))])
         self._kept.move_to_end(number)
-        while len(self._kept) > 2 and sum(kept.nbytes for kept in self._kept.values()) > _KEPT_BYTES:
+        while len(self._kept) > 2 and sum(kept.nbytes for kept in self._kept.values()) > self._kept_bytes:
             self._kept.popitem(last=False)
         return block

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.convert import blocks
-from penstock.convert.blocks import BlockReader
+from penstock.source import blocks
+from penstock.source.blocks import BlockReader
 
 
 class Chunked:

@@ -1,0 +1,176 @@
+"""Audio values as codes of a few bits, and back: on a fixed scale, so that a code means the same in every file.
+
+Values lie in -1 … 1, and codes in 0 … 2^bits - 1, with 0.0 at `q_zero(bits)`, exactly, both ways. Nothing is scaled to
+the loudest value of a sample, as the functions of these names in S4 do: that has no inverse, and makes the same sound
+another code in another window. Louder values are clipped to -1 … 1.
+
+The functions take numpy arrays and torch tensors, and give what they took, on the device where it was. They count in
+double precision, so that both give the same codes.
+"""
+
+import math
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from penstock.core.checks import whole_number
+from penstock.core.errors import OptionError
+
+__all__ = [
+    "Quantization",
+    "checked_bits",
+    "dequantize",
+    "linear_decode",
+    "linear_encode",
+    "mu_law_decode",
+    "mu_law_encode",
+    "q_zero",
+    "quantize",
+]
+
+Quantization = Literal["linear", "mu-law"]
+
+_Array = TypeVar("_Array", NDArray[Any], torch.Tensor)
+
+_MOST_BITS = 16
+
+
+def checked_bits(bits: int) -> int:
+    """Return `bits`, or say why a code cannot have so many."""
+    if whole_number("bits", bits, at_least=1) > _MOST_BITS:
+        raise OptionError(f"bits={bits!r}; use 1 to {_MOST_BITS}.")
+    return int(bits)
+
+
+def q_zero(bits: int = 8) -> int:
+    """Return the code of 0.0.
+
+    Examples
+    --------
+    >>> q_zero(8)
+    128
+    """
+    return 1 << (checked_bits(bits) - 1)
+
+
+def quantize(values: _Array, bits: int = 8, quantization: Quantization = "linear") -> _Array:
+    """Return the codes of values, linear or by mu-law: `linear_encode` or `mu_law_encode`."""
+    return mu_law_encode(values, bits) if _is_mu_law(quantization) else linear_encode(values, bits)
+
+
+def dequantize(codes: _Array, bits: int = 8, quantization: Quantization = "linear") -> _Array:
+    """Return the values of codes, linear or by mu-law: `linear_decode` or `mu_law_decode`."""
+    return mu_law_decode(codes, bits) if _is_mu_law(quantization) else linear_decode(codes, bits)
+
+
+def linear_encode(values: _Array, bits: int = 8) -> _Array:
+    """Return the nearest code of each value, in even steps of 2 / 2^bits; int64.
+
+    Values below -1 and above 1 are clipped. The highest code stands for one step below 1, so that 1 is off by a step;
+    whatever has a lower code is off by half a step at most.
+
+    Examples
+    --------
+    >>> linear_encode(np.array([-1.0, 0.0, 0.5, 1.0, 7.0])).tolist()
+    [0, 128, 192, 255, 255]
+    """
+    zero = q_zero(bits)
+    codes: _Array = _codes(_doubles(values), zero)
+    return codes
+
+
+def linear_decode(codes: _Array, bits: int = 8) -> _Array:
+    """Return the value of each code; float32, exactly.
+
+    Examples
+    --------
+    >>> linear_decode(np.array([0, 128, 192, 255])).tolist()
+    [-1.0, 0.0, 0.5, 0.9921875]
+    """
+    values: _Array = _as(_steps(codes, q_zero(bits)), "float32")
+    return values
+
+
+def mu_law_encode(values: _Array, bits: int = 8) -> _Array:
+    """Return the nearest code of each value, in steps that grow with the value; int64.
+
+    The step is even in `sign(x) log(1 + mu |x|) / log(1 + mu)`, where mu is 2^bits - 1: fine where it is quiet.
+
+    Examples
+    --------
+    >>> mu_law_encode(np.array([-1.0, -0.01, 0.0, 0.01, 1.0])).tolist()
+    [0, 99, 128, 157, 255]
+    """
+    zero = q_zero(bits)
+    mu, x = 2 * zero - 1, _doubles(values)
+    kind = _kind(x)
+    x = kind.clip(x, -1, 1)
+    codes: _Array = _codes(kind.sign(x) * kind.log1p(mu * kind.abs(x)) / math.log1p(mu), zero)
+    return codes
+
+
+def mu_law_decode(codes: _Array, bits: int = 8) -> _Array:
+    """Return the value of each code; float32.
+
+    Examples
+    --------
+    >>> [f"{value:.3f}" for value in mu_law_decode(np.array([0, 128, 129, 255]))]
+    ['-1.000', '0.000', '0.000', '0.957']
+    """
+    zero = q_zero(bits)
+    mu, y = 2 * zero - 1, _steps(codes, zero)
+    kind = _kind(y)
+    values: _Array = _as(kind.sign(y) * kind.expm1(kind.abs(y) * math.log1p(mu)) / mu, "float32")
+    return values
+
+
+def _is_mu_law(quantization: str) -> bool:
+    if quantization not in get_args(Quantization):
+        raise OptionError(f"quantization={quantization!r}; use 'linear' or 'mu-law'.")
+    return quantization == "mu-law"
+
+
+def _kind(array: Any) -> Any:
+    """Return the library whose array this is; what is used of both has the same names in them."""
+    return torch if isinstance(array, torch.Tensor) else np
+
+
+def _as(array: Any, dtype: str) -> Any:
+    return array.to(getattr(torch, dtype)) if isinstance(array, torch.Tensor) else array.astype(dtype)
+
+
+def _doubles(values: Any) -> Any:
+    given = values.detach() if isinstance(values, torch.Tensor) else np.asarray(values)
+    floating = given.is_floating_point() if isinstance(given, torch.Tensor) else given.dtype.kind == "f"
+    if not floating:
+        raise OptionError(f"Values to encode are {given.dtype}; give floating-point numbers in -1 … 1.")
+    doubles = _as(given, "float64")
+    if bool(_kind(doubles).isnan(doubles).any()):
+        raise OptionError("Values to encode hold NaN, for which there is no code; mend or leave out what is not known.")
+    return doubles
+
+
+def _codes(y: Any, zero: int) -> Any:
+    """Return the nearest of the codes, which lie at -zero … zero - 1 steps."""
+    kind = _kind(y)
+    # Clipped before it is multiplied: an infinity has no code.
+    steps = kind.round(kind.clip(y, -1, 1) * zero)
+    return _as(kind.clip(steps + zero, 0, 2 * zero - 1), "int64")
+
+
+def _steps(codes: Any, zero: int) -> Any:
+    """Return where codes lie in -1 … 1."""
+    given = codes.detach() if isinstance(codes, torch.Tensor) else np.asarray(codes)
+    if isinstance(given, torch.Tensor):
+        whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
+    else:
+        whole = given.dtype.kind in "iu"
+    if not whole:
+        raise OptionError(f"Codes are {given.dtype}; give whole numbers in 0 … {2 * zero - 1}.")
+    if math.prod(given.shape):
+        low, high = int(given.min()), int(given.max())
+        if low < 0 or high >= 2 * zero:
+            raise OptionError(f"Codes reach from {low} to {high}; those of these bits are 0 … {2 * zero - 1}.")
+    return _as(given, "float64") / zero - 1
