@@ -11,6 +11,7 @@ import typer
 
 from penstock import __version__
 from penstock.cli_convert import convert
+from penstock.cli_tune import tune
 from penstock.core.errors import OptionError, PenstockError
 
 __all__ = ["app"]
@@ -77,6 +78,7 @@ def demo(
 
 
 app.command()(_errors_told(failed=1)(convert))
+app.command()(_errors_told()(tune))
 
 
 @app.command()

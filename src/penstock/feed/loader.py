@@ -98,6 +98,7 @@ class Loader:
             raise OptionError(f"world={world!r} names a worker, but a loader deals to its own; use World(rank, size).")
         self._record: Record = observer.record if observer is not None else _ignore
         _check_fit(source, plan)
+        self._transform, self._collate = transform, collate
         self._by_item = transform is not None or collate is not None or UNNAMED in source.fields
         self._work = self._made_work(transform, collate)
         self._pool: WorkerPool | None = None
@@ -198,6 +199,24 @@ class Loader:
         if not (fresh and self._start.epoch == epoch):
             self._supersede("set_epoch() was called in the middle of this iteration; iterate anew")
             self._start, self._progress = Cursor(epoch), None
+
+    def run_as(self, num_workers: int, options: RunOptions) -> "Loader":
+        """Return another loader of the same batches, at its beginning, that is executed otherwise."""
+        return Loader(
+            self.source,
+            self.plan,
+            transform=self._transform,
+            collate=self._collate,
+            num_workers=num_workers,
+            device=self._device,
+            world=self._world,
+            options=options,
+        )
+
+    @property
+    def options(self) -> RunOptions:
+        """How the plan is executed."""
+        return self._options
 
     def memory_estimate(self) -> MemoryEstimate:
         """Return the bytes that an epoch will take at its peak; where item sizes vary, one batch is made to tell."""
