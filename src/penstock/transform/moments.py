@@ -1,13 +1,15 @@
 """Mean and deviation of values that are seen piece by piece, in any number of places, and brought together."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.core.errors import OptionError
+from penstock.transform.options import checked_axis
+from penstock.transform.reading import blocks_of
 
 __all__ = ["Moments"]
 
@@ -15,11 +17,11 @@ _Floats = NDArray[np.float64]
 _Int64s = NDArray[np.int64]
 
 _PIECE_VALUES = 1 << 16  # looked at together: half a megabyte as float64, which stays in the cache of a core
-_VERSION = 1
+_VERSION, _VERSION_WITH_AXIS = 1, 2  # the second where channels do not lie on the last axis: others would misread it
 
 
 class Moments:
-    """Count, mean, standard deviation and range of values that stream by, per channel.
+    """Count, mean, standard deviation and range of values that stream by, per channel or frequency bin.
 
     Each piece is measured from a value of its own and then merged (Chan, Golub and LeVeque), so that a large offset
     costs no digits and a constant channel has a deviation of exactly 0. Merging is associative up to rounding; the same
@@ -33,6 +35,9 @@ class Moments:
     per
         `"channel"`: items of two or more dimensions have their channels on the last axis; smaller items have one
         channel, which is all of their values. `"scalar"`: one channel, whatever the items are.
+    axis
+        The axis of an item that has the channels, where it is not the last one: 0 for images of (channel, height,
+        width), -2 for the frequency bins of spectrograms of (channel, frequency, time).
 
     Examples
     --------
@@ -44,9 +49,13 @@ class Moments:
     ([3.0, 10.0], [1.633, 0.0], [3, 2])
     >>> Moments.from_json(both.to_json()) == both
     True
+    >>> spectrograms = np.zeros((10, 1, 3, 50)) + np.array([[1.0], [2.0], [3.0]])  # channel, frequency, time
+    >>> Moments.over(spectrograms, [0, 1, 2, 4], axis=-2).mean.tolist()
+    [1.0, 2.0, 3.0]
     """
 
     __slots__ = (
+        "_axis",
         "_count",
         "_high",
         "_infinite",
@@ -59,10 +68,13 @@ class Moments:
         "_squares",
     )
 
-    def __init__(self, per: Literal["channel", "scalar"] = "channel") -> None:
+    def __init__(self, per: Literal["channel", "scalar"] = "channel", *, axis: int = -1) -> None:
         if per not in ("channel", "scalar"):
             raise OptionError(f"per={per!r}; use 'channel' or 'scalar'.")
         self._per = per
+        self._axis = checked_axis(axis)
+        if per == "scalar" and axis != -1:
+            raise OptionError(f"axis={axis} tells channels apart, and per='scalar' does not; leave out one of them.")
         self._n_channels: int | None = None
         """0 where there are none to tell apart; None before the first update."""
         self._start(1)
@@ -78,10 +90,45 @@ class Moments:
         self._low: _Floats = np.full(width, np.inf)
         self._high: _Floats = np.full(width, -np.inf)
 
+    @classmethod
+    def over(
+        cls,
+        data: Any,
+        items: Iterable[int] | ArrayLike | None = None,
+        *,
+        per: Literal["channel", "scalar"] = "channel",
+        axis: int = -1,
+        field: str | int | None = None,
+        memory_bytes: int = 1 << 26,
+    ) -> Self:
+        """Return the moments of some items of a source or data set, read once, in the order in which they are stored.
+
+        Parameters
+        ----------
+        data
+            A `Source`, a torch data set, an array, or whatever else has `len` and `[i]`.
+        items
+            Which ones: those of the training. An item that is named twice counts twice. None: all.
+        field
+            What of an item counts: its name, or its place in a tuple. None: the item itself, the first of a tuple, the
+            only field of a source.
+        memory_bytes
+            What may be held at a time; one item at the least.
+        """
+        moments = cls(per, axis=axis)
+        for block in blocks_of(data, items, field, memory_bytes):
+            moments.update(block)
+        return moments
+
     @property
     def per(self) -> str:
         """What the values are told apart by."""
         return self._per
+
+    @property
+    def axis(self) -> int | None:
+        """The axis of an item that `mean` and `std` lie along; None where they are single values."""
+        return self._axis if self._n_channels else None
 
     @property
     def count(self) -> _Int64s:
@@ -126,8 +173,11 @@ class Moments:
             raise OptionError(f"A block of {values.dtype} has no mean; give real numbers or booleans.")
         if not values.ndim:
             raise OptionError("A single value is no block of items; give an array with items on its first axis.")
-        told_apart = self._per == "channel" and values.ndim > 2
-        self._expect(values.shape[-1] if told_apart else 0)
+        if self._per == "channel" and (values.ndim > 2 or self._axis != -1):
+            values = self._with_channels_last(values)
+            self._expect(values.shape[-1])
+        else:
+            self._expect(0)
         width = len(self._count)
         if not values.size:
             return
@@ -136,6 +186,14 @@ class Moments:
         rows = max(1, _PIECE_VALUES // width)
         for begin in range(0, len(table), rows):
             self._take(table[begin : begin + rows])
+
+    def _with_channels_last(self, values: NDArray[Any]) -> NDArray[Any]:
+        axis = self._axis + 1 if self._axis >= 0 else self._axis  # of the block: its first one has the items
+        if not -values.ndim < axis < values.ndim:
+            raise OptionError(
+                f"Items of shape {values.shape[1:]} have no axis {self._axis}; these moments are per index of it."
+            )
+        return np.moveaxis(values, axis, -1)
 
     def _take(self, piece: NDArray[Any]) -> None:
         """Take in a small table of values and channels."""
@@ -171,6 +229,8 @@ class Moments:
         """Return the moments of everything that this one and another have seen; both stay as they are."""
         if other._per != self._per:
             raise OptionError(f"Moments per {other._per} cannot be merged with moments per {self._per}.")
+        if other._axis != self._axis:
+            raise OptionError(f"Moments along axis {other._axis} cannot be merged with moments along {self._axis}.")
         merged = Moments.from_json(self.to_json())
         if other._n_channels is None:
             return merged
@@ -216,8 +276,9 @@ class Moments:
     def to_json(self) -> dict[str, Any]:
         """Return everything that is known, as JSON; `from_json` gives the same moments back, to the last bit."""
         return {
-            "version": _VERSION,
+            "version": _VERSION if self._axis == -1 else _VERSION_WITH_AXIS,
             "per": self._per,
+            **({} if self._axis == -1 else {"axis": self._axis}),
             "n_channels": self._n_channels,
             "count": self._count.tolist(),
             "n_nan": self._nan.tolist(),
@@ -236,11 +297,12 @@ class Moments:
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
         """Return the moments that `to_json` described."""
         try:
-            if stored["version"] != _VERSION:
+            if stored["version"] not in (_VERSION, _VERSION_WITH_AXIS):
                 raise OptionError(
-                    f"These moments are of version {stored['version']!r}; this Penstock reads {_VERSION}."
+                    f"These moments are of version {stored['version']!r}; this Penstock reads up to "
+                    f"{_VERSION_WITH_AXIS}."
                 )
-            moments = cls(stored["per"])
+            moments = cls(stored["per"], axis=stored["axis"] if stored["version"] == _VERSION_WITH_AXIS else -1)
             n_channels = stored["n_channels"]
             moments._n_channels = None if n_channels is None else int(n_channels)
             moments._count, moments._nan, moments._infinite = (

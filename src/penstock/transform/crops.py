@@ -1,0 +1,101 @@
+"""Changes of where an item begins: crops and shifts."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.checks import whole_number
+from penstock.core.errors import OptionError
+from penstock.transform.options import Fill, checked_axis, checked_field, checked_fill, probability
+from penstock.transform.values import changed, filling, need_axis
+
+__all__ = ["RandomCrop", "RandomShift"]
+
+
+@dataclass(frozen=True, slots=True)
+class RandomCrop:
+    """Keeps a random stretch of an item, each that fits as likely as any other.
+
+    Examples
+    --------
+    >>> RandomCrop(3)(np.arange(10), np.random.default_rng(0)).tolist()
+    [6, 7, 8]
+    """
+
+    size: int
+    """How many values are kept along the axis."""
+
+    axis: int = -1
+    field: str | int | None = None
+    """Which part of an item: its name, or its place in a tuple. None: the item itself, or the first of a tuple."""
+
+    def __post_init__(self) -> None:
+        whole_number("size", self.size, at_least=1)
+        checked_axis(self.axis)
+        checked_field(self.field)
+
+    def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:
+        """Return the item, cropped."""
+        return changed(item, self.field, lambda values: self._of(values, rng))
+
+    def _of(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+        axis = need_axis(values, self.axis, "RandomCrop")
+        if values.shape[axis] < self.size:
+            raise OptionError(
+                f"RandomCrop keeps {self.size} values along axis {self.axis}, and an item of shape {values.shape} has "
+                f"{values.shape[axis]}; use a smaller size, or leave out such items."
+            )
+        begin = int(rng.integers(0, values.shape[axis] - self.size, endpoint=True))
+        # A copy: a view would keep the whole item in memory.
+        return values[(slice(None),) * axis + (slice(begin, begin + self.size),)].copy()
+
+
+@dataclass(frozen=True, slots=True)
+class RandomShift:
+    """Moves an item along an axis by a random number of places, to either side; its shape stays.
+
+    Examples
+    --------
+    >>> RandomShift(2)(np.arange(5), np.random.default_rng(1)).tolist()
+    [4, 0, 1, 2, 3]
+    >>> RandomShift(2, fill="min")(np.arange(5), np.random.default_rng(1)).tolist()
+    [0, 0, 1, 2, 3]
+    """
+
+    most: int
+    """Places of the largest shift; on a shorter axis, the length of the axis."""
+
+    axis: int = -1
+    fill: Fill = "wrap"
+    """What comes in at the other end: `"wrap"`: what went out; or a value, `"mean"` or `"min"` of the item."""
+
+    p: float = 1.0
+    """How likely an item is changed at all."""
+
+    field: str | int | None = None
+    """Which part of an item: its name, or its place in a tuple. None: the item itself, or the first of a tuple."""
+
+    def __post_init__(self) -> None:
+        whole_number("most", self.most, at_least=0)
+        checked_axis(self.axis)
+        checked_fill("fill", self.fill, "wrap")
+        probability("p", self.p)
+        checked_field(self.field)
+
+    def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:
+        """Return the item, shifted; the item itself where it is left as it is."""
+        return changed(item, self.field, lambda values: self._of(values, rng))
+
+    def _of(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+        axis = need_axis(values, self.axis, "RandomShift")
+        if rng.random() >= self.p:
+            return values
+        most = min(self.most, values.shape[axis])
+        places = int(rng.integers(-most, most, endpoint=True))
+        shifted = np.roll(values, places, axis)
+        if self.fill != "wrap":
+            came_in = slice(0, places) if places >= 0 else slice(values.shape[axis] + places, None)
+            shifted[(slice(None),) * axis + (came_in,)] = filling(values, self.fill)
+        return shifted

@@ -1,0 +1,84 @@
+"""SpecAugment: stripes of time and of frequency that a network has to do without (Park et al., 2019)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.checks import whole_number
+from penstock.core.errors import OptionError
+from penstock.transform.options import Fill, checked_field, checked_fill, probability
+from penstock.transform.values import changed, drawn_from, filling
+
+__all__ = ["SpecAugment"]
+
+
+@dataclass(frozen=True, slots=True)
+class SpecAugment:
+    """Writes over random stripes of a spectrogram of (frequency, time) or (channel, frequency, time).
+
+    A mask is 0 to `..._mask_param` wide, each width as likely as any other, and lies anywhere it fits, in all channels
+    alike. On an axis that is shorter than the parameter, masks are 0 to the length of the axis wide: none is left out.
+
+    Examples
+    --------
+    >>> augment = SpecAugment(time_mask_param=2, freq_mask_param=0, p=1.0)
+    >>> augment(np.ones((2, 6)), np.random.default_rng(1)).tolist()
+    [[1.0, 1.0, 1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]]
+    """
+
+    time_mask_param: int = 40
+    """Width of the widest mask in time, in columns."""
+
+    freq_mask_param: int = 15
+    """Width of the widest mask in frequency, in bins."""
+
+    num_time_masks: int = 1
+    num_freq_masks: int = 1
+    mask_value: Fill = 0.0
+    """In the units that the data has here: 0.0 is silence of a linear spectrogram and the mean of a standardised one,
+    but full volume in decibels. `"mean"` and `"min"` are those of the item."""
+
+    p: float = 0.8
+    """How likely an item is changed at all."""
+
+    field: str | int | None = None
+    """Which part of an item: its name, or its place in a tuple. None: the item itself, or the first of a tuple."""
+
+    def __post_init__(self) -> None:
+        for name in ("time_mask_param", "freq_mask_param", "num_time_masks", "num_freq_masks"):
+            whole_number(name, getattr(self, name), at_least=0)
+        checked_fill("mask_value", self.mask_value)
+        probability("p", self.p)
+        checked_field(self.field)
+
+    def __call__(self, item: Any, rng: np.random.Generator | None = None, /) -> Any:
+        """Return the item with masks; the item itself where it is left as it is.
+
+        A loader hands in a generator that is the same for any number of workers; without one, torch's own state is used.
+        """
+        drawn = drawn_from(rng)
+        return changed(item, self.field, lambda values: self._of(values, drawn))
+
+    def _of(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+        if values.ndim not in (2, 3):
+            raise OptionError(
+                f"SpecAugment takes (frequency, time) or (channel, frequency, time), got an item of shape "
+                f"{values.shape}."
+            )
+        if rng.random() >= self.p:
+            return values
+        masked, fill = values.copy(), filling(values, self.mask_value)
+        n_bins, n_columns = values.shape[-2:]
+        for _ in range(self.num_time_masks):
+            masked[..., _stripe(n_columns, self.time_mask_param, rng)] = fill
+        for _ in range(self.num_freq_masks):
+            masked[..., _stripe(n_bins, self.freq_mask_param, rng), :] = fill
+        return masked
+
+
+def _stripe(length: int, widest: int, rng: np.random.Generator) -> slice:
+    width = int(rng.integers(0, min(widest, length), endpoint=True))
+    begin = int(rng.integers(0, length - width, endpoint=True))
+    return slice(begin, begin + width)

@@ -1,0 +1,187 @@
+"""Moments over the training items of sources and data sets: which are read, how much at a time, along which axis."""
+
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
+
+from penstock.core.errors import OptionError, ReadError
+from penstock.source.array import ArraySource
+from penstock.source.dataset import DatasetSource
+from penstock.transform.moments import Moments
+
+
+class Watched(ArraySource):
+    """Notes which items were read, and how many bytes at a time."""
+
+    def __init__(self, arrays: Any) -> None:
+        super().__init__(arrays)
+        self.items: list[int] = []
+        self.largest = 0
+
+    def _note(self, items: Any, block: Any) -> Any:
+        self.items += list(items)
+        self.largest = max(self.largest, sum(array.nbytes for array in block.values()))
+        return block
+
+    def read(self, span: Any, out: Any = None) -> Any:
+        return self._note(range(span.start, span.stop), super().read(span, out))
+
+    def take(self, items: Any, out: Any = None) -> Any:
+        return self._note(items.tolist(), super().take(items, out))
+
+
+def spectrograms(n_items: int = 40, offset: float = 0.0) -> np.ndarray:
+    """(item, channel, bin, time); each channel and bin has a mean and a spread of its own."""
+    rng = np.random.default_rng(5)
+    bins = np.arange(1.0, 7.0)[:, None]
+    channels = np.array([1.0, 3.0])[:, None, None]
+    return offset + rng.normal(size=(n_items, 2, 6, 9)) * bins * channels + bins
+
+
+@pytest.mark.parametrize(
+    ("axis", "over"), [(0, (0, 2, 3)), (-3, (0, 2, 3)), (1, (0, 1, 3)), (-2, (0, 1, 3)), (2, (0, 1, 2))]
+)
+def test_the_axis_says_what_is_told_apart(axis: int, over: tuple[int, ...]) -> None:
+    data = spectrograms()
+    train = [3, 1, 8, 8, 30, 39]
+    moments = Moments.over(data, train, axis=axis)
+    np.testing.assert_allclose(moments.mean, data[train].mean(axis=over), rtol=1e-12)
+    np.testing.assert_allclose(moments.std, data[train].std(axis=over), rtol=1e-12)
+    assert np.array_equal(moments.minimum, data[train].min(axis=over))
+    assert moments.axis == axis
+    back = Moments.from_json(json.loads(json.dumps(moments.to_json())))
+    assert back == moments
+    assert back.axis == axis
+    assert pickle.loads(pickle.dumps(moments)) == moments
+
+
+def test_a_flat_item_has_a_mean_for_each_place_on_its_axis_0_and_one_for_all_without() -> None:
+    data = np.arange(12.0).reshape(4, 3)
+    assert Moments.over(data, axis=0).mean.tolist() == [4.5, 5.5, 6.5]
+    assert Moments.over(data).mean.tolist() == 5.5
+    assert Moments.over(data).axis is None
+
+
+def test_stored_moments_along_the_last_axis_stay_as_they_were() -> None:
+    stored = Moments.over(spectrograms()).to_json()
+    assert stored["version"] == 1
+    assert "axis" not in stored
+    assert Moments.from_json(stored).axis == -1
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_statistics_of_the_training_items_of_data_larger_than_the_budget(tmp_path: Any, dtype: Any) -> None:
+    data = spectrograms(600, offset=1e6).astype(dtype)
+    np.save(tmp_path / "x.npy", data)
+    source = Watched({"x": np.load(tmp_path / "x.npy", mmap_mode="r"), "y": np.arange(600)})
+    train = np.random.default_rng(1).permutation(600)[:377]
+    budget = 64_000
+    assert data.nbytes > 4 * budget
+    for options, over in (({"axis": -2}, (0, 1, 3)), ({"per": "scalar"}, None)):
+        source.items.clear()
+        moments = Moments.over(source, train, field="x", memory_bytes=budget, **options)
+        picked = data[train].astype(np.float64)
+        np.testing.assert_allclose(moments.mean, picked.mean(axis=over), atol=1e-6, rtol=1e-12)
+        np.testing.assert_allclose(moments.std, picked.std(axis=over), atol=1e-6)
+        assert source.items == sorted(train.tolist())
+        assert source.largest <= budget
+
+
+@pytest.mark.parametrize(
+    "kind", ["array", "tensors", "tuples", "mappings", "source", "dataset source", "ragged source"]
+)
+def test_whatever_holds_the_items_they_have_the_same_moments(kind: str) -> None:
+    data = spectrograms(20)
+    data[3, 0, 2, 4] = np.nan
+    train = range(2, 20, 3)
+    given: dict[str, tuple[Any, Any]] = {
+        "array": (data, None),
+        "tensors": (TensorDataset(torch.from_numpy(data), torch.arange(20)), None),
+        "tuples": ([(number, item) for number, item in enumerate(data)], 1),
+        "mappings": ([{"x": item, "y": 0} for item in data], "x"),
+        "source": (ArraySource({"x": data}), None),
+        "dataset source": (DatasetSource([(item, 0) for item in data]), None),
+        "ragged source": (
+            DatasetSource([{"x": item[..., : 5 + 4 * (number != 3)]} for number, item in enumerate(data)]),
+            "x",
+        ),
+    }
+    held, field = given[kind]
+    moments = Moments.over(held, train, axis=-2, field=field)
+    picked = data[list(train)]
+    np.testing.assert_allclose(moments.mean, np.nanmean(picked, axis=(0, 1, 3)), rtol=1e-12)
+    np.testing.assert_allclose(moments.std, np.nanstd(picked, axis=(0, 1, 3)), rtol=1e-12)
+
+
+@given(
+    train=st.lists(st.integers(0, 29), min_size=1, max_size=40),
+    budget=st.integers(1, 5000),
+    cut=st.integers(0, 40),
+)
+def test_no_budget_and_no_cut_between_workers_changes_the_moments(train: list[int], budget: int, cut: int) -> None:
+    data = spectrograms(30)
+    whole = data[train]
+    moments = Moments.over(ArraySource({"x": data}), train, axis=-2, memory_bytes=budget)
+    parts = [Moments.over(data, part, axis=-2, memory_bytes=budget) for part in (train[:cut], train[cut:]) if part]
+    merged = parts[0] if len(parts) == 1 else parts[0].merge(parts[1])
+    for found in (moments, merged):
+        assert found.count.tolist() == [len(train) * 18] * 6
+        np.testing.assert_allclose(found.mean, whole.mean(axis=(0, 1, 3)), rtol=1e-9)
+        np.testing.assert_allclose(found.std, whole.std(axis=(0, 1, 3)), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("items", "options", "said"),
+    [
+        ([], {}, "No items of ndarray were named"),
+        ([40], {}, "Item 40 was named, but ndarray has 40: 0 … 39"),
+        ([-1], {}, "Item -1 was named"),
+        ([0.5], {}, "whole numbers, got float64"),
+        (np.ones(40, bool), {}, r"of a mask, np.flatnonzero\(mask\)"),
+        (None, {"memory_bytes": 0}, "memory_bytes=0"),
+        (None, {"axis": 3}, r"Items of shape \(2, 6, 9\) have no axis 3"),
+        (None, {"axis": -4}, r"have no axis -4"),
+        (None, {"axis": 1.0}, "axis=1.0 is no axis"),
+        (None, {"axis": 0, "per": "scalar"}, "leave out one of them"),
+        (None, {"field": "x"}, "which has no field 'x'"),
+    ],
+)
+def test_what_cannot_be_worked_out_is_refused(items: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        Moments.over(spectrograms(), items, **options)
+
+
+def test_what_is_no_data_and_fields_that_there_are_not_are_refused() -> None:
+    with pytest.raises(OptionError, match="generator is no source and no data set"):
+        Moments.over(item for item in [1])
+    two = ArraySource({"x": np.ones(3), "y": np.ones(3)})
+    with pytest.raises(OptionError, match="use field= one of x, y"):
+        Moments.over(two)
+    with pytest.raises(OptionError, match="Moments along axis 0 cannot be merged with moments along -1"):
+        Moments().merge(Moments(axis=0))
+
+
+def test_an_item_that_cannot_be_read_is_named() -> None:
+    class Broken:
+        def __len__(self) -> int:
+            return 9
+
+        def __getitem__(self, number: int) -> Any:
+            if number == 6:
+                raise RuntimeError("head crash")
+            if number > 6:
+                raise IndexError
+            return np.ones(3)
+
+    with pytest.raises(RuntimeError, match="head crash") as caught:
+        Moments.over(Broken(), [6, 1])
+    assert caught.value.__notes__ == ["[penstock] in item 6 of Broken"]
+    with pytest.raises(ReadError, match="Item 7 of Broken is out of range, although its length says 9"):
+        Moments.over(Broken(), [1, 7])

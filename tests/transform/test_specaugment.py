@@ -1,0 +1,165 @@
+"""SpecAugment: which widths and places masks have, on axes of any length, in what units."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.errors import OptionError
+from penstock.core.seeds import generator_for
+from penstock.transform.advice import get_augmentation_params, get_recommended_params
+from penstock.transform.noise import GaussianNoise
+from penstock.transform.specaugment import SpecAugment
+
+
+def item(*shape: int) -> np.ndarray:
+    return np.arange(1.0, np.prod(shape) + 1).reshape(shape)
+
+
+def stripes(masked: np.ndarray, axis: int) -> list[int]:
+    """Indices along the axis where all values are -1."""
+    over = tuple(other for other in range(masked.ndim) if other != axis % masked.ndim)
+    return np.flatnonzero((masked == -1).all(axis=over)).tolist()
+
+
+@settings(max_examples=40)
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 12), st.integers(1, 12))
+    | st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    widest=st.tuples(st.integers(0, 20), st.integers(0, 20)),
+    n_masks=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    seed=st.integers(0, 1000),
+)
+def test_what_is_masked_is_stripes_and_all_else_is_as_it_was(shape: Any, widest: Any, n_masks: Any, seed: int) -> None:
+    values = item(*shape)
+    augment = SpecAugment(widest[0], widest[1], n_masks[0], n_masks[1], mask_value=-1.0, p=1.0)
+    made = augment(values, generator_for(seed, "augment"))
+    times, bins = stripes(made, -1), stripes(made, -2)
+    expected = values.copy()
+    expected[..., times] = -1
+    expected[..., bins, :] = -1
+    assert np.array_equal(made, expected)
+    if len(bins) < shape[-2]:  # else every column is masked, too
+        assert len(times) <= n_masks[0] * min(widest[0], shape[-1])
+    if len(times) < shape[-1]:
+        assert len(bins) <= n_masks[1] * min(widest[1], shape[-2])
+
+
+@pytest.mark.parametrize(("length", "widest"), [(7, 3), (4, 4), (3, 9)])
+def test_each_width_is_as_likely_as_any_other_and_so_is_each_place_where_it_fits(length: int, widest: int) -> None:
+    tries = 6000
+    found: Counter[tuple[int, int]] = Counter()
+    values = item(2, length)
+    augment = SpecAugment(time_mask_param=widest, num_freq_masks=0, mask_value=-1.0, p=1.0)
+    rng = generator_for(4, "augment")
+    for _ in range(tries):
+        columns = stripes(augment(values, rng), -1)
+        assert columns == list(range(columns[0], columns[-1] + 1)) if columns else True
+        found[len(columns), columns[0] if columns else 0] += 1
+    most = min(widest, length)
+    places = {(width, begin) for width in range(1, most + 1) for begin in range(length - width + 1)}
+    assert set(found) == places | {(0, 0)}
+    for (width, begin), count in found.items():
+        expected = tries / (most + 1) / (length - width + 1 if width else 1)
+        assert abs(count - expected) < 5 * np.sqrt(expected), (width, begin)
+
+
+def test_p_is_how_often_an_item_is_changed() -> None:
+    values = item(6, 6)
+    augment = SpecAugment(6, 6, 4, 4, p=0.3)
+    changed = sum(augment(values, generator_for(0, "augment", 0, number)) is not values for number in range(2000))
+    assert abs(changed - 600) < 5 * np.sqrt(2000 * 0.3 * 0.7)
+
+
+@pytest.mark.parametrize(("value", "expected"), [("mean", 4.0), ("min", -8.0), (7, 7.0), (-80.5, -80.5)])
+def test_masks_have_a_value_in_the_units_of_the_item(value: Any, expected: float) -> None:
+    values = np.array([[-8.0, 4.0, 16.0, np.nan]])
+    augment = SpecAugment(4, 0, mask_value=value, p=1.0)
+    made = [augment(values, generator_for(0, "augment", number)) for number in range(40)]
+    masks = {float(x) for row in made for x, old in zip(row[0], values[0], strict=True) if x != old and not np.isnan(x)}
+    assert masks == {expected}
+
+
+def test_whole_numbers_get_masks_of_whole_numbers_only() -> None:
+    values = np.array([[3, 4, 4]], np.uint8)
+    made = [SpecAugment(3, 0, mask_value="mean", p=1.0)(values, generator_for(0, "augment", n)) for n in range(20)]
+    assert {row.dtype for row in made} == {np.dtype(np.uint8)}
+    assert {int(x) for row in made for x in row[0][:1]} == {3, 4}
+    for wrong in (0.5, -1, 256):
+        with pytest.raises(OptionError, match="no value of an array of uint8"):
+            SpecAugment(mask_value=wrong, p=1.0)(values, generator_for(0, "augment"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"time_mask_param": -1}, "time_mask_param=-1"),
+        ({"freq_mask_param": 1.5}, "freq_mask_param=1.5"),
+        ({"num_time_masks": True}, "num_time_masks=True"),
+        ({"num_freq_masks": -2}, "num_freq_masks=-2"),
+        ({"mask_value": "max"}, "mask_value='max'; use a number or one of 'mean', 'min'"),
+        ({"mask_value": np.nan}, "mask_value=nan"),
+        ({"p": 1.2}, "p=1.2 is no probability"),
+        ({"field": 1.0}, "field=1.0 is no part"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        SpecAugment(**options)
+
+
+@pytest.mark.parametrize("shape", [(5,), (1, 1, 5, 5)])
+def test_what_is_no_spectrogram_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(OptionError, match=r"\(channel, frequency, time\), got an item of shape"):
+        SpecAugment(p=0.0)(np.ones(shape), generator_for(0, "augment"))
+
+
+# -- how much of it ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("samples", "classes", "size", "expected"),
+    [
+        (49, 1, (224, 313), (25, 10, 1, 1, 0.6)),
+        (50, 1, (224, 313), (39, 14, 1, 1, 0.8)),
+        (99 * 31, 31, (400, 400), (40, 15, 1, 1, 0.8)),
+        (100, 1, (224, 313), (50, 18, 2, 1, 0.9)),
+        (10_000, 2, (240, 60), (10, 20, 2, 1, 0.9)),
+        (10, 31, (40, 48), (4, 2, 1, 1, 0.6)),
+    ],
+)
+def test_recommended_masks_follow_the_samples_per_class_and_the_size(
+    samples: int, classes: int, size: tuple[int, int], expected: tuple[float, ...]
+) -> None:
+    params = get_recommended_params(samples, classes, size)
+    names = ("time_mask_param", "freq_mask_param", "num_time_masks", "num_freq_masks", "p")
+    assert params == dict(zip(names, expected, strict=True))
+    SpecAugment(**params)
+
+
+def test_augmentation_has_masks_and_noise_and_more_of_both_where_it_is_aggressive() -> None:
+    plain, more = (get_augmentation_params(1000, 5, aggressive) for aggressive in (False, True))
+    assert plain["spec_augment_params"] == get_recommended_params(1000, 5)
+    for kind, maker in (("spec_augment_params", SpecAugment), ("gaussian_noise_params", GaussianNoise)):
+        maker(**plain[kind])
+        maker(**more[kind])
+        assert all(more[kind][name] >= value for name, value in plain[kind].items())
+    assert more["spec_augment_params"]["num_freq_masks"] == 2
+    assert more["spec_augment_params"]["p"] == 1.0
+    for wrong in ((0, 5), (5, 0), (1.5, 2)):
+        with pytest.raises(OptionError, match="whole number"):
+            get_augmentation_params(*wrong)
+    with pytest.raises(OptionError, match="input_size=224"):
+        get_recommended_params(5, 5, 224)  # type: ignore[arg-type]
+
+
+def test_without_a_generator_torchs_own_state_decides() -> None:
+    augment, ones = SpecAugment(time_mask_param=9, p=1.0), np.ones((4, 16))
+    torch.manual_seed(3)
+    seen = [augment(ones).tolist() for _ in range(8)]
+    torch.manual_seed(3)
+    assert [augment(ones).tolist() for _ in range(8)] == seen
+    assert len({str(found) for found in seen}) > 1
