@@ -18,6 +18,7 @@ from penstock.plan.plan import Plan
 from penstock.recipes import tuning as tuning_module
 from penstock.recipes.tuned import Setting, Trial, Tuning
 from penstock.recipes.tuning import tune
+from penstock.recipes.worker_safe import WorkerSafeAugmentedDataset
 from penstock.run.machine import Machine, this_machine
 from penstock.run.options import RunOptions
 from penstock.source.array import ArraySource
@@ -143,6 +144,13 @@ class TestTrials:
             tuned = tune(subject, budget_seconds=0.1, batch_size=16, max_workers=1)
             assert {trial.setting.executor for trial in tuned.trials} == {"inline", "processes"}
             assert tuned.batch_items == 16
+
+    def test_a_data_set_that_counts_its_epochs_does_not_count_these(self) -> None:
+        base = [(torch.ones(4, 16), number) for number in range(8)]
+        tuned, fresh = (WorkerSafeAugmentedDataset(base, {"time_mask_param": 9, "p": 1.0}, seed=2) for _ in range(2))
+        tune(tuned, budget_seconds=0.1, batch_size=4, max_workers=0)
+        assert tuned.epoch is None
+        assert all(torch.equal(tuned[number][0], fresh[number][0]) for number in range(8))
 
     def test_the_step_is_called_with_every_batch_and_measured_alone(self) -> None:
         seen: list[int] = []

@@ -7,6 +7,7 @@ too, only ever takes time. Items are drawn in another epoch each time, so that n
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Protocol
@@ -156,7 +157,9 @@ class _OfDataset:
     executors: tuple[Executor, ...] = ("processes",)
 
     def __init__(self, dataset: Any, options: dict[str, Any]) -> None:
-        self._dataset, self._options = dataset, options
+        # One that counts its epochs is not to count these.
+        self._dataset = copy(dataset) if hasattr(dataset, "set_epoch") else dataset
+        self._options = options
 
     def first_batch(self) -> Any:
         first = next(iter(DataLoader(self._dataset, **self._options)), None)
@@ -168,6 +171,8 @@ class _OfDataset:
         more: dict[str, Any] = {"num_workers": setting.workers}
         if setting.workers:
             more |= {"prefetch_factor": setting.prefetch, "persistent_workers": True}
+        if hasattr(self._dataset, "set_epoch"):
+            self._dataset.set_epoch(_ANOTHER_EPOCH + turn)
         loader = DataLoader(
             self._dataset, shuffle=True, generator=torch.Generator().manual_seed(turn), **self._options, **more
         )

@@ -54,7 +54,7 @@ class GaussianNoise:
     def __call__(self, item: Any, rng: np.random.Generator | None = None, /) -> Any:
         """Return the item with noise; the item itself where it is left as it is.
 
-        A loader hands in a generator that is the same for any number of workers; without one, torch's own state is used.
+        A loader hands in a generator, the same for any number of workers; without one, torch's own state is used.
         """
         drawn = drawn_from(rng)
         return changed(item, self.field, lambda values: self._of(values, drawn))
