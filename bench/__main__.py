@@ -4,7 +4,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from bench import chunks, convert, delivery, order, shards
+from bench import chunked, chunks, convert, delivery, order, shards, tuning
 
 BENCHMARKS = {
     "order": order.run,
@@ -12,6 +12,8 @@ BENCHMARKS = {
     "shards": shards.run,
     "convert": convert.run,
     "chunks": chunks.run,
+    "chunked": chunked.run,
+    "tuning": tuning.run,
 }
 
 

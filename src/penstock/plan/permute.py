@@ -23,6 +23,8 @@ _SMALL_ROUNDS = 24
 
 
 _ROUND_KEYS = subkeys(0, np.arange(_SMALL_ROUNDS))
+_FACTORS = (_U64(0xBF58476D1CE4E5B9), _U64(0x94D049BB133111EB))
+_SHIFTS = (_U64(32), _U64(29))
 
 
 def permute(
@@ -56,39 +58,42 @@ def permute(
 
 
 def _walk(x: _U64s, sizes: _U64s, keys: _U64s, rounds: int) -> _U64s:
-    y = _feistel(x, sizes, keys, rounds)
+    bits = _bit_length(sizes)
+    # One row for each round: one key for all positions, or one for each of them.
+    round_keys = mix64(keys[None, :] ^ _ROUND_KEYS[:rounds, None])
+    y = _feistel(x, bits, round_keys)
     outside = np.flatnonzero(y >= sizes)
     while outside.size:
-        some_sizes = sizes if len(sizes) == 1 else sizes[outside]
-        some_keys = keys if len(keys) == 1 else keys[outside]
-        y[outside] = walked = _feistel(y[outside], some_sizes, some_keys, rounds)
+        some_sizes, some_bits = (sizes, bits) if len(sizes) == 1 else (sizes[outside], bits[outside])
+        some_keys = round_keys if len(keys) == 1 else round_keys[:, outside]
+        y[outside] = walked = _feistel(y[outside], some_bits, some_keys)
         outside = outside[walked >= some_sizes]
     return y
 
 
-def _feistel(x: _U64s, sizes: _U64s, keys: _U64s, rounds: int) -> _U64s:
-    bits = _bit_length(sizes)
+def _feistel(x: _U64s, bits: _U64s, round_keys: _U64s) -> _U64s:
     low_bits = bits // _U64(2)
     low_mask = (_U64(1) << low_bits) - _U64(1)
     high_mask = (_U64(1) << (bits - low_bits)) - _U64(1)
     high, low = x >> low_bits, x & low_mask
-    scratch = np.empty_like(x)
-    for number in range(0, rounds, 2):
-        high ^= _mixed(low, mix64(keys ^ _ROUND_KEYS[number]), high_mask, scratch)
-        low ^= _mixed(high, mix64(keys ^ _ROUND_KEYS[number + 1]), low_mask, scratch)
+    scratch, shifted = np.empty_like(x), np.empty_like(x)
+    for number in range(0, len(round_keys), 2):
+        high ^= _mixed(low, round_keys[number], high_mask, scratch, shifted)
+        low ^= _mixed(high, round_keys[number + 1], low_mask, scratch, shifted)
     high <<= low_bits
     high |= low
     return high
 
 
-def _mixed(half: _U64s, round_key: _U64s, mask: _U64s, scratch: _U64s) -> _U64s:
+def _mixed(half: _U64s, round_key: _U64s, mask: _U64s, scratch: _U64s, shifted: _U64s) -> _U64s:
     np.add(half, round_key, out=scratch)
-    scratch *= _U64(0xBF58476D1CE4E5B9)
-    scratch ^= scratch >> _U64(32)
-    scratch *= _U64(0x94D049BB133111EB)
-    scratch ^= scratch >> _U64(29)
-    scratch &= mask
-    return scratch
+    np.multiply(scratch, _FACTORS[0], out=scratch)
+    np.right_shift(scratch, _SHIFTS[0], out=shifted)
+    np.bitwise_xor(scratch, shifted, out=scratch)
+    np.multiply(scratch, _FACTORS[1], out=scratch)
+    np.right_shift(scratch, _SHIFTS[1], out=shifted)
+    np.bitwise_xor(scratch, shifted, out=scratch)
+    return np.bitwise_and(scratch, mask, out=scratch)
 
 
 def _bit_length(sizes: _U64s) -> _U64s:

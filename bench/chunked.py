@@ -1,0 +1,75 @@
+"""Chunked epochs beside torch's own DataLoader: items of 16 kB in memory, batches of 32, two and a half passes.
+
+The limit is torch's DataLoader, shuffled. Without a chunk size, `ChunkedDataLoader` is one; with chunks of 200 batches,
+it goes through the same number of batches in 8 chunks, with workers that persist from chunk to chunk.
+"""
+
+import time
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from bench.measure import Contender, measured, printed, saved
+from penstock import ChunkedDataLoader
+
+__all__ = ["run"]
+
+ITEMS, BATCH, CHUNK, CHUNKS = 20_000, 32, 200, 8
+
+
+class InMemory(Dataset[Any]):
+    """Pictures of 64 by 64, and their numbers."""
+
+    def __init__(self) -> None:
+        self.pictures = torch.arange(ITEMS, dtype=torch.float32)[:, None, None].expand(ITEMS, 64, 64)
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
+        return self.pictures[number].clone(), number
+
+
+def run(_folder: Path, out: Path, repeats: int) -> None:
+    """Measure and print."""
+    for workers in (0, 2):
+        results = measured(
+            [
+                Contender("limit: torch DataLoader", plain, (workers,)),
+                Contender("penstock, no chunk size", chunked, (workers, None)),
+                Contender(f"penstock, chunks of {CHUNK}", chunked, (workers, CHUNK)),
+            ],
+            repeats,
+        )
+        printed(f"chunked epochs, {workers} workers", "batches", results)
+        saved(out, f"chunked {workers}", results)
+
+
+def _options(workers: int) -> dict[str, Any]:
+    return {"num_workers": workers, "persistent_workers": workers > 0}
+
+
+def plain(workers: int) -> float:
+    """Go through passes of torch's DataLoader."""
+    torch.set_num_threads(1)
+    return _rate(DataLoader(InMemory(), BATCH, shuffle=True, drop_last=True, **_options(workers)))
+
+
+def chunked(workers: int, chunk: int | None) -> float:
+    """Go through passes, or chunks."""
+    torch.set_num_threads(1)
+    return _rate(ChunkedDataLoader(InMemory(), BATCH, chunk, shuffle=True, drop_last=True, **_options(workers)))
+
+
+def _rate(loader: Any) -> float:
+    """Return batches per second over as many batches as all chunks have, after as many to warm up."""
+    batches = chain.from_iterable(repeat(loader))
+    for _ in range(CHUNK):
+        next(batches)
+    began = time.perf_counter()
+    for _ in range(CHUNK * CHUNKS):
+        next(batches)
+    return CHUNK * CHUNKS / (time.perf_counter() - began)
