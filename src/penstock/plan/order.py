@@ -54,15 +54,32 @@ class Shuffle:
         return Arrangement(n, items=lambda positions: permute(positions, n, key))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Subset:
-    """Some of the items, each at most once, drawn anew every epoch."""
+    """Some of the items, each at most once, drawn anew every epoch.
+
+    Examples
+    --------
+    >>> Subset(100), Subset(100, near=4)
+    (Subset(count=100), Subset(count=100, near=4, window=16))
+    """
 
     count: int
     """Items per epoch."""
 
+    near: int = 1
+    """Keep so many of the drawn items, that lie nearest to each other in storage, close together in the epoch: for
+    storage where they share what has to be decoded. The items are the same ones; takes memory of `count`."""
+
+    window: int = 16
+    """With `near`: groups of near items whose items are mixed with each other."""
+
     def __post_init__(self) -> None:
-        whole_number("count", self.count, at_least=1, error=PlanError)
+        for name in ("count", "near", "window"):
+            whole_number(name, getattr(self, name), at_least=1, error=PlanError)
+
+    def __repr__(self) -> str:
+        return f"Subset(count={self.count}{f', near={self.near}, window={self.window}' if self.near > 1 else ''})"
 
     def check(self, index: Index) -> None:
         """Refuse to draw more items than there are."""
@@ -75,7 +92,26 @@ class Subset:
     def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:
         """Return the head of a permutation of all items."""
         n, key = len(index), key_for(seed, "subset", epoch)
-        return Arrangement(min(self.count, n), items=lambda positions: permute(positions, n, key))
+        count = min(self.count, n)
+        if self.near == 1:
+            return Arrangement(count, items=lambda positions: permute(positions, n, key))
+        drawn = np.sort(permute(np.arange(count), n, key))
+        groups = permute(np.arange(-(-count // self.near)), -(-count // self.near), key_for(seed, "groups", epoch))
+        sizes = np.minimum(self.near, count - groups * self.near)
+        ends = np.cumsum(sizes)
+        places = np.repeat(groups * self.near - (ends - sizes), sizes) + np.arange(count)
+        window_starts = (ends - sizes)[:: self.window]
+        window_sizes = np.diff(np.append(window_starts, count))
+        window_key = key_for(seed, "window", epoch)
+
+        def items(positions: _Int64s) -> _Int64s:
+            window = np.searchsorted(window_starts, positions, side="right") - 1
+            first = window_starts[window]
+            mixed = first + permute(positions - first, window_sizes[window], subkeys(window_key, window))
+            found: _Int64s = drawn[places[mixed]]
+            return found
+
+        return Arrangement(count, items=items)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
