@@ -1,0 +1,193 @@
+"""What a watch has seen, in words, and what to do about it. Pure: figures in, lines out."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["advice", "duration", "live_line", "rate", "size", "summary"]
+
+DATA_BOUND = 0.2  # of the time waited: a loader that never lets wait would train a quarter faster
+_NOTICEABLE = 0.05
+_MUCH_STARTING = 0.1
+_STARTING_SECONDS = 0.05
+_ALONE = 0.02  # of the time in the training step: there is no training
+_GROWTH_SECONDS = 20.0
+_GROWTH_BYTES, _GROWTH_SHARE = 64e6, 0.05
+
+Figures = Mapping[str, Any]
+
+
+def duration(milliseconds: float) -> str:
+    """Return milliseconds as a person would say them.
+
+    Examples
+    --------
+    >>> duration(0.0123), duration(80.04), duration(1234.0), duration(1.2e6)
+    ('12.3 µs', '80 ms', '1.23 s', '20.0 min')
+    """
+    if milliseconds < 1:
+        return f"{1000 * milliseconds:.3g} µs"
+    if milliseconds < 999.5:
+        return f"{milliseconds:.3g} ms"
+    return f"{milliseconds / 1000:.3g} s" if milliseconds < 300_000 else f"{milliseconds / 60_000:,.1f} min"
+
+
+def size(nbytes: float) -> str:
+    """Return bytes as a person would say them.
+
+    Examples
+    --------
+    >>> size(512), size(1_500_000), size(2.34e9)
+    ('512 bytes', '1.5 MB', '2.34 GB')
+    """
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(nbytes) >= 0.9995 * unit:
+            return f"{nbytes / unit:.3g} {name}" if abs(nbytes) < 999.5 * unit else f"{nbytes / unit:,.0f} {name}"
+    return f"{nbytes:.0f} bytes"
+
+
+def rate(per_second: float) -> str:
+    """Return a number per second to three digits, and never as a power of ten.
+
+    Examples
+    --------
+    >>> rate(12345.6), rate(7.4146)
+    ('12,346', '7.41')
+    """
+    return f"{per_second:,.0f}" if per_second >= 99.95 else f"{per_second:.3g}"
+
+
+def summary(figures: Figures) -> str:
+    """Return what was seen, a line for each part of it, and the advice."""
+    return "\n".join([*_facts(figures), *(f"→ {line}" for line in figures["advice"])])
+
+
+def live_line(figures: Figures, total: int | None) -> str:
+    """Return how it goes, in one line."""
+    of = f" of {total:,}" if total else ""
+    parts = [f"batch {figures['epoch_batch']:,}{of} of epoch {figures['epochs']}"]
+    if figures["wait_fraction"] is not None:
+        parts.append(
+            f"{100 * figures['wait_fraction']:.0f} % waiting for data (p50 {duration(figures['wait_p50_ms'])})"
+        )
+        parts.append(f"{rate(figures['batches_per_second'])} batches/s")
+    if figures["resident_bytes"] is not None:
+        parts.append(size(figures["resident_bytes"]))
+    if "gpu_utilization_percent" in figures:
+        parts.append(f"GPU {figures['gpu_utilization_percent']:.0f} %")
+    return ", ".join(parts)
+
+
+def advice(figures: Figures, *, workers_end: bool) -> list[str]:
+    """Return what the figures mean for the training, and what to do.
+
+    Parameters
+    ----------
+    workers_end
+        Whether the loader ends its worker processes with each epoch and could keep them.
+    """
+    return [*_on_waiting(figures), *_on_starting(figures, workers_end), *_on_memory(figures)]
+
+
+def _facts(figures: Figures) -> Iterator[str]:
+    epochs = f"{figures['epochs']} epoch{'' if figures['epochs'] == 1 else 's'}"
+    items = f", {figures['items']:,} items" if figures["items"] is not None else ""
+    content = f"{items}, {size(figures['bytes'])}" if figures["bytes"] else items
+    took = duration(1000 * figures["elapsed_seconds"])
+    yield f"Watched: {figures['batches']:,} batches in {epochs}{content}, {took}"
+    for name, what in (("wait", "Waiting for a batch"), ("step", "Training on a batch")):
+        if figures[f"{name}_p50_ms"] is not None:
+            times = ", ".join(f"{key} {duration(figures[f'{name}_{key}_ms'])}" for key in ("mean", "p50", "p95", "max"))
+            share = (
+                f" ({100 * figures['wait_fraction']:.0f} % of the time)" if name == "wait" and _judged(figures) else ""
+            )
+            yield f"{what}: {times}{share}"
+    if _judged(figures):
+        rates = [f"{rate(figures['batches_per_second'])} batches/s"]
+        if figures["items_per_second"] is not None:
+            rates.append(f"{rate(figures['items_per_second'])} items/s")
+        if figures["bytes_per_second"]:
+            rates.append(f"{size(figures['bytes_per_second'])}/s")
+        yield f"Speed: {', '.join(rates)}"
+    if figures["startup_ms"] is not None:
+        ending = f", its end {duration(figures['shutdown_ms'])}" if figures["shutdown_ms"] is not None else ""
+        share = f" ({100 * figures['startup_fraction']:.0f} % of the time)"
+        yield f"Start of an epoch, with its first batch: {duration(figures['startup_ms'])}{ending}{share}"
+    if figures["resident_peak_bytes"] is not None:
+        slope = figures["resident_slope_mb_per_minute"]
+        growth = f", {slope:+.3g} MB per minute" if slope is not None else ""
+        yield f"Memory of all processes: {size(figures['resident_peak_bytes'])} at most{growth}"
+    if "gpu_utilization_percent" in figures:
+        yield (
+            f"GPU: {figures['gpu_utilization_percent']:.0f} % busy, "
+            f"{size(figures['gpu_memory_peak_bytes'])} of its memory at most"
+        )
+
+
+def _judged(figures: Figures) -> bool:
+    return figures["wait_fraction"] is not None
+
+
+def _on_waiting(figures: Figures) -> Iterator[str]:
+    fraction = figures["wait_fraction"]
+    if fraction is None:
+        yield (
+            f"Too few batches to tell whether the training waits for data: {figures['batches']:,} in all, and the "
+            f"first of each epoch and {figures['warmup_batches']} of warm-up do not count."
+        )
+        return
+    percent, median = f"{100 * fraction:.{0 if fraction >= 0.1 else 1}f} %", duration(figures["wait_p50_ms"])
+    if fraction > 1 - _ALONE:
+        yield (
+            "There was next to no training between the batches, so this is the speed of the loader alone: "
+            f"{rate(figures['batches_per_second'])} batches/s (p50 {median} per batch)."
+        )
+    elif fraction >= DATA_BOUND:
+        yield (
+            f"The training waited {percent} of the time for data (p50 {median} per batch): it is data-bound. "
+            f"Try penstock.tune(loader). Without waiting it would be {1 / (1 - fraction):.2g} times as fast."
+        )
+    elif fraction >= _NOTICEABLE:
+        yield (
+            f"The training waited {percent} of the time for data (p50 {median} per batch): more than it has to, "
+            "but data is not its limit. penstock.tune(loader) may get it back."
+        )
+    else:
+        yield (
+            f"The training waited {percent} of the time for data: it is not data-bound, and a faster loader would "
+            "gain next to nothing."
+        )
+    if _NOTICEABLE <= fraction <= 1 - _ALONE and figures["wait_mean_ms"] > 3 * figures["wait_p50_ms"]:
+        yield (
+            f"Few batches take most of the waiting (p50 {median}, max {duration(figures['wait_max_ms'])}): more "
+            "batches ahead (prefetch) would even that out."
+        )
+
+
+def _on_starting(figures: Figures, workers_end: bool) -> Iterator[str]:
+    if figures["epochs"] < 2 or figures["startup_fraction"] < _MUCH_STARTING:
+        return
+    if figures["startup_ms"] < 1000 * _STARTING_SECONDS:
+        return
+    cure = (
+        "keep the workers from one epoch to the next, with persistent_workers=True."
+        if workers_end
+        else "longer epochs, fewer workers or fewer batches ahead take less of it."
+    )
+    yield (
+        f"Starting and ending epochs took {100 * figures['startup_fraction']:.0f} % of the time "
+        f"({duration(figures['startup_ms'])} to the first batch): {cure}"
+    )
+
+
+def _on_memory(figures: Figures) -> Iterator[str]:
+    slope, late = figures["resident_slope_mb_per_minute"], figures["resident_late_slope_mb_per_minute"]
+    if slope is None or late is None or figures["steady_seconds"] < _GROWTH_SECONDS:
+        return
+    growth_bytes = slope * 1e6 * figures["steady_seconds"] / 60
+    # What fills up and then stays, such as a cache, is no leak: the second half has to grow, too.
+    if growth_bytes < max(_GROWTH_BYTES, _GROWTH_SHARE * figures["resident_peak_bytes"]) or late < slope / 2:
+        return
+    yield (
+        f"Memory grew by {size(slope * 1e6)} per minute, and did not stop: look for lists that keep batches, and for "
+        "losses that are kept with their graph (keep loss.item())."
+    )
