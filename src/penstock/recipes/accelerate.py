@@ -7,17 +7,17 @@ from penstock.core.errors import LoaderError, MissingDependency
 from penstock.recipes.trainer_feed import Feed
 
 try:
-    from accelerate import Accelerator
-    from accelerate.data_loader import DataLoaderStateMixin
-    from accelerate.state import GradientState
-    from accelerate.utils import send_to_device
+    from accelerate import Accelerator  # type: ignore[import-untyped]  # accelerate has no types
+    from accelerate.data_loader import DataLoaderStateMixin  # type: ignore[import-untyped]
+    from accelerate.state import GradientState  # type: ignore[import-untyped]
+    from accelerate.utils import send_to_device  # type: ignore[import-untyped]
 except ImportError as error:
     raise MissingDependency("accelerate", "accelerate", "prepare_loader") from error
 
 __all__ = ["AcceleratedFeed", "prepare_loader"]
 
 
-class AcceleratedFeed(Feed, DataLoaderStateMixin):  # type: ignore[misc]  # accelerate has no types
+class AcceleratedFeed(Feed, DataLoaderStateMixin):  # type: ignore[misc]
     """A loader under an `Accelerator`; made by `prepare_loader`."""
 
     def __init__(self, loader: Any, accelerator: Accelerator) -> None:
@@ -31,7 +31,7 @@ class AcceleratedFeed(Feed, DataLoaderStateMixin):  # type: ignore[misc]  # acce
         try:
             for batch in super()._counted():
                 # Gradients that are being accumulated are used up with the last batch.
-                self.end_of_dataloader = self.delivered == len(self)
+                self.end_of_dataloader = self.delivered == len(self.loader)
                 yield send_to_device(batch, self._device)
         finally:
             self.end()

@@ -1,11 +1,11 @@
 """Lightning: chunks as epochs of the Trainer, exact places in every checkpoint, and progress that names the chunk."""
 
+import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.core.errors import LoaderError, MissingDependency, OptionError, ResumeError
-from penstock.feed.loader import Loader
 from penstock.recipes.chunked_epochs import ChunkedDataLoader
 from penstock.recipes.chunked_training import ChunkedSequenceDataset, SequenceDataset
 from penstock.recipes.trainer_feed import Feed
@@ -68,8 +68,11 @@ class PenstockDataModule(LightningDataModule):
         self._given: dict[str, Any] = {"train": train, "val": val, "test": test}
         self._set_up = False
         self._resumed: dict[str, Any] = {}
+        self._fitted_by: Trainer | None = None
         self.feeds: dict[str, Feed] = {}
         """What the Trainer is given in place of a loader, by partition."""
+        if data is None and val is None:  # for the Trainer to see that there is none
+            self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
 
     @property
     def chunked(self) -> bool:
@@ -84,11 +87,35 @@ class PenstockDataModule(LightningDataModule):
         trainer = self._trainer()
         if not any(isinstance(callback, ChunkProgress) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             trainer.callbacks.append(ChunkProgress())  # type: ignore[attr-defined]
-        if stage == "fit" and self.chunked and not _is_trial(trainer):
-            assert isinstance(self.data, ChunkedSequenceDataset), "only those have chunks"
-            self.data.limits.update({name: getattr(trainer, name) for name in _LIMITS})
-            for name in _LIMITS:
+        if stage in ("fit", "validate") and not _is_trial(trainer):
+            self._put_limits_out_of_action(trainer)
+        if stage == "fit":
+            self._begin(trainer)
+
+    def _put_limits_out_of_action(self, trainer: Trainer) -> None:
+        if not self.chunked:
+            return
+        assert isinstance(self.data, ChunkedSequenceDataset), "only those have chunks"
+        for name in _LIMITS:
+            limit = getattr(trainer, name)
+            if isinstance(limit, int) or limit != 1.0:
+                self.data.limits[name] = limit
                 setattr(trainer, name, 1.0)
+        self.data.chunk_sizes(self._options.get("batch_size", 1))  # which warns
+
+    def _begin(self, trainer: Trainer) -> None:
+        """Begin anew under another Trainer; under the same one, go on after what it has seen."""
+        self._resumed = {}
+        if trainer is not self._fitted_by:
+            self.feeds, self._fitted_by = {}, trainer
+        for feed in self.feeds.values():
+            feed.begin_whole()
+
+    def teardown(self, stage: str) -> None:
+        """End the workers of the loaders in chunks; called by the Trainer."""
+        for feed in self.feeds.values():
+            if isinstance(feed.loader, ChunkedDataLoader):
+                feed.loader.end_workers()
 
     def train_dataloader(self) -> Any:
         """Return what gives the training batches."""
@@ -96,7 +123,7 @@ class PenstockDataModule(LightningDataModule):
 
     def val_dataloader(self) -> Any:
         """Return what gives the validation batches: chunks in `fit`, all of it in `validate`."""
-        if self._given["val"] is None and self.data is None:
+        if self.data is None and self._given["val"] is None:
             return []
         return self._feed("val") if self._trainer().state.fn == "fit" else self._whole("val")
 
@@ -107,11 +134,16 @@ class PenstockDataModule(LightningDataModule):
     def _feed(self, name: str) -> Any:
         if name not in self.feeds:
             made = self._made(name)
-            if not _has_position(made):
+            if not Feed.can_feed(made):
                 return made
-            self.feeds[name] = Feed(made, self._trainer().world_size)
+            kind = _TrainFeed if name == "train" else _ValFeed
+            feed = kind(made, self._trainer().world_size)
+            if self._trainer().overfit_batches > 0:  # type: ignore[attr-defined]
+                return _Repeated(feed, 1)
+            self.feeds[name] = feed
+            feed.begin_whole()
         if name in self._resumed:
-            self.feeds[name].load_state_dict(self._resumed.pop(name))
+            self._go_to(name, self._resumed.pop(name))
         return self.feeds[name]  # the same one where the Trainer asks again: it goes on
 
     def _made(self, name: str) -> Any:
@@ -124,26 +156,36 @@ class PenstockDataModule(LightningDataModule):
 
     def _whole(self, name: str) -> Any:
         """Return a loader of the whole partition: one pass from its beginning, dealt to the ranks exactly."""
-        if not self.chunked:
-            made = self._made(name)
-            return _Pass(Feed(made, self._trainer().world_size)) if _has_position(made) else made
-        assert self.data is not None, "chunks are those of data"
-        options = {**self._options, "shuffle": False, "drop_last": False}
-        partition = getattr(self.data, f"dataset_{name}")
-        if partition is None:
-            raise LoaderError(f"dataset_{name} is not there; set it in setup() of {type(self.data).__name__}.")
-        batches = -(-len(partition) // options.get("batch_size", 1))
-        return _Pass(
-            Feed(ChunkedDataLoader(partition, chunk_size=max(1, batches), **options), self._trainer().world_size)
-        )
+        made = self.feeds[name].loader if name in self.feeds else self._made(name)
+        if not Feed.can_feed(made):
+            return made
+        feed = Feed(made, self._trainer().world_size)
+        if not feed.has_passes:
+            raise LoaderError(
+                f"The {name} loader cuts its chunks from an endless stream, of which nothing is the whole; give one "
+                "with shuffle=False, or whose plan has tail='short' or 'pad'."
+            )
+        return _Repeated(feed, len(feed.lengths))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loaders of `fit` stand; part of every checkpoint."""
-        return {name: feed.state_dict() for name, feed in self.feeds.items()}
+        """Return where the loaders of `fit` stand, None where none has begun; part of every checkpoint."""
+        if self.data is not None and not self.chunked:
+            return {}
+        return {
+            name: self.feeds[name].state_dict() if name in self.feeds else self._resumed.get(name)
+            for name in ("train", "val")
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the places of a checkpoint for the loaders that the Trainer is about to ask for."""
-        self._resumed = dict(state_dict)
+        """Go on at the places of a checkpoint, with loaders that the Trainer is still to ask for, too."""
+        for name, place in state_dict.items():
+            if name in self.feeds:
+                self._go_to(name, place)
+            else:
+                self._resumed[name] = place
+
+    def _go_to(self, name: str, place: dict[str, Any] | None) -> None:
+        self.feeds[name].load_state_dict(self.feeds[name].begun_at if place is None else place)
 
     def _trainer(self) -> Trainer:
         if self.trainer is None:
@@ -161,11 +203,11 @@ class ChunkProgress(Callback):
     Parameters
     ----------
     bar
-        Show `pass` and `chunk` in the progress bar.
+        Show `pass`, `chunk` and `chunks` (of a pass) in the progress bar.
     """
 
     def __init__(self, *, bar: bool = True) -> None:
-        self._bar, self._shown = bar, -1
+        self._bar, self._shown, self._counted = bar, -1, True
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Go back to where validation stood: a sanity check is no validation."""
@@ -176,6 +218,8 @@ class ChunkProgress(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the Trainer will take all batches of an epoch, and say where a resumed run goes on."""
         feed, self._shown = _feeds(trainer).get("train"), -1
+        # Such a step takes its batches itself, after the Trainer has counted.
+        self._counted = "dataloader_iter" not in inspect.signature(pl_module.training_step).parameters
         if feed is None:
             return
         if not _is_trial(trainer) and trainer.num_training_batches != len(feed):
@@ -184,6 +228,9 @@ class ChunkProgress(Callback):
                 f"limit_train_batches={trainer.limit_train_batches!r}. Leave it out, and give the loader a chunk size."
             )
         if trainer.ckpt_path is None or not trainer.is_global_zero:
+            return
+        if not feed.resumed:
+            _LOG.warning("This checkpoint does not say where the training loader stood: it begins at %s.", feed.said())
             return
         _LOG.info("resumed at %s", feed.said())
         half_done = feed.place()["batch"] % trainer.accumulate_grad_batches
@@ -199,49 +246,59 @@ class ChunkProgress(Callback):
         feed = _feeds(trainer).get("train")
         if feed is None:
             return
-        if feed.delivered != batch_idx + 1:
+        if self._counted and feed.delivered != batch_idx + 1:
             raise ResumeError(
                 f"The Trainer is at batch {batch_idx} of epoch {trainer.current_epoch}, and the loader gave its batch "
                 f"{feed.delivered - 1} on rank {trainer.global_rank}: this checkpoint was saved in the middle of an "
                 "epoch with another number of ranks, or has lost the loader's place. Resume with as many ranks, or "
                 "from a checkpoint at the end of an epoch."
             )
-        at = feed.place()
-        if self._bar and (batch_idx == 0 or self._first):
-            pl_module.log_dict({"pass": float(at["pass"]), "chunk": float(at["chunk"])}, prog_bar=True, logger=False)
-        self._first = False
-
-    _first = True
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log pass, chunk and number of chunks."""
-        self._first = True
-        feed = _feeds(trainer).get("train")
-        if feed is None:
+        if feed.epoch == self._shown:
             return
-        at = feed.place()
+        self._shown = feed.epoch
+        at = {name: float(value) for name, value in feed.place().items() if name != "batch"}
+        if self._bar:
+            pl_module.log_dict(at, prog_bar=True, logger=False, batch_size=1)
         for logger in trainer.loggers:
-            logger.log_metrics(
-                {name: float(at[name]) for name in ("pass", "chunk", "chunks")}, step=trainer.global_step
+            logger.log_metrics(at, step=trainer.global_step)
+
+
+class _TrainFeed(Feed):
+    """Epochs of the same length: the Trainer asks for it once, and validates after as many batches."""
+
+    def __init__(self, loader: Any, ranks: int) -> None:
+        super().__init__(loader, ranks)
+        if len(set(self.lengths)) > 1:
+            raise LoaderError(
+                f"Epochs of the training loader have {min(self.lengths)} to {max(self.lengths)} batches, and the "
+                "Trainer counts on one number; use shuffle=True, or a plan with tail='drop'."
             )
 
 
-class _Pass:
-    """One pass, from the beginning each time: for `validate` and `test`."""
-
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
-
-    def __iter__(self) -> Any:
-        self._feed.go_to(0)
-        return iter(self._feed)
+class _ValFeed(Feed):
+    """As long as its longest epoch: the Trainer asks for it once, and never takes more."""
 
     def __len__(self) -> int:
-        return len(self._feed)
+        return max(self.lengths)
 
 
-def _has_position(loader: Any) -> bool:
-    return isinstance(loader, Loader) or (isinstance(loader, ChunkedDataLoader) and loader.is_chunked)
+class _Repeated:
+    """The first epochs, the same ones each time; the loader is left where it stood."""
+
+    def __init__(self, feed: Feed, epochs: int) -> None:
+        self._feed, self._epochs = feed, epochs
+
+    def __iter__(self) -> Iterator[Any]:
+        place = self._feed.state_dict()
+        try:
+            for epoch in range(self._epochs):
+                self._feed.go_to(epoch)
+                yield from self._feed
+        finally:
+            self._feed.load_state_dict(place)
+
+    def __len__(self) -> int:
+        return sum(self._feed.lengths[: self._epochs])
 
 
 def _feeds(trainer: Trainer) -> dict[str, Feed]:
