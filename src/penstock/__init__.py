@@ -59,6 +59,13 @@ if TYPE_CHECKING:
     from penstock.plan.plan import Plan as Plan
     from penstock.plan.quality import Mixing as Mixing
     from penstock.plan.segments import Segments as Segments
+    from penstock.plan.spans import BalancedSpans as BalancedSpans
+    from penstock.recipes.accelerate import prepare_loader as prepare_loader
+    from penstock.recipes.audio import ChunkedQuantizedAudioDataset as ChunkedQuantizedAudioDataset
+    from penstock.recipes.audio import ChunkedQuantizedAutoregressiveAudio as ChunkedQuantizedAutoregressiveAudio
+    from penstock.recipes.audio import QuantizedAudioDataset as QuantizedAudioDataset
+    from penstock.recipes.audio import QuantizedAutoregressiveAudio as QuantizedAutoregressiveAudio
+    from penstock.recipes.audio_collate import collate_audio as collate_audio
     from penstock.recipes.chunk_profile import PipelineProfiler as PipelineProfiler
     from penstock.recipes.chunk_sampling import ChunkLatencyStats as ChunkLatencyStats
     from penstock.recipes.chunk_sampling import calculate_chunk_params as calculate_chunk_params
@@ -76,8 +83,11 @@ if TYPE_CHECKING:
     from penstock.recipes.chunked_training import ChunkSizes as ChunkSizes
     from penstock.recipes.chunked_training import SequenceDataset as SequenceDataset
     from penstock.recipes.chunked_training import resolve_chunk_sizes as resolve_chunk_sizes
+    from penstock.recipes.configuration import build_from_config as build_from_config
     from penstock.recipes.conversion import NWBToWebDatasetConverter as NWBToWebDatasetConverter
     from penstock.recipes.conversion import convert_to_shards as convert_to_shards
+    from penstock.recipes.dataloader_factory import DataLoaderConfigLogger as DataLoaderConfigLogger
+    from penstock.recipes.dataloader_factory import OptimalDataLoaderFactory as OptimalDataLoaderFactory
     from penstock.recipes.dataset_info import ShardedDatasetInfo as ShardedDatasetInfo
     from penstock.recipes.flyvis import DataSplit as DataSplit
     from penstock.recipes.flyvis import FlyVisSim as FlyVisSim
@@ -86,23 +96,55 @@ if TYPE_CHECKING:
     from penstock.recipes.flyvis import create_zarr_loader as create_zarr_loader
     from penstock.recipes.flyvis import load_column_slice as load_column_slice
     from penstock.recipes.flyvis import load_metadata as load_metadata
+    from penstock.recipes.lightning import ChunkProgress as ChunkProgress
+    from penstock.recipes.lightning import PenstockDataModule as PenstockDataModule
+    from penstock.recipes.performance_monitor import DataLoaderPerformanceMonitor as DataLoaderPerformanceMonitor
+    from penstock.recipes.performance_monitor import quick_benchmark as quick_benchmark
+    from penstock.recipes.tuned import Tuning as Tuning
+    from penstock.recipes.tuning import tune as tune
     from penstock.recipes.webdataset import ResumableWebDatasetLoader as ResumableWebDatasetLoader
     from penstock.recipes.webdataset import WebDatasetLoader as WebDatasetLoader
     from penstock.recipes.webdataset import create_webdataset_dataloader as create_webdataset_dataloader
     from penstock.recipes.webdataset_collate import collate_webdataset as collate_webdataset
     from penstock.recipes.webdataset_writing import WebDatasetWriter as WebDatasetWriter
     from penstock.recipes.webdataset_writing import create_shards_from_arrays as create_shards_from_arrays
+    from penstock.recipes.worker_safe import AugmentedDataset as AugmentedDataset
+    from penstock.recipes.worker_safe import StandardizedSubset as StandardizedSubset
+    from penstock.recipes.worker_safe import WorkerSafeAugmentedDataset as WorkerSafeAugmentedDataset
+    from penstock.recipes.worker_safe import WorkerSafeStandardizedDataset as WorkerSafeStandardizedDataset
+    from penstock.recipes.worker_safe import compute_standardization_stats as compute_standardization_stats
+    from penstock.recipes.worker_safe import worker_init_fn as worker_init_fn
+    from penstock.report.watch import Watch as Watch
+    from penstock.report.watch import watch as watch
     from penstock.run.options import RunOptions as RunOptions
     from penstock.run.timing import Timings as Timings
     from penstock.shard.writer import WriteOptions as WriteOptions
     from penstock.source.array import ArraySource as ArraySource
+    from penstock.source.audio import AudioSource as AudioSource
     from penstock.source.combine import Concat as Concat
     from penstock.source.combine import Take as Take
     from penstock.source.combine import Zip as Zip
     from penstock.source.dataset import DatasetSource as DatasetSource
     from penstock.source.tar import TarSource as TarSource
     from penstock.source.zarr import ZarrSource as ZarrSource
+    from penstock.transform.advice import get_augmentation_params as get_augmentation_params
+    from penstock.transform.advice import get_recommended_params as get_recommended_params
+    from penstock.transform.compose import Compose as Compose
+    from penstock.transform.crops import RandomCrop as RandomCrop
+    from penstock.transform.crops import RandomShift as RandomShift
     from penstock.transform.moments import Moments as Moments
+    from penstock.transform.noise import Clip as Clip
+    from penstock.transform.noise import GaussianNoise as GaussianNoise
+    from penstock.transform.noise import RandomGain as RandomGain
+    from penstock.transform.quantize import dequantize as dequantize
+    from penstock.transform.quantize import linear_decode as linear_decode
+    from penstock.transform.quantize import linear_encode as linear_encode
+    from penstock.transform.quantize import mu_law_decode as mu_law_decode
+    from penstock.transform.quantize import mu_law_encode as mu_law_encode
+    from penstock.transform.quantize import q_zero as q_zero
+    from penstock.transform.quantize import quantize as quantize
+    from penstock.transform.specaugment import SpecAugment as SpecAugment
+    from penstock.transform.standardize import Standardize as Standardize
 
 __version__ = "0.1.0"
 
@@ -120,8 +162,8 @@ _MODULES = {
     "convert.splits": "Split",
     "convert.zarrs": "ZarrInput",
     "core.errors": (
-        "ConversionError DamageError LoaderError MissingDependency OptionError PenstockError PlanError ReadError "
-        "ResumeError SourceError WorkerError WriteError"
+        "ConversionError DamageError LoaderError MissingDependency OptionError PenstockError PlanError "
+        "ReadError ResumeError SourceError WorkerError WriteError"
     ),
     "core.index": "Index",
     "core.protocols": "Observer Order Source Transform",
@@ -135,33 +177,59 @@ _MODULES = {
     "plan.plan": "Plan",
     "plan.quality": "Mixing",
     "plan.segments": "Segments",
+    "plan.spans": "BalancedSpans",
+    "recipes.accelerate": "prepare_loader",
+    "recipes.audio": (
+        "ChunkedQuantizedAudioDataset ChunkedQuantizedAutoregressiveAudio QuantizedAudioDataset "
+        "QuantizedAutoregressiveAudio"
+    ),
+    "recipes.audio_collate": "collate_audio",
     "recipes.chunk_profile": "PipelineProfiler",
     "recipes.chunk_sampling": (
-        "ChunkLatencyStats calculate_chunk_params compute_neuron_phases generate_random_chunks sample_batch_indices "
-        "sample_batch_within_chunk"
+        "ChunkLatencyStats calculate_chunk_params compute_neuron_phases generate_random_chunks "
+        "sample_batch_indices sample_batch_within_chunk"
     ),
     "recipes.chunk_stream": "Chunk PipelineChunkLoader RandomChunkLoader",
     "recipes.chunked_epochs": "ChunkedDataLoader ChunkedSampler",
     "recipes.chunked_training": (
         "ChunkSizes ChunkedSequenceDataset ChunkedTrainingMixin SequenceDataset resolve_chunk_sizes"
     ),
+    "recipes.configuration": "build_from_config",
     "recipes.conversion": "NWBToWebDatasetConverter convert_to_shards",
+    "recipes.dataloader_factory": "DataLoaderConfigLogger OptimalDataLoaderFactory",
     "recipes.dataset_info": "ShardedDatasetInfo",
     "recipes.flyvis": (
         "DataSplit FlyVisSim NeuronData SimulationWriter create_zarr_loader load_column_slice load_metadata"
     ),
+    "recipes.lightning": "ChunkProgress PenstockDataModule",
+    "recipes.performance_monitor": "DataLoaderPerformanceMonitor quick_benchmark",
+    "recipes.tuned": "Tuning",
+    "recipes.tuning": "tune",
     "recipes.webdataset": "ResumableWebDatasetLoader WebDatasetLoader create_webdataset_dataloader",
     "recipes.webdataset_collate": "collate_webdataset",
     "recipes.webdataset_writing": "WebDatasetWriter create_shards_from_arrays",
+    "recipes.worker_safe": (
+        "AugmentedDataset StandardizedSubset WorkerSafeAugmentedDataset WorkerSafeStandardizedDataset "
+        "compute_standardization_stats worker_init_fn"
+    ),
+    "report.watch": "Watch watch",
     "run.options": "RunOptions",
     "run.timing": "Timings",
     "shard.writer": "WriteOptions",
     "source.array": "ArraySource",
+    "source.audio": "AudioSource",
     "source.combine": "Concat Take Zip",
     "source.dataset": "DatasetSource",
     "source.tar": "TarSource",
     "source.zarr": "ZarrSource",
+    "transform.advice": "get_augmentation_params get_recommended_params",
+    "transform.compose": "Compose",
+    "transform.crops": "RandomCrop RandomShift",
     "transform.moments": "Moments",
+    "transform.noise": "Clip GaussianNoise RandomGain",
+    "transform.quantize": "dequantize linear_decode linear_encode mu_law_decode mu_law_encode q_zero quantize",
+    "transform.specaugment": "SpecAugment",
+    "transform.standardize": "Standardize",
 }
 _HOMES = {name: f"penstock.{module}" for module, names in _MODULES.items() for name in names.split()}
 

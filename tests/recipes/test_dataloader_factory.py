@@ -67,6 +67,14 @@ class TestLoaders:
         assert all([len(batch) for batch in epoch] == [8] * 6 for epoch in epochs)
         assert epochs[0] != numbers(Factory.create_training_loader(NUMBERS, 8, seed=4))
 
+    def test_the_order_of_a_seed_does_not_depend_on_workers_and_goes_on_at_any_epoch(self) -> None:
+        with_none, with_one = (Factory.create_training_loader(NUMBERS, 8, seed=3, num_workers=n) for n in (0, 1))
+        epochs = [numbers(with_none) for _ in range(3)]
+        assert [numbers(with_one) for _ in range(3)] == epochs
+        later = Factory.create_training_loader(NUMBERS, 8, seed=3)
+        later.epoch = 2
+        assert numbers(later) == epochs[2]
+
     @pytest.mark.parametrize("create", [Factory.create_validation_loader, Factory.create_test_loader])
     def test_validation_and_test_drop_nothing_and_keep_the_order(self, create: Any) -> None:
         loader = create(NUMBERS, 24, has_standardization=True)

@@ -5,12 +5,15 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 
 from penstock.core.checks import whole_number
 from penstock.core.errors import LoaderError, OptionError
-from penstock.core.seeds import key_for
+from penstock.core.index import Index
+from penstock.core.seeds import checked_seed
+from penstock.plan.order import Shuffle
 from penstock.recipes.tuned import Tuning
 from penstock.recipes.worker_safe import worker_init_fn
 from penstock.recipes.worker_safe_pickling import check_picklable
@@ -90,7 +93,8 @@ class OptimalDataLoaderFactory:
         has_augmentation, has_standardization, tuning
             See `get_optimal_config`.
         seed
-            Of the order; None: torch's global one.
+            Of the order, which is then a function of (seed, epoch), for any number of workers. None: torch's global
+            one, which draws other orders with workers that persist than with none.
         overrides
             Any arguments of torch's DataLoader; they win.
         """
@@ -99,10 +103,11 @@ class OptimalDataLoaderFactory:
         )
         if has_augmentation:
             config["worker_init_fn"] = worker_init_fn
-        if seed is not None:
-            config["generator"] = torch.Generator().manual_seed(key_for(seed, "shuffle") >> 1)
         if overrides.get("sampler") is None and overrides.get("batch_sampler") is None:
-            config["shuffle"] = True
+            if seed is not None and overrides.get("shuffle") is None:
+                config["sampler"] = ShuffledEpochs(len(dataset), seed)
+            else:
+                config["shuffle"] = True
         return _made("training", dataset, batch_size, config, overrides)
 
     @staticmethod
@@ -136,6 +141,25 @@ class OptimalDataLoaderFactory:
         return _made("test", dataset, batch_size, config | {"drop_last": False}, overrides)
 
 
+class ShuffledEpochs(Sampler[int]):
+    """All items, in an order that is a function of (seed, epoch)."""
+
+    def __init__(self, n_items: int, seed: int) -> None:
+        self._n_items, self._seed = n_items, checked_seed(seed)
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Give the order of `epoch` from now on."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        order = Shuffle().arrange(Index.uniform(self._n_items), self._seed, self._epoch)
+        yield from order.items(np.arange(self._n_items)).tolist()
+
+    def __len__(self) -> int:
+        return self._n_items
+
+
 class EpochDataLoader(DataLoader[Any]):
     """A torch DataLoader that tells its data set which epoch it is, where the data set asks for that (`set_epoch`).
 
@@ -148,6 +172,8 @@ class EpochDataLoader(DataLoader[Any]):
     epoch = 0
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's own iterator is one
+        if isinstance(self.sampler, ShuffledEpochs):
+            self.sampler.set_epoch(self.epoch)
         _tell_epoch(self.dataset, self.epoch)
         self.epoch += 1
         with quietly():
@@ -188,7 +214,7 @@ def _settled(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any
     """Return one set of arguments in which nothing contradicts: the user's own win, and what they make void goes."""
     settled = {**config, **overrides}
     if settled.get("sampler") is not None or settled.get("batch_sampler") is not None:
-        if overrides.get("shuffle"):
+        if overrides.get("shuffle") and "sampler" not in config:
             raise OptionError("shuffle=True and a sampler exclude each other: the sampler is the order.")
         settled.pop("shuffle", None)
     if settled.get("batch_sampler") is not None:
