@@ -14,7 +14,7 @@ from penstock.core.protocols import Source
 from penstock.core.types import UNNAMED, Block, Field, Span
 from penstock.source.bounds import check_span, checked_items
 
-__all__ = ["Concat", "Take", "Zip"]
+__all__ = ["Concat", "Numbered", "Take", "Zip"]
 
 _Int64s = NDArray[np.int64]
 
@@ -76,6 +76,50 @@ class Concat:
         """Close every source."""
         for source in self._sources:
             source.close()
+
+
+class Numbered:
+    """A source with one more field: the number of each item.
+
+    Examples
+    --------
+    >>> from penstock.source.array import ArraySource
+    >>> source = Numbered(ArraySource({"x": np.arange(10, 14)}), "idx")
+    >>> {name: array.tolist() for name, array in source.take(np.array([3, 0])).items()}
+    {'x': [13, 10], 'idx': [3, 0]}
+    """
+
+    def __init__(self, source: Source, name: str = "idx") -> None:
+        if name in source.fields or UNNAMED in source.fields:
+            raise SourceError(f"{source!r} has a field {name!r} already, or no names at all; choose another name.")
+        self._source, self._name = source, name
+        self.fields: Mapping[str, Field] = {**source.fields, name: Field(np.dtype(np.int64), ())}
+        self.index = source.index
+
+    def __repr__(self) -> str:
+        return f"Numbered({self._source!r})"
+
+    def read(self, span: Span, out: Block | None = None) -> Block:
+        """Return consecutive items, with their numbers."""
+        return self._with_numbers(self._source.read(span, self._rest(out)), np.arange(span.start, span.stop), out)
+
+    def take(self, items: _Int64s, out: Block | None = None) -> Block:
+        """Return any items, with their numbers."""
+        return self._with_numbers(self._source.take(items, self._rest(out)), items, out)
+
+    def close(self) -> None:
+        """Close the source."""
+        self._source.close()
+
+    def _rest(self, out: Block | None) -> Block | None:
+        return None if out is None else {name: array for name, array in out.items() if name != self._name}
+
+    def _with_numbers(self, block: Block, items: _Int64s, out: Block | None) -> Block:
+        numbers = np.asarray(items, np.int64)
+        if out is not None and self._name in out:
+            out[self._name][...] = numbers
+            numbers = out[self._name]
+        return {**block, self._name: numbers}
 
 
 class Zip:

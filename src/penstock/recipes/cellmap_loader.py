@@ -1,0 +1,313 @@
+"""Seed 003: batches of patches, under the names that CellMap's users have, on top of the one loader there is."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Sampler, Subset, default_collate
+
+from penstock.core.checks import whole_number
+from penstock.core.errors import OptionError, ResumeError
+from penstock.core.protocols import Order
+from penstock.feed.loader import Loader
+from penstock.plan.listed import Listed
+from penstock.plan.order import Sequential, Shuffle
+from penstock.plan.order import Subset as SubsetOrder
+from penstock.plan.plan import Plan, Tail
+from penstock.plan.spans import BalancedSpans
+from penstock.recipes.cellmap_dataset import CellMapDataset
+from penstock.recipes.cellmap_multi import CellMapMultiDataset
+from penstock.recipes.cellmap_sampling import crop_weights, seed_of
+from penstock.run.machine import this_machine
+from penstock.run.options import RunOptions
+from penstock.source.dataset import DatasetSource
+
+__all__ = ["CellMapDataLoader"]
+
+_PINNED_SHARE = 4  # of the memory that is free, batches may pin one part in so many
+
+
+class CellMapDataLoader:
+    """Gives batches of a data set: ours, cellmap-data's own, or any map-style one of torch.
+
+    Every iteration is the next epoch. Order and augmentation are a function of (seed, epoch), for any number of
+    workers; `state_dict` and `load_state_dict` go on at any batch. Training draws patches uniformly, or so many an
+    epoch (`iterations_per_epoch`), or with every class in its share (`weighted_sampler`); validation
+    (`is_train=False`) takes patches side by side that cover everything.
+
+    Parameters
+    ----------
+    dataset
+        A `CellMapDataset`, `CellMapMultiDataset`, a `Subset` of one, or any map-style data set.
+    classes
+        Those of the data set; for data sets that do not say.
+    batch_size
+        Patches per batch.
+    num_workers
+        That make batches; threads, or processes where a few timed batches show that threads would wait for each other.
+    weighted_sampler
+        Give every class the same share: a crop that has the class, then any place in it.
+    sampler
+        A torch sampler, or a function without arguments that returns one; asked anew for each epoch.
+    is_train
+        False: all of the data set, in order; of volumes, patches that cover them.
+    rng
+        A torch generator, or a seed.
+    device
+        Where batches arrive; None: main memory.
+    iterations_per_epoch
+        Batches per epoch, drawn anew each time, no patch twice before all have come.
+    near
+        With `iterations_per_epoch`: so many of the drawn patches, that lie near each other, come close together, so
+        that chunks are decoded more rarely. 1: no such thing.
+    kwargs
+        As torch's DataLoader has them: `pin_memory` (None: where the device is CUDA, and memory allows it),
+        `persistent_workers` (True by default), `prefetch_factor` (2), `drop_last` (False), `collate_fn`, `timeout`,
+        `multiprocessing_context`.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        classes: Sequence[str] | None = None,
+        batch_size: int = 1,
+        num_workers: int = 0,
+        weighted_sampler: bool = False,
+        sampler: Sampler[int] | Callable[[], Sampler[int]] | None = None,
+        is_train: bool = True,
+        rng: torch.Generator | int | None = None,
+        device: str | torch.device | None = None,
+        iterations_per_epoch: int | None = None,
+        near: int = 8,
+        **kwargs: Any,
+    ) -> None:
+        self.dataset, self.is_train, self.sampler, self.rng, self.device = dataset, is_train, sampler, rng, device
+        self.batch_size = whole_number("batch_size", batch_size, at_least=1)
+        self.num_workers = whole_number("num_workers", num_workers, at_least=0)
+        self.weighted_sampler, self._near = weighted_sampler, whole_number("near", near, at_least=1)
+        self.iterations_per_epoch = iterations_per_epoch
+        if iterations_per_epoch is not None:
+            whole_number("iterations_per_epoch", iterations_per_epoch, at_least=1)
+        if sampler is not None and (weighted_sampler or iterations_per_epoch is not None):
+            raise OptionError("sampler decides over the order; leave out weighted_sampler and iterations_per_epoch.")
+        self._volume, self._selected = _own(dataset)
+        self.classes = self._checked_classes(classes)
+        self._take_options(dict(kwargs))
+        self._source = self._volume.source if self._volume is not None else DatasetSource(dataset)
+        self._epoch = 0
+        self._due: Mapping[str, Any] | None = None
+        self._loader = self._made(self._order())
+
+    # -- iterating -----------------------------------------------------------------------------------------------------
+
+    @property
+    def loader(self) -> "CellMapDataLoader":
+        """What is iterated over: this object."""
+        return self
+
+    @property
+    def _pytorch_loader(self) -> Loader:
+        """The loader underneath."""
+        return self._loader
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.sampler is not None:
+            self._sample()
+        return iter(self._loader)
+
+    def __len__(self) -> int:
+        if self.sampler is not None:
+            items = len(self._asked_sampler())
+            return items // self.batch_size if self._drop_last else -(-items // self.batch_size)
+        return len(self._loader)
+
+    def __getitem__(self, indices: int | Sequence[int]) -> Any:
+        """Return some items as a batch."""
+        numbers = [indices] if isinstance(indices, int) else list(indices)
+        return self.collate_fn([self.dataset[number] for number in numbers])
+
+    def refresh(self) -> None:
+        """Leave out what is left of this epoch: the next iteration draws anew. Workers stay."""
+        if self.sampler is None:
+            self._loader.set_epoch(self._loader.epoch + bool(self._loader.remaining < len(self._loader)))
+
+    def to(self, device: str | torch.device) -> "CellMapDataLoader":
+        """Let batches arrive on `device`, from where the loader stands; return the loader."""
+        state = self.state_dict()
+        self.device = device
+        self._loader.close()
+        self._loader = self._made(self._order())
+        self.load_state_dict(state)
+        return self
+
+    def close(self) -> None:
+        """End all workers."""
+        self._loader.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader stands: small plain JSON."""
+        return {"sampled": self._epoch, **self._loader.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken; a sampler must give the order again that it gave then."""
+        rest = {name: value for name, value in state.items() if name != "sampled"}
+        if self.sampler is not None:
+            self._epoch, self._due = int(state["sampled"]), rest
+        else:
+            self._loader.load_state_dict(rest)
+
+    @staticmethod
+    def collate_fn(batch: list[Any]) -> Any:
+        """Stack what has one shape; keep the rest as lists. All items have the same keys."""
+        if not isinstance(batch[0], Mapping):
+            return default_collate(batch)
+        for item in batch[1:]:
+            if set(item) != set(batch[0]):
+                raise OptionError(f"Items of one batch have other keys: {sorted(item)} and {sorted(batch[0])}.")
+        return {name: _stacked([item[name] for item in batch]) for name in batch[0]}
+
+    def __repr__(self) -> str:
+        return f"CellMapDataLoader({self.dataset!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _checked_classes(self, classes: Sequence[str] | None) -> list[str]:
+        own = list(getattr(self._volume if self._volume is not None else self.dataset, "classes", None) or [])
+        if classes is not None and own and list(classes) != own:
+            raise OptionError(
+                f"classes={list(classes)}, but the data set has {own}; make it with the classes you want."
+            )
+        return own or list(classes or [])
+
+    def _take_options(self, given: dict[str, Any]) -> None:
+        self.default_kwargs = dict(given)
+        prefetch = given.pop("prefetch_factor", None)
+        if prefetch is not None and (isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1):
+            raise OptionError(f"prefetch_factor must be a positive integer, got {prefetch!r}.")
+        self._prefetch_factor = (2 if prefetch is None else prefetch) if self.num_workers else None
+        self._persistent_workers = bool(given.pop("persistent_workers", True)) and self.num_workers > 0
+        self._drop_last = bool(given.pop("drop_last", False))
+        self._collate = given.pop("collate_fn", None)
+        self._timeout = given.pop("timeout", None) or None
+        context = given.pop("multiprocessing_context", None)
+        self._start_method: Any = context if context is None or isinstance(context, str) else context.get_start_method()
+        self._wants_pinned = given.pop("pin_memory", None)
+        if given:
+            raise OptionError(
+                f"{', '.join(sorted(given))}: not known here; allowed are pin_memory, persistent_workers, "
+                "prefetch_factor, drop_last, collate_fn, timeout and multiprocessing_context."
+            )
+
+    @property
+    def _pin_memory(self) -> bool:
+        """Whether batches are pinned: as was said, or where the device is CUDA and there is memory for it."""
+        cuda = self.device is not None and torch.device(self.device).type == "cuda"
+        if self._wants_pinned is not None:
+            return bool(self._wants_pinned) and (cuda or torch.cuda.is_available())
+        return cuda and self._fits_pinned()
+
+    def _fits_pinned(self) -> bool:
+        sizes = [field.item_bytes for field in self._source.fields.values()]
+        if any(size is None for size in sizes):
+            return True
+        batch = self.batch_size * sum(size or 0 for size in sizes)
+        held = 2 + self.num_workers * (self._prefetch_factor or 0)
+        return held * batch * _PINNED_SHARE <= this_machine().memory_bytes
+
+    def _order(self) -> Order:
+        if self.sampler is not None:
+            return Listed(np.zeros(0, np.int64))  # none is asked for before an epoch begins
+        if not self.is_train:
+            return Sequential()
+        count = None if self.iterations_per_epoch is None else self.iterations_per_epoch * self.batch_size
+        items = len(self._index())
+        if self.weighted_sampler:
+            return self._weighted(count or items)
+        if count is None:
+            return Shuffle()
+        if count > items:  # each as often as any other
+            return BalancedSpans((0,), (1.0,), count)
+        return SubsetOrder(count, near=min(self._near, count) if self._volume is not None else 1)
+
+    def _weighted(self, count: int) -> Order:
+        crops = self.dataset
+        if (
+            self._selected is not None
+            or not hasattr(crops, "get_crop_class_matrix")
+            or not hasattr(crops, "crop_starts")
+        ):
+            raise OptionError(
+                f"weighted_sampler=True needs a data set that knows its crops, such as CellMapMultiDataset, got "
+                f"{type(crops).__name__}; use a sampler of your own."
+            )
+        return BalancedSpans(
+            tuple(crops.crop_starts), tuple(crop_weights(crops.get_crop_class_matrix(), self.classes)), count
+        )
+
+    def _index(self) -> Any:
+        index = self._source.index
+        chosen = self._selected
+        if chosen is None and not self.is_train and self._volume is not None and self.sampler is None:
+            chosen = self._volume.validation_indices
+        return index if chosen is None else index.select(np.asarray(chosen, np.int64))
+
+    def _made(self, order: Order) -> Loader:
+        tail: Tail = "drop" if self._drop_last else "short"
+        seed = seed_of(self.rng, getattr(self._volume, "seed", 0))
+        changes = self._volume.changes if self._volume is not None else None
+        options = RunOptions(
+            prefetch=self._prefetch_factor or 2,
+            persistent=self._persistent_workers,
+            start_method=self._start_method,
+            timeout_seconds=self._timeout,
+            pin_memory=self._pin_memory,
+        )
+        collate = self._collate or (None if self._volume is not None else self.collate_fn)
+        return Loader(
+            self._source,
+            Plan(self._index(), order, self.batch_size, seed, tail=tail),
+            transform=changes if changes is not None and changes.needed else None,
+            collate=collate,
+            num_workers=self.num_workers,
+            device=self.device,
+            options=options,
+        )
+
+    def _asked_sampler(self) -> Any:
+        sampler = self.sampler
+        return sampler() if callable(sampler) and not isinstance(sampler, Sampler) else sampler
+
+    def _sample(self) -> None:
+        """Make a loader of the items that the sampler gives for this epoch."""
+        sampler = self._asked_sampler()
+        if callable(getattr(sampler, "set_epoch", None)):
+            sampler.set_epoch(self._epoch)
+        items = np.fromiter((int(item) for item in sampler), np.int64)
+        due, self._due = self._due, None
+        self._loader.close()
+        self._loader = self._made(Listed(items))
+        if due is not None:
+            try:
+                self._loader.load_state_dict({**due, "epoch": 0})
+            except ResumeError as error:
+                raise ResumeError(f"The sampler gives another order than when the state was saved: {error}") from error
+        else:
+            self._epoch += 1
+
+
+def _own(dataset: Any) -> tuple[CellMapDataset | CellMapMultiDataset | None, list[int] | None]:
+    """Return the volumes under a data set, and which of their items; None where it has none of ours."""
+    if isinstance(dataset, CellMapDataset | CellMapMultiDataset):
+        return dataset, None
+    if isinstance(dataset, Subset) and isinstance(dataset.dataset, CellMapDataset | CellMapMultiDataset):
+        return dataset.dataset, list(dataset.indices)
+    return None, None
+
+
+def _stacked(values: list[Any]) -> Any:
+    if isinstance(values[0], torch.Tensor) and len({tuple(value.shape) for value in values}) == 1:
+        return torch.stack(values)
+    if isinstance(values[0], int | float | np.ndarray | np.generic):
+        return default_collate(values)
+    return values
