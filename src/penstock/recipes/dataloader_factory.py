@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Sampler
 from penstock.core.checks import whole_number
 from penstock.core.errors import LoaderError, OptionError
 from penstock.core.index import Index
-from penstock.core.seeds import checked_seed
+from penstock.core.seeds import checked_seed, key_for
 from penstock.plan.order import Shuffle
 from penstock.recipes.tuned import Tuning
 from penstock.recipes.worker_safe import worker_init_fn
@@ -106,6 +106,8 @@ class OptimalDataLoaderFactory:
         if overrides.get("sampler") is None and overrides.get("batch_sampler") is None:
             if seed is not None and overrides.get("shuffle") is None:
                 config["sampler"] = ShuffledEpochs(len(dataset), seed)
+                # For the workers' own seeds: else torch would draw them from the user's numbers, and shift those.
+                config["generator"] = torch.Generator().manual_seed(key_for(seed, "workers") >> 1)
             else:
                 config["shuffle"] = True
         return _made("training", dataset, batch_size, config, overrides)
