@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from penstock.feed.memory import MemoryEstimate as MemoryEstimate
     from penstock.plan.cursor import Cursor as Cursor
     from penstock.plan.lanes import World as World
+    from penstock.plan.listed import Listed as Listed
     from penstock.plan.order import Balanced as Balanced
     from penstock.plan.order import RandomChunks as RandomChunks
     from penstock.plan.order import Sequential as Sequential
@@ -66,6 +67,16 @@ if TYPE_CHECKING:
     from penstock.recipes.audio import QuantizedAudioDataset as QuantizedAudioDataset
     from penstock.recipes.audio import QuantizedAutoregressiveAudio as QuantizedAutoregressiveAudio
     from penstock.recipes.audio_collate import collate_audio as collate_audio
+    from penstock.recipes.cellmap_dataset import CellMapDataset as CellMapDataset
+    from penstock.recipes.cellmap_dataset import split_target_path as split_target_path
+    from penstock.recipes.cellmap_image import CellMapImage as CellMapImage
+    from penstock.recipes.cellmap_image import EmptyImage as EmptyImage
+    from penstock.recipes.cellmap_loader import CellMapDataLoader as CellMapDataLoader
+    from penstock.recipes.cellmap_multi import CellMapDataSplit as CellMapDataSplit
+    from penstock.recipes.cellmap_multi import CellMapMultiDataset as CellMapMultiDataset
+    from penstock.recipes.cellmap_sampling import ClassBalancedSampler as ClassBalancedSampler
+    from penstock.recipes.cellmap_sampling import MutableSubsetRandomSampler as MutableSubsetRandomSampler
+    from penstock.recipes.cellmap_sampling import min_redundant_inds as min_redundant_inds
     from penstock.recipes.chunk_profile import PipelineProfiler as PipelineProfiler
     from penstock.recipes.chunk_sampling import ChunkLatencyStats as ChunkLatencyStats
     from penstock.recipes.chunk_sampling import calculate_chunk_params as calculate_chunk_params
@@ -86,6 +97,8 @@ if TYPE_CHECKING:
     from penstock.recipes.configuration import build_from_config as build_from_config
     from penstock.recipes.conversion import NWBToWebDatasetConverter as NWBToWebDatasetConverter
     from penstock.recipes.conversion import convert_to_shards as convert_to_shards
+    from penstock.recipes.cross_validation import cross_val_training as cross_val_training
+    from penstock.recipes.cross_validation import single_fold_training as single_fold_training
     from penstock.recipes.dataloader_factory import DataLoaderConfigLogger as DataLoaderConfigLogger
     from penstock.recipes.dataloader_factory import OptimalDataLoaderFactory as OptimalDataLoaderFactory
     from penstock.recipes.dataset_info import ShardedDatasetInfo as ShardedDatasetInfo
@@ -96,10 +109,27 @@ if TYPE_CHECKING:
     from penstock.recipes.flyvis import create_zarr_loader as create_zarr_loader
     from penstock.recipes.flyvis import load_column_slice as load_column_slice
     from penstock.recipes.flyvis import load_metadata as load_metadata
+    from penstock.recipes.folds import Fold as Fold
+    from penstock.recipes.folds import FoundFolds as FoundFolds
+    from penstock.recipes.folds import FoundSplit as FoundSplit
+    from penstock.recipes.folds import best_grouped_folds as best_grouped_folds
+    from penstock.recipes.folds import best_grouped_split as best_grouped_split
+    from penstock.recipes.folds import grouped_folds as grouped_folds
+    from penstock.recipes.folds import search_best_group_seed as search_best_group_seed
+    from penstock.recipes.folds import search_best_group_seed_kfold as search_best_group_seed_kfold
+    from penstock.recipes.folds import stratified_folds as stratified_folds
+    from penstock.recipes.folds import stratified_split as stratified_split
     from penstock.recipes.lightning import ChunkProgress as ChunkProgress
     from penstock.recipes.lightning import PenstockDataModule as PenstockDataModule
     from penstock.recipes.performance_monitor import DataLoaderPerformanceMonitor as DataLoaderPerformanceMonitor
     from penstock.recipes.performance_monitor import quick_benchmark as quick_benchmark
+    from penstock.recipes.training_engine import TrainingEngine as TrainingEngine
+    from penstock.recipes.training_engine import class_weights as class_weights
+    from penstock.recipes.training_engine import labels_of as labels_of
+    from penstock.recipes.training_plot import plot_results as plot_results
+    from penstock.recipes.training_results import aggregate_predictions as aggregate_predictions
+    from penstock.recipes.training_results import format_results as format_results
+    from penstock.recipes.training_results import write_results_csv as write_results_csv
     from penstock.recipes.tuned import Tuning as Tuning
     from penstock.recipes.tuning import tune as tune
     from penstock.recipes.webdataset import ResumableWebDatasetLoader as ResumableWebDatasetLoader
@@ -122,10 +152,14 @@ if TYPE_CHECKING:
     from penstock.source.array import ArraySource as ArraySource
     from penstock.source.audio import AudioSource as AudioSource
     from penstock.source.combine import Concat as Concat
+    from penstock.source.combine import Numbered as Numbered
     from penstock.source.combine import Take as Take
     from penstock.source.combine import Zip as Zip
     from penstock.source.dataset import DatasetSource as DatasetSource
+    from penstock.source.ngff import Multiscale as Multiscale
     from penstock.source.tar import TarSource as TarSource
+    from penstock.source.volume import VolumeSource as VolumeSource
+    from penstock.source.volume_array import VolumeArray as VolumeArray
     from penstock.source.zarr import ZarrSource as ZarrSource
     from penstock.transform.advice import get_augmentation_params as get_augmentation_params
     from penstock.transform.advice import get_recommended_params as get_recommended_params
@@ -143,6 +177,7 @@ if TYPE_CHECKING:
     from penstock.transform.quantize import mu_law_encode as mu_law_encode
     from penstock.transform.quantize import q_zero as q_zero
     from penstock.transform.quantize import quantize as quantize
+    from penstock.transform.spatial import Spatial as Spatial
     from penstock.transform.specaugment import SpecAugment as SpecAugment
     from penstock.transform.standardize import Standardize as Standardize
 
@@ -173,6 +208,7 @@ _MODULES = {
     "feed.memory": "MemoryEstimate",
     "plan.cursor": "Cursor",
     "plan.lanes": "World",
+    "plan.listed": "Listed",
     "plan.order": "Balanced RandomChunks Sequential Shuffle Subset WindowShuffle",
     "plan.plan": "Plan",
     "plan.quality": "Mixing",
@@ -184,6 +220,11 @@ _MODULES = {
         "QuantizedAutoregressiveAudio"
     ),
     "recipes.audio_collate": "collate_audio",
+    "recipes.cellmap_dataset": "CellMapDataset split_target_path",
+    "recipes.cellmap_image": "CellMapImage EmptyImage",
+    "recipes.cellmap_loader": "CellMapDataLoader",
+    "recipes.cellmap_multi": "CellMapDataSplit CellMapMultiDataset",
+    "recipes.cellmap_sampling": "ClassBalancedSampler MutableSubsetRandomSampler min_redundant_inds",
     "recipes.chunk_profile": "PipelineProfiler",
     "recipes.chunk_sampling": (
         "ChunkLatencyStats calculate_chunk_params compute_neuron_phases generate_random_chunks "
@@ -196,13 +237,21 @@ _MODULES = {
     ),
     "recipes.configuration": "build_from_config",
     "recipes.conversion": "NWBToWebDatasetConverter convert_to_shards",
+    "recipes.cross_validation": "cross_val_training single_fold_training",
     "recipes.dataloader_factory": "DataLoaderConfigLogger OptimalDataLoaderFactory",
     "recipes.dataset_info": "ShardedDatasetInfo",
     "recipes.flyvis": (
         "DataSplit FlyVisSim NeuronData SimulationWriter create_zarr_loader load_column_slice load_metadata"
     ),
+    "recipes.folds": (
+        "Fold FoundFolds FoundSplit best_grouped_folds best_grouped_split grouped_folds "
+        "search_best_group_seed search_best_group_seed_kfold stratified_folds stratified_split"
+    ),
     "recipes.lightning": "ChunkProgress PenstockDataModule",
     "recipes.performance_monitor": "DataLoaderPerformanceMonitor quick_benchmark",
+    "recipes.training_engine": "TrainingEngine class_weights labels_of",
+    "recipes.training_plot": "plot_results",
+    "recipes.training_results": "aggregate_predictions format_results write_results_csv",
     "recipes.tuned": "Tuning",
     "recipes.tuning": "tune",
     "recipes.webdataset": "ResumableWebDatasetLoader WebDatasetLoader create_webdataset_dataloader",
@@ -218,9 +267,12 @@ _MODULES = {
     "shard.writer": "WriteOptions",
     "source.array": "ArraySource",
     "source.audio": "AudioSource",
-    "source.combine": "Concat Take Zip",
+    "source.combine": "Concat Numbered Take Zip",
     "source.dataset": "DatasetSource",
+    "source.ngff": "Multiscale",
     "source.tar": "TarSource",
+    "source.volume": "VolumeSource",
+    "source.volume_array": "VolumeArray",
     "source.zarr": "ZarrSource",
     "transform.advice": "get_augmentation_params get_recommended_params",
     "transform.compose": "Compose",
@@ -228,6 +280,7 @@ _MODULES = {
     "transform.moments": "Moments",
     "transform.noise": "Clip GaussianNoise RandomGain",
     "transform.quantize": "dequantize linear_decode linear_encode mu_law_decode mu_law_encode q_zero quantize",
+    "transform.spatial": "Spatial",
     "transform.specaugment": "SpecAugment",
     "transform.standardize": "Standardize",
 }
