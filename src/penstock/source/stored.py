@@ -17,7 +17,7 @@ from penstock.core.errors import DamageError, MissingDependency, OptionError, Re
 from penstock.source.zarr_codec import UnsupportedStoreError
 from penstock.source.zarr_store import Selection, open_zarr, read_into
 
-__all__ = ["StoredArray", "opened_array"]
+__all__ = ["StoredArray", "opened_array", "remote_attributes"]
 
 _HDF5 = (".h5", ".hdf5", ".nwb")
 _OBSTORE_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "http", "https", "file")
@@ -39,6 +39,11 @@ class StoredArray(Protocol):
     @property
     def chunk_rows(self) -> int:
         """Rows that are stored together."""
+        ...
+
+    @property
+    def chunk_shape(self) -> tuple[int, ...]:
+        """What is stored together, along each axis."""
         ...
 
     def check_unchanged(self) -> None:
@@ -110,6 +115,11 @@ class NpyArray:
         return max(1, min(self.shape[0], (1 << 20) // max(1, self._row_bytes)))
 
     @property
+    def chunk_shape(self) -> tuple[int, ...]:
+        """Whole rows."""
+        return (self.chunk_rows, *self.shape[1:])
+
+    @property
     def _row_bytes(self) -> int:
         return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
 
@@ -175,6 +185,7 @@ class Hdf5Array:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunk_rows: int
+    chunk_shape: tuple[int, ...]
     _open: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
     _locks: dict[int, threading.Lock] = field(default_factory=dict, compare=False, repr=False)
     """By process: a fork may find the lock of its parent taken, by a thread that it does not have."""
@@ -192,7 +203,8 @@ class Hdf5Array:
                 raise SourceError(f"{path}/{name} is {found.dtype} {found.shape}; use an array of numbers with rows.")
             row_bytes = found.nbytes // max(1, found.shape[0])
             rows = found.chunks[0] if found.chunks else max(1, (1 << 20) // max(1, row_bytes))
-            return cls(path, name, found.shape, found.dtype.newbyteorder("="), rows)
+            dtype, chunks = found.dtype.newbyteorder("="), found.chunks or (rows, *found.shape[1:])
+            return cls(path, name, found.shape, dtype, rows, chunks)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}, "_locks": {}}
@@ -269,7 +281,7 @@ class OtherArray:
     where: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    chunk_rows: int
+    chunk_shape: tuple[int, ...]
     stamp: tuple[int, int] | None = None
     """Size and time of what describes a local array."""
 
@@ -282,7 +294,12 @@ class OtherArray:
         array = _zarr_array(where)
         if not array.shape or array.dtype.kind not in "biufc":
             raise SourceError(f"{where} is {array.dtype} {array.shape}; use an array of numbers with rows.")
-        return cls(where, tuple(array.shape), np.dtype(array.dtype).newbyteorder("="), int(array.chunks[0]), stamp)
+        return cls(where, tuple(array.shape), np.dtype(array.dtype).newbyteorder("="), tuple(array.chunks), stamp)
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows that are stored together."""
+        return self.chunk_shape[0]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}}
@@ -339,16 +356,21 @@ class OtherArray:
                 raise DamageError(f"chunk {coordinates} of {self.where}", first, reason)
 
 
-def _zarr_array(where: str) -> Any:
+def remote_attributes(where: str) -> dict[str, Any]:
+    """Return the attributes of the zarr group at a URL."""
+    return dict(_zarr_array(where, "group").attrs)
+
+
+def _zarr_array(where: str, kind: str = "array") -> Any:
     try:
         zarr: Any = import_module("zarr")
     except ImportError as error:
         raise MissingDependency("zarr", "zarr", f"Reading {where}") from error
     store = _remote(zarr, where) if "://" in where else where
     try:
-        return zarr.open_array(store, mode="r")
+        return zarr.open_array(store, mode="r") if kind == "array" else zarr.open_group(store, mode="r")
     except Exception as error:  # whatever zarr and the clients below it raise
-        raise SourceError(f"{where} cannot be opened as a zarr array: {error}") from error
+        raise SourceError(f"{where} cannot be opened as a zarr {kind}: {error}") from error
 
 
 def _remote(zarr: Any, where: str) -> Any:

@@ -68,6 +68,11 @@ class ZarrArray:
         """Rows that are stored together."""
         return self.chunks[0]
 
+    @property
+    def chunk_shape(self) -> tuple[int, ...]:
+        """What is decoded together, also where several chunks share a file."""
+        return self.chunks
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_indexes": {}}
 
