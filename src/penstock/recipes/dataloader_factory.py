@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from penstock.core.checks import whole_number
-from penstock.core.errors import LoaderError, OptionError
+from penstock.core.errors import LoaderError, OptionError, WorkerError
 from penstock.core.index import Index
 from penstock.core.seeds import checked_seed, key_for
 from penstock.plan.order import Shuffle
@@ -179,7 +179,21 @@ class EpochDataLoader(DataLoader[Any]):
         _tell_epoch(self.dataset, self.epoch)
         self.epoch += 1
         with quietly():
-            return super().__iter__()
+            batches = super().__iter__()
+        return _named(batches) if self.num_workers else batches
+
+
+def _named(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield batches; say that it was a worker where one has died: torch may say that a connection was reset."""
+    try:
+        yield from batches
+    except (ConnectionError, EOFError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker (pid"):
+            raise
+        raise WorkerError(
+            f"A worker process of this loader died ({str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            "). Look at the memory that is free, and at what the items need; num_workers=0 makes them in this process."
+        ) from error
 
 
 class DataLoaderConfigLogger:
