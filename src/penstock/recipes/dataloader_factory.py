@@ -190,8 +190,9 @@ def _named(batches: Iterator[Any]) -> Iterator[Any]:
     except (ConnectionError, EOFError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker (pid"):
             raise
+        said = (str(error) or type(error).__name__).splitlines()[0]
         raise WorkerError(
-            f"A worker process of this loader died ({str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            f"A worker process of this loader died ({said}"
             "). Look at the memory that is free, and at what the items need; num_workers=0 makes them in this process."
         ) from error
 
