@@ -4,7 +4,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from bench import chunked, chunks, convert, delivery, order, shards, tuning
+from bench import chunked, chunks, convert, delivery, order, shards, tuning, volumes
 
 BENCHMARKS = {
     "order": order.run,
@@ -14,6 +14,7 @@ BENCHMARKS = {
     "chunks": chunks.run,
     "chunked": chunked.run,
     "tuning": tuning.run,
+    "volumes": volumes.run,
 }
 
 
