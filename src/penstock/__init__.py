@@ -166,6 +166,12 @@ if TYPE_CHECKING:
     from penstock.transform.compose import Compose as Compose
     from penstock.transform.crops import RandomCrop as RandomCrop
     from penstock.transform.crops import RandomShift as RandomShift
+    from penstock.transform.intensity import Binarize as Binarize
+    from penstock.transform.intensity import Blur as Blur
+    from penstock.transform.intensity import NanToNum as NanToNum
+    from penstock.transform.intensity import Normalize as Normalize
+    from penstock.transform.intensity import RandomContrast as RandomContrast
+    from penstock.transform.intensity import RandomGamma as RandomGamma
     from penstock.transform.moments import Moments as Moments
     from penstock.transform.noise import Clip as Clip
     from penstock.transform.noise import GaussianNoise as GaussianNoise
@@ -178,6 +184,7 @@ if TYPE_CHECKING:
     from penstock.transform.quantize import q_zero as q_zero
     from penstock.transform.quantize import quantize as quantize
     from penstock.transform.spatial import Spatial as Spatial
+    from penstock.transform.spatial_fields import SpatialArray as SpatialArray
     from penstock.transform.specaugment import SpecAugment as SpecAugment
     from penstock.transform.standardize import Standardize as Standardize
 
@@ -277,10 +284,12 @@ _MODULES = {
     "transform.advice": "get_augmentation_params get_recommended_params",
     "transform.compose": "Compose",
     "transform.crops": "RandomCrop RandomShift",
+    "transform.intensity": "Binarize Blur NanToNum Normalize RandomContrast RandomGamma",
     "transform.moments": "Moments",
     "transform.noise": "Clip GaussianNoise RandomGain",
     "transform.quantize": "dequantize linear_decode linear_encode mu_law_decode mu_law_encode q_zero quantize",
     "transform.spatial": "Spatial",
+    "transform.spatial_fields": "SpatialArray",
     "transform.specaugment": "SpecAugment",
     "transform.standardize": "Standardize",
 }

@@ -18,8 +18,8 @@ _Array = NDArray[Any]
 _Floats = NDArray[np.float64]
 _Indices = NDArray[np.intp]
 
-NEGLIGIBLE = 1e-6
-"""Voxels by which a place may lie beyond the last voxel and still be on it: rounding of coordinates is far less."""
+NEGLIGIBLE = 1e-9
+"""Voxels by which a place may be off a voxel and still be on it: coordinates are rounded to far less."""
 
 _SLAB_VOXELS = 2**15
 """Voxels worked on at a time: their coordinates, weights and values stay in the cache."""
@@ -103,7 +103,7 @@ class _Source:
             # One voxel of it is enough: all places farther out are moved there.
             source = np.pad(source, [(0, 0), *[(1, 1)] * ndim], constant_values=pad_value)
         self.shape = source.shape[1:]
-        self.flat = np.ascontiguousarray(source).reshape(self.n_lead, -1)
+        self.flat = np.ascontiguousarray(source).reshape(self.n_lead, math.prod(self.shape))
         self.finite = values.dtype.kind != "f" or bool(np.isfinite(self.flat).all())
 
     def nearest(self, places: list[_Floats]) -> _Array:
@@ -114,7 +114,10 @@ class _Source:
     def linear(self, places: list[_Floats]) -> _Array:
         """Return what lies between the voxels around each place; what has no weight does not count."""
         ends: list[list[tuple[_Indices, _Floats | None]]] = []
-        for place, size in zip(self._within(places), self.shape, strict=True):
+        for off, size in zip(self._within(places), self.shape, strict=True):
+            # Onto the voxel that it is on but for rounding: another one must not spread its NaN by 1e-16 of its weight.
+            voxel = np.rint(off)
+            place = np.where(np.abs(off - voxel) < NEGLIGIBLE, voxel, off)
             below = np.floor(place)
             part, index = place - below, below.astype(np.intp)
             if part.any():
@@ -140,16 +143,7 @@ class _Source:
         return np.multiply(values, weight, out=np.zeros(values.shape), where=weight != 0)
 
     def _within(self, places: list[_Floats]) -> list[_Floats]:
-        if not self.padding:
-            return [np.clip(place, 0, size - 1) for place, size in zip(places, self.shape, strict=True)]
-        moved = []
-        for place, size in zip(places, self.shape, strict=True):
-            last = size - 3
-            on_first = (place < 0) & (place > -NEGLIGIBLE)
-            on_last = (place > last) & (place < last + NEGLIGIBLE)
-            exact = np.where(on_first, 0.0, np.where(on_last, float(last), place))
-            moved.append(np.clip(exact, -1, last + 1) + 1)
-        return moved
+        return [np.clip(place + self.padding, 0, size - 1) for place, size in zip(places, self.shape, strict=True)]
 
     def _flattened(self, indices: list[_Indices]) -> _Indices:
         flat = indices[0]
