@@ -57,6 +57,14 @@ class Epoch:
             positions, valid = self.positions(numbers)
             yield from self._drawn(numbers, positions, valid)
 
+    def items(self, batches: range) -> Iterator[_Int64s]:
+        """Yield the items of `batches`, end to end, many batches at a time; without those that only fill up."""
+        at_once = max(1, _POSITIONS_AT_ONCE // self._plan.batch_size)
+        for begin in range(0, len(batches), at_once):
+            positions, valid = self.positions(np.asarray(batches[begin : begin + at_once], np.int64))
+            passes, places = np.divmod(positions[valid], max(self._plan.length, 1))
+            yield self._items(passes, places)[0]
+
     def positions(self, batches: _Int64s) -> tuple[_Int64s, NDArray[np.bool_]]:
         """Return the positions of each batch, (len(batches), batch_size), and which of them exist."""
         real = batches < self.n_batches
@@ -190,6 +198,12 @@ class Share:
         yield from self.epoch.draws(self._world.batches(self._start + full * size, self._start + first * size))
         if self._split and first < self.n_steps <= stop:
             yield self.epoch.drawn(self._start + self._full_steps * size, self._last_round())
+
+    def items(self) -> Iterator[_Int64s]:
+        """Yield the items of all steps, end to end, many steps at a time."""
+        yield from self.epoch.items(self._world.batches(self._start + self._full_steps * self._world.size, self._start))
+        if self._split:
+            yield self.draw(self.n_steps - 1).items
 
     def batch_after(self, steps: int) -> int:
         """Return how many batches of the epoch are done on all ranks after `steps` steps on each."""

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Sampler
 from penstock.core.checks import whole_number
 from penstock.core.errors import OptionError, PlanError
 from penstock.core.index import Index
+from penstock.feed.iteration import Progress
 from penstock.feed.world import current_world
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Share
@@ -77,8 +78,18 @@ class ChunkedSampler(Sampler[int]):
         plan = Plan(Index.uniform(dataset_size, identity=identity), order, batch_size, seed, tail=tail)
         self.segments = Segments(plan, -(-chunk_size // batch_size))
         self._check_shares()
+        self.progress: Progress | None = None
+        """How far an iteration is that counts what it delivers."""
         self.cursor = Cursor()
+
+    @property
+    def cursor(self) -> Cursor:
         """Which chunk, and how many of its batches are done, over all ranks."""
+        return self._cursor if self.progress is None else self.progress.cursor()
+
+    @cursor.setter
+    def cursor(self, cursor: Cursor) -> None:
+        self._cursor, self.progress = cursor, None
 
     @property
     def current_chunk(self) -> int:
@@ -93,7 +104,7 @@ class ChunkedSampler(Sampler[int]):
     def get_chunk_indices(self, chunk_idx: int) -> list[int]:
         """Return the items of a chunk, in their order, over all ranks."""
         epoch = self.segments.epoch(whole_number("chunk_idx", chunk_idx, at_least=0))
-        return [item for draw in epoch.draws(range(epoch.n_batches)) for item in draw.items.tolist()]
+        return [item for items in epoch.items(range(epoch.n_batches)) for item in items.tolist()]
 
     def set_chunk(self, chunk_idx: int) -> None:
         """Give this chunk next."""
@@ -121,8 +132,8 @@ class ChunkedSampler(Sampler[int]):
         }
 
     def __iter__(self) -> Iterator[int]:
-        for draw in self.share().draws():
-            yield from draw.items.tolist()
+        for items in self.share().items():
+            yield from items.tolist()
 
     def __len__(self) -> int:
         """Items that are left of this chunk, on this rank."""
@@ -299,11 +310,14 @@ class ChunkedDataLoader(DataLoader[Any]):
         """Yield batches, and count what was delivered; after the last one, the next chunk is due."""
         if not self.remaining:  # all was delivered, to a loop that asked for no more than that
             sampler.advance_chunk()
-        chunk, share = sampler.cursor.epoch, sampler.share()
-        for taken, batch in enumerate(super().__iter__(), start=1):
-            sampler.cursor = Cursor(chunk, share.batch_after(taken))
+        progress = Progress(sampler.cursor, sampler.share())
+        batches = super().__iter__()
+        sampler.progress = progress
+        for batch in batches:
+            progress.steps += 1
             yield batch
-        sampler.cursor = Cursor(chunk + 1)
+        if sampler.progress is progress:  # nobody has sent the loader elsewhere
+            sampler.cursor = Cursor(progress.start.epoch + 1)
 
     def __len__(self) -> int:
         """Batches of the chunk where the loader stands, on this rank."""
