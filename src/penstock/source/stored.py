@@ -202,9 +202,8 @@ class Hdf5Array:
             if not found.shape or found.dtype.kind not in "biufc":
                 raise SourceError(f"{path}/{name} is {found.dtype} {found.shape}; use an array of numbers with rows.")
             row_bytes = found.nbytes // max(1, found.shape[0])
-            rows = found.chunks[0] if found.chunks else max(1, (1 << 20) // max(1, row_bytes))
-            dtype, chunks = found.dtype.newbyteorder("="), found.chunks or (rows, *found.shape[1:])
-            return cls(path, name, found.shape, dtype, rows, chunks)
+            chunks = found.chunks or (max(1, (1 << 20) // max(1, row_bytes)), *found.shape[1:])
+            return cls(path, name, found.shape, found.dtype.newbyteorder("="), chunks[0], chunks)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}, "_locks": {}}

@@ -218,7 +218,7 @@ class VolumeSource:
         process = os.getpid()
         state = self._states.get(process)
         if state is None:
-            for other in list(self._states):  # of a parent: what it has kept would stay in memory here
+            for other in set(self._states) - {process}:  # of a parent: what it has kept would stay in memory here
                 self._states.pop(other, None)
             state = self._states.setdefault(process, _State(self._budget, self._threads))
         return state
@@ -376,12 +376,12 @@ class _Group:
 
 
 def _groups(parts: list[_Part], volumes: tuple[StoredVolume, ...], n_patches: int, budget: int) -> Iterator[_Group]:
-    """Yield all patches in groups whose chunks fit the budget; a patch whose chunks do not is a group of its own."""
+    """Yield all patches in groups whose chunks fit the budget; where those of one patch do not, it begins a group."""
     group, n_bytes = _Group(0), 0
     for row in range(n_patches):
         keys = [key for part in parts for key in part.chunks(row)]
         fresh = {key: volumes[key[0]].chunk_bytes(key[1]) for key in keys if key not in group.chunks}
-        if group.uses and n_bytes + sum(fresh.values()) > budget:
+        if group.uses and fresh and n_bytes + sum(fresh.values()) > budget:
             yield group
             group, n_bytes = _Group(row), 0
             fresh = {key: volumes[key[0]].chunk_bytes(key[1]) for key in keys}
