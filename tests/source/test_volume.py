@@ -148,7 +148,15 @@ def naive_centres(arrays: Sequence[Asked], pad: bool) -> list[tuple[float, ...]]
             )
         )
 
-    return sorted(itertools.product(*ladders), key=lambda centre: (chunk(centre), centre))
+    centres = list(itertools.product(*ladders))
+    layers = [sorted({chunk(centre)[axis] for centre in centres}) for axis in range(3)]
+
+    def along_the_curve(centre: tuple[float, ...]) -> tuple[str, tuple[float, ...]]:
+        places = [layer.index(number) for layer, number in zip(layers, chunk(centre), strict=True)]
+        bits = [f"{place:020b}" for place in places]
+        return "".join("".join(digits) for digits in zip(*bits, strict=True)), centre
+
+    return sorted(centres, key=along_the_curve)
 
 
 def check_all(source: VolumeSource, arrays: dict[str, Asked], pad: bool, items: Sequence[int]) -> None:

@@ -16,12 +16,17 @@ from penstock.source.volume_grid import CentreGrid, centre_borders
 layers = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 
+def along_the_curve(block: tuple[int, ...]) -> str:
+    """Return the bits of all three numbers, taken in turns."""
+    return "".join("".join(digits) for digits in zip(*(f"{number:020b}" for number in block), strict=True))
+
+
 @given(sizes=st.tuples(layers, layers, layers))
 def test_items_are_numbered_block_by_block(sizes: tuple[list[int], ...]) -> None:
     borders = tuple(np.cumsum([0, *axis]) for axis in sizes)
     grid = CentreGrid((0, 10, -1), (1, 2, 0.5), borders)
     wanted, blocks = [], []
-    for block in itertools.product(*(range(len(axis)) for axis in sizes)):
+    for block in sorted(itertools.product(*(range(len(axis)) for axis in sizes)), key=along_the_curve):
         ranges = [range(edges[number], edges[number + 1]) for edges, number in zip(borders, block, strict=True)]
         wanted += list(itertools.product(*ranges))
         blocks.append(len(list(itertools.product(*ranges))))

@@ -173,7 +173,7 @@ def test_neighbouring_items_decode_each_chunk_once(tmp_path: Path) -> None:
     path = write(tmp_path / "a", data)
     source = VolumeSource({"raw": cube(path, 1)}, cache_bytes=128)
     sizes = source.index.chunk_sizes(np.arange(source.index.n_chunks))
-    assert sizes.tolist() == [64, 64, 16] * 6
+    assert sorted(sizes.tolist()) == [16] * 6 + [64] * 12
     for start in range(0, len(source.index), 10):  # batches do not care for chunks
         span = Span(start, min(start + 10, len(source.index)))
         wanted = data[tuple(source.place_of(range(span.start, span.stop)).T)]

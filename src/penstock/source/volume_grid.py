@@ -11,6 +11,7 @@ Pure: numbers in, numbers out. Along each axis, independently of the others:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +30,11 @@ _MOST_ITEMS = 1 << 62
 
 @dataclass(frozen=True, eq=False)
 class CentreGrid:
-    """Centres on a regular grid, numbered block by block: blocks in raster order, and raster order in each.
+    """Centres on a regular grid, numbered block by block: blocks along a Z-order curve, raster order in each.
 
-    A place is the number of a centre along each axis. Memory is one number for each layer of blocks.
+    Along that curve, blocks whose numbers are near each other are near each other along all axes, so that an order that
+    keeps near numbers together finds them in few chunks. A place is the number of a centre along each axis. Memory is
+    three numbers for each block.
     """
 
     origin: tuple[float, ...]
@@ -48,9 +51,29 @@ class CentreGrid:
 
     def block_sizes(self) -> _Int64s:
         """Return the number of items of each block."""
+        return np.diff(self._starts)
+
+    @cached_property
+    def _curve(self) -> _Int64s:
+        """The blocks, by their number in raster order, along the curve."""
+        layers = [len(borders) - 1 for borders in self.borders]
+        keys = [_spread(np.arange(count)) for count in layers]
+        key = keys[0][:, None, None] << 2 | keys[1][:, None] << 1 | keys[2]
+        return np.argsort(key.reshape(-1), kind="stable").astype(np.int64)
+
+    @cached_property
+    def _starts(self) -> _Int64s:
+        """The first item of each block along the curve, then the number of items."""
         z, y, x = (np.diff(borders) for borders in self.borders)
-        sizes: _Int64s = (z[:, None, None] * y[:, None] * x).reshape(-1)
-        return sizes
+        sizes = (z[:, None, None] * y[:, None] * x).reshape(-1)[self._curve]
+        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+    @cached_property
+    def _rank(self) -> _Int64s:
+        """Where on the curve each block is."""
+        rank = np.empty_like(self._curve)
+        rank[self._curve] = np.arange(len(rank))
+        return rank
 
     def centres(self, places: _Int64s) -> _Float64s:
         """Return the world coordinates, (n, 3), of places, (n, 3)."""
@@ -59,34 +82,37 @@ class CentreGrid:
 
     def places(self, items: _Int64s) -> _Int64s:
         """Return the place, (n, 3), of each item."""
-        _, rows, columns = self.counts
-        # Items before a layer: all that lie below it along z; of its blocks, all that lie below along y; then along x.
-        z, depth, rest = _layer(self.borders[0], items, np.full_like(items, rows * columns))
-        y, height, rest = _layer(self.borders[1], rest, depth * columns)
-        x, width, rest = _layer(self.borders[2], rest, depth * height)
-        within = np.divmod(rest, height * width)
-        return np.stack([z + within[0], y + within[1] // width, x + within[1] % width], axis=-1)
+        rank = np.searchsorted(self._starts, items, side="right") - 1
+        rest = items - self._starts[rank]
+        layers = np.unravel_index(self._curve[rank], [len(borders) - 1 for borders in self.borders])
+        begins = [borders[layer] for borders, layer in zip(self.borders, layers, strict=True)]
+        height, width = (
+            borders[layer + 1] - borders[layer] for borders, layer in zip(self.borders[1:], layers[1:], strict=True)
+        )
+        slab, row = np.divmod(rest, height * width)
+        return np.stack([begins[0] + slab, begins[1] + row // width, begins[2] + row % width], axis=-1)
 
     def items(self, places: _Int64s) -> _Int64s:
         """Return the item at each place, (n, 3)."""
-        _, rows, columns = self.counts
-        begins, sizes = [], []
-        for axis, borders in enumerate(self.borders):
-            layer = np.searchsorted(borders, places[..., axis], side="right") - 1
-            begins.append(borders[layer])
-            sizes.append(borders[layer + 1] - borders[layer])
-        (z, y, x), (depth, height, width) = begins, sizes
-        before = z * rows * columns + depth * (y * columns + height * x)
-        inner = [places[..., axis] - begins[axis] for axis in range(3)]
-        found: _Int64s = before + (inner[0] * height + inner[1]) * width + inner[2]
+        layers = [
+            np.searchsorted(borders, places[..., axis], side="right") - 1 for axis, borders in enumerate(self.borders)
+        ]
+        counts = [len(borders) - 1 for borders in self.borders]
+        block = (layers[0] * counts[1] + layers[1]) * counts[2] + layers[2]
+        inner = [places[..., axis] - borders[layers[axis]] for axis, borders in enumerate(self.borders)]
+        height, width = (
+            borders[layer + 1] - borders[layer] for borders, layer in zip(self.borders[1:], layers[1:], strict=True)
+        )
+        found: _Int64s = self._starts[self._rank[block]] + (inner[0] * height + inner[1]) * width + inner[2]
         return found
 
 
-def _layer(borders: _Int64s, items: _Int64s, per_place: _Int64s) -> tuple[_Int64s, _Int64s, _Int64s]:
-    """Return first place and thickness of the layer that holds each item, and the items in it before that one."""
-    layer = np.searchsorted(borders, items // per_place, side="right") - 1
-    begin = borders[layer]
-    return begin, borders[layer + 1] - begin, items - begin * per_place
+def _spread(numbers: _Int64s) -> _Int64s:
+    """Return numbers with two zeros before each of their bits, of which there are at most 20."""
+    spread = np.zeros_like(numbers)
+    for bit in range(20):
+        spread |= (numbers >> bit & 1) << 3 * bit
+    return spread
 
 
 def centres_between(low: float, high: float, *, anchor: float, step: float, closed: bool) -> tuple[float, int]:
