@@ -6,10 +6,14 @@ READY := $(VENV)/.ready
 # hdmf-zarr needs a zarr below 3, all the rest one from 3 on: NWB in zarr stores is tested in an environment of its own.
 NWB_ZARR := .venv-nwb-zarr
 
-.PHONY: help test lint types unit demo bench soak format clean
+# cellmap-data needs a zarr below 3, and brings more than a gigabyte: a target of its own.
+CELLMAP := .venv-cellmap
+
+.PHONY: help test test-cellmap lint types unit demo bench soak format clean
 
 help:
-	@echo "make test    everything CI checks: format, lint, types, architecture, tests (about 7 minutes)"
+	@echo "make test    everything CI checks: format, lint, types, architecture, tests (about 9 minutes)"
+	@echo "make test-cellmap    our loader over the cellmap-data package's own data sets"
 	@echo "make demo    generate data, train, be killed, resume bit-equal (under 2 minutes)"
 	@echo "make bench   speed and memory, as ratios to limits measured in the same run"
 	@echo "make soak    the same laws over many more random cases, and 200 epochs for leaks"
@@ -41,6 +45,15 @@ unit: $(READY) $(NWB_ZARR)/.ready
 
 test: lint types unit
 
+$(CELLMAP)/.ready: constraints-cellmap.txt
+	@echo "Setting up $(CELLMAP) (about two minutes, more than a gigabyte) ..."
+	@$(PYTHON) -m venv --clear $(CELLMAP)
+	@$(CELLMAP)/bin/pip install --quiet --disable-pip-version-check -c constraints-cellmap.txt cellmap-data xxhash typer
+	@touch $@
+
+test-cellmap: $(READY) $(CELLMAP)/.ready
+	PENSTOCK_CELLMAP_PYTHON=$(CURDIR)/$(CELLMAP)/bin/python $(BIN)/pytest -q tests/recipes/test_cellmap_package.py
+
 demo: $(READY)
 	@$(BIN)/penstock demo
 
@@ -55,4 +68,4 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(NWB_ZARR) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/out
+	rm -rf $(VENV) $(NWB_ZARR) $(CELLMAP) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/out

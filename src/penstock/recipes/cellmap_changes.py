@@ -21,7 +21,8 @@ class ValueChange:
     Parameters
     ----------
     change
-        Called with a tensor; one that takes a second argument, such as `penstock.GaussianNoise`, is given a generator.
+        Called with a tensor. One that must be given a second argument, such as `penstock.GaussianNoise`, or that calls
+        it `rng` or `generator`, is given a generator of numpy.
     """
 
     def __init__(self, change: Callable[..., Any], name: str) -> None:
@@ -32,7 +33,7 @@ class ValueChange:
 
     def __call__(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
         """Return other values."""
-        tensor = torch.from_numpy(values)
+        tensor = torch.from_numpy(np.ascontiguousarray(values))  # a mirrored patch runs backwards
         found = self._change(tensor, rng) if self._random else self._change(tensor)
         if not isinstance(found, torch.Tensor | np.ndarray):
             raise OptionError(f"{self._name} returned a {type(found).__name__}; it takes a tensor and returns one.")
@@ -64,7 +65,7 @@ class PatchChanges:
         found = []
         for name, others in (given or {}).items():
             unknown = [other for other in (name, *others) if other not in places]
-            if name in places and len(unknown) < len(others) + 1:
+            if name in places and len(unknown) < len(others):  # the dict may be about more classes than are asked for
                 found.append((places[name], tuple(places[other] for other in others if other in places)))
         return tuple(found)
 
@@ -96,10 +97,11 @@ class PatchChanges:
 
 
 def _takes_two(change: Callable[..., Any]) -> bool:
+    # A module of torch is called with anything; what it takes is said by its forward.
+    called = change.forward if isinstance(change, torch.nn.Module) else change
     try:
-        inspect.signature(change).bind(None, None)
-    except TypeError:
+        parameters = list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):  # of C, without a signature
         return False
-    except ValueError:  # of C, without a signature
-        return False
-    return True
+    places = [entry for entry in parameters if entry.kind in (entry.POSITIONAL_ONLY, entry.POSITIONAL_OR_KEYWORD)]
+    return len(places) > 1 and (places[1].default is places[1].empty or places[1].name in ("rng", "generator"))

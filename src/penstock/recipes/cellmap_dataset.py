@@ -2,10 +2,9 @@
 
 import operator
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -13,12 +12,13 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset, Subset
 
 from penstock.core.checks import whole_number
-from penstock.core.errors import OptionError, SourceError
-from penstock.core.seeds import generator_for
+from penstock.core.errors import OptionError
+from penstock.core.seeds import generator_for, key_for
 from penstock.recipes.cellmap_changes import PatchChanges, ValueChange
+from penstock.recipes.cellmap_cover import covering_places
+from penstock.recipes.cellmap_labels import label_paths, split_target_path, voxels_of
 from penstock.recipes.cellmap_sampling import MutableSubsetRandomSampler, min_redundant_inds, seed_of
 from penstock.source.combine import Numbered
-from penstock.source.ngff import Multiscale
 from penstock.source.volume import VolumeArray, VolumeSource
 from penstock.transform.spatial import Spatial
 
@@ -27,20 +27,16 @@ __all__ = ["CellMapDataset", "split_target_path"]
 Arrays = Mapping[str, Mapping[str, Sequence[float]]]
 
 
-def split_target_path(path: str) -> tuple[str, list[str]]:
-    """Return the template and the names of a path to labels.
+class DatasetOptions(TypedDict, total=False):
+    """What else a `CellMapDataset` takes, by name."""
 
-    Examples
-    --------
-    >>> split_target_path("/x.zarr/labels/[mito,er]")
-    ('/x.zarr/labels/{label}', ['mito', 'er'])
-    """
-    found = re.search(r"\[([^\[\]]*)\]", path)
-    if found is None:
-        head, _, name = path.rstrip("/").rpartition("/")
-        return f"{head}/{{label}}", [name]
-    names = [name.strip() for name in found[1].split(",") if name.strip()]
-    return f"{path[: found.start()]}{{label}}{path[found.end() :]}", names
+    rng: torch.Generator | int | None
+    force_has_data: bool
+    empty_value: float
+    pad: bool
+    device: str | torch.device | None
+    max_workers: int | None
+    cache_bytes: int
 
 
 class CellMapDataset(Dataset[Any]):
@@ -54,7 +50,8 @@ class CellMapDataset(Dataset[Any]):
     raw_path
         An OME-NGFF volume: a path or a URL.
     target_path
-        Of the labels: `.../labels/[mito,er]`, each an OME-NGFF volume. None: no targets.
+        Of the labels: `.../labels/[mito,er]`, each an OME-NGFF volume. None: no targets. A class that is not named is
+        unknown; so is, with a warning in the log, one that is named and not there.
     classes
         In the order of the channels of a target.
     input_arrays, target_arrays
@@ -72,19 +69,19 @@ class CellMapDataset(Dataset[Any]):
     context
         Of TensorStore, which is not used here; None. `cache_bytes` bounds what is kept.
     rng
-        A torch generator or a seed, of the augmentation.
+        A torch generator or a seed, of the augmentation. This one, and all after it, by name only.
     force_has_data
         Keep a data set whose raw volume is there, but which has no label of any class.
     empty_value
-        Of voxels outside, and of missing classes.
+        Of voxels outside; NaN by default. Classes that are missing are NaN whatever it is.
     pad
-        Allow patches that reach over the border; False: only those that lie within.
+        Allow patches that reach over the border, which is the default; False: only those that lie within.
     device
         Where items are put; a `CellMapDataLoader` does that for batches.
     max_workers
         Threads that read one batch; None: as many as there are CPUs.
     cache_bytes
-        Decoded chunks that are kept, in each process.
+        Decoded chunks that are kept, in each process; 256 MiB.
     """
 
     def __init__(
@@ -101,56 +98,42 @@ class CellMapDataset(Dataset[Any]):
         is_train: bool = False,
         axis_order: str = "zyx",
         context: None = None,
-        rng: torch.Generator | int | None = None,
-        force_has_data: bool = False,
-        empty_value: float = float("nan"),
-        pad: bool = True,
-        device: str | torch.device | None = None,
-        max_workers: int | None = None,
-        cache_bytes: int = 256 * 2**20,
+        **options: Unpack[DatasetOptions],
     ) -> None:
+        unknown = sorted(set(options) - set(DatasetOptions.__annotations__))
+        if unknown:
+            raise OptionError(f"{', '.join(unknown)}: not known here; use {', '.join(DatasetOptions.__annotations__)}.")
         if context is not None:
             raise OptionError("context is TensorStore's, which is not used; cache_bytes bounds what is kept in memory.")
-        self.raw_path, self.target_path = os.fspath(raw_path), target_path
+        self.raw_path, self.target_path = os.fspath(raw_path), None if target_path is None else os.fspath(target_path)
         self.classes = list(classes or [])
         self.input_arrays, self.target_arrays = dict(input_arrays), dict(target_arrays or {})
-        self.axis_order, self.is_train, self.pad, self.empty_value = axis_order, is_train, pad, empty_value
+        self.axis_order, self.is_train = axis_order, is_train
         self.spatial_transforms, self.class_relation_dict = spatial_transforms, class_relation_dict
-        self.force_has_data, self.device, self.max_workers = force_has_data, device, max_workers
         self.raw_value_transforms, self.target_value_transforms = raw_value_transforms, target_value_transforms
-        self.seed = seed_of(rng)
-        self._cache_bytes = cache_bytes
+        self.seed = seed_of(options.get("rng"))
+        self.pad, self.empty_value = options.get("pad", True), options.get("empty_value", float("nan"))
+        self.force_has_data, self.device = options.get("force_has_data", False), options.get("device")
+        self.max_workers = options.get("max_workers")
+        self._cache_bytes = options.get("cache_bytes", 256 * 2**20)
         _check_names(self.input_arrays, self.target_arrays, self.classes)
-        self.label_paths = self._labels()
+        self.label_paths: dict[str, str | None] = {}
+        if self.target_arrays:
+            self.label_paths = label_paths(self.target_path, self.classes, may_be_empty=self.force_has_data)
         # In shared memory, so that workers that are running see which epoch it is.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._make()
 
-    def _labels(self) -> dict[str, str | None]:
-        """Return where the labels of each class are; None where there are none."""
-        if not self.target_arrays:
-            return {}
-        template, named = split_target_path(str(self.target_path))
-        found: dict[str, str | None] = {}
-        for name in self.classes:
-            path = template.format(label=name)
-            found[name] = path if name in named and ("://" in path or os.path.isdir(path)) else None  # noqa: PTH112
-        if not any(found.values()) and not self.force_has_data:
-            raise SourceError(
-                f"None of the classes {self.classes} has labels at {self.target_path}; mend the path, or use "
-                "force_has_data=True for a volume whose labels are all unknown."
-            )
-        return found
-
     def _make(self) -> None:
         """Make the source and what is done to its patches, of what the attributes say."""
+        self.__dict__.pop("validation_indices", None)
         outs = {name: _spec(name, array, "linear", self.empty_value) for name, array in self.input_arrays.items()}
         outs |= {name: _spec(name, array, "nearest", self.empty_value) for name, array in self.target_arrays.items()}
         spatial = None
         if self.is_train and self.spatial_transforms:
             spatial = Spatial(self.spatial_transforms, outs, axis_order=self.axis_order)
         paths: dict[str, tuple[str | None, ...]] = dict.fromkeys(self.input_arrays, (self.raw_path,))
-        paths |= dict.fromkeys(self.target_arrays, tuple(self.label_paths[name] for name in self.classes))
+        paths |= dict.fromkeys(self.target_arrays, tuple(self.label_paths.values()))
         arrays = {
             name: VolumeArray(paths[name], shape, scale, interpolation, pad_value=fill)
             for name, (shape, scale, interpolation, fill) in outs.items()
@@ -230,7 +213,11 @@ class CellMapDataset(Dataset[Any]):
 
     @cached_property
     def validation_indices(self) -> list[int]:
-        """Items whose patches lie side by side and cover everything; the last ones overlap those before them."""
+        """Items whose patches lie side by side and cover everything; the last ones overlap those before them.
+
+        Without padding, everything is what any patch of a target reaches: an input with more around it, and margins of
+        augmentation, keep it away from the border.
+        """
         arrays = self.target_arrays or self.input_arrays
         extents = {
             axis: min(
@@ -246,19 +233,19 @@ class CellMapDataset(Dataset[Any]):
 
     def get_indices(self, chunk_size: Mapping[str, float]) -> list[int]:
         """Return items whose patches, of `chunk_size` world units by axis, lie side by side and cover everything."""
-        ladders: list[NDArray[np.float64]] = []
-        for axis, voxel in zip(self.axis_order, self.volume.voxel_size, strict=True):
-            (low, high), (first, last) = self.bounding_box[axis], self.sampling_box[axis]
-            tile = chunk_size.get(axis, voxel)
-            step = max(1, int(tile / voxel + 1e-6)) * voxel
-            places = np.arange(low + tile / 2, high - tile / 2 + voxel / 2, step)
-            if not len(places) or places[-1] + tile / 2 < high - 1e-6 * voxel:
-                places = np.append(
-                    places, max(low + tile / 2, high - tile / 2) if high - low > tile else (low + high) / 2
-                )
-            ladders.append(np.unique(np.clip(places, first, last)))
-        centres = np.stack(np.meshgrid(*ladders, indexing="ij"), axis=-1).reshape(-1, len(ladders))
-        return list(dict.fromkeys(int(item) for item in self.volume.item_at(centres)))
+        unknown = sorted(set(chunk_size) - set(self.axis_order))
+        if unknown:
+            raise OptionError(f"chunk_size names {unknown}; the axes are {', '.join(self.axis_order)}.")
+        (origin,) = self.volume.centre_of(self.volume.item_of([[0, 0, 0]]))
+        ladders = [
+            covering_places(axis, self.bounding_box[axis], chunk_size.get(axis, step), (float(first), step, count))
+            for axis, first, step, count in zip(
+                self.axis_order, origin, self.volume.voxel_size, self.volume.grid_shape, strict=True
+            )
+        ]
+        places = np.stack(np.meshgrid(*ladders, indexing="ij"), axis=-1).reshape(-1, len(ladders))
+        found: list[int] = self.volume.item_of(places).tolist()
+        return found
 
     def _axes(self, array: Mapping[str, Sequence[float]]) -> str:
         return self.axis_order[-len(array["shape"]) :]
@@ -266,20 +253,21 @@ class CellMapDataset(Dataset[Any]):
     # -- classes -------------------------------------------------------------------------------------------------------
 
     @cached_property
+    def _voxels(self) -> dict[str, tuple[int, int]]:
+        """Of each class, how many voxels are labelled with it, and how many there are; 0 where there are no labels."""
+        scale = next(iter(self.target_arrays.values()), {"scale": ()})["scale"]
+        at = dict(zip(self.axis_order[-len(scale) :], scale, strict=True)) if len(scale) else {}
+        return {name: (0, 0) if path is None else voxels_of(path, at) for name, path in self.label_paths.items()}
+
+    @property
     def class_counts(self) -> dict[str, int]:
         """Voxels of each class, of the level that is read; 0 where there are no labels. Reads all of them, once."""
-        scale = next(iter(self.target_arrays.values()), {"scale": ()})["scale"]
-        return {
-            name: 0 if path is None else _count(path, dict(zip(self.axis_order[-len(scale) :], scale, strict=True)))
-            for name, path in self.label_paths.items()
-        }
+        return {name: count for name, (count, _) in self._voxels.items()}
 
     @property
     def class_weights(self) -> dict[str, float]:
         """Voxels without a class for each one with it: what a loss may weigh it with; 1 where there are none."""
-        total = int(np.prod([round((high - low) / size) for (low, high), size in zip(
-            (self.bounding_box[axis] for axis in self.axis_order), self.volume.voxel_size, strict=True)]))  # fmt: skip
-        return {name: (total - count) / count if count else 1.0 for name, count in self.class_counts.items()}
+        return {name: (total - count) / count if count else 1.0 for name, (count, total) in self._voxels.items()}
 
     def get_crop_class_matrix(self) -> NDArray[np.bool_]:
         """Return whether this crop has each class: (1, classes)."""
@@ -340,7 +328,7 @@ class _Draws:
 
     def __call__(self) -> list[int]:
         self._calls += 1
-        seed = None if self._seed < 0 else (self._seed + self._calls * 1_000_003) % 2**62
+        seed = None if self._seed < 0 else key_for(self._seed, "subset", self._calls) >> 1
         return self._dataset.get_random_subset_indices(self._count, seed)
 
 
@@ -369,19 +357,3 @@ def _check_names(inputs: Arrays, targets: Arrays, classes: Sequence[str]) -> Non
 
 def _value_change(change: Callable[..., Any] | None, name: str) -> ValueChange | None:
     return None if change is None else ValueChange(change, name)
-
-
-def _count(path: str, scale: Mapping[str, float]) -> int:
-    """Return how many voxels of a volume are more than 0, layer by layer."""
-    level = Multiscale.opened(path).level_for(scale)
-    return sum(int(np.count_nonzero(layer > 0)) for layer in _layers(level.array))
-
-
-def _layers(array: Any) -> Iterator[NDArray[Any]]:
-    rows = array.chunk_rows
-    for start in range(0, array.shape[0], rows):
-        stop = min(array.shape[0], start + rows)
-        layer = np.empty((stop - start, *array.shape[1:]), array.dtype)
-        for task in array.tasks(start, stop, tuple((0, size) for size in array.shape[1:]), layer):
-            task()
-        yield layer

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from penstock.core.errors import OptionError
+from penstock.core.seeds import generator_for
 from penstock.recipes.cellmap_changes import ValueChange
-from penstock.recipes.cellmap_dataset import _count
+from penstock.recipes.cellmap_labels import voxels_of
 from penstock.source.volume import VolumeArray, VolumeSource
 
 __all__ = ["CellMapImage", "EmptyImage"]
@@ -34,7 +35,7 @@ class CellMapImage:
     axis_order
         Of shapes, scales and patches.
     value_transform
-        Called with the tensor of a patch.
+        Called with the tensor of a patch; or with it and a generator, which is the same one for the same patch.
     context
         Of TensorStore, which is not used here; None.
     device
@@ -77,15 +78,15 @@ class CellMapImage:
     @cached_property
     def class_counts(self) -> int:
         """Voxels above 0, of the level that is read. Reads all of them, once; writes nothing."""
-        return _count(self.path, dict(zip(self.axis_order[-len(self.scale) :], self.scale, strict=True)))
+        return voxels_of(self.path, dict(zip(self.axis_order[-len(self.scale) :], self.scale, strict=True)))[0]
 
     def __getitem__(self, center: Mapping[str, float]) -> torch.Tensor:
         axes = self.axis_order[-3:]
-        if set(center) != set(axes):
-            raise OptionError(f"A point has coordinates {', '.join(axes)}, got {', '.join(center)}.")
+        if not isinstance(center, Mapping) or set(center) != set(axes):
+            raise OptionError(f"A point has coordinates by axis, {', '.join(axes)}; got {center!r}.")
         items = self._source.item_at(np.array([[center[axis] for axis in axes]], np.float64))
         patch = np.array(self._source.take(items)["image"][0])
-        values = patch if self._change is None else self._change(patch, np.random.default_rng(0))
+        values = patch if self._change is None else self._change(patch, generator_for(0, "image", int(items[0])))
         return torch.from_numpy(values).to(self.device or "cpu")
 
     def to(self, device: str | torch.device) -> "CellMapImage":

@@ -1,6 +1,7 @@
 """Seed 003: batches of patches, under the names that CellMap's users have, on top of the one loader there is."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,10 @@ import torch
 from torch.utils.data import Sampler, Subset, default_collate
 
 from penstock.core.checks import whole_number
-from penstock.core.errors import OptionError, ResumeError
-from penstock.core.protocols import Order
+from penstock.core.errors import OptionError, PenstockError, ResumeError
+from penstock.core.index import Index
+from penstock.core.protocols import Order, Source, Transform
+from penstock.feed.device import checked_device, mapped
 from penstock.feed.loader import Loader
 from penstock.plan.listed import Listed
 from penstock.plan.order import Sequential, Shuffle
@@ -18,13 +21,17 @@ from penstock.plan.plan import Plan, Tail
 from penstock.plan.spans import BalancedSpans
 from penstock.recipes.cellmap_dataset import CellMapDataset
 from penstock.recipes.cellmap_multi import CellMapMultiDataset
-from penstock.recipes.cellmap_sampling import crop_weights, seed_of
+from penstock.recipes.cellmap_package import MadeWithGenerator, keepers_of
+from penstock.recipes.cellmap_sampling import crop_starts, crop_weights, seed_of
 from penstock.run.machine import this_machine
 from penstock.run.options import RunOptions
+from penstock.source.combine import Take
 from penstock.source.dataset import DatasetSource
 
 __all__ = ["CellMapDataLoader"]
 
+_LOG = logging.getLogger("penstock")
+_MIXED_GROUPS = 4  # of near patches: more mix better, and their chunks need more room in the cache (bench/volumes.py)
 _PINNED_SHARE = 4  # of the memory that is free, batches may pin one part in so many
 
 
@@ -49,9 +56,12 @@ class CellMapDataLoader:
     weighted_sampler
         Give every class the same share: a crop that has the class, then any place in it.
     sampler
-        A torch sampler, or a function without arguments that returns one; asked anew for each epoch.
+        A torch sampler, or a function without arguments that returns one; asked anew for each epoch. One that has
+        `set_epoch` is told the epoch. With a state of a later epoch, one that has not is asked for the epochs before,
+        so that a seeded generator of its own gets to where it was.
     is_train
-        False: all of the data set, in order; of volumes, patches that cover them.
+        False: all of the data set, in order; of volumes, patches that cover them, in the order of storage. Whether
+        patches are augmented is said by the data set.
     rng
         A torch generator, or a seed.
     device
@@ -63,8 +73,9 @@ class CellMapDataLoader:
         that chunks are decoded more rarely. 1: no such thing.
     kwargs
         As torch's DataLoader has them: `pin_memory` (None: where the device is CUDA, and memory allows it),
-        `persistent_workers` (True by default), `prefetch_factor` (2), `drop_last` (False), `collate_fn`, `timeout`,
-        `multiprocessing_context`.
+        `persistent_workers` (True by default; never where a data set of another kind has `set_epoch`),
+        `prefetch_factor` (2), `drop_last` (False), `collate_fn`, `timeout`, `multiprocessing_context` (a name or a
+        context; workers are processes, then).
     """
 
     def __init__(
@@ -91,13 +102,22 @@ class CellMapDataLoader:
             whole_number("iterations_per_epoch", iterations_per_epoch, at_least=1)
         if sampler is not None and (weighted_sampler or iterations_per_epoch is not None):
             raise OptionError("sampler decides over the order; leave out weighted_sampler and iterations_per_epoch.")
+        if not is_train and (weighted_sampler or iterations_per_epoch is not None):
+            raise OptionError(
+                "is_train=False takes all there is, in order; leave out weighted_sampler and iterations_per_epoch, or "
+                "give a Subset or a sampler to take less."
+            )
         self._volume, self._selected = _own(dataset)
         self.classes = self._checked_classes(classes)
         self._take_options(dict(kwargs))
-        self._source = self._volume.source if self._volume is not None else DatasetSource(dataset)
-        self._epoch = 0
+        self._source, self._transform = self._source_and_transform()
+        self._n_sampled = 0
+        """Epochs that the sampler was asked for."""
+        self._next_sampler: Any = None
         self._due: Mapping[str, Any] | None = None
-        self._loader = self._made(self._order())
+        self._goes_on = False
+        self._order = self._first_order()
+        self._loader = self._made()
 
     # -- iterating -----------------------------------------------------------------------------------------------------
 
@@ -112,9 +132,13 @@ class CellMapDataLoader:
         return self._loader
 
     def __iter__(self) -> Iterator[Any]:
-        if self.sampler is not None:
+        if self.sampler is not None and not self._goes_on:
             self._sample()
-        return iter(self._loader)
+        self._goes_on = False
+        iteration = iter(self._loader)
+        if self._is_told_epochs():
+            self.dataset.set_epoch(self._loader.epoch)
+        return iteration
 
     def __len__(self) -> int:
         if self.sampler is not None:
@@ -123,22 +147,36 @@ class CellMapDataLoader:
         return len(self._loader)
 
     def __getitem__(self, indices: int | Sequence[int]) -> Any:
-        """Return some items as a batch."""
-        numbers = [indices] if isinstance(indices, int) else list(indices)
-        return self.collate_fn([self.dataset[number] for number in numbers])
+        """Return some items as a batch, on the device."""
+        numbers = np.atleast_1d(np.asarray(indices))
+        if numbers.ndim != 1 or not numbers.size or not np.issubdtype(numbers.dtype, np.integer):
+            raise OptionError(f"loader[{indices!r}]: give the number of an item, or a list of one or more.")
+        items = [self.dataset[number] for number in numbers.tolist()]
+        batch = (self._collate or self.collate_fn)(items)
+        return batch if self.device is None else mapped(batch, lambda tensor: tensor.to(self.device))
 
     def refresh(self) -> None:
         """Leave out what is left of this epoch: the next iteration draws anew. Workers stay."""
         if self.sampler is None:
             self._loader.set_epoch(self._loader.epoch + bool(self._loader.remaining < len(self._loader)))
+            return
+        self._goes_on, self._next_sampler = False, None
+        if callable(getattr(self.sampler, "refresh", None)):
+            self.sampler.refresh()  # type: ignore[union-attr]  # a MutableSubsetRandomSampler, or one like it
 
     def to(self, device: str | torch.device) -> "CellMapDataLoader":
         """Let batches arrive on `device`, from where the loader stands; return the loader."""
-        state = self.state_dict()
-        self.device = device
+        before, self.device = self.device, device
+        try:
+            moved = self._made()
+        except PenstockError:
+            self.device = before
+            raise
+        state = self._loader.state_dict()
         self._loader.close()
-        self._loader = self._made(self._order())
-        self.load_state_dict(state)
+        self._loader = moved
+        self._loader.load_state_dict(state)
+        self._goes_on = self._goes_on or bool(state["batch"])
         return self
 
     def close(self) -> None:
@@ -147,15 +185,14 @@ class CellMapDataLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands: small plain JSON."""
-        return {"sampled": self._epoch, **self._loader.state_dict()}
+        return dict(self._due) if self._due is not None else self._loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken; a sampler must give the order again that it gave then."""
-        rest = {name: value for name, value in state.items() if name != "sampled"}
-        if self.sampler is not None:
-            self._epoch, self._due = int(state["sampled"]), rest
+        if self.sampler is None:
+            self._loader.load_state_dict(state)
         else:
-            self._loader.load_state_dict(rest)
+            self._due, self._goes_on = dict(state), False
 
     @staticmethod
     def collate_fn(batch: list[Any]) -> Any:
@@ -180,19 +217,29 @@ class CellMapDataLoader:
             )
         return own or list(classes or [])
 
+    def _is_told_epochs(self) -> bool:
+        """Whether the data set augments by an epoch that it is told; of our own volumes, the loader knows it."""
+        return self._volume is None and callable(getattr(self.dataset, "set_epoch", None))
+
     def _take_options(self, given: dict[str, Any]) -> None:
         self.default_kwargs = dict(given)
         prefetch = given.pop("prefetch_factor", None)
         if prefetch is not None and (isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1):
             raise OptionError(f"prefetch_factor must be a positive integer, got {prefetch!r}.")
         self._prefetch_factor = (2 if prefetch is None else prefetch) if self.num_workers else None
-        self._persistent_workers = bool(given.pop("persistent_workers", True)) and self.num_workers > 0
+        # Workers that stay would not learn what another data set is told in this process.
+        stay = bool(given.pop("persistent_workers", True)) and not self._is_told_epochs()
+        self._persistent_workers = stay and self.num_workers > 0
         self._drop_last = bool(given.pop("drop_last", False))
         self._collate = given.pop("collate_fn", None)
         self._timeout = given.pop("timeout", None) or None
         context = given.pop("multiprocessing_context", None)
+        if context is not None and not self.num_workers:
+            raise OptionError("multiprocessing_context says how workers start; use num_workers of 1 or more with it.")
         self._start_method: Any = context if context is None or isinstance(context, str) else context.get_start_method()
         self._wants_pinned = given.pop("pin_memory", None)
+        if self._wants_pinned and not torch.cuda.is_available():
+            _LOG.warning("pin_memory=True has no effect: this torch sees no CUDA device.")
         if given:
             raise OptionError(
                 f"{', '.join(sorted(given))}: not known here; allowed are pin_memory, persistent_workers, "
@@ -202,7 +249,7 @@ class CellMapDataLoader:
     @property
     def _pin_memory(self) -> bool:
         """Whether batches are pinned: as was said, or where the device is CUDA and there is memory for it."""
-        cuda = self.device is not None and torch.device(self.device).type == "cuda"
+        cuda = checked_device(self.device).type == "cuda"
         if self._wants_pinned is not None:
             return bool(self._wants_pinned) and (cuda or torch.cuda.is_available())
         return cuda and self._fits_pinned()
@@ -215,9 +262,9 @@ class CellMapDataLoader:
         held = 2 + self.num_workers * (self._prefetch_factor or 0)
         return held * batch * _PINNED_SHARE <= this_machine().memory_bytes
 
-    def _order(self) -> Order:
+    def _first_order(self) -> Order:
         if self.sampler is not None:
-            return Listed(np.zeros(0, np.int64))  # none is asked for before an epoch begins
+            return Sequential()  # in the place of what the sampler gives, which is asked for when an epoch begins
         if not self.is_train:
             return Sequential()
         count = None if self.iterations_per_epoch is None else self.iterations_per_epoch * self.batch_size
@@ -228,80 +275,106 @@ class CellMapDataLoader:
             return Shuffle()
         if count > items:  # each as often as any other
             return BalancedSpans((0,), (1.0,), count)
-        return SubsetOrder(count, near=min(self._near, count) if self._volume is not None else 1)
+        near = min(self._near, count) if self._volume is not None else 1
+        return SubsetOrder(count, near=near, window=_MIXED_GROUPS)
 
     def _weighted(self, count: int) -> Order:
-        crops = self.dataset
-        if (
-            self._selected is not None
-            or not hasattr(crops, "get_crop_class_matrix")
-            or not hasattr(crops, "crop_starts")
-        ):
+        starts = None if self._selected is not None else crop_starts(self.dataset)
+        if starts is None:
             raise OptionError(
                 f"weighted_sampler=True needs a data set that knows its crops, such as CellMapMultiDataset, got "
-                f"{type(crops).__name__}; use a sampler of your own."
+                f"{type(self.dataset).__name__}; use a sampler of your own."
             )
-        return BalancedSpans(
-            tuple(crops.crop_starts), tuple(crop_weights(crops.get_crop_class_matrix(), self.classes)), count
-        )
+        weights = crop_weights(self.dataset.get_crop_class_matrix(), self.classes)
+        return BalancedSpans(tuple(starts), tuple(weights), count)
 
-    def _index(self) -> Any:
+    def _source_and_transform(self) -> tuple[Source, Transform | None]:
+        if self._volume is None:
+            keepers = keepers_of(self.dataset)
+            if not keepers:
+                return DatasetSource(self.dataset), None
+            numbers = DatasetSource(range(len(self.dataset)), identity=type(self.dataset).__qualname__)
+            return numbers, MadeWithGenerator(self.dataset, keepers)
+        source: Source = self._volume.source
+        if self._selected is not None:  # in the order of the Subset, which an index would sort
+            source = Take(source, np.asarray(self._selected, np.int64))
+        changes = self._volume.changes
+        return source, changes if changes.needed else None
+
+    def _index(self) -> Index:
         index = self._source.index
-        chosen = self._selected
-        if chosen is None and not self.is_train and self._volume is not None and self.sampler is None:
-            chosen = self._volume.validation_indices
-        return index if chosen is None else index.select(np.asarray(chosen, np.int64))
+        if self._volume is None or self._selected is not None or self.is_train or self.sampler is not None:
+            return index
+        return index.select(np.asarray(self._volume.validation_indices, np.int64))
 
-    def _made(self, order: Order) -> Loader:
+    def _made(self) -> Loader:
         tail: Tail = "drop" if self._drop_last else "short"
         seed = seed_of(self.rng, getattr(self._volume, "seed", 0))
-        changes = self._volume.changes if self._volume is not None else None
         options = RunOptions(
+            executor="auto" if self._start_method is None else "processes",
             prefetch=self._prefetch_factor or 2,
             persistent=self._persistent_workers,
             start_method=self._start_method,
             timeout_seconds=self._timeout,
             pin_memory=self._pin_memory,
         )
-        collate = self._collate or (None if self._volume is not None else self.collate_fn)
         return Loader(
             self._source,
-            Plan(self._index(), order, self.batch_size, seed, tail=tail),
-            transform=changes if changes is not None and changes.needed else None,
-            collate=collate,
+            Plan(self._index(), self._order, self.batch_size, seed, tail=tail),
+            transform=self._transform,
+            collate=self._collate or (None if self._volume is not None else self.collate_fn),
             num_workers=self.num_workers,
             device=self.device,
             options=options,
         )
 
     def _asked_sampler(self) -> Any:
-        sampler = self.sampler
-        return sampler() if callable(sampler) and not isinstance(sampler, Sampler) else sampler
+        """Return the sampler of the epoch that comes next; a function is called once for each epoch."""
+        if not callable(self.sampler) or isinstance(self.sampler, Sampler):
+            return self.sampler
+        if self._next_sampler is None:
+            self._next_sampler = self.sampler()
+        return self._next_sampler
+
+    def _sampled(self, epoch: int) -> list[int]:
+        sampler, self._next_sampler = self._asked_sampler(), None
+        if not isinstance(sampler, Iterable):
+            raise OptionError(f"sampler gave {sampler!r}; give a torch sampler, or a function that returns one.")
+        if callable(getattr(sampler, "set_epoch", None)):
+            sampler.set_epoch(epoch)  # type: ignore[attr-defined]  # as that of DistributedSampler
+        self._n_sampled = epoch + 1
+        return [int(item) for item in sampler]
 
     def _sample(self) -> None:
-        """Make a loader of the items that the sampler gives for this epoch."""
-        sampler = self._asked_sampler()
-        if callable(getattr(sampler, "set_epoch", None)):
-            sampler.set_epoch(self._epoch)
-        items = np.fromiter((int(item) for item in sampler), np.int64)
-        due, self._due = self._due, None
-        self._loader.close()
-        self._loader = self._made(Listed(items))
+        """Make a loader of the items that the sampler gives for the epoch that comes."""
+        due = self._due
+        epoch = self._n_sampled if due is None else int(due["epoch"])
+        while self._n_sampled < epoch:
+            self._sampled(self._n_sampled)
+        self._order = Listed(np.array(self._sampled(epoch), np.int64))
+        made = self._made()
+        made.set_epoch(epoch)  # the list is the same in every epoch, augmentation is not
+        if due is not None and not (due["batch"] or due["origin"]):  # nothing of this epoch's order has come yet
+            due = {**due, "plan": {**due["plan"], "order": made.state_dict()["plan"]["order"]}}
         if due is not None:
             try:
-                self._loader.load_state_dict({**due, "epoch": 0})
+                made.load_state_dict(due)
             except ResumeError as error:
                 raise ResumeError(f"The sampler gives another order than when the state was saved: {error}") from error
-        else:
-            self._epoch += 1
+        self._due = None
+        self._loader.close()
+        self._loader = made
 
 
 def _own(dataset: Any) -> tuple[CellMapDataset | CellMapMultiDataset | None, list[int] | None]:
     """Return the volumes under a data set, and which of their items; None where it has none of ours."""
+    selected: list[int] | None = None
+    while isinstance(dataset, Subset):
+        indices = [int(index) for index in dataset.indices]
+        selected = indices if selected is None else [indices[place] for place in selected]
+        dataset = dataset.dataset
     if isinstance(dataset, CellMapDataset | CellMapMultiDataset):
-        return dataset, None
-    if isinstance(dataset, Subset) and isinstance(dataset.dataset, CellMapDataset | CellMapMultiDataset):
-        return dataset.dataset, list(dataset.indices)
+        return dataset, selected
     return None, None
 
 

@@ -1,6 +1,7 @@
 """Seed 003: several volumes as one data set, and their split into training and validation."""
 
 import csv
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -62,7 +63,7 @@ class CellMapMultiDataset(ConcatDataset[Any]):
                         "wanted; make all of them with the same."
                     )
 
-    @cached_property
+    @property
     def source(self) -> Numbered:
         """All patches, one data set after the other."""
         return Numbered(Concat([crop.volume for crop in self.datasets]))
@@ -95,7 +96,7 @@ class CellMapMultiDataset(ConcatDataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return items; those of one data set are read together."""
-        numbers = np.asarray(indices, np.int64)
+        numbers = np.array([operator.index(index) for index in indices], np.int64)
         wrong = numbers[(numbers < 0) | (numbers >= len(self))]
         if len(wrong):
             raise IndexError(f"There is no item {wrong[0]}; {self!r} has items 0–{len(self) - 1}.")
@@ -119,6 +120,30 @@ class CellMapMultiDataset(ConcatDataset[Any]):
             crop.to(device)
         return self
 
+    def get_center(self, idx: int) -> dict[str, float]:
+        """Return the centre of an item, in the world units of its crop, by axis."""
+        if not 0 <= idx < len(self):
+            raise IndexError(f"There is no item {idx}; {self!r} has items 0–{len(self) - 1}.")
+        crop = int(np.searchsorted(self.cumulative_sizes, idx, side="right"))
+        return self.datasets[crop].get_center(idx - self.crop_starts[crop])
+
+    def set_raw_value_transforms(self, transforms: Callable[..., Any] | None) -> None:
+        """Change raw values so from now on, in all crops."""
+        for crop in self.datasets:
+            crop.set_raw_value_transforms(transforms)
+
+    def set_target_value_transforms(self, transforms: Callable[..., Any] | None) -> None:
+        """Change target values so from now on, in all crops."""
+        for crop in self.datasets:
+            crop.set_target_value_transforms(transforms)
+
+    def set_spatial_transforms(self, transforms: Mapping[str, Any] | None) -> None:
+        """Change places so from now on, in training, in all crops; without padding, they may have other items."""
+        for crop in self.datasets:
+            crop.set_spatial_transforms(transforms)
+        self.cumulative_sizes = np.cumsum([len(crop) for crop in self.datasets]).tolist()
+        self.__dict__.pop("validation_indices", None)
+
     @property
     def crop_starts(self) -> list[int]:
         """The first item of each crop."""
@@ -128,6 +153,16 @@ class CellMapMultiDataset(ConcatDataset[Any]):
     def class_counts(self) -> dict[str, int]:
         """Voxels of each class, in all crops."""
         return {name: sum(crop.class_counts.get(name, 0) for crop in self.datasets) for name in self.classes}
+
+    @property
+    def class_weights(self) -> dict[str, float]:
+        """Voxels without a class for each one with it, in all crops; 1 where there are none."""
+        found = {}
+        for name in self.classes:
+            voxels = [crop._voxels.get(name, (0, 0)) for crop in self.datasets]
+            count, total = (sum(numbers) for numbers in zip(*voxels, strict=True))
+            found[name] = (total - count) / count if count else 1.0
+        return found
 
     @property
     def dataset_weights(self) -> dict[CellMapDataset, float]:
@@ -182,13 +217,14 @@ class CellMapDataSplit:
     input_arrays, target_arrays, classes
         Of `CellMapDataset`.
     pad
-        Allow patches over the border: for both, or `{"train": True, "validate": False}`.
+        Allow patches over the border: for both, for one (`"train"`), or `{"train": True, "validate": False}`.
     datasets
         `{"train": [...], "validate": [...]}`.
     dataset_dict
         `{"train": [{"raw": path, "gt": path}, ...], "validate": [...]}`.
     csv_path
-        Rows of `split,raw,gt`, or of `split,raw_path,raw_group,gt_path,gt_group`; split is train or validate.
+        Rows of `split,raw,gt`, or of `split,raw_path,raw_group,gt_path,gt_group`; split is train or validate. A first
+        row that begins with the word `split` names the columns.
     spatial_transforms
         Of the training.
     options
@@ -201,7 +237,7 @@ class CellMapDataSplit:
         input_arrays: Arrays,
         target_arrays: Arrays | None = None,
         classes: Sequence[str] | None = None,
-        pad: bool | Mapping[str, bool] = False,
+        pad: bool | str | Mapping[str, bool] = False,
         datasets: Mapping[str, Sequence[CellMapDataset]] | None = None,
         dataset_dict: Mapping[str, Sequence[Mapping[str, str]]] | None = None,
         csv_path: str | os.PathLike[str] | None = None,
@@ -223,15 +259,16 @@ class CellMapDataSplit:
         self._options = options
         self._values = {"train": train_raw_value_transforms, "validate": val_raw_value_transforms}
         self._target_values = target_value_transforms
-        self._pad = dict(pad) if isinstance(pad, Mapping) else {"train": pad, "validate": pad}
+        self._pad = _padded(pad)
         if csv_path is not None:
             dataset_dict = self.from_csv(csv_path)
         self.dataset_dict = dataset_dict
-        made = datasets if dataset_dict is None else {name: self._made(name, dataset_dict) for name in dataset_dict}
-        assert made is not None, "one of them was given"
-        sorted_in = {_split(name): list(found) for name, found in made.items()}
-        self.train_datasets: list[CellMapDataset] = sorted_in.get("train", [])
-        self.validation_datasets: list[CellMapDataset] = sorted_in.get("validate", [])
+        sorted_in: dict[str, list[CellMapDataset]] = {"train": [], "validate": []}
+        for name, rows in (dataset_dict or {}).items():
+            sorted_in[_split(name)] += self._each(_split(name), rows)
+        for name, crops in (datasets or {}).items():
+            sorted_in[_split(name)] += crops
+        self.train_datasets, self.validation_datasets = sorted_in["train"], sorted_in["validate"]
 
     @staticmethod
     def from_csv(path: str | os.PathLike[str]) -> dict[str, list[dict[str, str]]]:
@@ -243,7 +280,7 @@ class CellMapDataSplit:
             raise OptionError(f"The split {os.fspath(path)} cannot be read: {error}.") from error
         for number, row in enumerate(rows, start=1):
             cells = [cell.strip() for cell in row]
-            if not any(cells) or (number == 1 and cells[0].lower() not in _SPLITS):
+            if not any(cells) or (number == 1 and cells[0].lower() == "split"):
                 continue  # an empty line, or the names of the columns
             if len(cells) not in (3, 5):
                 raise OptionError(f"Line {number} of {os.fspath(path)} has {len(cells)} columns; give 3 or 5.")
@@ -253,11 +290,10 @@ class CellMapDataSplit:
             raise OptionError(f"{os.fspath(path)} has no rows of split,raw,gt.")
         return found
 
-    def _made(self, name: str, given: Mapping[str, Sequence[Mapping[str, str]]]) -> list[CellMapDataset]:
-        return list(self._each(_split(name), given[name]))
-
     def _each(self, split: str, rows: Sequence[Mapping[str, str]]) -> Iterator[CellMapDataset]:
         for row in rows:
+            if not isinstance(row, Mapping) or not row.get("raw") or set(row) - {"raw", "gt"}:
+                raise OptionError(f"A {split} data set is {row!r}; give {{'raw': path, 'gt': path}}.")
             try:
                 yield CellMapDataset(
                     row["raw"],
@@ -269,7 +305,7 @@ class CellMapDataSplit:
                     raw_value_transforms=self._values[split],
                     target_value_transforms=self._target_values,
                     is_train=split == "train",
-                    pad=self._pad.get(split, False),
+                    pad=self._pad[split],
                     **self._options,
                 )
             except PenstockError as error:
@@ -306,6 +342,13 @@ def _are_datasets(given: Any) -> bool:
 
 def _shown(changes: PatchChanges) -> str:
     return repr((changes.raw, changes.target, changes.relations, changes.spatial))
+
+
+def _padded(pad: bool | str | Mapping[str, bool]) -> dict[str, bool]:
+    if isinstance(pad, str):
+        pad = {pad: True}
+    given = pad if isinstance(pad, Mapping) else {"train": pad, "validate": pad}
+    return {"train": False, "validate": False} | {_split(name, "pad"): value for name, value in given.items()}
 
 
 def _split(name: str, where: str = "The split") -> str:

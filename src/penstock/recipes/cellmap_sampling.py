@@ -15,7 +15,14 @@ from penstock.core.seeds import key_for
 from penstock.plan.permute import permute
 from penstock.plan.spans import BalancedSpans
 
-__all__ = ["ClassBalancedSampler", "MutableSubsetRandomSampler", "crop_weights", "min_redundant_inds", "seed_of"]
+__all__ = [
+    "ClassBalancedSampler",
+    "MutableSubsetRandomSampler",
+    "crop_starts",
+    "crop_weights",
+    "min_redundant_inds",
+    "seed_of",
+]
 
 
 def seed_of(rng: torch.Generator | int | None, otherwise: int = 0) -> int:
@@ -82,7 +89,7 @@ class ClassBalancedSampler(Sampler[int]):
     Parameters
     ----------
     dataset
-        With `get_crop_class_matrix()` and `crop_starts`, such as a `CellMapMultiDataset`.
+        With `get_crop_class_matrix()`, such as a `CellMapMultiDataset`.
     samples_per_epoch
         Items; None: as many as the data set has.
     seed
@@ -93,9 +100,12 @@ class ClassBalancedSampler(Sampler[int]):
         length = len(dataset) if samples_per_epoch is None else samples_per_epoch
         self.samples_per_epoch = whole_number("samples_per_epoch", length, at_least=1)
         self.seed, self.epoch = seed, 0
+        starts = crop_starts(dataset)
+        if starts is None:
+            raise OptionError(f"{type(dataset).__name__} does not know its crops; use a CellMapMultiDataset.")
         weights = crop_weights(dataset.get_crop_class_matrix(), dataset.classes)
         self._index = Index.uniform(len(dataset))
-        self._order = BalancedSpans(tuple(dataset.crop_starts), tuple(weights), self.samples_per_epoch)
+        self._order = BalancedSpans(tuple(starts), tuple(weights), self.samples_per_epoch)
         self._order.check(self._index)
 
     def set_epoch(self, epoch: int) -> None:
@@ -109,6 +119,15 @@ class ClassBalancedSampler(Sampler[int]):
 
     def __len__(self) -> int:
         return self.samples_per_epoch
+
+
+def crop_starts(dataset: Any) -> list[int] | None:
+    """Return the first item of each crop of a data set, ours or cellmap-data's; None where it does not know them."""
+    if not callable(getattr(dataset, "get_crop_class_matrix", None)):
+        return None
+    if hasattr(dataset, "crop_starts"):
+        return [int(start) for start in dataset.crop_starts]
+    return [0, *(int(end) for end in getattr(dataset, "cumulative_sizes", [0])[:-1])]
 
 
 def crop_weights(matrix: ArrayLike, classes: Sequence[str]) -> NDArray[np.float64]:

@@ -1,0 +1,57 @@
+"""An order that is a list: just these items, each visit of one with randomness of its own."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.errors import PlanError
+from penstock.core.index import Index
+from penstock.plan.listed import Listed
+from penstock.plan.plan import Plan
+
+lists = st.lists(st.integers(0, 19), max_size=60)
+
+
+@given(items=lists, epoch=st.integers(0, 3), batch_size=st.integers(1, 7))
+def test_a_plan_gives_the_list_in_its_order_in_every_epoch(items: list[int], epoch: int, batch_size: int) -> None:
+    plan = Plan(Index.uniform(20), Listed(items), batch_size, seed=3, tail="short").epoch(epoch)
+    assert plan.n_batches == -(-len(items) // batch_size)
+    assert [item for n in range(plan.n_batches) for item in plan.draw(n).items.tolist()] == items
+
+
+@given(items=lists)
+def test_visits_count_how_often_an_item_came_before(items: list[int]) -> None:
+    seen: Counter[int] = Counter()
+    naive = []
+    for item in items:
+        naive.append(seen[item])
+        seen[item] += 1
+    arrangement = Listed(items).arrange(Index.uniform(20), seed=0, epoch=0)
+    assert arrangement.visits is not None
+    assert arrangement.visits(np.arange(len(items))).tolist() == naive
+    paths = {Plan(Index.uniform(20), Listed(items), 1).epoch(0).draw(n).seed_path(0) for n in range(len(items))}
+    assert len(paths) == len(items)
+
+
+def test_its_name_tells_lists_apart_and_the_callers_list_is_not_kept() -> None:
+    given_items = np.array([3, 1, 3])
+    order = Listed(given_items)
+    assert repr(order) == repr(Listed([3, 1, 3])) != repr(Listed([3, 3, 1]))
+    given_items[0] = 9
+    assert order.arrange(Index.uniform(5), 0, 0).items(np.arange(3)).tolist() == [3, 1, 3]
+
+
+@pytest.mark.parametrize("items", [[[1, 2]], [1.5], ["a"], 3, [True, False]])
+def test_what_is_no_list_of_numbers_is_refused(items: object) -> None:
+    with pytest.raises(PlanError, match="flat list of item numbers"):
+        Listed(items)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [-1, 20])
+def test_a_number_that_is_no_item_is_named(wrong: int) -> None:
+    with pytest.raises(PlanError, match=f"item {wrong}, and there are 20"):
+        Plan(Index.uniform(20), Listed([4, wrong]), 2)
+    Plan(Index.uniform(20), Listed([]), 2)
