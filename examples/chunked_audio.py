@@ -124,7 +124,6 @@ def main(arguments: list[str] | None = None) -> tuple[list[float], list[float]]:
     parser.add_argument("options", nargs="*", metavar="KEY=VALUE", help="such as train.train_chunk_size=20")
     chosen = parser.parse_args(arguments)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    logging.getLogger("penstock").setLevel(logging.INFO)
     warnings.filterwarnings("ignore", module="lightning")  # of this machine: no GPU, few workers
     quick = ["train.train_chunk_size=5", "train.val_chunk_size=2", "trainer.max_epochs=3", "dataset.sample_len=64"]
     with tempfile.TemporaryDirectory() as temporary:
