@@ -113,34 +113,20 @@ class OptimalDataLoaderFactory:
         return _made("training", dataset, batch_size, config, overrides)
 
     @staticmethod
-    def create_validation_loader(
-        dataset: Any,
-        batch_size: int,
-        *,
-        has_standardization: bool = False,
-        tuning: Tuning | str | os.PathLike[str] | None = None,
-        **overrides: Any,
-    ) -> "EpochDataLoader":
-        """Return a loader of all items, in order; see `create_training_loader`."""
-        config = OptimalDataLoaderFactory.get_optimal_config(
-            len(dataset), has_standardization=has_standardization, tuning=tuning
-        )
-        return _made("validation", dataset, batch_size, config | {"drop_last": False}, overrides)
+    def create_validation_loader(dataset: Any, batch_size: int, **options: Any) -> "EpochDataLoader":
+        """Return a loader of all items, in order.
+
+        Parameters
+        ----------
+        options
+            `has_standardization`, `tuning`, and any of torch's DataLoader, as of `create_training_loader`.
+        """
+        return _in_order("validation", dataset, batch_size, **options)
 
     @staticmethod
-    def create_test_loader(
-        dataset: Any,
-        batch_size: int,
-        *,
-        has_standardization: bool = False,
-        tuning: Tuning | str | os.PathLike[str] | None = None,
-        **overrides: Any,
-    ) -> "EpochDataLoader":
-        """Return a loader of all items, in order; see `create_training_loader`."""
-        config = OptimalDataLoaderFactory.get_optimal_config(
-            len(dataset), has_standardization=has_standardization, tuning=tuning
-        )
-        return _made("test", dataset, batch_size, config | {"drop_last": False}, overrides)
+    def create_test_loader(dataset: Any, batch_size: int, **options: Any) -> "EpochDataLoader":
+        """Return a loader of all items, in order; see `create_validation_loader`."""
+        return _in_order("test", dataset, batch_size, **options)
 
 
 class ShuffledEpochs(Sampler[int]):
@@ -205,6 +191,21 @@ class DataLoaderConfigLogger:
         """Log them, in one line, at level INFO of the logger `penstock`."""
         said = ", ".join(f"{name}={value!r}" for name, value in sorted(config.items()) if not callable(value))
         _LOG.info("%s loader of %s items: %s", loader_type, f"{dataset_size:,}", said)
+
+
+def _in_order(
+    kind: str,
+    dataset: Any,
+    batch_size: int,
+    *,
+    has_standardization: bool = False,
+    tuning: Tuning | str | os.PathLike[str] | None = None,
+    **overrides: Any,
+) -> EpochDataLoader:
+    config = OptimalDataLoaderFactory.get_optimal_config(
+        len(dataset), has_standardization=has_standardization, tuning=tuning
+    )
+    return _made(kind, dataset, batch_size, config | {"drop_last": False}, overrides)
 
 
 def _made(

@@ -97,8 +97,11 @@ class UnfinishedImage:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def begin(self, run: str) -> None:
-        """Start anew, or go on where `run` was begun already. What is at the image's place is left as it is."""
+    def begin(self, run: str) -> bool:
+        """Start anew, or go on where `run` was begun already; return whether it is anew.
+
+        What is at the image's place is left as it is.
+        """
         if self._handle is None:
             self._handle = lock(self.writing)
         going_on = self.begun() == run
@@ -114,9 +117,10 @@ class UnfinishedImage:
             self._remove()  # it was interrupted right after the last rename
             self.leave()
             self.close()
-            return
+            return False
         store = self.store if self._array == "s0" else self.scratch
         self.missing = {piece for piece in self._all if not (going_on and store.has_chunk(self._array, piece))}
+        return not going_on
 
     def leave(self) -> None:
         """Nothing is left to write: the image is at its place."""
@@ -167,6 +171,10 @@ class UnfinishedImage:
             unlock(handle)
         elif handle is not None:  # a fork has the same lock, and must not let go of it
             os.close(handle)
+
+    def forget(self) -> None:
+        """Remove what was begun."""
+        shutil.rmtree(self.writing, ignore_errors=True)
 
     def _name_groups(self) -> None:
         """Make groups of the folders between the image and a NAME.zarr that it is in, so that zarr opens that, too."""
@@ -225,14 +233,17 @@ def begin_images(images: Sequence[UnfinishedImage], *, overwrite: bool, resume: 
             if not overwrite:
                 raise OptionError(f"{image.place} is there already; use overwrite=True, or another path.")
             image.check_replaceable()
+    anew = []
     try:
         for image in images:
             if image in finished and image.begun() is None:
                 image.leave()
-            else:
-                image.begin(run)
+            elif image.begin(run):
+                anew.append(image)
     except BaseException:
         for image in images:
+            if image in anew:
+                image.forget()
             image.close()
         raise
 
