@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from penstock.recipes.cellmap_sampling import ClassBalancedSampler as ClassBalancedSampler
     from penstock.recipes.cellmap_sampling import MutableSubsetRandomSampler as MutableSubsetRandomSampler
     from penstock.recipes.cellmap_sampling import min_redundant_inds as min_redundant_inds
+    from penstock.recipes.cellmap_writer import CellMapDatasetWriter as CellMapDatasetWriter
     from penstock.recipes.chunk_profile import PipelineProfiler as PipelineProfiler
     from penstock.recipes.chunk_sampling import ChunkLatencyStats as ChunkLatencyStats
     from penstock.recipes.chunk_sampling import calculate_chunk_params as calculate_chunk_params
@@ -232,6 +233,7 @@ _MODULES = {
     "recipes.cellmap_loader": "CellMapDataLoader",
     "recipes.cellmap_multi": "CellMapDataSplit CellMapMultiDataset",
     "recipes.cellmap_sampling": "ClassBalancedSampler MutableSubsetRandomSampler min_redundant_inds",
+    "recipes.cellmap_writer": "CellMapDatasetWriter",
     "recipes.chunk_profile": "PipelineProfiler",
     "recipes.chunk_sampling": (
         "ChunkLatencyStats calculate_chunk_params compute_neuron_phases generate_random_chunks "
