@@ -21,7 +21,6 @@ from torch.nn import functional
 
 import penstock as ps
 
-
 CLASSES = ["mito", "er"]
 NM = (16.0, 8.0, 8.0)  # of a voxel: sections are thicker than they are fine
 UNITS = np.array(NM) / NM[-1]  # of a voxel, in those of y and x
@@ -192,7 +191,7 @@ def train(split: ps.CellMapDataSplit, batches: int, batch_size: int, seed: int) 
 
 def predict(model: UNet, raw: str, out: Path, patch: dict) -> None:
     """Predict a whole volume, in patches that overlap by a quarter and are blended."""
-    with CellMapDatasetWriter(
+    with ps.CellMapDatasetWriter(
         raw,
         f"{out}/[{','.join(CLASSES)}]",
         CLASSES,

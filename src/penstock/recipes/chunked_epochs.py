@@ -316,6 +316,7 @@ class ChunkedDataLoader(DataLoader[Any]):
         for batch in batches:
             progress.steps += 1
             yield batch
+            del batch  # so that the next one may have its memory, which is in the cache of the processor
         if sampler.progress is progress:  # nobody has sent the loader elsewhere
             sampler.cursor = Cursor(progress.start.epoch + 1)
 

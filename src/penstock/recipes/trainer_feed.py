@@ -100,6 +100,7 @@ class Feed:
         for batch in batches:
             self.delivered += 1
             yield batch
+            del batch
 
     def __len__(self) -> int:
         return len(self.loader)
