@@ -135,6 +135,15 @@ def zarr_loop(path: Path) -> float:
 
 CELLMAP = f"""
 import sys, time
+import torch
+try:
+    import torchvision
+except RuntimeError:  # built for CUDA, beside a torch that was not: two operators have no name. None is called.
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 from cellmap_data import CellMapDataLoader, CellMapDataset
 
 path, workers, batch, batches = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
