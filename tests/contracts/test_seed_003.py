@@ -58,6 +58,10 @@ def test_the_document_is_the_one_that_was_given_and_has_these_snippets() -> None
     assert sum("CellMapDataLoader(" in block for block in BLOCKS) == 7
 
 
+def _own_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")]
+
+
 def test_every_snippet_runs_in_one_namespace(
     dataset: CellMapDataset, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -89,7 +93,7 @@ def test_every_loader_of_the_document_has_what_it_was_given_and_gives_the_same_b
     dataset: CellMapDataset, number: int
 ) -> None:
     scope: dict[str, Any] = {"dataset": dataset, "CellMapDataLoader": CellMapDataLoader}
-    threads = threading.active_count()
+    threads = _own_threads()
     exec(compile(adapted(BLOCKS[number]).split("\nfor batch in")[0], str(DOCUMENT), "exec"), scope)
     with_workers: CellMapDataLoader = scope["loader"]
     given = dict(re.findall(r"(\w+)=([\w\"]+)", BLOCKS[number]))
@@ -97,7 +101,7 @@ def test_every_loader_of_the_document_has_what_it_was_given_and_gives_the_same_b
     assert with_workers.batch_size == int(given.get("batch_size", 1))
     assert with_workers._prefetch_factor == int(given.get("prefetch_factor", 2))
     assert with_workers._persistent_workers
-    assert (threading.active_count(), multiprocessing.active_children()) == (threads, [])
+    assert (_own_threads(), multiprocessing.active_children()) == (threads, [])
     with_workers.close()
     few = CellMapDataLoader(dataset, batch_size=with_workers.batch_size, num_workers=1, device="cpu")
     none = CellMapDataLoader(dataset, batch_size=with_workers.batch_size)
