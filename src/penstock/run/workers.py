@@ -1,12 +1,13 @@
 """The processes of one torch DataLoader: asked for batches, waited for, and noticed when they die."""
 
+import multiprocessing as mp
 import os
 import re
 import signal
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -26,7 +27,8 @@ class Workers:
 
     def __init__(self, loader: "DataLoader[Any]", asked: "Asked", ring: Ring) -> None:
         self._parts: tuple[DataLoader[Any], Asked, Ring] | None = (loader, asked, ring)
-        self._batches: Any = None
+        self._batches: Iterator[Any] | None = None
+        self._processes: list[Any] = []
         self._waiting = False
         self.news: WorkerFailedError | None = None
         """A death that was noticed while nobody waited for a batch."""
@@ -36,10 +38,11 @@ class Workers:
         assert self._parts is not None, "workers that have ended are not asked"
         loader, asked, _ = self._parts
         asked.tickets = tickets
+        before = set(mp.active_children())
         with quietly():
             self._batches = self._waited_for(lambda: iter(loader))
-        # Torch's own list: children that are looked for may have died already, and would be missing.
-        _DEATHS.watch(self, [worker.pid for worker in self._batches._workers])
+        self._processes = [child for child in mp.active_children() if child not in before] or self._processes
+        _DEATHS.watch(self)
 
     def next(self, record: Record) -> Any:
         """Return the next batch; raise what its draw raised."""
@@ -69,6 +72,15 @@ class Workers:
         # let go of here: an exception that is kept keeps this object.
         self._batches = None
         self._parts = None
+        self._processes = []
+
+    def pids(self) -> list[int]:
+        """Return the numbers of the processes."""
+        return [process.pid for process in self._processes]
+
+    def died(self) -> bool:
+        """Say whether one of the processes is dead."""
+        return any(not process.is_alive() for process in self._processes)
 
     def is_waited_for(self) -> bool:
         """Say whether the main thread waits for a batch of these workers right now."""
@@ -107,22 +119,22 @@ class _Deaths:
     Torch puts in a SIGCHLD handler, once and for good, that raises where a worker has died: wherever the main thread
     happens to be, perhaps in a training step. This one is put around it, once and for good, too: a death among our own
     workers is kept until the next batch is asked for, unless the main thread waits for one right now.
-
-    Whose worker it was is told by the process number in torch's words. Nothing else tells: pipes of a dying process are
-    closed before its parent gets the signal, so that workers may have been given up, and waited for, by then.
     """
 
     def __init__(self) -> None:
-        self._watched: dict[int, weakref.ref[Workers]] = {}
+        self._watched: weakref.WeakSet[Workers] = weakref.WeakSet()
+        self._pids: set[int] = set()
+        """Of all our workers so far: pipes of a dying process are closed before its parent gets the signal, so that
+        those it belonged to may have been given up, and waited for, by then."""
         self._torch_handler: Any = None
         self._process = 0
 
-    def watch(self, workers: Workers, pids: Iterable[int]) -> None:
+    def watch(self, workers: Workers) -> None:
         if self._process != os.getpid():
             # A forked process inherits the handler, and workers that are not its own.
-            self._watched, self._process = {}, os.getpid()
-        known = {pid: watched for pid, watched in self._watched.items() if watched() is not None}
-        self._watched = {**known, **dict.fromkeys(pids, weakref.ref(workers))}
+            self._watched, self._pids, self._process = weakref.WeakSet(), set(), os.getpid()
+        self._watched.add(workers)
+        self._pids.update(workers.pids())
         if self._torch_handler is not None or threading.current_thread() is not threading.main_thread():
             return
         handler = signal.getsignal(signal.SIGCHLD)
@@ -134,14 +146,13 @@ class _Deaths:
         try:
             self._torch_handler(signum, frame)
         except RuntimeError as error:
+            ours = [workers for workers in list(self._watched) if self._process == os.getpid() and workers.died()]
             named = re.search(r"\(pid (\d+)\)", str(error))
-            watched = self._watched.get(int(named[1])) if named and self._process == os.getpid() else None
-            if watched is None:
+            if not ours and named and self._process == os.getpid() and int(named[1]) in self._pids:
+                return
+            if not ours or any(workers.is_waited_for() for workers in ours):
                 raise
-            workers = watched()
-            if workers is not None and workers.is_waited_for():
-                raise
-            if workers is not None:
+            for workers in ours:
                 # Its words alone: what it was raised during may be an error of torch, whose frames hold the workers.
                 workers.news = WorkerFailedError(error)
 
