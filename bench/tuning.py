@@ -40,7 +40,7 @@ def run(_folder: Path, out: Path, repeats: int) -> None:
     pictures = TensorDataset(torch.randn(2000, 1, 112, 156), torch.arange(2000))
     found = {}
     for name, dataset, batch_size in (("in memory", pictures, 24), ("5 ms per item", PythonWork(), 8)):
-        tuning = ps.tune(dataset, batch_size=batch_size, budget_seconds=BUDGET_SECONDS)
+        tuning = ps.tune(dataset, batch_size=batch_size, budget=BUDGET_SECONDS)
         settings = [trial.setting for trial in tuning.trials]
         rates: dict[Setting, list[float]] = {setting: [] for setting in settings}
         for _ in range(repeats):

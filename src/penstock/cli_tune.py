@@ -41,7 +41,7 @@ def tune(  # noqa: PLR0917  # the options of a command
     with Loader(source, plan) as loader:
         found = tuned(
             loader,
-            budget_seconds=budget,
+            budget=budget,
             step_seconds=None if step_ms is None else step_ms / 1000,
             max_workers=max_workers,
             show=True,

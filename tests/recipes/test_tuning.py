@@ -121,7 +121,7 @@ class TestTrials:
         batches = iter(subject)
         first = next(batches)["x"].tolist()
         state = subject.state_dict()
-        tuned = tune(subject, budget_seconds=0.2)
+        tuned = tune(subject, budget=0.2)
         tried = {(trial.setting.executor, trial.setting.workers) for trial in tuned.trials}
         counts = {1, HERE.cpus} | {2**power for power in range(6) if 2**power <= HERE.cpus}
         assert tried == {("inline", 0)} | {(kind, count) for kind in ("threads", "processes") for count in counts}
@@ -133,22 +133,22 @@ class TestTrials:
 
     def test_nothing_is_left_running(self) -> None:
         before = set(threading.enumerate())
-        tune(loader(), budget_seconds=0.1)
-        tune(TensorDataset(torch.arange(64)), budget_seconds=0.1, batch_size=4)
+        tune(loader(), budget=0.1)
+        tune(TensorDataset(torch.arange(64)), budget=0.1, batch_size=4)
         assert not mp.active_children()
         assert set(threading.enumerate()) <= before
 
     def test_a_data_set_and_a_dataloader_are_tried_with_torchs_workers(self) -> None:
         dataset = TensorDataset(torch.arange(64))
         for subject in (dataset, DataLoader(dataset, batch_size=16, drop_last=True)):
-            tuned = tune(subject, budget_seconds=0.1, batch_size=16, max_workers=1)
+            tuned = tune(subject, budget=0.1, batch_size=16, max_workers=1)
             assert {trial.setting.executor for trial in tuned.trials} == {"inline", "processes"}
             assert tuned.batch_items == 16
 
     def test_a_data_set_that_counts_its_epochs_does_not_count_these(self) -> None:
         base = [(torch.ones(4, 16), number) for number in range(8)]
         tuned, fresh = (WorkerSafeAugmentedDataset(base, {"time_mask_param": 9, "p": 1.0}, seed=2) for _ in range(2))
-        tune(tuned, budget_seconds=0.1, batch_size=4, max_workers=0)
+        tune(tuned, budget=0.1, batch_size=4, max_workers=0)
         assert tuned.epoch is None
         assert all(torch.equal(tuned[number][0], fresh[number][0]) for number in range(8))
 
@@ -156,7 +156,7 @@ class TestTrials:
         seen: list[int] = []
         tuned = tune(
             TensorDataset(torch.arange(64)),
-            budget_seconds=0.1,
+            budget=0.1,
             batch_size=8,
             max_workers=0,
             step=lambda batch: seen.append(len(batch[0])),
@@ -183,7 +183,7 @@ class TestTrials:
         assert "shared memory" in remarks[0]
 
     def test_more_workers_than_cpus_are_not_tried_and_that_is_said(self) -> None:
-        tuned = tune(TensorDataset(torch.arange(64)), budget_seconds=0.05, batch_size=4, max_workers=HERE.cpus + 1)
+        tuned = tune(TensorDataset(torch.arange(64)), budget=0.05, batch_size=4, max_workers=HERE.cpus + 1)
         assert max(trial.setting.workers for trial in tuned.trials) == HERE.cpus
         assert f"more than {HERE.cpus} workers" in tuned.remarks[0]
         assert tuned.remarks[0] in tuned.verdict
@@ -199,7 +199,7 @@ class Stream(IterableDataset[int]):
     [
         (3, {}, "takes a Loader, a torch DataLoader or a map-style data set, got int"),
         (DataLoader(Stream()), {}, "streams an iterable data set"),
-        ([1], {"budget_seconds": 0}, "budget_seconds=0 allows nothing"),
+        ([1], {"budget": 0}, "budget=0 allows nothing"),
         ([1], {"step": print, "step_seconds": 1.0}, "exclude each other"),
         ([1], {"step_seconds": -1.0}, "step_seconds"),
         ([1], {"max_workers": -1}, "max_workers"),

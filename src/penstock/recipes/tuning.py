@@ -35,7 +35,7 @@ _ANOTHER_EPOCH = 1_000_000  # none that a training comes to
 def tune(
     what: Any,
     *,
-    budget_seconds: float = 20.0,
+    budget: float = 20.0,
     step: Callable[[Any], Any] | None = None,
     step_seconds: float | None = None,
     batch_size: int = 32,
@@ -51,8 +51,8 @@ def tune(
     ----------
     what
         A penstock `Loader`, a torch `DataLoader` over a map-style data set, or such a data set.
-    budget_seconds
-        About how long it may take; starting workers may take longer.
+    budget
+        Seconds that it may take, about; starting workers may take longer.
     step
         The training step: called with each batch, on this thread. Then the loop of both is measured.
     step_seconds
@@ -68,18 +68,18 @@ def tune(
     --------
     >>> import torch
     >>> from torch.utils.data import TensorDataset
-    >>> found = tune(TensorDataset(torch.arange(4096)), budget_seconds=0.5, max_workers=0)
+    >>> found = tune(TensorDataset(torch.arange(4096)), budget=0.5, max_workers=0)
     >>> found.dataloader_kwargs()
     {'num_workers': 0}
     """
-    _check_options(budget_seconds, step, step_seconds, max_workers)
+    _check_options(budget, step, step_seconds, max_workers)
     subject = _subject(what, batch_size)
     first, machine = subject.first_batch(), this_machine()
     batch_items, batch_bytes = _size(first)
     settings, remarks = _settings(subject, machine, batch_bytes, max_workers)
-    alone = _step_alone(step, first, budget_seconds) if step is not None else step_seconds
+    alone = _step_alone(step, first, budget) if step is not None else step_seconds
     measured = _Measured(subject, step, step_seconds)
-    slice_seconds = budget_seconds / (_TURNS * (len(settings) + 1))
+    slice_seconds = budget / (_TURNS * (len(settings) + 1))
     with progress("Tuning", _TURNS * (len(settings) + 1), "turns", show=show) as told:
         for turn in range(_TURNS):
             for setting in settings:
@@ -94,10 +94,10 @@ def tune(
 
 
 def _check_options(
-    budget_seconds: float, step: Callable[[Any], Any] | None, step_seconds: float | None, max_workers: int | None
+    budget: float, step: Callable[[Any], Any] | None, step_seconds: float | None, max_workers: int | None
 ) -> None:
-    if not budget_seconds > 0:
-        raise OptionError(f"budget_seconds={budget_seconds!r} allows nothing; use more than 0, such as 20.")
+    if not budget > 0:
+        raise OptionError(f"budget={budget!r} allows nothing; use more than 0, such as 20.")
     if step is not None and step_seconds is not None:
         raise OptionError("step and step_seconds exclude each other: the one is measured, the other is believed.")
     if step_seconds is not None and not step_seconds >= 0:
@@ -264,9 +264,9 @@ class _Measured:
         return per_batch + self.step_seconds if not setting.workers else max(per_batch, self.step_seconds)
 
 
-def _step_alone(step: Callable[[Any], Any], batch: Any, budget_seconds: float) -> float:
+def _step_alone(step: Callable[[Any], Any], batch: Any, budget: float) -> float:
     """Return what a step takes where the batch is at hand: the best of a few."""
-    best, until = float("inf"), time.perf_counter() + budget_seconds / 10
+    best, until = float("inf"), time.perf_counter() + budget / 10
     while True:
         began = time.perf_counter()
         step(batch)
