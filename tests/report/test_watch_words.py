@@ -211,10 +211,10 @@ def test_a_benchmark_is_drawn_with_its_settings(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_drawn_to_is_refused(seen: Watch[int], tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"no known format; use one of .*\.png"):
         seen.plot(tmp_path / "watch.txt")
-    with pytest.raises(OptionError, match="directory that exists"):
+    with pytest.raises(OptionError, match="there is no directory"):
         seen.plot(tmp_path / "none" / "watch.png")
     (tmp_path / "full.png").mkdir()
-    with pytest.raises(OptionError, match="directory that exists"):
+    with pytest.raises(OptionError, match="it is a directory; name a file"):
         seen.plot(tmp_path / "full.png")
 
 

@@ -1,15 +1,14 @@
 """How a training went, as a picture: losses and accuracies over the epochs, and what was taken for what."""
 
-import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.core.errors import MissingDependency, WriteError
+from penstock.core.errors import MissingDependency
 from penstock.recipes.training_results import folds_of
+from penstock.report.figures import save_figure
 from penstock.report.words import SANS, drawable, shortened
 
 if TYPE_CHECKING:
@@ -62,16 +61,7 @@ def plot_results(results: Mapping[str, Any], path: str | Path) -> None:
     else:
         title = f"accuracy {results['final_val_acc']:.1%} of {len(results['val_indices']):,} items"
     figure.suptitle(title, x=0.01, ha="left", size=11, family=SANS)
-    path = Path(path)
-    aside = path.with_name(f".{uuid.uuid4().hex}.part")
-    try:
-        figure.savefig(aside, format=path.suffix[1:] or "png", dpi=_DPI)
-        aside.replace(path)
-    except (OSError, ValueError) as error:
-        raise WriteError(f"Could not write {path}: {error}") from error
-    finally:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
+    save_figure(figure, Path(path), _DPI)
 
 
 def _over_epochs(axes: "Axes", folds: Sequence[Mapping[str, Any]], name: str, label: str) -> None:

@@ -1,6 +1,5 @@
 """What one item of a data set looks like: which panel each field gets, and the figure of them all."""
 
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.errors import MissingDependency, OptionError, WriteError
+from penstock.core.errors import MissingDependency, OptionError
 from penstock.report import panels
+from penstock.report.figures import checked_format, save_figure
 from penstock.report.panels import Sight
 from penstock.report.words import SANS, array_lines, drawable, number, shortened, table_lines
 
@@ -85,21 +85,12 @@ def draw_item(item: Mapping[str, Any], path: Path, *, title: str = "") -> None:
     if not isinstance(item, Mapping):
         raise OptionError(f"draw_item takes values by field name, such as {{'x': array}}, got {type(item).__name__}.")
     path = Path(path)
-    # pgf is left out: it needs a TeX installation.
-    form = _checked_format(path, [form for form in FigureCanvasAgg.get_supported_filetypes() if form != "pgf"])
+    checked_format(path)  # before all the work
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.05)
     figure = Figure(figsize=(_WIDTH_INCHES, 1), dpi=_DPI, layout=layout, facecolor="white")
     FigureCanvasAgg(figure)
     _compose(figure, item, title)
-    aside = path.with_name(f".{uuid.uuid4().hex}.part")
-    try:
-        figure.savefig(aside, format=form, dpi=_DPI)
-        aside.replace(path)
-    except OSError as error:
-        raise WriteError(f"Could not write {path}: {error}") from error
-    finally:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
+    save_figure(figure, path, _DPI)
 
 
 def kind_of(name: str, array: NDArray[Any]) -> Kind:
@@ -353,15 +344,3 @@ def _positive(value: Any) -> float | None:
         number = float(value)
         return number if 0 < number < np.inf else None
     return None
-
-
-def _checked_format(path: Path, formats: Sequence[str]) -> str:
-    form = path.suffix.lower().removeprefix(".")
-    if form not in formats:
-        allowed = ", ".join(f".{known}" for known in sorted(formats))
-        raise OptionError(f"Cannot draw {path}: {path.suffix or 'no suffix'} is no known format; use one of {allowed}.")
-    if not path.parent.is_dir():
-        raise OptionError(f"Cannot draw {path}: there is no directory {path.parent}; make it first.")
-    if path.is_dir():
-        raise OptionError(f"Cannot draw {path}: it is a directory; name a file.")
-    return form

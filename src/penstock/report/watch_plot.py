@@ -2,16 +2,15 @@
 
 import math
 import os
-import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.core.errors import MissingDependency, OptionError, WriteError
+from penstock.core.errors import MissingDependency, OptionError
+from penstock.report.figures import save_figure
 from penstock.report.panels import GREY
 from penstock.report.watch_words import duration, rate
 from penstock.report.words import SANS, shortened
@@ -64,7 +63,7 @@ def draw_watch(seen: Seen, waits: Waits, figures: Mapping[str, Any], path: str |
         shortened(figures["advice"][0].split(". ")[0], 130),
         x=0.01, ha="left", size=10.5, family=SANS, parse_math=False,
     )  # fmt: skip
-    _save(figure, Path(path))
+    save_figure(figure, Path(path), _DPI)
 
 
 def draw_benchmark(results: Mapping[str, Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
@@ -101,7 +100,7 @@ def draw_benchmark(results: Mapping[str, Mapping[str, Any]], path: str | os.Path
         ax.set_xlim(0, max(*widths, 1e-9) * 1.45)
         for row, (width, text) in enumerate(zip(widths, texts, strict=True)):
             ax.text(width, row, text, va="center", size=8, family=SANS, parse_math=False)
-    _save(figure, Path(path))
+    save_figure(figure, Path(path), _DPI)
 
 
 def _setting(name: str, entry: Mapping[str, Any]) -> str:
@@ -218,22 +217,3 @@ def _axes(figure: "Figure", cell: Any, title: str, xlabel: str, ylabel: str) -> 
     ax.set_xlabel(xlabel, size=8.5, family=SANS)
     ax.set_ylabel(ylabel, size=8.5, family=SANS)
     return ax
-
-
-def _save(figure: "Figure", path: Path) -> None:
-    """Write the file, whole or not at all."""
-    formats = sorted(form for form in figure.canvas.get_supported_filetypes() if form != "pgf")  # which needs TeX
-    form = path.suffix.lower().removeprefix(".")
-    if form not in formats:
-        raise OptionError(f"Cannot draw {path}: its suffix is no known format; use one of .{', .'.join(formats)}.")
-    if not path.parent.is_dir() or path.is_dir():
-        raise OptionError(f"Cannot draw {path}: name a file in a directory that exists.")
-    aside = path.with_name(f".{uuid.uuid4().hex}.part")
-    try:
-        figure.savefig(aside, format=form, dpi=_DPI)
-        aside.replace(path)
-    except OSError as error:
-        raise WriteError(f"Could not write {path}: {error}") from error
-    finally:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.core.errors import ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import UNNAMED, Block, Field, Span
-from penstock.source.bounds import check_span, checked_items
+from penstock.source.bounds import check_span, checked_items, room_for
 
 __all__ = ["ArraySource"]
 
@@ -64,7 +64,7 @@ class ArraySource:
     def read(self, span: Span, out: Block | None = None) -> Block:
         """Return consecutive items, copied."""
         check_span(span, self)
-        block = self._room(len(span)) if out is None else out
+        block = room_for(self.fields, len(span)) if out is None else out
         for name, array in self._open().items():
             np.copyto(block[name], array[span.start : span.stop])
         return block
@@ -72,7 +72,7 @@ class ArraySource:
     def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:
         """Return any items, copied, in the given order."""
         items = checked_items(items, self)
-        block = self._room(len(items)) if out is None else out
+        block = room_for(self.fields, len(items)) if out is None else out
         for name, array in self._open().items():
             # np.take copies the whole of an array that is not contiguous, and goes through a buffer unless mode="clip".
             if array.flags.c_contiguous and array.dtype.isnative:
@@ -87,9 +87,6 @@ class ArraySource:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
-
-    def _room(self, n_items: int) -> dict[str, NDArray[Any]]:
-        return {name: np.empty((n_items, *(field.shape or ())), field.dtype) for name, field in self.fields.items()}
 
     def _open(self) -> dict[str, NDArray[Any]]:
         opened = self._opened

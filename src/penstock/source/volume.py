@@ -14,7 +14,7 @@ from penstock.core.checks import whole_number
 from penstock.core.errors import OptionError, ReadError
 from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
-from penstock.source.bounds import check_span, checked_items
+from penstock.source.bounds import check_span, checked_items, fitting, room_for
 from penstock.source.together import Together
 from penstock.source.volume_array import PlacedArray, VolumeArray, placed_arrays
 from penstock.source.volume_cache import ChunkCache
@@ -161,7 +161,7 @@ class VolumeSource:
     def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:
         """Return any items, in the given order; they are read in the order of storage, and repeats once."""
         items = checked_items(items, self)
-        block = self._room(len(items)) if out is None else self._fitting(out, len(items))
+        block = room_for(self.fields, len(items)) if out is None else fitting(out, self.fields, len(items))
         if not len(items):
             return block
         for volume in self._volumes:
@@ -285,18 +285,6 @@ class VolumeSource:
         with state.lock:
             state.bytes_delivered += n_bytes
             state.cache_hits += n_uses - n_decoded
-
-    def _room(self, n_items: int) -> dict[str, NDArray[Any]]:
-        return {name: np.empty((n_items, *(field.shape or ())), field.dtype) for name, field in self.fields.items()}
-
-    def _fitting(self, out: Block, n_items: int) -> Block:
-        """Return `out`, or say why patches cannot be put into it."""
-        for name, field in self.fields.items():
-            shape = (n_items, *(field.shape or ()))
-            if name not in out or (out[name].shape, out[name].dtype) != (shape, field.dtype):
-                found = f"{out[name].dtype} {out[name].shape}" if name in out else "missing"
-                raise OptionError(f"out[{name!r}] is {found}; give an array of {field.dtype} {shape}.")
-        return out
 
     def _identity(self, pad: bool) -> str:
         """Return what stands for the content: what is asked for, what the volumes say, and a little of them."""

@@ -13,7 +13,7 @@ from penstock.core.checks import whole_number
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
-from penstock.source.bounds import check_span, checked_items
+from penstock.source.bounds import check_span, checked_items, fitting, room_for
 from penstock.source.stored import StoredArray, opened_array
 from penstock.source.together import Together
 from penstock.source.zarr_store import Selection
@@ -81,14 +81,14 @@ class ZarrSource:
     def read(self, span: Span, out: Block | None = None) -> Block:
         """Return consecutive items."""
         check_span(span, self)
-        block = self._room(len(span)) if out is None else self._fitting(out, len(span))
+        block = room_for(self.fields, len(span)) if out is None else fitting(out, self.fields, len(span))
         self._read(span.start, span.stop, block)
         return block
 
     def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:
         """Return any items, in the given order; each chunk that holds one of them is decoded once."""
         items = checked_items(items, self)
-        block = self._room(len(items)) if out is None else self._fitting(out, len(items))
+        block = room_for(self.fields, len(items)) if out is None else fitting(out, self.fields, len(items))
         order = np.argsort(items, kind="stable")
         rows = max(array.chunk_rows for array in self._arrays.values())
         chunks = items[order] // rows
@@ -98,7 +98,7 @@ class ZarrSource:
                 continue
             places = order[begin:end]
             first, last = int(items[places[0]]), int(items[places[-1]]) + 1
-            part = self._room(last - first)
+            part = room_for(self.fields, last - first)
             self._read(first, last, part)
             for name, array in block.items():
                 array[places] = part[name][items[places] - first]
@@ -107,7 +107,7 @@ class ZarrSource:
     def read_amplification(self, span: Span) -> dict[str, float]:
         """Return, for each field, the bytes that are decoded to read a span, over the bytes that are given."""
         check_span(span, self)
-        block = self._room(len(span))
+        block = room_for(self.fields, len(span))
         decoded = self._read(span.start, span.stop, block)
         return {name: decoded[name] / max(1, block[name].nbytes) for name in block}
 
@@ -145,18 +145,6 @@ class ZarrSource:
         found = dict(zip(map(id, reads), helpers.run(reads), strict=True))
         found |= {id(copy): copy() for copy in copies}
         return [found[id(task)] for task in tasks]
-
-    def _room(self, n_items: int) -> dict[str, NDArray[Any]]:
-        return {name: np.empty((n_items, *(field.shape or ())), field.dtype) for name, field in self.fields.items()}
-
-    def _fitting(self, out: Block, n_items: int) -> Block:
-        """Return `out`, or say why the bytes of the arrays cannot be put into it."""
-        for name, field in self.fields.items():
-            shape = (n_items, *(field.shape or ()))
-            if name not in out or (out[name].shape, out[name].dtype) != (shape, field.dtype):
-                found = f"{out[name].dtype} {out[name].shape}" if name in out else "missing"
-                raise OptionError(f"out[{name!r}] is {found}; give an array of {field.dtype} {shape}.")
-        return out
 
     def _identity(self) -> str:
         """Return what stands for the content: shapes, types, selections and a little of it; not where it lies."""
