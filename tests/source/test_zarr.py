@@ -53,6 +53,7 @@ V3 = {
     "zstd with a checksum": (ZstdCodec(level=3, checksum=True),),
     "gzip": (GzipCodec(level=1),),
     "crc32c": (Crc32cCodec(),),
+    "blosc, then crc32c": (BloscCodec(cname="lz4"), Crc32cCodec()),
     "zstd, then crc32c": (ZstdCodec(level=1), Crc32cCodec()),
 }
 LAYOUTS = [("v2", name) for name in V2] + [("v3", name) for name in V3]

@@ -6,7 +6,7 @@ decompressed into memory that is given, with no thread of its own and no copy. A
 
 import bz2
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -54,27 +54,29 @@ class Codec:
         """Whether the bytes of a chunk are its numbers."""
         return self.compressor is None and not self.checksum and self.dtype.isnative
 
-    def check(self, stored: bytes | memoryview, expected: int) -> None:
-        """Raise ValueError where a chunk says of itself that it has not the expected bytes; before memory is taken."""
+    def body(self, stored: memoryview, expected: int) -> memoryview:
+        """Return what is compressed of a chunk; raise ValueError where its checksum, or the size it says, is wrong.
+
+        To be asked before memory for `expected` bytes is taken.
+        """
+        body = _checked(stored) if self.checksum else stored
         # numcodecs leaves the rest of its destination as it was where a chunk is too short, and does not say so.
         if self.compressor is not None:
-            _check_size(self.compressor, stored, expected)
+            _check_size(self.compressor, body, expected)
+        elif len(body) != expected:
+            raise ValueError(f"{len(body)} bytes, but {expected} are expected")
+        return body
 
-    def decode(self, stored: bytes | memoryview, out: NDArray[np.uint8]) -> None:
-        """Put the bytes of a chunk into `out`, in the store's byte order; raise ValueError where they do not fit."""
-        if self.checksum:
-            stored = _checked(stored)
+    def decode(self, body: memoryview, out: NDArray[np.uint8]) -> None:
+        """Put a `body` of as many bytes as `out` into it, in the store's byte order."""
         if self.compressor is None:
-            if len(stored) != out.nbytes:
-                raise ValueError(f"{len(stored)} bytes, but {out.nbytes} are expected")
-            out[:] = np.frombuffer(stored, np.uint8)
+            out[:] = np.frombuffer(body, np.uint8)
             return
-        self.check(stored, out.nbytes)
         try:
             if self.compressor in _STREAMS:
-                _inflate(self.compressor, stored, out)
+                _inflate(self.compressor, body, out)
             else:
-                _decompressor(self.compressor).decode(stored, out=out)
+                _decompressor(self.compressor)(body, out)
         except Exception as error:  # numcodecs raises whatever the library below it does
             raise ValueError(f"it cannot be decompressed: {error}") from error
 
@@ -115,18 +117,19 @@ def _known(name: str) -> str:
 
 
 @cache
-def _decompressor(name: str) -> Any:
+def _decompressor(name: str) -> Callable[[memoryview, NDArray[np.uint8]], object]:
     try:
-        numcodecs: Any = import_module("numcodecs")
+        module: Any = import_module(f"numcodecs.{name}")
     except ImportError as error:
         raise MissingDependency("numcodecs", "zarr", "Reading compressed zarr stores") from error
     if name == "blosc":
         # Its own threads do not survive a fork, and would come on top of ours; zarr-python sets the same.
-        numcodecs.blosc.use_threads = False
-    return numcodecs.get_codec({"id": name})
+        module.use_threads = False
+    decompress: Callable[[memoryview, NDArray[np.uint8]], object] = module.decompress
+    return decompress
 
 
-def _check_size(compressor: str, stored: bytes | memoryview, expected: int) -> None:
+def _check_size(compressor: str, stored: memoryview, expected: int) -> None:
     """Refuse what says of itself that it is larger than a chunk, before it is decompressed."""
     if compressor == "blosc":
         head = bytes(stored[:16])
@@ -158,7 +161,7 @@ def _zstd_size(head: bytes) -> int | None:
     return None if not length else size + 256 if length == 2 else size
 
 
-def _inflate(compressor: str, stored: bytes | memoryview, out: NDArray[np.uint8]) -> None:
+def _inflate(compressor: str, stored: memoryview, out: NDArray[np.uint8]) -> None:
     """Decompress one stream, or several in a row, and never more than fits into `out`."""
     rest, place = bytes(stored), 0
     while rest:
@@ -175,9 +178,8 @@ def _inflate(compressor: str, stored: bytes | memoryview, out: NDArray[np.uint8]
         raise ValueError(f"it decompresses to {place} bytes, but {out.nbytes} are expected")
 
 
-def _checked(stored: bytes | memoryview) -> memoryview:
-    whole = memoryview(stored)
-    body, check = whole[:-4], bytes(whole[-4:])
+def _checked(stored: memoryview) -> memoryview:
+    body, check = stored[:-4], bytes(stored[-4:])
     google_crc32c: Any = import_module("google_crc32c")  # comes with zarr
     if len(check) < 4 or google_crc32c.value(bytes(body)) != int.from_bytes(check, "little"):
         raise ValueError("its checksum does not match")

@@ -164,12 +164,11 @@ class ZarrArray:
                 stored = file.read(size)
         except FileNotFoundError:
             return None
-        table = np.empty(size - 4, np.uint8)
         try:
-            Codec(np.dtype("<u8"), None, checksum=True).decode(stored, table)
+            table = Codec(np.dtype("<u8"), None, checksum=True).body(memoryview(stored), size - 4)
         except ValueError as error:
             raise ValueError(f"the table of the shard {path.name}: {error}") from error
-        index = table.view("<u8").reshape(*per_shard, 2)
+        index = np.frombuffer(table, "<u8").reshape(*per_shard, 2)
         if len(self._indexes) >= _MOST_INDEXES:
             self._indexes.clear()
         self._indexes[path] = (status.st_mtime_ns, index)
@@ -255,15 +254,15 @@ class _ChunkRead:
             os.close(handle)
         if found != length:
             raise ValueError(f"{found} of {length} bytes are there")
-        array.codec.check(stored.data, n_bytes)
+        body = array.codec.body(stored.data, n_bytes)
         direct = (
             whole_rows and self.out.nbytes == n_bytes and self.out.flags.c_contiguous and array.codec.dtype.isnative
         )
         if direct:
-            array.codec.decode(stored.data, self.out.reshape(-1).view(np.uint8))
+            array.codec.decode(body, self.out.reshape(-1).view(np.uint8))
         else:
             scratch = _BUFFERS.get("decoded", n_bytes)
-            array.codec.decode(stored.data, scratch)
+            array.codec.decode(body, scratch)
             self.out[...] = scratch.view(array.codec.dtype).reshape(array.chunks)[self.inner]
         return n_bytes
 
