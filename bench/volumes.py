@@ -1,9 +1,9 @@
 """Random patches of an OME-NGFF volume: beside a plain loop over zarr-python and the cellmap-data package.
 
 The volume is 512³ uint8 in chunks of 64³, blosc-zstd, with labels of two classes; patches are 64³, raw and labels, in
-batches of 4. The limit is a loop that reads the same patches with zarr-python, one slice each. cellmap-data runs in an
-environment of its own, whose Python is in PENSTOCK_CELLMAP_PYTHON. Then, how much is decoded for how much is delivered,
-with a cache of 64 MB, a sixth of the data.
+batches of 4, drawn at random, 250 batches an epoch. The limit is a loop that reads such patches with zarr-python, one
+slice each. cellmap-data runs in an environment of its own, whose Python is in PENSTOCK_CELLMAP_PYTHON. The first
+batches are not timed. Then, how much is decoded for how much is delivered, with a cache of 64 MB, a sixth of the data.
 """
 
 import os
@@ -19,7 +19,8 @@ from bench.measure import Contender, measured, printed, saved
 
 __all__ = ["run"]
 
-SIDE, CHUNK, PATCH, BATCH, BATCHES = 512, 64, 64, 4, 40
+SIDE, CHUNK, PATCH, BATCH, BATCHES = 512, 64, 64, 4, 250
+UNTIMED, PEER_BATCHES = 20, 80
 CLASSES = ["one", "two"]
 ARRAY = {"shape": (PATCH,) * 3, "scale": (8, 8, 8)}
 CACHE_BYTES = 64 * 2**20
@@ -109,21 +110,24 @@ def penstock(path: Path, workers: int) -> float:
         iterations_per_epoch=BATCHES,
         rng=1,
     )
-    list(loader)
-    began = time.perf_counter()
-    count = sum(len(batch["idx"]) for batch in loader)
+    count, began = 0, 0.0
+    for number, batch in enumerate(loader):
+        if number == UNTIMED:
+            began = time.perf_counter()
+        elif number > UNTIMED:
+            count += len(batch["idx"])
     seconds = time.perf_counter() - began
     loader.close()
     return count / seconds
 
 
 def zarr_loop(path: Path) -> float:
-    """Read the same patches, one slice after the other."""
+    """Read patches in a random order, one slice after the other."""
     import zarr
 
     arrays: list[Any] = [zarr.open_array(path / name / "s0", mode="r") for name in ("em", "labels/one", "labels/two")]
     dataset = _dataset(path)
-    items = ps.Subset(BATCH * BATCHES).arrange(dataset.volume.index, 1, 0).items(np.arange(BATCH * BATCHES))
+    items = ps.Subset(BATCH * BATCHES).arrange(dataset.volume.index, 1, 0).items(np.arange(BATCH * PEER_BATCHES))
     corners = (dataset.volume.centre_of(items) / 8 - (PATCH - 1) / 2).astype(int)
     began = time.perf_counter()
     for corner in corners.tolist():
@@ -146,22 +150,23 @@ except RuntimeError:  # built for CUDA, beside a torch that was not: two operato
         library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 from cellmap_data import CellMapDataset
 
-path, workers, batch, batches = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+path, (workers, batch, batches, untimed) = sys.argv[1], map(int, sys.argv[2:])
 array = {{"shape": ({PATCH},) * 3, "scale": (8, 8, 8)}}
 dataset = CellMapDataset(
     raw_path=path + "/em", target_path=path + "/labels/[one,two]", classes=["one", "two"],
     input_arrays={{"raw": array}}, target_arrays={{"gt": array}},
 )
 # Its own loader draws a permutation of all places first, of which there are 90 million: some of them are given here.
-places = torch.randint(len(dataset), (2 * batch * batches,), generator=torch.Generator().manual_seed(1)).tolist()
+generator = torch.Generator().manual_seed(1)
+places = torch.randint(len(dataset), (batch * (batches + untimed),), generator=generator).tolist()
 chosen = torch.utils.data.Subset(dataset, places)
 options = {{}} if workers == 0 else {{"persistent_workers": True}}
 loader = torch.utils.data.DataLoader(chosen, batch_size=batch, num_workers=workers, **options)
 count, began = 0, 0.0
 for number, found in enumerate(loader):
-    if number == batches:
+    if number == untimed:
         began = time.perf_counter()
-    elif number > batches:
+    elif number > untimed:
         count += found["raw"].shape[0]
 print(count / (time.perf_counter() - began))
 """
@@ -169,7 +174,7 @@ print(count / (time.perf_counter() - began))
 
 def cellmap(path: Path, python: str, workers: int) -> float:
     """Draw as many patches from the package's data set, by torch's loader, in its own environment."""
-    command = [python, "-c", CELLMAP, str(path), str(workers), str(BATCH), str(BATCHES)]
+    command = [python, "-c", CELLMAP, str(path), *map(str, (workers, BATCH, PEER_BATCHES, UNTIMED))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode:
         print(done.stderr[-2000:])
@@ -179,7 +184,7 @@ def cellmap(path: Path, python: str, workers: int) -> float:
 
 def _amplification(path: Path, near: int, cache_bytes: int) -> float:
     dataset = _dataset(path, cache_bytes=cache_bytes)
-    loader = ps.CellMapDataLoader(dataset, batch_size=BATCH, iterations_per_epoch=4 * BATCHES, rng=1, near=near)
+    loader = ps.CellMapDataLoader(dataset, batch_size=BATCH, iterations_per_epoch=BATCHES, rng=1, near=near)
     for _ in loader:
         pass
     return dataset.volume.read_report()["read_amplification"]

@@ -70,7 +70,8 @@ class ChunkCache:
             if other is None:
                 self._under_way[key] = mine
         if other is not None:
-            other.done.wait()
+            with other.at_work:
+                pass
             if other.chunk is not None:
                 return other.chunk, False
         try:
@@ -85,7 +86,7 @@ class ChunkCache:
             with self._lock:
                 if self._under_way.get(key) is mine:
                     del self._under_way[key]
-            mine.done.set()
+            mine.at_work.release()
 
     def clear(self) -> None:
         """Forget all chunks."""
@@ -107,5 +108,6 @@ class _Decoding:
     """A chunk that a thread is at work on."""
 
     def __init__(self) -> None:
-        self.done = threading.Event()
+        self.at_work = threading.Lock()
+        self.at_work.acquire()
         self.chunk: NDArray[Any] | None = None

@@ -5,9 +5,9 @@ one voxel.
 """
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ Coordinates = tuple[int, ...]
 _SINGLE = ("float16", "float32", "int8", "uint8", "int16", "uint16", "bool")  # what single precision holds exactly
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredVolume:
     """A level, seen along the axes of the source."""
 
@@ -39,12 +39,12 @@ class StoredVolume:
     translation: tuple[float, ...]
     units: tuple[str | None, ...] = (None, None, None)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """In voxels."""
         return tuple(1 if axis is None else self.array.shape[axis] for axis in self.axes)
 
-    @property
+    @cached_property
     def chunk(self) -> tuple[int, ...]:
         """Voxels that are decoded together."""
         return tuple(1 if axis is None else self.array.chunk_shape[axis] for axis in self.axes)
@@ -61,7 +61,14 @@ class StoredVolume:
 
     def chunk_bytes(self, coordinates: Coordinates) -> int:
         """Return the bytes that a decoded chunk takes."""
-        return math.prod(high - low for low, high in self._box(coordinates)) * self.array.dtype.itemsize
+        n_bytes = self._item_bytes
+        for number, size, extent in zip(coordinates, self.chunk, self.shape, strict=True):
+            n_bytes *= min(size, extent - number * size)
+        return n_bytes
+
+    @cached_property
+    def _item_bytes(self) -> int:
+        return self.array.dtype.itemsize
 
     def chunks_under(self, low: tuple[int, ...], high: tuple[int, ...]) -> Iterator[Coordinates]:
         """Yield the chunks that hold voxels from `low` to before `high`."""
@@ -85,12 +92,17 @@ class StoredVolume:
             raise DamageError(error.shard, None, error.reason) from error
         except ReadError as error:
             raise ReadError(f"Chunk {coordinates} of {self.where} cannot be read: {error}") from error
+        return self._seen(room), n_decoded
+
+    def _seen(self, room: NDArray[Any]) -> NDArray[Any]:
+        """Return stored voxels along the three axes."""
+        if self.axes == (0, 1, 2) and not self.at:
+            return room
         # Axes that are not of space have length 1 in it, and go last, where they are dropped.
         space = [axis for axis in self.axes if axis is not None]
         others = [axis for axis in range(room.ndim) if axis not in space]
         chunk = room.transpose(*space, *others).reshape([room.shape[axis] for axis in space])
-        missing = tuple(number for number, axis in enumerate(self.axes) if axis is None)
-        return np.expand_dims(chunk, missing), n_decoded
+        return np.expand_dims(chunk, tuple(number for number, axis in enumerate(self.axes) if axis is None))
 
     def _box(self, coordinates: Coordinates) -> list[tuple[int, int]]:
         return [

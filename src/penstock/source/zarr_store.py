@@ -132,10 +132,10 @@ class ZarrArray:
                 outer.append(slice(first - low, last - low))
             yield _ChunkRead(self, coordinates, tuple(inner), out[tuple(outer)])
 
-    def stored_chunk(self, coordinates: tuple[int, ...]) -> tuple[Path, int, int | None] | None:
+    def stored_chunk(self, coordinates: tuple[int, ...]) -> tuple[str | Path, int, int | None] | None:
         """Return the file of a chunk, where it begins, and its length if that is known; None where there is none."""
         if self.shards is None:
-            return self.path / self._key(coordinates), 0, None
+            return f"{self.path}/{self._key(coordinates)}", 0, None
         per_shard = [shard // chunk for shard, chunk in zip(self.shards, self.chunks, strict=True)]
         shard = tuple(number // per for number, per in zip(coordinates, per_shard, strict=True))
         path = self.path / self._key(shard)
@@ -232,7 +232,7 @@ class _ChunkRead:
         self.out[...] = array.fill
         return 0
 
-    def _read(self, path: Path, offset: int, size: int | None) -> int:
+    def _read(self, path: str | Path, offset: int, size: int | None) -> int:
         array = self.array
         n_bytes = math.prod(array.chunks) * array.codec.dtype.itemsize
         whole_rows = all(
