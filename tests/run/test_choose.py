@@ -13,6 +13,7 @@ from penstock_test_parts import CountingSource, Mishap, MishapAt, delivered, num
 
 from penstock import Loader, Plan, RunOptions, Sequential
 from penstock.feed.collate import Merge
+from penstock.run import choose
 from penstock.run.choose import threads_overlap
 from penstock.run.work import Work
 
@@ -64,8 +65,11 @@ def test_threads_that_wait_for_each_other_do_not() -> None:
     assert not most_say(TakesTurns())
 
 
-def test_threads_that_compute_in_python_do_not() -> None:
-    assert not most_say(computes, turns=7)
+def test_a_draw_with_threads_of_its_own_stays_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them take turns for lack of processors; in processes, each would read again what another has read."""
+    busy = iter(range(1000))
+    monkeypatch.setattr(choose.time, "process_time", lambda: float(next(busy)))  # a second of processor time for each
+    assert threads_overlap(DRAWS, work(TakesTurns()))
 
 
 def test_draws_too_short_to_time_stay_in_threads() -> None:
