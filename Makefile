@@ -3,29 +3,39 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+LIBRARY := src/penstock/source/libnative.so
 # hdmf-zarr needs a zarr below 3, all the rest one from 3 on: NWB in zarr stores is tested in an environment of its own.
 NWB_ZARR := .venv-nwb-zarr
 
 # cellmap-data needs a zarr below 3, and brings more than a gigabyte: a target of its own.
 CELLMAP := .venv-cellmap
 
-.PHONY: help test test-cellmap lint types unit demo bench soak format clean
+# The site is built from the text of the package, which is not imported: an environment without torch.
+DOCS := .venv-docs
+
+.PHONY: help test test-browser test-cellmap lint types unit demo docs bench soak format clean
 
 help:
 	@echo "make test    everything CI checks: format, lint, types, architecture, tests (about 9 minutes)"
+	@echo "make test-browser    the report in a headless Chromium (apt-get install chromium)"
 	@echo "make test-cellmap    our loader over the cellmap-data package's own data sets"
 	@echo "make demo    generate data, train, be killed, resume bit-equal (under 2 minutes)"
+	@echo "make docs    the documentation as a site, in site/ (open site/index.html)"
 	@echo "make bench   speed and memory, as ratios to limits measured in the same run"
 	@echo "make soak    the same laws over many more random cases, and 200 epochs for leaks"
 	@echo "make format  let ruff format and mend"
 
 # Stale when what it was made from is newer.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt hatch_build.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or newer, got " + sys.version)'
 	@echo "Setting up $(VENV) (about a minute) ..."
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
+
+# Installing compiles it, too; this is for when the C has changed.
+$(LIBRARY): src/penstock/source/native.c $(READY)
+	@$(BIN)/python hatch_build.py
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -40,10 +50,14 @@ $(NWB_ZARR)/.ready: constraints-nwb-zarr.txt
 	@$(NWB_ZARR)/bin/pip install --quiet --disable-pip-version-check -c constraints-nwb-zarr.txt pynwb hdmf-zarr scipy xxhash typer
 	@touch $@
 
-unit: $(READY) $(NWB_ZARR)/.ready
+unit: $(READY) $(LIBRARY) $(NWB_ZARR)/.ready
 	PENSTOCK_NWB_ZARR_PYTHON=$(CURDIR)/$(NWB_ZARR)/bin/python $(BIN)/pytest -q -n 2
 
 test: lint types unit
+
+# In `make test` they run where there is a browser, and are left out where there is none; here they fail without one.
+test-browser: $(READY) $(LIBRARY)
+	PENSTOCK_BROWSER_TESTS=1 $(BIN)/pytest -q -n 0 tests/browser
 
 $(CELLMAP)/.ready: constraints-cellmap.txt
 	@echo "Setting up $(CELLMAP) (about two minutes, more than a gigabyte) ..."
@@ -51,16 +65,27 @@ $(CELLMAP)/.ready: constraints-cellmap.txt
 	@$(CELLMAP)/bin/pip install --quiet --disable-pip-version-check -c constraints-cellmap.txt cellmap-data xxhash typer
 	@touch $@
 
-test-cellmap: $(READY) $(CELLMAP)/.ready
+test-cellmap: $(READY) $(LIBRARY) $(CELLMAP)/.ready
 	PENSTOCK_CELLMAP_PYTHON=$(CURDIR)/$(CELLMAP)/bin/python $(BIN)/pytest -q tests/recipes/test_cellmap_package.py
 
-demo: $(READY)
+demo: $(READY) $(LIBRARY)
 	@$(BIN)/penstock demo
 
-bench: $(READY)
+$(DOCS)/.ready: pyproject.toml constraints.txt
+	@echo "Setting up $(DOCS) (about twenty seconds) ..."
+	@$(PYTHON) -m venv --clear $(DOCS)
+	@$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(DOCS)/wanted.txt
+	@$(DOCS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r $(DOCS)/wanted.txt
+	@touch $@
+
+# The variable leaves out a notice of the theme, which ends in 2027, about its successor.
+docs: $(DOCS)/.ready
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
+
+bench: $(READY) $(LIBRARY)
 	$(BIN)/python -m bench
 
-soak: $(READY)
+soak: $(READY) $(LIBRARY)
 	PENSTOCK_SOAK=1 $(BIN)/pytest -q tests/laws tests/soak --timeout=3600
 
 format: $(READY)
@@ -68,4 +93,4 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(NWB_ZARR) $(CELLMAP) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/out
+	rm -rf $(VENV) $(LIBRARY) $(NWB_ZARR) $(CELLMAP) $(DOCS) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/out

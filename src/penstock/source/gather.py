@@ -17,7 +17,6 @@ from penstock.shard.layout import MISSING, Numbers, index_name
 from penstock.shard.manifest import FieldInfo, Manifest
 from penstock.shard.tar import padded
 from penstock.source.pieces import Batch, Piece, pieces_of, read_piece
-from penstock.source.scratch import Scratch
 from penstock.source.shards import OpenShard, OpenShards
 
 __all__ = ["Gather", "Reading", "Verify"]
@@ -78,7 +77,6 @@ class Gather:
     def __init__(self, reading: Reading) -> None:
         self.reading, self.process = reading, os.getpid()
         n_shards = len(reading.manifest.shards)
-        self._scratch = Scratch()
         self._verified = _Verified(reading.borders)
         suffixes = {info.suffix for info in reading.infos.values()}
         self._shards = OpenShards(reading.manifest, suffixes, self._verified.forget)
@@ -177,7 +175,7 @@ class Gather:
             for shard in listed:
                 mine = shards == shard
                 begins[mine] = self._listed[shard][number].at(rows[mine])
-            read_piece(batch, piece, begins, raw, self._scratch)
+            read_piece(batch, piece, begins, raw)
 
     def _read_members(self, batch: Batch, geometry: int, block: dict[str, NDArray[Any]]) -> None:
         """Read what has no fixed layout, member by member."""
@@ -207,7 +205,7 @@ class Gather:
         except OSError as error:  # a disk that gives an error instead of bytes
             raise DamageError(shard.name, item, f"it cannot be read: {error}") from error
         if len(content) != stop - start:
-            raise batch.short(number, stop - start, len(content))
+            raise batch.unreadable(number, start, stop - start)
         if batch.unverified[number] and xxhash.xxh3_64_intdigest(content) != found.checks[row]:
             raise DamageError(shard.name, item, f"the checksum of {info.suffix!r} does not match its bytes")
         payload = content[offset - start : offset - start + size]

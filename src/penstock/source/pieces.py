@@ -1,30 +1,27 @@
 """How items of one layout are read: which bytes go where.
 
-Fields that lie side by side are one piece. Where it is large, one call per item puts each field straight into its
-place. Small ones are collected, many with one call, and then spread over the fields with one strided copy each.
+Fields that lie side by side are one piece. The pieces of all items of a batch are one call (`native`), which puts each
+field straight into its place.
 """
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
-from penstock.core.errors import DamageError, ReadError
+from penstock.core.errors import DamageError
 from penstock.core.types import Field
 from penstock.shard.layout import Column
 from penstock.shard.tar import padded
-from penstock.source.scratch import Scratch
+from penstock.source.native import copy_items
 from penstock.source.shards import OpenShard
 
 __all__ = ["Batch", "Part", "Piece", "pieces_of", "read_piece"]
 
 _Int64s = NDArray[np.int64]
-
-_TOGETHER_BYTES = 1 << 14  # up to here, copying once more costs less than another call
-_MOST_PARTS = 256  # a call takes 1024 places
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +43,9 @@ class Part:
     """The end of its padding."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Piece:
-    """Members that are read with one call; the same for all items of a shard but for where it begins."""
+    """Members that lie side by side; the same for all items of a shard but for where it begins."""
 
     parts: tuple[Part, ...]
 
@@ -57,11 +54,10 @@ class Piece:
         """From the first header to the end of the last padding."""
         return self.parts[-1].end
 
-    @property
-    def data(self) -> tuple[int, int]:
-        """Where the data of its first part begin, and those of its last end."""
-        last = self.parts[-1]
-        return self.parts[0].data, last.data + last.n_bytes
+    @cached_property
+    def table(self) -> _Int64s:
+        """Begin, data, bytes of data and end of each part."""
+        return np.array([(part.begin, part.data, part.n_bytes, part.end) for part in self.parts], np.int64)
 
 
 def pieces_of(
@@ -87,7 +83,7 @@ def pieces_of(
         part = _part(names[suffix], column, fields[names[suffix]][1])
         if part is None:
             return None
-        if previous is not None and _adjacent(previous, column, n_items) and len(runs[-1]) < _MOST_PARTS:
+        if previous is not None and _adjacent(previous, column, n_items):
             shift = runs[-1][-1].end
             moved = (part.begin + shift, part.data + shift, part.n_bytes, part.end + shift)
             runs[-1].append(Part(part.name, part.suffix, *moved))
@@ -153,114 +149,52 @@ class Batch:
         """Return the shard of one of the items."""
         return self.opened[int(self.shards[number])]
 
-    def addresses(self, begins: _Int64s, n_bytes: int) -> _Int64s:
-        """Return where spans of the shards lie in memory; one beyond the end of its shard is an error."""
+    def storage(self) -> tuple[_Int64s, _Int64s]:
+        """Return the file, address and size of each shard, and which of them each item is in."""
         present = sorted(self.opened)
-        maps = [self.opened[number].mapped for number in present]
-        which = np.searchsorted(present, self.shards)
-        beyond = (begins < 0) | (begins + n_bytes > np.array([mapped.n_bytes for mapped in maps])[which])
-        if beyond.any():
-            raise self.short(int(beyond.argmax()), n_bytes, 0)
-        found: _Int64s = begins + np.array([mapped.address for mapped in maps], np.int64)[which]
-        return found
+        shards = [self.opened[number] for number in present]
+        table = [(shard.handle, shard.mapped.address, shard.mapped.n_bytes) for shard in shards]
+        return np.array(table, np.int64), np.searchsorted(np.array(present), self.shards)
 
-    def compare_all(self, part: Part, start: int, views: list[memoryview]) -> None:
-        """Compare one member of each item from `start` on with what was written; `views` has their bytes."""
-        digest, begin, end = xxhash.xxh3_64_intdigest, part.begin, part.end
-        found = np.array([digest(view[begin:end]) for view in views], np.uint64)
-        mine = slice(start, start + len(views))
+    def compare(self, part: Part, digests: NDArray[np.uint64]) -> None:
+        """Raise DamageError where one member of an item is not what was written."""
         # Items of one shard mostly follow each other.
-        borders = (np.flatnonzero(np.diff(self.shards[mine])) + 1).tolist()
+        borders = (np.flatnonzero(np.diff(self.shards)) + 1).tolist()
         written = [
-            self.shard(start + first).columns[part.suffix].checks[self.rows[start + first : start + last]]
-            for first, last in zip([0, *borders], [*borders, len(views)], strict=True)
+            self.shard(first).columns[part.suffix].checks[self.rows[first:last]]
+            for first, last in zip([0, *borders], [*borders, len(self)], strict=True)
         ]
-        wrong = (found != np.concatenate(written)) & self.unverified[mine]
+        wrong = (digests != np.concatenate(written)) & self.unverified
         if wrong.any():
-            number = int(wrong.argmax())
-            self.compare(start + number, part, int(found[number]))
-
-    def compare(self, number: int, part: Part, digest: int) -> None:
-        """Raise DamageError where a member's bytes are not those that were written."""
-        shard = self.shard(number)
-        if digest != shard.columns[part.suffix].checks[self.rows[number]]:
+            bad = int(wrong.argmax())
             reason = f"the checksum of {part.suffix!r} does not match its bytes"
-            raise DamageError(shard.name, int(self.items[number]), reason)
+            raise DamageError(self.shard(bad).name, int(self.items[bad]), reason)
 
-    def short(self, number: int, wanted: int, found: int) -> DamageError:
-        """Return the error for a shard that ends before an item does."""
-        reason = f"the shard ends too early: {found} of {wanted} bytes are there; it was truncated"
-        return DamageError(self.shard(number).name, int(self.items[number]), reason)
-
-
-def read_piece(
-    batch: Batch, piece: Piece, begins: _Int64s, out: dict[str, NDArray[np.uint8]], scratch: Scratch
-) -> None:
-    """Read one piece of every item of a batch into the rows of `out`, which has the bytes of each field."""
-    try:
-        if piece.n_bytes <= _TOGETHER_BYTES:
-            _read_small(batch, piece, begins, out, scratch)
+    def unreadable(self, number: int, begin: int, n_bytes: int) -> DamageError:
+        """Return the error for an item that is not there: the shard ends before it does, or the disk has an error."""
+        shard = self.shard(number)
+        found = min(max(0, os.fstat(shard.handle).st_size - begin), n_bytes)
+        if found == n_bytes:
+            reason = "it cannot be read: the system has no bytes for it, as of a disk with errors"
         else:
-            _read_large(batch, piece, begins, out, scratch)
-    except OSError as error:
-        if isinstance(error, ReadError):
-            raise
-        # A disk that gives an error instead of bytes; which item it was shows when they are read one by one.
-        raise DamageError(
-            batch.shard(0).name, int(batch.items[0]), f"it, or one near it, cannot be read: {error}"
-        ) from error
+            reason = f"the shard ends too early: {found} of {n_bytes} bytes are there; it was truncated"
+        return DamageError(shard.name, int(self.items[number]), reason)
 
 
-def _read_small(
-    batch: Batch, piece: Piece, begins: _Int64s, out: dict[str, NDArray[np.uint8]], scratch: Scratch
-) -> None:
-    whole = bool(batch.unverified.any())
-    first, last = (0, piece.n_bytes) if whole else piece.data
-    size = last - first
-    if not size:
-        return
-    rows = scratch.rows(size)
-    addresses = batch.addresses(begins + first, size)
-    for start in range(0, len(batch), len(rows)):
-        mine = slice(start, start + len(rows))
-        count = len(addresses[mine])
-        found = rows.collect(addresses[mine])
-        if found != count * size:
-            raise batch.short(start + found // size, size, found % size)
-        if whole:
-            for part in piece.parts:
-                batch.compare_all(part, start, rows.views[:count])
-        places = batch.places[mine]
-        for part in piece.parts:
-            begin = part.data - first
-            out[part.name][places] = rows.array[:count, begin : begin + part.n_bytes]
-
-
-def _read_large(
-    batch: Batch, piece: Piece, begins: _Int64s, out: dict[str, NDArray[np.uint8]], scratch: Scratch
-) -> None:
-    parts = piece.parts
-    rows = [(out[part.name].reshape(-1).data, part.n_bytes) for part in parts]
-    first, last = piece.data
-    # What lies around the data: headers and padding, which are looked at and thrown away.
-    edges = [0, *(edge for part in parts for edge in (part.data, part.data + part.n_bytes)), piece.n_bytes]
-    gaps = scratch.gaps(tuple(stop - start for start, stop in zip(edges[::2], edges[1::2], strict=True)))
-    each = (batch.shards.tolist(), begins.tolist(), batch.places.tolist(), batch.unverified.tolist())
-    for number, (shard, begin, place, unverified) in enumerate(zip(*each, strict=True)):
-        handle = batch.opened[shard].handle
-        views = [flat[place * size : (place + 1) * size] for flat, size in rows]
-        if not unverified:
-            buffers = [buffer for pair in zip(views, gaps[1:-1], strict=False) for buffer in pair] + views[-1:]
-            found = os.preadv(handle, buffers, begin + first)
-            if found != last - first:
-                raise batch.short(number, last - first, found)
-            continue
-        buffers = [gaps[0], *(buffer for pair in zip(views, gaps[1:], strict=True) for buffer in pair)]
-        found = os.preadv(handle, buffers, begin)
-        if found != piece.n_bytes:
-            raise batch.short(number, piece.n_bytes, found)
-        for part, before, view, after in zip(parts, gaps, views, gaps[1:], strict=False):
-            digest = xxhash.xxh3_64(before[len(before) - (part.data - part.begin) :])
-            digest.update(view)
-            digest.update(after[: part.end - part.data - part.n_bytes])
-            batch.compare(number, part, digest.intdigest())
+def read_piece(batch: Batch, piece: Piece, begins: _Int64s, out: dict[str, NDArray[np.uint8]]) -> None:
+    """Read one piece of every item of a batch into the rows of `out`, which has the bytes of each field."""
+    shards, which = batch.storage()
+    found, digests = copy_items(
+        shards,
+        which,
+        begins,
+        parts=piece.table,
+        targets=[out[part.name] for part in piece.parts],
+        rows=batch.places,
+        unverified=batch.unverified if batch.unverified.any() else None,
+    )
+    if found < len(batch):
+        raise batch.unreadable(found, int(begins[found]), piece.n_bytes)
+    if digests is not None:
+        for number, part in enumerate(piece.parts):
+            batch.compare(part, digests[:, number])

@@ -1,7 +1,8 @@
 """Shards that are open for reading: a file and its side index, checked against the manifest, kept while they are used.
 
-Nothing here looks into the map of a shard: a shard that shrinks under it would kill the process. Large items are read
-with `preadv`, small ones copied out of the map by the kernel; both come back short, which is an error like any other.
+Nothing here looks into the map of a shard: a shard that shrinks under it would kill the process. Items of fixed shape
+are copied out of the map by `native`, all others are read with `pread`; both come back short, which is an error like
+any other.
 """
 
 import errno
@@ -18,7 +19,7 @@ from penstock.core.errors import DamageError, ReadError
 from penstock.shard.compression import Decompressed, most_bytes
 from penstock.shard.layout import Column
 from penstock.shard.manifest import Manifest, ShardEntry
-from penstock.source.scratch import Mapped
+from penstock.source.native import Mapped
 
 __all__ = ["OpenShard", "OpenShards"]
 

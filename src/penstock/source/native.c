@@ -1,0 +1,313 @@
+/* Copies spans of mapped files into arrays, and works out their checksums on the way.
+ *
+ * A copy out of a mapped file that has become shorter is a SIGBUS, which ends the process. Here it ends the copy: the
+ * items before it count. A SIGBUS from anywhere else goes where it would have gone without this.
+ *
+ * Called through ctypes, which lets other Python threads run meanwhile; nothing here knows of Python.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/uio.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "Checksums are written for processors that put the low byte first."
+#endif
+
+#define ADVISED_BYTES (1 << 15) /* from here on, asking whether a span is in memory costs little beside copying it */
+
+/* A file, the address that it is mapped to, and how much of it. */
+struct shard {
+    int64_t file;
+    const uint8_t *map;
+    int64_t n_bytes;
+};
+
+/* One member of an item: where its bytes lie, from the beginning of the piece. As Part in pieces.py. */
+struct part {
+    int64_t begin; /* its header */
+    int64_t data;
+    int64_t n_bytes; /* of its data */
+    int64_t end;     /* the end of its padding */
+};
+
+/* -- a fault in the middle of a copy ------------------------------------------------------------------------------- */
+
+struct reading {
+    sigjmp_buf escape;
+    uintptr_t low, high; /* what is being read */
+};
+
+/* In memory that a thread has from its beginning: a signal handler must not be the first to ask for it. */
+static _Thread_local struct reading *volatile reading __attribute__((tls_model("initial-exec")));
+static struct sigaction before;
+
+static void on_bus(int number, siginfo_t *info, void *context)
+{
+    (void)context;
+    struct reading *mine = reading;
+    uintptr_t at = (uintptr_t)info->si_addr;
+    if (info->si_code > 0 && mine && mine->low <= at && at < mine->high)
+        siglongjmp(mine->escape, 1);
+    /* None of ours. With the handler from before in its place, the same instruction faults again. That handler may put
+     * this one back, which it was set after: then it is over. */
+    struct sigaction next = before;
+    before = (struct sigaction){.sa_handler = SIG_DFL};
+    sigaction(SIGBUS, &next, NULL);
+    if (info->si_code <= 0) /* it was sent, there is no instruction */
+        raise(number);
+}
+
+/* Others may have set a handler since the last copy: faulthandler, a worker of torch. */
+static int handler_is_set(void)
+{
+    struct sigaction now;
+    if (sigaction(SIGBUS, NULL, &now))
+        return 0;
+    if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_bus)
+        return 1;
+    before = now;
+    struct sigaction ours = {.sa_sigaction = on_bus, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
+    sigemptyset(&ours.sa_mask);
+    return !sigaction(SIGBUS, &ours, NULL);
+}
+
+/* -- XXH3, 64 bits, without a seed, of more than 240 bytes ---------------------------------------------------------- */
+
+enum { STRIPE = 64, BLOCK_STRIPES = 16, KEY_BYTES = 192, LAST_KEY = KEY_BYTES - STRIPE - 7, MERGE_KEY = 11 };
+
+static const uint64_t PRIME32[] = {0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D};
+static const uint64_t PRIME64[] = {0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63,
+                                   0x27D4EB2F165667C5};
+
+static const uint8_t KEY[KEY_BYTES] = {
+    0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c,
+    0xde, 0xd4, 0x6d, 0xe9, 0x83, 0x90, 0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f,
+    0xcb, 0x79, 0xe6, 0x4e, 0xcc, 0xc0, 0xe5, 0x78, 0x82, 0x5a, 0xd0, 0x7d, 0xcc, 0xff, 0x72, 0x21,
+    0xb8, 0x08, 0x46, 0x74, 0xf7, 0x43, 0x24, 0x8e, 0xe0, 0x35, 0x90, 0xe6, 0x81, 0x3a, 0x26, 0x4c,
+    0x3c, 0x28, 0x52, 0xbb, 0x91, 0xc3, 0x00, 0xcb, 0x88, 0xd0, 0x65, 0x8b, 0x1b, 0x53, 0x2e, 0xa3,
+    0x71, 0x64, 0x48, 0x97, 0xa2, 0x0d, 0xf9, 0x4e, 0x38, 0x19, 0xef, 0x46, 0xa9, 0xde, 0xac, 0xd8,
+    0xa8, 0xfa, 0x76, 0x3f, 0xe3, 0x9c, 0x34, 0x3f, 0xf9, 0xdc, 0xbb, 0xc7, 0xc7, 0x0b, 0x4f, 0x1d,
+    0x8a, 0x51, 0xe0, 0x4b, 0xcd, 0xb4, 0x59, 0x31, 0xc8, 0x9f, 0x7e, 0xc9, 0xd9, 0x78, 0x73, 0x64,
+    0xea, 0xc5, 0xac, 0x83, 0x34, 0xd3, 0xeb, 0xc3, 0xc5, 0x81, 0xa0, 0xff, 0xfa, 0x13, 0x63, 0xeb,
+    0x17, 0x0d, 0xdd, 0x51, 0xb7, 0xf0, 0xda, 0x49, 0xd3, 0x16, 0x55, 0x26, 0x29, 0xd4, 0x68, 0x9e,
+    0x2b, 0x16, 0xbe, 0x58, 0x7d, 0x47, 0xa1, 0xfc, 0x8f, 0xf8, 0xb8, 0xd1, 0x7a, 0xd0, 0x31, 0xce,
+    0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
+};
+
+static inline uint64_t number_at(const uint8_t *at)
+{
+    uint64_t found;
+    memcpy(&found, at, sizeof found);
+    return found;
+}
+
+typedef void add_stripes(uint64_t sums[8], const uint8_t *data, const uint8_t *key, int64_t count);
+
+/* Add stripes of 64 bytes; the key of each begins 8 bytes after that of the one before. */
+static void add_plainly(uint64_t sums[8], const uint8_t *data, const uint8_t *key, int64_t count)
+{
+    for (int64_t n = 0; n < count; n++, data += STRIPE, key += 8)
+        for (int lane = 0; lane < 8; lane++) {
+            uint64_t value = number_at(data + 8 * lane), mixed = value ^ number_at(key + 8 * lane);
+            sums[lane ^ 1] += value;
+            sums[lane] += (mixed & 0xFFFFFFFF) * (mixed >> 32);
+        }
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2")))
+static void add_avx2(uint64_t sums[8], const uint8_t *data, const uint8_t *key, int64_t count)
+{
+    __m256i sum[2] = {_mm256_loadu_si256((const __m256i *)sums), _mm256_loadu_si256((const __m256i *)(sums + 4))};
+    for (int64_t n = 0; n < count; n++, data += STRIPE, key += 8)
+        for (int half = 0; half < 2; half++) {
+            __m256i value = _mm256_loadu_si256((const __m256i *)(data + 32 * half));
+            __m256i mixed = _mm256_xor_si256(value, _mm256_loadu_si256((const __m256i *)(key + 32 * half)));
+            __m256i product = _mm256_mul_epu32(mixed, _mm256_srli_epi64(mixed, 32));
+            __m256i swapped = _mm256_shuffle_epi32(value, _MM_SHUFFLE(1, 0, 3, 2));
+            sum[half] = _mm256_add_epi64(sum[half], _mm256_add_epi64(product, swapped));
+        }
+    _mm256_storeu_si256((__m256i *)sums, sum[0]);
+    _mm256_storeu_si256((__m256i *)(sums + 4), sum[1]);
+}
+
+__attribute__((target("avx512f")))
+static void add_avx512(uint64_t sums[8], const uint8_t *data, const uint8_t *key, int64_t count)
+{
+    __m512i sum = _mm512_loadu_si512(sums);
+    for (int64_t n = 0; n < count; n++, data += STRIPE, key += 8) {
+        __m512i value = _mm512_loadu_si512(data);
+        __m512i mixed = _mm512_xor_si512(value, _mm512_loadu_si512(key));
+        __m512i product = _mm512_mul_epu32(mixed, _mm512_srli_epi64(mixed, 32));
+        __m512i swapped = _mm512_shuffle_epi32(value, _MM_PERM_BADC);
+        sum = _mm512_add_epi64(sum, _mm512_add_epi64(product, swapped));
+    }
+    _mm512_storeu_si512(sums, sum);
+}
+#endif
+
+#ifndef WIDEST_BITS /* so that tests can try all of them on one machine */
+#define WIDEST_BITS 512
+#endif
+
+static add_stripes *fastest(void)
+{
+#if defined(__x86_64__)
+    if (WIDEST_BITS >= 512 && __builtin_cpu_supports("avx512f"))
+        return add_avx512;
+    if (WIDEST_BITS >= 256 && __builtin_cpu_supports("avx2"))
+        return add_avx2;
+#endif
+    return add_plainly;
+}
+
+static void scramble(uint64_t sums[8])
+{
+    for (int lane = 0; lane < 8; lane++) {
+        sums[lane] ^= sums[lane] >> 47;
+        sums[lane] ^= number_at(KEY + KEY_BYTES - STRIPE + 8 * lane);
+        sums[lane] *= PRIME32[0];
+    }
+}
+
+static uint64_t merged(const uint64_t sums[8], uint64_t length)
+{
+    uint64_t found = length * PRIME64[0];
+    for (int lane = 0; lane < 8; lane += 2) {
+        const uint8_t *key = KEY + MERGE_KEY + 8 * lane;
+        __uint128_t product = (__uint128_t)(sums[lane] ^ number_at(key)) * (sums[lane + 1] ^ number_at(key + 8));
+        found += (uint64_t)product ^ (uint64_t)(product >> 64);
+    }
+    found ^= found >> 37;
+    found *= 0x165667919E3779F9;
+    return found ^ found >> 32;
+}
+
+/* A member as it was read: its data from where they were copied to, what lies around them from the file. */
+struct member {
+    const uint8_t *stored, *copied;
+    int64_t length, data, data_end;
+};
+
+/* Return `count` stripes that lie side by side in memory from `at` on, at most `most` of them and at least one. */
+static const uint8_t *stripes_at(const struct member *member, int64_t at, int64_t most, int64_t *count, uint8_t *room)
+{
+    int64_t whole = most; /* behind the data */
+    const uint8_t *found = member->stored + at;
+    if (at < member->data) {
+        whole = (member->data - at) / STRIPE;
+    } else if (at < member->data_end) {
+        whole = (member->data_end - at) / STRIPE;
+        found = member->copied + (at - member->data);
+    }
+    *count = whole < most ? whole : most;
+    if (*count)
+        return found;
+    for (int64_t n = 0; n < STRIPE; n++) { /* one that a border goes through */
+        int64_t place = at + n;
+        int inside = place >= member->data && place < member->data_end;
+        room[n] = inside ? member->copied[place - member->data] : member->stored[place];
+    }
+    *count = 1;
+    return room;
+}
+
+static uint64_t checksum(const struct member *member, add_stripes *add)
+{
+    uint64_t sums[8] = {PRIME32[2], PRIME64[0], PRIME64[1], PRIME64[2], PRIME64[3], PRIME32[1], PRIME64[4], PRIME32[0]};
+    int64_t stripes = (member->length - 1) / STRIPE, count;
+    uint8_t room[STRIPE];
+    for (int64_t n = 0; n < stripes; n += count) {
+        int64_t in_block = n % BLOCK_STRIPES, left = BLOCK_STRIPES - in_block;
+        if (left > stripes - n)
+            left = stripes - n;
+        const uint8_t *data = stripes_at(member, STRIPE * n, left, &count, room);
+        add(sums, data, KEY + 8 * in_block, count);
+        if (in_block + count == BLOCK_STRIPES)
+            scramble(sums);
+    }
+    const uint8_t *last = stripes_at(member, member->length - STRIPE, 1, &count, room);
+    add(sums, last, KEY + LAST_KEY, 1);
+    return merged(sums, (uint64_t)member->length);
+}
+
+/* -- what Python calls ---------------------------------------------------------------------------------------------- */
+
+/* Let the disk bring what is not in memory, for all items at once; page after page, it would take turns with us. */
+static void ask_for(int64_t n_items, const struct shard *shards, const int64_t *shard, const int64_t *begin,
+                    int64_t n_bytes)
+{
+    for (int64_t item = 0; item < n_items; item++) {
+        int file = (int)shards[shard[item]].file;
+        uint8_t byte;
+        struct iovec place = {&byte, 1};
+        if (preadv2(file, &place, 1, begin[item], RWF_NOWAIT) != 1)
+            posix_fadvise(file, begin[item], n_bytes, POSIX_FADV_WILLNEED);
+    }
+}
+
+/* Copy the parts of one item, whose piece begins at `piece`; work out their checksums where `digests` has room. */
+static void copy_item(const uint8_t *piece, int64_t n_parts, const struct part *parts, uint8_t *const *target,
+                      int64_t row, uint64_t *digests)
+{
+    add_stripes *add = fastest();
+    for (int64_t n = 0; n < n_parts; n++) {
+        const struct part *part = parts + n;
+        uint8_t *copied = target[n] + row * part->n_bytes;
+        memcpy(copied, piece + part->data, (size_t)part->n_bytes);
+        if (digests) {
+            int64_t data = part->data - part->begin;
+            struct member member = {piece + part->begin, copied, part->end - part->begin, data, data + part->n_bytes};
+            digests[n] = checksum(&member, add);
+        }
+    }
+}
+
+/* Copy the parts of items into the rows `row` of arrays.
+ *
+ * shard, begin: of each item, which of `shards` has it, and where it begins there.
+ * target: of each part, the array, whose rows have the part's n_bytes.
+ * unverified: NULL, or whether each item is to be verified; its checksums, of members of more than 240 bytes, go to
+ *     `digests`, which has room for (n_items, n_parts).
+ *
+ * Returns how many items were copied: fewer than n_items where the next one reaches beyond its shard, or cannot be read;
+ * -1 where faults cannot be caught.
+ */
+int64_t penstock_copy(int64_t n_items, const struct shard *shards, const int64_t *shard, const int64_t *begin,
+                      int64_t n_parts, const struct part *parts, uint8_t *const *target, const int64_t *row,
+                      const uint8_t *unverified, uint64_t *digests)
+{
+    struct reading mine;
+    volatile int64_t item = 0;
+    const int64_t n_bytes = parts[n_parts - 1].end;
+    if (!handler_is_set())
+        return -1;
+    if (n_bytes >= ADVISED_BYTES)
+        ask_for(n_items, shards, shard, begin, n_bytes);
+    if (sigsetjmp(mine.escape, 0)) {
+        reading = NULL;
+        return item;
+    }
+    for (; item < n_items; item++) {
+        const struct shard *from = shards + shard[item];
+        if (begin[item] < 0 || begin[item] > from->n_bytes - n_bytes)
+            return item;
+        const uint8_t *piece = from->map + begin[item];
+        mine.low = (uintptr_t)piece;
+        mine.high = (uintptr_t)(piece + n_bytes);
+        reading = &mine;
+        atomic_signal_fence(memory_order_seq_cst); /* nothing is read before the handler knows, or after it forgets */
+        copy_item(piece, n_parts, parts, target, row[item],
+                  unverified && unverified[item] ? digests + item * n_parts : NULL);
+        atomic_signal_fence(memory_order_seq_cst);
+        reading = NULL;
+    }
+    return item;
+}

@@ -1,0 +1,120 @@
+"""Spans of mapped files, copied and checked by a few lines of C: native.c, compiled when Penstock is installed.
+
+A copy out of a mapped file that has become shorter ends a process with SIGBUS. The copy in C comes back with what there
+was. All items of a batch are one call, during which other threads run.
+"""
+
+import ctypes
+import mmap
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.errors import PenstockError, ReadError
+
+__all__ = ["Mapped", "copy_items"]
+
+_Int64s = NDArray[np.int64]
+
+_NOTHING = ctypes.c_void_p(-1).value  # what mmap returns where it fails
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class Mapped:
+    """Where a file lies in memory. There is no way to look into it from Python, which a shrinking file would end."""
+
+    __slots__ = ("address", "n_bytes")
+
+    def __init__(self, file: int, n_bytes: int) -> None:
+        self.address, self.n_bytes = 0, n_bytes
+        if not n_bytes:
+            return
+        # Python's own mmap would hold a second handle to each file.
+        address: int = _libc.mmap(None, n_bytes, mmap.PROT_READ, mmap.MAP_SHARED, file, 0)
+        if address == _NOTHING:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        self.address = address
+        _libc.madvise(address, n_bytes, mmap.MADV_RANDOM)  # a shuffled order has no use for what lies around an item
+
+    def __del__(self) -> None:
+        if self.address:
+            _libc.munmap(self.address, self.n_bytes)
+
+
+def copy_items(
+    shards: _Int64s,
+    which: _Int64s,
+    begins: _Int64s,
+    *,
+    parts: _Int64s,
+    targets: list[NDArray[np.uint8]],
+    rows: _Int64s,
+    unverified: NDArray[np.bool_] | None,
+) -> tuple[int, NDArray[np.uint64] | None]:
+    """Copy items into the rows of arrays, and work out the checksums of their members.
+
+    Parameters
+    ----------
+    shards
+        (shards, 3): the file, the address that it is mapped to, and how many of its bytes are mapped.
+    which, begins
+        Of each item: its row in `shards`, and where it begins there.
+    parts
+        (parts, 4): begin, data, bytes of data and end of each member, from where an item begins.
+    targets
+        Of each part: contiguous rows, which have its bytes.
+    rows
+        Of each item: where it goes.
+    unverified
+        Of each item: whether checksums are wanted; None: of no item. They are of the data as they were copied.
+
+    Returns
+    -------
+    How many items were copied; fewer than all where the next one is not in its shard, or cannot be read. The checksums,
+    (items, parts).
+    """
+    digests = None if unverified is None else np.empty((len(begins), len(parts)), np.uint64)
+    addresses = np.array([target.ctypes.data for target in targets], np.int64)
+    found: int = _library().penstock_copy(
+        len(begins), _at(shards), _at(which), _at(begins), len(parts), _at(parts), _at(addresses), _at(rows),
+        _at(unverified), _at(digests),
+    )  # fmt: skip
+    if found < 0:
+        raise ReadError("The system does not let Penstock catch faults of mapped files (sigaction fails).")
+    return found, digests
+
+
+def _at(array: NDArray[Any] | None) -> int | None:
+    """Return the address of numbers that lie one after the other."""
+    assert array is None or array.flags.c_contiguous, "C does not know of strides"
+    return None if array is None else array.ctypes.data
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    return _opened(Path(__file__).with_name("libnative.so"))
+
+
+def _opened(path: Path) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise PenstockError(
+            f"The compiled part of Penstock cannot be loaded: {error}. Install Penstock anew, with a C compiler there: "
+            "pip install --force-reinstall --no-deps penstock, or pip install -e . in a clone."
+        ) from error
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    library.penstock_copy.restype = number
+    library.penstock_copy.argtypes = (
+        number, pointer, pointer, pointer, number, pointer, pointer, pointer, pointer, pointer,
+    )  # fmt: skip
+    return library

@@ -1,0 +1,240 @@
+"""The copy in C: which bytes go where, checksums as the library has them, and faults that end a copy and no process."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.errors import PenstockError
+from penstock.source import native
+from penstock.source.native import Mapped, copy_items
+
+SOURCE = Path(native.__file__).with_name("native.c")
+WIDTHS = (64, 256, 512)
+
+
+@pytest.fixture(scope="module", params=WIDTHS)
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
+    """The library for processors of some width, in the place of the installed one."""
+    path = tmp_path_factory.mktemp("native") / "libnative.so"
+    flags = ["-O2", "-std=c11", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-DWIDEST_BITS={request.param}"]
+    subprocess.run([os.environ.get("CC", "cc"), *flags, "-o", str(path), str(SOURCE)], check=True)
+    real, used = native._library, native._opened(path)
+    native._library = lambda: used  # type: ignore[assignment]
+    yield used
+    native._library = real
+
+
+class Stored:
+    """A file of numbered bytes, mapped."""
+
+    def __init__(self, path: Path, n_bytes: int, seed: int = 0) -> None:
+        self.content = np.random.default_rng(seed).integers(0, 256, n_bytes).astype(np.uint8)
+        path.write_bytes(self.content.tobytes())
+        self.path, self.file = path, os.open(path, os.O_RDONLY)
+        self.mapped = Mapped(self.file, n_bytes)
+
+    @property
+    def row(self) -> tuple[int, int, int]:
+        return self.file, self.mapped.address, self.mapped.n_bytes
+
+    def close(self) -> None:
+        os.close(self.file)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> list[tuple[int, int, int, int]]:
+    """Members one after the other: header, data of any length at any place, padding."""
+    parts, end = [], 0
+    for _ in range(draw(st.integers(1, 3))):
+        head, n_bytes = draw(st.integers(1, 700)), draw(st.integers(0, 3000))
+        least = max(0, 241 - head - n_bytes)
+        after = draw(st.integers(least, least + 600))
+        parts.append((end, end + head, n_bytes, end + head + n_bytes + after))
+        end = parts[-1][3]
+    return parts
+
+
+@settings(max_examples=60, deadline=None)
+@given(parts=layouts(), n_items=st.integers(1, 9), data=st.data())
+def test_any_layout_is_copied_and_checked(
+    library: ctypes.CDLL,
+    tmp_path_factory: pytest.TempPathFactory,
+    parts: list[tuple[int, int, int, int]],
+    n_items: int,
+    data: st.DataObject,
+) -> None:
+    folder, length, seed = tmp_path_factory.mktemp("shards"), parts[-1][3], data.draw(st.integers(0, 1 << 30))
+    stored = [Stored(folder / str(n), length + 500, seed + n) for n in range(2)]
+    which = np.array(data.draw(st.lists(st.integers(0, 1), min_size=n_items, max_size=n_items)))
+    begins = np.array(data.draw(st.lists(st.integers(0, 500), min_size=n_items, max_size=n_items)))
+    unverified = np.array(data.draw(st.lists(st.booleans(), min_size=n_items, max_size=n_items)))
+    rows = np.random.default_rng(seed).permutation(n_items)
+    targets = [np.zeros((n_items, part[2]), np.uint8) for part in parts]
+    found, digests = copy_items(
+        np.array([one.row for one in stored]),
+        which,
+        begins,
+        parts=np.array(parts),
+        targets=targets,
+        rows=rows,
+        unverified=unverified,
+    )
+    assert found == n_items
+    assert digests is not None
+    for item, (shard, begin, row) in enumerate(zip(which, begins, rows, strict=True)):
+        piece = stored[shard].content[begin : begin + length]
+        for number, (head, start, n_bytes, end) in enumerate(parts):
+            assert targets[number][row].tobytes() == piece[start : start + n_bytes].tobytes()
+            if unverified[item]:
+                assert digests[item, number] == xxhash.xxh3_64_intdigest(piece[head:end].tobytes())
+    for one in stored:
+        one.close()
+
+
+PARTS = np.array([[0, 512, 4000, 4608]])
+
+
+def copied(stored: Stored, begins: list[int]) -> tuple[int, np.ndarray]:
+    target = np.zeros((len(begins), 4000), np.uint8)
+    none = np.zeros(len(begins), np.int64)
+    found, _ = copy_items(
+        np.array([stored.row]),
+        none,
+        np.array(begins),
+        parts=PARTS,
+        targets=[target],
+        rows=np.arange(len(begins)),
+        unverified=None,
+    )
+    return found, target
+
+
+def test_what_lies_outside_of_a_shard_is_not_touched(tmp_path: Path) -> None:
+    stored = Stored(tmp_path / "a", 3 * 4608)
+    for outside in (-1, -(1 << 62), 2 * 4608 + 1, 3 * 4608, 1 << 62):
+        found, target = copied(stored, [4608, outside, 0])
+        assert found == 1
+        assert target[0].tobytes() == stored.content[4608 + 512 :][:4000].tobytes()
+        assert not target[1:].any()
+    assert copied(stored, [2 * 4608])[0] == 1
+    stored.close()
+
+
+def test_a_file_that_shrinks_under_its_map_ends_the_copy(tmp_path: Path) -> None:
+    stored = Stored(tmp_path / "a", 20 * 4608)
+    begins = [4608 * number for number in range(20)]
+    os.truncate(stored.path, 8192)
+    for _ in range(3):
+        found, target = copied(stored, begins)
+        assert found == 1  # the second one ends in the third page, which is gone
+        assert target[0].tobytes() == stored.content[512:4512].tobytes()
+    stored.path.write_bytes(stored.content.tobytes())
+    assert copied(stored, begins)[0] == 20
+    stored.close()
+
+
+def test_threads_that_fault_at_once_do_not_mix_up_their_places(tmp_path: Path) -> None:
+    stores = [Stored(tmp_path / str(n), 40 * 4608, seed=n) for n in range(4)]
+    for number, stored in enumerate(stores):
+        os.truncate(stored.path, 4608 * 8 * number + 4096)
+    found: dict[int, set[int]] = {number: set() for number in range(4)}
+
+    def work(number: int) -> None:
+        for _ in range(200):
+            found[number].add(copied(stores[number], [4608 * item for item in range(40)])[0])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # Beyond the end there are zeros up to the end of its page.
+    ends = [-(-(4608 * 8 * number + 4096) // 4096) * 4096 // 4608 for number in range(4)]
+    assert found == {number: {end} for number, end in enumerate(ends)}
+    for stored in stores:
+        stored.close()
+
+
+FAULTS = """
+import ctypes, faulthandler, mmap, os, signal, sys
+import numpy as np
+from penstock.source.native import Mapped, copy_items
+
+def stored(path, n_bytes=1 << 16):
+    open(path, "wb").write(bytes(n_bytes))
+    return os.open(path, os.O_RDONLY)
+
+def shrunk_copy(path):
+    file = stored(path)
+    mapped = Mapped(file, 1 << 16)
+    os.truncate(path, 0)
+    found, _ = copy_items(
+        np.array([[file, mapped.address, 1 << 16]]), np.zeros(1, np.int64), np.zeros(1, np.int64),
+        parts=np.array([[0, 512, 4000, 4608]]), targets=[np.empty((1, 4000), np.uint8)], rows=np.zeros(1, np.int64),
+        unverified=None,
+    )
+    assert found == 0
+    print("caught", flush=True)
+
+def fault_elsewhere(path):
+    file = stored(path)
+    whole = mmap.mmap(file, 1 << 16, prot=mmap.PROT_READ)
+    os.truncate(path, 0)
+    whole[0]
+
+folder, how = sys.argv[1:]
+path = os.path.join(folder, "a")
+"""
+
+
+def ended(tmp_path: Path, how: str, text: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", FAULTS + text, str(tmp_path), how],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("how", ["nothing", "faulthandler", "torch"])
+def test_a_fault_elsewhere_ends_the_process_as_it_would_without_us(tmp_path: Path, how: str) -> None:
+    text = """
+if how == "torch":
+    import torch
+    torch._C._set_worker_signal_handlers()
+shrunk_copy(path)
+if how == "faulthandler":
+    faulthandler.enable()  # after ours
+    shrunk_copy(path)
+fault_elsewhere(path)
+"""
+    done = ended(tmp_path, how, text)
+    assert done.stdout.split() == ["caught"] * (2 if how == "faulthandler" else 1)
+    assert done.returncode == -signal.SIGBUS
+    if how == "faulthandler":
+        assert "Fatal Python error: Bus error" in done.stderr
+        assert "in fault_elsewhere" in done.stderr
+    if how == "torch":
+        assert "insufficient shared memory" in done.stderr
+
+
+def test_a_signal_that_somebody_sends_is_not_swallowed(tmp_path: Path) -> None:
+    done = ended(tmp_path, "sent", "shrunk_copy(path)\nos.kill(os.getpid(), signal.SIGBUS)\nprint('survived')\n")
+    assert (done.stdout.split(), done.returncode) == (["caught"], -signal.SIGBUS)
+
+
+def test_without_the_library_the_cure_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PenstockError, match=r"cannot be loaded.*C compiler.*pip install"):
+        native._opened(tmp_path / "libnative.so")
