@@ -124,6 +124,7 @@ if TYPE_CHECKING:
     from penstock.recipes.lightning import PenstockDataModule as PenstockDataModule
     from penstock.recipes.performance_monitor import DataLoaderPerformanceMonitor as DataLoaderPerformanceMonitor
     from penstock.recipes.performance_monitor import quick_benchmark as quick_benchmark
+    from penstock.recipes.reporting import write_report as write_report
     from penstock.recipes.training_engine import TrainingEngine as TrainingEngine
     from penstock.recipes.training_engine import class_weights as class_weights
     from penstock.recipes.training_engine import labels_of as labels_of
@@ -262,6 +263,7 @@ _MODULES = {
     "recipes.training_plot": "plot_results",
     "recipes.training_results": "aggregate_predictions format_results write_results_csv",
     "recipes.tuned": "Tuning",
+    "recipes.reporting": "write_report",
     "recipes.tuning": "tune",
     "recipes.webdataset": "ResumableWebDatasetLoader WebDatasetLoader create_webdataset_dataloader",
     "recipes.webdataset_collate": "collate_webdataset",

@@ -1,19 +1,25 @@
 """How far a long job is, and how long it will still take.
 
-On a terminal, one line that changes; elsewhere, a line now and then. A job that is over within a second says nothing.
+On a terminal, a bar that moves; elsewhere, a line now and then. A job that is over within a second says nothing.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-__all__ = ["Progress", "phases", "progress"]
+__all__ = ["Progress", "on_terminal", "phases", "progress"]
 
 _QUIET_SECONDS = 1.0
-_WIDTH = 99
+_BAR_WIDTH = 24
 _EVERY_SECONDS = {True: 0.2, False: 10.0}  # on a terminal, and elsewhere
+
+
+def on_terminal(out: TextIO) -> bool:
+    """Return whether a person looks at `out`, on a screen that can change what it shows."""
+    return out.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 class Progress:
@@ -23,8 +29,9 @@ class Progress:
         self._what, self._total, self._unit, self._show, self._out = what, total, unit, show, out
         self._done = self._before = before
         self._began = self._told = time.monotonic()
+        self._live = on_terminal(out)
+        self._bar: _Bar | None = None
         self._shown = False
-        self._live = out.isatty()
 
     def advance(self, amount: int = 1, at: str = "") -> None:
         """Say that so much more is done, and with what just now."""
@@ -38,9 +45,10 @@ class Progress:
         """Say that the job is over, if anything was said before."""
         if self._shown:
             self._tell(f"{self._amounts()}, {time.monotonic() - self._began:.1f} s")
-            if self._live:
-                self._out.write("\n")
-            self._out.flush()
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        self._shown = False
 
     def _amounts(self) -> str:
         share = f" ({self._done / self._total:.0%})" if self._total else ""
@@ -63,9 +71,43 @@ class Progress:
 
     def _tell(self, words: str) -> None:
         self._shown = True
-        line = f"{self._what}: {words}"
-        self._out.write(f"\r{line[:_WIDTH]:<{_WIDTH}}" if self._live else f"{line}\n")
-        self._out.flush()
+        if self._live:
+            self._bar = self._bar or _Bar(self._what, self._total, self._out)
+            self._bar.show(self._done, words)
+        else:
+            self._out.write(f"{self._what}: {words}\n")
+            self._out.flush()
+
+
+class _Bar:
+    """One line of a terminal. Without a thread, which would hold locks while workers are forked."""
+
+    def __init__(self, what: str, total: int, out: TextIO) -> None:
+        from rich.console import Console  # noqa: PLC0415  # only on a terminal, and only for what takes a while
+        from rich.progress import BarColumn, TextColumn  # noqa: PLC0415
+        from rich.progress import Progress as RichProgress  # noqa: PLC0415
+        from rich.table import Column  # noqa: PLC0415
+
+        self._progress = RichProgress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=_BAR_WIDTH),
+            TextColumn(
+                "{task.fields[words]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+            ),
+            console=Console(file=out),
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            expand=True,
+        )
+        self._task = self._progress.add_task(what, total=total or None, words="")
+        self._progress.start()
+
+    def show(self, done: int, words: str) -> None:
+        self._progress.update(self._task, completed=done, words=words, refresh=True)
+
+    def close(self) -> None:
+        self._progress.stop()
 
 
 @contextmanager

@@ -8,12 +8,15 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TextIO, TypeVar
 
 from penstock.core.checks import whole_number
 from penstock.core.errors import LoaderError, OptionError
+from penstock.report.batches import content_of
+from penstock.report.faults import Notes
+from penstock.report.recorded import Recorded
+from penstock.report.run_file import Watched, write_run
 from penstock.report.watch_gpu import Gpus
 from penstock.report.watch_live import LiveLine, Log, log_function
 from penstock.report.watch_plot import Seen, draw_watch
@@ -27,7 +30,6 @@ T = TypeVar("T")
 
 _SAMPLE_SECONDS = 0.5
 _SLOPE_SECONDS = 5.0  # of memory: less than this says more about the garbage collector than about the training
-_MOST_ENTRIES = 1000  # of a list in a batch that are looked at
 
 
 def watch(
@@ -119,7 +121,8 @@ class Watch(Generic[T]):
         self._gpu_peak = 0
         self._last_wait = self._last_startup = math.nan
         self._epoch_batch = 0
-        self._seen = Seen(Trace(), Trace(), Trace(), Trace(), Trace())
+        self._seen = Seen(Trace(), Trace(), Trace(), Trace(), Trace(), Trace())
+        self._recorded, self._notes = Recorded(), Notes()
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -130,6 +133,7 @@ class Watch(Generic[T]):
         self._out = self._out or sys.stderr
         self._gpus = Gpus()
         self._live = LiveLine(self._show, self._out)
+        self._notes.begin()
         self._sample(self._began)
         return self
 
@@ -138,6 +142,7 @@ class Watch(Generic[T]):
         self._sample(now, at_once=True)
         self._over = now
         self._turn += 1
+        self._notes.end()
         if self._live is not None:
             self._live.stop()
         if self._gpus is not None:
@@ -163,6 +168,16 @@ class Watch(Generic[T]):
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]  # a loader without a length says so
 
+    def record(self, **values: float) -> None:
+        """Take note of values of the training at this batch, such as `loss=loss.item(), accuracy=0.9`.
+
+        They are kept in bounded memory, over the number of batches, and are the training curve of the report. At most
+        16 names. What is not finite is counted, with the batch where it came first.
+        """
+        if self._began is None or self._over is not None:
+            raise LoaderError("A watch takes values inside of its with block only, beside the batches they are of.")
+        self._recorded.add(self._waits.batches, values)
+
     # -- figures -------------------------------------------------------------------------------------------------------
 
     @property
@@ -176,7 +191,8 @@ class Watch(Generic[T]):
         `wait_*` (in `next`), `step_*` (between two of them), `wait_fraction` and rates are of the steady state.
         `startup_ms` is the mean time to an epoch's first batch, `shutdown_ms` that of learning that it is over, and
         `startup_fraction` the share of both in all the time. `resident_*` is the memory of this process and all that
-        it started, shared pages counting in each of them. `gpu_*` is there only where NVML is.
+        it started, shared pages counting in each of them. `gpu_*` is there only where NVML is,
+        `values`, the last of each name, only where `record` was called.
         """
         waits, pace = self._waits, self._waits.pace
         figures: dict[str, Any] = {
@@ -207,6 +223,8 @@ class Watch(Generic[T]):
                 f"{name}_max_ms": 1000 * durations.max if durations.count else None,
             }
         figures |= self._memory()
+        if self._recorded:
+            figures["values"] = self._recorded.last
         figures["data_bound"] = None if figures["wait_fraction"] is None else figures["wait_fraction"] >= DATA_BOUND
         figures["advice"] = advice(figures, workers_end=_workers_end(self.loader))
         return figures
@@ -225,6 +243,23 @@ class Watch(Generic[T]):
             matplotlib is not installed.
         """
         draw_watch(self._seen, self._waits, self.to_dict(), path)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what was watched into a run file, from which `penstock report` makes a page; whole, or not at all.
+
+        It has the figures, how they went over time, what `record` was told, the stages of a loader that a `Timings`
+        observes, and the plan of a loader that has one. Below 1 MB of JSON, however long the run was.
+
+        Raises
+        ------
+        LoaderError
+            Nothing was watched yet.
+        WriteError
+            The file could not be written.
+        """
+        if self._began is None:
+            raise LoaderError("This watch has nothing to save yet; use it first: with penstock.watch(loader) as w: ...")
+        write_run(path, Watched(self.loader, self.to_dict(), self._seen, self._recorded, self._notes, self._began))
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -266,10 +301,11 @@ class Watch(Generic[T]):
             self._seen.step.add(now - (self._began or 0.0), seconds)
 
     def _arrived(self, batch: Any, seconds: float, now: float, *, first: bool) -> None:
-        items, nbytes = _content(batch)
+        items, nbytes = content_of(batch)
         at = now - (self._began or 0.0)
         self._last_wait = seconds
         self._epoch_batch += 1
+        self._seen.items.add(at, items)
         if self._waits.arrived(seconds, first=first, items=items, nbytes=nbytes):
             self._seen.wait.add(at, seconds)
             if self._steady_began is None:
@@ -345,29 +381,6 @@ class _Epoch(Iterator[T]):
         self._first = False
         self._given = time.perf_counter()
         return batch
-
-
-def _content(batch: Any) -> tuple[int, int]:
-    """Return the items of a batch, which are the first axis of its first array, and the bytes of all its arrays."""
-    items = nbytes = 0
-    for array in _arrays(batch):
-        try:
-            if not items and len(array.shape):
-                items = int(array.shape[0])
-            nbytes += int(array.nbytes)
-        except RuntimeError:  # torch's sparse and nested ones do not tell
-            continue
-    return items, nbytes
-
-
-def _arrays(batch: Any) -> Iterator[Any]:
-    if isinstance(batch, Mapping):
-        batch = tuple(islice(batch.values(), _MOST_ENTRIES))
-    if isinstance(batch, tuple | list):
-        for part in islice(batch, _MOST_ENTRIES):
-            yield from _arrays(part)
-    elif hasattr(type(batch), "nbytes") and hasattr(type(batch), "shape"):
-        yield batch
 
 
 def _known(value: float) -> float | None:

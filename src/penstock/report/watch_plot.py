@@ -38,6 +38,8 @@ class Seen:
     startup: Trace
     resident: Trace
     gpu: Trace
+    items: Trace
+    """Of each batch, warm-up and all."""
 
 
 def draw_watch(seen: Seen, waits: Waits, figures: Mapping[str, Any], path: str | os.PathLike[str]) -> None:

@@ -1,8 +1,12 @@
-"""What took how long: counts, never lists, so that a run of a month takes no more memory than a minute."""
+"""What took how long: counts and bounded traces, so that a run of a month takes no more memory than a minute."""
 
+import copy
 import threading
 import time
 from dataclasses import dataclass
+from typing import Any
+
+from penstock.run.waits import Trace
 
 __all__ = ["StageTime", "Timings"]
 
@@ -18,7 +22,7 @@ class StageTime:
 
 
 class Timings:
-    """An observer that adds up.
+    """An observer that adds up, and keeps when.
 
     Stages: `read`, `transform` and `collate`, wherever they run; `wait`, the time the consumer waited for a batch;
     `device`, the time it took to hand a batch to the device.
@@ -34,7 +38,15 @@ class Timings:
     def __init__(self) -> None:
         self.stages: dict[str, StageTime] = {}
         self._lock = threading.Lock()
+        self._traces: dict[str, Trace] = {}
         self._began = time.perf_counter()
+
+    @classmethod
+    def of(cls, loader: Any) -> "Timings | None":
+        """Return the one that observes `loader`; None where none does."""
+        # A loader keeps of its observer the method that it calls.
+        found = getattr(getattr(loader, "_record", None), "__self__", None)
+        return found if isinstance(found, cls) else None
 
     def record(self, stage: str, seconds: float, nbytes: int) -> None:
         """Add one call of `stage`."""
@@ -44,6 +56,20 @@ class Timings:
             entry.seconds += seconds
             entry.max_seconds = max(entry.max_seconds, seconds)
             entry.nbytes += nbytes
+            if stage not in self._traces:
+                self._traces[stage] = Trace()
+            # The clock is read under the lock: times of a trace never go back.
+            self._traces[stage].add(time.perf_counter() - self._began, seconds)
+
+    @property
+    def began(self) -> float:
+        """When this observer was made, as `time.perf_counter` had it: time 0 of the traces."""
+        return self._began
+
+    def traces(self) -> dict[str, Trace]:
+        """Return, for each stage, the seconds of its calls over the time at which they ended; a copy."""
+        with self._lock:
+            return copy.deepcopy(self._traces)
 
     @property
     def wait_fraction(self) -> float:
