@@ -1,27 +1,29 @@
 """`penstock convert`: recordings become shards, on the command line."""
 
-import json
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli_data import print_problems
+from penstock.cli_errors import ProblemsFound
+from penstock.cli_estimate import estimate, print_notes
+from penstock.cli_options import Json, Quiet, choices
+from penstock.cli_screen import print_json, print_table, tables_on
+from penstock.cli_where import check_input
 from penstock.core.errors import OptionError
 
 if TYPE_CHECKING:
     from penstock.convert.engines import Engine
     from penstock.convert.inputs import Input
     from penstock.convert.planning import ConvertOptions
+    from penstock.shard.foreign import Problem
+    from penstock.shard.manifest import Manifest
 
 __all__ = ["convert", "document_arguments", "run_document_script"]
-
-_MEASURED_SAMPLES = 64
 
 _NWB, _ROWS = ("NWBInput",), ("NpyInput", "NpzInput", "ZarrInput")
 _USED_BY = {
@@ -36,7 +38,8 @@ _USED_BY = {
 }
 """The kinds of input that an option is about; all others are about the conversion."""
 
-_Reading, _Writing, _Work = "How inputs are read", "How shards are written", "Who does it"
+_Reading, _Writing = "How inputs are read", "How shards are written"
+_Work, _Run = "Who does it", "What becomes of what is there, and of what is bad"
 
 
 def convert(  # noqa: PLR0917  # a command has many options
@@ -45,7 +48,13 @@ def convert(  # noqa: PLR0917  # a command has many options
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder of the data set.")],
     format: Annotated[  # noqa: A002
         str,
-        typer.Option("--format", "-f", help="auto, nwb, npz, npy, zarr, audio or shards.", rich_help_panel=_Reading),
+        typer.Option(
+            "--format",
+            "-f",
+            help="auto, nwb, npz, npy, zarr, audio or shards.",
+            rich_help_panel=_Reading,
+            autocompletion=choices("auto", "nwb", "npz", "npy", "zarr", "audio", "shards"),
+        ),
     ] = "auto",
     modalities: Annotated[
         str,
@@ -63,7 +72,12 @@ def convert(  # noqa: PLR0917  # a command has many options
         typer.Option(help="Share of a window that the next repeats (NWB 0.5, others 0).", rich_help_panel=_Reading),
     ] = None,
     missing: Annotated[
-        str, typer.Option(help="NWB: a modality that a file lacks: error, or skip it.", rich_help_panel=_Reading)
+        str,
+        typer.Option(
+            help="NWB: a modality that a file lacks: error, or skip it.",
+            rich_help_panel=_Reading,
+            autocompletion=choices("error", "skip"),
+        ),
     ] = "error",
     unit_filter: Annotated[
         list[str] | None,
@@ -90,7 +104,14 @@ def convert(  # noqa: PLR0917  # a command has many options
     window_seconds: Annotated[float, typer.Option(help="Audio: length of a sample.", rich_help_panel=_Reading)] = 1.0,
     mono: Annotated[bool, typer.Option("--mono", help="Audio: mix channels.", rich_help_panel=_Reading)] = False,
     shard_size: Annotated[int, typer.Option(help="Samples per shard.", rich_help_panel=_Writing)] = 1000,
-    compression: Annotated[str, typer.Option(help="none, gz, bz2 or xz.", rich_help_panel=_Writing)] = "none",
+    compression: Annotated[
+        str,
+        typer.Option(
+            help="none, gz, bz2 or xz.",
+            rich_help_panel=_Writing,
+            autocompletion=choices("none", "gz", "bz2", "xz"),
+        ),
+    ] = "none",
     shuffle_seed: Annotated[
         int | None, typer.Option(help="Write samples in this random order, across inputs.", rich_help_panel=_Writing)
     ] = None,
@@ -103,6 +124,7 @@ def convert(  # noqa: PLR0917  # a command has many options
         typer.Option(
             help="What is on one side of a split: subject, session, file, or stretches of time.",
             rich_help_panel=_Writing,
+            autocompletion=choices("subject", "session", "file", "time"),
         ),
     ] = "file",
     stats: Annotated[
@@ -111,25 +133,36 @@ def convert(  # noqa: PLR0917  # a command has many options
     workers: Annotated[
         int, typer.Option("--workers", "-w", min=1, help="Shards written at once.", rich_help_panel=_Work)
     ] = 1,
-    engine: Annotated[str, typer.Option(help="local, or dask.", rich_help_panel=_Work)] = "local",
+    engine: Annotated[
+        str, typer.Option(help="local, or dask.", rich_help_panel=_Work, autocompletion=choices("local", "dask"))
+    ] = "local",
     scheduler: Annotated[
         str | None, typer.Option(metavar="ADDRESS|FILE", help="dask: a scheduler that is there.", rich_help_panel=_Work)
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be written, and how long it takes.")
+        bool,
+        typer.Option("--dry-run", help="Say what would be written, and how long it takes.", rich_help_panel=_Run),
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted conversion stopped.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in the folder.")] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Go on without inputs that cannot be read.")] = False,
-    validate: Annotated[bool, typer.Option("--validate", help="Read every byte again and compare.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on where an interrupted conversion stopped.", rich_help_panel=_Run),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what is in the folder.", rich_help_panel=_Run)
+    ] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Go on without inputs that cannot be read.", rich_help_panel=_Run)
+    ] = False,
+    validate: Annotated[
+        bool, typer.Option("--validate", help="Read every byte again and compare.", rich_help_panel=_Run)
+    ] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Turn recordings into tar shards: NWB files, npz and npy, zarr stores, audio, other shards.
 
-    The result has the same bytes for any number of workers. Nothing appears before all of it is there.
-
-    Exit codes: 0 all of it was converted; 1 an input, the writing or the validation failed, and nothing was published;
-    2 an option cannot work; 130 interrupted (go on with --resume).
+    The result has the same bytes for any number of workers. Nothing appears before all of it is there: after an error
+    or Ctrl-C, nothing is published, and --resume goes on.
     """
     from penstock.convert.formats import ReadOptions, inputs_of  # noqa: PLC0415  # numpy comes with what it is used for
     from penstock.convert.nwb import NWBOptions  # noqa: PLC0415
@@ -164,14 +197,25 @@ def convert(  # noqa: PLR0917  # a command has many options
         WriteOptions(**writing), Split(**sides), shuffle_seed, stats, "skip" if skip_bad else "fail"
     )
     worker = _engine(engine, scheduler, workers)
+    for given in inputs:
+        check_input(given)
     found = inputs_of(inputs, format, ReadOptions(**reading))  # type: ignore[arg-type]  # checked there
     _check_used(context, found)
     if dry_run:
-        _estimate(found, output, options, worker, as_json=as_json)
+        estimate(found, output, options, worker, show=not quiet, as_json=as_json)
         return
-    _convert(found, output, options, worker, resume=resume, overwrite=overwrite, as_json=as_json)
-    if validate:
-        _validate([output / name for name in options.split.names], workers, quiet=as_json)
+    began = time.monotonic()
+    manifests = _converted(found, output, options, worker, resume=resume, overwrite=overwrite, show=not quiet)
+    seconds = time.monotonic() - began
+    if not as_json:
+        _print_result(manifests, len(found), seconds)
+    problems = _validated(manifests, workers, show=not quiet) if validate else None
+    if as_json:
+        _print_result_json(manifests, problems)
+    elif problems is not None:
+        _print_validation(manifests, problems)
+    if problems and any(problems.values()):
+        raise ProblemsFound
 
 
 def _check_used(context: typer.Context, inputs: "Sequence[Input]") -> None:
@@ -206,7 +250,7 @@ def _engine(engine: str, scheduler: str | None, workers: int) -> "Engine":
     return LocalEngine(workers)
 
 
-def _convert(
+def _converted(
     inputs: "list[Input]",
     output: Path,
     options: "ConvertOptions",
@@ -214,107 +258,74 @@ def _convert(
     *,
     resume: bool,
     overwrite: bool,
-    as_json: bool,
-) -> None:
+    show: bool,
+) -> "dict[str, Manifest]":
     from penstock.convert.run import convert as run  # noqa: PLC0415
-    from penstock.recipes.conversion import summaries  # noqa: PLC0415
     from penstock.report.progress import phases  # noqa: PLC0415
 
-    began = time.monotonic()
-    with phases() as told:
-        manifests = run(inputs, output, options, engine=engine, resume=resume, overwrite=overwrite, told=told)
-    seconds = time.monotonic() - began
-    if as_json:
-        typer.echo(json.dumps(summaries(manifests), indent=1))
-        return
-    for name, manifest in manifests.items():
-        size = sum(shard.stored_bytes for shard in manifest.shards)
-        where = f"{name}: " if name else ""
-        typer.echo(
-            f"{where}{manifest.n_items:,} samples in {len(manifest.shards):,} shards, {size / 1e6:,.1f} MB: "
-            f"{', '.join(manifest.modalities)}"
-        )
+    with phases(show=show) as told:
+        return run(inputs, output, options, engine=engine, resume=resume, overwrite=overwrite, told=told)
+
+
+def _print_result(manifests: "dict[str, Manifest]", n_inputs: int, seconds: float) -> None:
+    sizes = {name: sum(shard.stored_bytes for shard in manifest.shards) for name, manifest in manifests.items()}
+    if tables_on():
+        rows = [
+            (
+                name or str(manifest.folder),
+                f"{manifest.n_items:,}",
+                f"{len(manifest.shards):,}",
+                f"{sizes[name] / 1e6:,.1f} MB",
+                ", ".join(manifest.modalities),
+            )
+            for name, manifest in manifests.items()
+        ]
+        print_table(["Data set", "Samples", "Shards", "Size", "Fields"], rows)
+    else:
+        for name, manifest in manifests.items():
+            where = f"{name}: " if name else ""
+            typer.echo(
+                f"{where}{manifest.n_items:,} samples in {len(manifest.shards):,} shards, {sizes[name] / 1e6:,.1f} MB: "
+                f"{', '.join(manifest.modalities)}"
+            )
     about = next(iter(manifests.values())).metadata["conversion"]
-    _notes(about["inputs"])
+    print_notes(about["inputs"])
     for entry in about["skipped"]:
         typer.echo(f"Skipped {entry['file']}: {entry['reason']}", err=True)
-    typer.echo(f"{len(inputs) - len(about['skipped']):,} of {len(inputs):,} inputs converted in {seconds:,.1f} s")
+    typer.echo(f"{n_inputs - len(about['skipped']):,} of {n_inputs:,} inputs converted in {seconds:,.1f} s")
 
 
-def _notes(inputs: Sequence[dict[str, Any]]) -> None:
-    """Say what was left out: all of it for a few inputs, the beginning for many."""
-    notes = [f"{entry['file']}: {note}" for entry in inputs for note in entry["notes"]]
-    for note in notes[:10]:
-        typer.echo(f"Note: {note}", err=True)
-    if len(notes) > 10:
-        typer.echo(f"Note: … and {len(notes) - 10:,} more; all are in the manifest.", err=True)
+def _print_result_json(manifests: "dict[str, Manifest]", problems: "dict[str, list[Problem]] | None") -> None:
+    """Print the manifests, each with what validation found, if that was asked for."""
+    from penstock.recipes.conversion import summaries  # noqa: PLC0415
+
+    answer = summaries(manifests)
+    for name, found in (problems or {}).items():
+        part = answer[name] if name else answer
+        part["problems"] = [{"shard": one.shard, "item": one.item, "reason": one.reason} for one in found]
+    print_json(answer)
 
 
-def _validate(folders: Sequence[Path], workers: int, *, quiet: bool) -> None:
+def _validated(manifests: "dict[str, Manifest]", workers: int, *, show: bool) -> "dict[str, list[Problem]]":
+    """Return what is wrong with what was written, by name of the part."""
     from penstock.report.progress import progress  # noqa: PLC0415
-    from penstock.shard.manifest import Manifest, manifest_path  # noqa: PLC0415
     from penstock.shard.verify import verify_shards  # noqa: PLC0415
 
-    for folder in folders:
-        total = sum(shard.stored_bytes for shard in Manifest.read(manifest_path(folder)).shards)
-        with progress("Validating", total, "bytes") as told:
-            _, problems = verify_shards(folder, workers=workers, progress=told.advance)
-        for problem in problems:
-            typer.echo(str(problem), err=True)
-        if problems:
-            raise typer.Exit(1)
-        if not quiet:
-            typer.echo(f"{folder}: {total / 1e6:,.1f} MB read again, all healthy")
+    problems = {}
+    for name, manifest in manifests.items():
+        total = sum(shard.stored_bytes for shard in manifest.shards)
+        with progress("Validating", total, "bytes", show=show) as told:
+            _, problems[name] = verify_shards(manifest.folder, workers=workers, progress=told.advance)
+    return problems
 
 
-def _estimate(
-    inputs: "list[Input]", output: Path, options: "ConvertOptions", engine: "Engine", *, as_json: bool
-) -> None:
-    """Say what would be written, how large it is and how long it takes, from a slice that is written elsewhere."""
-    from penstock.convert.planning import jobs_of, scanned  # noqa: PLC0415
-    from penstock.convert.work import close_recordings, write_task  # noqa: PLC0415
-    from penstock.report.progress import phases  # noqa: PLC0415
-
-    bad: dict[Path, str] = {}
-    with phases() as told:
-        jobs = jobs_of(scanned(inputs, options, engine, told, bad), output.absolute(), options, bad)
-    engine.close()
-    total = sum(job.n_samples for job in jobs)
-    scratch = Path(tempfile.mkdtemp(prefix="penstock-dry-run-"))
-    try:
-        task = jobs[0].task(0)
-        measured = min(_MEASURED_SAMPLES, len(task.which))
-        task = replace(task, writing=scratch, which=task.which[:measured], samples=task.samples[:measured])
-        write_task(task)  # opens files and imports what they need
-        began = time.perf_counter()
-        write_task(task)
-        seconds = (time.perf_counter() - began) / measured * total / engine.workers
-        n_bytes = (scratch / task.name).stat().st_size / measured * total
-    finally:
-        close_recordings()
-        shutil.rmtree(scratch, ignore_errors=True)
-    seconds *= 2 if options.shuffle_seed is not None else 1
-    found = {job.folder.name if len(jobs) > 1 else "all": (job.n_samples, job.n_shards) for job in jobs}
-    if as_json:
-        answer = {
-            "samples": total,
-            "bytes": round(n_bytes),
-            "seconds": round(seconds, 1),
-            "splits": {name: {"samples": samples, "shards": shards} for name, (samples, shards) in found.items()},
-            "bad": {str(path): reason for path, reason in bad.items()},
-        }
-        typer.echo(json.dumps(answer, indent=1))
-        return
-    for name, (samples, shards) in found.items():
-        typer.echo(f"{name}: {samples:,} samples in {shards:,} shards")
-    _notes([{"file": scan.name, "notes": scan.notes} for scan in jobs[0].scans])
-    for path, reason in bad.items():
-        typer.echo(f"Would be skipped: {path}: {reason}", err=True)
-    duration = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-    typer.echo(
-        f"About {n_bytes / 1e6:,.1f} MB and {duration} with {engine.workers} "
-        f"worker{'s' if engine.workers > 1 else ''}, by {measured} samples. Nothing was written."
-    )
+def _print_validation(manifests: "dict[str, Manifest]", problems: "dict[str, list[Problem]]") -> None:
+    for name, manifest in manifests.items():
+        if problems[name]:
+            print_problems(problems[name])
+            continue
+        total = sum(shard.stored_bytes for shard in manifest.shards)
+        typer.echo(f"{manifest.folder}: {total / 1e6:,.1f} MB read again, all healthy")
 
 
 def document_arguments(arguments: Sequence[str]) -> list[str]:

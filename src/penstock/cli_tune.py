@@ -1,10 +1,16 @@
 """The command `penstock tune`. Torch is imported when it runs, not by --help."""
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from penstock.cli_options import Json, Quiet
+from penstock.cli_screen import print_json, print_table, tables_on
+from penstock.cli_where import check_data_set, check_exists
+
+if TYPE_CHECKING:
+    from penstock.recipes.tuned import Tuning
 
 __all__ = ["tune"]
 
@@ -27,9 +33,11 @@ def tune(  # noqa: PLR0917  # the options of a command
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write the result to this file, for Tuning.load(FILE)."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Try executors, workers and prefetch on a data set, and say what to set, and whether training will wait."""
+    _check(where)
     from penstock.feed.loader import Loader  # noqa: PLC0415  # imports torch
     from penstock.plan.order import Shuffle  # noqa: PLC0415
     from penstock.plan.plan import Plan  # noqa: PLC0415
@@ -44,20 +52,46 @@ def tune(  # noqa: PLR0917  # the options of a command
             budget=budget,
             step_seconds=None if step_ms is None else step_ms / 1000,
             max_workers=max_workers,
-            show=True,
+            show=not quiet,
         )
     if output is not None:
         found.save(output)
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=1))
+        print_json(found.to_dict())
         return
-    width = max(len(str(trial.setting)) for trial in found.trials)
-    for trial in sorted(found.trials, key=lambda trial: trial.setting):
+    _print_trials(found)
+    typer.echo(f"\n{found.verdict}")
+    if output is not None:
+        typer.echo(f"Written to {output}: Loader(source, plan, **Tuning.load({str(output)!r}).loader_kwargs())")
+
+
+def _check(where: str) -> None:
+    """Refuse what cannot be a source, before torch is imported."""
+    path = Path(where)
+    if path.suffix in (".npy", ".zarr") or any((path / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup")):
+        check_exists(where)
+    else:
+        check_data_set(where)
+
+
+def _print_trials(found: "Tuning") -> None:
+    trials = sorted(found.trials, key=lambda trial: trial.setting)
+    if tables_on():
+        rows = [
+            (
+                str(trial.setting),
+                f"{1000 * trial.seconds_per_batch:,.3f}",
+                f"{trial.startup_seconds:,.2f}",
+                "chosen" if trial is found.chosen else "",
+            )
+            for trial in trials
+        ]
+        print_table(["Setting", "ms per batch", "s to start", ""], rows)
+        return
+    width = max(len(str(trial.setting)) for trial in trials)
+    for trial in trials:
         mark = "  <" if trial is found.chosen else ""
         typer.echo(
             f"{trial.setting!s:<{width}}  {1000 * trial.seconds_per_batch:9.3f} ms per batch, "
             f"{trial.startup_seconds:6.2f} s to start{mark}"
         )
-    typer.echo(f"\n{found.verdict}")
-    if output is not None:
-        typer.echo(f"Written to {output}: Loader(source, plan, **Tuning.load({str(output)!r}).loader_kwargs())")

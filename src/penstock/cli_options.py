@@ -1,0 +1,67 @@
+"""What commands have in common: options under one name, and the examples of their help."""
+
+from collections.abc import Callable
+from typing import Annotated, TypeAlias
+
+import typer
+
+__all__ = ["EXAMPLES", "Json", "Quiet", "Where", "choices", "examples"]
+
+Json: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")
+]
+Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing of how far it is.")]
+Where: TypeAlias = Annotated[
+    str,
+    typer.Argument(metavar="DIR|PATTERN", help="A data set: its folder, or the pattern that it was indexed with."),
+]
+
+EXAMPLES = {
+    "convert": (
+        "penstock convert 'recordings/*.nwb' --output shards --workers 4",
+        "penstock convert session.npz --output shards --sequence-length 100 --dry-run",
+        "penstock convert 'recordings/*.nwb' -o shards --split train=0.8,val=0.2 --group-by subject --stats",
+    ),
+    "index": (
+        "penstock index photos",
+        "penstock index 'photos/train-{000000..000009}.tar' --workers 4",
+    ),
+    "inspect": (
+        "penstock inspect shards",
+        "penstock inspect shards --item 7 --png item.png",
+        "penstock inspect shards --json | jq .total_samples",
+    ),
+    "verify": (
+        "penstock verify shards --workers 4",
+        "penstock verify shards --json | jq '.problems[].shard'",
+    ),
+    "tune": (
+        "penstock tune shards --batch-size 64 --step-ms 12",
+        "penstock tune rows.npy --budget 60 --output tuned.json",
+    ),
+    "report": (
+        "penstock report shards",
+        "penstock report shards --output shards.html",
+    ),
+    "demo": (
+        "penstock demo",
+        "penstock demo --quick --keep demo-files",
+    ),
+}
+"""By command; the first is shown with a mistake on the command line."""
+
+
+def examples(command: str, *, rich: bool) -> str:
+    """Return the end of a command's help: commands to copy."""
+    lines = ["Examples:", *(f"  {line}" for line in EXAMPLES[command])]
+    # A backspace by itself keeps click from filling the lines; rich leaves them as they are.
+    return "\n".join(lines if rich else ["\b", *lines])
+
+
+def choices(*words: str) -> Callable[[str], list[str]]:
+    """Return what a shell completes an option with. What it takes is checked where it is used, with its own message."""
+
+    def completed(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return completed

@@ -1,0 +1,131 @@
+"""Where there is no data set, what there is instead, and the command that makes one of it."""
+
+import difflib
+import shlex
+from collections import Counter
+from pathlib import Path
+
+from penstock.core.errors import SourceError
+
+__all__ = ["check_archives", "check_data_set", "check_exists", "check_input"]
+
+_MANIFEST = "dataset_metadata.json"  # shard.manifest has it too, and imports numpy
+_TARS = (".tar", ".tgz")
+_RECORDINGS = (".nwb", ".npz", ".npy", ".zarr", ".flac", ".ogg", ".wav")
+
+
+def check_data_set(where: str) -> None:
+    """Raise SourceError, with the cure, where no data set can be."""
+    path = Path(where)
+    indexed = path.is_file() and path.with_name(f"{path.name}.metadata.json").exists()
+    if _is_pattern(where) or indexed or (path / _MANIFEST).exists():
+        return  # what is wrong with it, its reader says
+    check_exists(where)
+    raise SourceError(_about_folder(path) if path.is_dir() else _about_file(path))
+
+
+def check_archives(where: str) -> None:
+    """Raise SourceError, with the cure, where there are no archives to index."""
+    path = Path(where)
+    if _is_pattern(where) or (path.is_dir() and any(_is_tar(entry) for entry in path.iterdir())):
+        return
+    check_exists(where)
+    if path.is_dir():
+        raise SourceError(_about_folder(path))
+    if not _is_tar(path):
+        raise SourceError(_about_file(path))
+
+
+def check_input(where: str) -> None:
+    """Raise SourceError, with the cure, where a conversion has nothing to read, or nothing to do."""
+    check_exists(where)
+    path = Path(where)
+    if not path.is_dir() or (path / _MANIFEST).exists():
+        return
+    entries = sorted(path.iterdir())
+    if any(entry.suffix.lower() in _RECORDINGS for entry in entries):
+        return
+    if any(_is_tar(entry) for entry in entries):
+        raise SourceError(
+            f"{path} has tar archives, which need no conversion. Give them an index: "
+            f"penstock index {shlex.quote(str(path))}"
+        )
+
+
+def check_exists(where: str) -> None:
+    """Raise SourceError where a path leads nowhere, with the name that is nearest."""
+    path = Path(where)
+    if path.exists() or _is_pattern(where):
+        return
+    there = path.parent
+    while not there.is_dir():
+        there = there.parent
+    lost = path.relative_to(there).parts[0]
+    near = difflib.get_close_matches(lost, [entry.name for entry in there.iterdir()], n=1)
+    hint = f" Did you mean {shlex.quote(str(there / near[0]))}?" if near else ""
+    part = "" if there in (path.parent, Path()) else f": there is no {lost} in {there}"
+    raise SourceError(f"There is no {where}{part}.{hint}")
+
+
+def _about_file(path: Path) -> str:
+    if _is_tar(path) and (path.parent / _MANIFEST).exists():
+        return f"{path} is one shard of a data set. Name its folder: {shlex.quote(str(path.parent))}"
+    if _is_tar(path):
+        return f"{path} has no index yet. Make one: penstock index {shlex.quote(str(path))}"
+    if path.suffix.lower() in _RECORDINGS:
+        return f"{path} is a recording, not a data set. Make one: {_convert(str(path))}"
+    return f"{path} is a file, not a data set, which is a folder with {_MANIFEST} in it."
+
+
+def _about_folder(path: Path) -> str:
+    entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    if (path / ".writing").is_dir():
+        return (
+            f"There is no data set in {path}: its writer has not finished. "
+            "Run it again with --resume to go on, or with --overwrite to start anew."
+        )
+    if not entries:
+        return f"There is no data set in {path}: it is empty."
+    return (
+        _about_data_sets(path, entries)
+        or _about_recordings(path, entries)
+        or f"There is no data set in {path}: it has no {_MANIFEST}, no tar archives and no recordings."
+    )
+
+
+def _about_data_sets(path: Path, entries: list[Path]) -> str:
+    patterns = [entry.name.removesuffix(".metadata.json") for entry in entries if entry.match("*.tar*.metadata.json")]
+    if patterns:
+        return f"The archives in {path} were indexed by a pattern. Name it: {shlex.quote(str(path / patterns[0]))}"
+    below = [entry.name for entry in entries if (entry / _MANIFEST).exists()]
+    if not below:
+        return ""
+    names = ", ".join(below[:5]) + (", …" if len(below) > 5 else "")
+    return f"{path} is no data set, but has {names} in it. Name one: {shlex.quote(str(path / below[0]))}"
+
+
+def _about_recordings(path: Path, entries: list[Path]) -> str:
+    if any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray")):
+        return f"{path} is a zarr store, not a data set of shards. Make one: {_convert(str(path))}"
+    tars = [entry for entry in entries if _is_tar(entry)]
+    if tars:
+        what = f"{len(tars):,} tar archive{'s' if len(tars) > 1 else ''}"
+        return f"{path} has {what}, and no index yet. Make one: penstock index {shlex.quote(str(path))}"
+    found = Counter(entry.suffix.lower() for entry in entries if entry.suffix.lower() in _RECORDINGS)
+    if not found:
+        return ""
+    suffix, count = found.most_common(1)[0]
+    what = f"{count:,} {suffix} file{'s' if count > 1 else ''}"
+    return f"There is no data set in {path}, but {what}. Make one: {_convert(str(path / f'*{suffix}'))}"
+
+
+def _convert(what: str) -> str:
+    return f"penstock convert {shlex.quote(what)} --output DIR"
+
+
+def _is_pattern(where: str) -> bool:
+    return any(letter in Path(where).name for letter in "{*?[") or "://" in where
+
+
+def _is_tar(path: Path) -> bool:
+    return path.is_file() and (path.suffix in _TARS or ".tar" in path.suffixes)
