@@ -77,7 +77,7 @@ def test_the_error_reference_lists_every_error_with_its_parents():
     for name in errors.__all__:
         kind = getattr(errors, name)
         parents = ", ".join(f"`{parent.__name__}`" for parent in kind.__bases__)
-        assert f"| `{name}` | {parents} |" in text
+        assert f"| [`{name}`](errors/{name}.md) | {parents} |" in text
 
 
 def test_the_command_reference_names_every_command_and_option():
