@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from penstock.convert.fingerprint import Stamp, fingerprint, stamped
 from penstock.convert.job import Bad, Job, Scan, Scanning
 from penstock.convert.splits import Split
+from penstock.core.errors import MissingDependency
 from penstock.shard.writer import WriteOptions
 
 sys.path.append(str(Path(__file__).parent))
@@ -130,3 +132,12 @@ def test_looking_at_what_is_no_input_tells_why(content: bytes, tmp_path: Path) -
     assert found.path == path
     assert found.reason
     assert str(found) == f"{path}: {found.reason}"
+
+
+def test_a_package_that_is_missing_is_nothing_about_the_file(tmp_path: Path) -> None:
+    def missing() -> None:
+        raise MissingDependency("pynwb", "nwb", "Reading NWB files")
+
+    (tmp_path / "a").write_bytes(b"a")
+    with pytest.raises(MissingDependency, match=r"penstock\[nwb\]"):
+        Scanning(Split())(SimpleNamespace(path=tmp_path / "a", open=missing))  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock import TarSource, convert_to_shards
 from penstock.convert.samples import FunctionInput
 from penstock.core.errors import OptionError, ReadError, SourceError
 
@@ -176,3 +177,15 @@ def test_functions_that_workers_cannot_find_are_refused_at_once(path):
         FunctionInput(path, lambda path: [])
     with pytest.raises(OptionError, match="give a function"):
         FunctionInput(path, 3)
+
+
+def test_patterns_are_expanded_for_functions_too(tmp_path: Path) -> None:
+    for number in (2, 0, 1):
+        (tmp_path / f"{number}.txt").write_text(f"{number}\n")
+    found = convert_to_shards(str(tmp_path / "*.txt"), tmp_path / "out", format=one_line, show_progress=False)
+    assert found["total_samples"] == 3
+    assert TarSource(tmp_path / "out").take(np.arange(3))["x"].tolist() == [0, 1, 2]
+
+
+def one_line(path: Path) -> list[dict[str, Any]]:
+    return [{"x": np.int64(path.read_text())}]

@@ -170,3 +170,9 @@ def test_a_text_that_gives_no_shares_is_refused_with_an_example(text: str) -> No
 def test_a_text_whose_shares_are_no_split_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match=r"add up to 1|plain names"):
         Split(parsed_split(text))
+
+
+def test_shares_may_be_a_mapping() -> None:
+    assert Split(dict(THREE), "subject") == Split(THREE, "subject")
+    with pytest.raises(OptionError, match="do not add up to 1"):
+        Split({"train": 0.5})

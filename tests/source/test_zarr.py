@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock_source_suite import Case, SourceSuite
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
-from penstock import Span
+from penstock import OptionError, Span
 from penstock.source.stored import OtherArray
 from penstock.source.zarr import ZarrSource
 
@@ -300,3 +300,8 @@ class TestZarr(SourceSuite):
             n_items=23,
             other=lambda: ZarrSource(folder / "other", threads=2),
         )
+
+
+def test_arrays_in_the_place_of_the_path_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="give a path or a URL first"):
+        ZarrSource({"x": tmp_path})  # type: ignore[arg-type]

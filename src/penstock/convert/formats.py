@@ -17,7 +17,7 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.shard.manifest import MANIFEST
 from penstock.source.audio_file import EXTENSIONS, audio_files
 
-__all__ = ["Format", "ReadOptions", "inputs_of"]
+__all__ = ["Format", "ReadOptions", "expanded", "inputs_of"]
 
 Format = Literal["auto", "nwb", "npz", "npy", "zarr", "audio", "shards"]
 
@@ -85,7 +85,7 @@ def inputs_of(
         raise OptionError(f"format={format!r}; use one of {', '.join(get_args(Format))}.")
     reading = reading or ReadOptions()
     found: list[Input] = []
-    for path in _expanded(paths):
+    for path in expanded(paths):
         inputs = reading.inputs(_kind(path) if format == "auto" else format, path)
         if not inputs:
             raise SourceError(f"There are no audio files ({', '.join(EXTENSIONS)}) in {path}.")
@@ -94,7 +94,8 @@ def inputs_of(
     return found
 
 
-def _expanded(paths: Sequence[str | Path]) -> list[Path]:
+def expanded(paths: Sequence[str | Path]) -> list[Path]:
+    """Return the files that paths and patterns stand for, patterns in alphabetical order; none is an error."""
     found: list[Path] = []
     for given in paths:
         text = str(given)

@@ -14,6 +14,7 @@ from penstock.convert.fingerprint import Stamp, fingerprint, stamped
 from penstock.convert.inputs import Input
 from penstock.convert.splits import Run, Split, stretches
 from penstock.convert.work import Task
+from penstock.core.errors import MissingDependency
 from penstock.core.seeds import key_for
 from penstock.plan.permute import permute
 from penstock.shard.publish import WRITING
@@ -86,6 +87,8 @@ class Scanning:
                 )
             finally:
                 recording.close()
+        except MissingDependency:  # that is nothing about this file
+            raise
         except Exception as error:  # whatever is wrong with a file, the others are looked at, too
             return Bad(given.path, str(error) or repr(error))
 

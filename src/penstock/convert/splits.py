@@ -1,6 +1,6 @@
 """Which samples go to which split: whole groups (subjects, sessions, files), or stretches of time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -30,7 +30,7 @@ class Split:
     Parameters
     ----------
     shares
-        Name to share; they add up to 1.
+        Name to share, as a mapping or as pairs; they add up to 1.
     group_by
         `"subject"`, `"session"` or `"file"`: all samples of one are on one side. `"time"`: each recording is cut into
         stretches, and samples across a border are left out.
@@ -46,6 +46,8 @@ class Split:
         if self.group_by not in get_args(GroupBy):
             raise OptionError(f"group_by={self.group_by!r}; use one of {', '.join(get_args(GroupBy))}.")
         checked_seed(self.seed)
+        if isinstance(self.shares, Mapping):
+            object.__setattr__(self, "shares", tuple(self.shares.items()))
         names = [name for name, _ in self.shares]
         plain = [name for name in names if name.isprintable() and "/" not in name and not name.startswith(".")]
         if len(set(plain)) != len(names) or (WHOLE in names and len(names) > 1):

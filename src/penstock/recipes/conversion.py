@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.convert.engines import Engine, LocalEngine
-from penstock.convert.formats import Format, ReadOptions, inputs_of
+from penstock.convert.formats import Format, ReadOptions, expanded, inputs_of
 from penstock.convert.inputs import Input
 from penstock.convert.nwb import NWBInput, NWBOptions
 from penstock.convert.planning import ConvertOptions
@@ -98,7 +98,7 @@ def _inputs(
     paths = [Path(entry) for entry in each if isinstance(entry, str | os.PathLike)]
     ready: list[Input] = [entry for entry in each if not isinstance(entry, str | os.PathLike)]
     if callable(format):
-        return [*ready, *(FunctionInput(path, format) for path in paths)]
+        return [*ready, *(FunctionInput(path, format) for path in expanded(paths))]
     return [*ready, *(inputs_of(paths, format, reading) if paths else ())]
 
 

@@ -124,6 +124,8 @@ def single_fold_training(
 ) -> dict[str, Any]:
     """Train one model, validated on `test_size` of each class, and return what came out.
 
+    Parameters that are not described here are those of `cross_val_training`.
+
     Parameters
     ----------
     config
@@ -131,8 +133,6 @@ def single_fold_training(
     use_predefined_split
         True: no author is in training and in validation; authors are needed, or recordings in their place. False: items
         are split by class alone, or recordings where they are given, whoever their authors are.
-
-    The others are those of `cross_val_training`.
 
     Returns
     -------

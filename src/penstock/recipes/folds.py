@@ -136,14 +136,14 @@ def best_grouped_split(
 ) -> FoundSplit:
     """Return a split in which no author is on both sides and both have every class: the best of many attempts.
 
+    Parameters that are not described here are those of `best_grouped_folds`.
+
     Parameters
     ----------
     test_size
         The share of each class that the second side should have, from 0.01 to 0.99.
     min_test_segments
         Each class has at least so many segments there.
-
-    The others are those of `best_grouped_folds`.
 
     Examples
     --------

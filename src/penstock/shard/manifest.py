@@ -239,8 +239,9 @@ def write_aside(path: Path, content: bytes, *, lasting: bool = True) -> None:
         if lasting:
             sync(path.parent)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise WriteError(f"Could not write {path}: {error}") from error
+    finally:
+        aside.unlink(missing_ok=True)  # where it was not renamed, also by Ctrl-C
 
 
 def sync(path: Path) -> None:

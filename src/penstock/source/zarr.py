@@ -56,6 +56,8 @@ class ZarrSource:
     ) -> None:
         if threads is not None:
             whole_number("threads", threads, at_least=1)
+        if not isinstance(path, str | os.PathLike):
+            raise OptionError(f"path={path!r}; give a path or a URL first, and arrays by name as fields=...")
         self.path, self._threads = os.fspath(path), threads
         wanted = _wanted(self.path, fields)
         self._arrays: dict[str, StoredArray] = {}
