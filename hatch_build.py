@@ -1,5 +1,6 @@
 """Compiles the one file of C, for wheels and editable installs; `python hatch_build.py` does it in a clone."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -23,8 +24,9 @@ def compiled() -> None:
             "Penstock has one file of C, and there is no C compiler (cc, gcc or clang) to compile it. "
             "Install one (Debian: apt-get install gcc), or install a wheel of Penstock."
         )
+    digest = f"-DSOURCE_DIGEST=0x{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]}"
     aside = LIBRARY.with_name(f".{LIBRARY.name}.{os.getpid()}")
-    subprocess.run([*compiler.split(), *FLAGS, "-o", str(aside), str(SOURCE)], check=True)  # noqa: S603  # our own
+    subprocess.run([*compiler.split(), *FLAGS, digest, "-o", str(aside), str(SOURCE)], check=True)  # noqa: S603  # our own
     aside.replace(LIBRARY)
 
 

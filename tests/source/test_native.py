@@ -238,3 +238,12 @@ def test_a_signal_that_somebody_sends_is_not_swallowed(tmp_path: Path) -> None:
 def test_without_the_library_the_cure_is_named(tmp_path: Path) -> None:
     with pytest.raises(PenstockError, match=r"cannot be loaded.*C compiler.*pip install"):
         native._opened(tmp_path / "libnative.so")
+
+
+def test_a_library_of_another_source_is_refused(tmp_path: Path) -> None:
+    for name in ("native.c", "libnative.so"):
+        (tmp_path / name).write_bytes(SOURCE.with_name(name).read_bytes())
+    assert native._compiled(tmp_path).penstock_copy
+    (tmp_path / "native.c").write_bytes(SOURCE.read_bytes() + b"\n")
+    with pytest.raises(PenstockError, match=r"native\.c has changed since it was compiled"):
+        native._compiled(tmp_path)

@@ -88,7 +88,7 @@ class Loader:
         options: RunOptions | None = None,
         observer: Observer | None = None,
     ) -> None:
-        self.source, self.plan = source, plan
+        self.source, self.plan, self.observer = source, plan, observer
         self._options = options or RunOptions()
         self._num_workers = num_workers
         self._executor = _checked_executor(num_workers, self._options)

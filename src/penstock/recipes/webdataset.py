@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from penstock.core.checks import whole_number
 from penstock.core.errors import LoaderError, OptionError, ResumeError, SourceError
 from penstock.core.index import Index
-from penstock.core.protocols import Order
+from penstock.core.protocols import Observer, Order
 from penstock.feed.loader import Loader
 from penstock.feed.world import current_world
 from penstock.plan.order import Sequential, Shuffle, WindowShuffle
@@ -303,6 +303,7 @@ def create_webdataset_dataloader(
     drop_last: bool = False,
     pad_value: float | None = None,
     device: str | torch.device | None = None,
+    observer: Observer | None = None,
     **dataset_options: Any,
 ) -> Loader:
     """Return a loader of batches `{field: tensor, …, "metadata": list of dicts}`.
@@ -323,8 +324,8 @@ def create_webdataset_dataloader(
         that is not full.
     pad_value
         Pad fields of varying length, with a mask beside them; None: they are lists.
-    device
-        Where batches arrive; None: main memory.
+    device, observer
+        Where batches arrive (None: main memory); who is told what took how long, such as `Timings`.
     dataset_options
         Of `WebDatasetLoader`: `seed`, `shard_pattern`, `shuffle_shards`, `decode`, `fields`, `verify`, `on_error`, ….
 
@@ -348,6 +349,7 @@ def create_webdataset_dataloader(
         num_workers=num_workers,
         device=device,
         options=RunOptions(prefetch=prefetch_factor, pin_memory=pin_memory, persistent=True),
+        observer=observer,
     )
 
 

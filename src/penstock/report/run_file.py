@@ -223,13 +223,12 @@ def _of_the_loader(loader: Any) -> dict[str, Any]:
         found["plan"] = None if plan is None else plan_facts(plan, source)
     except (PenstockError, OSError) as error:
         found["plan"] = {"unknown": str(error)}
-    manifest, path = getattr(source, "manifest", None), getattr(source, "_path", None)
-    if manifest is None or path is None:
+    manifest, path = getattr(source, "manifest", None), getattr(source, "path", None)
+    if source is None or manifest is None or path is None:
         return found
     found["dataset"] = str(path.parent if path.name == MANIFEST else path)
-    listed = getattr(source, "_quarantine", None)
-    if listed is not None:
-        found["quarantine"] = quarantined(listed.path, manifest.fingerprint)
+    if source.quarantine is not None:
+        found["quarantine"] = quarantined(source.quarantine, manifest.fingerprint)
     return found
 
 

@@ -44,8 +44,7 @@ class Timings:
     @classmethod
     def of(cls, loader: Any) -> "Timings | None":
         """Return the one that observes `loader`; None where none does."""
-        # A loader keeps of its observer the method that it calls.
-        found = getattr(getattr(loader, "_record", None), "__self__", None)
+        found = getattr(loader, "observer", None)
         return found if isinstance(found, cls) else None
 
     def record(self, stage: str, seconds: float, nbytes: int) -> None:

@@ -22,6 +22,11 @@
 
 #define ADVISED_BYTES (1 << 15) /* from here on, asking whether a span is in memory costs little beside copying it */
 
+#ifndef SOURCE_DIGEST
+#define SOURCE_DIGEST 0
+#endif
+const uint64_t penstock_source_digest = SOURCE_DIGEST; /* what this was compiled from */
+
 /* A file, the address that it is mapped to, and how much of it. */
 struct shard {
     int64_t file;

@@ -5,6 +5,7 @@ was. All items of a batch are one call, during which other threads run.
 """
 
 import ctypes
+import hashlib
 import mmap
 import os
 from functools import cache
@@ -101,7 +102,19 @@ def _at(array: NDArray[Any] | None) -> int | None:
 
 @cache
 def _library() -> ctypes.CDLL:
-    return _opened(Path(__file__).with_name("libnative.so"))
+    return _compiled(Path(__file__).parent)
+
+
+def _compiled(folder: Path) -> ctypes.CDLL:
+    library, source = _opened(folder / "libnative.so"), folder / "native.c"
+    # In a clone, the text may be newer than what was compiled; a wheel has no text.
+    if source.exists():
+        wanted = int(hashlib.sha256(source.read_bytes()).hexdigest()[:16], 16)
+        if ctypes.c_uint64.in_dll(library, "penstock_source_digest").value != wanted:
+            raise PenstockError(
+                f"{source} has changed since it was compiled. Run: pip install -e . (or make in a clone)."
+            )
+    return library
 
 
 def _opened(path: Path) -> ctypes.CDLL:

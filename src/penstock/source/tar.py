@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -84,8 +85,8 @@ class TarSource:
         for name, value, allowed in (("verify", verify, Verify), ("on_error", on_error, OnError)):
             if value not in get_args(allowed):
                 raise OptionError(f"{name}={value!r}; use one of {', '.join(get_args(allowed))}.")
-        self._path = manifest_path(path)
-        self.manifest = Manifest.read(self._path)
+        self.path = manifest_path(path)
+        self.manifest = Manifest.read(self.path)
         _check_present(self.manifest)
         infos = _chosen(self.manifest, fields)
         self.fields: Mapping[str, Field] = {
@@ -100,12 +101,12 @@ class TarSource:
         self._quarantine: Quarantine | None = None
         if on_error == "substitute":
             whole_number("max_bad_items", max_bad_items, at_least=0)
-            where = self._path.with_name("quarantine.jsonl") if quarantine is None else quarantine
+            where = self.path.with_name("quarantine.jsonl") if quarantine is None else quarantine
             self._quarantine = Quarantine(where, self.manifest.fingerprint, max_bad_items)
         self._gather: Gather | None = None
 
     def __repr__(self) -> str:
-        return f"TarSource({str(self._path.parent)!r}, {len(self.index)} items of {', '.join(self.fields)})"
+        return f"TarSource({str(self.path.parent)!r}, {len(self.index)} items of {', '.join(self.fields)})"
 
     def read(self, span: Span, out: Block | None = None) -> Block:
         """Return consecutive items."""
@@ -134,6 +135,11 @@ class TarSource:
             if block[name] is not given:
                 np.copyto(given, block[name])
         return {**block, **(out or {})}
+
+    @property
+    def quarantine(self) -> Path | None:
+        """The file that lists bad items; None where they are errors."""
+        return None if self._quarantine is None else self._quarantine.path
 
     def shard_of(self, item: int) -> tuple[int, int]:
         """Return the shard that holds an item, and the item's number in it."""
@@ -166,7 +172,7 @@ class TarSource:
                 candidate = xxhash.xxh3_64_intdigest(f"{item} {attempt}".encode()) % n_items
             else:
                 return
-        raise DamageError(self._path.name, item, f"no healthy item among {_SUBSTITUTES_TRIED} that could replace it")
+        raise DamageError(self.path.name, item, f"no healthy item among {_SUBSTITUTES_TRIED} that could replace it")
 
 
 def _empty(field: Field, n_items: int) -> NDArray[Any]:
