@@ -13,7 +13,7 @@ CELLMAP := .venv-cellmap
 # The site is built from the text of the package, which is not imported: an environment without torch.
 DOCS := .venv-docs
 
-.PHONY: help test test-browser test-cellmap lint types unit demo docs bench soak format clean
+.PHONY: help test test-browser test-cellmap lint types unit demo picture docs bench soak format clean
 
 help:
 	@echo "make test    everything CI checks: format, lint, types, architecture, tests (about 9 minutes)"
@@ -70,6 +70,12 @@ test-cellmap: $(READY) $(LIBRARY) $(CELLMAP)/.ready
 
 demo: $(READY) $(LIBRARY)
 	@$(BIN)/penstock demo
+
+# The picture of the README: the top of the report of a demo.
+picture: $(READY) $(LIBRARY)
+	@folder=$$(mktemp -d) && $(BIN)/penstock demo --keep $$folder/demo --quiet && \
+	chromium --headless --no-sandbox --hide-scrollbars --window-size=1000,630 --screenshot=$(CURDIR)/docs/assets/report.png \
+	file://$$folder/demo/report.html 2>/dev/null; rm -rf $$folder
 
 $(DOCS)/.ready: pyproject.toml constraints.txt
 	@echo "Setting up $(DOCS) (about twenty seconds) ..."

@@ -1,399 +1,389 @@
-"""The demo: train on data larger than the loader may hold, be killed, go on, and compare bit for bit.
+"""The demo: recordings become shards, a decoder is trained, is killed, goes on bit for bit, and a damaged bit is found.
 
-A parent process tells the story and checks it. Every training is a process of its own, started as
-`python -m penstock.recipes.demo TASK`, so that the kill is a real one and nothing outlives it but the files.
+A parent process tells the story and checks it. Every training is a process of its own, started as `python -m
+penstock.recipes.demo`, so that the kill is a real one and nothing outlives it but the files.
 """
 
-import io
-import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
+from penstock.convert.engines import LocalEngine
+from penstock.convert.formats import ReadOptions, inputs_of
+from penstock.convert.nwb_options import NWBOptions
+from penstock.convert.planning import ConvertOptions
+from penstock.convert.run import convert
+from penstock.convert.splits import Split
+from penstock.core.errors import MissingDependency, OptionError
+from penstock.core.seeds import checked_seed, generator_for
+from penstock.plan.plan import Plan
+from penstock.recipes.demo_damage import damaged_copy, judge_damage
+from penstock.recipes.demo_judge import compare, judge_decoding
+from penstock.recipes.demo_process import Process, Processes
+from penstock.recipes.demo_recordings import sessions, write_recording
+from penstock.recipes.demo_story import Story
+from penstock.recipes.demo_task import BIN_MS, BINS, FULL, QUICK, Scale, Task, source_and_plan, task_from_json
+from penstock.shard.manifest import Manifest
+from penstock.shard.verify import verify_shards
+from penstock.shard.writer import WriteOptions
 
-from penstock import ArraySource, Loader, OptionError, PenstockError, Plan, RunOptions, Shuffle, Timings, generator_for
+__all__ = ["DemoResult", "run"]
 
-__all__ = ["run"]
-
-_EPOCHS, _CLASSES = 2, 10
-_NUMBER_BITS = 24  # the first columns of an item spell its number, a bit each: what arrives says where it comes from
 _WORKERS, _WORKERS_RESUMED = 2, 3
-_LOST_STEPS = 25  # from the last checkpoint to the kill: what has to come out the same when it is done again
+_SPLIT = Split((("train", 0.67), ("test", 0.33)), group_by="subject")
+_WINDOWS = NWBOptions(("spikes", "lfp", "behavior"), bin_size_ms=BIN_MS, sequence_length=BINS, overlap=0.5)
+_NEEDED = {"pynwb": "nwb", "h5py": "nwb", "scipy": "nwb", "matplotlib": "report"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Scale:
-    """How large a demo is."""
+class DemoResult:
+    """How a demo went; true where everything came out as it should."""
 
-    items: int
-    width: int
-    hidden: int
-    batch_size: int
-    checkpoint_steps: int
-    memory_bytes: int
+    holds: bool
+    checks: tuple[tuple[str, bool, str], ...]
+    """What was compared, whether it holds, and how it came out."""
 
-    @property
-    def epoch_steps(self) -> int:
-        return self.items // self.batch_size
+    seconds: float
+    folder: Path | None
+    """Where the files are kept; None: they are removed."""
 
-    @property
-    def steps(self) -> int:
-        return _EPOCHS * self.epoch_steps
+    report: Path | None
+    """The report, where it is kept."""
 
-    @property
-    def data_bytes(self) -> int:
-        return self.items * (4 * self.width + 8)  # float32 values and a label
+    figures: dict[str, Any] = field(default_factory=dict)
+    """What was measured, with units in the names."""
+
+    def __bool__(self) -> bool:
+        return self.holds
 
 
-_FULL = _Scale(65_536, width=1024, hidden=128, batch_size=128, checkpoint_steps=60, memory_bytes=64_000_000)
-_QUICK = _Scale(8_192, width=1024, hidden=16, batch_size=64, checkpoint_steps=60, memory_bytes=24_000_000)
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """What a training process is told."""
-
-    folder: str
-    name: str
-    workers: int
-    seed: int
-    scale: _Scale
-    resume: str | None = None
-    """The name of the training whose checkpoint it goes on from."""
-
-    hold_at: int | None = None
-    """The step after which it waits to be killed, so that a late kill still comes before the next checkpoint."""
-
-    def path(self, suffix: str) -> Path:
-        return Path(self.folder) / f"{self.name}.{suffix}"
-
-    def steps(self) -> list[dict[str, Any]]:
-        # A kill in the middle of a write leaves half a line, of a step that does not count.
-        return [json.loads(line) for line in self.path("steps").read_bytes().split(b"\n")[:-1]]
-
-    def report(self) -> dict[str, Any]:
-        return dict(json.loads(self.path("report").read_text()))
-
-
-def _generate(folder: Path, scale: _Scale, seed: int, story: "_Story") -> None:
-    """Write the items: ten classes in noise, and in front of each item its number."""
-    shape = (scale.items, scale.width)
-    x = np.lib.format.open_memmap(folder / "x.npy", mode="w+", dtype=np.float32, shape=shape)
-    y = np.lib.format.open_memmap(folder / "y.npy", mode="w+", dtype=np.int64, shape=(scale.items,))
-    centres = 0.1 * generator_for(seed, "demo", "centres").standard_normal((_CLASSES, scale.width), np.float32)
-    began = time.monotonic()
-    for start in range(0, scale.items, 4096):
-        numbers = np.arange(start, min(start + 4096, scale.items))
-        rng = generator_for(seed, "demo", "items", start)
-        labels = rng.integers(_CLASSES, size=len(numbers))
-        values = rng.standard_normal((len(numbers), scale.width), np.float32) + centres[labels]
-        values[:, :_NUMBER_BITS] = (numbers[:, None] >> np.arange(_NUMBER_BITS) & 1) * 2 - 1
-        x[start : start + len(numbers)], y[start : start + len(numbers)] = values, labels
-        story.progress("item", start + len(numbers), scale.items, seconds=time.monotonic() - began)
-
-
-def _item_numbers(x: torch.Tensor) -> list[int]:
-    bits = x[:, :_NUMBER_BITS].numpy() > 0
-    return list((bits << np.arange(_NUMBER_BITS)).sum(axis=1).tolist())
-
-
-def _source_and_plan(folder: str | Path, scale: _Scale, seed: int) -> tuple[ArraySource, Plan]:
-    source = ArraySource({name: np.load(Path(folder) / f"{name}.npy", mmap_mode="r") for name in ("x", "y")})
-    return source, Plan(source.index, Shuffle(), batch_size=scale.batch_size, seed=seed)
-
-
-class _Training:
-    """A model, its optimizer and the loader that feeds it: all that a checkpoint holds."""
-
-    def __init__(self, task: _Task, loader: Loader) -> None:
-        self._task = task
-        self.model, self._optimizer = _model(task.scale, task.seed)
-        self._parts: dict[str, Any] = {"model": self.model, "optimizer": self._optimizer, "loader": loader}
-        self.step = 0
-        if task.resume:
-            saved = torch.load(replace(task, name=task.resume).path("checkpoint.pt"))
-            self.step = saved["step"]
-            for name, part in self._parts.items():
-                part.load_state_dict(saved[name])
-
-    def learn(self, batch: dict[str, torch.Tensor], log: io.RawIOBase) -> None:
-        loss = _learned(self.model, self._optimizer, batch)
-        line = {"step": self.step, "items": _item_numbers(batch["x"]), "loss": loss.hex()}
-        # One unbuffered write: after a kill, the log ends with the last step that was done.
-        log.write(json.dumps(line).encode() + b"\n")
-        self.step += 1
-        if self.step % self._task.scale.checkpoint_steps == 0:
-            self._save()
-
-    def _save(self) -> None:
-        """Write aside, sync, rename: whenever the kill comes, the file is a whole checkpoint."""
-        with self._task.path("aside").open("wb") as file:
-            torch.save({"step": self.step, **{name: part.state_dict() for name, part in self._parts.items()}}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        self._task.path("aside").replace(self._task.path("checkpoint.pt"))
-
-
-def _train(task: _Task) -> None:
-    torch.set_num_threads(1)  # sums in one sequence: with the same items in, the same bits come out
-    _warm_up(task.scale)
-    before_bytes = peak_bytes = _private_bytes()
-    began, first_batch_seconds = time.perf_counter(), 0.0
-    source, plan = _source_and_plan(task.folder, task.scale, task.seed)
-    # Threads, so that all memory is that of this process and can be measured in it.
-    options, timings = RunOptions("threads", memory_bytes=task.scale.memory_bytes), Timings()
-    with (
-        Loader(source, plan, num_workers=task.workers, options=options, observer=timings) as loader,
-        task.path("steps").open("ab", buffering=0) as log,
-    ):
-        training = _Training(task, loader)
-        while loader.epoch < _EPOCHS:
-            for batch in loader:
-                first_batch_seconds = first_batch_seconds or time.perf_counter() - began
-                training.learn(batch, log)
-                if training.step % 10 == 0:
-                    peak_bytes = max(peak_bytes, _private_bytes())
-                if training.step == task.hold_at:
-                    _wait_to_be_killed()
-        report = {
-            "wait_fraction": timings.wait_fraction,
-            "first_batch_seconds": first_batch_seconds,
-            "private_bytes": peak_bytes - before_bytes,
-            "order_hashes": [plan.order_hash(epoch) for epoch in range(_EPOCHS)],
-        }
-    weights = torch.nn.utils.parameters_to_vector(training.model.parameters())
-    np.save(task.path("weights.npy"), weights.detach().numpy())
-    task.path("report").write_text(json.dumps(report))
-
-
-def _model(scale: _Scale, seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(seed)
-    layers = torch.nn.Linear(scale.width, scale.hidden), torch.nn.ReLU(), torch.nn.Linear(scale.hidden, _CLASSES)
-    model = torch.nn.Sequential(*layers)
-    return model, torch.optim.Adam(model.parameters(), lr=3e-4)
-
-
-def _learned(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor]) -> float:
-    loss = torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"])
-    optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    optimizer.step()
-    return float(loss.detach())
-
-
-def _warm_up(scale: _Scale) -> None:
-    """Do a step and a save that are thrown away: what torch takes at the first one is not the loader's memory."""
-    model, optimizer = _model(scale, seed=0)
-    x, y = torch.zeros(scale.batch_size, scale.width), torch.zeros(scale.batch_size, dtype=torch.int64)
-    _learned(model, optimizer, {"x": x, "y": y})
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, io.BytesIO())
-
-
-def _private_bytes() -> int:
-    """Return the memory of this process that no file backs; 0 where the system does not tell."""
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:")), 0)
-
-
-def _wait_to_be_killed() -> None:
-    parent = os.getppid()
-    while os.getppid() == parent:
-        time.sleep(0.01)
-    sys.exit("The process that should have killed this one is gone.")
-
-
-class _Story:
-    """Writes to stdout: a live line on a terminal, a plain line every two seconds elsewhere."""
-
-    def __init__(self) -> None:
-        self._live = sys.stdout.isatty()
-        self._told, self._line, self.holds = time.monotonic(), "", True
-
-    def say(self, text: str) -> None:
-        sys.stdout.write(f"\r\033[K{text}\n" if self._live else f"{text}\n")
-        sys.stdout.flush()
-        self._told = time.monotonic()
-
-    def progress(self, what: str, done: int, total: int, *, seconds: float, since: int = 0) -> None:
-        """Say how far a thing is that took `seconds` from `since` to `done`."""
-        if time.monotonic() - self._told < (0.1 if self._live else 2.0):
-            return
-        line = f"   {what} {done:,} of {total:,}"
-        if done > since and seconds > 0.5:
-            line += f", about {seconds * (total - done) / (done - since):.0f} s left"
-        if line != self._line:
-            sys.stdout.write(f"\r\033[K{line}" if self._live else f"{line}\n")
-            sys.stdout.flush()
-        self._told, self._line = time.monotonic(), line
-
-    def check(self, what: str, *, holds: bool, detail: str) -> None:
-        """Tell the outcome of one comparison."""
-        self.holds &= holds
-        self.say(f"   {'yes' if holds else 'NO':<4} {what:<35} {detail}")
-
-
-def run(*, keep: Path | None = None, seed: int = 0, quick: bool = False) -> bool:
-    """Run the demo and say whether the interrupted training equals the undisturbed one.
+def run(*, keep: Path | None = None, seed: int = 0, quick: bool = False, quiet: bool = False) -> DemoResult:
+    """Run the demo, tell it on stdout, and return how it went.
 
     Parameters
     ----------
     keep
         A new or empty directory for the files; None: a temporary one that is removed, whatever happens.
+    seed
+        Of the recordings, the model and the order.
+    quick
+        Small sizes.
+    quiet
+        Tell nothing.
+
+    Raises
+    ------
+    MissingDependency
+        A package is missing that the demo needs; nothing was done.
+    OptionError
+        The files cannot be written there.
     """
-    began, story, scale = time.monotonic(), _Story(), _QUICK if quick else _FULL
-    with _terminable(), _folder(keep, scale) as folder:
-        _tell(folder, scale, seed, story)
-    outcome = "Yes, bit for bit." if story.holds else "NO: see the lines above that say so."
-    where = f"The files are in {folder}." if keep else "The files are removed; --keep DIR keeps them."
-    story.say(f"\n{outcome} It took {time.monotonic() - began:.0f} s. {where}")
-    return story.holds
+    began, story, scale = time.monotonic(), Story(quiet=quiet), QUICK if quick else FULL
+    checked_seed(seed)
+    _check_installed()
+    with _stoppable(story), _folder(keep, scale) as folder, Processes(folder) as processes:
+        figures = _Demo(Task(str(folder), "whole", _WORKERS, seed, scale), story, processes).told()
+    seconds = time.monotonic() - began
+    story.end(_last_words(story, seconds, folder if keep else None))
+    return DemoResult(
+        holds=story.holds,
+        checks=tuple(story.checks),
+        seconds=round(seconds, 1),
+        folder=folder if keep else None,
+        report=folder / "report.html" if keep else None,
+        figures=figures,
+    )
 
 
-def _tell(folder: Path, scale: _Scale, seed: int, story: _Story) -> None:
-    began = time.monotonic()
-    story.say(f"1. The data: {scale.items:,} items, {scale.data_bytes / 1e6:.0f} MB in memory-mapped files.")
-    _generate(folder, scale, seed, story)
-    _, plan = _source_and_plan(folder, scale, seed)
-    story.say(f"   Written to {folder} in {time.monotonic() - began:.1f} s.")
-    story.say(f"   The loader may take {scale.memory_bytes / 1e6:.0f} MB of memory.")
-
-    whole = _Task(str(folder), "whole", _WORKERS, seed, scale)
-    story.say(f"\n2. A training that nobody disturbs: {_EPOCHS} epochs of {scale.epoch_steps:,} batches, shuffled.")
-    _finish(whole, story)
-
-    # Well into the second epoch, and some steps past a checkpoint.
-    saved = int(0.7 * scale.steps) // scale.checkpoint_steps * scale.checkpoint_steps
-    killed = replace(whole, name="killed", hold_at=saved + scale.checkpoint_steps - 1)
-    story.say(f"\n3. The same training, saved every {scale.checkpoint_steps} steps, and killed.")
-    lost = _kill(killed, saved + _LOST_STEPS, story) - saved
-    story.say(f"   The last checkpoint is of step {saved:,}: {lost} steps are lost and are done again.")
-
-    resumed = replace(whole, name="resumed", workers=_WORKERS_RESUMED, resume="killed")
-    story.say(f"\n4. A new process goes on, with {_WORKERS_RESUMED} workers instead of {_WORKERS}.")
-    _finish(resumed, story, since=saved)
-
-    story.say("\n5. Is the interrupted training the same as the undisturbed one?")
-    _compare(whole, killed, resumed, plan, story)
+def _last_words(story: Story, seconds: float, kept: Path | None) -> str:
+    refused = [what for what, holds, _ in story.checks if not holds]
+    outcome = f"All {len(story.checks)} comparisons hold." if story.holds else f"NO: {'; '.join(refused)}."
+    where = (
+        f"The report is {kept / 'report.html'}, and all files are beside it."
+        if kept
+        else "All files are removed; --keep DIR keeps them, and the report to look at."
+    )
+    return f"{outcome} It took {seconds:.0f} s.\n{where}"
 
 
-def _finish(task: _Task, story: _Story, since: int = 0) -> None:
-    """Let a training run to its end, and say how it went."""
-    began = time.monotonic()
-    number = _run_process(task, story, since=since)
-    seconds, steps, report = time.monotonic() - began, task.steps(), task.report()
-    losses = np.array([float.fromhex(step["loss"]) for step in steps])
-    at = f"batch {since % task.scale.epoch_steps} of epoch {since // task.scale.epoch_steps}"
-    story.say(f"   Process {number} with {task.workers} workers: {len(steps):,} steps in {seconds:.1f} s.")
-    story.say(f"   {1000 * report['first_batch_seconds']:.0f} ms from opening the files to the first batch, {at}.")
-    story.say(f"   Waiting for data: {100 * report['wait_fraction']:.1f} % of the time.")
-    story.say(f"   Loss: from {losses[:20].mean():.2f} to {losses[-20:].mean():.2f}.")
+class _Demo:
+    """The story, chapter by chapter."""
+
+    def __init__(self, whole: Task, story: Story, processes: Processes) -> None:
+        self._whole, self._story, self._processes = whole, story, processes
+        self._first = processes.start()  # it is ready when the shards are
+        self._folder, self._scale = Path(whole.folder), whole.scale
+        self._recordings, self._shards = self._folder / "recordings", self._folder / "shards"
+        self._figures: dict[str, Any] = {}
+
+    def told(self) -> dict[str, Any]:
+        """Tell all of it, and return what was measured."""
+        self._story.begin(
+            "Penstock, from recordings to a trained decoder. A line that begins with yes is a comparison that could "
+            "have failed."
+        )
+        self._whole.path("steps").parent.mkdir()
+        self._record()
+        self._convert()
+        self._verify()
+        _, plan = source_and_plan(self._whole)
+        doomed = self._train(plan)
+        self._interrupt(doomed, plan)
+        self._damage(plan)
+        self._measure()
+        return self._figures
+
+    def _record(self) -> None:
+        scale, story = self._scale, self._story
+        story.chapter("The recordings")
+        story.say(
+            f"{scale.subjects} simulated subjects, {scale.sessions * scale.seconds} s each: {scale.units} units, "
+            f"{scale.channels} channels of LFP at 1 kHz, and a joystick, in {scale.subjects * scale.sessions} NWB "
+            "files. Hidden dynamics drive all three. How they drive each unit is the same in all subjects; tempo, "
+            "firing rates, gains and noise are each subject's own."
+        )
+        began = time.monotonic()
+        # Here, before the workers are forked: each would take its time to import it.
+        with self._processes.caches_kept():
+            import_module("pynwb")
+        import_module("scipy.signal")
+        self._recordings.mkdir()
+        todo, size, ready = sessions(self._recordings, scale, self._whole.seed), 0, time.monotonic()
+        for done, (_, written) in enumerate(LocalEngine(_WORKERS).run(write_recording, todo), start=1):
+            size += written
+            story.progress("recording", done, len(todo), seconds=time.monotonic() - ready)
+        story.say(f"Written with pynwb: {size / 1e6:.0f} MB in {time.monotonic() - began:.1f} s.")
+
+    def _convert(self) -> None:
+        scale, story, began = self._scale, self._story, time.monotonic()
+        story.chapter("Recordings become shards")
+        story.say("Windows of 1 s that overlap by half, in parallel, split by subject. On the command line:")
+        story.show("penstock convert 'recordings/*.nwb' --output shards \\")
+        story.show(
+            f"  --bin-size-ms {BIN_MS:.0f} --sequence-length {BINS} --overlap 0.5 --shard-size {scale.shard_size} \\"
+        )
+        story.show("  --split train=0.67,test=0.33 --group-by subject --stats --workers 2")
+        options = ConvertOptions(WriteOptions(scale.shard_size), _SPLIT, statistics=True)
+        inputs = inputs_of([str(self._recordings / "*.nwb")], "nwb", ReadOptions(nwb=_WINDOWS))
+        made = convert(inputs, self._shards, options, engine=LocalEngine(_WORKERS), told=_phases(story))
+        seconds = time.monotonic() - began
+        for name, manifest in made.items():
+            subjects = sorted({entry["groups"]["subject"] for entry in manifest.metadata["conversion"]["inputs"]})
+            story.show(
+                f"{name:<5} {manifest.n_items:>6,} windows in {len(manifest.shards):>2} shards, "
+                f"{_stored(manifest) / 1e6:>4.0f} MB: {', '.join(subjects)}"
+            )
+        windows = sum(manifest.n_items for manifest in made.values())
+        story.say(f"{seconds:.1f} s. Mean and deviation for standardising are those of the training split alone.")
+        self._figures |= {"windows": windows, "convert_seconds": round(seconds, 2)}
+
+    def _verify(self) -> None:
+        story = self._story
+        story.chapter("Is every byte what was written?")
+        folders = [self._shards / name for name in _SPLIT.names]
+        found = [_verified(folder, story) for folder in folders]
+        size = sum(_stored(manifest) for manifest, _, _ in found)
+        problems = [problem for _, some, _ in found for problem in some]
+        detail = f"{size / 1e6:.0f} MB read and compared in {sum(seconds for _, _, seconds in found):.1f} s"
+        story.check("All shards are healthy", holds=not problems, detail=str(problems[0]) if problems else detail)
+
+    def _train(self, plan: Plan) -> Process:
+        """Train undisturbed, and return the next process, which gets ready meanwhile."""
+        story, scale = self._story, self._scale
+        story.chapter("A decoder from spikes to movement, trained by a process that nobody disturbs")
+        story.say(
+            f"{scale.epochs} epochs of {plan.n_batches} batches of {scale.batch_size} windows, shuffled, spikes "
+            "standardised by the training split. Then it decodes subjects of whom it has seen nothing: R² is 1 for a "
+            "perfect decoder, and 0 for one that knows nothing but the mean."
+        )
+        following = self._processes.start()
+        self._finish(self._first, self._whole, plan)
+        judge_decoding(self._whole, story)
+        self._figures["held_out"] = self._whole.report()["subjects"]
+        return following
+
+    def _interrupt(self, doomed: Process, plan: Plan) -> None:
+        story, scale, whole = self._story, self._scale, self._whole
+        steps = scale.epochs * plan.n_batches
+        # Well into the training, and some steps past a checkpoint.
+        saved = int(0.7 * steps) // scale.checkpoint_steps * scale.checkpoint_steps
+        killed = replace(whole, name="killed", hold_at=saved + scale.checkpoint_steps - 1)
+        story.chapter("The same training, killed in the middle of an epoch, goes on in another process")
+        after = self._processes.start()
+        doomed.do(killed, story, steps=steps, kill_at=saved + scale.lost_steps)
+        done = len(killed.steps())
+        story.say(
+            f"Process {doomed.number} with {_WORKERS} workers: SIGKILL after {done} steps, {_place(done, plan)}. "
+            f"The last checkpoint is of step {saved}: {done - saved} steps are lost and are done again."
+        )
+        resumed = replace(whole, name="resumed", workers=_WORKERS_RESUMED, resume="killed")
+        self._finish(after, resumed, plan, since=saved)
+        story.say("Is the interrupted training the same as the undisturbed one?")
+        compare(whole, killed, resumed, plan, story)
+        self._figures |= {"killed_at_step": done, "steps": steps}
+
+    def _finish(self, process: Process, task: Task, plan: Plan, since: int = 0) -> None:
+        """Let a training run to its end, and say how it went."""
+        steps, began = task.scale.epochs * plan.n_batches, time.monotonic()
+        process.do(task, self._story, steps=steps, since=since)
+        seconds = time.monotonic() - began
+        losses = [float.fromhex(step["loss"]) for step in task.steps()]
+        goes_on = f", on from {_place(since, plan)}" if since else ""
+        self._story.say(
+            f"Process {process.number} with {task.workers} workers{goes_on}: {len(losses)} steps in {seconds:.1f} s, "
+            f"loss from {sum(losses[:10]) / 10:.2f} to {sum(losses[-10:]) / 10:.2f}."
+        )
+
+    def _damage(self, plan: Plan) -> None:
+        story, whole = self._story, self._whole
+        story.chapter("One bit of one shard is turned over")
+        task = replace(whole, name="damage", kind="damage")
+        item = int(generator_for(whole.seed, "demo", "damage").integers(plan.length))
+        damage = damaged_copy(task.shards("train"), task.damaged, item)
+        story.say(f"In a copy: byte {damage.byte:,} of {damage.shard}, in the spikes of window {item:,}.")
+        _, problems, _ = _verified(task.damaged, story)
+        self._first.do(task, story)
+        found = task.report()
+        story.say("A loader stops there, with this error:")
+        story.show(found["error"]["message"] if found["error"] else "(none)")
+        story.say("With on_error='substitute' it goes on, and says in its log:")
+        story.show(found["log"][0].replace(f"{self._folder}{os.sep}", "") if found["log"] else "(nothing)")
+        judge_damage(damage, problems, found, plan, story)
+
+    def _measure(self) -> None:
+        story, whole = self._story, self._whole
+        story.chapter("How fast it is, and the report")
+        story.say("The loader alone reads all fields once, and the report is drawn: some seconds.")
+        task = replace(whole, name="measure", kind="measure", resume=whole.name)
+        self._first.do(task, story)
+        trained, alone = whole.report()["watched"], task.report()["watched"]
+        story.say(
+            f"The training took {trained['items_per_second']:,.0f} windows a second and waited for data "
+            f"{100 * trained['wait_fraction']:.1f} % of the time ({trained['wait_p50_ms']:.2f} ms for a batch, median; "
+            f"{trained['startup_ms']:.0f} ms for the first one of an epoch)."
+        )
+        story.say(
+            f"The loader alone, with the LFP, gives {alone['items_per_second']:,.0f} windows or "
+            f"{alone['bytes_per_second'] / 1e6:,.0f} MB a second out of the system's cache, every window compared with "
+            "its checksum."
+        )
+        size = task.page.stat().st_size
+        story.check("The report is one HTML file", holds=size > 0, detail=f"report.html, {size / 1e3:.0f} kB")
+        self._figures |= {"training": trained, "loader_alone": alone}
 
 
-def _kill(task: _Task, step: int, story: _Story) -> int:
-    """Kill a training once it has done `step` steps, and return how many it really has done."""
-    number = _run_process(task, story, kill_at=step)
-    done = len(task.steps())
-    at = f"batch {done % task.scale.epoch_steps} of epoch {done // task.scale.epoch_steps}"
-    story.say(f"   Process {number} with {task.workers} workers: SIGKILL after {done:,} steps, at {at}.")
-    return done
+def _place(step: int, plan: Plan) -> str:
+    return f"batch {step % plan.n_batches} of epoch {step // plan.n_batches}"
 
 
-def _compare(whole: _Task, killed: _Task, resumed: _Task, plan: Plan, story: _Story) -> None:
-    before, after, scale = killed.steps(), resumed.steps(), whole.scale
-    saved = after[0]["step"]
-    joined, redone = before[:saved] + after, len(before) - saved
-    items, losses = ([[step[key] for step in some] for some in (whole.steps(), joined)] for key in ("items", "loss"))
-    story.check("Same items in every batch", holds=items[0] == items[1], detail=f"{len(joined):,} batches")
-    story.check("Same loss in every step", holds=losses[0] == losses[1], detail="to the last bit")
-    story.check("Same steps when done again", holds=before[saved:] == after[:redone], detail=f"{redone} steps")
-    planned = [draw.items.tolist() for e in range(_EPOCHS) for draw in plan.epoch(e).draws(range(plan.n_batches))]
-    story.check("Same items as the plan says", holds=items[1] == planned, detail="read off the items themselves")
-    passes = [np.concatenate(items[1][e * plan.n_batches :][: plan.n_batches]) for e in range(_EPOCHS)]
-    once = all(np.array_equal(np.sort(numbers), np.arange(scale.items)) for numbers in passes)
-    story.check("Every item once per epoch", holds=once, detail=f"{scale.items:,} items, {_EPOCHS} epochs")
-    reports, hashes = [whole.report(), resumed.report()], [plan.order_hash(epoch) for epoch in range(_EPOCHS)]
-    holds = all(report["order_hashes"] == hashes for report in reports)
-    story.check("Same hash of each epoch's order", holds=holds, detail=", ".join(hashes))
-    weights = [np.load(task.path("weights.npy")) for task in (whole, resumed)]
-    holds = weights[0].tobytes() == weights[1].tobytes()
-    story.check("Same weights at the end", holds=holds, detail=f"{weights[0].size:,} numbers, bit for bit")
-    used, budget = max(report["private_bytes"] for report in reports) / 1e6, scale.memory_bytes / 1e6
-    if used:  # unknown on systems without /proc
-        detail = f"{used:.0f} MB private memory, for {scale.data_bytes / 1e6:.0f} MB of data"
-        story.check(f"Within the budget of {budget:.0f} MB", holds=used <= budget, detail=detail)
+def _stored(manifest: Manifest) -> int:
+    return sum(shard.stored_bytes for shard in manifest.shards)
 
 
-def _run_process(task: _Task, story: _Story, *, since: int = 0, kill_at: int | None = None) -> int:
-    """Run a training to its end, or until it has done `kill_at` steps; return the number of its process.
+def _verified(folder: Path, story: Story) -> tuple[Manifest, list[Any], float]:
+    """Read every byte of a data set; return what it is, what is wrong with it, and the seconds that took."""
+    began, done = time.monotonic(), 0
+    total = _stored(Manifest.read(folder / "dataset_metadata.json"))
 
-    It is out of reach of the terminal's Ctrl-C, and ends with this function whatever happens.
-    """
-    command = [sys.executable, "-m", "penstock.recipes.demo", json.dumps(asdict(task))]
-    with task.path("errors").open("w+b") as errors, task.path("steps").open("w+b") as log:
-        # Torch leaves caches where temporary files go; with the others, they are removed.
-        environment = {**os.environ, "TMPDIR": task.folder}
-        process = subprocess.Popen(command, env=environment, stderr=errors, start_new_session=True)  # noqa: S603  # our own
-        began, done = time.monotonic(), since
-        try:
-            while process.poll() is None:
-                began = time.monotonic() if done == since else began
-                done += (fresh := log.read().count(b"\n"))
-                story.progress("step", done, task.scale.steps, seconds=time.monotonic() - began, since=since)
-                if kill_at is not None and done >= kill_at:
-                    process.kill()
-                if not fresh:
-                    time.sleep(0.002)
-        finally:
-            process.kill()
-            process.wait()
-    if process.returncode != (0 if kill_at is None else -signal.SIGKILL):
-        said = task.path("errors").read_text().strip().splitlines() or [f"exit code {process.returncode}"]
-        raise PenstockError(f"Training process {process.pid} ({task.name}) failed: {said[-1]}")
-    return process.pid
+    def read(amount: int) -> None:
+        nonlocal done
+        done += amount
+        story.progress("MB", done // 1_000_000, total // 1_000_000, seconds=time.monotonic() - began)
+
+    manifest, problems = verify_shards(folder, workers=_WORKERS, progress=read)
+    return manifest, problems, time.monotonic() - began
+
+
+def _phases(story: Story) -> Callable[[str, str, int, int, str], None]:
+    """Return what tells how far a conversion is."""
+    begun: dict[str, float] = {}
+
+    def told(what: str, unit: str, done: int, total: int, _: str) -> None:
+        began = begun.setdefault(what, time.monotonic())
+        story.progress(f"{what.lower()} {unit}:", done, total, seconds=time.monotonic() - began)
+
+    return told
+
+
+def _check_installed() -> None:
+    missing = [package for package in _NEEDED if not _installed(package)]
+    if missing:
+        extras = ",".join(dict.fromkeys(_NEEDED[package] for package in missing))
+        raise MissingDependency(" and ".join(missing), extras, "The demo")
+
+
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ImportError:
+        return False
 
 
 @contextmanager
-def _folder(keep: Path | None, scale: _Scale) -> Iterator[Path]:
+def _folder(keep: Path | None, scale: Scale) -> Iterator[Path]:
     try:
         if keep is not None:
             keep.mkdir(parents=True, exist_ok=True)
-        folder = keep or Path(tempfile.mkdtemp(prefix="penstock-demo-"))
-        free, full, needed = shutil.disk_usage(folder).free / 1e6, any(folder.iterdir()), 1.2 * scale.data_bytes / 1e6
+        folder = (keep or Path(tempfile.mkdtemp(prefix="penstock-demo-"))).absolute()
+        free, full, needed = shutil.disk_usage(folder).free / 1e6, any(folder.iterdir()), scale.disk_bytes / 1e6
     except OSError as error:
         raise OptionError(f"The demo cannot write its files: {error}. Give --keep another directory.") from error
+    owner = os.getpid()
     try:
         if full:
-            raise OptionError(f"{folder} is not empty; give --keep a directory that is new or empty.")
+            raise OptionError(f"{keep} is not empty; give --keep a directory that is new or empty.")
         if free < needed:
             raise OptionError(f"The demo writes {needed:.0f} MB to {folder}, which has room for {free:.0f} MB.")
         yield folder
     finally:
-        if keep is None:
+        if keep is None and os.getpid() == owner:  # and not in a worker that a signal ends
             shutil.rmtree(folder)
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the demo as Ctrl-C does: with everything cleaned up."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+def _stoppable(story: Story) -> Iterator[None]:
+    """Let SIGTERM end the demo as Ctrl-C does: with everything cleaned up, whenever it comes."""
+    if threading.current_thread() is not threading.main_thread():  # signals go to the main one
+        yield
+        return
+    ends = {signal.SIGTERM: lambda *_: story.stop(SystemExit(128 + signal.SIGTERM))}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        ends[signal.SIGINT] = lambda *_: story.stop(KeyboardInterrupt())
+    before = {number: signal.signal(number, end) for number, end in ends.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_DOES = {
+    "train": ("demo_training", "train"),
+    "damage": ("demo_reading", "read_damaged"),
+    "measure": ("demo_measuring", "measure"),
+}
+"""Where it is that each kind of task is done. Torch is imported there, and not by who tells the story."""
+
+
+def _obey() -> None:
+    """Do one task after the other, as whoever started this process says; end where nothing more is said."""
+    import_module("penstock.recipes.demo_training").prepare()
+    for line in sys.stdin:
+        task = task_from_json(line)
+        module, name = _DOES[task.kind]
+        getattr(import_module(f"penstock.recipes.{module}"), name)(task)
 
 
 if __name__ == "__main__":
-    told = json.loads(sys.argv[1])
-    _train(_Task(**{**told, "scale": _Scale(**told["scale"])}))
+    _obey()
