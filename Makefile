@@ -74,7 +74,7 @@ demo: $(READY) $(LIBRARY)
 # The picture of the README: the top of the report of a demo.
 picture: $(READY) $(LIBRARY)
 	@folder=$$(mktemp -d) && $(BIN)/penstock demo --keep $$folder/demo --quiet && \
-	chromium --headless --no-sandbox --hide-scrollbars --window-size=1000,630 --screenshot=$(CURDIR)/docs/assets/report.png \
+	chromium --headless --no-sandbox --hide-scrollbars --window-size=1000,650 --screenshot=$(CURDIR)/docs/assets/report.png \
 	file://$$folder/demo/report.html 2>/dev/null; rm -rf $$folder
 
 $(DOCS)/.ready: pyproject.toml constraints.txt
