@@ -2,10 +2,12 @@
 
 Large items are seed 004's (three fields, 295 kB), small ones 16×16 float32 with a label (1 kB). Reading is from a warm
 page cache, batch 32, tensors out. The limit of reading takes the same shuffled rows from arrays in memory into two
-buffers in turn (large), or with one fancy index per batch (small); the limit of writing writes the same bytes to one
-file, and lets it last as ours does. Peers are measured where they are installed (`pip install litdata webdataset`).
+buffers in turn (large), or with one fancy index per batch (small); the limit of writing writes the same bytes, and lets
+them last as ours do. Peers are measured where they are installed (`pip install litdata webdataset array-record
+datasets`); in writing, as they are, and to the point where what they wrote would outlive a power cut.
 """
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -46,7 +48,7 @@ def run(folder: Path, out: Path, repeats: int) -> None:
         if importlib.util.find_spec("litdata") is not None:
             stored = folder / f"litdata-{name}"
             if not stored.exists():
-                write_litdata(stored, shapes, n_items)
+                _write_litdata(stored, shapes, n_items)
             reading.append(Contender("litdata", litdata, (stored,)))
         results = measured(reading, repeats)
         printed(f"shards {name}: shuffled reading, batch {BATCH}", "items", results)
@@ -63,14 +65,18 @@ def _run_writing(folder: Path, out: Path, repeats: int, name: str) -> None:
         Contender("limit: the same bytes, fsync", write_raw, (target, shapes, n_items, shard_size, True)),
         Contender("the same bytes, no fsync", write_raw, (target, shapes, n_items, shard_size, False)),
         Contender("penstock", write_penstock, (target, shapes, n_items, shard_size)),
-        Contender("webdataset ShardWriter", write_webdataset, (target, shapes, n_items, shard_size)),
     ]
-    if importlib.util.find_spec("litdata") is not None:
-        writing.append(Contender("litdata", write_litdata, (target, shapes, n_items)))
-    if importlib.util.find_spec("streaming") is not None:
-        writing.append(Contender("MosaicML streaming", write_mds, (target, shapes, n_items)))
-    if importlib.util.find_spec("array_record") is not None:
-        writing.append(Contender("ArrayRecord", write_array_record, (target, shapes, n_items, shard_size)))
+    peers: list[tuple[str, str, Callable[..., float], tuple[Any, ...]]] = [
+        ("webdataset", "webdataset ShardWriter", write_webdataset, (target, shapes, n_items, shard_size)),
+        ("litdata", "litdata", write_litdata, (target, shapes, n_items)),
+        ("streaming", "MosaicML streaming", write_mds, (target, shapes, n_items)),
+        ("array_record", "ArrayRecord", write_array_record, (target, shapes, n_items, shard_size)),
+        ("datasets", "Hugging Face datasets", write_huggingface, (target, shapes, n_items)),
+    ]
+    for module, title, write, arguments in peers:
+        if importlib.util.find_spec(module) is not None:
+            writing.append(Contender(f"{title}, then fsync", write, (*arguments, True)))
+            writing.append(Contender(f"{title}, no fsync", write, (*arguments, False)))
     results = measured(writing, repeats)
     printed(f"shards {name}: writing", "items", results)
     saved(out, f"shards {name} writing", results)
@@ -121,11 +127,10 @@ def _many_shards(folder: Path) -> None:
 
 
 def _samples(shapes: dict[str, tuple[int, ...]], n_items: int) -> Iterator[dict[str, Any]]:
-    block = {name: np.zeros((256, *shape), np.float32) for name, shape in shapes.items()}
+    # Noise: some peers compress, and there would be next to nothing left of anything smooth.
+    rng = np.random.default_rng(0)
+    block = {name: rng.standard_normal((256, *shape)).astype(np.float32) for name, shape in shapes.items()}
     for number in range(n_items):
-        if number % 256 == 0:
-            for array in block.values():
-                array[...] = np.arange(number, number + 256, dtype=np.float32).reshape(-1, *(1,) * (array.ndim - 1))
         yield {name: array[number % 256] for name, array in block.items()}
 
 
@@ -218,11 +223,17 @@ def litdata(folder: Path) -> float:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def _write_rate(folder: Path, n_items: int, write: Callable[[], None]) -> float:
+def _write_rate(folder: Path, n_items: int, write: Callable[[], None], *, lasting: bool = False) -> float:
+    """Time it; `lasting`: with what is missing until all of it would outlive a power cut."""
     shutil.rmtree(folder, ignore_errors=True)
     os.sync()
     began = time.perf_counter()
     write()
+    if lasting:
+        for path in folder.rglob("*"):
+            with path.open("rb") if path.is_file() else contextlib.nullcontext() as file:
+                if file is not None:
+                    os.fsync(file.fileno())
     rate = n_items / (time.perf_counter() - began)
     shutil.rmtree(folder, ignore_errors=True)
     return rate
@@ -253,7 +264,9 @@ def write_penstock(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: in
     return _write_rate(folder, n_items, lambda: _write_penstock(folder, shapes, n_items, shard_size))
 
 
-def write_webdataset(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, shard_size: int) -> float:
+def write_webdataset(
+    folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, shard_size: int, lasting: bool
+) -> float:
     """Write the same samples with the webdataset library."""
     import webdataset as wds
 
@@ -263,25 +276,26 @@ def write_webdataset(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: 
             for number, sample in enumerate(_samples(shapes, n_items)):
                 sink.write({"__key__": f"{number:09d}", **{f"{name}.npy": array for name, array in sample.items()}})
 
-    return _write_rate(folder, n_items, write)
+    return _write_rate(folder, n_items, write, lasting=lasting)
 
 
-def write_litdata(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int) -> float:
-    """Write the same samples with litdata; kept, since reading needs them."""
+def write_litdata(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, lasting: bool) -> float:
+    """Write the same samples with litdata."""
+    return _write_rate(folder, n_items, lambda: _write_litdata(folder, shapes, n_items), lasting=lasting)
+
+
+def _write_litdata(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int) -> None:
     from litdata.streaming.writer import BinaryWriter
 
-    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    began = time.perf_counter()
     writer = BinaryWriter(str(folder), chunk_bytes="64MB")
     for number, sample in enumerate(_samples(shapes, n_items)):
         writer[number] = {name: torch.from_numpy(np.array(array)) for name, array in sample.items()}
     writer.done()
     writer.merge(1)
-    return n_items / (time.perf_counter() - began)
 
 
-def write_mds(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int) -> float:
+def write_mds(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, lasting: bool) -> float:
     """Write the same samples with MosaicML streaming."""
     from streaming import MDSWriter
 
@@ -294,10 +308,29 @@ def write_mds(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int) ->
             for sample in _samples(shapes, n_items):
                 sink.write({name: array if array.ndim else np.float32(array) for name, array in sample.items()})
 
-    return _write_rate(folder, n_items, write)
+    return _write_rate(folder, n_items, write, lasting=lasting)
 
 
-def write_array_record(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, shard_size: int) -> float:
+def write_huggingface(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, lasting: bool) -> float:
+    """Write the same samples into one Arrow file with Hugging Face datasets."""
+    from datasets import Array2D, Features, Value
+    from datasets.arrow_writer import ArrowWriter
+
+    kinds = {name: Array2D(shape, "float32") if len(shape) == 2 else Value("float32") for name, shape in shapes.items()}
+
+    def write() -> None:
+        folder.mkdir(parents=True)
+        with ArrowWriter(features=Features(kinds), path=str(folder / "all.arrow")) as sink:
+            for sample in _samples(shapes, n_items):
+                sink.write(sample)
+            sink.finalize()
+
+    return _write_rate(folder, n_items, write, lasting=lasting)
+
+
+def write_array_record(
+    folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, shard_size: int, lasting: bool
+) -> float:
     """Write the same bytes with ArrayRecord."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
@@ -312,4 +345,4 @@ def write_array_record(folder: Path, shapes: dict[str, tuple[int, ...]], n_items
             sink.write(b"".join(array.tobytes() for array in sample.values()))
         sink.close()
 
-    return _write_rate(folder, n_items, write)
+    return _write_rate(folder, n_items, write, lasting=lasting)
