@@ -6,6 +6,7 @@ case. A sample id may hold dots and slashes all the same: they are percent-encod
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from penstock.core.errors import OptionError
 from penstock.shard.tar import MAX_NAME
@@ -60,15 +61,22 @@ def check_fields(names: Iterable[str], reserved: str) -> None:
             )
 
 
-def check_length(key: str, suffixes: Iterable[str]) -> None:
+def check_length(key: str, suffixes: tuple[str, ...]) -> None:
     """Raise OptionError where a member's name would not fit into a tar header."""
     length = len(key.encode()) + 1
+    if length + _longest(suffixes) <= MAX_NAME:
+        return
     for suffix in suffixes:
         if length + len(suffix.encode()) > MAX_NAME:
             raise OptionError(
                 f"The member name '{key}.{suffix}' has {length + len(suffix.encode())} bytes; a tar header holds "
                 f"{MAX_NAME}. Use a shorter sample id or field name."
             )
+
+
+@lru_cache(maxsize=16)
+def _longest(suffixes: tuple[str, ...]) -> int:
+    return max(len(suffix.encode()) for suffix in suffixes)
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -65,9 +65,10 @@ class SampleForm:
     ) -> "Members":
         """Return the members of one sample, ready to be added to a shard."""
         suffixes = self._suffixes or {name: f"{name}.{payload.extension}" for name, payload in payloads.items()}
-        check_length(key, (*suffixes.values(), _METADATA))
+        names = (*suffixes.values(), _METADATA)
+        check_length(key, names)
         before, after = _metadata(sample_id, tuple(suffixes), metadata)
-        return Members(key, (*suffixes.values(), _METADATA), tuple(payloads.values()), before, after)
+        return Members(key, names, tuple(payloads.values()), before, after)
 
     def learn(self, payloads: Mapping[str, Encoded]) -> None:
         """Take a sample that was added as the measure of those that follow."""
