@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import PenstockError
 from penstock.source import native
-from penstock.source.native import Mapped, copy_items
+from penstock.source.native import Checks, Mapped, copy_items
 
 SOURCE = Path(native.__file__).with_name("native.c")
 WIDTHS = (64, 256, 512)
@@ -81,23 +81,34 @@ def test_any_layout_is_copied_and_checked(
     unverified = np.array(data.draw(st.lists(st.booleans(), min_size=n_items, max_size=n_items)))
     rows = np.random.default_rng(seed).permutation(n_items)
     targets = [np.zeros((n_items, part[2]), np.uint8) for part in parts]
-    found, digests = copy_items(
-        np.array([one.row for one in stored]),
-        which,
-        begins,
-        parts=np.array(parts),
-        targets=targets,
-        rows=rows,
-        unverified=unverified,
-    )
-    assert found == n_items
-    assert digests is not None
-    for item, (shard, begin, row) in enumerate(zip(which, begins, rows, strict=True)):
+    sums = [[np.zeros(n_items, np.uint64) for _ in parts] for _ in stored]
+    for item, (shard, begin) in enumerate(zip(which, begins, strict=True)):
         piece = stored[shard].content[begin : begin + length]
-        for number, (head, start, n_bytes, end) in enumerate(parts):
+        for number, (head, _, _, end) in enumerate(parts):
+            if unverified[item]:  # the others are not looked at
+                sums[shard][number][item] = xxhash.xxh3_64_intdigest(piece[head:end].tobytes())
+
+    def copied() -> tuple[int, int]:
+        return copy_items(
+            np.array([one.row for one in stored]),
+            which,
+            begins,
+            parts=np.array(parts),
+            targets=targets,
+            rows=rows,
+            checks=Checks(unverified, sums, np.arange(n_items)),
+        )
+
+    assert copied() == (n_items, -1)
+    for shard, begin, row in zip(which, begins, rows, strict=True):
+        piece = stored[shard].content[begin : begin + length]
+        for number, (_, start, n_bytes, _) in enumerate(parts):
             assert targets[number][row].tobytes() == piece[start : start + n_bytes].tobytes()
-            if unverified[item]:
-                assert digests[item, number] == xxhash.xxh3_64_intdigest(piece[head:end].tobytes())
+    if unverified.any():
+        item = data.draw(st.sampled_from(np.flatnonzero(unverified).tolist()))
+        part = data.draw(st.integers(0, len(parts) - 1))
+        sums[which[item]][part][item] ^= np.uint64(1 << data.draw(st.integers(0, 63)))
+        assert copied() == (item, part)
     for one in stored:
         one.close()
 
@@ -108,15 +119,16 @@ PARTS = np.array([[0, 512, 4000, 4608]])
 def copied(stored: Stored, begins: list[int]) -> tuple[int, np.ndarray]:
     target = np.zeros((len(begins), 4000), np.uint8)
     none = np.zeros(len(begins), np.int64)
-    found, _ = copy_items(
+    found, wrong = copy_items(
         np.array([stored.row]),
         none,
         np.array(begins),
         parts=PARTS,
         targets=[target],
         rows=np.arange(len(begins)),
-        unverified=None,
+        checks=None,
     )
+    assert wrong == -1
     return found, target
 
 
@@ -182,7 +194,7 @@ def shrunk_copy(path):
     found, _ = copy_items(
         np.array([[file, mapped.address, 1 << 16]]), np.zeros(1, np.int64), np.zeros(1, np.int64),
         parts=np.array([[0, 512, 4000, 4608]]), targets=[np.empty((1, 4000), np.uint8)], rows=np.zeros(1, np.int64),
-        unverified=None,
+        checks=None,
     )
     assert found == 0
     print("caught", flush=True)

@@ -258,40 +258,49 @@ static void ask_for(int64_t n_items, const struct shard *shards, const int64_t *
     }
 }
 
-/* Copy the parts of one item, whose piece begins at `piece`; work out their checksums where `digests` has room. */
-static void copy_item(const uint8_t *piece, int64_t n_parts, const struct part *parts, uint8_t *const *target,
-                      int64_t row, uint64_t *digests)
+/* Copy the parts of one item, whose piece begins at `piece`.
+ *
+ * checks: NULL, or of each part, where its checksums are; `number` is that of the item.
+ *
+ * Returns the first part whose checksum is another one; -1 where none is.
+ */
+static int64_t copy_item(const uint8_t *piece, int64_t n_parts, const struct part *parts, uint8_t *const *target,
+                         int64_t row, const uint64_t *const *checks, int64_t number)
 {
     add_stripes *add = fastest();
     for (int64_t n = 0; n < n_parts; n++) {
         const struct part *part = parts + n;
         uint8_t *copied = target[n] + row * part->n_bytes;
         memcpy(copied, piece + part->data, (size_t)part->n_bytes);
-        if (digests) {
+        if (checks) {
             int64_t data = part->data - part->begin;
             struct member member = {piece + part->begin, copied, part->end - part->begin, data, data + part->n_bytes};
-            digests[n] = checksum(&member, add);
+            if (checksum(&member, add) != checks[n][number])
+                return n;
         }
     }
+    return -1;
 }
 
 /* Copy the parts of items into the rows `row` of arrays.
  *
  * shard, begin: of each item, which of `shards` has it, and where it begins there.
  * target: of each part, the array, whose rows have the part's n_bytes.
- * unverified: NULL, or whether each item is to be verified; its checksums, of members of more than 240 bytes, go to
- *     `digests`, which has room for (n_items, n_parts).
+ * unverified: NULL, or whether each item is to be compared with its checksums, of members of more than 240 bytes.
+ * checks: with it, (shards, parts), where the checksums of all items of a shard are.
+ * number: with it, the number of each item in its shard.
  *
- * Returns how many items were copied: fewer than n_items where the next one reaches beyond its shard, or cannot be read;
- * -1 where faults cannot be caught.
+ * Returns how many items were copied: fewer than n_items where the next one reaches beyond its shard, or cannot be read,
+ * and `wrong` is -1; or where its part number `wrong` is not what was written. -1 where faults cannot be caught.
  */
 int64_t penstock_copy(int64_t n_items, const struct shard *shards, const int64_t *shard, const int64_t *begin,
                       int64_t n_parts, const struct part *parts, uint8_t *const *target, const int64_t *row,
-                      const uint8_t *unverified, uint64_t *digests)
+                      const uint8_t *unverified, const uint64_t *const *checks, const int64_t *number, int64_t *wrong)
 {
     struct reading mine;
     volatile int64_t item = 0;
     const int64_t n_bytes = parts[n_parts - 1].end;
+    *wrong = -1;
     if (!handler_is_set())
         return -1;
     if (n_bytes >= ADVISED_BYTES)
@@ -305,14 +314,17 @@ int64_t penstock_copy(int64_t n_items, const struct shard *shards, const int64_t
         if (begin[item] < 0 || begin[item] > from->n_bytes - n_bytes)
             return item;
         const uint8_t *piece = from->map + begin[item];
+        int compared = unverified && unverified[item];
         mine.low = (uintptr_t)piece;
         mine.high = (uintptr_t)(piece + n_bytes);
         reading = &mine;
         atomic_signal_fence(memory_order_seq_cst); /* nothing is read before the handler knows, or after it forgets */
-        copy_item(piece, n_parts, parts, target, row[item],
-                  unverified && unverified[item] ? digests + item * n_parts : NULL);
+        *wrong = copy_item(piece, n_parts, parts, target, row[item], compared ? checks + shard[item] * n_parts : NULL,
+                           compared ? number[item] : 0);
         atomic_signal_fence(memory_order_seq_cst);
         reading = NULL;
+        if (*wrong >= 0)
+            return item;
     }
     return item;
 }

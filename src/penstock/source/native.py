@@ -8,6 +8,8 @@ import ctypes
 import hashlib
 import mmap
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import PenstockError, ReadError
 
-__all__ = ["Mapped", "copy_items"]
+__all__ = ["Checks", "Mapped", "copy_items"]
 
 _Int64s = NDArray[np.int64]
 
@@ -51,17 +53,31 @@ class Mapped:
             _libc.munmap(self.address, self.n_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What items are compared with."""
+
+    wanted: NDArray[np.bool_]
+    """Of each item: whether it is to be compared."""
+
+    sums: Sequence[Sequence[NDArray[np.uint64]]]
+    """Of each shard and each part: the checksums of all items of the shard."""
+
+    numbers: _Int64s
+    """Of each item: its number in its shard."""
+
+
 def copy_items(
     shards: _Int64s,
     which: _Int64s,
     begins: _Int64s,
     *,
     parts: _Int64s,
-    targets: list[NDArray[np.uint8]],
+    targets: Sequence[NDArray[np.uint8]],
     rows: _Int64s,
-    unverified: NDArray[np.bool_] | None,
-) -> tuple[int, NDArray[np.uint64] | None]:
-    """Copy items into the rows of arrays, and work out the checksums of their members.
+    checks: Checks | None,
+) -> tuple[int, int]:
+    """Copy items into the rows of arrays, and compare the checksums of their members, of the data as they were copied.
 
     Parameters
     ----------
@@ -75,23 +91,25 @@ def copy_items(
         Of each part: contiguous rows, which have its bytes.
     rows
         Of each item: where it goes.
-    unverified
-        Of each item: whether checksums are wanted; None: of no item. They are of the data as they were copied.
 
     Returns
     -------
-    How many items were copied; fewer than all where the next one is not in its shard, or cannot be read. The checksums,
-    (items, parts).
+    How many items were copied, and -1. Fewer than all, and -1: the next one is not in its shard, or cannot be read.
+    Fewer, and the number of a part: that part of the next one is not what was written.
     """
-    digests = None if unverified is None else np.empty((len(begins), len(parts)), np.uint64)
     addresses = np.array([target.ctypes.data for target in targets], np.int64)
+    sums = numbers = wanted = None
+    if checks is not None:
+        sums = np.array([[_at(column) for column in columns] for columns in checks.sums], np.int64)
+        numbers, wanted = checks.numbers, checks.wanted
+    wrong = ctypes.c_int64()
     found: int = _library().penstock_copy(
         len(begins), _at(shards), _at(which), _at(begins), len(parts), _at(parts), _at(addresses), _at(rows),
-        _at(unverified), _at(digests),
+        _at(wanted), _at(sums), _at(numbers), ctypes.byref(wrong),
     )  # fmt: skip
     if found < 0:
         raise ReadError("The system does not let Penstock catch faults of mapped files (sigaction fails).")
-    return found, digests
+    return found, wrong.value
 
 
 def _at(array: NDArray[Any] | None) -> int | None:
@@ -128,6 +146,6 @@ def _opened(path: Path) -> ctypes.CDLL:
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     library.penstock_copy.restype = number
     library.penstock_copy.argtypes = (
-        number, pointer, pointer, pointer, number, pointer, pointer, pointer, pointer, pointer,
+        number, pointer, pointer, pointer, number, pointer, pointer, pointer, pointer, pointer, pointer, pointer,
     )  # fmt: skip
     return library

@@ -16,7 +16,7 @@ from penstock.core.errors import DamageError
 from penstock.core.types import Field
 from penstock.shard.layout import Column
 from penstock.shard.tar import padded
-from penstock.source.native import copy_items
+from penstock.source.native import Checks, copy_items
 from penstock.source.shards import OpenShard
 
 __all__ = ["Batch", "Part", "Piece", "pieces_of", "read_piece"]
@@ -149,26 +149,10 @@ class Batch:
         """Return the shard of one of the items."""
         return self.opened[int(self.shards[number])]
 
-    def storage(self) -> tuple[_Int64s, _Int64s]:
-        """Return the file, address and size of each shard, and which of them each item is in."""
-        present = sorted(self.opened)
-        shards = [self.opened[number] for number in present]
-        table = [(shard.handle, shard.mapped.address, shard.mapped.n_bytes) for shard in shards]
-        return np.array(table, np.int64), np.searchsorted(np.array(present), self.shards)
-
-    def compare(self, part: Part, digests: NDArray[np.uint64]) -> None:
-        """Raise DamageError where one member of an item is not what was written."""
-        # Items of one shard mostly follow each other.
-        borders = (np.flatnonzero(np.diff(self.shards)) + 1).tolist()
-        written = [
-            self.shard(first).columns[part.suffix].checks[self.rows[first:last]]
-            for first, last in zip([0, *borders], [*borders, len(self)], strict=True)
-        ]
-        wrong = (digests != np.concatenate(written)) & self.unverified
-        if wrong.any():
-            bad = int(wrong.argmax())
-            reason = f"the checksum of {part.suffix!r} does not match its bytes"
-            raise DamageError(self.shard(bad).name, int(self.items[bad]), reason)
+    def changed(self, number: int, part: Part) -> DamageError:
+        """Return the error for a member that is not what was written."""
+        reason = f"the checksum of {part.suffix!r} does not match its bytes"
+        return DamageError(self.shard(number).name, int(self.items[number]), reason)
 
     def unreadable(self, number: int, begin: int, n_bytes: int) -> DamageError:
         """Return the error for an item that is not there: the shard ends before it does, or the disk has an error."""
@@ -183,18 +167,22 @@ class Batch:
 
 def read_piece(batch: Batch, piece: Piece, begins: _Int64s, out: dict[str, NDArray[np.uint8]]) -> None:
     """Read one piece of every item of a batch into the rows of `out`, which has the bytes of each field."""
-    shards, which = batch.storage()
-    found, digests = copy_items(
-        shards,
-        which,
+    present = sorted(batch.opened)
+    shards = [batch.opened[number] for number in present]
+    checks = None
+    if batch.unverified.any():
+        sums = [[shard.columns[part.suffix].checks for part in piece.parts] for shard in shards]
+        checks = Checks(batch.unverified, sums, batch.rows)
+    found, wrong = copy_items(
+        np.array([(shard.handle, shard.mapped.address, shard.mapped.n_bytes) for shard in shards], np.int64),
+        np.searchsorted(np.array(present), batch.shards),
         begins,
         parts=piece.table,
         targets=[out[part.name] for part in piece.parts],
         rows=batch.places,
-        unverified=batch.unverified if batch.unverified.any() else None,
+        checks=checks,
     )
+    if wrong >= 0:
+        raise batch.changed(found, piece.parts[wrong])
     if found < len(batch):
         raise batch.unreadable(found, int(begins[found]), piece.n_bytes)
-    if digests is not None:
-        for number, part in enumerate(piece.parts):
-            batch.compare(part, digests[:, number])
