@@ -37,6 +37,7 @@ from penstock_test_parts import (
 
 from penstock import DatasetSource, Loader, OptionError, Plan, RunOptions, Sequential, Shuffle, WorkerError
 
+SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
 SOURCE = numbered(80)
 PLAN = Plan(SOURCE.index, Shuffle(), batch_size=4, seed=3)  # 20 batches
 THREADS = RunOptions(executor="threads")
@@ -146,9 +147,9 @@ def test_a_worker_that_dies_once_while_it_is_waited_for_is_replaced(
 
 
 def kept_while_a_worker_died(folder: str, n_workers: int) -> list[str]:
-    """Return what went wrong in twelve epochs of which every batch is kept, so that no shared memory is free."""
+    """Return what went wrong in epochs of which every batch is kept, so that no shared memory is free."""
     wrong = []
-    for turn in range(12):
+    for turn in range(50 if SOAK else 5):
         dies = DieOnce(planned(PLAN)[14 + turn % 5][0], f"{folder}/{turn}", signal.SIGKILL)
         try:
             with made(FORK, n_workers, transform=dies) as loader:
@@ -361,9 +362,14 @@ def test_a_local_transform_is_fine_where_workers_are_forked() -> None:
         assert next(iter(loader))["x"].tolist() == [item + 17 for item in planned(PLAN)[0]]
 
 
+def walked_by_a_forkserver(transform: Any) -> tuple[list[list[int]], str, float]:
+    # It unpickles as a spawned process does, by the same function, and imports torch once and not for each attempt.
+    mp.set_forkserver_preload(["penstock.feed.loader"])
+    return walked(RunOptions(executor="processes", start_method="forkserver"), transform, 1)
+
+
 def test_a_transform_that_cannot_be_unpickled_in_a_worker_is_an_error_and_not_a_hang() -> None:
-    spawn = RunOptions(executor="processes", start_method="spawn")
-    found, end, seconds = isolated(walked, spawn, OnlyAtHome(), 1)
+    found, end, seconds = isolated(walked_by_a_forkserver, OnlyAtHome())
     assert found == []
     assert "WorkerError" in end or "FileNotFoundError" in end
     assert seconds < 30

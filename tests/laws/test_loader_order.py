@@ -1,19 +1,23 @@
 """One global order: whoever makes the batches, however many they are."""
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
-from penstock_test_parts import answer, delivered, numbered, planned, script, worlds
+from penstock_test_parts import delivered, numbered, planned, side_by_side, worlds
 
 from penstock import (
     Balanced,
@@ -170,46 +174,40 @@ def test_a_short_step_that_cannot_be_shared_is_refused_when_the_loader_is_made()
 
 # -- real ranks --------------------------------------------------------------------------------------------------------
 
-RANK = """
-import json, sys
-from datetime import timedelta
-import torch, torch.distributed as dist
-from penstock_test_parts import numbered
-from penstock import Loader, Plan, RunOptions, Shuffle, WindowShuffle
 
-store, rank = sys.argv[1], int(sys.argv[2])
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=30))
-source, found = numbered(43, chunk=5), {}
-for tail in ("pad", "short", "drop"):
-    plan = Plan(source.index, WindowShuffle(3), batch_size=4, lanes=2, tail=tail, seed=6)
-    with Loader(source, plan, num_workers=1, options=RunOptions(executor="threads")) as loader:
-        batches = []
-        for batch in loader:
-            # A rank with another number of steps would leave the other one waiting here.
-            dist.all_reduce(torch.ones(1))
-            real = batch["x"][batch["mask"]] if "mask" in batch else batch["x"]
-            batches.append(real.tolist())
-        found[tail] = (len(loader), batches, loader.state_dict())
-print(json.dumps(found))
-dist.barrier()
-dist.destroy_process_group()
-"""
+def rank(store: str, number: int) -> dict[str, Any]:
+    """Return the number of steps, the batches and the state, by tail, of one of two ranks."""
+    # RANK in the environment says something else: the process group is what counts.
+    os.environ.update(RANK="5", WORLD_SIZE="9")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=number, world_size=2, timeout=timedelta(seconds=30)
+    )
+    source, found = numbered(43, chunk=5), {}
+    for tail in ("pad", "short", "drop"):
+        plan = Plan(source.index, WindowShuffle(3), batch_size=4, lanes=2, tail=tail, seed=6)
+        with Loader(source, plan, num_workers=1, options=THREADS) as loader:
+            batches = []
+            for batch in loader:
+                # A rank with another number of steps would leave the other one waiting here.
+                dist.all_reduce(torch.ones(1))
+                batches.append(real(batch))
+            found[tail] = (len(loader), batches, loader.state_dict())
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
 
 
 def test_two_gloo_ranks_see_all_items_once_in_equally_many_steps(tmp_path: Path) -> None:
     source = numbered(43, chunk=5)  # 10 batches of 4 and one of 3: neither batches nor items divide
     store = str(tmp_path / "store")
-    # RANK in the environment says something else: the process group is what counts.
-    with script(tmp_path, RANK, store, "0", env={"RANK": "5", "WORLD_SIZE": "9"}) as first:
-        with script(tmp_path, RANK, store, "1", env={"RANK": "5", "WORLD_SIZE": "9"}) as second:
-            found = [answer(first), answer(second)]
+    found = side_by_side((rank, store, 0), (rank, store, 1))
     for tail in ("pad", "short", "drop"):
         plan = Plan(source.index, WindowShuffle(3), batch_size=4, lanes=2, tail=tail, seed=6)
-        (length, left, state), (other_length, right, other_state) = (rank[tail] for rank in found)
+        (length, left, state), (other_length, right, other_state) = (one[tail] for one in found)
         assert len(left) == len(right) == length == other_length == (5 if tail == "drop" else 6)
         assert state == other_state
         assert [batch for pair in zip(left[:5], right[:5], strict=True) for batch in pair] == planned(plan)[:10]
-        items = [item for rank in (left, right) for batch in rank for item in batch]
+        items = [item for batches in (left, right) for batch in batches for item in batch]
         assert len(items) == len(set(items))
         assert sorted(items) == (sorted(chain.from_iterable(planned(plan)[:10])) if tail == "drop" else list(range(43)))
 

@@ -2,20 +2,21 @@
 
 import io
 import json
+import os
 import resource
 import signal
 import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, reject
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
@@ -23,11 +24,11 @@ from penstock_test_parts import (
     CountingSource,
     at_batch,
     delivered,
+    ended,
     isolated,
     numbered,
     plain,
     planned,
-    script,
     with_noise,
     worlds,
 )
@@ -191,6 +192,7 @@ stages = st.lists(
 )
 
 
+@settings(max_examples=settings.default.max_examples // 2)  # each is four runs of up to four ranks
 @given(stages, st.sampled_from(["short", "pad"]), st.integers(1, 3), st.integers(2, 6), st.integers(0, 1000))
 def test_stopping_three_times_with_other_ranks_and_workers_is_one_run(
     changes: list[tuple[int, str, int]], tail: Any, lanes: int, batch_size: int, seed: int
@@ -298,47 +300,37 @@ def test_random_bits_of_items_do_not_change_with_the_batch_size() -> None:
 
 # -- a killed process --------------------------------------------------------------------------------------------------
 
-KILLED = """
-import json, os, signal, sys
-from penstock_test_parts import numbered, plain, with_noise
-from penstock import Loader, Plan, RunOptions, Shuffle
+KILLED = {
+    "inline": (3, 0, RunOptions()),
+    "threads": (7, 2, THREADS),
+    "fork": (10, 2, FORK),
+}  # in the middle, at the end and in the next epoch
 
-folder, executor, stop = sys.argv[1], sys.argv[2], int(sys.argv[3])
-source = numbered(46, chunk=4)
-plan = Plan(source.index, Shuffle(), batch_size=7, tail="short", seed=1)
-options = RunOptions(executor="processes", start_method="fork") if executor == "fork" else RunOptions(executor=executor)
-loader = Loader(source, plan, transform=with_noise, num_workers=0 if executor == "inline" else 2, options=options)
-with open(f"{folder}/log", "w") as log:
-    count = 0
-    while True:
-        for batch in loader:
-            log.write(json.dumps(plain(batch)) + "\\n")
+
+def killed(folder: Path, executor: str) -> None:
+    """Log batches and save states until it is time to die."""
+    stop, workers, options = KILLED[executor]
+    loader = Loader(SOURCE, PLANS["shuffle, short"], transform=with_noise, num_workers=workers, options=options)
+    with (folder / "log").open("w") as log:
+        for count, batch in enumerate(chain.from_iterable(repeat(loader)), start=1):
+            log.write(json.dumps(plain(batch)) + "\n")
             log.flush()
-            with open(f"{folder}/state.new", "w") as file:
-                json.dump(loader.state_dict(), file)
-            os.replace(f"{folder}/state.new", f"{folder}/state")
-            count += 1
+            (folder / "state.new").write_text(json.dumps(loader.state_dict()))
+            (folder / "state.new").replace(folder / "state")
             if count == stop:
                 os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
-def test_a_killed_process_is_resumed_exactly(uninterrupted: dict[str, list[Any]], tmp_path: Path) -> None:
-    whole = uninterrupted["shuffle, short"]
-    cases = {"inline": 3, "threads": 7, "fork": 10}  # in the middle, at the end and in the next epoch
-    with ExitStack() as stack:
-        processes = []
-        for executor, stop in cases.items():
-            (tmp_path / executor).mkdir()
-            args = (str(tmp_path / executor), executor, str(stop))
-            processes.append(stack.enter_context(script(tmp_path, KILLED, *args)))
-        for process in processes:
-            assert process.wait(60) == -signal.SIGKILL
-    for executor, stop in cases.items():
-        logged = [json.loads(line) for line in (tmp_path / executor / "log").read_text().splitlines()]
-        with made(PLANS["shuffle, short"], "three threads") as loader:
-            loader.load_state_dict(json.loads((tmp_path / executor / "state").read_text()))
-            assert logged + epochs_of(loader) == whole, f"{executor}, after {stop} batches"
+@pytest.mark.parametrize("executor", KILLED)
+def test_a_killed_process_is_resumed_exactly(
+    uninterrupted: dict[str, list[Any]], tmp_path: Path, executor: str
+) -> None:
+    assert ended(killed, tmp_path, executor) == -signal.SIGKILL
+    logged = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert len(logged) == KILLED[executor][0]
+    with made(PLANS["shuffle, short"], "three threads") as loader:
+        loader.load_state_dict(json.loads((tmp_path / "state").read_text()))
+        assert logged + epochs_of(loader) == uninterrupted["shuffle, short"]
 
 
 # -- moving about ------------------------------------------------------------------------------------------------------

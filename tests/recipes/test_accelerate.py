@@ -1,19 +1,23 @@
 """Accelerate: the order is the loader's own, and a run goes on from every `save_state` to the same weights."""
 
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from torch.utils.data import DataLoader, TensorDataset
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
+
+from penstock_test_parts import side_by_side
 
 from penstock.core.errors import LoaderError, ResumeError
 from penstock.feed.loader import Loader
@@ -78,7 +82,7 @@ class Run:
         self.steps.append(self.accelerator.sync_gradients)
 
     def weights(self) -> list[float]:
-        return [self.layer.weight.item(), self.layer.bias.item()]
+        return [parameter.item() for parameter in self.layer.parameters()]
 
 
 @pytest.mark.parametrize("make", [chunked, native, lambda: native(None)])
@@ -155,81 +159,40 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
         other.accelerator.load_state(tmp_path / "state")
 
 
-RANK = """
-import json, sys
-from datetime import timedelta
-from pathlib import Path
-import torch
-import torch.distributed as dist
-from accelerate import Accelerator
-from torch.utils.data import TensorDataset
-from penstock.recipes.accelerate import prepare_loader
-from penstock.recipes.chunked_epochs import ChunkedDataLoader
-
-rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-dist.init_process_group(
-    "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-)
-accelerator = Accelerator(cpu=True)
+ENDED: list[Any] = []  # a model of several ranks waits for the others when it is deleted; it goes with its process
 
 
-def made():
-    layer = torch.nn.Linear(1, 1)
-    torch.nn.init.constant_(layer.weight, 0.5)
-    torch.nn.init.constant_(layer.bias, 0.1)
-    layer, optimizer = accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), 0.1, 0.9))
-    return layer, optimizer
-
-
-def train(layer, optimizer, feed, chunks, save=None):
-    seen = []
-    for _ in range(chunks):
-        for (items,) in feed:
-            seen.append(items.tolist())
-            accelerator.backward(((layer(items.float()[:, None] / 100) - 1) ** 2).mean())
-            optimizer.step()
-            optimizer.zero_grad()
-            if len(seen) == save:
-                accelerator.save_state(folder / "state")
-    return [seen, [parameter.item() for parameter in layer.parameters()]]
-
-
-data = TensorDataset(torch.arange(14))
-layer, optimizer = made()
-feed = prepare_loader(accelerator, ChunkedDataLoader(data, 2, 4))
-found = {"world": accelerator.num_processes, "whole": train(layer, optimizer, feed, 3, save=3)}
-accelerator.load_state(folder / "state")
-found["rest"] = train(layer, optimizer, feed, 2)
-(folder / f"{rank}.json").write_text(json.dumps(found))
-dist.destroy_process_group()
-"""
+def rank(number: int, folder: Path) -> dict[str, Any]:
+    """Train three chunks as one of two ranks, then the last two of them again from where the first had half of them."""
+    # The address is asked for, and not used: the ranks have met over a file.
+    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'store'}", rank=number, world_size=2, timeout=timedelta(seconds=60)
+    )
+    run = Run(ChunkedDataLoader(TensorDataset(torch.arange(14)), 2, 4))
+    for _ in range(3):
+        for batch in run.feed:
+            run._step(batch[0])
+            if len(run.seen) == 3:
+                run.accelerator.save_state(folder / "state")
+    found = {"world": run.accelerator.num_processes, "whole": [list(run.seen), run.weights()]}
+    run.accelerator.load_state(folder / "state")
+    run.seen.clear()
+    for _ in range(2):
+        for batch in run.feed:
+            run._step(batch[0])
+    found["rest"] = [run.seen, run.weights()]
+    ENDED.append(run)
+    return found
 
 
 def test_two_ranks_share_every_chunk_and_go_on_together(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(RANK)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), tmp_path],
-            # The address is asked for, and not used: the ranks have met over a file.
-            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=100)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], errors
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    ranks = side_by_side((rank, 0, tmp_path), (rank, 1, tmp_path), seconds=100)
     chunks = [ChunkedDataLoader(list(range(14)), 2, 4).get_chunk_indices(chunk) for chunk in range(3)]
-    for number, rank in enumerate(ranks):
-        assert rank["world"] == 2
-        seen, weights = rank["whole"]
+    for number, found in enumerate(ranks):
+        assert found["world"] == 2
+        seen, weights = found["whole"]
         assert seen == [items[at : at + 2] for items in chunks for at in (2 * number, 4 + 2 * number)]
-        assert rank["rest"] == [seen[3:], weights]
+        assert found["rest"] == [seen[3:], weights]
     assert ranks[0]["whole"][1] == ranks[1]["whole"][1]

@@ -92,7 +92,7 @@ WORKERS: dict[str, dict[str, Any]] = {
     "one, threads or processes": {"num_workers": 1},
     "one fork": {"num_workers": 1, "multiprocessing_context": "fork"},
     "two forks": {"num_workers": 2, "multiprocessing_context": multiprocessing.get_context("fork")},
-    "two spawned": {"num_workers": 2, "multiprocessing_context": "spawn", "prefetch_factor": 3},
+    "one spawned": {"num_workers": 1, "multiprocessing_context": "spawn", "prefetch_factor": 3},
 }
 
 

@@ -1,94 +1,104 @@
 """Lightning with two ranks, each a process of its own: they walk different items, and together every chunk exactly."""
 
-import json
 import os
-import subprocess
+import socket
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from penstock.core.errors import ResumeError
-from penstock.recipes.chunked_epochs import ChunkedSampler
-
-SCRIPT = """
-import json, sys
-from pathlib import Path
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import TensorDataset
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
+
+from penstock_test_parts import side_by_side
+
+from penstock.core.errors import ResumeError
+from penstock.recipes.chunked_epochs import ChunkedSampler
 from penstock.recipes.chunked_training import ChunkedSequenceDataset
 from penstock.recipes.lightning import PenstockDataModule
 
 
 class Counted(ChunkedSequenceDataset):
-    def setup(self):
+    def setup(self) -> None:
         self.dataset_train = TensorDataset(torch.arange(14))
         self.dataset_val = TensorDataset(torch.arange(100, 107))
         self.dataset_test = TensorDataset(torch.arange(200, 206))
 
 
 class Model(LightningModule):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
         torch.nn.init.constant_(self.layer.weight, 0.5)
         torch.nn.init.constant_(self.layer.bias, 0.1)
-        self.seen = []
+        self.seen: list[Any] = []
 
-    def saw(self, kind, batch):
+    def saw(self, kind: str, batch: Any) -> torch.Tensor:
         if not self.trainer.sanity_checking:
             self.seen.append([kind, batch[0].tolist()])
         return ((self.layer(batch[0].float()[:, None] / 100) - 1) ** 2).mean()
 
-    def training_step(self, batch, batch_idx):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         return self.saw("train", batch)
 
-    def validation_step(self, batch, batch_idx):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.saw("val", batch)
 
-    def test_step(self, batch, batch_idx):
+    def test_step(self, batch: Any, batch_idx: int) -> None:
         self.saw("test", batch)
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+    def end(self) -> list[float]:
+        return [self.layer.weight.item(), self.layer.bias.item()]
 
 
 class Saving(Callback):
-    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
-        trainer.save_checkpoint(folder / f"step_{trainer.global_step}.ckpt")
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-    def on_train_epoch_end(self, trainer, model):
-        trainer.save_checkpoint(folder / f"epoch_{trainer.current_epoch}.ckpt")
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        trainer.save_checkpoint(self.folder / f"step_{trainer.global_step}.ckpt")
 
-
-def trainer(**options):
-    return Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-                   enable_model_summary=False, max_epochs=4, **options)
+    def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
+        trainer.save_checkpoint(self.folder / f"epoch_{trainer.current_epoch}.ckpt")
 
 
-def module():
+def trainer(**options: Any) -> Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return Trainer(accelerator="cpu", enable_checkpointing=False, max_epochs=4, **quiet, **options)
+
+
+def module() -> PenstockDataModule:
     return PenstockDataModule(Counted(4, 2), {"batch_size": 2})
 
 
-def end(model):
-    return [model.layer.weight.item(), model.layer.bias.item()]
-"""
+ENDED: list[
+    Any
+] = []  # what belongs to several ranks may wait for the others when it is deleted; it goes with its process
 
-RANKS = """
-folder = Path(sys.argv[1])
-whole, first = Model(), trainer(strategy="ddp", devices=2, callbacks=[Saving()])
-first.fit(whole, datamodule=module())
-found = {"seen": list(whole.seen), "end": end(whole)}
-first.test(whole, datamodule=module(), verbose=False)
-found["test"] = [items for kind, items in whole.seen if kind == "test"]
-for step in (3, 4):
-    rest = Model()
-    trainer(strategy="ddp", devices=2).fit(rest, datamodule=module(), ckpt_path=folder / f"step_{step}.ckpt")
-    found[f"from_{step}"] = {"seen": rest.seen, "end": end(rest)}
-(folder / f"rank_{first.global_rank}.json").write_text(json.dumps(found))
-"""
+
+def rank(number: int, port: int, folder: Path) -> dict[str, Any]:
+    """Train as one of two ranks: whole, and from two checkpoints; return what was seen and the weights at the end."""
+    os.environ.update(LOCAL_RANK=str(number), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    warnings.simplefilter("ignore")  # lightning's, about this machine
+    whole, first = Model(), trainer(strategy="ddp", devices=2, callbacks=[Saving(folder)])
+    first.fit(whole, datamodule=module())
+    found = {"seen": list(whole.seen), "end": whole.end()}
+    first.test(whole, datamodule=module(), verbose=False)
+    found["test"] = of(whole.seen, "test")
+    for step in (3, 4):
+        rest = Model()
+        trainer(strategy="ddp", devices=2).fit(rest, datamodule=module(), ckpt_path=folder / f"step_{step}.ckpt")
+        found[f"from_{step}"] = {"seen": rest.seen, "end": rest.end()}
+    assert (first.global_rank, first.world_size) == (number, 2)
+    ENDED.append(first)
+    return found
 
 
 def of(seen: list[Any], kind: str) -> list[list[int]]:
@@ -96,35 +106,34 @@ def of(seen: list[Any], kind: str) -> list[list[int]]:
 
 
 @pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:FutureWarning")  # lightning, of torch
-def test_two_ranks_share_every_chunk_exactly_and_go_on_together_only(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT + RANKS)
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run(
-        [sys.executable, script, tmp_path], env=environment, capture_output=True, text=True, timeout=110, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    ranks = [json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in range(2)]
+def test_two_ranks_share_every_chunk_exactly_and_go_on_together_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = side_by_side((rank, 0, port, tmp_path), (rank, 1, port, tmp_path), seconds=100)
 
     sampler = ChunkedSampler(14, 8, seed=42)
     chunks = [sampler.get_chunk_indices(chunk) for chunk in range(4)]
     dealt = [[items[start : start + 2] for items in chunks for start in (2 * rank, 4 + 2 * rank)] for rank in range(2)]
-    assert [of(rank["seen"], "train") for rank in ranks] == dealt
+    assert [of(found["seen"], "train") for found in ranks] == dealt
     # A pass of validation is four batches in two chunks, and the last one is short.
-    assert [of(rank["seen"], "val") for rank in ranks] == [[[100, 101], [104, 105]] * 2, [[102, 103], [106]] * 2]
-    assert [rank["test"] for rank in ranks] == [[[200, 201], [204]], [[202, 203], [205]]]
+    assert [of(found["seen"], "val") for found in ranks] == [[[100, 101], [104, 105]] * 2, [[102, 103], [106]] * 2]
+    assert [found["test"] for found in ranks] == [[[200, 201], [204]], [[202, 203], [205]]]
 
-    for rank in ranks:
-        trained = of(rank["seen"], "train")
+    for found in ranks:
+        trained = of(found["seen"], "train")
         for step in (3, 4):
-            assert of(rank[f"from_{step}"]["seen"], "train") == trained[step:]
-            assert rank[f"from_{step}"]["end"] == rank["end"] == ranks[0]["end"]
+            assert of(found[f"from_{step}"]["seen"], "train") == trained[step:]
+            assert found[f"from_{step}"]["end"] == found["end"] == ranks[0]["end"]
     assert ranks[0]["from_3"]["seen"] == ranks[0]["seen"][-len(ranks[0]["from_3"]["seen"]) :]
 
-    parts: dict[str, Any] = {}
-    exec(SCRIPT, parts)  # the same data and model, in one rank
+    # The same data and model, in one rank.
     with pytest.raises(ResumeError, match="Trainer is at batch 1 of epoch 1, and the loader gave its batch 2"):
-        parts["trainer"]().fit(parts["Model"](), datamodule=parts["module"](), ckpt_path=tmp_path / "step_3.ckpt")
-    alone = parts["Model"]()
-    parts["trainer"]().fit(alone, datamodule=parts["module"](), ckpt_path=tmp_path / "epoch_1.ckpt")
+        trainer().fit(Model(), datamodule=module(), ckpt_path=tmp_path / "step_3.ckpt")
+    alone = Model()
+    trainer().fit(alone, datamodule=module(), ckpt_path=tmp_path / "epoch_1.ckpt")
     assert [item for items in of(alone.seen, "train") for item in items] == chunks[2] + chunks[3]

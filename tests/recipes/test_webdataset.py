@@ -5,6 +5,7 @@ import pickle
 import sys
 import tarfile
 from collections.abc import Callable
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
 
-from penstock_test_parts import Surroundings, answer, isolated, plain, script
+from penstock_test_parts import Surroundings, isolated, plain, side_by_side
 
 from penstock import (
     DamageError,
@@ -187,12 +189,13 @@ def test_samples_that_are_kept_and_changed_stay_apart(sets: Callable[..., Path])
 
 
 def test_a_loader_goes_to_workers_that_are_spawned(sets: Callable[..., Path]) -> None:
-    loader = torch.utils.data.DataLoader(
-        WebDatasetLoader(sets(), seed=1), batch_size=None, num_workers=1, multiprocessing_context="spawn"
-    )
-    forked = torch.utils.data.DataLoader(WebDatasetLoader(sets(), seed=1), batch_size=None, num_workers=1)
-    epochs = [xs(loader) for _ in range(2)]
-    assert epochs == [xs(forked) for _ in range(2)]
+    def epoch_of(dataset: WebDatasetLoader, method: str) -> list[int]:
+        return xs(torch.utils.data.DataLoader(dataset, None, num_workers=1, multiprocessing_context=method))
+
+    one, other = WebDatasetLoader(sets(), seed=1), WebDatasetLoader(sets(), seed=1)
+    # The worker that is spawned learns that there was an epoch before it.
+    epochs = [epoch_of(one, "fork"), epoch_of(one, "spawn")]
+    assert epochs == [epoch_of(other, "fork"), epoch_of(other, "fork")]
     assert epochs[0] != epochs[1]
 
 
@@ -484,35 +487,30 @@ def test_ranks_with_torchs_workers_share_samples_equally_and_without_overlap(
         assert sorted(found[0][epoch] + found[1][epoch]) == list(range(48))
 
 
-RANK = """
-import json, sys
-from datetime import timedelta
-import torch, torch.distributed as dist
-from penstock import WebDatasetLoader, create_webdataset_dataloader
-
-store, rank, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=30))
-found = {"batches": [], "samples": []}
-with create_webdataset_dataloader(folder, batch_size=4, num_workers=2) as loader:
-    for epoch in range(2):
-        for batch in loader:
-            dist.all_reduce(torch.ones(1))  # a rank with another number of steps would leave the other one waiting
-            found["batches"].append(batch["x"].tolist())
-dataset = WebDatasetLoader(folder)
-for sample in dataset:
-    dist.all_reduce(torch.ones(1))
-    found["samples"].append(int(sample["x"]))
-found["states"] = [loader.state_dict(), dataset.get_state()]
-print(json.dumps(found))
-dist.barrier()
-dist.destroy_process_group()
-"""
+def gloo_rank(store: str, rank: int, folder: Path) -> dict[str, Any]:
+    """Return what one of two ranks sees in two epochs of batches and one of samples, and where it stands."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=30)
+    )
+    found: dict[str, Any] = {"batches": [], "samples": []}
+    with create_webdataset_dataloader(folder, batch_size=4, num_workers=2) as loader:
+        for _ in range(2):
+            for batch in loader:
+                dist.all_reduce(torch.ones(1))  # a rank with another number of steps would leave the other one waiting
+                found["batches"].append(batch["x"].tolist())
+    dataset = WebDatasetLoader(folder)
+    for sample in dataset:
+        dist.all_reduce(torch.ones(1))
+        found["samples"].append(int(sample["x"]))
+    found["states"] = [loader.state_dict(), dataset.get_state()]
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
 
 
 def test_two_gloo_ranks_see_all_samples_once_in_equally_many_steps(sets: Callable[..., Path], tmp_path: Path) -> None:
-    folder, store = str(sets(48, 10)), str(tmp_path / "store")
-    with script(tmp_path, RANK, store, "0", folder) as first, script(tmp_path, RANK, store, "1", folder) as second:
-        left, right = answer(first), answer(second)
+    folder, store = sets(48, 10), str(tmp_path / "store")
+    left, right = side_by_side((gloo_rank, store, 0, folder), (gloo_rank, store, 1, folder))
     assert left["states"] == right["states"]
     assert len(left["batches"]) == len(right["batches"]) == 12
     for epoch in (slice(0, 6), slice(6, 12)):

@@ -1,6 +1,7 @@
 """Stopping after any sample and going on: nothing lost, nothing twice, whoever read before and whoever reads now."""
 
 import json
+import os
 import signal
 import sys
 import threading
@@ -15,7 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
 
-from penstock_test_parts import isolated, script
+from penstock_test_parts import ended, isolated
 
 from penstock import (
     Loader,
@@ -496,25 +497,18 @@ def test_an_unknown_keyword_is_a_type_error(sets: Callable[..., Path]) -> None:
         ResumableWebDatasetLoader(sets(), suffle=True)
 
 
-TRAINING = """
-import os, signal, sys
-from penstock import ResumableWebDatasetLoader
-
-folder, checkpoint, log, stop = *sys.argv[1:4], int(sys.argv[4])
-loader = ResumableWebDatasetLoader(folder, checkpoint, 2)
-with open(log, "a", buffering=1) as out:
-    for count, sample in enumerate(loader, start=1):
-        out.write(f"{int(sample['x'])}\\n")
-        if count == stop:
-            os.kill(os.getpid(), signal.SIGKILL)
-"""
+def training(folder: Path, checkpoint: Path, log: Path, stop: int) -> None:
+    loader = ResumableWebDatasetLoader(folder, checkpoint, 2)
+    with log.open("a", buffering=1) as out:
+        for count, sample in enumerate(loader, start=1):
+            out.write(f"{int(sample['x'])}\n")
+            if count == stop:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_training_that_is_killed_again_and_again_sees_every_sample(sets: Callable[..., Path], tmp_path: Path) -> None:
     log, checkpoint = tmp_path / "log", tmp_path / "checkpoint.json"
-    arguments = [str(sets()), str(checkpoint), str(log)]
     for stop in (5, 4, 0):  # killed after the fifth sample, saved after the fourth; and so on
-        with script(tmp_path, TRAINING, *arguments, str(stop)) as process:
-            assert process.wait(60) == (-signal.SIGKILL if stop else 0)
+        assert ended(training, sets(), checkpoint, log, stop) == (-signal.SIGKILL if stop else 0)
     whole = xs(WebDatasetLoader(sets()))
     assert list(map(int, log.read_text().split())) == [*whole[:5], *whole[4:8], *whole[8:]]

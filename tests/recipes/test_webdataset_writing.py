@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
 
-from penstock_test_parts import script
+from penstock_test_parts import ended
 
 from penstock import (
     OptionError,
@@ -218,25 +219,24 @@ def test_the_same_arrays_give_the_same_bytes(tmp_path: Path) -> None:
     assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
-KILLED = """
-import os, signal, sys
-import numpy as np
-from penstock import create_shards_from_arrays
-
-folder, at, compression = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-
 class Fatal:
-    def __len__(self):
+    """Eleven rows, one of which kills the process that asks for it."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def __len__(self) -> int:
         return 11
 
-    def __getitem__(self, number):
-        if number == at:
+    def __getitem__(self, number: int) -> np.ndarray:
+        if number == self.at:
             os.kill(os.getpid(), signal.SIGKILL)
         return np.full(50, number, np.float32)
 
-given = {"x": np.arange(11), "v": Fatal()}
-create_shards_from_arrays(folder, given, shard_size=3, compression=compression, resume=True)
-"""
+
+def killed(folder: Path, at: int, compression: str) -> None:
+    given = {"x": np.arange(11), "v": Fatal(at)}
+    create_shards_from_arrays(folder, given, shard_size=3, compression=compression, resume=True)
 
 
 @pytest.mark.parametrize("compression", ["none", "gz"])
@@ -244,8 +244,7 @@ def test_a_writer_that_is_killed_again_and_again_ends_with_the_same_bytes(tmp_pa
     folder = tmp_path / "killed"
     folder.mkdir()
     for at in (2, 7, 10):
-        with script(tmp_path, KILLED, str(folder), str(at), compression) as process:
-            assert process.wait(60) == -signal.SIGKILL
+        assert ended(killed, folder, at, compression) == -signal.SIGKILL
         with pytest.raises(SourceError, match="resume=True"):
             TarSource(folder)
     given = {"x": np.arange(11), "v": np.repeat(np.arange(11, dtype=np.float32)[:, None], 50, axis=1)}
@@ -261,8 +260,7 @@ def test_a_writer_that_is_killed_again_and_again_ends_with_the_same_bytes(tmp_pa
 def test_resuming_with_other_options_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "killed"
     folder.mkdir()
-    with script(tmp_path, KILLED, str(folder), "7", "none") as process:
-        assert process.wait(60) == -signal.SIGKILL
+    assert ended(killed, folder, 7, "none") == -signal.SIGKILL
     with pytest.raises(OptionError, match="Use the same options"):
         create_shards_from_arrays(folder, {"x": np.arange(11)}, shard_size=4, resume=True)
 

@@ -86,9 +86,9 @@ def test_forked_workers_give_the_same_in_every_epoch_set_or_counted(workers: int
     assert seen(loader) == {item: DATA[item].tobytes() for item in range(N_ITEMS)}
 
 
-def test_spawned_workers_give_the_same_in_every_epoch_set_or_counted() -> None:
+def test_a_spawned_worker_gives_the_same_in_every_epoch_set_or_counted() -> None:
     given = dataset()
-    loader = DataLoader(given, 4, num_workers=2, persistent_workers=True, multiprocessing_context="spawn")
+    loader = DataLoader(given, 4, num_workers=1, persistent_workers=True, multiprocessing_context="spawn")
     assert [seen(loader) for _ in range(2)] == EXPECTED[:2]
     given.set_epoch(2)
     assert seen(loader) == EXPECTED[2]

@@ -219,7 +219,7 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "inline": (0, {}),
     "2 threads": (2, {"executor": "threads"}),
     "2 forks": (2, {"executor": "processes", "start_method": "fork"}),
-    "2 spawned": (2, {"executor": "processes", "start_method": "spawn"}),
+    "1 spawned": (1, {"executor": "processes", "start_method": "spawn"}),
 }
 
 

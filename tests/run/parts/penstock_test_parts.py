@@ -4,28 +4,20 @@ Worker processes that are spawned import what they are sent by name, so this lie
 conftest puts on `sys.path` (which spawn and forkserver hand on). Data encodes its own position: item i is the number i.
 """
 
-import json
 import multiprocessing as mp
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from penstock_test_processes import answer, ended, isolated, script, side_by_side  # noqa: F401  # one place to ask
 
 from penstock import ArraySource, Field, Plan, Segments, Source, Span, World
-
-PARTS = str(Path(__file__).parent)
-
 
 # -- data --------------------------------------------------------------------------------------------------------------
 
@@ -313,81 +305,3 @@ class Surroundings:
     def check(self, seconds: float = 5.0) -> None:
         """Raise where anything is left over when the time is over; other processes' passing files are waited out."""
         assert eventually(lambda: not self.leftovers(), seconds), f"left behind: {self.leftovers()}"
-
-
-# -- processes of their own --------------------------------------------------------------------------------------------
-
-
-def isolated(case: Callable[..., Any], *args: Any, seconds: float = 40.0) -> Any:
-    """Run `case` in a forked process of its own and return its result; one that hangs or dies is an error.
-
-    For what may harm the process that runs it: signals, dying workers, leftovers.
-    """
-    receiving, sending = mp.Pipe(duplex=False)
-    process = mp.get_context("fork").Process(target=_run_case, args=(sending, case, args))
-    process.start()
-    sending.close()
-    try:
-        if not receiving.poll(seconds):
-            raise AssertionError(f"{case.__name__} hangs: no result within {seconds} s")
-        outcome, value = receiving.recv()
-    except EOFError:
-        process.join()
-        raise AssertionError(f"{case.__name__} died with exit code {process.exitcode}") from None
-    finally:
-        _kill_session(process.pid)
-        process.join()
-        receiving.close()
-    if outcome == "error":
-        raise AssertionError(f"in a process of its own:\n{value}")
-    return value
-
-
-def _run_case(sending: Any, case: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    os.setsid()
-    mp.current_process()._config["semprefix"] = f"/mp{os.getpid()}"
-    try:
-        answer = ("value", case(*args))
-    except BaseException as error:
-        answer = ("error", "".join(traceback.format_exception(error)))
-    sending.send(answer)
-    sending.close()
-
-
-def _kill_session(pid: int | None) -> None:
-    assert pid is not None, "the process was started"
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
-
-
-@contextmanager
-def script(
-    folder: Path, text: str, *args: str, env: Mapping[str, str] | None = None
-) -> Iterator[subprocess.Popen[str]]:
-    """Start a Python script of its own, that can import this module."""
-    path = folder / f"script_{len(list(folder.iterdir()))}.py"
-    path.write_text(text)
-    known = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    known["PYTHONPATH"] = PARTS
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", str(path), *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**known, **(env or {})},
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        _kill_session(process.pid)
-        process.communicate()
-
-
-def answer(process: "subprocess.Popen[str]", seconds: float = 60.0) -> Any:
-    """Return the JSON that a script printed; anything on stderr is an error."""
-    out, err = process.communicate(timeout=seconds)
-    assert (process.returncode, err) == (0, ""), f"exit code {process.returncode}, stderr:\n{err}"
-    return json.loads(out)
