@@ -256,9 +256,7 @@ def test_a_file_that_cannot_be_written_aside_leaves_the_old_one(tmp_path: Path) 
         write_aside(tmp_path / "missing" / "a", b"new")
 
 
-def test_ctrl_c_while_a_manifest_is_written_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_while_a_manifest_is_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(handle: int) -> None:
         raise KeyboardInterrupt
 
