@@ -18,9 +18,9 @@ from penstock.source.bounds import check_span, checked_items, fitting, room_for
 from penstock.source.together import Together
 from penstock.source.volume_array import PlacedArray, VolumeArray, placed_arrays
 from penstock.source.volume_cache import ChunkCache
-from penstock.source.volume_grid import Taps, taps_of
+from penstock.source.volume_grid import taps_of
 from penstock.source.volume_layout import layout_of
-from penstock.source.volume_patch import Coordinates, StoredVolume, fill_patch
+from penstock.source.volume_patch import Coordinates, Placement, StoredVolume, cuts, fill_patch
 
 __all__ = ["VolumeArray", "VolumeSource"]
 
@@ -225,7 +225,7 @@ class VolumeSource:
 
     def _parts(self, centres: NDArray[np.float64]) -> "list[_Part]":
         """Return what has to be filled: one part for each channel that has a volume."""
-        known: dict[Any, tuple[Taps, ...]] = {}  # the channels of one array mostly lie alike
+        known: dict[Any, Placement] = {}  # the channels of one array mostly lie alike
         parts = []
         for array in self._placed:
             for channel, number in enumerate(array.volumes):
@@ -234,7 +234,7 @@ class VolumeSource:
                 volume = self._volumes[number]
                 key = (array.name, volume.scale, volume.translation, volume.shape)
                 if key not in known:
-                    known[key] = tuple(
+                    taps = (
                         taps_of(
                             centres[:, axis],
                             array.full_shape[axis],
@@ -244,6 +244,7 @@ class VolumeSource:
                         )
                         for axis in range(3)
                     )
+                    known[key] = Placement(tuple(taps))
                 parts.append(_Part(array, channel, number, volume, known[key]))
         return parts
 
@@ -318,31 +319,25 @@ class _Part:
     """One channel of one array, for all patches of a read."""
 
     def __init__(
-        self, array: PlacedArray, channel: int, number: int, volume: StoredVolume, taps: tuple[Taps, ...]
+        self, array: PlacedArray, channel: int, number: int, volume: StoredVolume, placement: Placement
     ) -> None:
-        self.array, self.channel, self.number, self.volume, self.taps = array, channel, number, volume, taps
-        # (patches, 3)
-        self.low = np.stack([tap.low for tap in taps], axis=1)
-        self.high = np.stack([tap.high for tap in taps], axis=1)
-        empty = (self.high <= self.low).any(axis=1)
-        self.high[empty] = self.low[empty]
-        inside = [(tap.begin == 0) & (tap.end == tap.lower.shape[1]) for tap in taps]
-        self.whole = np.logical_and.reduce(inside)
+        self.array, self.channel, self.number, self.volume, self.placement = array, channel, number, volume, placement
+        self._item_bytes = volume.array.dtype.itemsize
 
-    def chunks(self, row: int) -> Iterator[_Key]:
-        """Yield the chunks that a patch needs."""
-        for coordinates in self.volume.chunks_under(tuple(self.low[row].tolist()), tuple(self.high[row].tolist())):
-            yield self.number, coordinates
+    def chunks(self, row: int) -> list[_Key]:
+        """Return the chunks that a patch needs."""
+        found = cuts(self.volume.chunk, self.placement.low[row], self.placement.high[row])
+        return [(self.number, coordinates) for coordinates, _, _ in found]
 
     def stored_bytes(self, row: int) -> int:
         """Return the bytes of the stored voxels under a patch."""
-        return int(np.prod(self.high[row] - self.low[row])) * self.volume.array.dtype.itemsize
+        return self.placement.n_voxels(row) * self._item_bytes
 
     def fill(self, row: int, chunks: Mapping[Coordinates, NDArray[Any]], out: NDArray[Any]) -> int:
         """Put a patch together."""
-        if not self.whole[row]:
+        if not self.placement.whole[row]:
             out[...] = self.array.spec.pad_value
-        fill_patch(self.volume, chunks, self.taps, row, out if out.ndim == 3 else out[None])
+        fill_patch(self.volume, chunks, self.placement, row, out if out.ndim == 3 else out[None])
         return 0
 
 

@@ -5,9 +5,10 @@ one voxel.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from penstock.core.errors import DamageError, ReadError
 from penstock.source.stored import StoredArray
 from penstock.source.volume_grid import Taps
 
-__all__ = ["Coordinates", "StoredVolume", "fill_patch"]
+__all__ = ["Coordinates", "Placement", "StoredVolume", "cuts", "fill_patch"]
 
 Coordinates = tuple[int, ...]
 _SINGLE = ("float16", "float32", "int8", "uint8", "int16", "uint16", "bool")  # what single precision holds exactly
@@ -70,13 +71,6 @@ class StoredVolume:
     def _item_bytes(self) -> int:
         return self.array.dtype.itemsize
 
-    def chunks_under(self, low: tuple[int, ...], high: tuple[int, ...]) -> Iterator[Coordinates]:
-        """Yield the chunks that hold voxels from `low` to before `high`."""
-        grid = (
-            range(a // size, -(-b // size)) if a < b else () for a, b, size in zip(low, high, self.chunk, strict=True)
-        )
-        return itertools.product(*grid)
-
     def load(self, coordinates: Coordinates) -> tuple[NDArray[Any], int]:
         """Return a decoded chunk, without what lies beyond the volume, and the bytes that had to be decoded."""
         bounds = [(0, 1)] * len(self.array.shape)
@@ -111,21 +105,66 @@ class StoredVolume:
         ]
 
 
+class Placement:
+    """Where several patches of one array lie in volumes of one scale: the taps of all axes, row by row."""
+
+    def __init__(self, taps: tuple[Taps, ...]) -> None:
+        self.taps = taps
+        low, high = (np.stack([getattr(tap, end) for tap in taps], axis=1) for end in ("low", "high"))
+        empty = (high <= low).any(axis=1)
+        high[empty] = low[empty]
+        self.low = [tuple(row) for row in low.tolist()]
+        """The first stored voxel under each patch."""
+        self.high = [tuple(row) for row in high.tolist()]
+        """One after the last."""
+        spans = [map(slice, tap.begin.tolist(), tap.end.tolist()) for tap in taps]
+        self.region: list[tuple[slice, ...]] = list(zip(*spans, strict=True))
+        """What of each patch lies in the volume."""
+        inside = [(tap.begin == 0) & (tap.end == tap.lower.shape[1]) for tap in taps]
+        self.whole: list[bool] = np.logical_and.reduce(inside).tolist()
+        """Whether all of it does."""
+        self.plain: list[bool] = np.logical_and.reduce([tap.plain for tap in taps]).tolist()
+        """Whether its voxels are stored voxels."""
+
+    def n_voxels(self, row: int) -> int:
+        """Return the stored voxels under a patch."""
+        return math.prod(map(int.__sub__, self.high[row], self.low[row]))
+
+
+_Cut = tuple[Coordinates, tuple[slice, ...], tuple[slice, ...]]
+
+
+@lru_cache(maxsize=1024)
+def cuts(chunk: tuple[int, ...], low: tuple[int, ...], high: tuple[int, ...]) -> tuple[_Cut, ...]:
+    """Return the chunks that hold voxels from `low` to before `high`: which of its voxels, and where they go.
+
+    The channels of a patch have the same.
+    """
+    axes = []
+    for size, begin, end in zip(chunk, low, high, strict=True):
+        spans = []
+        for number in range(begin // size, -(-end // size)) if begin < end else ():
+            first, last = max(begin, number * size), min(end, (number + 1) * size)
+            inner = slice(first - number * size, last - number * size)
+            spans.append((number, inner, slice(first - begin, last - begin)))
+        axes.append(spans)
+    return tuple(tuple(zip(*spans, strict=True)) for spans in itertools.product(*axes))
+
+
 def fill_patch(
     volume: StoredVolume,
     chunks: Mapping[Coordinates, NDArray[Any]],
-    taps: tuple[Taps, ...],
+    placement: Placement,
     row: int,
     out: NDArray[Any],
 ) -> None:
-    """Put patch number `row` of `taps` into `out`, (z, y, x); what lies outside of the volume is left as it is."""
-    region = out[tuple(slice(int(tap.begin[row]), int(tap.end[row])) for tap in taps)]
+    """Put patch number `row` into `out`, (z, y, x); what lies outside of the volume is left as it is."""
+    region = out[placement.region[row]]
     if not region.size:
         return
-    low = tuple(int(tap.low[row]) for tap in taps)
-    high = tuple(int(tap.high[row]) for tap in taps)
+    low, high, taps = placement.low[row], placement.high[row], placement.taps
     with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN are data as others
-        if all(tap.plain[row] for tap in taps):
+        if placement.plain[row]:
             _gather(volume, chunks, low, high, region)
             return
         box = np.empty([b - a for a, b in zip(low, high, strict=True)], volume.array.dtype)
@@ -134,7 +173,7 @@ def fill_patch(
             box = box.astype(np.float32 if box.dtype.name in _SINGLE else np.float64)
         for axis, tap in enumerate(taps):
             if not tap.plain[row]:
-                inside = slice(int(tap.begin[row]), int(tap.end[row]))
+                inside = placement.region[row][axis]
                 box = _resampled(box, axis, tap.lower[row, inside] - low[axis], tap.weight[row, inside])
         region[...] = box
 
@@ -147,13 +186,8 @@ def _gather(
     out: NDArray[Any],
 ) -> None:
     """Copy voxels from `low` to before `high` out of chunks."""
-    for coordinates in volume.chunks_under(low, high):
-        inner, outer = [], []
-        for number, size, begin, end in zip(coordinates, volume.chunk, low, high, strict=True):
-            first, last = max(begin, number * size), min(end, (number + 1) * size)
-            inner.append(slice(first - number * size, last - number * size))
-            outer.append(slice(first - begin, last - begin))
-        out[tuple(outer)] = chunks[coordinates][tuple(inner)]
+    for coordinates, inner, outer in cuts(volume.chunk, low, high):
+        out[outer] = chunks[coordinates][inner]
 
 
 def _resampled(box: NDArray[Any], axis: int, lower: NDArray[np.int64], weight: NDArray[np.float64]) -> NDArray[Any]:
