@@ -90,7 +90,7 @@ class CellMapDataLoader:
         rng: torch.Generator | int | None = None,
         device: str | torch.device | None = None,
         iterations_per_epoch: int | None = None,
-        near: int = 8,
+        near: int = 16,
         **kwargs: Any,
     ) -> None:
         self.dataset, self.is_train, self.sampler, self.rng, self.device = dataset, is_train, sampler, rng, device
