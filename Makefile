@@ -28,7 +28,7 @@ help:
 # Stale when what it was made from is newer.
 $(READY): pyproject.toml constraints.txt hatch_build.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or newer, got " + sys.version)'
-	@echo "Setting up $(VENV) (about a minute) ..."
+	@echo "Setting up $(VENV) (some minutes; torch is large) ..."
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@

@@ -28,7 +28,12 @@ def workers(chosen: argparse.Namespace) -> Iterator[str]:
     else:
         from distributed import LocalCluster
 
-        cluster = LocalCluster(n_workers=chosen.jobs, threads_per_worker=1, dashboard_address=None)
+        cluster = LocalCluster(
+            n_workers=chosen.jobs,
+            threads_per_worker=1,
+            dashboard_address=None,
+            scheduler_kwargs={"dashboard_address": ":0"},  # any port
+        )
     with cluster:
         cluster.scale(chosen.jobs)
         yield cluster.scheduler_address

@@ -60,11 +60,12 @@ def test_a_value_is_off_by_a_step_at_most_and_by_half_a_step_below_the_highest_c
     assert codes.tolist() == encode(torch.tensor(x, dtype=torch.float32), bits).tolist()
     for value, code, decoded in zip(x, codes.tolist(), decode(codes, bits).tolist(), strict=True):
         assert 0 <= code < 2**bits
-        apart = abs(value - decoded)
+        near = float(np.nextafter(np.float32(decoded), np.float32(2)))  # what is decoded is a float32
+        places = [value, decoded, near]
         if name == "mu-law":  # whose steps are even there
-            apart = abs(companded(value, bits) - companded(decoded, bits))
+            places = [companded(place, bits) for place in places]
         highest = code == 2**bits - 1
-        assert apart <= (step if highest else step / 2) * (1 + 1e-5)
+        assert abs(places[0] - places[1]) <= (step if highest else step / 2) * (1 + 1e-5) + abs(places[2] - places[1])
 
 
 @pytest.mark.parametrize("name", CODES)

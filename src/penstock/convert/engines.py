@@ -194,7 +194,9 @@ class DaskEngine:
     def _connected(self, distributed: Any) -> Any:
         if self.scheduler is None:
             local = {"n_workers": self.workers, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
-            cluster = self._open.enter_context(distributed.LocalCluster(**local))
+            # Any port, also without a dashboard: two conversions on a machine would meet at the usual one.
+            ports = {"dashboard_address": ":0"}
+            cluster = self._open.enter_context(distributed.LocalCluster(**local, scheduler_kwargs=ports))
             return self._open.enter_context(distributed.Client(cluster))
         file = self.scheduler.endswith(".json")
         try:
