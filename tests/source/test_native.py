@@ -1,5 +1,6 @@
 """The copy in C: which bytes go where, checksums as the library has them, and faults that end a copy and no process."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -21,13 +22,18 @@ from penstock.source.native import Checks, Mapped, copy_items
 
 SOURCE = Path(native.__file__).with_name("native.c")
 WIDTHS = (64, 256, 512)
+STREAMED = ("-DSTREAMED_BATCH=0", "-DSTREAMED_PART=0")
 
 
-@pytest.fixture(scope="module", params=WIDTHS)
+@pytest.fixture(
+    scope="module",
+    params=[(width, flags) for width in WIDTHS for flags in ((), STREAMED)],
+    ids=lambda p: f"{p[0]}{p[1]}",
+)
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
-    """The library for processors of some width, in the place of the installed one."""
-    path = tmp_path_factory.mktemp("native") / "libnative.so"
-    flags = ["-O2", "-std=c11", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-DWIDEST_BITS={request.param}"]
+    """The library for processors of some width, through the caches or past them, in the place of the installed one."""
+    path, (width, more) = tmp_path_factory.mktemp("native") / "libnative.so", request.param
+    flags = ["-O3", "-std=c11", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-DWIDEST_BITS={width}", *more]
     subprocess.run([os.environ.get("CC", "cc"), *flags, "-o", str(path), str(SOURCE)], check=True)
     real, used = native._library, native._opened(path)
     native._library = lambda: used  # type: ignore[assignment]
@@ -52,12 +58,19 @@ class Stored:
         os.close(self.file)
 
 
+def aligned(n_items: int, n_bytes: int) -> np.ndarray:
+    """Rows of zeros, of which the first begins with a line of the cache."""
+    whole = np.zeros(n_items * n_bytes + 64, np.uint8)
+    return whole[-whole.ctypes.data % 64 :][: n_items * n_bytes].reshape(n_items, n_bytes)
+
+
 @st.composite
 def layouts(draw: st.DrawFn) -> list[tuple[int, int, int, int]]:
     """Members one after the other: header, data of any length at any place, padding."""
     parts, end = [], 0
+    step = draw(st.sampled_from([1, 64]))  # whole lines are streamed, others not
     for _ in range(draw(st.integers(1, 3))):
-        head, n_bytes = draw(st.integers(1, 700)), draw(st.integers(0, 3000))
+        head, n_bytes = step * draw(st.integers(1, 700 // step)), step * draw(st.integers(0, 3000 // step))
         least = max(0, 241 - head - n_bytes)
         after = draw(st.integers(least, least + 600))
         parts.append((end, end + head, n_bytes, end + head + n_bytes + after))
@@ -80,7 +93,7 @@ def test_any_layout_is_copied_and_checked(
     begins = np.array(data.draw(st.lists(st.integers(0, 500), min_size=n_items, max_size=n_items)))
     unverified = np.array(data.draw(st.lists(st.booleans(), min_size=n_items, max_size=n_items)))
     rows = np.random.default_rng(seed).permutation(n_items)
-    targets = [np.zeros((n_items, part[2]), np.uint8) for part in parts]
+    targets = [aligned(n_items, part[2]) for part in parts]
     sums = [[np.zeros(n_items, np.uint64) for _ in parts] for _ in stored]
     for item, (shard, begin) in enumerate(zip(which, begins, strict=True)):
         piece = stored[shard].content[begin : begin + length]
@@ -111,6 +124,51 @@ def test_any_layout_is_copied_and_checked(
         assert copied() == (item, part)
     for one in stored:
         one.close()
+
+
+TOGGLING = """
+import mmap, sys
+path, first, step = sys.argv[1], *map(int, sys.argv[2:])
+with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as written:
+    places = [(place, written[place], written[place] ^ 1) for place in range(first, len(written), step)]
+    print("begun", flush=True)
+    while True:
+        for place, right, wrong in places:
+            written[place] = wrong
+            written[place] = right
+"""
+
+
+def test_what_was_checked_is_what_was_copied_whoever_writes_to_the_file(library: ctypes.CDLL, tmp_path: Path) -> None:
+    n_items, n_bytes, length = 16, 8192, 8704
+    stored = Stored(tmp_path / "a", n_items * length)
+    pieces = [stored.content[length * n : length * (n + 1)].tobytes() for n in range(n_items)]
+    checks = Checks(
+        np.ones(n_items, bool),
+        [[np.array([xxhash.xxh3_64_intdigest(piece) for piece in pieces], np.uint64)]],
+        np.arange(n_items),
+    )
+    target, refused = aligned(n_items, n_bytes), 0
+    command = [sys.executable, "-S", "-c", TOGGLING, str(stored.path), "640", str(length)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as writer, contextlib.ExitStack() as ending:
+        ending.callback(writer.kill)
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"begun\n"
+        while refused < 200:
+            target[:] = 0
+            found, wrong = copy_items(
+                np.array([stored.row]),
+                np.zeros(n_items, np.int64),
+                np.arange(n_items) * length,
+                parts=np.array([[0, 512, n_bytes, length]]),
+                targets=[target],
+                rows=np.arange(n_items),
+                checks=checks,
+            )
+            refused += wrong == 0
+            for item in range(found):
+                assert target[item].tobytes() == pieces[item][512:]
+    stored.close()
 
 
 PARTS = np.array([[0, 512, 4000, 4608]])

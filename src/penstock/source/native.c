@@ -83,6 +83,45 @@ static int handler_is_set(void)
     return !sigaction(SIGBUS, &ours, NULL);
 }
 
+/* -- copies past the caches ----------------------------------------------------------------------------------------- */
+
+/* A batch that is larger than the caches is not in them any more when somebody looks at it. Written past them, it does
+ * not make the processor read what it replaces. From here on that is faster, also where all of it is read right after. */
+#ifndef STREAMED_BATCH /* so that tests can try it with few bytes */
+#define STREAMED_BATCH (1 << 23)
+#define STREAMED_PART (1 << 14)
+#endif
+
+enum { LINE = 64, AHEAD_BYTES = 2048 };
+
+static void stream(uint8_t *to, const uint8_t *from, int64_t n_bytes)
+{
+    int64_t at = 0;
+#if defined(__x86_64__)
+    int64_t head = -(intptr_t)to & (LINE - 1);
+    if (head > n_bytes)
+        head = n_bytes;
+    memcpy(to, from, (size_t)head);
+    for (at = head; at + LINE <= n_bytes; at += LINE) {
+        const __m128i *line = (const __m128i *)(from + at);
+        _mm_prefetch((const char *)line + AHEAD_BYTES, _MM_HINT_T0); /* hardware stops at the end of a page */
+        __m128i words[4] = {
+            _mm_loadu_si128(line), _mm_loadu_si128(line + 1), _mm_loadu_si128(line + 2), _mm_loadu_si128(line + 3)};
+        for (int word = 0; word < 4; word++)
+            _mm_stream_si128((__m128i *)(to + at) + word, words[word]);
+    }
+#endif
+    memcpy(to + at, from + at, (size_t)(n_bytes - at));
+}
+
+/* Let other threads see what was streamed, before whatever they are told of it. */
+static void stream_ends(void)
+{
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
+
 /* -- XXH3, 64 bits, without a seed, of more than 240 bytes ---------------------------------------------------------- */
 
 enum { STRIPE = 64, BLOCK_STRIPES = 16, KEY_BYTES = 192, LAST_KEY = KEY_BYTES - STRIPE - 7, MERGE_KEY = 11 };
@@ -113,48 +152,140 @@ static inline uint64_t number_at(const uint8_t *at)
     return found;
 }
 
-typedef void add_stripes(uint64_t sums[8], const uint8_t *data, const uint8_t *key, int64_t count);
+/* What was added up so far. */
+struct sums {
+    uint64_t lanes[8];
+    int64_t stripes;
+};
 
-/* Add stripes of 64 bytes; the key of each begins 8 bytes after that of the one before. */
-static void add_plainly(uint64_t sums[8], const uint8_t *data, const uint8_t *key, int64_t count)
+enum storing { NOWHERE, CACHED, STREAMED };
+
+/* Add stripes that lie side by side, and store them. Each is loaded once: what is added up is what is stored, whoever
+ * writes to the file meanwhile. Streamed ones go to a whole line. */
+typedef void add_stripes(struct sums *sums, const uint8_t *from, int64_t count, uint8_t *to, enum storing storing);
+
+/* The compiler must not look into the file again for what is in `stripe`; so it is for all __asm__ here. */
+static inline void take_stripe(uint8_t stripe[STRIPE], const uint8_t *from)
 {
-    for (int64_t n = 0; n < count; n++, data += STRIPE, key += 8)
-        for (int lane = 0; lane < 8; lane++) {
-            uint64_t value = number_at(data + 8 * lane), mixed = value ^ number_at(key + 8 * lane);
-            sums[lane ^ 1] += value;
-            sums[lane] += (mixed & 0xFFFFFFFF) * (mixed >> 32);
-        }
+    memcpy(stripe, from, STRIPE);
+    __asm__("" : "+m"(*(uint8_t(*)[STRIPE])stripe));
+}
+
+static inline void add_stripe(uint64_t lanes[8], const uint8_t *stripe, const uint8_t *key)
+{
+    for (int lane = 0; lane < 8; lane++) {
+        uint64_t value = number_at(stripe + 8 * lane), mixed = value ^ number_at(key + 8 * lane);
+        lanes[lane ^ 1] += value;
+        lanes[lane] += (mixed & 0xFFFFFFFF) * (mixed >> 32);
+    }
+}
+
+static void add_plainly(struct sums *sums, const uint8_t *from, int64_t count, uint8_t *to, enum storing storing)
+{
+    for (int64_t n = 0; n < count; n++) {
+        uint8_t stripe[STRIPE];
+        take_stripe(stripe, from + STRIPE * n);
+        if (storing != NOWHERE)
+            memcpy(to + STRIPE * n, stripe, STRIPE);
+        add_stripe(sums->lanes, stripe, KEY + 8 * (sums->stripes % BLOCK_STRIPES));
+        if (++sums->stripes % BLOCK_STRIPES == 0)
+            for (int lane = 0; lane < 8; lane++) {
+                sums->lanes[lane] ^= sums->lanes[lane] >> 47;
+                sums->lanes[lane] ^= number_at(KEY + KEY_BYTES - STRIPE + 8 * lane);
+                sums->lanes[lane] *= PRIME32[0];
+            }
+    }
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2")))
-static void add_avx2(uint64_t sums[8], const uint8_t *data, const uint8_t *key, int64_t count)
+#define FOR_AVX2 __attribute__((target("avx2")))
+#define FOR_AVX512 __attribute__((target("avx512f")))
+
+FOR_AVX2 static inline __m256i half_at(const void *at) { return _mm256_loadu_si256(at); }
+
+FOR_AVX2 __attribute__((always_inline))
+static inline void walk_avx2(struct sums *sums, const uint8_t *from, int64_t count, uint8_t *to, enum storing storing)
 {
-    __m256i sum[2] = {_mm256_loadu_si256((const __m256i *)sums), _mm256_loadu_si256((const __m256i *)(sums + 4))};
-    for (int64_t n = 0; n < count; n++, data += STRIPE, key += 8)
+    __m256i sum[2] = {half_at(sums->lanes), half_at(sums->lanes + 4)}, prime = _mm256_set1_epi64x((int64_t)PRIME32[0]);
+    int64_t in_block = sums->stripes % BLOCK_STRIPES;
+    sums->stripes += count;
+    for (int64_t n = 0; n < count; n++) {
+        _mm_prefetch((const char *)from + STRIPE * n + AHEAD_BYTES, _MM_HINT_T0);
         for (int half = 0; half < 2; half++) {
-            __m256i value = _mm256_loadu_si256((const __m256i *)(data + 32 * half));
-            __m256i mixed = _mm256_xor_si256(value, _mm256_loadu_si256((const __m256i *)(key + 32 * half)));
+            const int64_t at = STRIPE * n + 32 * half;
+            __m256i value = half_at(from + at);
+            __asm__("" : "+x"(value));
+            if (storing == CACHED)
+                _mm256_storeu_si256((__m256i *)(to + at), value);
+            else if (storing == STREAMED)
+                _mm256_stream_si256((__m256i *)(to + at), value);
+            __m256i mixed = _mm256_xor_si256(value, half_at(KEY + 8 * in_block + 32 * half));
             __m256i product = _mm256_mul_epu32(mixed, _mm256_srli_epi64(mixed, 32));
             __m256i swapped = _mm256_shuffle_epi32(value, _MM_SHUFFLE(1, 0, 3, 2));
             sum[half] = _mm256_add_epi64(sum[half], _mm256_add_epi64(product, swapped));
         }
-    _mm256_storeu_si256((__m256i *)sums, sum[0]);
-    _mm256_storeu_si256((__m256i *)(sums + 4), sum[1]);
+        if (++in_block < BLOCK_STRIPES)
+            continue;
+        in_block = 0;
+        for (int half = 0; half < 2; half++) {
+            __m256i mixed = _mm256_xor_si256(sum[half], _mm256_srli_epi64(sum[half], 47));
+            mixed = _mm256_xor_si256(mixed, half_at(KEY + KEY_BYTES - STRIPE + 32 * half));
+            __m256i high = _mm256_mul_epu32(_mm256_srli_epi64(mixed, 32), prime);
+            sum[half] = _mm256_add_epi64(_mm256_mul_epu32(mixed, prime), _mm256_slli_epi64(high, 32));
+        }
+    }
+    _mm256_storeu_si256((__m256i *)sums->lanes, sum[0]);
+    _mm256_storeu_si256((__m256i *)(sums->lanes + 4), sum[1]);
 }
 
-__attribute__((target("avx512f")))
-static void add_avx512(uint64_t sums[8], const uint8_t *data, const uint8_t *key, int64_t count)
+FOR_AVX512 __attribute__((always_inline))
+static inline void walk_avx512(struct sums *sums, const uint8_t *from, int64_t count, uint8_t *to, enum storing storing)
 {
-    __m512i sum = _mm512_loadu_si512(sums);
-    for (int64_t n = 0; n < count; n++, data += STRIPE, key += 8) {
-        __m512i value = _mm512_loadu_si512(data);
-        __m512i mixed = _mm512_xor_si512(value, _mm512_loadu_si512(key));
+    __m512i sum = _mm512_loadu_si512(sums->lanes), prime = _mm512_set1_epi64((int64_t)PRIME32[0]);
+    int64_t in_block = sums->stripes % BLOCK_STRIPES;
+    sums->stripes += count;
+    for (int64_t n = 0; n < count; n++) {
+        _mm_prefetch((const char *)from + STRIPE * n + AHEAD_BYTES, _MM_HINT_T0);
+        __m512i value = _mm512_loadu_si512(from + STRIPE * n);
+        __asm__("" : "+v"(value));
+        if (storing == CACHED)
+            _mm512_storeu_si512(to + STRIPE * n, value);
+        else if (storing == STREAMED)
+            _mm512_stream_si512((__m512i *)(to + STRIPE * n), value);
+        __m512i mixed = _mm512_xor_si512(value, _mm512_loadu_si512(KEY + 8 * in_block));
         __m512i product = _mm512_mul_epu32(mixed, _mm512_srli_epi64(mixed, 32));
         __m512i swapped = _mm512_shuffle_epi32(value, _MM_PERM_BADC);
         sum = _mm512_add_epi64(sum, _mm512_add_epi64(product, swapped));
+        if (++in_block < BLOCK_STRIPES)
+            continue;
+        in_block = 0;
+        mixed = _mm512_xor_si512(sum, _mm512_srli_epi64(sum, 47));
+        mixed = _mm512_xor_si512(mixed, _mm512_loadu_si512(KEY + KEY_BYTES - STRIPE));
+        __m512i high = _mm512_mul_epu32(_mm512_srli_epi64(mixed, 32), prime);
+        sum = _mm512_add_epi64(_mm512_mul_epu32(mixed, prime), _mm512_slli_epi64(high, 32));
     }
-    _mm512_storeu_si512(sums, sum);
+    _mm512_storeu_si512(sums->lanes, sum);
+}
+
+/* A loop for each way of storing. */
+#define CHOOSE(walk)                                \
+    if (storing == STREAMED)                        \
+        walk(sums, from, count, to, STREAMED);      \
+    else if (storing == CACHED)                     \
+        walk(sums, from, count, to, CACHED);        \
+    else                                            \
+        walk(sums, from, count, to, NOWHERE);
+
+FOR_AVX2
+static void add_avx2(struct sums *sums, const uint8_t *from, int64_t count, uint8_t *to, enum storing storing)
+{
+    CHOOSE(walk_avx2)
+}
+
+FOR_AVX512
+static void add_avx512(struct sums *sums, const uint8_t *from, int64_t count, uint8_t *to, enum storing storing)
+{
+    CHOOSE(walk_avx512)
 }
 #endif
 
@@ -173,21 +304,12 @@ static add_stripes *fastest(void)
     return add_plainly;
 }
 
-static void scramble(uint64_t sums[8])
-{
-    for (int lane = 0; lane < 8; lane++) {
-        sums[lane] ^= sums[lane] >> 47;
-        sums[lane] ^= number_at(KEY + KEY_BYTES - STRIPE + 8 * lane);
-        sums[lane] *= PRIME32[0];
-    }
-}
-
-static uint64_t merged(const uint64_t sums[8], uint64_t length)
+static uint64_t merged(const uint64_t lanes[8], uint64_t length)
 {
     uint64_t found = length * PRIME64[0];
     for (int lane = 0; lane < 8; lane += 2) {
         const uint8_t *key = KEY + MERGE_KEY + 8 * lane;
-        __uint128_t product = (__uint128_t)(sums[lane] ^ number_at(key)) * (sums[lane + 1] ^ number_at(key + 8));
+        __uint128_t product = (__uint128_t)(lanes[lane] ^ number_at(key)) * (lanes[lane + 1] ^ number_at(key + 8));
         found += (uint64_t)product ^ (uint64_t)(product >> 64);
     }
     found ^= found >> 37;
@@ -195,52 +317,52 @@ static uint64_t merged(const uint64_t sums[8], uint64_t length)
     return found ^ found >> 32;
 }
 
-/* A member as it was read: its data from where they were copied to, what lies around them from the file. */
+/* A member in its file, and where its data go. */
 struct member {
-    const uint8_t *stored, *copied;
+    const uint8_t *stored;
+    uint8_t *copied;
     int64_t length, data, data_end;
+    int streamed;
 };
 
-/* Return `count` stripes that lie side by side in memory from `at` on, at most `most` of them and at least one. */
-static const uint8_t *stripes_at(const struct member *member, int64_t at, int64_t most, int64_t *count, uint8_t *room)
+/* Take a stripe that may have data and other bytes in it; copy its data. */
+static void take_mixed(const struct member *member, int64_t at, uint8_t stripe[STRIPE])
 {
-    int64_t whole = most; /* behind the data */
-    const uint8_t *found = member->stored + at;
-    if (at < member->data) {
-        whole = (member->data - at) / STRIPE;
-    } else if (at < member->data_end) {
-        whole = (member->data_end - at) / STRIPE;
-        found = member->copied + (at - member->data);
-    }
-    *count = whole < most ? whole : most;
-    if (*count)
-        return found;
-    for (int64_t n = 0; n < STRIPE; n++) { /* one that a border goes through */
-        int64_t place = at + n;
-        int inside = place >= member->data && place < member->data_end;
-        room[n] = inside ? member->copied[place - member->data] : member->stored[place];
-    }
-    *count = 1;
-    return room;
+    int64_t low = at > member->data ? at : member->data;
+    int64_t high = at + STRIPE < member->data_end ? at + STRIPE : member->data_end;
+    take_stripe(stripe, member->stored + at);
+    if (low < high)
+        memcpy(member->copied + (low - member->data), stripe + (low - at), (size_t)(high - low));
 }
 
-static uint64_t checksum(const struct member *member, add_stripes *add)
+/* Copy the data of a member, and return the checksum of all of it. */
+static uint64_t copy_and_check(const struct member *member, add_stripes *add)
 {
-    uint64_t sums[8] = {PRIME32[2], PRIME64[0], PRIME64[1], PRIME64[2], PRIME64[3], PRIME32[1], PRIME64[4], PRIME32[0]};
-    int64_t stripes = (member->length - 1) / STRIPE, count;
-    uint8_t room[STRIPE];
-    for (int64_t n = 0; n < stripes; n += count) {
-        int64_t in_block = n % BLOCK_STRIPES, left = BLOCK_STRIPES - in_block;
-        if (left > stripes - n)
-            left = stripes - n;
-        const uint8_t *data = stripes_at(member, STRIPE * n, left, &count, room);
-        add(sums, data, KEY + 8 * in_block, count);
-        if (in_block + count == BLOCK_STRIPES)
-            scramble(sums);
+    struct sums sums = {
+        {PRIME32[2], PRIME64[0], PRIME64[1], PRIME64[2], PRIME64[3], PRIME32[1], PRIME64[4], PRIME32[0]}, 0};
+    const int64_t stripes = (member->length - 1) / STRIPE;
+    uint8_t stripe[STRIPE];
+    while (sums.stripes < stripes) {
+        const int64_t at = STRIPE * sums.stripes;
+        const int inside = at >= member->data && at < member->data_end;
+        int64_t count = stripes - sums.stripes;
+        if (at < member->data_end) {
+            int64_t whole = ((inside ? member->data_end : member->data) - at) / STRIPE;
+            count = whole < count ? whole : count;
+        }
+        if (!count) { /* a border goes through this one */
+            take_mixed(member, at, stripe);
+            add(&sums, stripe, 1, NULL, NOWHERE);
+        } else if (inside) {
+            uint8_t *to = member->copied + (at - member->data);
+            add(&sums, member->stored + at, count, to, member->streamed && !((uintptr_t)to % LINE) ? STREAMED : CACHED);
+        } else {
+            add(&sums, member->stored + at, count, NULL, NOWHERE);
+        }
     }
-    const uint8_t *last = stripes_at(member, member->length - STRIPE, 1, &count, room);
-    add(sums, last, KEY + LAST_KEY, 1);
-    return merged(sums, (uint64_t)member->length);
+    take_mixed(member, member->length - STRIPE, stripe);
+    add_stripe(sums.lanes, stripe, KEY + LAST_KEY);
+    return merged(sums.lanes, (uint64_t)member->length);
 }
 
 /* -- what Python calls ---------------------------------------------------------------------------------------------- */
@@ -260,23 +382,29 @@ static void ask_for(int64_t n_items, const struct shard *shards, const int64_t *
 
 /* Copy the parts of one item, whose piece begins at `piece`.
  *
+ * streamed: past the caches.
  * checks: NULL, or of each part, where its checksums are; `number` is that of the item.
  *
  * Returns the first part whose checksum is another one; -1 where none is.
  */
 static int64_t copy_item(const uint8_t *piece, int64_t n_parts, const struct part *parts, uint8_t *const *target,
-                         int64_t row, const uint64_t *const *checks, int64_t number)
+                         int64_t row, int streamed, const uint64_t *const *checks, int64_t number)
 {
     add_stripes *add = fastest();
     for (int64_t n = 0; n < n_parts; n++) {
         const struct part *part = parts + n;
         uint8_t *copied = target[n] + row * part->n_bytes;
-        memcpy(copied, piece + part->data, (size_t)part->n_bytes);
+        int past = streamed && part->n_bytes >= STREAMED_PART;
         if (checks) {
             int64_t data = part->data - part->begin;
-            struct member member = {piece + part->begin, copied, part->end - part->begin, data, data + part->n_bytes};
-            if (checksum(&member, add) != checks[n][number])
+            struct member member = {
+                piece + part->begin, copied, part->end - part->begin, data, data + part->n_bytes, past};
+            if (copy_and_check(&member, add) != checks[n][number])
                 return n;
+        } else if (past) {
+            stream(copied, piece + part->data, part->n_bytes);
+        } else {
+            memcpy(copied, piece + part->data, (size_t)part->n_bytes);
         }
     }
     return -1;
@@ -300,31 +428,30 @@ int64_t penstock_copy(int64_t n_items, const struct shard *shards, const int64_t
     struct reading mine;
     volatile int64_t item = 0;
     const int64_t n_bytes = parts[n_parts - 1].end;
+    const int streamed = n_items * n_bytes >= STREAMED_BATCH;
     *wrong = -1;
     if (!handler_is_set())
         return -1;
     if (n_bytes >= ADVISED_BYTES)
         ask_for(n_items, shards, shard, begin, n_bytes);
-    if (sigsetjmp(mine.escape, 0)) {
-        reading = NULL;
-        return item;
+    if (!sigsetjmp(mine.escape, 0)) {
+        for (; item < n_items && *wrong < 0; item += *wrong < 0) {
+            const struct shard *from = shards + shard[item];
+            if (begin[item] < 0 || begin[item] > from->n_bytes - n_bytes)
+                break;
+            const uint8_t *piece = from->map + begin[item];
+            int compared = unverified && unverified[item];
+            mine.low = (uintptr_t)piece;
+            mine.high = (uintptr_t)(piece + n_bytes);
+            reading = &mine;
+            atomic_signal_fence(memory_order_seq_cst); /* nothing is read before the handler knows, or after it forgets */
+            *wrong = copy_item(piece, n_parts, parts, target, row[item], streamed,
+                               compared ? checks + shard[item] * n_parts : NULL, compared ? number[item] : 0);
+            atomic_signal_fence(memory_order_seq_cst);
+            reading = NULL;
+        }
     }
-    for (; item < n_items; item++) {
-        const struct shard *from = shards + shard[item];
-        if (begin[item] < 0 || begin[item] > from->n_bytes - n_bytes)
-            return item;
-        const uint8_t *piece = from->map + begin[item];
-        int compared = unverified && unverified[item];
-        mine.low = (uintptr_t)piece;
-        mine.high = (uintptr_t)(piece + n_bytes);
-        reading = &mine;
-        atomic_signal_fence(memory_order_seq_cst); /* nothing is read before the handler knows, or after it forgets */
-        *wrong = copy_item(piece, n_parts, parts, target, row[item], compared ? checks + shard[item] * n_parts : NULL,
-                           compared ? number[item] : 0);
-        atomic_signal_fence(memory_order_seq_cst);
-        reading = NULL;
-        if (*wrong >= 0)
-            return item;
-    }
+    reading = NULL;
+    stream_ends();
     return item;
 }
