@@ -4,28 +4,26 @@ Large items are seed 004's (three fields, 295 kB), small ones 16×16 float32 wit
 page cache, batch 32, tensors out. The limit of reading takes the same shuffled rows from arrays in memory into two
 buffers in turn (large), or with one fancy index per batch (small); the limit of writing writes the same bytes, and lets
 them last as ours do. Peers are measured where they are installed (`pip install litdata webdataset array-record
-datasets`); in writing, as they are, and to the point where what they wrote would outlive a power cut.
+datasets spdl grain`, and `pip install --no-deps mosaicml-streaming`).
 """
 
-import contextlib
-import importlib.util
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import penstock as ps
 from bench.delivery import BATCH, LARGE, SMALL
 from bench.measure import Contender, measured, peak_private_mb, printed, saved
+from bench.shard_data import Shapes, epoch_rate, samples, warm, write_rate
+from bench.shard_peers import readers, writers
 
 __all__ = ["run"]
 
-SIZES = {"large": (LARGE, 6_000, 1_000), "small": (SMALL, 200_000, 1_000)}
+SIZES: dict[str, tuple[Shapes, int, int]] = {"large": (LARGE, 6_000, 1_000), "small": (SMALL, 200_000, 1_000)}
 OPENED_ITEMS, OPENED_SHARD = 10_000_000, 10_000
 
 
@@ -39,17 +37,13 @@ def run(folder: Path, out: Path, repeats: int) -> None:
         reading = [
             Contender("limit", limit, (shapes, n_items)),
             Contender("first epoch, verifying", penstock, (shards, fields, 0, 0)),
+            Contender("first epoch, 2 threads", penstock, (shards, fields, 2, 0)),
             Contender("later epochs", penstock, (shards, fields, 0, 1)),
             Contender("later epochs, 2 threads", penstock, (shards, fields, 2, 1)),
             Contender("later epochs, with metadata", penstock, (shards, None, 0, 1)),
             Contender("verify=always", penstock, (shards, fields, 0, 1, "always")),
-            Contender("webdataset", webdataset, (shards,)),
+            *readers(folder, shards, shapes, n_items),
         ]
-        if importlib.util.find_spec("litdata") is not None:
-            stored = folder / f"litdata-{name}"
-            if not stored.exists():
-                _write_litdata(stored, shapes, n_items)
-            reading.append(Contender("litdata", litdata, (stored,)))
         results = measured(reading, repeats)
         printed(f"shards {name}: shuffled reading, batch {BATCH}", "items", results)
         saved(out, f"shards {name} reading", results)
@@ -65,18 +59,8 @@ def _run_writing(folder: Path, out: Path, repeats: int, name: str) -> None:
         Contender("limit: the same bytes, fsync", write_raw, (target, shapes, n_items, shard_size, True)),
         Contender("the same bytes, no fsync", write_raw, (target, shapes, n_items, shard_size, False)),
         Contender("penstock", write_penstock, (target, shapes, n_items, shard_size)),
+        *writers(target, shapes, n_items, shard_size),
     ]
-    peers: list[tuple[str, str, Callable[..., float], tuple[Any, ...]]] = [
-        ("webdataset", "webdataset ShardWriter", write_webdataset, (target, shapes, n_items, shard_size)),
-        ("litdata", "litdata", write_litdata, (target, shapes, n_items)),
-        ("streaming", "MosaicML streaming", write_mds, (target, shapes, n_items)),
-        ("array_record", "ArrayRecord", write_array_record, (target, shapes, n_items, shard_size)),
-        ("datasets", "Hugging Face datasets", write_huggingface, (target, shapes, n_items)),
-    ]
-    for module, title, write, arguments in peers:
-        if importlib.util.find_spec(module) is not None:
-            writing.append(Contender(f"{title}, then fsync", write, (*arguments, True)))
-            writing.append(Contender(f"{title}, no fsync", write, (*arguments, False)))
     results = measured(writing, repeats)
     printed(f"shards {name}: writing", "items", results)
     saved(out, f"shards {name} writing", results)
@@ -88,8 +72,9 @@ def _run_opening(folder: Path) -> None:
     shards = folder / "shards-many"
     if not (shards / "dataset_metadata.json").exists():
         _many_shards(shards)
+    opener = ps.TarSource  # its modules are loaded here
     began, before = time.perf_counter(), peak_private_mb()
-    source = ps.TarSource(shards, fields=["x"])
+    source = opener(shards, fields=["x"])
     opened, memory = time.perf_counter() - began, peak_private_mb() - before
     assert len(source.index) == OPENED_ITEMS
     plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH)
@@ -126,30 +111,16 @@ def _many_shards(folder: Path) -> None:
     (folder / "dataset_metadata.json").write_bytes(many.to_bytes())
 
 
-def _samples(shapes: dict[str, tuple[int, ...]], n_items: int) -> Iterator[dict[str, Any]]:
-    # Noise: some peers compress, and there would be next to nothing left of anything smooth.
-    rng = np.random.default_rng(0)
-    block = {name: rng.standard_normal((256, *shape)).astype(np.float32) for name, shape in shapes.items()}
-    for number in range(n_items):
-        yield {name: array[number % 256] for name, array in block.items()}
-
-
-def _write_penstock(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, shard_size: int) -> None:
+def _write_penstock(folder: Path, shapes: Shapes, n_items: int, shard_size: int) -> None:
     with ps.WebDatasetWriter(folder, shard_size) as writer:
-        for sample in _samples(shapes, n_items):
+        for sample in samples(shapes, n_items):
             writer.write_sample(sample)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _epoch_rate(batches: Any) -> float:
-    began = time.perf_counter()
-    count = sum(1 for _ in batches)
-    return count * BATCH / (time.perf_counter() - began)
-
-
-def limit(shapes: dict[str, tuple[int, ...]], n_items: int) -> float:
+def limit(shapes: Shapes, n_items: int) -> float:
     """Take shuffled rows from arrays in memory; the second of two epochs counts."""
     arrays = [np.zeros((n_items, *shape), np.float32) for shape in shapes.values()]
     for array in arrays:
@@ -171,17 +142,9 @@ def limit(shapes: dict[str, tuple[int, ...]], n_items: int) -> float:
     return rate
 
 
-def _warm(folder: Path) -> None:
-    """Bring the files into the page cache, which the system empties behind idle programs."""
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            while file.read(1 << 22):
-                pass
-
-
 def penstock(folder: Path, fields: list[str] | None, num_workers: int, epoch: int, verify: Any = "first") -> float:
     """Iterate a loader over shards; `epoch` says which one counts."""
-    _warm(folder)
+    warm(folder)
     source = ps.TarSource(folder, fields=fields, verify=verify)
     plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH, seed=1)
     options = ps.RunOptions(executor="threads" if num_workers else "auto")
@@ -189,63 +152,19 @@ def penstock(folder: Path, fields: list[str] | None, num_workers: int, epoch: in
         for _ in range(epoch):
             for _ in loader:
                 pass
-        return _epoch_rate(loader)
-
-
-def webdataset(folder: Path) -> float:
-    """Iterate the webdataset library over the same shards, with a shuffle buffer of 1000."""
-    import webdataset as wds
-
-    _warm(folder)
-    urls = sorted(str(path) for path in folder.glob("*.tar"))[: 40 if "small" in folder.name else None]
-    data = (
-        wds.WebDataset(urls, shardshuffle=len(urls), seed=1)
-        .shuffle(1000)
-        .decode()
-        .map(lambda sample: {name: value for name, value in sample.items() if name.endswith(".npy")})
-        .batched(BATCH, collation_fn=torch.utils.data.default_collate, partial=False)
-    )
-    return _epoch_rate(data)
-
-
-def litdata(folder: Path) -> float:
-    """Iterate litdata over the same items; the second of two epochs counts."""
-    import litdata as ld
-
-    _warm(folder)
-    data = ld.StreamingDataset(str(folder), shuffle=True, drop_last=True, seed=1)
-    loader = ld.StreamingDataLoader(data, batch_size=BATCH, num_workers=0)
-    for _ in loader:
-        pass
-    return _epoch_rate(loader)
+        return epoch_rate(loader)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def _write_rate(folder: Path, n_items: int, write: Callable[[], None], *, lasting: bool = False) -> float:
-    """Time it; `lasting`: with what is missing until all of it would outlive a power cut."""
-    shutil.rmtree(folder, ignore_errors=True)
-    os.sync()
-    began = time.perf_counter()
-    write()
-    if lasting:
-        for path in folder.rglob("*"):
-            with path.open("rb") if path.is_file() else contextlib.nullcontext() as file:
-                if file is not None:
-                    os.fsync(file.fileno())
-    rate = n_items / (time.perf_counter() - began)
-    shutil.rmtree(folder, ignore_errors=True)
-    return rate
-
-
-def write_raw(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, shard_size: int, lasting: bool) -> float:
+def write_raw(folder: Path, shapes: Shapes, n_items: int, shard_size: int, lasting: bool) -> float:
     """Write the bytes of all fields, one call per item, one file per shard."""
 
     def write() -> None:
         folder.mkdir(parents=True)
         handle = -1
-        for number, sample in enumerate(_samples(shapes, n_items)):
+        for number, sample in enumerate(samples(shapes, n_items)):
             if number % shard_size == 0:
                 handle = os.open(folder / f"{number}.raw", os.O_WRONLY | os.O_CREAT)
             os.writev(
@@ -256,93 +175,9 @@ def write_raw(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, sh
                     os.fsync(handle)
                 os.close(handle)
 
-    return _write_rate(folder, n_items, write)
+    return write_rate(folder, n_items, write)
 
 
-def write_penstock(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, shard_size: int) -> float:
+def write_penstock(folder: Path, shapes: Shapes, n_items: int, shard_size: int) -> float:
     """Write shards with checksums, indexes and a manifest that last."""
-    return _write_rate(folder, n_items, lambda: _write_penstock(folder, shapes, n_items, shard_size))
-
-
-def write_webdataset(
-    folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, shard_size: int, lasting: bool
-) -> float:
-    """Write the same samples with the webdataset library."""
-    import webdataset as wds
-
-    def write() -> None:
-        folder.mkdir(parents=True)
-        with wds.ShardWriter(str(folder / "%06d.tar"), maxcount=shard_size, verbose=0) as sink:
-            for number, sample in enumerate(_samples(shapes, n_items)):
-                sink.write({"__key__": f"{number:09d}", **{f"{name}.npy": array for name, array in sample.items()}})
-
-    return _write_rate(folder, n_items, write, lasting=lasting)
-
-
-def write_litdata(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, lasting: bool) -> float:
-    """Write the same samples with litdata."""
-    return _write_rate(folder, n_items, lambda: _write_litdata(folder, shapes, n_items), lasting=lasting)
-
-
-def _write_litdata(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int) -> None:
-    from litdata.streaming.writer import BinaryWriter
-
-    folder.mkdir(parents=True)
-    writer = BinaryWriter(str(folder), chunk_bytes="64MB")
-    for number, sample in enumerate(_samples(shapes, n_items)):
-        writer[number] = {name: torch.from_numpy(np.array(array)) for name, array in sample.items()}
-    writer.done()
-    writer.merge(1)
-
-
-def write_mds(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, lasting: bool) -> float:
-    """Write the same samples with MosaicML streaming."""
-    from streaming import MDSWriter
-
-    columns = {
-        name: f"ndarray:float32:{','.join(map(str, shape))}" if shape else "float32" for name, shape in shapes.items()
-    }
-
-    def write() -> None:
-        with MDSWriter(out=str(folder), columns=columns) as sink:
-            for sample in _samples(shapes, n_items):
-                sink.write({name: array if array.ndim else np.float32(array) for name, array in sample.items()})
-
-    return _write_rate(folder, n_items, write, lasting=lasting)
-
-
-def write_huggingface(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, lasting: bool) -> float:
-    """Write the same samples into one Arrow file with Hugging Face datasets."""
-    from datasets import Array2D, Features, Value
-    from datasets.arrow_writer import ArrowWriter
-
-    kinds = {name: Array2D(shape, "float32") if len(shape) == 2 else Value("float32") for name, shape in shapes.items()}
-
-    def write() -> None:
-        folder.mkdir(parents=True)
-        with ArrowWriter(features=Features(kinds), path=str(folder / "all.arrow")) as sink:
-            for sample in _samples(shapes, n_items):
-                sink.write(sample)
-            sink.finalize()
-
-    return _write_rate(folder, n_items, write, lasting=lasting)
-
-
-def write_array_record(
-    folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int, shard_size: int, lasting: bool
-) -> float:
-    """Write the same bytes with ArrayRecord."""
-    from array_record.python.array_record_module import ArrayRecordWriter
-
-    def write() -> None:
-        folder.mkdir(parents=True)
-        sink: Any = None
-        for number, sample in enumerate(_samples(shapes, n_items)):
-            if number % shard_size == 0:
-                if sink is not None:
-                    sink.close()
-                sink = ArrayRecordWriter(str(folder / f"{number}.array_record"), "group_size:1")
-            sink.write(b"".join(array.tobytes() for array in sample.values()))
-        sink.close()
-
-    return _write_rate(folder, n_items, write, lasting=lasting)
+    return write_rate(folder, n_items, lambda: _write_penstock(folder, shapes, n_items, shard_size))

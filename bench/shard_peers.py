@@ -1,0 +1,268 @@
+"""How others read and write the samples that shards are measured with.
+
+Each as its documentation says, with what it has for shuffling; readers of arrays (SPDL, grain) get a memory map of each
+field. Of small samples, where others take minutes for an epoch, they read fewer.
+"""
+
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.delivery import BATCH
+from bench.measure import Contender
+from bench.shard_data import Shapes, epoch_rate, samples, warm, write_rate
+
+__all__ = ["readers", "writers"]
+
+_MOST_ITEMS = 40_000
+
+
+def readers(folder: Path, shards: Path, shapes: Shapes, n_items: int) -> list[Contender]:
+    """Return those that are installed, with their data written."""
+    n_items = min(n_items, _MOST_ITEMS)
+    found = [Contender("webdataset", webdataset, (shards,))]
+    peers: list[tuple[str, str, Callable[..., None], Callable[..., float]]] = [
+        ("litdata", "litdata", _write_litdata, litdata),
+        ("streaming", "MosaicML streaming", _write_mds, mosaic),
+        ("spdl", "SPDL, memory map", _write_arrays, spdl),
+        ("grain", "grain, memory map", _write_arrays, grain),
+    ]
+    for module, title, write, read in peers:
+        if importlib.util.find_spec(module) is not None:
+            stored = folder / f"{write.__name__[7:]}-{shards.name}"
+            if not stored.exists():
+                write(stored, shapes, n_items)
+            found.append(Contender(title, read, (stored,)))
+    return found
+
+
+def writers(target: Path, shapes: Shapes, n_items: int, shard_size: int) -> list[Contender]:
+    """Return those that are installed, as they are, and to the point where what they wrote lasts."""
+    peers: list[tuple[str, str, Callable[..., float], tuple[Any, ...]]] = [
+        ("webdataset", "webdataset ShardWriter", write_webdataset, (target, shapes, n_items, shard_size)),
+        ("litdata", "litdata", write_litdata, (target, shapes, n_items)),
+        ("streaming", "MosaicML streaming", write_mds, (target, shapes, n_items)),
+        ("array_record", "ArrayRecord", write_array_record, (target, shapes, n_items, shard_size)),
+        ("datasets", "Hugging Face datasets", write_huggingface, (target, shapes, n_items)),
+    ]
+    return [
+        Contender(f"{title}, {how}", write, (*arguments, how == "then fsync"))
+        for module, title, write, arguments in peers
+        if importlib.util.find_spec(module) is not None
+        for how in ("then fsync", "no fsync")
+    ]
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def webdataset(folder: Path) -> float:
+    """Iterate the webdataset library over the same shards, with a shuffle buffer of 1000."""
+    import webdataset as wds
+
+    warm(folder)
+    urls = sorted(str(path) for path in folder.glob("*.tar"))[: 40 if "small" in folder.name else None]
+    data = (
+        wds.WebDataset(urls, shardshuffle=len(urls), seed=1)
+        .shuffle(1000)
+        .decode()
+        .map(lambda sample: {name: value for name, value in sample.items() if name.endswith(".npy")})
+        .batched(BATCH, collation_fn=torch.utils.data.default_collate, partial=False)
+    )
+    return epoch_rate(data)
+
+
+def litdata(folder: Path) -> float:
+    """Iterate litdata over the same items; the second of two epochs counts."""
+    import litdata as ld
+
+    warm(folder)
+    data = ld.StreamingDataset(str(folder), shuffle=True, drop_last=True, seed=1)
+    loader = ld.StreamingDataLoader(data, batch_size=BATCH, num_workers=0)
+    for _ in loader:
+        pass
+    return epoch_rate(loader)
+
+
+def mosaic(folder: Path) -> float:
+    """Iterate MosaicML streaming over the same items; the second of two epochs counts."""
+    streaming = _streaming()
+    warm(folder)
+    data = streaming.StreamingDataset(local=str(folder), shuffle=True, shuffle_seed=1, batch_size=BATCH)
+    loader = torch.utils.data.DataLoader(data, batch_size=BATCH, num_workers=0, drop_last=True)
+    for _ in loader:
+        pass
+    return epoch_rate(loader)
+
+
+class _Rows:
+    """Samples out of arrays."""
+
+    def __init__(self, folder: Path) -> None:
+        self.arrays = {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return {name: array[number] for name, array in self.arrays.items()}
+
+    def batch(self, numbers: Any) -> dict[str, torch.Tensor]:
+        """Return samples as tensors."""
+        found = [self[number] for number in numbers]
+        return {name: torch.from_numpy(np.stack([sample[name] for sample in found])) for name in self.arrays}
+
+
+def spdl(folder: Path) -> float:
+    """Run a SPDL pipeline with two threads over shuffled batches of a memory map; the second of two epochs counts."""
+    from spdl.pipeline import PipelineBuilder
+
+    warm(folder)
+    rows, rate = _Rows(folder), 0.0
+
+    def batches(epoch: int) -> Iterator[Any]:
+        order = np.random.default_rng(epoch).permutation(len(rows))
+        for start in range(0, len(rows) - BATCH + 1, BATCH):
+            yield order[start : start + BATCH]
+
+    for epoch in range(2):
+        pipeline = (
+            PipelineBuilder()
+            .add_source(batches(epoch))
+            .pipe(rows.batch, concurrency=2, output_order="input")
+            .add_sink(2)
+            .build(num_threads=2)
+        )
+        with pipeline.auto_stop():
+            rate = epoch_rate(pipeline)
+    return rate
+
+
+def grain(folder: Path) -> float:
+    """Iterate a grain data set over a memory map, with its default threads; the second of two epochs counts."""
+    import grain as gr
+
+    warm(folder)
+    data = gr.MapDataset.source(_Rows(folder)).shuffle(seed=1).batch(BATCH, drop_remainder=True)
+    for _ in data.to_iter_dataset():
+        pass
+    return epoch_rate(
+        {name: torch.from_numpy(array) for name, array in batch.items()} for batch in data.to_iter_dataset()
+    )
+
+
+def _write_arrays(folder: Path, shapes: Shapes, n_items: int) -> None:
+    folder.mkdir(parents=True)
+    arrays = {
+        name: np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.float32, (n_items, *shape))
+        for name, shape in shapes.items()
+    }
+    for number, sample in enumerate(samples(shapes, n_items)):
+        for name, value in sample.items():
+            arrays[name][number] = value
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def write_webdataset(folder: Path, shapes: Shapes, n_items: int, shard_size: int, lasting: bool) -> float:
+    """Write the same samples with the webdataset library."""
+    import webdataset as wds
+
+    def write() -> None:
+        folder.mkdir(parents=True)
+        with wds.ShardWriter(str(folder / "%06d.tar"), maxcount=shard_size, verbose=0) as sink:
+            for number, sample in enumerate(samples(shapes, n_items)):
+                sink.write({"__key__": f"{number:09d}", **{f"{name}.npy": array for name, array in sample.items()}})
+
+    return write_rate(folder, n_items, write, lasting=lasting)
+
+
+def write_litdata(folder: Path, shapes: Shapes, n_items: int, lasting: bool) -> float:
+    """Write the same samples with litdata."""
+    return write_rate(folder, n_items, lambda: _write_litdata(folder, shapes, n_items), lasting=lasting)
+
+
+def _write_litdata(folder: Path, shapes: Shapes, n_items: int) -> None:
+    from litdata.streaming.writer import BinaryWriter
+
+    folder.mkdir(parents=True)
+    writer = BinaryWriter(str(folder), chunk_bytes="64MB")
+    for number, sample in enumerate(samples(shapes, n_items)):
+        writer[number] = {name: torch.from_numpy(np.array(array)) for name, array in sample.items()}
+    writer.done()
+    writer.merge(1)
+
+
+def write_mds(folder: Path, shapes: Shapes, n_items: int, lasting: bool) -> float:
+    """Write the same samples with MosaicML streaming."""
+    return write_rate(folder, n_items, lambda: _write_mds(folder, shapes, n_items), lasting=lasting)
+
+
+def _write_mds(folder: Path, shapes: Shapes, n_items: int) -> None:
+    columns = {
+        name: f"ndarray:float32:{','.join(map(str, shape))}" if shape else "float32" for name, shape in shapes.items()
+    }
+    with _streaming().MDSWriter(out=str(folder), columns=columns) as sink:
+        for sample in samples(shapes, n_items):
+            sink.write({name: array if array.ndim else np.float32(array) for name, array in sample.items()})
+
+
+def _streaming() -> Any:
+    """Return MosaicML's package, with names in place of what it imports for images and texts and we do not use."""
+    for path, name in (
+        ("torchvision.datasets", "VisionDataset"),
+        ("torchvision.transforms.functional", "to_tensor"),
+        ("transformers.models.auto.tokenization_auto", "AutoTokenizer"),
+        ("transformers.feature_extraction_utils", "BatchFeature"),
+        ("transformers.tokenization_utils_base", "BatchEncoding"),
+    ):
+        parts = path.split(".")
+        for end in range(1, len(parts) + 1):
+            module = ".".join(parts[:end])
+            sys.modules.setdefault(module, types.ModuleType(module))
+        setattr(sys.modules[path], name, type(name, (), {}))
+    import streaming
+
+    return streaming
+
+
+def write_huggingface(folder: Path, shapes: Shapes, n_items: int, lasting: bool) -> float:
+    """Write the same samples into one Arrow file with Hugging Face datasets."""
+    from datasets import Array2D, Features, Value
+    from datasets.arrow_writer import ArrowWriter
+
+    kinds = {name: Array2D(shape, "float32") if len(shape) == 2 else Value("float32") for name, shape in shapes.items()}
+
+    def write() -> None:
+        folder.mkdir(parents=True)
+        with ArrowWriter(features=Features(kinds), path=str(folder / "all.arrow")) as sink:
+            for sample in samples(shapes, n_items):
+                sink.write(sample)
+            sink.finalize()
+
+    return write_rate(folder, n_items, write, lasting=lasting)
+
+
+def write_array_record(folder: Path, shapes: Shapes, n_items: int, shard_size: int, lasting: bool) -> float:
+    """Write the same bytes with ArrayRecord."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    def write() -> None:
+        folder.mkdir(parents=True)
+        sink: Any = None
+        for number, sample in enumerate(samples(shapes, n_items)):
+            if number % shard_size == 0:
+                if sink is not None:
+                    sink.close()
+                sink = ArrayRecordWriter(str(folder / f"{number}.array_record"), "group_size:1")
+            sink.write(b"".join(array.tobytes() for array in sample.values()))
+        sink.close()
+
+    return write_rate(folder, n_items, write, lasting=lasting)
