@@ -51,12 +51,14 @@ class SampleForm:
                 f"Sample {number} lacks {lacks} and has {has}, unlike the samples before it; all samples of a "
                 "data set have the same fields. Fill in what is missing (an empty array, ''), or write two sets."
             )
-        payloads = {name: encoded(name, sample[name], self._array_format) for name in self._suffixes}
-        for name, payload in payloads.items():
-            if payload.dtype != self._dtypes[name] or not self._suffixes[name].endswith(payload.extension):
+        payloads = {}
+        for name, suffix in self._suffixes.items():
+            payload = payloads[name] = encoded(name, sample[name], self._array_format)
+            dtype = self._dtypes[name]
+            if (payload.dtype is not dtype and payload.dtype != dtype) or not suffix.endswith(payload.extension):
                 raise OptionError(
                     f"Field {name!r} of sample {number} is {payload.dtype or payload.extension}, but "
-                    f"{self._dtypes[name] or self._suffixes[name]} in those before it; convert it."
+                    f"{dtype or suffix} in those before it; convert it."
                 )
         return payloads
 

@@ -12,7 +12,7 @@ from penstock.shard.codec import Encoded, NpyHeader
 from penstock.shard.compression import Compression, compressor
 from penstock.shard.layout import LayoutBuilder, ShardLayout, index_name
 from penstock.shard.manifest import ShardEntry, write_aside
-from penstock.shard.tar import BLOCK, END, HeaderForm
+from penstock.shard.tar import BLOCK, END, HeaderForm, letters
 
 __all__ = ["ShardFile", "stored_size"]
 
@@ -63,21 +63,20 @@ class ShardFile:
     def add(self, key: str, suffixes: Sequence[str], payloads: Sequence[Encoded]) -> None:
         """Add one item."""
         name = key.encode()
-        forms = [
-            self._forms.get((suffix, payload.size, payload.shape)) or self._new_form(suffix, payload)
-            for suffix, payload in zip(suffixes, payloads, strict=True)
-        ]
+        key_letters, known, begin = letters(name), self._forms, self.tar_bytes
         # All headers first: what a name refuses is refused before anything is written.
-        heads = [form.header(name) for form, _ in forms]
-        begin = self.tar_bytes
+        members = []
+        for suffix, payload in zip(suffixes, payloads, strict=True):
+            form, npy = known.get((suffix, payload.size, payload.shape)) or self._new_form(suffix, payload)
+            members.append((suffix, form, npy, (form.header(name, key_letters), *payload.pieces, form.padding)))
         self.builder.begin_item(name)
-        for suffix, payload, head, (form, npy) in zip(suffixes, payloads, heads, forms, strict=True):
+        for suffix, form, npy, pieces in members:
             if form.size < _JOINED_BYTES:
-                whole = b"".join((head, *payload.pieces, form.padding))
+                whole = b"".join(pieces)
                 self._buffer.append(whole)
                 check, length = xxhash.xxh3_64_intdigest(whole), len(whole)
             else:
-                check, length = self._add_large([head, *payload.pieces, form.padding])
+                check, length = self._add_large(pieces)
             self.builder.add(suffix, (begin, begin + BLOCK, form.size), check, npy)
             begin += length
         if begin - self._flushed >= _BUFFER_BYTES:
@@ -121,7 +120,7 @@ class ShardFile:
             self._forms[suffix, payload.size, payload.shape] = form
         return form
 
-    def _add_large(self, pieces: list[bytes | memoryview]) -> tuple[int, int]:
+    def _add_large(self, pieces: Sequence[bytes | memoryview]) -> tuple[int, int]:
         """Add one member without joining it, and return its checksum and its length."""
         digest = xxhash.xxh3_64()
         for piece in pieces:
@@ -135,13 +134,13 @@ class ShardFile:
             self._put_plain([b"".join(self._buffer)])
             self._buffer = []
 
-    def _put_plain(self, pieces: list[bytes | memoryview]) -> None:
+    def _put_plain(self, pieces: Sequence[bytes | memoryview]) -> None:
         self._flushed += sum(map(len, pieces))
         if self._compressor is not None:
             pieces = [self._compressor.compress(bytes(piece)) for piece in pieces]
         self._put(pieces)
 
-    def _put(self, pieces: list[bytes | memoryview]) -> None:
+    def _put(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Write what makes whole pieces of the file, and hold the rest."""
         for piece in pieces:
             left = memoryview(piece)

@@ -13,7 +13,7 @@ import xxhash
 
 from penstock.core.errors import DamageError, OptionError
 
-__all__ = ["BLOCK", "END", "MAX_NAME", "HeaderForm", "Member", "Readable", "header", "members", "padded"]
+__all__ = ["BLOCK", "END", "MAX_NAME", "HeaderForm", "Member", "Readable", "header", "letters", "members", "padded"]
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -46,13 +46,19 @@ def padded(size: int) -> int:
 def header(name: str, size: int) -> bytes:
     """Return the header of a regular member."""
     key, dot, suffix = name.partition(".")
-    return HeaderForm(dot + suffix, size).header(key.encode())
+    return HeaderForm(dot + suffix, size).header(key.encode(), letters(key.encode()))
+
+
+def letters(key: bytes) -> int:
+    """Return the sum of the bytes of a key, which is part of the checksum of each of its headers."""
+    # Adler-32 counts 1 + the sum of the bytes in its lower half, and a name's sum stays below its modulus.
+    return (zlib.adler32(key) & 0xFFFF) - 1
 
 
 class HeaderForm:
     """The header of members that differ in their keys only: a writer makes millions of them."""
 
-    __slots__ = ("_middle", "_rest", "_suffix", "padding", "size")
+    __slots__ = ("_key_bytes", "_middle", "_rest", "_suffix", "_to_checksum", "padding", "size")
 
     def __init__(self, suffix: str, size: int) -> None:
         if size > _MAX_SIZE:
@@ -65,18 +71,24 @@ class HeaderForm:
         self._middle = b"%b%011o\x00%b" % (_MODE_TO_GID, size, _MTIME)
         # The checksum field counts as eight blanks.
         self._rest = sum(self._suffix) + sum(self._middle) + 8 * ord(" ") + sum(_TAIL)
+        self._key_bytes, self._to_checksum = -1, b""
 
-    def header(self, key: bytes) -> bytes:
-        """Return the header of the member of `key`."""
-        name = key + self._suffix
-        if len(name) > MAX_NAME:
+    def header(self, key: bytes, key_letters: int) -> bytes:
+        """Return the header of the member of `key`, whose `letters` are given."""
+        if len(key) != self._key_bytes:
+            self._fit(key)
+        return b"%b%b%06o\x00 %b" % (key, self._to_checksum, self._rest + key_letters, _TAIL)
+
+    def _fit(self, key: bytes) -> None:
+        """Prepare what lies between the key and the checksum, which keys of one length have in common."""
+        room = MAX_NAME - len(key)
+        if len(self._suffix) > room:
+            name = (key + self._suffix).decode()
             raise OptionError(
-                f"The member name {name.decode()!r} has {len(name)} bytes; a tar header holds {MAX_NAME}. "
+                f"The member name {name!r} has {len(key + self._suffix)} bytes; a tar header holds {MAX_NAME}. "
                 "Use a shorter sample id or field name."
             )
-        # Adler-32 counts 1 + the sum of the bytes in its lower half, and a name's sum stays below its modulus.
-        total = self._rest + (zlib.adler32(key) & 0xFFFF) - 1
-        return b"%b%b%06o\x00 %b" % (name.ljust(MAX_NAME, b"\x00"), self._middle, total, _TAIL)
+        self._key_bytes, self._to_checksum = len(key), self._suffix.ljust(room, b"\x00") + self._middle
 
 
 class Readable(Protocol):
