@@ -26,7 +26,7 @@ _XZ_MEMORY_BYTES = 256 << 20  # what the highest preset needs, four times over
 class Compressor(Protocol):
     """Takes bytes, gives compressed ones."""
 
-    def compress(self, data: bytes, /) -> bytes:
+    def compress(self, data: bytes | memoryview, /) -> bytes:
         """Return what is ready."""
         ...
 

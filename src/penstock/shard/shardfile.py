@@ -16,7 +16,6 @@ from penstock.shard.tar import BLOCK, END, HeaderForm, letters
 
 __all__ = ["ShardFile", "stored_size"]
 
-_BUFFER_BYTES = 1 << 20
 # Members up to here are joined before anything is done with them: calls cost more than copies.
 _JOINED_BYTES = 1 << 16
 # What is written at once, and a multiple of where: the system then keeps files in pages that are large enough to be
@@ -47,11 +46,9 @@ class ShardFile:
         self._path = folder / f"{name}.{os.uname().nodename}-{os.getpid()}.part"
         self._handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         self._compressor = compressor(compression)
-        self._buffer: list[bytes] = []
         self._room, self._held = bytearray(_WRITTEN_BYTES), 0
         self._written = self._begun = 0
         self._forms: dict[tuple[str, int, tuple[int, ...] | None], tuple[HeaderForm, NpyHeader | None]] = {}
-        self._stored_bytes = self._flushed = 0
         self.builder = LayoutBuilder()
         self.tar_bytes = 0
 
@@ -73,24 +70,21 @@ class ShardFile:
         for suffix, form, npy, pieces in members:
             if form.size < _JOINED_BYTES:
                 whole = b"".join(pieces)
-                self._buffer.append(whole)
+                self._put(whole)
                 check, length = xxhash.xxh3_64_intdigest(whole), len(whole)
             else:
-                check, length = self._add_large(pieces)
+                check, length = self._put_large(pieces)
             self.builder.add(suffix, (begin, begin + BLOCK, form.size), check, npy)
             begin += length
-        if begin - self._flushed >= _BUFFER_BYTES:
-            self._flush()
         self.tar_bytes = begin
 
     def close(self) -> tuple[ShardEntry, ShardLayout]:
         """End the archive, let it last, give it its name, then write its side index."""
-        self._buffer.append(END)
+        self._put(END)
         self.tar_bytes += len(END)
-        self._flush()
-        if self._compressor is not None:
-            self._put([self._compressor.flush()])
         self._write(memoryview(self._room)[: self._held])
+        if self._compressor is not None:
+            self._store(memoryview(self._compressor.flush()))
         os.fsync(self._handle)
         os.close(self._handle)
         self._handle = -1
@@ -100,7 +94,7 @@ class ShardFile:
         # It lasts when all of the data set does; until then, a damaged one means a shard that is not finished.
         write_aside(self._folder / index_name(self.name), stored, lasting=False)
         digest = xxhash.xxh3_128_hexdigest(stored)
-        entry = ShardEntry(self.name, self.n_items, self.tar_bytes, self._stored_bytes, digest, self._compression)
+        entry = ShardEntry(self.name, self.n_items, self.tar_bytes, self._written, digest, self._compression)
         return entry, layout
 
     def discard(self) -> None:
@@ -120,51 +114,47 @@ class ShardFile:
             self._forms[suffix, payload.size, payload.shape] = form
         return form
 
-    def _add_large(self, pieces: Sequence[bytes | memoryview]) -> tuple[int, int]:
-        """Add one member without joining it, and return its checksum and its length."""
+    def _put_large(self, pieces: Sequence[bytes | memoryview]) -> tuple[int, int]:
+        """Put one member without joining it, and return its checksum and its length."""
         digest = xxhash.xxh3_64()
         for piece in pieces:
             digest.update(piece)
-        self._flush()
-        self._put_plain(pieces)
+            self._put(piece)
         return digest.intdigest(), sum(map(len, pieces))
 
-    def _flush(self) -> None:
-        if self._buffer:
-            self._put_plain([b"".join(self._buffer)])
-            self._buffer = []
-
-    def _put_plain(self, pieces: Sequence[bytes | memoryview]) -> None:
-        self._flushed += sum(map(len, pieces))
-        if self._compressor is not None:
-            pieces = [self._compressor.compress(bytes(piece)) for piece in pieces]
-        self._put(pieces)
-
-    def _put(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """Write what makes whole pieces of the file, and hold the rest."""
-        for piece in pieces:
-            left = memoryview(piece)
-            self._stored_bytes += len(left)
-            while left:
-                if not self._held and len(left) >= _WRITTEN_BYTES:
-                    size = len(left) - len(left) % _WRITTEN_BYTES
-                    self._write(left[:size])
-                else:
-                    size = min(len(left), _WRITTEN_BYTES - self._held)
-                    self._room[self._held : self._held + size] = left[:size]
-                    self._held += size
-                    if self._held == _WRITTEN_BYTES:
-                        self._write(memoryview(self._room))
-                        self._held = 0
-                left = left[size:]
+    def _put(self, piece: bytes | memoryview) -> None:
+        """Hold bytes until there are enough of them to be written."""
+        end = self._held + len(piece)
+        if end < _WRITTEN_BYTES:
+            self._room[self._held : end] = piece
+            self._held = end
+            return
+        left = memoryview(piece)
+        while self._held + len(left) >= _WRITTEN_BYTES:
+            if self._held:
+                size = _WRITTEN_BYTES - self._held
+                self._room[self._held :] = left[:size]
+                self._write(memoryview(self._room))
+                self._held = 0
+            else:
+                size = len(left) - len(left) % _WRITTEN_BYTES
+                self._write(left[:size])
+            left = left[size:]
+        self._room[: len(left)] = left
+        self._held = len(left)
 
     def _write(self, content: memoryview) -> None:
+        if self._compressor is not None:
+            content = memoryview(self._compressor.compress(content))
+        self._store(content)
+
+    def _store(self, content: memoryview) -> None:
         while content:
-            written = os.write(self._handle, content)
-            if not written:
+            stored = os.write(self._handle, content)
+            if not stored:
                 raise WriteError(f"Could not write to {self._path}: the file takes no more bytes.")
-            content = content[written:]
-            self._written += written
+            content = content[stored:]
+            self._written += stored
         if self._written - self._begun >= _BEGUN_BYTES:
             # A hint: what goes wrong with the disk is told by `fsync`.
             _libc.sync_file_range(self._handle, self._begun, self._written - self._begun, _BEGIN_WRITING)
