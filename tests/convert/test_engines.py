@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -66,6 +67,23 @@ def test_every_item_has_one_result_and_its_number(workers: int, n_items: int) ->
 def test_one_worker_is_this_process_and_several_are_not() -> None:
     assert {pid for _, (_, pid) in LocalEngine(1).run(square, [1, 2, 3])} == {os.getpid()}
     assert os.getpid() not in {pid for _, (_, pid) in LocalEngine(2).run(square, [1, 2, 3])}
+
+
+def test_a_ctrl_c_in_the_middle_of_a_fork_is_not_lost() -> None:
+    text = """
+import os, signal
+from penstock.convert.engines import LocalEngine
+
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    list(LocalEngine(2).run(abs, range(4)))
+except KeyboardInterrupt:
+    print("stopped")
+print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout.split(), done.stderr) == (["stopped", "False"], "")
 
 
 @pytest.mark.parametrize("workers", [1, 3])

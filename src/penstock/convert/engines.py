@@ -87,7 +87,7 @@ class LocalEngine:
         while todo or begun:
             try:
                 while todo and len(begun) < self.workers * _AHEAD and not lost:
-                    begun[pool.submit(_called, function, items[todo[-1]])] = todo[-1]
+                    begun[_submitted(pool, function, items[todo[-1]])] = todo[-1]
                     todo.pop()
             except BrokenProcessPool:
                 lost += begun.values()
@@ -107,8 +107,20 @@ def _alone(function: Callable[[_T], _R], item: _T) -> _R:
     for _ in range(1, _TRIES):
         _LOG.warning("A worker of the conversion died; what it was at is done again.")
         with suppress(BrokenProcessPool), _pool(1) as pool:
-            return pool.submit(_called, function, item).result()
+            return _submitted(pool, function, item).result()
     raise WorkerError(f"A worker died {_TRIES} times while it was at {item}; out of memory?")
+
+
+def _submitted(pool: ProcessPoolExecutor, function: Callable[[_T], _R], item: _T) -> Future[_R]:
+    """Submit an item, which forks the workers where it is the first; a Ctrl-C meanwhile is handled afterwards.
+
+    Python drops what a handler raises in the middle of a fork.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.submit(_called, function, item)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _called(function: Callable[[_T], _R], item: _T) -> _R:
@@ -142,6 +154,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 def _end_with(parent: int) -> None:
     """End this worker when its parent ends; a Ctrl-C is the parent's to handle."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
