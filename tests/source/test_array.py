@@ -1,3 +1,4 @@
+import os
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +10,7 @@ import pytest
 import torch
 from penstock_source_suite import Case, SourceSuite
 
-from penstock import ArraySource, OptionError, ReadError, SourceError, Span
+from penstock import ArraySource, Loader, OptionError, Plan, ReadError, Sequential, SourceError, Span
 
 N = 23
 
@@ -162,6 +163,46 @@ class TestRawMemoryMapWithAnOffset(SourceSuite):
             return mapped[1:][::2][:, 1:] if request.param == "view of a view" else np.asarray(mapped)
 
         return case_of(make, np.array(make(0)))
+
+
+class TestMapThatShrinks:
+    """The kernel would end the process with SIGBUS."""
+
+    ROWS = encoded(64, (1024,), "i4")
+
+    def test_what_is_gone_is_an_error_and_what_is_there_is_read(
+        self, saved: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        source = ArraySource({"y": np.arange(64), "x": saved(self.ROWS)})
+        path = tmp_path / "array.npy"
+        whole = path.read_bytes()
+        os.truncate(path, 10 * 4096)  # the header is 128 bytes: rows 0 to 8 are whole
+        assert source.take(np.array([8, 0]))["x"].tolist() == self.ROWS[[8, 0]].tolist()
+        assert source.read(Span(2, 9))["x"].tolist() == self.ROWS[2:9].tolist()
+        for gone in (lambda: source.take(np.array([3, 20, 5])), lambda: source.read(Span(20, 30))):
+            with pytest.raises(ReadError, match=r"item 20 of field 'x'.*array\.npy has become shorter"):
+                gone()
+        path.write_bytes(whole)
+        assert source.take(np.array([3, 20]))["x"].tolist() == self.ROWS[[3, 20]].tolist()
+
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_a_loader_ends_with_that_error(self, saved: Callable[..., Any], tmp_path: Path, num_workers: int) -> None:
+        source = ArraySource({"x": saved(self.ROWS)})
+        plan = Plan(source.index, Sequential(), batch_size=4)
+        with Loader(source, plan, num_workers=num_workers) as loader:
+            os.truncate(tmp_path / "array.npy", 0)
+            with pytest.raises(ReadError, match="has become shorter"):
+                next(iter(loader))
+
+    def test_room_of_another_kind_is_not_taken_for_bytes(self, saved: Callable[..., Any]) -> None:
+        source, items = ArraySource({"x": saved(self.ROWS)}), np.array([7, 3])
+        wide = {"x": np.zeros((2, 1024), np.int64)}
+        assert source.read(Span(3, 5), wide)["x"].tolist() == self.ROWS[3:5].tolist()
+        for room in (wide, {"x": np.zeros((2, 512), np.int32)}, {"x": np.zeros((3, 1024), np.int32)}):
+            with pytest.raises((TypeError, ValueError)):
+                source.take(items, room)
+        apart = {"x": np.zeros((2, 2048), np.int32)[:, ::2]}
+        assert source.take(items, apart)["x"].tolist() == self.ROWS[items].tolist()
 
 
 class TestSavedViews:

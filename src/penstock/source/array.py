@@ -13,6 +13,7 @@ from penstock.core.errors import ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import UNNAMED, Block, Field, Span
 from penstock.source.bounds import check_span, checked_items, room_for
+from penstock.source.native import copy_rows
 
 __all__ = ["ArraySource"]
 
@@ -26,7 +27,8 @@ class ArraySource:
     """Items are the rows of one or more arrays of equal length.
 
     Memory maps stay on disk: they pickle as path, offset and shape and are opened again where they are read, so that a
-    worker process never gets a copy of the data.
+    worker process never gets a copy of the data. A file that becomes shorter while it is read is a ReadError, where its
+    rows lie one after the other, in the byte order of this machine.
 
     Parameters
     ----------
@@ -66,7 +68,12 @@ class ArraySource:
         check_span(span, self)
         block = room_for(self.fields, len(span)) if out is None else out
         for name, array in self._open().items():
-            np.copyto(block[name], array[span.start : span.stop])
+            place = block[name]
+            if len(span) and self._is_mapped(name, array, place, len(span)):
+                # All of them are one row: they lie side by side.
+                self._copy(name, array, np.array([span.start]), place.reshape(1, -1))
+            else:
+                np.copyto(place, array[span.start : span.stop])
         return block
 
     def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:
@@ -74,12 +81,32 @@ class ArraySource:
         items = checked_items(items, self)
         block = room_for(self.fields, len(items)) if out is None else out
         for name, array in self._open().items():
+            place = block[name]
+            if self._is_mapped(name, array, place, len(items)):
+                self._copy(name, array, items, place)
             # np.take copies the whole of an array that is not contiguous, and goes through a buffer unless mode="clip".
-            if array.flags.c_contiguous and array.dtype.isnative:
-                array.take(items, axis=0, out=block[name], mode="clip")
+            elif array.flags.c_contiguous and array.dtype.isnative:
+                array.take(items, axis=0, out=place, mode="clip")
             else:
-                np.copyto(block[name], array[items])
+                np.copyto(place, array[items])
         return block
+
+    def _is_mapped(self, name: str, array: NDArray[Any], place: NDArray[Any], n_items: int) -> bool:
+        """Return whether the bytes of so many items can be copied out of a memory map as they are."""
+        contiguous = array.flags.c_contiguous and place.flags.c_contiguous
+        fits = place.dtype == array.dtype and place.shape == (n_items, *array.shape[1:])
+        return contiguous and fits and isinstance(self._arrays[name], _MappedArray)
+
+    def _copy(self, name: str, array: NDArray[Any], items: NDArray[np.int64], place: NDArray[Any]) -> None:
+        """Copy rows of a map, which begin with `items`, so that a file which has become shorter is an error here."""
+        found = copy_rows(array, items * (array.nbytes // len(array)), place)
+        if found < len(place):
+            where = self._arrays[name]
+            assert isinstance(where, _MappedArray), "only maps are copied so"
+            raise ReadError(
+                f"Could not read item {items[found]} of field {name!r}: {where.path} has become shorter since it was "
+                "opened, or the disk has no bytes for it. Put the file back, and go on from a saved state."
+            )
 
     def close(self) -> None:
         """Let go of memory maps; the next read opens them again."""

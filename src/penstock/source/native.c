@@ -29,7 +29,7 @@ const uint64_t penstock_source_digest = SOURCE_DIGEST; /* what this was compiled
 
 /* A file, the address that it is mapped to, and how much of it. */
 struct shard {
-    int64_t file;
+    int64_t file; /* -1: not known */
     const uint8_t *map;
     int64_t n_bytes;
 };
@@ -373,6 +373,8 @@ static void ask_for(int64_t n_items, const struct shard *shards, const int64_t *
 {
     for (int64_t item = 0; item < n_items; item++) {
         int file = (int)shards[shard[item]].file;
+        if (file < 0)
+            continue;
         uint8_t byte;
         struct iovec place = {&byte, 1};
         if (preadv2(file, &place, 1, begin[item], RWF_NOWAIT) != 1)

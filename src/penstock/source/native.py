@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import PenstockError, ReadError
 
-__all__ = ["Checks", "Mapped", "copy_items"]
+__all__ = ["Checks", "Mapped", "copy_items", "copy_rows"]
 
 _Int64s = NDArray[np.int64]
 
@@ -82,7 +82,7 @@ def copy_items(
     Parameters
     ----------
     shards
-        (shards, 3): the file, the address that it is mapped to, and how many of its bytes are mapped.
+        (shards, 3): the file (-1: not known), the address that it is mapped to, and how many of its bytes are mapped.
     which, begins
         Of each item: its row in `shards`, and where it begins there.
     parts
@@ -110,6 +110,33 @@ def copy_items(
     if found < 0:
         raise ReadError("The system does not let Penstock catch faults of mapped files (sigaction fails).")
     return found, wrong.value
+
+
+def copy_rows(array: NDArray[Any], begins: _Int64s, out: NDArray[Any]) -> int:
+    """Copy bytes of a mapped array into the rows of `out`; both are contiguous.
+
+    Parameters
+    ----------
+    begins
+        Of each row of `out`: where its bytes begin in the array.
+
+    Returns
+    -------
+    How many rows were copied: fewer than all where the next one is not in the file any more, or cannot be read.
+    """
+    n_bytes = out.nbytes // max(1, len(out))
+    if not n_bytes:
+        return len(out)
+    found, _ = copy_items(
+        np.array([[-1, array.ctypes.data, array.nbytes]], np.int64),
+        np.zeros(len(out), np.int64),
+        begins,
+        parts=np.array([[0, 0, n_bytes, n_bytes]], np.int64),
+        targets=[out.reshape(-1).view(np.uint8)],
+        rows=np.arange(len(out)),
+        checks=None,
+    )
+    return found
 
 
 def _at(array: NDArray[Any] | None) -> int | None:
