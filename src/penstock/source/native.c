@@ -88,7 +88,7 @@ static int handler_is_set(void)
 /* A batch that is larger than the caches is not in them any more when somebody looks at it. Written past them, it does
  * not make the processor read what it replaces. From here on that is faster, also where all of it is read right after. */
 #ifndef STREAMED_BATCH /* so that tests can try it with few bytes */
-#define STREAMED_BATCH (1 << 23)
+#define STREAMED_BATCH (6 << 20)
 #define STREAMED_PART (1 << 14)
 #endif
 
