@@ -59,5 +59,6 @@ def test_a_worker_that_is_killed_is_an_error_and_not_a_wait() -> None:
     done = subprocess.run([sys.executable, "-c", DIES], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
     assert done.stdout.splitlines() in ([], ["[0, 1]"], ["[0, 1]", "[2, 3]"])
-    # Or torch's own words, where its signal comes before the end of the connection, and outside of the loader.
-    assert "WorkerError: A worker process of this loader died" in done.stderr or "is killed by signal" in done.stderr
+    # Or torch's own words, where its signal comes before the end of the connection, and outside of the loader. Where it
+    # comes while Python prints our error, Python prints the error another way.
+    assert "A worker process of this loader died" in done.stderr or "is killed by signal" in done.stderr
