@@ -182,6 +182,8 @@ class TestMapThatShrinks:
         for gone in (lambda: source.take(np.array([3, 20, 5])), lambda: source.read(Span(20, 30))):
             with pytest.raises(ReadError, match=r"item 20 of field 'x'.*array\.npy has become shorter"):
                 gone()
+        with pytest.raises(ReadError, match=r"item 9 of field 'x'"):
+            source.read(Span(2, 30))
         path.write_bytes(whole)
         assert source.take(np.array([3, 20]))["x"].tolist() == self.ROWS[[3, 20]].tolist()
 

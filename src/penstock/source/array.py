@@ -70,8 +70,10 @@ class ArraySource:
         for name, array in self._open().items():
             place = block[name]
             if len(span) and self._is_mapped(name, array, place, len(span)):
-                # All of them are one row: they lie side by side.
-                self._copy(name, array, np.array([span.start]), place.reshape(1, -1))
+                # They lie side by side, as one row. Where it is not whole, one after the other tells which is missing.
+                first = np.array([span.start * (array.nbytes // len(array))])
+                if not copy_rows(array, first, place.reshape(1, -1)):
+                    self._copy(name, array, np.arange(span.start, span.stop), place)
             else:
                 np.copyto(place, array[span.start : span.stop])
         return block
@@ -98,7 +100,7 @@ class ArraySource:
         return contiguous and fits and isinstance(self._arrays[name], _MappedArray)
 
     def _copy(self, name: str, array: NDArray[Any], items: NDArray[np.int64], place: NDArray[Any]) -> None:
-        """Copy rows of a map, which begin with `items`, so that a file which has become shorter is an error here."""
+        """Copy items of a map, so that a file which has become shorter is an error that names the first one missing."""
         found = copy_rows(array, items * (array.nbytes // len(array)), place)
         if found < len(place):
             where = self._arrays[name]
