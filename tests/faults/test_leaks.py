@@ -1,6 +1,8 @@
 """After a loader is done with, however it ended, nothing of it is left: no thread, process, file or shared memory."""
 
 import gc
+import multiprocessing as mp
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -165,7 +167,7 @@ def leaves_nothing(end: Callable[[Any], Any], executor: Any, first: Any = None) 
     gc.collect()
     before = Surroundings.now()
     held = end(executor)
-    before.check(seconds=2)
+    before.check()
     del held
 
 
@@ -201,7 +203,7 @@ def worker_error_is_held() -> None:
     with pytest.raises(WorkerError) as caught:
         list(loader)
     loader.close()
-    before.check(seconds=2)
+    before.check()
     assert caught.value
 
 
@@ -218,13 +220,34 @@ def two_at_once(executor: Any, order: list[int]) -> None:
         walks = [iter(loader) for loader in loaders]
         for walk in walks:
             next(walk)
-    before.check(seconds=2)
+    before.check()
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["first first", "last first"])
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_nothing_is_left_of_two_loaders_that_ran_side_by_side(executor: str, order: list[int]) -> None:
     isolated(two_at_once, EXECUTORS[executor], order)
+
+
+def sees_its_own() -> None:
+    resource_tracker.ensure_running()
+    before = Surroundings.now()
+    spawn = mp.get_context("spawn")
+    config = mp.current_process()._config  # type: ignore[attr-defined]
+    own = config["semprefix"]
+    config["semprefix"] = "/mp1"
+    of_another = spawn.Lock()
+    assert before.leftovers() == []
+    config["semprefix"] = own
+    kept = spawn.Lock()
+    assert [left.startswith(f"/dev/shm/sem.mp{os.getpid()}-") for left in before.leftovers()] == [True]
+    del of_another, kept
+    before.check()
+
+
+def test_what_is_left_is_looked_for_among_what_is_of_this_test() -> None:
+    # Tests run side by side, and /dev/shm is one for all of them: what another test holds for long is not left over.
+    isolated(sees_its_own)
 
 
 def test_memory_maps_are_closed_with_the_loader(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ conftest puts on `sys.path` (which spawn and forkserver hand on). Data encodes i
 
 import multiprocessing as mp
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -280,6 +281,17 @@ def open_files() -> dict[str, str]:
     return found
 
 
+def _is_of_another_test(name: str) -> bool:
+    """Say whether a file in /dev/shm, which all processes of a machine share, was made by a test beside this one."""
+    if name.startswith("sem."):
+        return not name.startswith(f"sem.mp{os.getpid()}-")  # isolated() names those of each process after it
+    of_torch = re.match(r"torch_(\d+)_", name)
+    try:
+        return of_torch is not None and os.getsid(int(of_torch[1])) != os.getsid(0)
+    except ProcessLookupError:
+        return False
+
+
 @dataclass
 class Surroundings:
     """What a process has open: what must be the same before a loader and after it."""
@@ -290,8 +302,7 @@ class Surroundings:
 
     @classmethod
     def now(cls) -> "Surroundings":
-        # Semaphores with the usual prefix are those of other test runs on this machine; isolated() gives ours another.
-        shared = {entry.name for entry in Path("/dev/shm").iterdir() if not entry.name.startswith("sem.mp-")}
+        shared = {entry.name for entry in Path("/dev/shm").iterdir() if not _is_of_another_test(entry.name)}
         return cls(open_files(), shared, {child.pid for child in mp.active_children()})
 
     def leftovers(self) -> list[str]:
@@ -302,6 +313,6 @@ class Surroundings:
         left += [f"file {n} -> {path}" for n, path in now.files.items() if self.files.get(n) != path]
         return left + [f"/dev/shm/{name}" for name in now.shared - self.shared]
 
-    def check(self, seconds: float = 5.0) -> None:
+    def check(self, seconds: float = 10.0) -> None:
         """Raise where anything is left over when the time is over; other processes' passing files are waited out."""
         assert eventually(lambda: not self.leftovers(), seconds), f"left behind: {self.leftovers()}"
