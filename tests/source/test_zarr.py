@@ -17,7 +17,7 @@ from penstock_source_suite import Case, SourceSuite
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 from penstock import OptionError, Span
-from penstock.source.stored import OtherArray
+from penstock.source.stored_other import OtherArray
 from penstock.source.zarr import ZarrSource
 
 # -- stores: every value tells where it lies ---------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from zarr.codecs import TransposeCodec
 
 from penstock import DamageError, ReadError, SourceError, Span
 from penstock.source import zarr_store
-from penstock.source.stored import OtherArray
+from penstock.source.stored_other import OtherArray
 from penstock.source.zarr import ZarrSource
 
 

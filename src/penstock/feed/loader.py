@@ -14,7 +14,7 @@ from penstock.core.types import UNNAMED
 from penstock.feed.collate import MASK, Merge, block_batch
 from penstock.feed.device import checked_device, mapped, on_device, pinned_memory
 from penstock.feed.iteration import Iteration, Progress
-from penstock.feed.memory import MemoryEstimate, largest_window, window_room
+from penstock.feed.memory import MemoryEstimate, largest_window, tensor_bytes, window_room
 from penstock.feed.world import current_world
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Share
@@ -23,7 +23,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
 from penstock.run.choose import threads_overlap
 from penstock.run.handoff import Handoff
-from penstock.run.options import RunOptions
+from penstock.run.options import Executor, RunOptions
 from penstock.run.processes import WorkerPool
 from penstock.run.threads import inline, threaded
 from penstock.run.work import Failure, Record, Work
@@ -91,7 +91,7 @@ class Loader:
         self.source, self.plan, self.observer = source, plan, observer
         self._options = options or RunOptions()
         self._num_workers = num_workers
-        self._executor = _checked_executor(num_workers, self._options)
+        self._executor = self._options.executor_for(num_workers)
         self._device = checked_device(device)
         self._world = world or current_world()
         if self._world.workers != 1:
@@ -224,7 +224,7 @@ class Loader:
         known = [size for size in sizes if size is not None]
         batch_bytes = sum(known) * self.plan.batch_size
         if len(known) < len(sizes) and self.plan.epoch(0).n_batches:
-            batch_bytes = _tensor_bytes(self.at(0, 0))
+            batch_bytes = tensor_bytes(self.at(0, 0))
         together, workers = self._together(), self._num_workers
         made = {"inline": together, "threads": workers * self._options.prefetch * together}
         held = made.get(self._executor, max(made["threads"], workers * (self._options.prefetch + 1))) + 1
@@ -299,7 +299,7 @@ class Loader:
             )
         return self._pool.run(start.epoch, start.origin, start.batch, self._record)
 
-    def _measured_executor(self, start: Cursor) -> str:
+    def _measured_executor(self, start: Cursor) -> Executor:
         draws = list(self._share(start).draws(stop=2))
         return "threads" if not draws or threads_overlap(draws, self._work) else "processes"
 
@@ -369,20 +369,6 @@ class Loader:
             )
 
 
-def _checked_executor(num_workers: int, options: RunOptions) -> str:
-    if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
-        raise OptionError(f"num_workers={num_workers!r} cannot be; use 0 (no workers) or more.")
-    if num_workers == 0:
-        if options.executor in ("threads", "processes"):
-            raise OptionError(f"executor={options.executor!r} needs num_workers of 1 or more, got 0.")
-        return "inline"
-    if options.executor == "inline":
-        raise OptionError(
-            f"executor='inline' has no workers, but num_workers={num_workers}; use 0, or another executor."
-        )
-    return options.executor
-
-
 def _check_fit(source: Source, plan: Plan | Segments) -> None:
     if not isinstance(plan, Plan | Segments):
         raise OptionError(f"A loader runs a Plan or Segments, got {type(plan).__name__}.")
@@ -395,18 +381,6 @@ def _check_fit(source: Source, plan: Plan | Segments) -> None:
         )
     if plan.tail == "pad" and MASK in source.fields:
         raise OptionError(f"tail='pad' adds a field {MASK!r}, which {source!r} has already; rename that field.")
-
-
-def _tensor_bytes(batch: Any) -> int:
-    total = 0
-
-    def add(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal total
-        total += tensor.nbytes
-        return tensor
-
-    mapped(batch, add)
-    return total
 
 
 def _ignore(stage: str, seconds: float, nbytes: int) -> None:

@@ -2,13 +2,16 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 
 from penstock.core.types import Arrangement
+from penstock.feed.device import mapped
 from penstock.plan.plan import Plan
 
-__all__ = ["MemoryEstimate", "largest_window", "window_room"]
+__all__ = ["MemoryEstimate", "largest_window", "tensor_bytes", "window_room"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,19 @@ class MemoryEstimate:
         if self.windows_held:
             words += f", {self.windows_held} windows of {self.window_bytes / 1e6:.2f} MB"
         return words + (f"; {self.device_bytes / 1e6:.1f} MB on the device" if self.device_bytes else "")
+
+
+def tensor_bytes(batch: Any) -> int:
+    """Return the bytes of the tensors in a batch, however it is nested."""
+    total = 0
+
+    def add(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal total
+        total += tensor.nbytes
+        return tensor
+
+    mapped(batch, add)
+    return total
 
 
 def largest_window(plan: Plan) -> int:

@@ -53,3 +53,17 @@ class RunOptions:
         for name, value in (("timeout_seconds", self.timeout_seconds), ("memory_bytes", self.memory_bytes)):
             if value is not None and value <= 0:
                 raise OptionError(f"{name}={value} allows nothing; use more than 0, or None for no limit.")
+
+    def executor_for(self, num_workers: int) -> Executor:
+        """Return what executes a plan with that many workers; raise OptionError where it cannot have them."""
+        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
+            raise OptionError(f"num_workers={num_workers!r} cannot be; use 0 (no workers) or more.")
+        if num_workers == 0:
+            if self.executor in ("threads", "processes"):
+                raise OptionError(f"executor={self.executor!r} needs num_workers of 1 or more, got 0.")
+            return "inline"
+        if self.executor == "inline":
+            raise OptionError(
+                f"executor='inline' has no workers, but num_workers={num_workers}; use 0, or another executor."
+            )
+        return self.executor

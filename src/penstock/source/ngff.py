@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import OptionError, SourceError
-from penstock.source.stored import StoredArray, opened_array, remote_attributes
+from penstock.source.stored import StoredArray, opened_array
+from penstock.source.stored_other import remote_attributes
 
 __all__ = ["Axis", "Level", "Multiscale"]
 
