@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 from penstock import OptionError, Span
-from penstock.source import stored
+from penstock.source import stored_other
 from penstock.source.zarr import ZarrSource
 
 
@@ -58,7 +58,7 @@ def test_urls_are_read_through_obstore(tmp_path: Path) -> None:
     data = numbers(23, 3)
     zarr.create_array(tmp_path / "a", data=data, chunks=(4, 2))
     source = ZarrSource(f"file://{tmp_path}/a")
-    assert "ObjectStore" in type(stored._zarr_array(f"file://{tmp_path}/a").store).__name__
+    assert "ObjectStore" in type(stored_other._zarr_array(f"file://{tmp_path}/a").store).__name__
     check_all(source, data)
 
 
