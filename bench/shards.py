@@ -42,6 +42,7 @@ def run(folder: Path, out: Path, repeats: int) -> None:
             Contender("later epochs, 2 threads", penstock, (shards, fields, 2, 1)),
             Contender("later epochs, with metadata", penstock, (shards, None, 0, 1)),
             Contender("verify=always", penstock, (shards, fields, 0, 1, "always")),
+            Contender("WebDatasetLoader, sample by sample, with metadata", sample_by_sample, (shards,)),
             *readers(folder, shards, shapes, n_items),
         ]
         results = measured(reading, repeats)
@@ -153,6 +154,15 @@ def penstock(folder: Path, fields: list[str] | None, num_workers: int, epoch: in
             for _ in loader:
                 pass
         return epoch_rate(loader)
+
+
+def sample_by_sample(folder: Path) -> float:
+    """Iterate seed 004's loader with its own defaults, which merges nothing; the first, verifying epoch counts."""
+    warm(folder)
+    dataset = ps.WebDatasetLoader(folder)
+    began = time.perf_counter()
+    count = sum(1 for _ in dataset)
+    return count / (time.perf_counter() - began)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

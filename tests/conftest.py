@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest.register_assert_rewrite(
+    "penstock_test_parts", "penstock_source_suite", "penstock_test_shards", "penstock_cellmap_parts"
+)
+
 # Neither profile judges by the clock: the machine may be busy.
 _UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
 

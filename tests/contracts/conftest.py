@@ -1,11 +1,27 @@
-"""Makes the parts that tests share importable, also in worker processes."""
+"""Small data sets that encode their position."""
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-_PARTS = str(Path(__file__).parents[1] / "run" / "parts")
-if _PARTS not in sys.path:
-    sys.path.insert(0, _PARTS)
-pytest.register_assert_rewrite("penstock_test_parts", "penstock_source_suite")
+from penstock import create_shards_from_arrays
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that writes a data set of n samples once: x is i, y is (i, i + 1/4)."""
+    made: dict[Any, Path] = {}
+
+    def written(n: int, shard_size: int, **options: Any) -> Path:
+        key = (n, shard_size, tuple(options.items()))
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("set")
+            x = np.arange(n)
+            arrays = {"x": x, "y": np.stack([x, x + 0.25], axis=1).astype(np.float32)}
+            create_shards_from_arrays(made[key], arrays, shard_size=shard_size, **options)
+        return made[key]
+
+    return written

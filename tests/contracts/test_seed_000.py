@@ -4,7 +4,6 @@ The document lies in `seeds/`, verbatim; its code blocks are cut out of it when 
 after the other. What the document takes for granted (a model, its loss, a configuration) is small here, but real.
 """
 
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -29,10 +28,11 @@ from penstock import (
     load_column_slice,
     load_metadata,
 )
+from tests.contracts.documents import Reading, code_blocks, document
 
-(DOCUMENT,) = (Path(__file__).parent / "seeds").glob("000_*.txt")
+DOCUMENT = document("000")
 TEXT = DOCUMENT.read_text()
-BLOCKS: list[str] = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+BLOCKS = code_blocks(DOCUMENT)
 
 TIME, NEURONS, STIM = 3000, 12, 5
 SPLIT = DataSplit(train_start=200, train_end=2600, validation_start=2600, validation_end=3000)
@@ -141,54 +141,37 @@ def with_our_imports(block: str) -> str:
     return re.sub(r"^from LatentEvolution\.\w+ import", "from penstock import", block, flags=re.MULTILINE)
 
 
-class Reading:
-    """A reader of the document who tries each snippet in turn, in one session and one folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        path = folder / "graphs_data" / "fly" / "tiny" / "x_list_0"
-        metadata = np.stack([np.arange(NEURONS)] * 4 + [np.arange(NEURONS) % 3], axis=1)
-        with SimulationWriter(path, metadata, TIME) as writer:
-            writer.append(simulated())
-        torch.manual_seed(0)
-        model = Latent()
-        self.names: dict[str, Any] = {
-            **{name: getattr(penstock, name) for name in ("FlyVisSim", "load_column_slice", "load_metadata")},
-            "NeuronData": NeuronData,
-            "torch": torch,
-            "time": time,
-            "datetime": datetime,
-            "device": DEVICE,
-            "cfg": configuration(),
-            "model": model,
-            "optimizer": torch.optim.Adam(model.parameters(), lr=1e-2),
-            "train_step_fn": train_step_fn,
-            "LossComponents": type("LossComponents", (LossComponents,), {"made": []}),
-            "load_dataset": load_dataset,
-            "make_batches_random": make_batches_random,
-            "wmat_indices": torch.arange(NEURONS).roll(1),  # each neuron listens to the one before it
-            "wmat_indptr": torch.arange(NEURONS + 1),
-        }
-        self.done = 0
-        self.after: dict[int, dict[str, Any]] = {}
-
-    def run(self, number: int) -> dict[str, Any]:
-        """Run the snippets up to `number` that were not run yet; return the names that there were after it."""
-        while self.done <= number:
-            block, self.done = self.done, self.done + 1
-            before = Path.cwd()
-            os.chdir(self.folder)
-            try:
-                exec(compile(with_our_imports(BLOCKS[block]), f"{DOCUMENT.name}, block {block}", "exec"), self.names)
-            finally:
-                os.chdir(before)
-            self.after[block] = dict(self.names)
-        return self.after[number]
+def begun(folder: Path) -> Reading:
+    """Return a reader before the first snippet, with what the document takes for granted."""
+    path = folder / "graphs_data" / "fly" / "tiny" / "x_list_0"
+    metadata = np.stack([np.arange(NEURONS)] * 4 + [np.arange(NEURONS) % 3], axis=1)
+    with SimulationWriter(path, metadata, TIME) as writer:
+        writer.append(simulated())
+    torch.manual_seed(0)
+    model = Latent()
+    names = {
+        **{name: getattr(penstock, name) for name in ("FlyVisSim", "load_column_slice", "load_metadata")},
+        "NeuronData": NeuronData,
+        "torch": torch,
+        "time": time,
+        "datetime": datetime,
+        "device": DEVICE,
+        "cfg": configuration(),
+        "model": model,
+        "optimizer": torch.optim.Adam(model.parameters(), lr=1e-2),
+        "train_step_fn": train_step_fn,
+        "LossComponents": type("LossComponents", (LossComponents,), {"made": []}),
+        "load_dataset": load_dataset,
+        "make_batches_random": make_batches_random,
+        "wmat_indices": torch.arange(NEURONS).roll(1),  # each neuron listens to the one before it
+        "wmat_indptr": torch.arange(NEURONS + 1),
+    }
+    return Reading(DOCUMENT.name, [with_our_imports(block) for block in BLOCKS], folder, names)
 
 
 @pytest.fixture(scope="module")
 def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
-    reading = Reading(tmp_path_factory.mktemp("document"))
+    reading = begun(tmp_path_factory.mktemp("document"))
     yield reading
     if "chunk_loader" in reading.names:
         reading.names["chunk_loader"].cleanup()
@@ -293,7 +276,7 @@ def test_cleanup_leaves_no_thread(reading: Reading) -> None:
 def test_the_same_document_read_again_gives_the_same_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = []
     for seed in (1, 2):
-        again = Reading(tmp_path / str(seed))
+        again = begun(tmp_path / str(seed))
         torch.manual_seed(seed)  # the model is there already; batches do not depend on it
         for number in (0, LOADERS, PARAMETERS, LOOP, CLEANUP):  # the old way draws from torch's own generator
             again.done = number

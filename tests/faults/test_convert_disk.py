@@ -106,25 +106,36 @@ def inputs(tmp_path: Path) -> list[NpyInput]:
     return found
 
 
-@pytest.mark.parametrize("case", ["plain", "shuffled", "split"])
-def test_a_full_disk_publishes_nothing_and_with_more_room_it_goes_on(
-    case: str, inputs: list[NpyInput], tmp_path: Path
-) -> None:
+def on_small_disks(folder: Path, case: str, attempts: str) -> list[str]:
+    """Return what came of each of some `attempts` to convert, the last of which had room enough.
+
+    Whatever came of one: all or nothing was there, and with more room it went on to the bytes of a large disk.
+    """
     body = f"""
 case = {case!r}
 mount("size=64m")
 assert attempt(case) == "done"
 whole, answers = tree(DISK / "out"), []
-for kilobytes in range(8, 420, 51):
-    answers.append(tried(case, f"size={{kilobytes}}k", "size=64m", workers=1 + kilobytes // 51 % 2))
+{attempts}
 print(json.dumps(answers))
 """
-    answers = in_namespace(tmp_path, body)
+    answers = in_namespace(folder, body)
     assert {tuple(rest) for _, *rest in answers} == {(True, "done", True)}
-    failed = [answer for answer, *_ in answers if answer != "done"]
+    assert answers[-1][0] == "done"
+    return [answer for answer, *_ in answers]
+
+
+@pytest.mark.parametrize("case", ["plain", "shuffled", "split"])
+def test_a_full_disk_publishes_nothing_and_with_more_room_it_goes_on(
+    case: str, inputs: list[NpyInput], tmp_path: Path
+) -> None:
+    attempts = """
+for kilobytes in range(8, 420, 51):
+    answers.append(tried(case, f"size={kilobytes}k", "size=64m", workers=1 + kilobytes // 51 % 2))
+"""
+    failed = [answer for answer in on_small_disks(tmp_path, case, attempts) if answer != "done"]
     assert len(failed) > 3
     assert all(answer.startswith("WriteError") and "No space left on device" in answer for answer in failed), failed
-    assert answers[-1][0] == "done"
 
 
 @pytest.mark.parametrize("case", ["plain", "shuffled", "split"])
@@ -132,21 +143,14 @@ def test_a_disk_that_takes_no_more_files_publishes_all_or_nothing(
     case: str, inputs: list[NpyInput], tmp_path: Path
 ) -> None:
     # Each file and folder is an inode: with one more each time, another one cannot be made.
-    body = f"""
-case = {case!r}
-mount("size=64m")
-assert attempt(case) == "done"
-whole, answers = tree(DISK / "out"), []
+    attempts = """
 for inodes in range(2, 80, 3):
-    answers.append(tried(case, f"size=64m,nr_inodes={{inodes}}", "nr_inodes=1000"))
+    answers.append(tried(case, f"size=64m,nr_inodes={inodes}", "nr_inodes=1000"))
     if answers[-1][0] == "done":
         break
-print(json.dumps(answers))
 """
-    answers = in_namespace(tmp_path, body)
-    assert {tuple(rest) for _, *rest in answers} == {(True, "done", True)}
-    assert all(answer.startswith("WriteError") for answer, *_ in answers[:-1]), answers
-    assert answers[-1][0] == "done"
+    answers = on_small_disks(tmp_path, case, attempts)
+    assert all(answer.startswith("WriteError") for answer in answers[:-1]), answers
     assert len(answers) > 4
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from penstock_test_processes import PARTS
 
 from penstock import TarSource
 from penstock.core.errors import SourceError
@@ -24,28 +25,14 @@ from penstock.shard.verify import verify_shards
 
 SOAK = 20 if os.environ.get("PENSTOCK_SOAK") == "1" else 1
 
-HELPER = '''
+HELPER = """
 import json, os, signal, sys
 import numpy as np
+from penstock_test_processes import Clock, counted
 from penstock.shard.writer import ShardWriter, WriteOptions
 
 assert "torch" not in sys.modules
 CHANGES = ("rename", "replace", "fsync", "writev", "write", "unlink", "rmdir", "mkdir", "open")
-
-class Clock:
-    """Counts, and kills this process when its time has come."""
-    def __init__(self, last):
-        self.count, self.last = 0, last
-    def tick(self):
-        self.count += 1
-        if self.count == self.last:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-def counted(clock, function):
-    def call(*args, **kwargs):
-        clock.tick()
-        return function(*args, **kwargs)
-    return call
 
 def sample(number, salt):
     return {"x": np.array([number, salt, -number], np.int32), "y": np.full(number % 4, salt, np.float32)}
@@ -91,7 +78,7 @@ for line in sys.stdin:
     _, status = os.waitpid(pid, 0)
     killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     print(json.dumps({"killed": killed, **json.loads(answer or "{}")}), flush=True)
-'''
+"""
 
 
 class Helper:
@@ -126,7 +113,11 @@ def helper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Helper]:
     path = tmp_path_factory.mktemp("helper") / "helper.py"
     path.write_text(HELPER)
     process = subprocess.Popen(
-        [sys.executable, "-W", "error", str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-W", "error", str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PARTS},
     )
     try:
         yield Helper(process)

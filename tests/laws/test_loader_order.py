@@ -1,7 +1,6 @@
 """One global order: whoever makes the batches, however many they are."""
 
 import os
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
@@ -15,8 +14,6 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, reject
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
 from penstock_test_parts import delivered, numbered, planned, side_by_side, worlds
 
 from penstock import (

@@ -1,14 +1,14 @@
-"""A run that was stopped anywhere and goes on anywhere else is the run that never stopped, bit for bit."""
+"""A run that was stopped anywhere, or killed, and goes on is the run that never stopped, bit for bit.
+
+A state is small and plain, belongs to its plan and its data, and costs the same anywhere in very long data.
+"""
 
 import io
 import json
 import os
 import resource
 import signal
-import sys
 import time
-from contextlib import ExitStack
-from dataclasses import replace
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,22 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, reject, settings
-from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
-from penstock_test_parts import (
-    CountingSource,
-    at_batch,
-    delivered,
-    ended,
-    isolated,
-    numbered,
-    plain,
-    planned,
-    with_noise,
-    worlds,
-)
+from penstock_test_parts import at_batch, delivered, ended, isolated, numbered, plain, planned, with_noise
 
 from penstock import (
     Field,
@@ -40,51 +25,13 @@ from penstock import (
     LoaderError,
     OptionError,
     Plan,
-    PlanError,
     ResumeError,
     RunOptions,
     Segments,
     Sequential,
     Shuffle,
-    Source,
-    WindowShuffle,
-    World,
 )
-
-SOURCE = numbered(46, chunk=4)
-THREADS = RunOptions(executor="threads")
-FORK = RunOptions(executor="processes", start_method="fork")
-EXECUTORS = {
-    "inline": (0, RunOptions()),
-    "one thread": (1, RunOptions(executor="threads", prefetch=3)),
-    "three threads": (3, THREADS),
-}
-PLANS: dict[str, Any] = {
-    "shuffle, short": Plan(SOURCE.index, Shuffle(), batch_size=7, tail="short", seed=1),
-    "shuffle, drop": Plan(SOURCE.index, Shuffle(), batch_size=7, seed=2),
-    "windows, pad, lanes": Plan(SOURCE.index, WindowShuffle(3), batch_size=8, lanes=3, tail="pad", seed=3),
-    "cycling segments": Segments(Plan(SOURCE.index, WindowShuffle(2), batch_size=5, lanes=2, seed=4), 4),
-    "segments of a pass": Segments(Plan(SOURCE.index, Shuffle(), batch_size=5, tail="short", seed=5), 4),
-}
-EPOCHS = 3
-
-
-def made(plan: Any, executor: str = "inline", source: Source = SOURCE, **others: Any) -> Loader:
-    workers, options = EXECUTORS[executor]
-    return Loader(source, plan, transform=with_noise, num_workers=workers, **{"options": options, **others})
-
-
-def epochs_of(loader: Loader, until: int = EPOCHS) -> list[Any]:
-    """Return every batch from where the loader stands to the end of epoch `until` - 1, with its random bits."""
-    found = []
-    while loader.epoch < until:
-        found += [plain(batch) for batch in loader]
-    return found
-
-
-@pytest.fixture(scope="module")
-def uninterrupted() -> dict[str, list[Any]]:
-    return {name: epochs_of(made(plan)) for name, plan in PLANS.items()}
+from tests.laws.loaders import EPOCHS, FORK, MOVES, PLANS, SOURCE, THREADS, epochs_of, made
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -165,139 +112,6 @@ def test_loading_a_state_in_the_middle_of_an_iteration_ends_that_iteration() -> 
         assert delivered(loader) == planned(loader.plan)[4:]
 
 
-# -- other workers, executors and ranks --------------------------------------------------------------------------------
-
-
-def advanced(loaders: list[Loader], steps: int) -> list[tuple[int, int]]:
-    """Go `steps` steps on every rank, through ends of epochs; return the items in global order, with their bits."""
-    found: list[tuple[int, int]] = []
-    while steps:
-        for step in zip(*(iter(loader) for loader in loaders), strict=True):
-            for batch in step:
-                kept = batch["mask"] if "mask" in batch else torch.ones(len(batch["x"]), dtype=torch.bool)
-                found += zip(batch["x"][kept].tolist(), batch["noise"][kept].tolist(), strict=True)
-            steps -= 1
-            if not steps:
-                break
-    return found
-
-
-def real_items(plan: Plan, epoch: int, batch: int) -> int:
-    draw = plan.epoch(epoch).draw(batch)
-    return len(draw) if draw.mask is None else int(draw.mask.sum())
-
-
-stages = st.lists(
-    st.tuples(st.integers(1, 4), st.sampled_from(sorted(EXECUTORS)), st.integers(0, 7)), min_size=3, max_size=4
-)
-
-
-@settings(max_examples=settings.default.max_examples // 2)  # each is four runs of up to four ranks
-@given(stages, st.sampled_from(["short", "pad"]), st.integers(1, 3), st.integers(2, 6), st.integers(0, 1000))
-def test_stopping_three_times_with_other_ranks_and_workers_is_one_run(
-    changes: list[tuple[int, str, int]], tail: Any, lanes: int, batch_size: int, seed: int
-) -> None:
-    plan = Plan(SOURCE.index, WindowShuffle(3), batch_size=batch_size, seed=seed, lanes=lanes, tail=tail)
-    found: list[tuple[int, int]] = []
-    state: dict[str, Any] | None = None
-    try:
-        for size, executor, steps in changes:
-            with ExitStack() as stack:
-                loaders = [stack.enter_context(made(plan, executor, world=world)) for world in worlds(size)]
-                if state is not None:
-                    for loader in loaders:
-                        loader.load_state_dict(state)
-                found += advanced(loaders, steps)
-                states = [loader.state_dict() for loader in loaders]
-            assert all(other == states[0] for other in states)
-            state = json.loads(json.dumps(states[0]))
-    except PlanError:
-        assert tail == "short"
-        reject()
-    with made(plan) as loader:
-        whole = advanced([loader], 1 + sum(size * steps for size, _, steps in changes))
-    assert found == whole[: len(found)]
-    last = [real_items(plan, state["epoch"], batch) for batch in range(state["batch"])]
-    assert len(found) == state["epoch"] * 46 + sum(last)
-
-
-@pytest.mark.parametrize("name", PLANS)
-def test_stopping_in_threads_processes_and_inline_in_turn_is_one_run(
-    uninterrupted: dict[str, list[Any]], name: str
-) -> None:
-    state, found = None, []
-    for turn, others in enumerate(
-        [
-            {"num_workers": 2, "options": THREADS},
-            {"num_workers": 2, "options": FORK},
-            {},
-            {"num_workers": 1, "options": FORK},
-        ]
-    ):
-        with Loader(SOURCE, PLANS[name], transform=with_noise, **others) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            while loader.epoch < EPOCHS:
-                batches = islice(loader, 3) if turn < 3 else loader
-                found += [plain(batch) for batch in batches]
-                state = loader.state_dict()
-                if turn < 3:
-                    break
-    assert found == uninterrupted[name]
-
-
-def test_fewer_ranks_go_on_where_more_ranks_were_stopped() -> None:
-    plan = Plan(SOURCE.index, Shuffle(), batch_size=4, seed=9)  # 11 batches
-    with ExitStack() as stack:
-        four = [stack.enter_context(Loader(SOURCE, plan, world=world)) for world in worlds(4)]
-        first = [batch for step in zip(*(islice(loader, 1) for loader in four), strict=True) for batch in step]
-        states = [loader.state_dict() for loader in four]
-    assert delivered(first) == planned(plan)[:4]
-    assert {state["batch"] for state in states} == {4}
-    with ExitStack() as stack:
-        two = [stack.enter_context(Loader(SOURCE, plan, world=world)) for world in worlds(2)]
-        for loader, state in zip(two, states, strict=False):
-            loader.load_state_dict(state)
-        assert [loader.remaining for loader in two] == [3, 3]
-        assert [len(loader) for loader in two] == [5, 5]
-        rest = [batch for step in zip(*two, strict=True) for batch in step]
-    assert delivered(rest) == planned(plan)[4:10]
-
-
-# -- another batch size ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize(("before", "after"), [(4, 8), (4, 3), (6, 4), (5, 46), (7, 100)])
-def test_another_batch_size_goes_on_at_the_very_next_item(executor: str, before: int, after: int) -> None:
-    plan = Plan(SOURCE.index, Shuffle(), batch_size=before, tail="short", seed=8)
-    other = replace(plan, batch_size=after)
-    items = [item for batch in chain(planned(plan, 0), planned(plan, 1)) for item in batch]
-    for done in range(plan.n_batches + 1):
-        with made(plan) as first, made(other, executor) as second:
-            found = [plain(batch) for batch in islice(first, done)]
-            second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-            rest = epochs_of(second, until=2)
-        assert [x for batch in found + rest for x in batch["x"]] == items
-        # All but the last of the first epoch and the last of the second are full.
-        assert [len(batch["x"]) for batch in rest].count(after) >= len(rest) - 2
-
-
-def test_random_bits_of_items_do_not_change_with_the_batch_size() -> None:
-    plan = Plan(SOURCE.index, Shuffle(), batch_size=4, tail="short", seed=8)
-    with made(plan) as first, made(replace(plan, batch_size=9)) as second:
-        found = [plain(batch) for batch in islice(first, 5)]
-        second.load_state_dict(first.state_dict())
-        found += [plain(batch) for batch in second]
-    with made(plan) as whole:
-        wanted = [plain(batch) for batch in whole]
-
-    def bits(batches: list[Any]) -> list[tuple[int, int]]:
-        return [pair for batch in batches for pair in zip(batch["x"], batch["noise"], strict=True)]
-
-    assert bits(found) == bits(wanted)
-
-
 # -- a killed process --------------------------------------------------------------------------------------------------
 
 KILLED = {
@@ -331,173 +145,6 @@ def test_a_killed_process_is_resumed_exactly(
     with made(PLANS["shuffle, short"], "three threads") as loader:
         loader.load_state_dict(json.loads((tmp_path / "state").read_text()))
         assert logged + epochs_of(loader) == uninterrupted["shuffle, short"]
-
-
-# -- moving about ------------------------------------------------------------------------------------------------------
-
-MOVES = Plan(SOURCE.index, Shuffle(), batch_size=7, tail="short", seed=1)  # 7 batches
-
-
-class TestSetEpoch:
-    def test_a_state_loaded_for_the_middle_of_that_epoch_is_kept(self) -> None:
-        with made(MOVES) as loader:
-            loader.load_state_dict(at_batch(loader, 2, 3))
-            loader.set_epoch(2)
-            assert delivered(loader) == planned(MOVES, 2)[3:]
-
-    def test_another_epoch_begins_at_its_head(self) -> None:
-        with made(MOVES) as loader:
-            loader.load_state_dict(at_batch(loader, 2, 3))
-            loader.set_epoch(5)
-            assert delivered(loader) == planned(MOVES, 5)
-
-    def test_the_usual_loop_over_epochs_gives_each_of_them(self) -> None:
-        with made(MOVES, "three threads") as loader:
-            for epoch in range(3):
-                loader.set_epoch(epoch)
-                assert delivered(loader) == planned(MOVES, epoch)
-
-    def test_the_usual_loop_resumed_in_the_middle_gives_the_rest(self) -> None:
-        with made(MOVES, "three threads") as loader:
-            loader.load_state_dict(at_batch(loader, 1, 5))
-            found = []
-            for epoch in range(1, 3):
-                loader.set_epoch(epoch)
-                found += delivered(loader)
-        assert found == planned(MOVES, 1)[5:] + planned(MOVES, 2)
-
-    def test_an_epoch_that_was_begun_starts_anew(self) -> None:
-        with made(MOVES) as loader:
-            list(islice(loader, 3))
-            loader.set_epoch(0)
-            assert delivered(loader) == planned(MOVES, 0)
-
-    def test_a_negative_epoch_is_refused(self) -> None:
-        with made(MOVES) as loader, pytest.raises(OptionError, match=r"set_epoch\(-1\)"):
-            loader.set_epoch(-1)
-
-
-class TestSkip:
-    @pytest.mark.parametrize("executor", EXECUTORS)
-    def test_before_an_iteration_it_begins_further_on(self, executor: str) -> None:
-        with made(MOVES, executor) as loader:
-            loader.skip(3)
-            assert (loader.remaining, loader.state_dict()["batch"]) == (4, 3)
-            assert delivered(loader) == planned(MOVES)[3:]
-            assert delivered(loader) == planned(MOVES, 1)
-
-    @pytest.mark.parametrize("executor", EXECUTORS)
-    @pytest.mark.parametrize("n", [0, 1, 3, 5])
-    def test_in_the_middle_the_same_iteration_goes_on_further_on(self, executor: str, n: int) -> None:
-        with made(MOVES, executor) as loader:
-            batches = iter(loader)
-            first = delivered(islice(batches, 2))
-            loader.skip(n)
-            assert loader.state_dict()["batch"] == 2 + n
-            assert first + delivered(batches) == planned(MOVES)[:2] + planned(MOVES)[2 + n :]
-            assert next(batches, "end") == "end"
-            assert delivered(loader) == planned(MOVES, 1)
-
-    def test_in_the_middle_of_a_loop(self) -> None:
-        found = []
-        with made(MOVES, "three threads") as loader:
-            for batch in loader:
-                found.append(batch["x"].tolist())
-                if len(found) == 2:
-                    loader.skip(3)
-        assert found == planned(MOVES)[:2] + planned(MOVES)[5:]
-
-    @pytest.mark.parametrize(("n", "epoch", "batch"), [(8, 1, 1), (14, 2, 0), (25, 3, 4)])
-    def test_before_an_iteration_it_reaches_into_later_epochs(self, n: int, epoch: int, batch: int) -> None:
-        with made(MOVES) as loader:
-            loader.skip(n)
-            found = delivered(loader) or delivered(loader)  # at the very end of an epoch nothing is left of it
-        assert found == planned(MOVES, epoch)[batch:]
-
-    def test_skipping_is_counted_in_steps_of_this_rank(self) -> None:
-        plan = Plan(SOURCE.index, Shuffle(), batch_size=4)
-        with Loader(SOURCE, plan, world=World(1, 2)) as loader:
-            loader.skip(2)
-            assert delivered(loader) == planned(plan)[5:10:2]
-
-    def test_skipping_is_the_same_as_delivering(self) -> None:
-        for plan in PLANS.values():
-            with made(plan) as skipped, made(plan) as walked:
-                skipped.skip(2)
-                list(islice(walked, 2))
-                assert skipped.state_dict() == walked.state_dict()
-
-    def test_nothing_is_read(self) -> None:
-        source = CountingSource(SOURCE)
-        with Loader(source, Plan(source.index, Shuffle(), batch_size=4)) as loader:
-            loader.skip(1_000_003)
-            assert (source.spans, source.taken) == ([], [])
-            assert loader.epoch == 1_000_003 // 11
-
-    def test_too_far_in_the_middle_is_refused_with_both_numbers(self) -> None:
-        with made(MOVES) as loader:
-            batches = iter(loader)
-            next(batches)
-            with pytest.raises(OptionError, match=r"skip\(7\), but 6 batches are left"):
-                loader.skip(7)
-            assert delivered(batches) == planned(MOVES)[1:]
-
-    def test_going_back_is_refused(self) -> None:
-        with made(MOVES) as loader, pytest.raises(OptionError, match=r"skip\(-1\)"):
-            loader.skip(-1)
-
-
-class TestAt:
-    @pytest.mark.parametrize("name", PLANS)
-    def test_it_is_the_batch_that_iterating_gives(self, uninterrupted: dict[str, list[Any]], name: str) -> None:
-        with made(PLANS[name], "three threads") as loader:
-            found = [
-                plain(loader.at(epoch, batch))
-                for epoch in range(EPOCHS)
-                for batch in range(PLANS[name].epoch(epoch).n_batches)
-            ]
-        assert found == uninterrupted[name]
-
-    def test_it_does_not_move_the_loader(self) -> None:
-        found = []
-        with made(MOVES, "three threads") as loader:
-            for batch in loader:
-                before = loader.state_dict()
-                loader.at(2, 6)
-                loader.at(0, 0)
-                assert loader.state_dict() == before
-                found.append(batch["x"].tolist())
-        assert found == planned(MOVES)
-
-    def test_batches_are_counted_over_all_ranks(self) -> None:
-        with Loader(SOURCE, Plan(SOURCE.index, Shuffle(), batch_size=4), world=World(1, 2)) as loader:
-            assert loader.at(0, 0)["x"].tolist() == planned(loader.plan)[0]
-
-    def test_a_batch_that_is_not_there_is_refused(self) -> None:
-        with made(MOVES) as loader, pytest.raises(PlanError, match="Batch 7 is not in epoch 1"):
-            loader.at(1, 7)
-
-
-class TestRemaining:
-    def test_it_counts_down_and_starts_again(self) -> None:
-        with made(MOVES) as loader:
-            assert loader.remaining == 7
-            counts = [loader.remaining for _ in loader]
-            assert counts == [6, 5, 4, 3, 2, 1, 0]
-            assert loader.remaining == 7
-
-    def test_it_is_what_a_resumed_loader_gives(self) -> None:
-        for plan in PLANS.values():
-            for batch in range(plan.epoch(1).n_batches + 1):
-                with made(plan) as loader:
-                    loader.load_state_dict(at_batch(loader, 1, batch))
-                    assert loader.remaining == sum(1 for _ in loader)
-
-    def test_len_is_the_length_of_a_whole_epoch_wherever_the_loader_stands(self) -> None:
-        with made(MOVES) as loader:
-            assert {len(loader) for _ in loader} == {7}
-            loader.load_state_dict(at_batch(loader, 3, 5))
-            assert len(loader) == 7
 
 
 # -- states from elsewhere ---------------------------------------------------------------------------------------------

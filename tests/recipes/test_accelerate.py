@@ -1,7 +1,6 @@
 """Accelerate: the order is the loader's own, and a run goes on from every `save_state` to the same weights."""
 
 import os
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -13,11 +12,8 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from torch.utils.data import DataLoader, TensorDataset
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
-
 from penstock_test_parts import side_by_side
+from torch.utils.data import DataLoader, TensorDataset
 
 from penstock.core.errors import LoaderError, ResumeError
 from penstock.feed.loader import Loader

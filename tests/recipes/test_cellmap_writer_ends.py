@@ -168,26 +168,12 @@ def test_a_lock_goes_with_its_writer_and_attributes_are_small(raw: str, tmp_path
 
 
 SCRIPT = '''
-import json, os, signal, sys
+import json, os, sys
 from pathlib import Path
+from penstock_test_processes import Clock, counted
 from penstock.recipes.cellmap_writer import CellMapDatasetWriter
 
 PATCH = {"shape": (6, 8, 8), "scale": (8, 4, 4)}
-
-class Clock:
-    """Counts, and kills this process when its time has come."""
-    def __init__(self, last):
-        self.count, self.last = 0, last
-    def tick(self):
-        self.count += 1
-        if self.count == self.last:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-def counted(clock, function):
-    def call(*args, **kwargs):
-        clock.tick()
-        return function(*args, **kwargs)
-    return call
 
 def halved(clock, function):
     """Write the first half of a file, then perhaps die, then the whole."""
@@ -228,7 +214,8 @@ for line in sys.stdin:
 @pytest.fixture(scope="module")
 def killer() -> Iterator[Any]:
     """Return a function that runs a writer in a process of its own, which kills itself at the n-th change of a file."""
-    with subprocess.Popen([sys.executable, "-c", SCRIPT], stdin=-1, stdout=-1, text=True) as process:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "parts")}
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], stdin=-1, stdout=-1, text=True, env=env) as process:
 
         def run(*job: Any) -> str:
             assert process.stdin is not None

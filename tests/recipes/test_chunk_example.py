@@ -2,14 +2,10 @@
 
 import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
-
 from penstock_test_parts import own_threads
 
 TINY = ["--neurons", "30", "--stimuli", "5", "--timesteps", "5000", "--chunk-size", "1000", "--batch-size", "100"]

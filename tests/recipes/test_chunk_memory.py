@@ -1,7 +1,6 @@
 """What chunk streams take of main memory and of a device, and how chunks get there (on a stand-in for CUDA)."""
 
 import gc
-import sys
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,9 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
-
 from penstock_test_parts import eventually, isolated
 
 from penstock import (

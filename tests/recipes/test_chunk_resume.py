@@ -1,15 +1,11 @@
 """The same seed gives the same chunks and the same batches: in a new process, and after a resume at any chunk."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
-
 from penstock_test_parts import answer, own_threads, script
 
 from penstock import PipelineChunkLoader, RandomChunkLoader, ResumeError, sample_batch_within_chunk

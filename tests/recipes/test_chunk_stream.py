@@ -1,6 +1,5 @@
 """Chunk streams: which chunks come, whole and intact, and what happens when something fails or stops early."""
 
-import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -10,9 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
-
 from penstock_test_parts import Mishap, Surroundings, eventually, mishap_in_the_users_code, own_threads
 
 from penstock import (

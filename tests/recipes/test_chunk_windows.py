@@ -1,6 +1,5 @@
 """Where windows lie: anywhere or side by side, and that what load_fn gives is nobody else's when it is delivered."""
 
-import sys
 from collections import Counter
 from functools import lru_cache
 from itertools import pairwise
@@ -11,9 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
-
 from penstock_test_parts import Mishap, mishap_in_the_users_code
 
 from penstock import Field, OptionError, PlanError, RandomChunkLoader, ReadError

@@ -1,15 +1,11 @@
 """Simulations in the layout of seed 000's document: written, read column by column, and refused with a reason."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
-
 from penstock_test_parts import own_threads
 
 from penstock import (

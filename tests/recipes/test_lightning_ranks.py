@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,8 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch.utils.data import TensorDataset
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
-
 from penstock_test_parts import side_by_side
+from torch.utils.data import TensorDataset
 
 from penstock.core.errors import ResumeError
 from penstock.recipes.chunked_epochs import ChunkedSampler

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from penstock_test_parts import FakeClock
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import penstock.report.watch as watching
@@ -20,20 +21,10 @@ from penstock.recipes.performance_monitor import DataLoaderPerformanceMonitor, q
 from penstock.run.machine import Machine
 
 
-class FakeClock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 10.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    fake = FakeClock()
-    monkeypatch.setattr(watching, "time", SimpleNamespace(perf_counter=fake.perf_counter))
+    fake = FakeClock(10.0)
+    monkeypatch.setattr(watching, "time", fake)
     return fake
 
 

@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing as mp
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
-
 from penstock_test_parts import eventually
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from penstock.core.errors import LoaderError, OptionError
 from penstock.feed.loader import Loader

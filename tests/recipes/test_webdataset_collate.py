@@ -1,6 +1,5 @@
 """Samples become batches: stacked, listed or padded, the same whichever way they are merged."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,9 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
-
 from penstock_test_parts import plain
 
 from penstock import (

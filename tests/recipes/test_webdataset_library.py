@@ -2,7 +2,6 @@
 
 import gc
 import json
-import sys
 import warnings
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -14,9 +13,6 @@ import pytest
 import webdataset as wds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "run" / "parts"))
-
 from penstock_source_suite import same
 
 from penstock import (

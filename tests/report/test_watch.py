@@ -8,12 +8,12 @@ import time
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from penstock_test_parts import FakeClock
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import penstock.report.watch as watching
@@ -21,20 +21,10 @@ from penstock import ArraySource, Loader, LoaderError, OptionError, Plan, Shuffl
 from penstock.report.watch import Watch, watch
 
 
-class FakeClock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     fake = FakeClock()
-    monkeypatch.setattr(watching, "time", SimpleNamespace(perf_counter=fake.perf_counter))
+    monkeypatch.setattr(watching, "time", fake)
     return fake
 
 

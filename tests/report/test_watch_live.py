@@ -12,6 +12,7 @@ from typing import Any, TextIO
 import numpy as np
 import pytest
 import torch
+from penstock_test_parts import FakeClock
 
 import penstock.report.watch as watching
 from penstock.report.watch import watch
@@ -27,20 +28,10 @@ NAMES = {
 }
 
 
-class FakeClock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 50.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    fake = FakeClock()
-    monkeypatch.setattr(watching, "time", SimpleNamespace(perf_counter=fake.perf_counter))
+    fake = FakeClock(50.0)
+    monkeypatch.setattr(watching, "time", fake)
     monkeypatch.setattr(watching, "resident_bytes", lambda: 750_000_000)
     return fake
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from penstock_test_parts import (
+    CountingSource,
     Mishap,
     MishapAt,
     MishapSource,
@@ -289,6 +290,19 @@ def test_arrays_beside_objects_can_be_changed_and_kept(kind: str) -> None:
             kept.append(batch)
         assert delivered(kept) == [[item + 100 for item in items] for items in planned(plan)]
         assert delivered(loader) == planned(plan, 1)
+
+
+@pytest.mark.parametrize(("typical_bytes", "batches_read"), [(None, [1] * 6), (50, [1, 2, 3]), (260_000, [1, 2, 2, 1])])
+def test_batches_of_objects_are_read_together_as_far_as_their_size_is_known_and_small(
+    typical_bytes: int | None, batches_read: list[int]
+) -> None:
+    source = CountingSource(MixedSource(23, typical_bytes))
+    plan = Plan(source.index, Shuffle(), batch_size=4, seed=2, tail="short")
+    with Loader(source, plan) as loader:
+        batches = list(loader)
+    assert delivered(batches) == planned(plan)
+    assert [[note["item"] for note in batch["note"]] for batch in batches] == planned(plan)
+    assert [-(-len(items) // 4) for items in source.taken] == batches_read
 
 
 @pytest.mark.parametrize("kind", OPTIONS)

@@ -1,29 +1,18 @@
 import threading
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from penstock_test_parts import numbered
+from penstock_test_parts import FakeClock, numbered
 
 from penstock import Loader, Plan, RunOptions, Sequential, Timings
 from penstock.run import timing
 
 
-class FakeClock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    fake = FakeClock()
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=fake.perf_counter))
+    fake = FakeClock(100.0)
+    monkeypatch.setattr(timing, "time", fake)
     return fake
 
 

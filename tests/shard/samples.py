@@ -1,5 +1,6 @@
 """Small data sets that encode their own positions, and what is in a folder, byte by byte."""
 
+import enum
 import io
 import json
 import tarfile
@@ -8,11 +9,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from penstock_test_parts import open_files
 
+from penstock import TarSource
 from penstock.shard.manifest import Manifest, _checksum
 from penstock.shard.writer import ShardWriter, WriteOptions
 
-__all__ = ["archive", "contents", "reseal", "sample", "write"]
+__all__ = [
+    "Side",
+    "archive",
+    "begun",
+    "contents",
+    "held",
+    "ids",
+    "metadata",
+    "numbers",
+    "reseal",
+    "sample",
+    "write",
+]
+
+
+class Side(enum.IntEnum):
+    """A value of a class of the user's own, which a pickle imports by name."""
+
+    LEFT = 1
 
 
 def sample(number: int) -> dict[str, Any]:
@@ -33,6 +54,32 @@ def write(
     for number in range(writer.written, n_samples):
         writer.write(make(number), None, {"number": number})
     return writer.commit()
+
+
+def begun(folder: Path, **options: Any) -> ShardWriter:
+    """Return a writer that has not written yet."""
+    return ShardWriter(folder, WriteOptions(**{"shard_size": 3, **options}))
+
+
+def metadata(folder: Path) -> list[dict[str, Any]]:
+    """Return the metadata of each sample."""
+    return TarSource(folder, fields=["metadata"]).take(np.arange(len(TarSource(folder).index)))["metadata"].tolist()
+
+
+def ids(folder: Path) -> list[str]:
+    """Return the id of each sample."""
+    return [about["sample_id"] for about in metadata(folder)]
+
+
+def numbers(folder: Path) -> list[int]:
+    """Return which sample each one is."""
+    source = TarSource(folder)
+    return source.take(np.arange(len(source.index)))["x"][:, 0].tolist()
+
+
+def held(folder: Path) -> list[str]:
+    """Return the files below `folder` that this process has open."""
+    return sorted({name for name in open_files().values() if name.startswith(str(folder))})
 
 
 def contents(folder: Path) -> dict[str, bytes]:

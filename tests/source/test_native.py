@@ -108,7 +108,7 @@ def test_any_layout_is_copied_and_checked(
             begins,
             parts=np.array(parts),
             targets=targets,
-            rows=rows,
+            places=rows,
             checks=Checks(unverified, sums, np.arange(n_items)),
         )
 
@@ -124,6 +124,47 @@ def test_any_layout_is_copied_and_checked(
         assert copied() == (item, part)
     for one in stored:
         one.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(members=st.lists(layouts().map(lambda parts: parts[0]), min_size=1, max_size=9), data=st.data())
+def test_members_that_each_have_a_size_of_their_own_are_copied_and_checked(
+    library: ctypes.CDLL,
+    tmp_path_factory: pytest.TempPathFactory,
+    members: list[tuple[int, int, int, int]],
+    data: st.DataObject,
+) -> None:
+    seed, n_items = data.draw(st.integers(0, 1 << 30)), len(members)
+    stored = Stored(tmp_path_factory.mktemp("shards") / "a", max(member[3] for member in members) + 500, seed)
+    begins = np.array(data.draw(st.lists(st.integers(0, 500), min_size=n_items, max_size=n_items)))
+    unverified = np.array(data.draw(st.lists(st.booleans(), min_size=n_items, max_size=n_items)))
+    pieces = [stored.content[begin:][: member[3]] for begin, member in zip(begins, members, strict=True)]
+    sums = np.array([xxhash.xxh3_64_intdigest(piece.tobytes()) for piece in pieces], np.uint64)
+    sizes = np.array([member[2] for member in members])
+    target = np.zeros(sizes.sum(), np.uint8)
+
+    def copied() -> tuple[int, int]:
+        return copy_items(
+            np.array([stored.row]),
+            np.zeros(n_items, np.int64),
+            begins,
+            parts=np.array(members),
+            targets=[target],
+            places=sizes.cumsum() - sizes,
+            checks=Checks(unverified, [[sums]], np.arange(n_items)),
+            each=True,
+        )
+
+    assert copied() == (n_items, -1)
+    expected = [piece[start:][:n_bytes] for piece, (_, start, n_bytes, _) in zip(pieces, members, strict=True)]
+    assert target.tobytes() == b"".join(part.tobytes() for part in expected)
+    broken = data.draw(st.integers(0, n_items - 1))
+    sums[broken] ^= np.uint64(1 << data.draw(st.integers(0, 63)))
+    assert copied() == ((broken, 0) if unverified[broken] else (n_items, -1))
+    os.truncate(stored.path, 0)
+    looked_at = np.flatnonzero(unverified | (sizes > 0))
+    assert copied() == (looked_at[0] if len(looked_at) else n_items, -1)
+    stored.close()
 
 
 TOGGLING = """
@@ -163,7 +204,7 @@ def test_what_was_checked_is_what_was_copied_whoever_writes_to_the_file(library:
                 np.arange(n_items) * length,
                 parts=np.array([[0, 512, n_bytes, length]]),
                 targets=[target],
-                rows=np.arange(n_items),
+                places=np.arange(n_items),
                 checks=checks,
             )
             refused += wrong == 0
@@ -184,7 +225,7 @@ def copied(stored: Stored, begins: list[int]) -> tuple[int, np.ndarray]:
         np.array(begins),
         parts=PARTS,
         targets=[target],
-        rows=np.arange(len(begins)),
+        places=np.arange(len(begins)),
         checks=None,
     )
     assert wrong == -1
@@ -252,7 +293,7 @@ def shrunk_copy(path):
     os.truncate(path, 0)
     found, _ = copy_items(
         np.array([[file, mapped.address, 1 << 16]]), np.zeros(1, np.int64), np.zeros(1, np.int64),
-        parts=np.array([[0, 512, 4000, 4608]]), targets=[np.empty((1, 4000), np.uint8)], rows=np.zeros(1, np.int64),
+        parts=np.array([[0, 512, 4000, 4608]]), targets=[np.empty((1, 4000), np.uint8)], places=np.zeros(1, np.int64),
         checks=None,
     )
     assert found == 0

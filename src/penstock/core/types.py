@@ -1,7 +1,7 @@
 """The small values that everything passes around."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,9 @@ class Field:
     dtype: np.dtype[Any]
     shape: tuple[int, ...] | None
     """Shape of one item; None where it varies."""
+
+    typical_bytes: int | None = field(default=None, compare=False, repr=False)
+    """Where bytes vary: about how many an item takes; None where the source does not know."""
 
     @property
     def item_bytes(self) -> int | None:

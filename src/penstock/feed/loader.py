@@ -327,7 +327,8 @@ class Loader:
         return self.plan.plan if isinstance(self.plan, Segments) else self.plan
 
     def _together(self) -> int:
-        sizes = [field.item_bytes for field in self.source.fields.values()]
+        fields = self.source.fields.values()
+        sizes = [field.typical_bytes if field.item_bytes is None else field.item_bytes for field in fields]
         if self._by_item or any(size is None for size in sizes):
             return 1
         batch_bytes = self.plan.batch_size * sum(size or 0 for size in sizes)

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import pickle
+import re
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
@@ -18,14 +19,20 @@ from numpy.typing import NDArray
 from penstock.core.errors import MissingDependency, OptionError
 from penstock.shard.pickles import unpickled
 
-__all__ = ["ArrayFormat", "Encoded", "NpyHeader", "decoded", "encoded", "json_bytes", "npy_header"]
+__all__ = ["ArrayFormat", "Encoded", "NpyHeader", "decoded", "encoded", "json_bytes", "npy_header", "size_is_kept"]
 
 ArrayFormat = Literal["npy", "pyd"]
 
 _MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 1 << 16
+# As numpy writes it, for arrays of one kind of number: evaluating Python takes ten times as long.
+_USUAL_HEADER = re.compile(
+    rb"\{'descr': '(?P<descr>[<>|][a-zA-Z]\d{1,4})', 'fortran_order': (?P<fortran_order>True|False), "
+    rb"'shape': \((?P<shape>(\d{1,18},|\d{1,18}(, \d{1,18}){1,31}|))\), \} *\n?"
+)
 _MOST_RATIO, _ALWAYS_BYTES = 100, 1 << 28  # what a compressed member may grow to
 _COPIED_BYTES = 1 << 14  # smaller arrays are copied sooner than a view of them is made
+_SCANNED: Callable[[str, int], tuple[Any, int]] = vars(json.JSONDecoder())["scan_once"]
 _PICKLE_PROTOCOL = 4  # what Python 3.8 and numpy 1.x read
 
 
@@ -196,34 +203,54 @@ def _parsed_npy(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]
     offset = 8 + width + int.from_bytes(head[8 : 8 + width], "little")
     if offset > len(head):
         raise ValueError(f"a .npy header of {offset} bytes; {len(head)} are there")
+    usual = _USUAL_HEADER.fullmatch(head, 8 + width, offset)
+    if usual is not None:
+        lengths = tuple(int(length) for length in usual["shape"].split(b",") if length.strip())
+        return _dtype(usual["descr"].decode()), lengths, usual["fortran_order"] == b"True", offset
     text = head[8 + width : offset].decode("utf-8" if head[6] == 3 else "latin1")
     fields = ast.literal_eval(text.strip())
     dtype = np.lib.format.descr_to_dtype(fields["descr"])
     return dtype, tuple(fields["shape"]), bool(fields["fortran_order"]), offset
 
 
-def decoded(extension: str, payload: bytes, *, allow_pickle: bool = False) -> Any:
+@lru_cache(maxsize=256)
+def _dtype(descr: str) -> np.dtype[Any]:
+    return np.dtype(descr)
+
+
+def decoded(extension: str, payload: bytes | memoryview, *, allow_pickle: bool = False) -> Any:
     """Return the value of a member; raise ValueError where its payload is not what the extension says.
 
-    What has no decoder (audio, video, anything unknown) stays bytes.
+    What has no decoder (audio, video, anything unknown) stays bytes. A payload that can be written to is given away:
+    an array may lie in it.
     """
     kind = extension.rpartition(".")[2].lower()
     try:
+        if kind == "npy":
+            return _npy(payload)
+        whole = bytes(payload)
         if kind in ("pyd", "pkl", "pickle"):
-            return pickle.loads(payload) if allow_pickle else unpickled(payload)
+            return pickle.loads(whole) if allow_pickle else unpickled(whole)
         decoder = _DECODERS.get(kind)
-        return payload if decoder is None else decoder(payload)
+        return whole if decoder is None else decoder(whole)
     except (ValueError, MissingDependency):
         raise
     except Exception as error:  # a damaged payload can make a decoder raise anything
         raise ValueError(f"no valid .{kind}: {type(error).__name__}: {error}") from error
 
 
-def _npy(payload: bytes) -> NDArray[Any]:
-    header = npy_header(payload[:_LONGEST_HEADER], len(payload))
+def size_is_kept(extension: str) -> bool:
+    """Return whether a value takes about as much memory as its payload: what is compressed takes any."""
+    return extension.rpartition(".")[2].lower() not in ("npz", *_IMAGES)
+
+
+def _npy(payload: bytes | memoryview) -> NDArray[Any]:
+    header = npy_header(bytes(payload[:_LONGEST_HEADER]), len(payload))
     flat = np.frombuffer(payload, header.dtype, offset=header.data_offset)
     array = flat.reshape(header.shape, order="F" if header.fortran_order else "C")
-    return array.astype(header.dtype.newbyteorder("="), order="C")  # a copy: writable, and of the machine's byte order
+    # What comes out can be written to, and has the machine's byte order.
+    shared = not (flat.flags.writeable and flat.flags.aligned)
+    return array.astype(header.dtype.newbyteorder("="), order="C", copy=shared)
 
 
 def _npz(payload: bytes) -> dict[str, NDArray[Any]]:
@@ -254,6 +281,14 @@ def _tensors(payload: bytes) -> Any:
 
 
 def _json(payload: bytes) -> Any:
+    # One is read for each sample, and looking for other encodings and spaces takes longer than all the rest.
+    try:
+        text = payload.decode()
+        value, end = _SCANNED(text, 0)
+        if end == len(text):
+            return value
+    except (ValueError, StopIteration):
+        pass
     return json.loads(payload)
 
 
@@ -265,13 +300,13 @@ def _whole_number(payload: bytes) -> int:
     return int(payload)
 
 
+_IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "pbm", "tif", "tiff")
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
-    "npy": _npy,
     "npz": _npz,
     "json": _json,
     "jsn": _json,
     **dict.fromkeys(("txt", "text", "transcript"), _text),
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _whole_number),
     **dict.fromkeys(("pt", "pth"), _tensors),
-    **dict.fromkeys(("jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "pbm", "tif", "tiff"), _image),
+    **dict.fromkeys(_IMAGES, _image),
 }

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from penstock.core.errors import DamageError, MissingDependency
 from penstock.core.types import Field
 from penstock.shard.codec import decoded
-from penstock.shard.layout import MISSING, Numbers, index_name
+from penstock.shard.layout import Numbers, index_name
 from penstock.shard.manifest import FieldInfo, Manifest
-from penstock.shard.tar import padded
+from penstock.source.members import members_of
 from penstock.source.pieces import Batch, Piece, pieces_of, read_piece
 from penstock.source.shards import OpenShard, OpenShards
 
@@ -183,40 +182,23 @@ class Gather:
         for name, field in self.reading.fields.items():
             if name in done:
                 continue
-            info, column = self.reading.infos[name], block[name]
-            for number, place in enumerate(batch.places.tolist()):
-                value = self._member(batch, number, info)
+            suffix, column, places = self.reading.infos[name].suffix, block[name], batch.places.tolist()
+            for number, payload in members_of(batch, suffix):
+                value = None if payload is None else self._decoded(batch, number, suffix, payload)
                 if field.item_bytes is not None:
                     _check_promise(batch, number, name, field, value)
-                column[place] = value
+                column[places[number]] = value
 
-    def _member(self, batch: Batch, number: int, info: FieldInfo) -> Any:
-        """Return the value of one member; None where the item has none."""
-        shard, row, item = batch.shard(number), int(batch.rows[number]), int(batch.items[number])
-        found = shard.columns.get(info.suffix)
-        if found is None or found.begins.one(row) == MISSING:
-            return None
-        offset, size = found.offsets.one(row), found.sizes.one(row)
-        start, stop = offset, offset + size
-        if batch.unverified[number]:
-            start, stop = found.begins.one(row), offset + padded(size)
-        try:
-            content = os.pread(shard.handle, stop - start, start)
-        except OSError as error:  # a disk that gives an error instead of bytes
-            raise DamageError(shard.name, item, f"it cannot be read: {error}") from error
-        if len(content) != stop - start:
-            raise batch.unreadable(number, start, stop - start)
-        if batch.unverified[number] and xxhash.xxh3_64_intdigest(content) != found.checks[row]:
-            raise DamageError(shard.name, item, f"the checksum of {info.suffix!r} does not match its bytes")
-        payload = content[offset - start : offset - start + size]
+    def _decoded(self, batch: Batch, number: int, suffix: str, payload: memoryview) -> Any:
         if not self.reading.decode:
-            return payload
+            return bytes(payload)
         try:
-            return decoded(found.extension, payload, allow_pickle=self.reading.allow_pickle)
+            return decoded(suffix, payload, allow_pickle=self.reading.allow_pickle)
         except MissingDependency:
             raise
         except ValueError as error:
-            raise DamageError(shard.name, item, f"{info.suffix!r}: {error}") from error
+            reason = f"{suffix!r}: {error}"
+            raise DamageError(batch.shard(number).name, int(batch.items[number]), reason) from error
 
 
 def _raw(array: NDArray[Any]) -> NDArray[np.uint8]:

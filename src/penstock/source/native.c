@@ -367,13 +367,32 @@ static uint64_t copy_and_check(const struct member *member, add_stripes *add)
 
 /* -- what Python calls ---------------------------------------------------------------------------------------------- */
 
+/* The parts of items: the same for all, or one for each. */
+struct parts {
+    const struct part *first;
+    int64_t count;
+    int each;
+    int streamed; /* past the caches */
+};
+
+static const struct part *parts_of(const struct parts *parts, int64_t item)
+{
+    return parts->first + (parts->each ? item : 0);
+}
+
+static int64_t piece_bytes(const struct parts *parts, int64_t item)
+{
+    return parts_of(parts, item)[parts->count - 1].end;
+}
+
 /* Let the disk bring what is not in memory, for all items at once; page after page, it would take turns with us. */
 static void ask_for(int64_t n_items, const struct shard *shards, const int64_t *shard, const int64_t *begin,
-                    int64_t n_bytes)
+                    const struct parts *parts)
 {
     for (int64_t item = 0; item < n_items; item++) {
+        const int64_t n_bytes = piece_bytes(parts, item);
         int file = (int)shards[shard[item]].file;
-        if (file < 0)
+        if (file < 0 || n_bytes < ADVISED_BYTES)
             continue;
         uint8_t byte;
         struct iovec place = {&byte, 1};
@@ -384,19 +403,19 @@ static void ask_for(int64_t n_items, const struct shard *shards, const int64_t *
 
 /* Copy the parts of one item, whose piece begins at `piece`.
  *
- * streamed: past the caches.
+ * place: its row in the arrays; with parts of each, the byte where it begins.
  * checks: NULL, or of each part, where its checksums are; `number` is that of the item.
  *
  * Returns the first part whose checksum is another one; -1 where none is.
  */
-static int64_t copy_item(const uint8_t *piece, int64_t n_parts, const struct part *parts, uint8_t *const *target,
-                         int64_t row, int streamed, const uint64_t *const *checks, int64_t number)
+static int64_t copy_item(const uint8_t *piece, const struct parts *parts, int64_t item, uint8_t *const *target,
+                         int64_t place, const uint64_t *const *checks, int64_t number)
 {
     add_stripes *add = fastest();
-    for (int64_t n = 0; n < n_parts; n++) {
-        const struct part *part = parts + n;
-        uint8_t *copied = target[n] + row * part->n_bytes;
-        int past = streamed && part->n_bytes >= STREAMED_PART;
+    for (int64_t n = 0; n < parts->count; n++) {
+        const struct part *part = parts_of(parts, item) + n;
+        uint8_t *copied = target[n] + place * (parts->each ? 1 : part->n_bytes);
+        int past = parts->streamed && part->n_bytes >= STREAMED_PART;
         if (checks) {
             int64_t data = part->data - part->begin;
             struct member member = {
@@ -412,9 +431,10 @@ static int64_t copy_item(const uint8_t *piece, int64_t n_parts, const struct par
     return -1;
 }
 
-/* Copy the parts of items into the rows `row` of arrays.
+/* Copy the parts of items into the rows `place` of arrays.
  *
  * shard, begin: of each item, which of `shards` has it, and where it begins there.
+ * each: 0, or 1: every item has one part, of its own, and `place` is the byte of the one array where it begins.
  * target: of each part, the array, whose rows have the part's n_bytes.
  * unverified: NULL, or whether each item is to be compared with its checksums, of members of more than 240 bytes.
  * checks: with it, (shards, parts), where the checksums of all items of a shard are.
@@ -424,21 +444,23 @@ static int64_t copy_item(const uint8_t *piece, int64_t n_parts, const struct par
  * and `wrong` is -1; or where its part number `wrong` is not what was written. -1 where faults cannot be caught.
  */
 int64_t penstock_copy(int64_t n_items, const struct shard *shards, const int64_t *shard, const int64_t *begin,
-                      int64_t n_parts, const struct part *parts, uint8_t *const *target, const int64_t *row,
-                      const uint8_t *unverified, const uint64_t *const *checks, const int64_t *number, int64_t *wrong)
+                      int64_t n_parts, const struct part *first_part, int64_t each, uint8_t *const *target,
+                      const int64_t *place, const uint8_t *unverified, const uint64_t *const *checks,
+                      const int64_t *number, int64_t *wrong)
 {
     struct reading mine;
     volatile int64_t item = 0;
-    const int64_t n_bytes = parts[n_parts - 1].end;
-    const int streamed = n_items * n_bytes >= STREAMED_BATCH;
+    struct parts parts = {first_part, n_parts, each != 0, 0};
+    if (!each) /* what has a size of its own is decoded right away */
+        parts.streamed = n_items * piece_bytes(&parts, 0) >= STREAMED_BATCH;
     *wrong = -1;
     if (!handler_is_set())
         return -1;
-    if (n_bytes >= ADVISED_BYTES)
-        ask_for(n_items, shards, shard, begin, n_bytes);
+    ask_for(n_items, shards, shard, begin, &parts);
     if (!sigsetjmp(mine.escape, 0)) {
         for (; item < n_items && *wrong < 0; item += *wrong < 0) {
             const struct shard *from = shards + shard[item];
+            const int64_t n_bytes = piece_bytes(&parts, item);
             if (begin[item] < 0 || begin[item] > from->n_bytes - n_bytes)
                 break;
             const uint8_t *piece = from->map + begin[item];
@@ -447,7 +469,7 @@ int64_t penstock_copy(int64_t n_items, const struct shard *shards, const int64_t
             mine.high = (uintptr_t)(piece + n_bytes);
             reading = &mine;
             atomic_signal_fence(memory_order_seq_cst); /* nothing is read before the handler knows, or after it forgets */
-            *wrong = copy_item(piece, n_parts, parts, target, row[item], streamed,
+            *wrong = copy_item(piece, &parts, item, target, place[item],
                                compared ? checks + shard[item] * n_parts : NULL, compared ? number[item] : 0);
             atomic_signal_fence(memory_order_seq_cst);
             reading = NULL;

@@ -74,8 +74,9 @@ def copy_items(
     *,
     parts: _Int64s,
     targets: Sequence[NDArray[np.uint8]],
-    rows: _Int64s,
+    places: _Int64s,
     checks: Checks | None,
+    each: bool = False,
 ) -> tuple[int, int]:
     """Copy items into the rows of arrays, and compare the checksums of their members, of the data as they were copied.
 
@@ -89,8 +90,11 @@ def copy_items(
         (parts, 4): begin, data, bytes of data and end of each member, from where an item begins.
     targets
         Of each part: contiguous rows, which have its bytes.
-    rows
-        Of each item: where it goes.
+    places
+        Of each item: the row where it goes.
+    each
+        Items have one member each, of any size: `parts` is (items, 4), and `places` are the bytes of the one target
+        where they go.
 
     Returns
     -------
@@ -104,8 +108,8 @@ def copy_items(
         numbers, wanted = checks.numbers, checks.wanted
     wrong = ctypes.c_int64()
     found: int = _library().penstock_copy(
-        len(begins), _at(shards), _at(which), _at(begins), len(parts), _at(parts), _at(addresses), _at(rows),
-        _at(wanted), _at(sums), _at(numbers), ctypes.byref(wrong),
+        len(begins), _at(shards), _at(which), _at(begins), 1 if each else len(parts), _at(parts), each,
+        _at(addresses), _at(places), _at(wanted), _at(sums), _at(numbers), ctypes.byref(wrong),
     )  # fmt: skip
     if found < 0:
         raise ReadError("The system does not let Penstock catch faults of mapped files (sigaction fails).")
@@ -133,7 +137,7 @@ def copy_rows(array: NDArray[Any], begins: _Int64s, out: NDArray[Any]) -> int:
         begins,
         parts=np.array([[0, 0, n_bytes, n_bytes]], np.int64),
         targets=[out.reshape(-1).view(np.uint8)],
-        rows=np.arange(len(out)),
+        places=np.arange(len(out)),
         checks=None,
     )
     return found
@@ -173,6 +177,7 @@ def _opened(path: Path) -> ctypes.CDLL:
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     library.penstock_copy.restype = number
     library.penstock_copy.argtypes = (
-        number, pointer, pointer, pointer, number, pointer, pointer, pointer, pointer, pointer, pointer, pointer,
+        number, pointer, pointer, pointer, number, pointer, number,
+        pointer, pointer, pointer, pointer, pointer, pointer,
     )  # fmt: skip
     return library

@@ -149,9 +149,9 @@ class Batch:
         """Return the shard of one of the items."""
         return self.opened[int(self.shards[number])]
 
-    def changed(self, number: int, part: Part) -> DamageError:
+    def changed(self, number: int, suffix: str) -> DamageError:
         """Return the error for a member that is not what was written."""
-        reason = f"the checksum of {part.suffix!r} does not match its bytes"
+        reason = f"the checksum of {suffix!r} does not match its bytes"
         return DamageError(self.shard(number).name, int(self.items[number]), reason)
 
     def unreadable(self, number: int, begin: int, n_bytes: int) -> DamageError:
@@ -179,10 +179,10 @@ def read_piece(batch: Batch, piece: Piece, begins: _Int64s, out: dict[str, NDArr
         begins,
         parts=piece.table,
         targets=[out[part.name] for part in piece.parts],
-        rows=batch.places,
+        places=batch.places,
         checks=checks,
     )
     if wrong >= 0:
-        raise batch.changed(found, piece.parts[wrong])
+        raise batch.changed(found, piece.parts[wrong].suffix)
     if found < len(batch):
         raise batch.unreadable(found, int(begins[found]), piece.n_bytes)

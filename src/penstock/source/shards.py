@@ -1,8 +1,7 @@
 """Shards that are open for reading: a file and its side index, checked against the manifest, kept while they are used.
 
-Nothing here looks into the map of a shard: a shard that shrinks under it would kill the process. Items of fixed shape
-are copied out of the map by `native`, all others are read with `pread`; both come back short, which is an error like
-any other.
+Nothing here looks into the map of a shard: a shard that shrinks under it would kill the process. Items are copied out
+of the map by `native`, which comes back with what there was; that is an error like any other.
 """
 
 import errno

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -13,6 +14,7 @@ from penstock.core.checks import whole_number
 from penstock.core.errors import DamageError, OptionError, ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
+from penstock.shard.codec import size_is_kept
 from penstock.shard.manifest import FieldInfo, Manifest, manifest_path
 from penstock.source.bounds import check_span, checked_items
 from penstock.source.gather import Gather, Reading, Verify
@@ -89,10 +91,11 @@ class TarSource:
         self.manifest = Manifest.read(self.path)
         _check_present(self.manifest)
         infos = _chosen(self.manifest, fields)
-        self.fields: Mapping[str, Field] = {
-            name: info.field() if decode else Field(np.dtype(object), None) for name, info in infos.items()
-        }
         sizes = np.array([shard.n_items for shard in self.manifest.shards], np.int64)
+        typical_bytes = sum(shard.tar_bytes for shard in self.manifest.shards) // max(1, int(sizes.sum()))
+        self.fields: Mapping[str, Field] = {
+            name: _field(info, typical_bytes, decode=decode) for name, info in infos.items()
+        }
         self._borders = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         self._reading = Reading(
             self.manifest, infos, self.fields, self._borders, verify, decode=decode, allow_pickle=allow_pickle
@@ -173,6 +176,14 @@ class TarSource:
             else:
                 return
         raise DamageError(self.path.name, item, f"no healthy item among {_SUBSTITUTES_TRIED} that could replace it")
+
+
+def _field(info: FieldInfo, typical_bytes: int, *, decode: bool) -> Field:
+    """Return what is given of a member; of varying ones, it is known that they are no larger than a typical item."""
+    field = info.field() if decode else Field(np.dtype(object), None)
+    if field.item_bytes is None and (not decode or size_is_kept(info.suffix)):
+        return replace(field, typical_bytes=typical_bytes)
+    return field
 
 
 def _empty(field: Field, n_items: int) -> NDArray[Any]:

@@ -66,9 +66,9 @@ class CountingSource:
 class MixedSource(ArraySource):
     """An array of fixed shape and, beside it, Python objects."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, typical_bytes: int | None = None) -> None:
         super().__init__({"x": np.arange(n)}, chunk_items=4)
-        self.fields = {**self.fields, "note": Field(np.dtype(object), None)}
+        self.fields = {**self.fields, "note": Field(np.dtype(object), None, typical_bytes)}
 
     def read(self, span: Span, out: Any = None) -> Any:
         return self.take(np.arange(span.start, span.stop), out)
@@ -255,6 +255,16 @@ def worlds(size: int) -> list[World]:
 
 
 # -- waiting and looking around ----------------------------------------------------------------------------------------
+
+
+class FakeClock:
+    """A clock that a test moves, to be put where a module has `time`."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def perf_counter(self) -> float:
+        return self.now
 
 
 def eventually(true: Callable[[], Any], seconds: float = 5.0) -> bool:

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["answer", "ended", "isolated", "script", "side_by_side"]
+__all__ = ["PARTS", "Clock", "answer", "counted", "ended", "isolated", "script", "side_by_side"]
 
 PARTS = str(Path(__file__).parent)
 
@@ -127,3 +127,25 @@ def answer(process: subprocess.Popen[str], seconds: float = 60.0) -> Any:
     out, err = process.communicate(timeout=seconds)
     assert (process.returncode, err) == (0, ""), f"exit code {process.returncode}, stderr:\n{err}"
     return json.loads(out)
+
+
+class Clock:
+    """Counts, and kills this process when its time has come, at tick `last`; 0 or less is never."""
+
+    def __init__(self, last: float) -> None:
+        self.count, self.last = 0, last
+
+    def tick(self) -> None:
+        self.count += 1
+        if self.count == self.last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def counted(clock: Clock, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that lets the clock tick before each call of it."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        clock.tick()
+        return function(*args, **kwargs)
+
+    return call

@@ -1,0 +1,41 @@
+"""Loaders of which workers die or hang: over which items, run how, and what came of them."""
+
+import multiprocessing as mp
+import time
+import traceback
+from typing import Any
+
+import pytest
+from penstock_test_parts import numbered
+
+from penstock import Loader, Plan, RunOptions, Shuffle
+
+__all__ = ["BOTH", "FORK", "PERSISTENT", "PLAN", "SOURCE", "THREADS", "made", "walked", "workers"]
+
+SOURCE = numbered(80)
+PLAN = Plan(SOURCE.index, Shuffle(), batch_size=4, seed=3)  # 20 batches
+THREADS = RunOptions(executor="threads")
+FORK = RunOptions(executor="processes", start_method="fork")
+PERSISTENT = RunOptions(executor="processes", start_method="fork", persistent=True)
+BOTH = pytest.mark.parametrize("options", [FORK, PERSISTENT], ids=["fork", "persistent"])
+
+
+def made(options: RunOptions, workers: int = 2, **others: Any) -> Loader:
+    return Loader(SOURCE, PLAN, num_workers=workers, options=options, **others)
+
+
+def workers() -> list[Any]:
+    return [
+        child for child in mp.active_children() if child.name.startswith(("ForkProcess", "Process", "SpawnProcess"))
+    ]
+
+
+def walked(options: RunOptions, transform: Any, workers: int = 2) -> tuple[list[list[int]], str, float]:
+    """Return the batches that came, what came after them, and the seconds that took."""
+    began, found = time.monotonic(), []
+    with made(options, workers, transform=transform) as loader:
+        try:
+            found.extend(batch["x"].tolist() for batch in loader)
+        except BaseException as error:
+            return found, "".join(traceback.format_exception_only(error)), time.monotonic() - began
+    return found, "the end", time.monotonic() - began

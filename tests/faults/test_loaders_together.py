@@ -1,0 +1,154 @@
+"""Several loaders at once, in each other and in threads, do not mix; what is the user's own is left alone."""
+
+import os
+import signal
+import threading
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from penstock_test_parts import delivered, isolated, planned, with_noise
+
+from penstock import Loader, Plan, RunOptions, Sequential, Shuffle
+from tests.faults.loaders import BOTH, FORK, PERSISTENT, PLAN, SOURCE, THREADS, made, workers
+
+
+@pytest.mark.parametrize("options", [THREADS, FORK, PERSISTENT], ids=["threads", "fork", "persistent"])
+def test_two_loaders_side_by_side_do_not_mix(options: RunOptions) -> None:
+    other = Plan(SOURCE.index, Shuffle(), batch_size=4, seed=4)
+    with made(options) as first, Loader(SOURCE, other, num_workers=2, options=options) as second:
+        for epoch in range(2):
+            pairs = [(a["x"].tolist(), b["x"].tolist()) for a, b in zip(first, second, strict=True)]
+            assert pairs == list(zip(planned(PLAN, epoch), planned(other, epoch), strict=True))
+
+
+@pytest.mark.parametrize("options", [THREADS, FORK, PERSISTENT], ids=["threads", "fork", "persistent"])
+def test_a_loader_inside_the_loop_of_another(options: RunOptions) -> None:
+    small = Plan(SOURCE.index, Sequential(), batch_size=40)
+    with made(options) as outer, Loader(SOURCE, small, num_workers=1, options=options) as inner:
+        for n, batch in enumerate(outer):
+            assert batch["x"].tolist() == planned(PLAN)[n]
+            if n % 7 == 0:
+                assert delivered(inner) == planned(small)
+
+
+def nested_kill(options: RunOptions) -> tuple[list[Any], list[Any]]:
+    """Kill a worker of the outer loader while the inner one is waited for."""
+    small = Plan(SOURCE.index, Sequential(), batch_size=8)
+    outside, inside = [], []
+    with made(options) as outer, Loader(SOURCE, small, num_workers=1, options=options) as inner:
+        for n, batch in enumerate(outer):
+            outside.append(batch["x"].tolist())
+            if n == 2:
+                victim = workers()[0]
+                for other in inner:
+                    inside.append(other["x"].tolist())
+                    if len(inside) == 3:
+                        os.kill(victim.pid, signal.SIGKILL)
+    return outside, inside
+
+
+@BOTH
+def test_a_worker_that_dies_is_the_trouble_of_its_own_loader(options: RunOptions) -> None:
+    outside, inside = isolated(nested_kill, options)
+    assert outside == planned(PLAN)
+    assert inside == planned(Plan(SOURCE.index, Sequential(), batch_size=8))
+
+
+@pytest.mark.parametrize("options", [RunOptions(), THREADS, FORK], ids=["inline", "threads", "fork"])
+def test_a_loader_works_inside_a_thread(options: RunOptions) -> None:
+    found: list[Any] = []
+
+    def consume() -> None:
+        try:
+            with made(options, 0 if options.executor == "auto" else 2) as loader:
+                for _ in range(2):
+                    found.extend(delivered(loader))
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    thread.join()
+    assert found == planned(PLAN, 0) + planned(PLAN, 1)
+
+
+def killed_in_a_thread() -> list[Any]:
+    """Iterate in a thread, with a worker that is killed; the main thread must not be hit by the news."""
+    list(islice(made(FORK, 1), 1))  # torch's handler is in place, as after any loader of the main thread
+    found: list[Any] = []
+
+    def consume() -> None:
+        try:
+            with made(FORK, 1) as loader:
+                for n, batch in enumerate(loader):
+                    found.append(batch["x"].tolist())
+                    if n == 2:
+                        os.kill(workers()[0].pid, signal.SIGKILL)
+        except BaseException as error:
+            found.append(repr(error))
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.01)
+    return found
+
+
+def test_a_worker_killed_under_a_loader_in_a_thread_is_replaced() -> None:
+    assert isolated(killed_in_a_thread) == planned(PLAN)
+
+
+def closed_elsewhere(options: RunOptions) -> list[str]:
+    """Iterate here, close in another thread."""
+    loader = made(options)
+    batches = iter(loader)
+    next(batches)
+    outcome: list[str] = []
+
+    def close() -> None:
+        try:
+            loader.close()
+            outcome.append("closed")
+        except BaseException as error:
+            outcome.append(repr(error))
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    thread.join(10)
+    return outcome
+
+
+@pytest.mark.parametrize("options", [THREADS, FORK, PERSISTENT], ids=["threads", "fork", "persistent"])
+def test_a_loader_can_be_closed_by_another_thread(options: RunOptions) -> None:
+    assert isolated(closed_elsewhere, options) == ["closed"]
+
+
+@pytest.mark.parametrize(
+    "options", [RunOptions(), THREADS, FORK, PERSISTENT], ids=["inline", "threads", "fork", "persistent"]
+)
+def test_random_numbers_of_the_user_are_left_alone(options: RunOptions) -> None:
+    import random
+
+    def states() -> tuple[Any, ...]:
+        return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+
+    torch.manual_seed(7)
+    before = states()
+    with made(options, 0 if options.executor == "auto" else 2, transform=with_noise) as loader:
+        for _ in range(2):
+            list(loader)
+    assert states() == before
+
+
+def test_workers_do_not_share_torchs_or_numpys_random_numbers() -> None:
+    def global_noise(item: Any, rng: Any) -> Any:
+        return {"x": item["x"], "torch": torch.rand(()), "numpy": rng.random()}
+
+    with made(FORK, transform=global_noise) as loader:
+        batches = list(loader)
+    for name in ("torch", "numpy"):
+        values = [value for batch in batches for value in batch[name].tolist()]
+        assert len(set(values)) == len(values)

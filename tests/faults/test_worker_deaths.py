@@ -1,0 +1,187 @@
+"""A worker process that dies is replaced and its batches are made again; a batch that kills every worker is named."""
+
+import multiprocessing as mp
+import os
+import signal
+import weakref
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from penstock_test_parts import ExitAt, Mishap, delivered, eventually, isolated, plain, planned, with_noise
+
+from penstock import Loader, RunOptions, WorkerError
+from tests.faults.loaders import BOTH, FORK, PERSISTENT, PLAN, SOURCE, made, walked, workers
+
+SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
+
+
+def kill_a_worker() -> None:
+    """Kill one, and stay in the consumer's own code until it is dead: no error may come up here."""
+    victim = workers()[0]
+    os.kill(victim.pid, signal.SIGKILL)
+    assert eventually(lambda: not victim.is_alive())
+    # Python runs signal handlers between two instructions of the main thread: there are plenty here.
+    assert sum(range(100_000)) == 4_999_950_000
+
+
+def killed_at(options: RunOptions, when: list[int], epochs: int) -> list[Any]:
+    found, count = [], 0
+    with made(options, transform=with_noise) as loader:
+        while loader.epoch < epochs:
+            for batch in loader:
+                found.append(plain(batch))
+                count += 1
+                assert loader.state_dict()["batch"] == count - 20 * loader.epoch
+                if count in when:
+                    kill_a_worker()
+    return found
+
+
+@BOTH
+@pytest.mark.parametrize("when", [[1], [7], [5, 6, 12], [19], [20], [21]], ids=str)
+def test_a_worker_killed_between_batches_is_replaced_and_nothing_is_lost(options: RunOptions, when: list[int]) -> None:
+    with Loader(SOURCE, PLAN, transform=with_noise) as loader:
+        whole = [plain(batch) for _ in range(2) for batch in loader]
+    assert isolated(killed_at, options, when, 2) == whole
+
+
+@dataclass(frozen=True)
+class DieOnce:
+    """Kills its worker at one item, the first time only: a file remembers."""
+
+    item: int
+    memory: str
+    signal: int = signal.SIGKILL
+
+    def __call__(self, item: Any, rng: Any) -> Any:
+        if item["x"] == self.item and not Path(self.memory).exists():
+            Path(self.memory).touch()
+            os.kill(os.getpid(), self.signal)
+        return item
+
+
+@BOTH
+@pytest.mark.parametrize("item_of_batch", [0, 1, 10, 19])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV], ids=["SIGKILL", "SIGSEGV"])
+def test_a_worker_that_dies_once_while_it_is_waited_for_is_replaced(
+    tmp_path: Any, options: RunOptions, item_of_batch: int, how: int
+) -> None:
+    dies = DieOnce(planned(PLAN)[item_of_batch][2], str(tmp_path / "died"), how)
+    found, end, seconds = isolated(walked, options, dies)
+    assert (found, end) == (planned(PLAN), "the end")
+    assert seconds < 15
+
+
+def kept_while_a_worker_died(folder: str, n_workers: int) -> list[str]:
+    """Return what went wrong in epochs of which every batch is kept, so that no shared memory is free."""
+    wrong = []
+    for turn in range(50 if SOAK else 5):
+        dies = DieOnce(planned(PLAN)[14 + turn % 5][0], f"{folder}/{turn}", signal.SIGKILL)
+        try:
+            with made(FORK, n_workers, transform=dies) as loader:
+                kept = list(loader)
+            if delivered(kept) != planned(PLAN):
+                wrong.append(f"turn {turn}: other batches")
+        except BaseException as error:
+            wrong.append(f"turn {turn}: {error!r}")
+    return wrong
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_a_worker_that_dies_is_replaced_also_where_all_batches_are_kept(tmp_path: Path, n_workers: int) -> None:
+    assert isolated(kept_while_a_worker_died, str(tmp_path), n_workers) == []
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+@pytest.mark.parametrize("bad", [0, 6, 19])
+def test_a_batch_that_kills_every_worker_is_named_after_those_before_it(n_workers: int, bad: int) -> None:
+    item = planned(PLAN)[bad][1]
+    found, end, seconds = isolated(walked, FORK, ExitAt(item), n_workers)
+    assert "WorkerError" in end
+    assert f"batch {bad} of epoch 0" in end
+    assert str(item) in end
+    assert found == planned(PLAN)[:bad]
+    assert seconds < 15
+
+
+def went_on_after_a_worker_error() -> tuple[str, list[list[int]]]:
+    with made(FORK, transform=ExitAt(planned(PLAN)[0][1])) as loader:
+        batches = iter(loader)
+        with pytest.raises(WorkerError):
+            next(batches)
+        end = next(batches, "end")
+        loader.skip(1)
+        return end, delivered(loader)
+
+
+def test_after_a_worker_error_the_end_stays_the_end_and_the_loader_can_go_on_behind_it() -> None:
+    end, rest = isolated(went_on_after_a_worker_error)
+    assert end == "end"
+    assert rest == planned(PLAN)[1:]
+
+
+def killed_between_epochs() -> list[Any]:
+    found = []
+    with made(PERSISTENT) as loader:
+        for _ in range(3):
+            found += delivered(loader)
+            kill_a_worker()
+    return found
+
+
+def test_a_persistent_worker_killed_between_epochs_does_not_disturb_the_consumer() -> None:
+    assert isolated(killed_between_epochs) == [batch for epoch in range(3) for batch in planned(PLAN, epoch)]
+
+
+def another_child_dies() -> list[list[int]]:
+    found = []
+    with made(FORK) as loader:
+        for batch in loader:
+            found.append(batch["x"].tolist())
+            child = mp.get_context("fork").Process(target=os._exit, args=(1,))
+            child.start()
+            child.join()
+    return found
+
+
+def test_a_child_of_the_users_own_may_die() -> None:
+    assert isolated(another_child_dies) == planned(PLAN)
+
+
+def handlers_around(order: list[int]) -> tuple[bool, bool]:
+    list(islice(made(FORK, 1), 1))  # torch puts in its handler once, and for good
+    before = signal.getsignal(signal.SIGCHLD)
+    loaders = [made(PERSISTENT, 1), made(FORK, 1)]
+    walks = [iter(loader) for loader in loaders]
+    for walk in walks:
+        next(walk)
+    for n in order:
+        loaders[n].close()
+    return signal.getsignal(signal.SIGCHLD) is before, True
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["first first", "last first"])
+def test_signal_handlers_are_put_back(order: list[int]) -> None:
+    assert isolated(handlers_around, order) == (True, True)
+
+
+def what_a_death_keeps() -> bool:
+    """Let a worker die while the user's own code handles an error; say whether that error is kept."""
+    with made(PERSISTENT) as loader:
+        batches = iter(loader)
+        next(batches)
+        error = Mishap("mine", item=0, when=0.0)
+        kept = weakref.ref(error)
+        try:
+            raise error
+        except Mishap:
+            kill_a_worker()
+        del error
+        return kept() is not None
+
+
+def test_a_death_keeps_nothing_of_what_the_user_was_at() -> None:
+    assert not isolated(what_a_death_keeps)

@@ -1,0 +1,121 @@
+"""Work that takes for ever or fails is named, and neither errors nor closing wait for what other workers are at."""
+
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from penstock_test_parts import (
+    HangAt,
+    Mishap,
+    MishapAt,
+    delivered,
+    eventually,
+    isolated,
+    mishap_in_the_users_code,
+    planned,
+)
+
+from penstock import RunOptions
+from tests.faults.loaders import FORK, PERSISTENT, PLAN, THREADS, made, walked
+
+
+@pytest.mark.parametrize("executor", ["threads", "processes"])
+def test_a_hanging_transform_is_a_worker_error_that_names_the_items(executor: Any) -> None:
+    bad = 5
+    method = "fork" if executor == "processes" else None
+    options = RunOptions(executor=executor, start_method=method, timeout_seconds=0.4)
+    item = planned(PLAN)[bad][1]
+    found, end, seconds = isolated(walked, options, HangAt(item, seconds=2))
+    assert "WorkerError" in end
+    assert f"batch {bad} of epoch 0" in end
+    assert str(planned(PLAN)[bad]) in end
+    assert found == planned(PLAN)[:bad]
+    assert seconds < 12
+
+
+def slow_consumer(options: RunOptions) -> list[list[int]]:
+    found, pause = [], threading.Event()
+    with made(options) as loader:
+        for batch in islice(loader, 3):
+            found.append(batch["x"].tolist())
+            pause.wait(0.4)
+    return found
+
+
+def test_a_slow_consumer_is_not_a_hanging_worker() -> None:
+    options = RunOptions(executor="processes", start_method="fork", timeout_seconds=0.3)
+    assert isolated(slow_consumer, options) == planned(PLAN)[:3]
+
+
+@dataclass(frozen=True)
+class MishapThenHang:
+    """Fails at one item while another worker is in the middle of a later one."""
+
+    bad: int
+    slow: int
+    memory: str
+
+    def __call__(self, item: Any, rng: Any) -> Any:
+        if item["x"] == self.slow and not Path(self.memory).exists():
+            Path(self.memory).touch()
+            threading.Event().wait(1.6)
+        if item["x"] == self.bad:
+            assert eventually(Path(self.memory).exists), "the other worker is at its item"
+            mishap_in_the_users_code("transform", self.bad)
+        return item
+
+
+def seconds_until_it_arrived(options: RunOptions, transform: MishapThenHang) -> tuple[int, float]:
+    loader, count = made(options, transform=transform), 0
+    try:
+        for _ in loader:
+            count += 1
+    except Mishap as error:
+        return count, time.monotonic() - error.when
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize("options", [THREADS, FORK, PERSISTENT], ids=["threads", "fork", "persistent"])
+def test_an_error_does_not_wait_for_what_the_other_workers_are_at(tmp_path: Path, options: RunOptions) -> None:
+    batches = planned(PLAN)
+    transform = MishapThenHang(batches[2][0], batches[3][0], str(tmp_path / "begun"))
+    count, seconds = isolated(seconds_until_it_arrived, options, transform)
+    assert count == 2
+    assert seconds < 1
+
+
+def went_on_while_an_old_worker_was_writing(options: RunOptions, transform: MishapThenHang) -> list[list[int]]:
+    with made(options, transform=transform) as loader:
+        try:
+            list(loader)
+        except Mishap as error:
+            held = error
+        loader.skip(2)  # behind the bad batch and the slow one
+        kept = list(islice(loader, 8))
+        threading.Event().wait(1.6)  # until the worker from before has written its batch, wherever that is
+        assert held
+        return delivered(kept)
+
+
+@pytest.mark.parametrize("options", [FORK, PERSISTENT], ids=["fork", "persistent"])
+def test_batches_are_not_written_over_by_workers_from_before_an_error(tmp_path: Path, options: RunOptions) -> None:
+    batches = planned(PLAN)
+    transform = MishapThenHang(batches[2][0], batches[3][0], str(tmp_path / "begun"))
+    assert isolated(went_on_while_an_old_worker_was_writing, options, transform) == batches[4:12]
+
+
+def test_closing_takes_no_longer_than_a_read() -> None:
+    for options in (THREADS, FORK, PERSISTENT):
+        loader = made(options, transform=MishapAt())
+        with ExitStack() as stack:
+            stack.callback(loader.close)
+            batches = iter(loader)
+            next(batches)
+            began = time.monotonic()
+            loader.close()
+            assert time.monotonic() - began < 1, f"{options}"

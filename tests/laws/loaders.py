@@ -1,0 +1,40 @@
+"""Loaders for the laws of resuming: over which items, by which plans, run how, and all the batches they give."""
+
+from typing import Any
+
+from penstock_test_parts import numbered, plain, with_noise
+
+from penstock import Loader, Plan, RunOptions, Segments, Shuffle, Source, WindowShuffle
+
+__all__ = ["EPOCHS", "EXECUTORS", "FORK", "MOVES", "PLANS", "SOURCE", "THREADS", "epochs_of", "made"]
+
+SOURCE = numbered(46, chunk=4)
+THREADS = RunOptions(executor="threads")
+FORK = RunOptions(executor="processes", start_method="fork")
+EXECUTORS = {
+    "inline": (0, RunOptions()),
+    "one thread": (1, RunOptions(executor="threads", prefetch=3)),
+    "three threads": (3, THREADS),
+}
+PLANS: dict[str, Any] = {
+    "shuffle, short": Plan(SOURCE.index, Shuffle(), batch_size=7, tail="short", seed=1),
+    "shuffle, drop": Plan(SOURCE.index, Shuffle(), batch_size=7, seed=2),
+    "windows, pad, lanes": Plan(SOURCE.index, WindowShuffle(3), batch_size=8, lanes=3, tail="pad", seed=3),
+    "cycling segments": Segments(Plan(SOURCE.index, WindowShuffle(2), batch_size=5, lanes=2, seed=4), 4),
+    "segments of a pass": Segments(Plan(SOURCE.index, Shuffle(), batch_size=5, tail="short", seed=5), 4),
+}
+MOVES = Plan(SOURCE.index, Shuffle(), batch_size=7, tail="short", seed=1)  # 7 batches
+EPOCHS = 3
+
+
+def made(plan: Any, executor: str = "inline", source: Source = SOURCE, **others: Any) -> Loader:
+    workers, options = EXECUTORS[executor]
+    return Loader(source, plan, transform=with_noise, num_workers=workers, **{"options": options, **others})
+
+
+def epochs_of(loader: Loader, until: int = EPOCHS) -> list[Any]:
+    """Return every batch from where the loader stands to the end of epoch `until` - 1, with its random bits."""
+    found = []
+    while loader.epoch < until:
+        found += [plain(batch) for batch in loader]
+    return found

@@ -1,0 +1,172 @@
+"""A loader that is moved with `set_epoch` or `skip`, or asked with `at` or `remaining`, keeps to the plan's batches."""
+
+from itertools import islice
+from typing import Any
+
+import pytest
+from penstock_test_parts import CountingSource, at_batch, delivered, plain, planned
+
+from penstock import Loader, OptionError, Plan, PlanError, Shuffle, World
+from tests.laws.loaders import EPOCHS, EXECUTORS, MOVES, PLANS, SOURCE, made
+
+
+class TestSetEpoch:
+    def test_a_state_loaded_for_the_middle_of_that_epoch_is_kept(self) -> None:
+        with made(MOVES) as loader:
+            loader.load_state_dict(at_batch(loader, 2, 3))
+            loader.set_epoch(2)
+            assert delivered(loader) == planned(MOVES, 2)[3:]
+
+    def test_another_epoch_begins_at_its_head(self) -> None:
+        with made(MOVES) as loader:
+            loader.load_state_dict(at_batch(loader, 2, 3))
+            loader.set_epoch(5)
+            assert delivered(loader) == planned(MOVES, 5)
+
+    def test_the_usual_loop_over_epochs_gives_each_of_them(self) -> None:
+        with made(MOVES, "three threads") as loader:
+            for epoch in range(3):
+                loader.set_epoch(epoch)
+                assert delivered(loader) == planned(MOVES, epoch)
+
+    def test_the_usual_loop_resumed_in_the_middle_gives_the_rest(self) -> None:
+        with made(MOVES, "three threads") as loader:
+            loader.load_state_dict(at_batch(loader, 1, 5))
+            found = []
+            for epoch in range(1, 3):
+                loader.set_epoch(epoch)
+                found += delivered(loader)
+        assert found == planned(MOVES, 1)[5:] + planned(MOVES, 2)
+
+    def test_an_epoch_that_was_begun_starts_anew(self) -> None:
+        with made(MOVES) as loader:
+            list(islice(loader, 3))
+            loader.set_epoch(0)
+            assert delivered(loader) == planned(MOVES, 0)
+
+    def test_a_negative_epoch_is_refused(self) -> None:
+        with made(MOVES) as loader, pytest.raises(OptionError, match=r"set_epoch\(-1\)"):
+            loader.set_epoch(-1)
+
+
+class TestSkip:
+    @pytest.mark.parametrize("executor", EXECUTORS)
+    def test_before_an_iteration_it_begins_further_on(self, executor: str) -> None:
+        with made(MOVES, executor) as loader:
+            loader.skip(3)
+            assert (loader.remaining, loader.state_dict()["batch"]) == (4, 3)
+            assert delivered(loader) == planned(MOVES)[3:]
+            assert delivered(loader) == planned(MOVES, 1)
+
+    @pytest.mark.parametrize("executor", EXECUTORS)
+    @pytest.mark.parametrize("n", [0, 1, 3, 5])
+    def test_in_the_middle_the_same_iteration_goes_on_further_on(self, executor: str, n: int) -> None:
+        with made(MOVES, executor) as loader:
+            batches = iter(loader)
+            first = delivered(islice(batches, 2))
+            loader.skip(n)
+            assert loader.state_dict()["batch"] == 2 + n
+            assert first + delivered(batches) == planned(MOVES)[:2] + planned(MOVES)[2 + n :]
+            assert next(batches, "end") == "end"
+            assert delivered(loader) == planned(MOVES, 1)
+
+    def test_in_the_middle_of_a_loop(self) -> None:
+        found = []
+        with made(MOVES, "three threads") as loader:
+            for batch in loader:
+                found.append(batch["x"].tolist())
+                if len(found) == 2:
+                    loader.skip(3)
+        assert found == planned(MOVES)[:2] + planned(MOVES)[5:]
+
+    @pytest.mark.parametrize(("n", "epoch", "batch"), [(8, 1, 1), (14, 2, 0), (25, 3, 4)])
+    def test_before_an_iteration_it_reaches_into_later_epochs(self, n: int, epoch: int, batch: int) -> None:
+        with made(MOVES) as loader:
+            loader.skip(n)
+            found = delivered(loader) or delivered(loader)  # at the very end of an epoch nothing is left of it
+        assert found == planned(MOVES, epoch)[batch:]
+
+    def test_skipping_is_counted_in_steps_of_this_rank(self) -> None:
+        plan = Plan(SOURCE.index, Shuffle(), batch_size=4)
+        with Loader(SOURCE, plan, world=World(1, 2)) as loader:
+            loader.skip(2)
+            assert delivered(loader) == planned(plan)[5:10:2]
+
+    def test_skipping_is_the_same_as_delivering(self) -> None:
+        for plan in PLANS.values():
+            with made(plan) as skipped, made(plan) as walked:
+                skipped.skip(2)
+                list(islice(walked, 2))
+                assert skipped.state_dict() == walked.state_dict()
+
+    def test_nothing_is_read(self) -> None:
+        source = CountingSource(SOURCE)
+        with Loader(source, Plan(source.index, Shuffle(), batch_size=4)) as loader:
+            loader.skip(1_000_003)
+            assert (source.spans, source.taken) == ([], [])
+            assert loader.epoch == 1_000_003 // 11
+
+    def test_too_far_in_the_middle_is_refused_with_both_numbers(self) -> None:
+        with made(MOVES) as loader:
+            batches = iter(loader)
+            next(batches)
+            with pytest.raises(OptionError, match=r"skip\(7\), but 6 batches are left"):
+                loader.skip(7)
+            assert delivered(batches) == planned(MOVES)[1:]
+
+    def test_going_back_is_refused(self) -> None:
+        with made(MOVES) as loader, pytest.raises(OptionError, match=r"skip\(-1\)"):
+            loader.skip(-1)
+
+
+class TestAt:
+    @pytest.mark.parametrize("name", PLANS)
+    def test_it_is_the_batch_that_iterating_gives(self, uninterrupted: dict[str, list[Any]], name: str) -> None:
+        with made(PLANS[name], "three threads") as loader:
+            found = [
+                plain(loader.at(epoch, batch))
+                for epoch in range(EPOCHS)
+                for batch in range(PLANS[name].epoch(epoch).n_batches)
+            ]
+        assert found == uninterrupted[name]
+
+    def test_it_does_not_move_the_loader(self) -> None:
+        found = []
+        with made(MOVES, "three threads") as loader:
+            for batch in loader:
+                before = loader.state_dict()
+                loader.at(2, 6)
+                loader.at(0, 0)
+                assert loader.state_dict() == before
+                found.append(batch["x"].tolist())
+        assert found == planned(MOVES)
+
+    def test_batches_are_counted_over_all_ranks(self) -> None:
+        with Loader(SOURCE, Plan(SOURCE.index, Shuffle(), batch_size=4), world=World(1, 2)) as loader:
+            assert loader.at(0, 0)["x"].tolist() == planned(loader.plan)[0]
+
+    def test_a_batch_that_is_not_there_is_refused(self) -> None:
+        with made(MOVES) as loader, pytest.raises(PlanError, match="Batch 7 is not in epoch 1"):
+            loader.at(1, 7)
+
+
+class TestRemaining:
+    def test_it_counts_down_and_starts_again(self) -> None:
+        with made(MOVES) as loader:
+            assert loader.remaining == 7
+            counts = [loader.remaining for _ in loader]
+            assert counts == [6, 5, 4, 3, 2, 1, 0]
+            assert loader.remaining == 7
+
+    def test_it_is_what_a_resumed_loader_gives(self) -> None:
+        for plan in PLANS.values():
+            for batch in range(plan.epoch(1).n_batches + 1):
+                with made(plan) as loader:
+                    loader.load_state_dict(at_batch(loader, 1, batch))
+                    assert loader.remaining == sum(1 for _ in loader)
+
+    def test_len_is_the_length_of_a_whole_epoch_wherever_the_loader_stands(self) -> None:
+        with made(MOVES) as loader:
+            assert {len(loader) for _ in loader} == {7}
+            loader.load_state_dict(at_batch(loader, 3, 5))
+            assert len(loader) == 7

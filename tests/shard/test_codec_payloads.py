@@ -1,0 +1,179 @@
+"""Payloads that others made: what they hold, or a ValueError where they lie, before memory is taken or code is run."""
+
+import io
+import json
+import pickle
+import struct
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+
+from penstock.shard.codec import decoded
+from tests.shard.samples import Side
+
+
+def npy(descr: str, shape: str, data: bytes = b"", order: str = "False", version: bytes = b"\1\0") -> bytes:
+    text = f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}".encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY" + version + len(text).to_bytes(2 if version == b"\1\0" else 4, "little") + text + data
+
+
+def test_the_crafted_header_is_a_good_one() -> None:
+    assert decoded("npy", npy("'<i2'", "(2,)", b"\1\0\2\0")).tolist() == [1, 2]
+    assert decoded("npy", npy("'<i2'", "(2,)", b"\1\0\2\0", version=b"\2\0")).tolist() == [1, 2]
+    fortran = npy("'<i2'", "(2, 2)", b"\1\0\2\0\3\0\4\0", order="True")
+    assert decoded("npy", fortran).tolist() == [[1, 3], [2, 4]]
+
+
+HEADERS = [
+    npy("'<i2'", "(2,)", b"\1\0\2\0"),
+    npy('"<i2"', "(2,)", b"\1\0\2\0"),
+    npy("'<i2'", "(2, )", b"\1\0\2\0"),
+    npy("'<i2'", "(1,2)", b"\1\0\2\0"),
+    npy("'<i2'", "(1, 2)", b"\1\0\2\0", order="True"),
+    npy("'|i1'", "(2, 0)"),
+    npy("'|S3'", "()", b"abc"),
+    npy("'>u4'", "(1, 1)", b"\0\0\0\7", version=b"\3\0"),
+    npy("'<M8[D]'", "(1,)", bytes(8)),
+    npy("[('a', '<f4')]", "(1,)", bytes(4)),
+]
+
+
+@pytest.mark.parametrize("stored", HEADERS, ids=lambda stored: stored[10:].split(b"}")[0].decode())
+def test_headers_are_read_as_numpy_reads_them(stored: bytes) -> None:
+    expected = np.load(io.BytesIO(stored))
+    found = decoded("npy", stored)
+    assert (found.dtype, found.shape) == (expected.dtype.newbyteorder("="), expected.shape)
+    assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        b'{"a": [1, 2.5, null, true, "\xc3\xa4"]}',
+        b' \n{"a": 1}\n\t ',
+        b'{"a": 1, "a": 2}',
+        b'"text"',
+        b"17",
+        b"-0.0",
+        b"1e999",
+        b"NaN",
+        b'\xef\xbb\xbf{"a": 1}',
+        '{"a": "ä"}'.encode("utf-16"),
+        '{"a": 1}'.encode("utf-16-le"),
+        "[1]".encode("utf-32"),
+        b'"\\ud800"',
+        b'"\xed\xa0\x80"',
+        b'{"a": 1} x',
+        b'{"a": 1}{}',
+        b"[1,]",
+        b"",
+        b" ",
+        b"nul",
+    ],
+)
+def test_json_is_read_as_python_reads_it(stored: bytes) -> None:
+    try:
+        expected = repr(json.loads(stored))
+    except ValueError:
+        with pytest.raises(ValueError, match=r"."):
+            decoded("json", stored)
+    else:
+        assert repr(decoded("json", stored)) == expected
+
+
+@pytest.mark.parametrize(
+    ("stored", "match"),
+    [
+        (b"", "npy file"),
+        (b"PK\3\4", "npy file"),
+        (b"\x93NUMPY", ""),
+        (npy("'<i2'", "(2,)", version=b"\x09\0"), "version"),
+        (npy("'<i2'", "(3,)", b"\1\0\2\0"), "6 bytes, but 4 bytes of data follow"),
+        (npy("'<i2'", "(1,)", b"\1\0\2\0"), "2 bytes, but 4 bytes of data follow"),
+        (npy("'<f8'", f"({10**30},)", b"\1\0"), "bytes of data follow"),
+        (npy("'<f8'", f"({2**61},)", b""), "bytes of data follow"),  # times eight, 64 bits are full, and 0 is left
+        (npy("'<f8'", "(-1,)", bytes(8)), ""),
+        (npy("'<f8'", "(-1, -1)", bytes(8)), ""),
+        (npy("'|O'", "(1,)", bytes(8)), "Python objects"),
+        (npy("[('a', '|O')]", "(1,)", bytes(8)), "Python objects"),
+        (npy("'nonsense'", "(1,)", bytes(8)), ""),
+        (npy("__import__('os')", "(1,)", bytes(8)), ""),
+        (npy("'|S0'", f"({10**30},)"), ""),
+        (npy("'|V0'", f"({2**40},)"), ""),
+        (npy("'<f8'", f"({2**62}, 4, 0)"), ""),
+        (npy("'<f8'", "(1.5,)", bytes(8)), ""),
+        (npy("'<f8'", "(" + "1," * 100 + ")", bytes(8)), ""),
+    ],
+)
+def test_a_header_that_lies_is_refused_before_anything_is_allocated(stored: bytes, match: str) -> None:
+    with pytest.raises(ValueError, match=match or "."):
+        decoded("npy", stored)
+
+
+@pytest.mark.parametrize(
+    ("extension", "stored"),
+    [
+        ("json", b"{"),
+        ("json", b"\xff"),
+        ("json", b"[" * 100_000),
+        ("txt", b"\xff"),
+        ("cls", b"seven"),
+        ("npz", b"PK"),
+        ("png", b"no image"),
+        ("jpg", b""),
+        ("pt", b"nothing"),
+        ("pyd", b""),
+    ],
+)
+def test_a_payload_that_is_not_what_its_name_says_is_a_value_error(extension: str, stored: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decoded(extension, stored)
+
+
+def test_images_become_arrays() -> None:
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.arange(27, dtype=np.uint8).reshape(3, 3, 3)
+    out = io.BytesIO()
+    image.fromarray(pixels).save(out, "PNG")
+    assert decoded("png", out.getvalue()).tolist() == pixels.tolist()
+
+
+def test_an_image_that_would_fill_the_memory_is_refused() -> None:
+    image = pytest.importorskip("PIL.Image")
+    out = io.BytesIO()
+    image.new("1", (1, 1)).save(out, "PNG")
+    small = bytearray(out.getvalue())
+    small[16:24] = struct.pack(">II", 200_000, 200_000)
+    small[29:33] = struct.pack(">I", zlib.crc32(small[12:29]))
+    with pytest.raises(ValueError, match="bomb"):
+        decoded("png", bytes(small))
+
+
+def test_archives_of_arrays_become_dicts_and_bombs_are_refused() -> None:
+    out = io.BytesIO()
+    np.savez_compressed(out, a=np.arange(3), b=np.eye(2))
+    found = decoded("npz", out.getvalue())
+    assert {name: array.tolist() for name, array in found.items()} == {"a": [0, 1, 2], "b": [[1, 0], [0, 1]]}
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for number in range(5):
+            archive.writestr(f"{number}.npy", bytes(60 << 20))
+    with pytest.raises(ValueError, match="bomb"):
+        decoded("npz", bomb.getvalue())
+
+
+def test_an_archive_with_pickled_objects_in_it_is_refused() -> None:
+    out = io.BytesIO()
+    np.savez(out, a=np.array([None], object), allow_pickle=True)
+    with pytest.raises(ValueError, match="Python objects"):
+        decoded("npz", out.getvalue())
+
+
+def test_a_pickle_is_run_only_where_it_is_allowed() -> None:
+    stored = pickle.dumps(Side.LEFT)
+    assert decoded("pyd", stored, allow_pickle=True) is Side.LEFT
+    with pytest.raises(ValueError, match="Side"):
+        decoded("pyd", stored)

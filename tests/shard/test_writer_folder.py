@@ -1,0 +1,132 @@
+"""What else is in the folder: other people's files, the data set before, and a second writer."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from penstock_test_parts import isolated
+
+from penstock.core.errors import WriteError
+from penstock.shard.manifest import MANIFEST
+from penstock.shard.writer import ShardWriter, WriteOptions
+from tests.shard.samples import begun, contents, numbers, sample, write
+
+# -- what is there already ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> dict[str, bytes]:
+    """Put other people's files into the folder."""
+    files = {
+        "notes.txt": b"mine",
+        "shard_000009.tar": b"not yours",
+        "other.tar": b"mine",
+        "other.tar.index": b"mine",
+        "shard_000099.tar.index": b"mine",
+        "sub/shard_000000.tar": b"mine",
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    return files
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shard_size": 7},
+        {"shard_size": 1},
+        {"shard_name_pattern": "train_{shard_idx:02d}.tar"},
+        {"compression": "gz"},
+    ],
+    ids=str,
+)
+def test_rewriting_leaves_no_stale_shard_and_nobody_elses_file_touched(
+    options: dict[str, Any], others: dict[str, bytes], tmp_path: Path
+) -> None:
+    write(tmp_path, 7)
+    write(tmp_path, 5, make=lambda n: sample(100 + n), **options)
+    write(tmp_path / "fresh", 5, make=lambda n: sample(100 + n), **options)
+    fresh = contents(tmp_path / "fresh")
+    found = {name: content for name, content in contents(tmp_path).items() if not name.startswith("fresh")}
+    assert found == {**fresh, **others}
+    assert numbers(tmp_path) == [100, 101, 102, 103, 104]
+
+
+def test_a_manifest_of_others_does_not_make_the_writer_remove_what_it_names(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_bytes(b"three years")
+    foreign = {"total_samples": 1, "shards": [{"shard_name": "thesis.txt"}]}
+    (tmp_path / MANIFEST).write_text(json.dumps(foreign))
+    write(tmp_path, 2)
+    assert (tmp_path / "thesis.txt").read_bytes() == b"three years"
+    assert numbers(tmp_path) == [0, 1]
+
+
+def test_the_old_data_set_is_readable_until_the_new_one_is_there(tmp_path: Path) -> None:
+    write(tmp_path, 7)
+    writer = begun(tmp_path)
+    for number in range(5):
+        writer.write(sample(100 + number), None, None)
+        assert numbers(tmp_path) == list(range(7))
+    writer.commit()
+    assert numbers(tmp_path) == [100, 101, 102, 103, 104]
+
+
+def test_replacing_a_data_set_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, 7)
+    assert not caplog.messages
+    write(tmp_path, 2)
+    assert [message for message in caplog.messages if "data set of 7 samples" in message]
+
+
+# -- two writers -------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_writer_is_refused_while_the_first_lives(tmp_path: Path) -> None:
+    first = begun(tmp_path)
+    first.write(sample(0), None, None)
+    for resume in (False, True):
+        with pytest.raises(WriteError, match="Another writer is at work"):
+            ShardWriter(tmp_path, WriteOptions(), resume=resume)
+    first.write(sample(1), None, None)
+    first.commit()
+    assert numbers(tmp_path) == [0, 1]
+    write(tmp_path, 1)
+    assert numbers(tmp_path) == [0]
+
+
+def test_a_second_writer_in_another_process_is_refused(tmp_path: Path) -> None:
+    first = begun(tmp_path)
+    assert isolated(outcome_of_writing, tmp_path) == "Another writer"
+    first.abandon()
+    assert isolated(outcome_of_writing, tmp_path) == "written"
+
+
+def outcome_of_writing(folder: Path) -> str:
+    try:
+        write(folder, 2)
+    except WriteError as error:
+        return str(error)[:14]
+    return "written"
+
+
+def test_a_child_process_does_not_keep_the_folder_locked(tmp_path: Path) -> None:
+    writer = begun(tmp_path)
+    writer.write(sample(0), None, None)
+    waiting, telling = os.pipe()
+    pid = os.fork()
+    if not pid:  # a worker process that was forked while the writer was open, and lives on
+        os.close(telling)
+        os.read(waiting, 1)
+        os._exit(0)
+    os.close(waiting)
+    try:
+        writer.commit()
+        write(tmp_path, 2)
+    finally:
+        os.close(telling)
+        os.waitpid(pid, 0)
+    assert numbers(tmp_path) == [0, 1]

@@ -1,0 +1,246 @@
+"""Ids, fields and metadata come back as they were given; what cannot is refused by name and leaves no trace."""
+
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock import TarSource
+from penstock.core.errors import OptionError
+from penstock.shard.writer import ShardWriter, WriteOptions
+from tests.shard.samples import begun, contents, held, ids, metadata, numbers, sample, write
+
+STRANGE = [
+    "sub-01.ses-2",
+    "sub-01",
+    "sub-01%2Eses-2",
+    "a/b",
+    "a\\b",
+    "..",
+    ".",
+    "../../etc/passwd",
+    "é",
+    "e\u0301",
+    "A",
+    "a",
+    " ",
+    "日本",
+    "x\ny",
+    "sample_1",
+]
+
+
+def test_strange_ids_come_back_and_are_not_merged(tmp_path: Path) -> None:
+    writer = begun(tmp_path)
+    for number, one in enumerate(STRANGE):
+        writer.write(sample(number), one, None)
+    writer.commit()
+    assert ids(tmp_path) == STRANGE
+    with tarfile.open(tmp_path / "shard_000000.tar") as tar:
+        assert all("/" not in name and not name.startswith(".") for name in tar.getnames())
+
+
+@pytest.mark.parametrize("when", [1, 4])
+def test_an_id_twice_is_refused(when: int, tmp_path: Path) -> None:
+    writer = begun(tmp_path)
+    for number in range(6):
+        if number == when:
+            writer.write(sample(number), "one", None)
+        else:
+            writer.write(sample(number), None, None)
+    with pytest.raises(OptionError, match="Sample 6 has the id 'one', as one before it"):
+        writer.write(sample(6), "one", None)
+    with pytest.raises(OptionError, match="as one before it"):
+        writer.write(sample(6), "sample_000000000", None)
+    writer.write(sample(6), None, None)
+    writer.commit()
+    assert len(set(ids(tmp_path))) == 7
+
+
+def test_an_id_of_the_users_own_that_equals_a_number_to_come_is_noticed(tmp_path: Path) -> None:
+    writer = begun(tmp_path)
+    writer.write(sample(0), "sample_000000002", None)
+    writer.write(sample(1), None, None)
+    with pytest.raises(OptionError, match="as one before it"):
+        writer.write(sample(2), None, None)
+    writer.write(sample(2), "another", None)
+    writer.commit()
+    assert ids(tmp_path) == ["sample_000000002", "sample_000000001", "another"]
+
+
+def test_an_id_from_before_a_resume_is_remembered(tmp_path: Path) -> None:
+    first = begun(tmp_path, shard_size=2)
+    first.write(sample(0), "sample_000000003", None)
+    first.write(sample(1), None, None)
+    first.abandon()
+    second = ShardWriter(tmp_path, WriteOptions(shard_size=2), resume=True)
+    assert second.written == 2
+    second.write(sample(2), None, None)
+    with pytest.raises(OptionError, match="as one before it"):
+        second.write(sample(3), None, None)
+    with pytest.raises(OptionError, match="as one before it"):
+        second.write(sample(3), "sample_000000003", None)
+    second.abandon()
+
+
+@pytest.mark.parametrize("sample_id", ["", 7, b"a", "\ud800"])
+def test_what_is_no_id_is_refused(sample_id: Any, tmp_path: Path) -> None:
+    writer = begun(tmp_path)
+    with pytest.raises(OptionError, match="sample_id="):
+        writer.write(sample(0), sample_id, None)
+    writer.abandon()
+
+
+def test_the_users_metadata_do_not_overwrite_the_writers(tmp_path: Path) -> None:
+    writer = begun(tmp_path)
+    given = {"sample_id": "wrong", "modalities": [], "shard_idx": 99, "sample_idx_in_shard": 99, "trial": {"side": "é"}}
+    writer.write(sample(0), "right", given)
+    writer.commit()
+    (about,) = metadata(tmp_path)
+    assert about == {
+        "sample_id": "right",
+        "modalities": ["x", "note"],
+        "shard_idx": 0,
+        "sample_idx_in_shard": 0,
+        "trial": {"side": "é"},
+    }
+
+
+@pytest.mark.parametrize("value", [{"a": "\0place\0"}, {"\0place\0": 1}, {"a": '","shard_idx":7,"b":"'}])
+def test_metadata_are_kept_whatever_they_contain(value: dict[str, Any], tmp_path: Path) -> None:
+    writer = begun(tmp_path)
+    writer.write(sample(0), "\0place\0", value)
+    writer.commit()
+    (about,) = metadata(tmp_path)
+    assert about == {
+        "sample_id": "\0place\0",
+        "modalities": ["x", "note"],
+        "shard_idx": 0,
+        "sample_idx_in_shard": 0,
+        **value,
+    }
+
+
+REFUSED: dict[str, tuple[Any, Any, Any, str]] = {
+    "no dict": ([1, 2], None, None, "give a dict"),
+    "nothing": ({}, None, None, "at least one field"),
+    "None": (None, None, None, "give a dict"),
+    "a field less": ({"x": np.zeros(2, np.int32)}, None, None, r"lacks \['note'\]"),
+    "a field more": ({**sample(1), "y": 1}, None, None, r"has \['y'\]"),
+    "another dtype": ({"x": np.zeros(2), "note": "a"}, None, None, "'x' of sample 1 is float64, but int32"),
+    "another kind": ({"x": "text", "note": "a"}, None, None, "'x' of sample 1 is txt"),
+    "array for text": ({"x": np.zeros(2, np.int32), "note": np.zeros(2)}, None, None, "'note' of sample 1 is float64"),
+    "objects": ({"x": np.array([None]), "note": "a"}, None, None, "Python objects"),
+    "metadata of objects": (sample(1), None, {"a": object()}, "JSON holds"),
+    "metadata of NaN": (sample(1), None, {"a": float("nan")}, "is nan"),
+    "metadata of numbers": (sample(1), None, {7: 1}, "has the key 7"),
+    "metadata that is none": (sample(1), None, [1], "is no dict"),
+    "text that is none": ({**sample(1), "note": "\ud800"}, None, None, "'note'"),
+    "an id of 200 letters": (sample(1), "i" * 200, None, "a tar header holds 100"),
+    "an id that is none": (sample(1), 7, None, "sample_id=7"),
+    "an id twice": (sample(1), "sample_000000000", None, "as one before it"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_a_refused_sample_leaves_no_trace(kind: str, place: int, tmp_path: Path) -> None:
+    bad, bad_id, about, match = REFUSED[kind]
+    for folder in ("with", "without"):
+        writer = begun(tmp_path / folder)
+        for number in range(5):
+            if (
+                number == place
+                and folder == "with"
+                and (
+                    place
+                    or kind
+                    not in (
+                        "a field less",
+                        "a field more",
+                        "another dtype",
+                        "another kind",
+                        "array for text",
+                        "an id twice",
+                    )
+                )
+            ):
+                with pytest.raises(OptionError, match=match.replace("sample 1", f"sample {place}")):
+                    writer.write(bad, bad_id, about)
+                assert writer.written == place
+            writer.write(sample(number), None, None)
+        writer.commit()
+    assert contents(tmp_path / "with") == contents(tmp_path / "without")
+
+
+def test_a_sample_that_is_refused_at_the_end_of_a_shard_does_not_end_it(tmp_path: Path) -> None:
+    for folder in ("with", "without"):
+        writer = begun(tmp_path / folder, shard_size=100, max_shard_bytes=3 * 3584 + 1024)
+        for number in range(4):
+            # Large enough that it would need another shard, and refused for its name.
+            if number == 1 and folder == "with":
+                with pytest.raises(OptionError, match="a tar header holds 100"):
+                    writer.write({"x": np.zeros(800, np.int32), "note": "a" * 4000}, "i" * 200, None)
+            writer.write(sample(number), None, None)
+        writer.commit()
+    assert contents(tmp_path / "with") == contents(tmp_path / "without")
+
+
+def test_a_refused_sample_leaves_no_file_open(tmp_path: Path) -> None:
+    writer = begun(tmp_path, shard_size=1)
+    writer.write(sample(0), None, None)
+    with pytest.raises(OptionError):
+        writer.write(sample(1), "i" * 200, None)
+    writer.commit()
+    assert held(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"x": 1, "X": 2}, "differ in case only"),
+        ({"metadata": 1}, "is taken"),
+        ({"Metadata": 1}, "(is taken|differ in case)"),
+        ({"a/b": 1}, "slash"),
+        ({"__key__": "a"}, "is taken"),
+        ({7: 1}, "cannot name a field"),
+        ({"f" * 90: 1}, "a tar header holds 100"),
+    ],
+)
+def test_fields_that_would_be_mistaken_are_refused(fields: Any, match: str, tmp_path: Path) -> None:
+    writer = begun(tmp_path)
+    with pytest.raises(OptionError, match=match):
+        writer.write(fields, None, None)
+    writer.write(sample(0), None, None)
+    writer.commit()
+    assert numbers(tmp_path) == [0]
+
+
+def test_fields_with_dots_and_unicode_come_back(tmp_path: Path) -> None:
+    fields = {"lfp.left": 1, "é": 2.5, "x.npy": "text", "json": [1], "a b": b"\0"}
+    writer = begun(tmp_path)
+    writer.write(fields, None, None)
+    writer.commit()
+    source = TarSource(tmp_path)
+    assert set(source.fields) == {*fields, "metadata"}
+    found = source.take(np.array([0]))
+    assert {name: found[name][0] for name in fields} == fields
+
+
+def test_fields_may_come_in_another_order(tmp_path: Path) -> None:
+    writer = begun(tmp_path)
+    writer.write({"x": 1, "y": 2}, None, None)
+    writer.write({"y": 20, "x": 10}, None, None)
+    writer.commit()
+    found = TarSource(tmp_path).take(np.arange(2))
+    assert (found["x"].tolist(), found["y"].tolist()) == ([1, 10], [2, 20])
+
+
+def test_a_row_of_a_tensor_is_stored_alone(tmp_path: Path) -> None:
+    rows = torch.arange(100_000).reshape(1000, 100)
+    for array_format in ("npy", "pyd"):
+        write(tmp_path / array_format, 3, make=lambda n: {"x": rows[n]}, array_format=array_format)
+        assert (tmp_path / array_format / "shard_000000.tar").stat().st_size < 3 * (4 * 512 + 1024) + 2048
