@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from penstock_test_processes import group_is_gone
 from typer.testing import CliRunner
 
 from penstock import PlanError, ReadError, create_shards_from_arrays
@@ -292,19 +293,12 @@ def test_ctrl_c_ends_a_conversion_and_its_workers_and_publishes_nothing(folder: 
             pipe.append(os.open(folder / "rows2.npy", os.O_WRONLY | os.O_NONBLOCK))
         return bool(pipe)
 
-    def is_over() -> bool:
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return True
-        return False
-
     wait_until(is_read)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the command and its workers
     out, errors = process.communicate(timeout=60)
     os.close(pipe[0])
     assert (process.returncode, out, errors) == (130, "", "\nStopped.\n")
-    wait_until(is_over)
+    wait_until(lambda: group_is_gone(process.pid))
     assert not (folder / "out" / "dataset_metadata.json").exists()
 
 

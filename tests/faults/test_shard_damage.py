@@ -195,7 +195,7 @@ def reading_a_pipe(folder: Path) -> str:
 
 
 def test_a_pipe_in_the_place_of_a_shard_does_not_hang(folder: Path) -> None:
-    assert isolated(reading_a_pipe, folder, seconds=5) == SECOND
+    assert isolated(reading_a_pipe, folder) == SECOND
 
 
 def swap(folder: Path, name: str, other: str) -> None:

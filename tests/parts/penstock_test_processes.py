@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PARTS", "Clock", "answer", "counted", "ended", "isolated", "script", "side_by_side"]
+__all__ = ["PARTS", "Clock", "answer", "counted", "ended", "group_is_gone", "isolated", "script", "side_by_side"]
 
 PARTS = str(Path(__file__).parent)
 
@@ -72,6 +72,18 @@ def ended(case: Callable[..., Any], *args: Any) -> int | None:
     process.join()
     _kill_session(process.pid)  # what it had started
     return process.exitcode
+
+
+def group_is_gone(pid: int) -> bool:
+    """Return whether nothing is left of a group of processes; the dead count until somebody has asked how they ended.
+
+    Those whose parent is dead are asked by the system's first process, which takes its time: poll.
+    """
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 def _run_alone(case: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from penstock_test_parts import eventually
+from penstock_test_processes import group_is_gone
 from typer.testing import CliRunner
 
 from penstock import MissingDependency, Moments, OptionError, TarSource
@@ -228,8 +230,7 @@ def test_a_signal_ends_the_demo_with_all_its_processes_and_removes_the_files(tmp
     assert b"Traceback" not in errors
     assert [list((tmp_path / name).iterdir()) for name in ("home", "temporary", "here")] == [[], [], []]
     assert _running(str(tmp_path)) == []
-    with pytest.raises(ProcessLookupError):
-        os.killpg(started.pid, 0)
+    assert eventually(lambda: group_is_gone(started.pid), seconds=10)
 
 
 def test_the_page_about_the_demo_shows_what_the_demo_says(told):

@@ -154,7 +154,7 @@ def iterated_with(error: type[BaseException], workers: int) -> tuple[list[list[i
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 def test_an_exit_raised_by_the_users_code_arrives_and_does_not_hang(error: type[BaseException], workers: int) -> None:
-    found, name = isolated(iterated_with, error, workers, seconds=5)
+    found, name = isolated(iterated_with, error, workers)
     assert (found, name) == ([[0, 1, 2, 3], [4, 5, 6, 7]], error.__name__)
 
 

@@ -16,6 +16,7 @@ from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
 from penstock.shard.codec import size_is_kept
 from penstock.shard.manifest import FieldInfo, Manifest, manifest_path
+from penstock.shard.tar import BLOCK
 from penstock.source.bounds import check_span, checked_items
 from penstock.source.gather import Gather, Reading, Verify
 from penstock.source.quarantine import Quarantine
@@ -92,9 +93,9 @@ class TarSource:
         _check_present(self.manifest)
         infos = _chosen(self.manifest, fields)
         sizes = np.array([shard.n_items for shard in self.manifest.shards], np.int64)
-        typical_bytes = sum(shard.tar_bytes for shard in self.manifest.shards) // max(1, int(sizes.sum()))
+        varying_bytes = _varying_bytes(self.manifest)
         self.fields: Mapping[str, Field] = {
-            name: _field(info, typical_bytes, decode=decode) for name, info in infos.items()
+            name: _field(info, varying_bytes, decode=decode) for name, info in infos.items()
         }
         self._borders = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         self._reading = Reading(
@@ -178,12 +179,19 @@ class TarSource:
         raise DamageError(self.path.name, item, f"no healthy item among {_SUBSTITUTES_TRIED} that could replace it")
 
 
-def _field(info: FieldInfo, typical_bytes: int, *, decode: bool) -> Field:
-    """Return what is given of a member; of varying ones, it is known that they are no larger than a typical item."""
-    field = info.field() if decode else Field(np.dtype(object), None)
-    if field.item_bytes is None and (not decode or size_is_kept(info.suffix)):
-        return replace(field, typical_bytes=typical_bytes)
-    return field
+def _varying_bytes(manifest: Manifest) -> int:
+    """Return about how much of an item is of no fixed size, all of it together."""
+    n_items = sum(shard.n_items for shard in manifest.shards)
+    fixed = sum(info.field().item_bytes or 0 for info in manifest.fields.values())
+    return max(BLOCK, sum(shard.tar_bytes for shard in manifest.shards) // max(1, n_items) - fixed)
+
+
+def _field(info: FieldInfo, varying_bytes: int, *, decode: bool) -> Field:
+    """Return what is given of a member, and about how large it is where its size varies and can be known."""
+    field = info.field()
+    if field.item_bytes is not None:
+        return field if decode else Field(np.dtype(object), None, field.item_bytes)
+    return replace(field, typical_bytes=varying_bytes if not decode or size_is_kept(info.suffix) else None)
 
 
 def _empty(field: Field, n_items: int) -> NDArray[Any]:
