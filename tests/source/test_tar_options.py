@@ -25,6 +25,23 @@ def test_fields_come_in_the_order_that_they_are_asked_for(folder: Path) -> None:
     assert list(TarSource(folder).fields) == ["x", "y", "metadata"]
 
 
+def test_a_field_whose_size_varies_says_about_how_large_it_is(folder: Path, tmp_path: Path) -> None:
+    # An item is a header and a block for each of x, y and metadata; x holds 8 bytes, y 24.
+    fields = TarSource(folder).fields
+    assert {name: (field.item_bytes, field.typical_bytes) for name, field in fields.items()} == {
+        "x": (8, None),
+        "y": (24, None),
+        "metadata": (None, pytest.approx(3 * 1024 - 32, abs=2560)),  # and the end of each archive
+    }
+    stored = TarSource(folder, decode=False).fields
+    assert (stored["x"].item_bytes, stored["x"].typical_bytes) == (None, 8)
+    archive(tmp_path / "a.tar", [{"png": b"no image", "txt": b"text"}] * 4)
+    indexed(tmp_path)
+    assert TarSource(tmp_path).fields["png"].typical_bytes is None  # what an image takes is not known before
+    assert TarSource(tmp_path).fields["txt"].typical_bytes >= 512
+    assert TarSource(tmp_path, decode=False).fields["png"].typical_bytes >= 512
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
