@@ -1,5 +1,6 @@
 """Payloads that others made: what they hold, or a ValueError where they lie, before memory is taken or code is run."""
 
+import ast
 import io
 import json
 import pickle
@@ -10,7 +11,7 @@ import zlib
 import numpy as np
 import pytest
 
-from penstock.shard.codec import decoded
+from penstock.shard.codec import decoded, described_dtype
 from tests.shard.samples import Side
 
 
@@ -47,6 +48,27 @@ def test_headers_are_read_as_numpy_reads_them(stored: bytes) -> None:
     found = decoded("npy", stored)
     assert (found.dtype, found.shape) == (expected.dtype.newbyteorder("="), expected.shape)
     assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("text", ["'<f4'", "'|S3'", "'<M8[ns]'", "[('a', '<f4'), ('b', '>i2', (3,))]"])
+def test_a_description_is_the_dtype_that_numpy_makes_of_it(text: str) -> None:
+    assert described_dtype(text) == np.lib.format.descr_to_dtype(ast.literal_eval(text))
+
+
+def test_what_python_takes_for_its_own_fault_is_evaluated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    # python/cpython#106905 comes once in ten thousand times, of threads that evaluate at the same moment.
+    real, faults = ast.literal_eval, iter([True, True, False])
+
+    def faulty(text: str) -> object:
+        if next(faults, False):
+            raise SystemError("AST constructor recursion depth mismatch (before=60, after=58)")
+        return real(text)
+
+    monkeypatch.setattr(ast, "literal_eval", faulty)
+    assert described_dtype("[('a', '<f4')]") == np.dtype([("a", "<f4")])
+    faults = iter([True] * 1000)
+    with pytest.raises(SystemError):
+        described_dtype("[('a', '<f4')]")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,17 @@ from numpy.typing import NDArray
 from penstock.core.errors import MissingDependency, OptionError
 from penstock.shard.pickles import unpickled
 
-__all__ = ["ArrayFormat", "Encoded", "NpyHeader", "decoded", "encoded", "json_bytes", "npy_header", "size_is_kept"]
+__all__ = [
+    "ArrayFormat",
+    "Encoded",
+    "NpyHeader",
+    "decoded",
+    "described_dtype",
+    "encoded",
+    "json_bytes",
+    "npy_header",
+    "size_is_kept",
+]
 
 ArrayFormat = Literal["npy", "pyd"]
 
@@ -30,6 +40,8 @@ _USUAL_HEADER = re.compile(
     rb"\{'descr': '(?P<descr>[<>|][a-zA-Z]\d{1,4})', 'fortran_order': (?P<fortran_order>True|False), "
     rb"'shape': \((?P<shape>(\d{1,18},|\d{1,18}(, \d{1,18}){1,31}|))\), \} *\n?"
 )
+_USUAL_DESCR = re.compile(r"'([<>|][a-zA-Z]\d{1,4})'")
+_EVALUATED_TIMES = 100
 _MOST_RATIO, _ALWAYS_BYTES = 100, 1 << 28  # what a compressed member may grow to
 _COPIED_BYTES = 1 << 14  # smaller arrays are copied sooner than a view of them is made
 _SCANNED: Callable[[str, int], tuple[Any, int]] = vars(json.JSONDecoder())["scan_once"]
@@ -208,9 +220,27 @@ def _parsed_npy(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]
         lengths = tuple(int(length) for length in usual["shape"].split(b",") if length.strip())
         return _dtype(usual["descr"].decode()), lengths, usual["fortran_order"] == b"True", offset
     text = head[8 + width : offset].decode("utf-8" if head[6] == 3 else "latin1")
-    fields = ast.literal_eval(text.strip())
+    fields = _literal(text.strip())
     dtype = np.lib.format.descr_to_dtype(fields["descr"])
     return dtype, tuple(fields["shape"]), bool(fields["fortran_order"]), offset
+
+
+def described_dtype(text: str) -> np.dtype[Any]:
+    """Return the dtype that `repr` of numpy's description says, such as `"'<f4'"`; raise what is wrong with it."""
+    usual = _USUAL_DESCR.fullmatch(text)
+    return _dtype(usual[1]) if usual is not None else np.lib.format.descr_to_dtype(_literal(text))
+
+
+def _literal(text: str) -> Any:
+    """Evaluate a literal of Python."""
+    for _ in range(_EVALUATED_TIMES - 1):
+        try:
+            return ast.literal_eval(text)
+        except SystemError:
+            # Python 3.11 counts the depth of all threads in one place, and where two of them evaluate at once, may find
+            # that it does not come out even (python/cpython#106905).
+            continue
+    return ast.literal_eval(text)
 
 
 @lru_cache(maxsize=256)

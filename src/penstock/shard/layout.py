@@ -6,7 +6,6 @@ Members are checked from the first byte of their tar header to the last byte of 
 item can change unnoticed.
 """
 
-import ast
 import json
 import math
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock.core.errors import DamageError
-from penstock.shard.codec import NpyHeader
+from penstock.shard.codec import NpyHeader, described_dtype
 from penstock.shard.tar import BLOCK
 
 __all__ = [
@@ -220,7 +219,7 @@ def parsed_dtype(descr: str | None) -> np.dtype[Any] | None:
         return None
     if not isinstance(descr, str) or len(descr) > _LONGEST_DESCR:
         raise ValueError(f"the dtype {str(descr)[:80]!r}")
-    dtype = np.lib.format.descr_to_dtype(ast.literal_eval(descr))
+    dtype = described_dtype(descr)
     if dtype.hasobject:
         raise ValueError(f"the dtype {dtype}, of Python objects")
     return dtype
