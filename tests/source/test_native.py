@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import PenstockError
 from penstock.source import native
-from penstock.source.native import Checks, Mapped, copy_items
+from penstock.source.native import Checks, Mapped, changed_shards, copy_items
 
 SOURCE = Path(native.__file__).with_name("native.c")
 WIDTHS = (64, 256, 512)
@@ -51,8 +52,8 @@ class Stored:
         self.mapped = Mapped(self.file, n_bytes)
 
     @property
-    def row(self) -> tuple[int, int, int]:
-        return self.file, self.mapped.address, self.mapped.n_bytes
+    def row(self) -> tuple[int, int, int, int]:
+        return self.file, self.mapped.address, self.mapped.n_bytes, os.fstat(self.file).st_ctime_ns
 
     def close(self) -> None:
         os.close(self.file)
@@ -278,6 +279,38 @@ def test_threads_that_fault_at_once_do_not_mix_up_their_places(tmp_path: Path) -
         stored.close()
 
 
+def written_in_place(path: Path) -> None:
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.write(b"other")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as copying programs do
+
+
+def made_longer_and_shorter(path: Path) -> None:
+    n_bytes = path.stat().st_size
+    os.truncate(path, n_bytes + 1)
+    os.truncate(path, n_bytes)
+
+
+def replaced(path: Path) -> None:
+    path.with_name("new").write_bytes(b"other")
+    path.with_name("new").replace(path)
+
+
+@pytest.mark.parametrize("change", [written_in_place, made_longer_and_shorter, replaced, Path.unlink])
+def test_a_file_that_was_written_to_is_told_from_those_that_were_not(
+    library: ctypes.CDLL, tmp_path: Path, change: Callable[[Path], Any]
+) -> None:
+    stored = [Stored(tmp_path / str(n), 1000, n) for n in range(4)]
+    table = np.array([one.row for one in stored])
+    assert changed_shards(table).tolist() == [False] * 4
+    assert changed_shards(table[:0]).tolist() == []
+    change(stored[2].path)
+    assert changed_shards(table).tolist() == [False, False, True, False]
+    for one in stored:
+        one.close()
+
+
 FAULTS = """
 import ctypes, faulthandler, mmap, os, signal, sys
 import numpy as np
@@ -292,7 +325,7 @@ def shrunk_copy(path):
     mapped = Mapped(file, 1 << 16)
     os.truncate(path, 0)
     found, _ = copy_items(
-        np.array([[file, mapped.address, 1 << 16]]), np.zeros(1, np.int64), np.zeros(1, np.int64),
+        np.array([[file, mapped.address, 1 << 16, 0]]), np.zeros(1, np.int64), np.zeros(1, np.int64),
         parts=np.array([[0, 512, 4000, 4608]]), targets=[np.empty((1, 4000), np.uint8)], places=np.zeros(1, np.int64),
         checks=None,
     )

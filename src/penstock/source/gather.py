@@ -15,6 +15,7 @@ from penstock.shard.codec import decoded
 from penstock.shard.layout import Numbers, index_name
 from penstock.shard.manifest import FieldInfo, Manifest
 from penstock.source.members import members_of
+from penstock.source.native import changed_shards
 from penstock.source.pieces import Batch, Piece, pieces_of, read_piece
 from penstock.source.shards import OpenShard, OpenShards
 
@@ -103,16 +104,20 @@ class Gather:
     ) -> None:
         for _ in range(_CHANGES_BORNE):
             opened = self._opened(present, shards, items)
+            table = np.array([shard.row for shard in opened], np.int64)
+            which = np.searchsorted(present, shards)
             verify, as_of = self.reading.verify, self._verified.changes
             unverified = self._verified.lacking(items) if verify == "first" else np.full(len(items), verify == "always")
             geometries = sorted(set(self._geometry[present].tolist()))
             for geometry in geometries:
                 mine = slice(None) if len(geometries) == 1 else self._geometry[shards] == geometry
                 rows = items[mine] - self.reading.borders[shards[mine]]
-                batch = Batch(opened, items[mine], shards[mine], rows, places[mine], unverified[mine])
+                batch = Batch(
+                    opened, table, items[mine], shards[mine], which[mine], rows, places[mine], unverified[mine]
+                )
                 self._read_fixed(batch, geometry, block)
                 self._read_members(batch, geometry, block)
-            changed = [number for number, shard in opened.items() if shard.changed]
+            changed = np.array(present)[changed_shards(table)].tolist()
             if not changed:
                 if verify == "first" and unverified.any():
                     self._verified.mark(items, as_of)
@@ -134,15 +139,15 @@ class Gather:
         for number in changed:
             self._verified.forget(number)
 
-    def _opened(self, present: list[int], shards: _Int64s, items: _Int64s) -> dict[int, OpenShard]:
+    def _opened(self, present: list[int], shards: _Int64s, items: _Int64s) -> list[OpenShard]:
         try:
             opened = self._shards.get(present)
         except DamageError as error:
             names = [self.reading.manifest.shards[number].name for number in present]
             number = present[next(i for i, name in enumerate(names) if error.shard in (name, index_name(name)))]
             raise DamageError(error.shard, int(items[shards == number][0]), error.reason) from error
-        for number in np.array(present)[self._geometry[present] < 0].tolist():
-            self._learn(opened[number])
+        for place in np.flatnonzero(self._geometry[present] < 0).tolist():
+            self._learn(opened[place])
         return opened
 
     def _learn(self, shard: OpenShard) -> None:
@@ -167,7 +172,7 @@ class Gather:
 
     def _read_fixed(self, batch: Batch, geometry: int, block: dict[str, NDArray[Any]]) -> None:
         shards, rows = batch.shards, batch.rows
-        listed = self._listed.keys() & batch.opened.keys()
+        listed = {shard.number for shard in batch.opened if shard.number in self._listed} if self._listed else ()
         raw = {part.name: _raw(block[part.name]) for piece in self._pieces[geometry] for part in piece.parts}
         for number, piece in enumerate(self._pieces[geometry]):
             begins = self._first[shards, number] + self._step[shards, number] * rows

@@ -15,6 +15,7 @@ __all__ = ["members_of"]
 
 _Int64s = NDArray[np.int64]
 
+_NO_CHECKS = np.empty(0, np.uint64)  # of a shard that has no such members, which nobody asks for
 _TOGETHER_BYTES = 1 << 18  # of payloads that are held at once, beside what was decoded; at least one member is
 
 
@@ -44,17 +45,19 @@ def members_of(batch: Batch, suffix: str) -> Iterator[tuple[int, memoryview | No
 class _Found:
     """Where the members of a batch lie in their shards."""
 
-    columns: dict[int, Column]
+    columns: list[Column | None]
+    """Of each shard that is open."""
+
     begins: _Int64s
     offsets: _Int64s
     sizes: _Int64s
 
     @classmethod
     def of(cls, batch: Batch, suffix: str) -> "_Found":
-        columns = {number: shard.columns[suffix] for number, shard in batch.opened.items() if suffix in shard.columns}
+        columns = [shard.columns.get(suffix) for shard in batch.opened]
         begins, offsets, sizes = list[int](), list[int](), list[int]()
-        for shard, row in zip(batch.shards.tolist(), batch.rows.tolist(), strict=True):
-            column = columns.get(shard)
+        for place, row in zip(batch.which.tolist(), batch.rows.tolist(), strict=True):
+            column = columns[place]
             begins.append(column.begins.one(row) if column else MISSING)
             offsets.append(column.offsets.one(row) if column else MISSING)
             sizes.append(column.sizes.one(row) if column else MISSING)
@@ -66,16 +69,14 @@ def _copied(batch: Batch, suffix: str, found: _Found, numbers: _Int64s) -> NDArr
     begins, sizes = found.begins[numbers], found.sizes[numbers]
     heads = found.offsets[numbers] - begins
     parts = np.stack([np.zeros_like(heads), heads, sizes, heads + -(-sizes // BLOCK) * BLOCK], axis=1)
-    which = np.array(sorted(set(batch.shards[numbers].tolist())))
-    shards = [batch.opened[number] for number in which.tolist()]
     unverified, checks = batch.unverified[numbers], None
     if unverified.any():
-        sums = [[found.columns[shard.number].checks] for shard in shards]
+        sums = [[_NO_CHECKS if column is None else column.checks] for column in found.columns]
         checks = Checks(unverified, sums, batch.rows[numbers])
     out = np.empty(int(sizes.sum()), np.uint8)
     copied, wrong = copy_items(
-        np.array([(shard.handle, shard.mapped.address, shard.mapped.n_bytes) for shard in shards], np.int64),
-        np.searchsorted(which, batch.shards[numbers]),
+        batch.table,
+        batch.which[numbers],
         begins,
         parts=parts,
         targets=[out],

@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -27,11 +28,12 @@
 #endif
 const uint64_t penstock_source_digest = SOURCE_DIGEST; /* what this was compiled from */
 
-/* A file, the address that it is mapped to, and how much of it. */
+/* A file, the address that it is mapped to, all of it, and when it was last changed before that. */
 struct shard {
     int64_t file; /* -1: not known */
     const uint8_t *map;
     int64_t n_bytes;
+    int64_t changed_ns;
 };
 
 /* One member of an item: where its bytes lie, from the beginning of the piece. As Part in pieces.py. */
@@ -478,4 +480,18 @@ int64_t penstock_copy(int64_t n_items, const struct shard *shards, const int64_t
     reading = NULL;
     stream_ends();
     return item;
+}
+
+/* Say of each shard whether its file was written to since; returns how many were. */
+int64_t penstock_changed(int64_t n_shards, const struct shard *shards, uint8_t *changed)
+{
+    int64_t count = 0;
+    for (int64_t n = 0; n < n_shards; n++) {
+        struct stat now;
+        /* Not the time of the last writing, which a copying program may set back. */
+        changed[n] = fstat((int)shards[n].file, &now) || now.st_size != shards[n].n_bytes ||
+                     now.st_ctim.tv_sec * 1000000000 + now.st_ctim.tv_nsec != shards[n].changed_ns;
+        count += changed[n];
+    }
+    return count;
 }

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import PenstockError, ReadError
 
-__all__ = ["Checks", "Mapped", "copy_items", "copy_rows"]
+__all__ = ["Checks", "Mapped", "changed_shards", "copy_items", "copy_rows"]
 
 _Int64s = NDArray[np.int64]
 
@@ -83,7 +83,7 @@ def copy_items(
     Parameters
     ----------
     shards
-        (shards, 3): the file (-1: not known), the address that it is mapped to, and how many of its bytes are mapped.
+        (shards, 4): the file (-1: not known), the address of its map, its bytes, and when it was last changed.
     which, begins
         Of each item: its row in `shards`, and where it begins there.
     parts
@@ -132,7 +132,7 @@ def copy_rows(array: NDArray[Any], begins: _Int64s, out: NDArray[Any]) -> int:
     if not n_bytes:
         return len(out)
     found, _ = copy_items(
-        np.array([[-1, array.ctypes.data, array.nbytes]], np.int64),
+        np.array([[-1, array.ctypes.data, array.nbytes, 0]], np.int64),
         np.zeros(len(out), np.int64),
         begins,
         parts=np.array([[0, 0, n_bytes, n_bytes]], np.int64),
@@ -141,6 +141,13 @@ def copy_rows(array: NDArray[Any], begins: _Int64s, out: NDArray[Any]) -> int:
         checks=None,
     )
     return found
+
+
+def changed_shards(shards: _Int64s) -> NDArray[np.bool_]:
+    """Return which files have another size now, or were changed at another time; `shards` are as for `copy_items`."""
+    changed = np.empty(len(shards), np.bool_)
+    _library().penstock_changed(len(shards), _at(shards), _at(changed))
+    return changed
 
 
 def _at(array: NDArray[Any] | None) -> int | None:
@@ -180,4 +187,6 @@ def _opened(path: Path) -> ctypes.CDLL:
         number, pointer, pointer, pointer, number, pointer, number,
         pointer, pointer, pointer, pointer, pointer, pointer,
     )  # fmt: skip
+    library.penstock_changed.restype = number
+    library.penstock_changed.argtypes = (number, pointer, pointer)
     return library

@@ -5,7 +5,7 @@ field straight into its place.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -124,14 +124,20 @@ def _adjacent(left: Column, right: Column, n_items: int) -> bool:
 class Batch:
     """Items of one geometry that are read together."""
 
-    opened: Mapping[int, OpenShard]
+    opened: Sequence[OpenShard]
     """The shards that they are in."""
+
+    table: _Int64s
+    """The same, as `native` takes them."""
 
     items: _Int64s
     """Their numbers in the data set."""
 
     shards: _Int64s
     """The number of the shard of each."""
+
+    which: _Int64s
+    """Its place among those that are open."""
 
     rows: _Int64s
     """The number of each in its shard."""
@@ -147,7 +153,7 @@ class Batch:
 
     def shard(self, number: int) -> OpenShard:
         """Return the shard of one of the items."""
-        return self.opened[int(self.shards[number])]
+        return self.opened[int(self.which[number])]
 
     def changed(self, number: int, suffix: str) -> DamageError:
         """Return the error for a member that is not what was written."""
@@ -167,15 +173,13 @@ class Batch:
 
 def read_piece(batch: Batch, piece: Piece, begins: _Int64s, out: dict[str, NDArray[np.uint8]]) -> None:
     """Read one piece of every item of a batch into the rows of `out`, which has the bytes of each field."""
-    present = sorted(batch.opened)
-    shards = [batch.opened[number] for number in present]
     checks = None
     if batch.unverified.any():
-        sums = [[shard.columns[part.suffix].checks for part in piece.parts] for shard in shards]
+        sums = [[shard.columns[part.suffix].checks for part in piece.parts] for shard in batch.opened]
         checks = Checks(batch.unverified, sums, batch.rows)
     found, wrong = copy_items(
-        np.array([(shard.handle, shard.mapped.address, shard.mapped.n_bytes) for shard in shards], np.int64),
-        np.searchsorted(np.array(present), batch.shards),
+        batch.table,
+        batch.which,
         begins,
         parts=piece.table,
         targets=[out[part.name] for part in piece.parts],

@@ -31,57 +31,37 @@ _NOT_THE_SHARDS_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
 class OpenShard:
     """One shard: its handle, which closes when the last reader lets go of it, and its columns."""
 
-    __slots__ = (
-        "_changed_ns",
-        "_file",
-        "_stored_bytes",
-        "columns",
-        "content",
-        "handle",
-        "mapped",
-        "memory_bytes",
-        "name",
-        "number",
-        "used",
-    )
+    __slots__ = ("_mapped", "columns", "content", "handle", "memory_bytes", "name", "number", "row", "used")
 
     def __init__(self, manifest: Manifest, number: int, columns: Mapping[str, Column]) -> None:
         entry = manifest.shards[number]
-        self.handle = self._file = -1
+        self.handle = -1
         self.name, self.number, self.columns, self.used = entry.name, number, columns, 0
         self.memory_bytes = 0 if entry.compression == "none" else entry.tar_bytes
         try:
             # Without waiting: a pipe in the place of a shard would wait for ever.
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-            self.handle = self._file = os.open(manifest.folder / entry.name, flags)
+            self.handle = os.open(manifest.folder / entry.name, flags)
         except OSError as error:
             if error.errno in _NOT_THE_SHARDS_FAULT:
                 raise
             raise DamageError(entry.name, None, f"the shard cannot be opened: {error}") from error
-        found = os.fstat(self._file)
+        found = os.fstat(self.handle)
         if not stat.S_ISREG(found.st_mode):
             raise DamageError(entry.name, None, "it is no regular file")
-        self._changed_ns, self._stored_bytes = found.st_ctime_ns, found.st_size
         self.content = (found.st_dev, found.st_ino, found.st_ctime_ns)
         _check_size(entry, found.st_size)
         if entry.compression != "none":
-            self.handle = _decompressed(self._file, entry)
-            os.close(self._file)  # what is in memory does not change
-            self._file = self.handle
-            found = os.fstat(self._file)
-            self._changed_ns, self._stored_bytes = found.st_ctime_ns, found.st_size
-        self.mapped = Mapped(self._file, found.st_size)
+            compressed, self.handle = self.handle, _decompressed(self.handle, entry)
+            os.close(compressed)  # what is in memory does not change
+            found = os.fstat(self.handle)
+        self._mapped = Mapped(self.handle, found.st_size)
+        # As `native` takes it.
+        self.row = (self.handle, self._mapped.address, found.st_size, found.st_ctime_ns)
 
     def __del__(self) -> None:
-        for handle in {self.handle, self._file} - {-1}:
-            os.close(handle)
-
-    @property
-    def changed(self) -> bool:
-        """Whether the file was written to since it was opened."""
-        found = os.fstat(self._file)
-        # Not the time of the last writing, which a copying program may set back.
-        return found.st_ctime_ns != self._changed_ns or found.st_size != self._stored_bytes
+        if self.handle >= 0:
+            os.close(self.handle)
 
 
 class OpenShards:
@@ -108,16 +88,16 @@ class OpenShards:
         self.at_once = max(4, min(_MOST_FILES, limit // 8))
         """How many shards one thread may ask for at a time."""
 
-    def get(self, numbers: Iterable[int]) -> dict[int, OpenShard]:
+    def get(self, numbers: Iterable[int]) -> list[OpenShard]:
         """Return some shards, open; no more than `at_once`."""
         held, now = self._open, next(self._uses)
-        found = {}
+        found = []
         for number in numbers:
             shard = held.get(number)
             if shard is None:
                 shard = self._opened(number)
             shard.used = now
-            found[number] = shard
+            found.append(shard)
         return found
 
     def drop(self, numbers: Iterable[int]) -> None:
