@@ -80,7 +80,7 @@ class Gather:
         self._verified = _Verified(reading.borders)
         suffixes = {info.suffix for info in reading.infos.values()}
         self._shards = OpenShards(reading.manifest, suffixes, self._verified.forget)
-        # By shard: which way its items are read (-1: not known yet, 0: member by member), and where their pieces begin.
+        # By shard: which way its items are read (-1: not known yet, 0: without pieces), and where their pieces begin.
         self._pieces: list[tuple[Piece, ...]] = [()]
         self._geometry = np.full(n_shards, -1, np.int32)
         self._first = np.zeros((n_shards, max(1, len(reading.fields))), np.int64)
@@ -182,7 +182,7 @@ class Gather:
             read_piece(batch, piece, begins, raw)
 
     def _read_members(self, batch: Batch, geometry: int, block: dict[str, NDArray[Any]]) -> None:
-        """Read what has no fixed layout, member by member."""
+        """Read what has no fixed layout, field by field."""
         done = {part.name for piece in self._pieces[geometry] for part in piece.parts}
         for name, field in self.reading.fields.items():
             if name in done:
