@@ -189,8 +189,8 @@ def test_an_absurd_size_is_reported_and_takes_no_memory(tmp_path: Path) -> None:
 
 
 def test_an_item_of_very_many_members_is_a_matter_of_seconds(tmp_path: Path) -> None:
-    blocks = [tarfile.TarInfo(f"a.{number}").tobuf() for number in range(20_000)]
+    blocks = [tarfile.TarInfo(f"a.{number}").tobuf() for number in range(10_000)]
     (tmp_path / "a.tar").write_bytes(b"".join(blocks) + bytes(1024))
-    outcome, megabytes = isolated(indexed_within, tmp_path, 6, seconds=10)
+    outcome, megabytes = isolated(indexed_within, tmp_path, 6)
     assert outcome
     assert megabytes < 300

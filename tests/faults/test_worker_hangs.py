@@ -28,14 +28,14 @@ from tests.faults.loaders import FORK, PERSISTENT, PLAN, THREADS, made, walked
 def test_a_hanging_transform_is_a_worker_error_that_names_the_items(executor: Any) -> None:
     bad = 5
     method = "fork" if executor == "processes" else None
-    options = RunOptions(executor=executor, start_method=method, timeout_seconds=0.4)
+    options = RunOptions(executor=executor, start_method=method, timeout_seconds=1.5)
     item = planned(PLAN)[bad][1]
-    found, end, seconds = isolated(walked, options, HangAt(item, seconds=2))
+    found, end, seconds = isolated(walked, options, HangAt(item, seconds=6))
     assert "WorkerError" in end
     assert f"batch {bad} of epoch 0" in end
     assert str(planned(PLAN)[bad]) in end
     assert found == planned(PLAN)[:bad]
-    assert seconds < 12
+    assert seconds < 30
 
 
 def slow_consumer(options: RunOptions) -> list[list[int]]:
@@ -43,12 +43,13 @@ def slow_consumer(options: RunOptions) -> list[list[int]]:
     with made(options) as loader:
         for batch in islice(loader, 3):
             found.append(batch["x"].tolist())
-            pause.wait(0.4)
+            if len(found) == 1:
+                pause.wait(1.3)
     return found
 
 
 def test_a_slow_consumer_is_not_a_hanging_worker() -> None:
-    options = RunOptions(executor="processes", start_method="fork", timeout_seconds=0.3)
+    options = RunOptions(executor="processes", start_method="fork", timeout_seconds=1.0)
     assert isolated(slow_consumer, options) == planned(PLAN)[:3]
 
 
@@ -118,4 +119,4 @@ def test_closing_takes_no_longer_than_a_read() -> None:
             next(batches)
             began = time.monotonic()
             loader.close()
-            assert time.monotonic() - began < 1, f"{options}"
+            assert time.monotonic() - began < 10, f"{options}"

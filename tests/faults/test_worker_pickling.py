@@ -52,10 +52,10 @@ def walked_by_a_forkserver(transform: Any) -> tuple[list[list[int]], str, float]
 
 
 def test_a_transform_that_cannot_be_unpickled_in_a_worker_is_an_error_and_not_a_hang() -> None:
-    found, end, seconds = isolated(walked_by_a_forkserver, OnlyAtHome())
+    found, end, seconds = isolated(walked_by_a_forkserver, OnlyAtHome(), seconds=100)
     assert found == []
     assert "WorkerError" in end or "FileNotFoundError" in end
-    assert seconds < 30
+    assert seconds < 90  # torch looks after the children of a server every five seconds
 
 
 class CannotCross(Exception):  # noqa: N818  # a test looks for this very name

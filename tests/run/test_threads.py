@@ -115,13 +115,13 @@ def test_an_iteration_that_is_kept_keeps_its_threads_until_the_loader_is_closed(
 def test_a_batch_that_takes_too_long_is_named() -> None:
     source = numbered(20)
     plan = Plan(source.index, Sequential(), batch_size=4)
-    options = RunOptions(executor="threads", timeout_seconds=0.3)
+    options = RunOptions(executor="threads", timeout_seconds=1.0)
     found, began = [], time.monotonic()
     with threaded(source, plan, 2, transform=HangAt(9), options=options) as loader:
-        with pytest.raises(WorkerError, match=r"timeout_seconds=0\.3.*batch 2 of epoch 0.*8, 9, 10, 11"):
+        with pytest.raises(WorkerError, match=r"timeout_seconds=1\.0.*batch 2 of epoch 0.*8, 9, 10, 11"):
             found.extend(batch["x"].tolist() for batch in loader)
     assert found == planned(plan)[:2]
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 30
 
 
 def test_a_slow_consumer_is_not_a_timeout() -> None:
