@@ -482,16 +482,13 @@ int64_t penstock_copy(int64_t n_items, const struct shard *shards, const int64_t
     return item;
 }
 
-/* Say of each shard whether its file was written to since; returns how many were. */
-int64_t penstock_changed(int64_t n_shards, const struct shard *shards, uint8_t *changed)
+/* Say of each shard whether its file was written to since. */
+void penstock_changed(int64_t n_shards, const struct shard *shards, uint8_t *changed)
 {
-    int64_t count = 0;
     for (int64_t n = 0; n < n_shards; n++) {
         struct stat now;
         /* Not the time of the last writing, which a copying program may set back. */
         changed[n] = fstat((int)shards[n].file, &now) || now.st_size != shards[n].n_bytes ||
                      now.st_ctim.tv_sec * 1000000000 + now.st_ctim.tv_nsec != shards[n].changed_ns;
-        count += changed[n];
     }
-    return count;
 }

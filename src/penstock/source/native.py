@@ -187,6 +187,6 @@ def _opened(path: Path) -> ctypes.CDLL:
         number, pointer, pointer, pointer, number, pointer, number,
         pointer, pointer, pointer, pointer, pointer, pointer,
     )  # fmt: skip
-    library.penstock_changed.restype = number
+    library.penstock_changed.restype = None
     library.penstock_changed.argtypes = (number, pointer, pointer)
     return library
