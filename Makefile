@@ -66,7 +66,7 @@ $(CELLMAP)/.ready: constraints-cellmap.txt
 	@touch $@
 
 test-cellmap: $(READY) $(LIBRARY) $(CELLMAP)/.ready
-	PENSTOCK_CELLMAP_PYTHON=$(CURDIR)/$(CELLMAP)/bin/python $(BIN)/pytest -q tests/recipes/test_cellmap_package.py
+	PENSTOCK_CELLMAP_PYTHON=$(CURDIR)/$(CELLMAP)/bin/python $(BIN)/pytest -q tests/recipes/cellmap/test_package.py
 
 demo: $(READY) $(LIBRARY)
 	@$(BIN)/penstock demo

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from bench.measure import Contender, measured, printed, saved
-from penstock import ChunkedDataLoader
+from penstock.recipes.chunked import ChunkedDataLoader
 
 __all__ = ["run"]
 

@@ -106,7 +106,7 @@ def _print_overlap(path: Path, repeats: int) -> None:
             step = _seconds(lambda: [matrix @ matrix for _ in range(100)]) / 100
             steps = max(1, round(factor * loading / step))
             training = _seconds(lambda steps=steps: [matrix @ matrix for _ in range(steps)])
-            with ps.RandomChunkLoader(load, ROWS, WINDOW, "cpu", prefetch=2, seed=1) as loader:
+            with ps.recipes.streams.RandomChunkLoader(load, ROWS, WINDOW, "cpu", prefetch=2, seed=1) as loader:
                 loader.start_epoch(WINDOWS)
                 loader.get_next_chunk()
                 began, waited = time.perf_counter(), loader.timings.stages["wait"].seconds

@@ -85,7 +85,7 @@ def copy_raw(rows: Path, target: Path) -> float:
 def convert_rows(rows: Path, target: Path, workers: int, shuffled: bool = False) -> float:
     """Convert a `.npy` file, row by row."""
     seed = 1 if shuffled else None
-    options = ps.ConvertOptions(ps.WriteOptions(SHARD), shuffle_seed=seed)
+    options = ps.convert.ConvertOptions(ps.shard.WriteOptions(SHARD), shuffle_seed=seed)
     began = time.perf_counter()
     ps.convert_to_shards(rows, target, options=options, workers=workers, show_progress=False)
     seconds = time.perf_counter() - began
@@ -95,15 +95,15 @@ def convert_rows(rows: Path, target: Path, workers: int, shuffled: bool = False)
 
 def convert_recording(recording: Path, target: Path, workers: int, dask: bool = False) -> float:
     """Convert an NWB file into windows of a second, half overlapping."""
-    nwb = ps.NWBOptions(modalities=("spikes", "lfp"), rate_hz=500.0)
+    nwb = ps.convert.NWBOptions(modalities=("spikes", "lfp"), rate_hz=500.0)
     began = time.perf_counter()
     found = ps.convert_to_shards(
         recording,
         target,
-        reading=ps.ReadOptions(nwb=nwb),
-        options=ps.ConvertOptions(ps.WriteOptions(100)),
+        reading=ps.convert.ReadOptions(nwb=nwb),
+        options=ps.convert.ConvertOptions(ps.shard.WriteOptions(100)),
         workers=workers,
-        engine=ps.DaskEngine(workers=workers) if dask else None,
+        engine=ps.convert.DaskEngine(workers=workers) if dask else None,
         show_progress=False,
     )
     seconds = time.perf_counter() - began

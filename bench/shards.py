@@ -113,7 +113,7 @@ def _many_shards(folder: Path) -> None:
 
 
 def _write_penstock(folder: Path, shapes: Shapes, n_items: int, shard_size: int) -> None:
-    with ps.WebDatasetWriter(folder, shard_size) as writer:
+    with ps.recipes.webdataset.WebDatasetWriter(folder, shard_size) as writer:
         for sample in samples(shapes, n_items):
             writer.write_sample(sample)
 
@@ -159,7 +159,7 @@ def penstock(folder: Path, fields: list[str] | None, num_workers: int, epoch: in
 def sample_by_sample(folder: Path) -> float:
     """Iterate seed 004's loader with its own defaults, which merges nothing; the first, verifying epoch counts."""
     warm(folder)
-    dataset = ps.WebDatasetLoader(folder)
+    dataset = ps.recipes.webdataset.WebDatasetLoader(folder)
     began = time.perf_counter()
     count = sum(1 for _ in dataset)
     return count / (time.perf_counter() - began)

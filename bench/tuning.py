@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import penstock as ps
-from penstock.recipes.tuned import Setting
+from penstock.recipes.tune.tuning import Setting
 
 __all__ = ["run"]
 

@@ -17,6 +17,7 @@ import numpy as np
 
 import penstock as ps
 from bench.measure import Contender, measured, printed, saved
+from penstock.recipes import cellmap
 
 __all__ = ["run"]
 
@@ -97,8 +98,8 @@ def _written(path: Path) -> Path:
     return path
 
 
-def _dataset(path: Path, **options: Any) -> ps.CellMapDataset:
-    return ps.CellMapDataset(
+def _dataset(path: Path, **options: Any) -> cellmap.CellMapDataset:
+    return cellmap.CellMapDataset(
         str(path / "em"),
         f"{path}/labels/[{','.join(CLASSES)}]",
         CLASSES,
@@ -112,7 +113,7 @@ def _dataset(path: Path, **options: Any) -> ps.CellMapDataset:
 
 def penstock(path: Path, workers: int, cache_bytes: int | None = CACHE_BYTES) -> float:
     """Draw batches, in the order of the default."""
-    loader = ps.CellMapDataLoader(
+    loader = cellmap.CellMapDataLoader(
         _dataset(path, **({} if cache_bytes is None else {"cache_bytes": cache_bytes})),
         batch_size=BATCH,
         num_workers=workers,
@@ -136,7 +137,7 @@ def zarr_loop(path: Path) -> float:
 
     arrays: list[Any] = [zarr.open_array(path / name / "s0", mode="r") for name in ("em", "labels/one", "labels/two")]
     dataset = _dataset(path)
-    items = ps.Subset(BATCH * BATCHES).arrange(dataset.volume.index, 1, 0).items(np.arange(BATCH * PEER_BATCHES))
+    items = ps.plan.Subset(BATCH * BATCHES).arrange(dataset.volume.index, 1, 0).items(np.arange(BATCH * PEER_BATCHES))
     corners = (dataset.volume.centre_of(items) / 8 - (PATCH - 1) / 2).astype(int)
     began = time.perf_counter()
     for corner in corners.tolist():
@@ -193,7 +194,7 @@ def cellmap(path: Path, python: str, workers: int) -> float:
 
 def _amplification(path: Path, near: int, cache_bytes: int | None) -> float:
     dataset = _dataset(path, **({} if cache_bytes is None else {"cache_bytes": cache_bytes}))
-    loader = ps.CellMapDataLoader(dataset, batch_size=BATCH, iterations_per_epoch=BATCHES, rng=1, near=near)
+    loader = cellmap.CellMapDataLoader(dataset, batch_size=BATCH, iterations_per_epoch=BATCHES, rng=1, near=near)
     for _ in loader:
         pass
     return dataset.volume.read_report()["read_amplification"]

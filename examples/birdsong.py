@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         f"{len(data['labels']):,} spectrograms of {shape}: {len(SPECIES)} species, {chosen.authors} authors who each "
         f"recorded {len(SPECIES) // 2} of them ({time.perf_counter() - began:.1f} s)"
     )
-    results, _ = ps.cross_val_training(
+    results, _ = ps.recipes.crossval.cross_val_training(
         **data,
         model_class=SmallCnn,
         config={
@@ -146,7 +146,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         f"The best folds of 2,000 attempts are {split['score']:.0%} from equal shares of each species (attempt "
         f"{split['seed']}); no author is on both sides.\n"
     )
-    print(ps.format_results(results))
+    print(ps.recipes.crossval.format_results(results))
     waited = float(np.mean([fold["waiting_share"] for fold in results["fold_results"].values()]))
     bound = "it is bound by its data: try --workers 2" if waited > 0.3 else "its data is not what holds it up"
     print(
@@ -157,8 +157,8 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     )
     if chosen.out:
         chosen.out.mkdir(parents=True, exist_ok=True)
-        ps.write_results_csv(results, chosen.out / "results.csv")
-        ps.plot_results(results, chosen.out / "results.png")
+        ps.recipes.crossval.write_results_csv(results, chosen.out / "results.csv")
+        ps.recipes.crossval.plot_results(results, chosen.out / "results.png")
         print(f"Look at {chosen.out / 'results.png'}")
     return {
         "accuracy": summary["mean_val_accuracy"],

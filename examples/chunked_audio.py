@@ -102,7 +102,7 @@ def train(
     config: Any, folder: Path, callbacks: Sequence[pl.Callback] = (), checkpoint: Path | None = None
 ) -> NextSample:
     """Train as the configuration says; return the model, with the loss of every step."""
-    data, arguments = ps.build_from_config(config)
+    data, arguments = ps.recipes.trainers.build_from_config(config)
     torch.manual_seed(0)
     model = NextSample(codes=data.data.n_tokens)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}

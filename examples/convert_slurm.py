@@ -57,8 +57,8 @@ def main() -> None:
             summary = ps.convert_to_shards(
                 chosen.inputs,
                 chosen.output,
-                options=ps.ConvertOptions(ps.WriteOptions(shard_size=chosen.shard_size)),
-                engine=ps.DaskEngine(address),
+                options=ps.convert.ConvertOptions(ps.shard.WriteOptions(shard_size=chosen.shard_size)),
+                engine=ps.convert.DaskEngine(address),
                 resume=chosen.resume,
             )
     except ps.PenstockError as error:

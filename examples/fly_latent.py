@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-import penstock as ps
+from penstock.recipes import streams
 
 INPUTS = 8  # neurons that each one listens to
 
@@ -38,7 +38,7 @@ def generate(folder: Path, chosen: argparse.Namespace) -> None:
     metadata[:, 0], metadata[:, 4] = np.arange(neurons), np.arange(neurons) % 4
     metadata[:, 1:3] = rng.random((neurons, 2))
     voltage, light = np.zeros(neurons), np.zeros(n_stim)
-    with ps.SimulationWriter(folder, metadata, chosen.timesteps) as writer:
+    with streams.SimulationWriter(folder, metadata, chosen.timesteps) as writer:
         for begin in range(0, chosen.timesteps, 2000):
             frames = np.zeros((min(2000, chosen.timesteps - begin), neurons, 4), np.float32)
             for frame in frames:
@@ -91,12 +91,14 @@ def connected_error(
 def train(folder: Path, chosen: argparse.Namespace) -> list[float]:
     """Train; return the validation error before, and after each epoch."""
     device, steps = torch.device(chosen.device), chosen.steps
-    voltage, stimulus = ps.FlyVisSim.VOLTAGE, ps.FlyVisSim.STIMULUS
+    voltage, stimulus = streams.FlyVisSim.VOLTAGE, streams.FlyVisSim.STIMULUS
     border = chosen.timesteps * 9 // 10
-    split = ps.DataSplit(train_start=0, train_end=border, validation_start=border, validation_end=chosen.timesteps)
+    split = streams.DataSplit(train_start=0, train_end=border, validation_start=border, validation_end=chosen.timesteps)
     part = (split.validation_start, split.validation_end)
-    val_data = torch.from_numpy(ps.load_column_slice(folder, voltage, *part)).to(device)
-    val_stim = torch.from_numpy(ps.load_column_slice(folder, stimulus, *part, neuron_limit=chosen.stimuli)).to(device)
+    val_data = torch.from_numpy(streams.load_column_slice(folder, voltage, *part)).to(device)
+    val_stim = torch.from_numpy(streams.load_column_slice(folder, stimulus, *part, neuron_limit=chosen.stimuli)).to(
+        device
+    )
     val_frames = torch.arange(0, len(val_data) - steps, 3, device=device)
     columns, pointers, _ = connectivity(chosen.neurons, chosen.seed)
     wmat_indices, wmat_indptr = torch.from_numpy(columns).to(device), torch.from_numpy(pointers).to(device)
@@ -104,9 +106,9 @@ def train(folder: Path, chosen: argparse.Namespace) -> list[float]:
     torch.manual_seed(chosen.seed)
     model = LatentDynamics(chosen.neurons, chosen.stimuli).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    profiler, latency = ps.PipelineProfiler(), ps.ChunkLatencyStats()
+    profiler, latency = streams.PipelineProfiler(), streams.ChunkLatencyStats()
     total = split.train_end - split.train_start
-    chunks_per_epoch, batches_per_chunk, batches_per_epoch = ps.calculate_chunk_params(
+    chunks_per_epoch, batches_per_chunk, batches_per_epoch = streams.calculate_chunk_params(
         total, chosen.chunk_size, chosen.batch_size, data_passes_per_epoch=1
     )
     print(f"{chunks_per_epoch} chunks of {batches_per_chunk} batches: {batches_per_epoch} batches in an epoch")
@@ -116,8 +118,8 @@ def train(folder: Path, chosen: argparse.Namespace) -> list[float]:
             return float(prediction_error(model, val_data, val_stim, val_frames, steps))
 
     errors = [validated()]
-    with ps.RandomChunkLoader(
-        ps.create_zarr_loader(folder, voltage, stimulus, chosen.stimuli),
+    with streams.RandomChunkLoader(
+        streams.create_zarr_loader(folder, voltage, stimulus, chosen.stimuli),
         total,
         chosen.chunk_size,
         device,
@@ -134,7 +136,7 @@ def train(folder: Path, chosen: argparse.Namespace) -> list[float]:
                 latency.record_chunk_get(time.perf_counter() - began)
                 with profiler.event("train"):
                     for number in range(batches_per_chunk):
-                        batch = ps.sample_batch_within_chunk(
+                        batch = streams.sample_batch_within_chunk(
                             chunk_data, chunk_stim, wmat_indices, wmat_indptr, chosen.batch_size, steps, 4
                         )
                         times = [time.perf_counter()]

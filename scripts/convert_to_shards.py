@@ -1,6 +1,6 @@
-"""Convert recordings to shards, as the document calls it; the same as `penstock convert`, with `--input`."""
+"""Convert recordings to shards: `penstock convert` with its inputs behind `--input`."""
 
-from penstock.cli_convert import run_document_script
+from penstock.cli.convert_script import run_script
 
 if __name__ == "__main__":
-    run_document_script()
+    run_script()

@@ -12,7 +12,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite(
-    "penstock_test_parts", "penstock_source_suite", "penstock_test_shards", "penstock_cellmap_parts"
+    "penstock_cellmap_parts",
+    "penstock_convert_parts",
+    "penstock_nwb_parts",
+    "penstock_source_suite",
+    "penstock_test_parts",
+    "penstock_test_shards",
 )
 
 # Neither profile judges by the clock: the machine may be busy.

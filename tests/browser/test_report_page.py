@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import Loader, Plan, TarSource, Timings, WebDatasetWriter, WindowShuffle
-from penstock.recipes.reporting import write_report
-from penstock.report.watch import watch
+from penstock import Loader, Plan, TarSource, Timings, WindowShuffle
+from penstock.observe.watcher import watch
+from penstock.recipes.webdataset import WebDatasetWriter
+from penstock.report.build import write_report
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.convert.inputs import Input, Sample
+from penstock.convert.inputs.protocol import Input, Sample
 
 
 def _numbered(shape: tuple[int, ...], dtype: Any = np.float64) -> NDArray[Any]:

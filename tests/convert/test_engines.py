@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from penstock_convert_parts import OddError, happened, mended, mishap, read, rows, tapes, tree, visible
 
+from penstock.convert.convert import convert
 from penstock.convert.engines import DaskEngine, Engine, LocalEngine
-from penstock.convert.planning import ConvertOptions
-from penstock.convert.run import convert
+from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.core.errors import ConversionError, MissingDependency, OptionError, WorkerError
 from penstock.shard.writer import WriteOptions
-
-sys.path.append(str(Path(__file__).parent))
-from parts_convert import OddError, happened, mended, mishap, read, rows, tapes, tree, visible
 
 
 def square(number: int) -> tuple[int, int]:

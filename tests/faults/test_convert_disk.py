@@ -13,18 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from penstock_convert_parts import tree, visible
 from penstock_test_parts import isolated
 
-from penstock.convert.arrays import NpyInput
+from penstock.convert.convert import convert
 from penstock.convert.engines import LocalEngine
-from penstock.convert.planning import ConvertOptions
-from penstock.convert.run import convert
+from penstock.convert.inputs.arrays import NpyInput
+from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.core.errors import WriteError
 from penstock.shard.writer import WriteOptions
-
-sys.path.append(str(Path(__file__).parents[1] / "convert"))
-from parts_convert import tree, visible
 
 NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
 
@@ -33,11 +31,11 @@ import json, subprocess, sys
 from pathlib import Path
 import numpy as np
 sys.path.append(sys.argv[2])
-from parts_convert import tree, visible
-from penstock.convert.arrays import NpyInput
+from penstock_convert_parts import tree, visible
+from penstock.convert.inputs.arrays import NpyInput
 from penstock.convert.engines import LocalEngine
-from penstock.convert.planning import ConvertOptions
-from penstock.convert.run import convert
+from penstock.convert.scan import ConvertOptions
+from penstock.convert.convert import convert
 from penstock.convert.splits import Split
 from penstock.core.errors import PenstockError
 from penstock.shard.writer import WriteOptions
@@ -88,7 +86,7 @@ def in_namespace(folder: Path, body: str) -> Any:
     (folder / "disk").mkdir()
     path = folder / "script.py"
     path.write_text(SCRIPT + body)
-    parts = str(Path(__file__).parents[1] / "convert")
+    parts = str(Path(__file__).parents[1] / "parts")
     command = [*NAMESPACE, sys.executable, "-W", "error", str(path), str(folder), parts]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 0, ended.stderr

@@ -2,26 +2,23 @@
 
 import errno
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from penstock_convert_parts import OddError, Taped, happened, mended, mishap, read, rows, tapes, tree, visible
 
 from penstock import TarSource
+from penstock.convert.convert import convert
 from penstock.convert.engines import LocalEngine
-from penstock.convert.planning import ConvertOptions
-from penstock.convert.run import convert
+from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.core.errors import ConversionError, OptionError, WriteError
 from penstock.shard.manifest import Manifest
 from penstock.shard.publish import prepare
 from penstock.shard.writer import WriteOptions
-
-sys.path.append(str(Path(__file__).parents[1] / "convert"))
-from parts_convert import OddError, Taped, happened, mended, mishap, read, rows, tapes, tree, visible
 
 SIZES, NAMES = (4, 6, 4), ("anna_1", "bert_1", "anna_2")
 HALVES = (("train", 0.5), ("val", 0.5))
@@ -166,7 +163,7 @@ def test_where_one_of_several_splits_cannot_be_made_ready_none_appears(
     convert(inputs, tmp_path / "whole", CASES[case])
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.convert.run.prepare", full_for_val)
+        patch.setattr("penstock.convert.convert.prepare", full_for_val)
         for resume in (False, True):
             with pytest.raises(WriteError, match=r"out/val: .*No space left"):
                 convert(inputs, out, CASES[case], resume=resume)

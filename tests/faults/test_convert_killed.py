@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from penstock_convert_parts import Row, Taped, happened, held, mended, mishap, read, rows, tapes, tree, visible
 from penstock_test_parts import eventually
 
+from penstock.convert.convert import convert
 from penstock.convert.engines import LocalEngine
-from penstock.convert.planning import ConvertOptions
-from penstock.convert.run import convert
+from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.core.errors import SourceError, WorkerError, WriteError
 from penstock.shard.writer import WriteOptions
-
-sys.path.append(str(Path(__file__).parents[1] / "convert"))
-from parts_convert import Row, Taped, happened, held, mended, mishap, read, rows, tapes, tree, visible
 
 SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
 HALVES = (("train", 0.5), ("val", 0.5))
@@ -40,9 +38,9 @@ HELPER = """
 import json, os, signal, sys
 from pathlib import Path
 sys.path.append(sys.argv[1])
-from parts_convert import Taped
+from penstock_convert_parts import Taped
 from penstock.convert.engines import LocalEngine
-from penstock.convert.run import convert
+from penstock.convert.convert import convert
 
 assert "torch" not in sys.modules
 CHANGES = ("rename", "replace", "fsync", "writev", "write", "unlink", "rmdir", "mkdir", "open")
@@ -58,7 +56,7 @@ def counted(function, last):
     return call
 
 def options_of(write=(), split=None, compression="none", **others):
-    from penstock.convert.planning import ConvertOptions
+    from penstock.convert.scan import ConvertOptions
     from penstock.convert.splits import Split
     from penstock.shard.writer import WriteOptions
     sides = Split() if split is None else Split(tuple(map(tuple, split[0])), split[1])
@@ -125,7 +123,7 @@ class Helper:
 def helper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Helper]:
     path = tmp_path_factory.mktemp("helper") / "helper.py"
     path.write_text(HELPER)
-    parts = str(Path(__file__).parents[1] / "convert")
+    parts = str(Path(__file__).parents[1] / "parts")
     process = subprocess.Popen(
         [sys.executable, "-W", "error", str(path), parts], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -18,7 +18,7 @@ from penstock_test_parts import isolated
 
 from penstock import TarSource
 from penstock.core.errors import DamageError, PenstockError, SourceError
-from penstock.shard.foreign import index_archives
+from penstock.shard.index_tars import index_archives
 from penstock.shard.verify import verify_shards
 
 

@@ -21,7 +21,7 @@ from penstock_test_parts import isolated
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 from penstock import DamageError, ReadError, Span
-from penstock.source.zarr import ZarrSource
+from penstock.source.stored.source import ZarrSource
 
 DATA = np.arange(1, 201, dtype="i4").reshape(50, 4)
 CHUNKS = (10, 4)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import PenstockError, ReadError, SourceError, Span
-from penstock.source.zarr import ZarrSource
+from penstock.source.stored.source import ZarrSource
 
 DATA = np.arange(1, 41, dtype="i4").reshape(10, 4)
 FILES = {2: ".zarray", 3: "zarr.json"}

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from penstock.core.index import Index
 from penstock.core.protocols import Order
 from penstock.core.types import Draw
+from penstock.plan.balanced import Balanced
 from penstock.plan.epoch import Epoch
-from penstock.plan.order import Balanced, RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
+from penstock.plan.orders import RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
 from penstock.plan.plan import Plan
 
 __all__ = [

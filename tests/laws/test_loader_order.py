@@ -26,10 +26,10 @@ from penstock import (
     Segments,
     Sequential,
     Shuffle,
-    Subset,
     WindowShuffle,
     World,
 )
+from penstock.plan import Subset
 
 SOURCES = {(n, chunk): numbered(n, chunk) for n in (7, 24, 41, 60) for chunk in (1, 4, 10)}
 THREADS = RunOptions(executor="threads")

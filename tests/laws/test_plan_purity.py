@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.core.index import Index
-from penstock.plan.order import Sequential, WindowShuffle
+from penstock.plan.orders import Sequential, WindowShuffle
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
 from tests.laws.strategies import any_order, draws, facts, plans

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from penstock.core.errors import PlanError
 from penstock.core.types import Draw
 from penstock.plan.epoch import Epoch, Share
-from penstock.plan.lanes import World
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
+from penstock.plan.world import World
 from tests.laws.strategies import any_order, delivered, draws, facts, plans
 
 sizes = st.integers(1, 4)

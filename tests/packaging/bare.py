@@ -41,7 +41,7 @@ def loaded() -> dict[str, Any]:
 
 def commands() -> dict[str, list[Any]]:
     """Run commands; return the exit code of each, and what was said."""
-    from penstock.cli import app
+    from penstock.cli.app import app
 
     Path("session.nwb").touch()
     said = {}
@@ -66,7 +66,7 @@ def refusals(hidden: Hidden, with_zarr: list[str]) -> dict[str, list[str]]:
     """Ask for what each extra is for; return the error, by extra."""
     import penstock as ps
     from penstock.convert.formats import inputs_of
-    from penstock.report.items import draw_item
+    from penstock.report.figures.items import draw_item
     from penstock.shard.codec import decoded
 
     def read_remote() -> None:
@@ -84,11 +84,11 @@ def refusals(hidden: Hidden, with_zarr: list[str]) -> dict[str, list[str]]:
         "nwb": lambda: opened("session.nwb"),
         "nwb-zarr": lambda: opened("folder.nwb", ".zgroup"),
         "audio": lambda: opened("sound.wav"),
-        "lightning": lambda: ps.PenstockDataModule,
-        "accelerate": lambda: ps.prepare_loader,
+        "lightning": lambda: ps.recipes.trainers.PenstockDataModule,
+        "accelerate": lambda: ps.recipes.trainers.prepare_loader,
         "report": lambda: draw_item({}, Path("a.png")),
         "image": lambda: decoded("png", b""),
-        "dask": lambda: ps.convert_to_shards("shards", "e", engine=ps.DaskEngine(None, 1)),
+        "dask": lambda: ps.convert_to_shards("shards", "e", engine=ps.convert.DaskEngine(None, 1)),
         "s3": read_remote,
     }
     said = {}

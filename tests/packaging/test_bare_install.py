@@ -94,7 +94,7 @@ def test_what_an_extra_is_for_says_to_install_it(bare: dict[str, Any], extra: st
 
 
 def test_a_configuration_says_to_install_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock import build_from_config  # with Lightning, which it needs first
+    from penstock.recipes.trainers import build_from_config  # with Lightning, which it needs first
 
     monkeypatch.setitem(sys.modules, "omegaconf", None)
     with pytest.raises(MissingDependency, match=r"pip install 'penstock\[yaml\]'$"):

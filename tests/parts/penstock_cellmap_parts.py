@@ -8,7 +8,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from penstock.recipes.cellmap_dataset import CellMapDataset
+from penstock.recipes.cellmap.dataset import CellMapDataset
 
 SCALE = 8.0
 RAW_SHAPE, LABEL_SHAPE, LABEL_AT = (14, 18, 22), (10, 12, 16), (2, 3, 4)

@@ -20,19 +20,9 @@ from penstock_source_suite import Case, SourceSuite
 from penstock_test_parts import positions
 from penstock_test_processes import isolated
 
-from penstock import (
-    DamageError,
-    Loader,
-    LoaderError,
-    RunOptions,
-    Source,
-    Span,
-    TarSource,
-    WebDatasetLoader,
-    WebDatasetWriter,
-    create_shards_from_arrays,
-)
-from penstock.shard.foreign import index_archives
+from penstock import DamageError, Loader, LoaderError, RunOptions, Source, Span, TarSource, create_shards_from_arrays
+from penstock.recipes.webdataset import WebDatasetLoader, WebDatasetWriter
+from penstock.shard.index_tars import index_archives
 
 Sample = dict[str, Any]
 Truth = Callable[[int], Sample]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
-from penstock.plan.order import Balanced
+from penstock.plan.balanced import Balanced
 from penstock.plan.plan import Plan
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from penstock.core.errors import ResumeError
 from penstock.core.index import Index
+from penstock.plan.balanced import Balanced
 from penstock.plan.cursor import Cursor
-from penstock.plan.order import Balanced, Sequential, Shuffle, WindowShuffle
+from penstock.plan.orders import Sequential, Shuffle, WindowShuffle
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
 

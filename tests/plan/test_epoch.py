@@ -6,9 +6,9 @@ import pytest
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
 from penstock.plan.epoch import Share
-from penstock.plan.lanes import World
-from penstock.plan.order import Sequential, WindowShuffle
+from penstock.plan.orders import Sequential, WindowShuffle
 from penstock.plan.plan import Plan
+from penstock.plan.world import World
 
 
 def shares(items: int, size: int, tail: str, start: int = 0) -> list[Share]:

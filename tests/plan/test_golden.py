@@ -9,7 +9,8 @@ import pytest
 
 from penstock.core.index import Index
 from penstock.core.seeds import generator_for, key_for, mix64, subkeys
-from penstock.plan.order import Balanced, RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
+from penstock.plan.balanced import Balanced
+from penstock.plan.orders import RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
 from penstock.plan.permute import permute
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
-from penstock.plan.listed import Listed
+from penstock.plan.orders import Listed
 from penstock.plan.plan import Plan
 
 lists = st.lists(st.integers(0, 19), max_size=60)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
-from penstock.plan.order import Subset
+from penstock.plan.balanced import BalancedSpans
+from penstock.plan.orders import Subset
 from penstock.plan.plan import Plan
-from penstock.plan.spans import BalancedSpans
 
 
 def drawn(order: Subset | BalancedSpans, n: int, seed: int = 1, epoch: int = 0) -> list[int]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.core.index import Index
 from penstock.core.seeds import key_for, subkeys
-from penstock.plan.order import Shuffle
+from penstock.plan.orders import Shuffle
 from penstock.plan.permute import permute
 from penstock.plan.plan import Plan
 

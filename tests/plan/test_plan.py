@@ -11,7 +11,7 @@ import pytest
 
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
-from penstock.plan.order import Sequential, Shuffle, WindowShuffle
+from penstock.plan.orders import Sequential, Shuffle, WindowShuffle
 from penstock.plan.plan import Plan
 
 INDEX = Index.uniform(10, 5)

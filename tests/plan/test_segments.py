@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
-from penstock.plan.order import Sequential, Shuffle, WindowShuffle
+from penstock.plan.orders import Sequential, Shuffle, WindowShuffle
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
 

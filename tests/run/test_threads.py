@@ -216,7 +216,7 @@ def test_a_plan_that_fails_while_it_is_walked_fails_in_its_place() -> None:
             pass
 
         def arrange(self, index: Any, seed: int, epoch: int) -> Any:
-            from penstock import Arrangement
+            from penstock.core import Arrangement
 
             def items(positions: Any) -> Any:
                 if epoch == 1:

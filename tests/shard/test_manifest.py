@@ -13,7 +13,8 @@ from penstock_test_parts import isolated
 
 from penstock import TarSource
 from penstock.core.errors import DamageError, PenstockError, SourceError, WriteError
-from penstock.shard.manifest import MANIFEST, FieldInfo, Manifest, ShardEntry, manifest_path, write_aside
+from penstock.files.durable import write_aside
+from penstock.shard.manifest import MANIFEST, FieldInfo, Manifest, ShardEntry, manifest_path
 from tests.shard.samples import contents, reseal, write
 
 text = st.text(st.characters(codec="utf-8"), max_size=8)

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import TarSource, WebDatasetWriter
+from penstock import TarSource
 from penstock.core.errors import OptionError, SourceError, WriteError
+from penstock.recipes.webdataset import WebDatasetWriter
 from penstock.shard.manifest import MANIFEST
 from tests.shard.samples import begun, contents, held, metadata, numbers, sample, write
 

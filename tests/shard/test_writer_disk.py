@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from penstock_test_parts import isolated
 
-from penstock import TarSource, WebDatasetWriter
+from penstock import TarSource
 from penstock.core.errors import SourceError, WriteError
+from penstock.recipes.webdataset import WebDatasetWriter
 from penstock.shard.manifest import MANIFEST
 from penstock.shard.writer import ShardWriter, WriteOptions
 from tests.shard.samples import begun, contents, held, numbers, sample, write

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import WebDatasetWriter, create_shards_from_arrays
+from penstock import create_shards_from_arrays
 from penstock.core.errors import OptionError, PenstockError, WriteError
+from penstock.recipes.webdataset import WebDatasetWriter
 from penstock.shard.writer import ShardWriter, WriteOptions
 from tests.shard.samples import begun, contents, numbers, sample, write
 

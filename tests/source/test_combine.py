@@ -19,10 +19,10 @@ from penstock import (
     Source,
     SourceError,
     Span,
-    Take,
     WindowShuffle,
     Zip,
 )
+from penstock.source import Take
 
 
 def arrays(start: int, stop: int, chunk: int = 4) -> ArraySource:

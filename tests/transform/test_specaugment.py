@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import OptionError
 from penstock.core.seeds import generator_for
-from penstock.transform.advice import get_augmentation_params, get_recommended_params
 from penstock.transform.noise import GaussianNoise
+from penstock.transform.presets import get_augmentation_params, get_recommended_params
 from penstock.transform.specaugment import SpecAugment
 
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from penstock.convert.arrays import NpyInput
-from penstock.convert.audio import AudioInput
-from penstock.convert.inputs import Input
-from penstock.convert.npz import NpzInput
-from penstock.convert.nwb import NWBInput, NWBOptions
-from penstock.convert.shards import ShardsInput
-from penstock.convert.zarrs import ZarrInput
+from penstock.convert.inputs.arrays import NpyInput
+from penstock.convert.inputs.audio import AudioInput
+from penstock.convert.inputs.npz import NpzInput
+from penstock.convert.inputs.protocol import Input
+from penstock.convert.inputs.shards import ShardsInput
+from penstock.convert.inputs.zarr import ZarrInput
+from penstock.convert.nwb.input import NWBInput, NWBOptions
 from penstock.core.errors import OptionError, SourceError
 from penstock.shard.manifest import MANIFEST
-from penstock.source.audio_file import EXTENSIONS, audio_files
+from penstock.source.audio.file import EXTENSIONS, audio_files
 
 __all__ = ["Format", "ReadOptions", "expanded", "inputs_of"]
 

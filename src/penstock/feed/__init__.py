@@ -1,1 +1,5 @@
-"""Towards torch: batches of tensors, on a device."""
+"""Batches of tensors for torch, on a device."""
+
+from penstock.core.doors import open_door
+
+__getattr__, __dir__, __all__ = open_door(__name__, __file__)

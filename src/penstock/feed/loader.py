@@ -13,20 +13,20 @@ from penstock.core.protocols import Observer, Source, Transform
 from penstock.core.types import UNNAMED
 from penstock.feed.collate import MASK, Merge, block_batch
 from penstock.feed.device import checked_device, mapped, on_device, pinned_memory
-from penstock.feed.iteration import Iteration, Progress
 from penstock.feed.memory import MemoryEstimate, largest_window, tensor_bytes, window_room
-from penstock.feed.world import current_world
+from penstock.feed.position import Iteration, Progress
+from penstock.feed.ranks import current_world
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Share
-from penstock.plan.lanes import World
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
-from penstock.run.choose import threads_overlap
+from penstock.plan.world import World
+from penstock.run.auto import threads_overlap
 from penstock.run.handoff import Handoff
+from penstock.run.make_batch import Failure, Record, Work
 from penstock.run.options import Executor, RunOptions
-from penstock.run.processes import WorkerPool
+from penstock.run.processes.executor import WorkerPool
 from penstock.run.threads import inline, threaded
-from penstock.run.work import Failure, Record, Work
 
 __all__ = ["Loader"]
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import PlanError, ResumeError
-from penstock.plan.lanes import slots
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
+from penstock.plan.world import slots
 
 __all__ = ["Cursor"]
 

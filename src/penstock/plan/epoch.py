@@ -5,19 +5,20 @@ positions; where it reaches over the end of a pass (only in cycling segments), i
 """
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import PlanError
-from penstock.core.types import Draw, Part, Window
-from penstock.plan.lanes import World
+from penstock.core.index import Index
+from penstock.core.types import Arrangement, Draw, Part, Window
+from penstock.plan.world import World
 
-if TYPE_CHECKING:
-    from penstock.plan.plan import Plan
+__all__ = ["Epoch", "Passes", "Share", "Tail"]
 
-__all__ = ["Epoch", "Share"]
+Tail = Literal["drop", "short", "pad"]
 
 _Int64s = NDArray[np.int64]
 
@@ -25,16 +26,42 @@ _Int64s = NDArray[np.int64]
 _POSITIONS_AT_ONCE = 16_384
 
 
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The endless stream of passes over the data that epochs are cut from."""
+
+    index: Index
+    arrangement: Callable[[int], Arrangement]
+    """The sequence of a pass, by its number."""
+
+    length: int
+    """Positions in one pass."""
+
+    n_batches: int
+    """Batches in one pass, over all ranks."""
+
+    batch_size: int
+    lanes: int
+    tail: Tail
+
+
 class Epoch:
     """The batches of one epoch (or segment) of a plan: a pure function of the batch number."""
 
     def __init__(
-        self, plan: "Plan", number: int, *, first: int, stop: int, n_batches: int, starts: Callable[[_Int64s], _Int64s]
+        self,
+        passes: Passes,
+        number: int,
+        *,
+        first: int,
+        stop: int,
+        n_batches: int,
+        starts: Callable[[_Int64s], _Int64s],
     ) -> None:
         self.number = number
         self.n_batches = n_batches
         """Exact: how many batches one process makes of this epoch."""
-        self._plan = plan
+        self.passes = passes
         # The positions of the pass that fills up a padded batch, and whose end cuts a short one.
         self._first, self._stop = first, stop
         self._starts = starts
@@ -51,7 +78,7 @@ class Epoch:
 
         Under `tail="pad"` numbers past the end are allowed: such a batch holds nothing but padding.
         """
-        at_once = max(1, _POSITIONS_AT_ONCE // self._plan.batch_size)
+        at_once = max(1, _POSITIONS_AT_ONCE // self.passes.batch_size)
         for begin in range(0, len(batches), at_once):
             numbers = np.asarray(batches[begin : begin + at_once], np.int64)
             positions, valid = self.positions(numbers)
@@ -59,17 +86,17 @@ class Epoch:
 
     def items(self, batches: range) -> Iterator[_Int64s]:
         """Yield the items of `batches`, end to end, many batches at a time; without those that only fill up."""
-        at_once = max(1, _POSITIONS_AT_ONCE // self._plan.batch_size)
+        at_once = max(1, _POSITIONS_AT_ONCE // self.passes.batch_size)
         for begin in range(0, len(batches), at_once):
             positions, valid = self.positions(np.asarray(batches[begin : begin + at_once], np.int64))
-            passes, places = np.divmod(positions[valid], max(self._plan.length, 1))
+            passes, places = np.divmod(positions[valid], max(self.passes.length, 1))
             yield self._items(passes, places)[0]
 
     def positions(self, batches: _Int64s) -> tuple[_Int64s, NDArray[np.bool_]]:
         """Return the positions of each batch, (len(batches), batch_size), and which of them exist."""
         real = batches < self.n_batches
         starts = np.where(real, self._starts(np.where(real, batches, 0)), self._stop)
-        positions = starts[:, None] + np.arange(self._plan.batch_size)
+        positions = starts[:, None] + np.arange(self.passes.batch_size)
         return positions, positions < self._stop
 
     def drawn(self, batch: int, positions: _Int64s) -> Draw:
@@ -77,12 +104,12 @@ class Epoch:
         return next(self._drawn(np.array([batch]), positions[None, :], np.ones((1, len(positions)), np.bool_)))
 
     def _drawn(self, batches: _Int64s, positions: _Int64s, valid: NDArray[np.bool_]) -> Iterator[Draw]:
-        padded = self._plan.tail == "pad"
+        padded = self.passes.tail == "pad"
         if padded:
             wrapped = self._first + (positions - self._stop) % max(self._stop - self._first, 1)
             positions = np.where(valid, positions, wrapped)
         # A short batch is a run of valid positions; what follows them is worked out like any other and cut off.
-        passes, places = np.divmod(np.minimum(positions, max(self._stop - 1, 0)), max(self._plan.length, 1))
+        passes, places = np.divmod(np.minimum(positions, max(self._stop - 1, 0)), max(self.passes.length, 1))
         items, visits = self._items(passes, places)
         windows = self._window_numbers(passes, places)
         counts = valid.sum(axis=1)
@@ -110,8 +137,8 @@ class Epoch:
         first, last = int(passes.min()), int(passes.max())
         for number in range(first, last + 1):
             chosen = passes == number if first != last else np.ones(passes.shape, np.bool_)
-            arrangement = self._plan.arrangement(number)
-            items[chosen] = self._plan.index.stored(arrangement.items(places[chosen]))
+            arrangement = self.passes.arrangement(number)
+            items[chosen] = self.passes.index.stored(arrangement.items(places[chosen]))
             if arrangement.visits is not None:
                 visits[chosen] = arrangement.visits(places[chosen])
                 counted = True
@@ -119,12 +146,12 @@ class Epoch:
 
     def _window_numbers(self, passes: _Int64s, places: _Int64s) -> _Int64s | None:
         """Return the window of each position; None where the order has none."""
-        if passes.size == 0 or self._plan.arrangement(int(passes.flat[0])).window_starts is None:
+        if passes.size == 0 or self.passes.arrangement(int(passes.flat[0])).window_starts is None:
             return None
         numbers = np.empty_like(places)
         first, last = int(passes.min()), int(passes.max())
         for number in range(first, last + 1):
-            starts = self._plan.arrangement(number).window_starts
+            starts = self.passes.arrangement(number).window_starts
             assert starts is not None, "an order has windows in every pass or in none"
             chosen = passes == number if first != last else np.ones(passes.shape, np.bool_)
             numbers[chosen] = np.searchsorted(starts, places[chosen], side="right") - 1
@@ -141,16 +168,16 @@ class Epoch:
     def _window(self, epoch: int, number: int) -> Window:
         key = (epoch, number)
         if key not in self._windows:
-            if len(self._windows) > 4 * self._plan.lanes:
+            if len(self._windows) > 4 * self.passes.lanes:
                 self._windows.clear()
-            spans = self._plan.arrangement(epoch).spans
+            spans = self.passes.arrangement(epoch).spans
             assert spans is not None, "an order with windows says which spans they hold"
-            self._windows[key] = Window(epoch, number, self._plan.index.stored_spans(spans(number)))
+            self._windows[key] = Window(epoch, number, self.passes.index.stored_spans(spans(number)))
         return self._windows[key]
 
     def share(self, world: World, start: int = 0) -> "Share":
         """Return what rank `world.rank` makes of this epoch from batch `start` on."""
-        return Share(self, world, start, self._plan.tail)
+        return Share(self, world, start, self.passes.tail)
 
 
 def _rows(window: Window, items: _Int64s) -> _Int64s:
@@ -169,7 +196,7 @@ class Share:
     `drop` leaves those batches out, `pad` fills up with masked batches, `short` shares out the items of the last round.
     """
 
-    def __init__(self, epoch: Epoch, world: World, start: int, tail: str) -> None:
+    def __init__(self, epoch: Epoch, world: World, start: int, tail: Tail) -> None:
         self.epoch = epoch
         self._world, self._start = world, start
         left = max(epoch.n_batches - start, 0)

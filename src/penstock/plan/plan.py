@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from penstock.core.checks import whole_number
 from penstock.core.errors import PlanError
@@ -10,13 +10,11 @@ from penstock.core.index import Index
 from penstock.core.protocols import Order
 from penstock.core.seeds import checked_seed
 from penstock.core.types import Arrangement
-from penstock.plan import quality
-from penstock.plan.epoch import Epoch
-from penstock.plan.lanes import slots
+from penstock.plan.epoch import Epoch, Passes, Tail
+from penstock.plan.inspect import Mixing, explain_batch, hash_order, measure_mixing
+from penstock.plan.world import slots
 
-__all__ = ["Plan", "Tail"]
-
-Tail = Literal["drop", "short", "pad"]
+__all__ = ["Plan"]
 
 # A batch reaches over at most two passes, and a loader may be asked for a batch of another epoch in between.
 _ARRANGEMENTS_KEPT = 3
@@ -43,7 +41,7 @@ class Plan:
 
     Examples
     --------
-    >>> from penstock.plan.order import Sequential
+    >>> from penstock.plan.orders import Sequential
     >>> plan = Plan(Index.uniform(items=10), Sequential(), batch_size=4, tail="short")
     >>> [plan.epoch(0).draw(n).items.tolist() for n in range(plan.n_batches)]
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
@@ -97,13 +95,18 @@ class Plan:
         first = number * self.length + origin
         n_batches = self._count(self.length - origin)
         return Epoch(
-            self,
+            self.passes,
             number,
             first=first,
             stop=(number + 1) * self.length,
             n_batches=n_batches,
             starts=lambda batches: first + slots(batches, n_batches, self.lanes) * self.batch_size,
         )
+
+    @cached_property
+    def passes(self) -> Passes:
+        """What the epochs of this plan, and its segments, are cut from."""
+        return Passes(self.index, self.arrangement, self.length, self.n_batches, self.batch_size, self.lanes, self.tail)
 
     def arrangement(self, epoch: int) -> Arrangement:
         """Return the sequence of pass `epoch`; the last few are kept."""
@@ -138,12 +141,12 @@ class Plan:
 
     def explain(self, batch: int, epoch: int = 0) -> str:
         """Say in words what batch `batch` of `epoch` is."""
-        return quality.explained(self.epoch(epoch), batch)
+        return explain_batch(self.epoch(epoch), batch)
 
     def order_hash(self, epoch: int = 0) -> str:
         """Return one short hash of the whole order of `epoch`, equal wherever the order is; takes a walk through it."""
-        return quality.order_hash(self.epoch(epoch))
+        return hash_order(self.epoch(epoch))
 
-    def mixing(self, epoch: int = 0, max_batches: int = 1024) -> quality.Mixing:
+    def mixing(self, epoch: int = 0, max_batches: int = 1024) -> Mixing:
         """Measure how good the shuffle of `epoch` is and what it costs to read."""
-        return quality.mixing(self.epoch(epoch), self, max_batches)
+        return measure_mixing(self.epoch(epoch), max_batches)

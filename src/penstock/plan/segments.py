@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from penstock.core.checks import whole_number
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
-from penstock.plan import quality
-from penstock.plan.epoch import Epoch
-from penstock.plan.lanes import slots
-from penstock.plan.plan import Plan, Tail
+from penstock.plan.epoch import Epoch, Tail
+from penstock.plan.inspect import Mixing, explain_batch, hash_order, measure_mixing
+from penstock.plan.plan import Plan
+from penstock.plan.world import slots
 
 __all__ = ["Segments"]
 
@@ -34,7 +34,7 @@ class Segments:
 
     Examples
     --------
-    >>> from penstock.plan.order import Sequential
+    >>> from penstock.plan.orders import Sequential
     >>> plan = Plan(Index.uniform(items=10), Sequential(), batch_size=4)
     >>> [Segments(plan, 2).epoch(1).draw(n).items.tolist() for n in range(2)]
     [[8, 9, 0, 1], [2, 3, 4, 5]]
@@ -102,7 +102,7 @@ class Segments:
             return place
 
         n_batches = self.length if length else 0
-        return Epoch(self.plan, number, first=0, stop=_ENDLESS, n_batches=n_batches, starts=starts)
+        return Epoch(self.plan.passes, number, first=0, stop=_ENDLESS, n_batches=n_batches, starts=starts)
 
     def _partition(self, number: int) -> Epoch:
         per_pass = int(self.segments_per_pass)
@@ -111,7 +111,7 @@ class Segments:
         done = segment * self.length
         first = of_pass * self.plan.length
         return Epoch(
-            self.plan,
+            self.plan.passes,
             number,
             first=first,
             stop=first + self.plan.length,
@@ -125,12 +125,12 @@ class Segments:
 
     def explain(self, batch: int, epoch: int = 0) -> str:
         """Say in words what batch `batch` of segment `epoch` is."""
-        return quality.explained(self.epoch(epoch), batch)
+        return explain_batch(self.epoch(epoch), batch)
 
     def order_hash(self, epoch: int = 0) -> str:
         """Return one short hash of the whole order of segment `epoch`."""
-        return quality.order_hash(self.epoch(epoch))
+        return hash_order(self.epoch(epoch))
 
-    def mixing(self, epoch: int = 0, max_batches: int = 1024) -> quality.Mixing:
+    def mixing(self, epoch: int = 0, max_batches: int = 1024) -> Mixing:
         """Measure how good the shuffle of segment `epoch` is and what it costs to read."""
-        return quality.mixing(self.epoch(epoch), self.plan, max_batches)
+        return measure_mixing(self.epoch(epoch), max_batches)

@@ -1,1 +1,5 @@
-"""Whole pipelines, each a page over the core."""
+"""Complete pipelines under the names their users know, each a thin layer over the core."""
+
+from penstock.core.doors import open_door
+
+__getattr__, __dir__, __all__ = open_door(__name__, __file__)

@@ -1,1 +1,5 @@
-"""What a person looks at: figures and summaries of data and of runs."""
+"""HTML reports and figures of datasets and runs."""
+
+from penstock.core.doors import open_door
+
+__getattr__, __dir__, __all__ = open_door(__name__, __file__)

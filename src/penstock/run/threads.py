@@ -19,7 +19,7 @@ from typing import Any
 from penstock.core.errors import WorkerError
 from penstock.core.types import Draw
 from penstock.run.handoff import Closed, Handoff
-from penstock.run.work import Failure, Record, Work
+from penstock.run.make_batch import Failure, Record, Work
 
 __all__ = ["inline", "threaded"]
 

@@ -1,1 +1,5 @@
-"""Shards: written, described, checked."""
+"""The shard format: written, described, verified."""
+
+from penstock.core.doors import open_door
+
+__getattr__, __dir__, __all__ = open_door(__name__, __file__)

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from penstock.core.errors import DamageError, SourceError, WriteError
+from penstock.core.errors import DamageError, SourceError
 from penstock.core.types import Field
 from penstock.shard.compression import COMPRESSIONS, Compression, most_bytes
-from penstock.shard.layout import ShardLayout, index_name, parsed_dtype, parsed_shape, whole
+from penstock.shard.side_index import ShardLayout, index_name, parsed_dtype, parsed_shape, whole
 from penstock.shard.tar import BLOCK
 
-__all__ = ["MANIFEST", "METADATA", "FieldInfo", "Manifest", "ShardEntry", "manifest_path", "sync", "write_aside"]
+__all__ = ["MANIFEST", "METADATA", "FieldInfo", "Manifest", "ShardEntry", "manifest_path"]
 
 MANIFEST = "dataset_metadata.json"
 METADATA = "metadata"
@@ -224,33 +224,6 @@ def manifest_path(where: str | os.PathLike[str]) -> Path:
         return path
     pattern = any(letter in path.name for letter in "{*?[") or ".tar" in path.suffixes
     return path.with_name(f"{path.name}.metadata.json") if pattern and not path.is_dir() else path / MANIFEST
-
-
-def write_aside(path: Path, content: bytes, *, lasting: bool = True) -> None:
-    """Write a file so that it is there whole or not at all; `lasting`: also after a power cut."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
-    try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            if lasting:
-                os.fsync(file.fileno())
-        aside.replace(path)
-        if lasting:
-            sync(path.parent)
-    except OSError as error:
-        raise WriteError(f"Could not write {path}: {error}") from error
-    finally:
-        aside.unlink(missing_ok=True)  # where it was not renamed, also by Ctrl-C
-
-
-def sync(path: Path) -> None:
-    """Make what is in a file, or the names in a folder, last."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _checksum(stored: Mapping[str, Any]) -> str:

@@ -11,9 +11,7 @@
 dataset_metadata.json             the data set is there
 """
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +19,10 @@ from pathlib import Path
 import xxhash
 
 from penstock.core.errors import DamageError, SourceError, WriteError
+from penstock.files.durable import sync, write_aside
 from penstock.shard.compression import Compression
-from penstock.shard.layout import ShardLayout, index_name
-from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry, sync, write_aside
+from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry
+from penstock.shard.side_index import ShardLayout, index_name
 
 __all__ = [
     "OPTIONS",
@@ -32,40 +31,14 @@ __all__ = [
     "finish",
     "finished_shard",
     "finished_shards",
-    "lock",
     "prepare",
     "publish",
     "published",
-    "unlock",
 ]
 
 WRITING, _WRITTEN = ".writing", ".written"
 OPTIONS = "options.json"
 _FINISHED, _REPLACED, _STALE = "finished.json", "replaced.json", "stale.json"
-
-
-def lock(folder: Path) -> int:
-    """Return a handle whose life keeps other writers out; the system lets go of it when this process dies."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise WriteError(f"Could not open the folder {folder}: {error}.") from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise WriteError(f"Another writer is at work in {folder}; wait for it, or use another folder.") from error
-    except OSError as error:
-        os.close(handle)
-        raise WriteError(f"The folder {folder} cannot be locked against other writers: {error}.") from error
-    return handle
-
-
-def unlock(handle: int) -> None:
-    """Let other writers in."""
-    fcntl.flock(handle, fcntl.LOCK_UN)  # for a process that was forked meanwhile and has the handle, too
-    os.close(handle)
 
 
 def published(folder: Path) -> Manifest | None:

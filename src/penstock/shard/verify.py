@@ -10,10 +10,10 @@ import xxhash
 
 from penstock.core.errors import DamageError
 from penstock.shard.compression import Decompressed, most_bytes
-from penstock.shard.foreign import ARCHIVE, Problem
-from penstock.shard.layout import MISSING, ShardLayout
+from penstock.shard.index_tars import ARCHIVE, Problem
 from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry, manifest_path
 from penstock.shard.publish import WRITING
+from penstock.shard.side_index import MISSING, ShardLayout
 from penstock.shard.tar import Readable
 
 __all__ = ["verify_shards"]

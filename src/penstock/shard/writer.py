@@ -18,14 +18,16 @@ import xxhash
 
 from penstock.core.checks import whole_number
 from penstock.core.errors import OptionError, WriteError
+from penstock.files.durable import write_aside
+from penstock.files.locks import lock, unlock
 from penstock.shard.codec import ArrayFormat, json_bytes
 from penstock.shard.compression import COMPRESSIONS, Compression, most_bytes
-from penstock.shard.layout import ShardLayout
-from penstock.shard.manifest import MANIFEST, FieldInfo, Manifest, ShardEntry, write_aside
+from penstock.shard.manifest import MANIFEST, FieldInfo, Manifest, ShardEntry
 from penstock.shard.names import automatic_key, key_of
-from penstock.shard.publish import OPTIONS, WRITING, clear, finish, finished_shards, lock, publish, published, unlock
-from penstock.shard.samples import Members, SampleForm
-from penstock.shard.shardfile import ShardFile, stored_size
+from penstock.shard.publish import OPTIONS, WRITING, clear, finish, finished_shards, publish, published
+from penstock.shard.sample_form import Members, SampleForm
+from penstock.shard.shard_file import ShardFile, stored_size
+from penstock.shard.side_index import ShardLayout
 from penstock.shard.tar import BLOCK, END, padded
 
 __all__ = ["ShardWriter", "WriteOptions", "merged_fields"]

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.core.errors import ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import UNNAMED, Block, Field, Span
-from penstock.source.bounds import check_span, checked_items, room_for
+from penstock.source.checks import check_span, checked_items, room_for
 from penstock.source.native import copy_rows
 
 __all__ = ["ArraySource"]

@@ -12,7 +12,7 @@ from penstock.core.errors import SourceError
 from penstock.core.index import Index
 from penstock.core.protocols import Source
 from penstock.core.types import UNNAMED, Block, Field, Span
-from penstock.source.bounds import check_span, checked_items
+from penstock.source.checks import check_span, checked_items
 
 __all__ = ["Concat", "Numbered", "Take", "Zip"]
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from penstock.core.errors import ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import UNNAMED, Block, Field, Span
-from penstock.source.bounds import check_span, checked_items
+from penstock.source.checks import check_span, checked_items
 
 __all__ = ["DatasetSource"]
 

@@ -1,1 +1,5 @@
-"""From item to item; and what is worked out over all of them."""
+"""Transforms of items, and the statistics they need."""
+
+from penstock.core.doors import open_door
+
+__getattr__, __dir__, __all__ = open_door(__name__, __file__)

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from penstock.core.checks import whole_number
 from penstock.core.errors import OptionError
-from penstock.transform.options import Fill, checked_axis, checked_field, checked_fill, probability
-from penstock.transform.values import changed, filling, need_axis
+from penstock.transform.arrays import changed, filling, need_axis
+from penstock.transform.checks import Fill, checked_axis, checked_field, checked_fill, probability
 
 __all__ = ["RandomCrop", "RandomShift"]
 

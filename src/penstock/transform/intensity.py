@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
-from penstock.transform.options import checked_field, checked_range, number, probability
-from penstock.transform.values import changed, need_floats
+from penstock.transform.arrays import changed, need_floats
+from penstock.transform.checks import checked_field, checked_range, number, probability
 
 __all__ = ["Binarize", "Blur", "NanToNum", "Normalize", "RandomContrast", "RandomGamma"]
 

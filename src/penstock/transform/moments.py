@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.core.errors import OptionError
-from penstock.transform.options import checked_axis
-from penstock.transform.reading import blocks_of
+from penstock.transform.checks import checked_axis
+from penstock.transform.read_values import blocks_of
 
 __all__ = ["Moments"]
 

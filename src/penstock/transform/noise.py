@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
-from penstock.transform.options import checked_axis, checked_field, checked_range, number, probability
-from penstock.transform.values import changed, drawn_from, need_axis, need_floats
+from penstock.transform.arrays import changed, drawn_from, need_axis, need_floats
+from penstock.transform.checks import checked_axis, checked_field, checked_range, number, probability
 
 __all__ = ["Clip", "GaussianNoise", "RandomGain"]
 

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from penstock.core.checks import whole_number
 from penstock.core.errors import OptionError
-from penstock.transform.options import Fill, checked_field, checked_fill, probability
-from penstock.transform.values import changed, drawn_from, filling
+from penstock.transform.arrays import changed, drawn_from, filling
+from penstock.transform.checks import Fill, checked_field, checked_fill, probability
 
 __all__ = ["SpecAugment"]
 

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.core.errors import OptionError
+from penstock.transform.arrays import changed, need_axis
+from penstock.transform.checks import checked_axis, checked_field
 from penstock.transform.moments import Moments
-from penstock.transform.options import checked_axis, checked_field
-from penstock.transform.values import changed, need_axis
 
 __all__ = ["Standardize"]
 

@@ -1,0 +1,1 @@
+"""Names that can still be imported from `penstock`, without being listed there."""

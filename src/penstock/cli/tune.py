@@ -1,0 +1,97 @@
+"""The command `penstock tune`. Torch is imported when it runs, not by --help."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.options import Json, Quiet
+from penstock.cli.screen import print_json, print_table, tables_on
+from penstock.cli.where import check_data_set, check_exists
+
+if TYPE_CHECKING:
+    from penstock.recipes.tune.tuning import Tuning
+
+__all__ = ["tune"]
+
+
+def tune(  # noqa: PLR0917  # the options of a command
+    where: Annotated[
+        str,
+        typer.Argument(metavar="DIR|PATTERN|FILE", help="A data set: a folder of shards, a zarr store, an npy file."),
+    ],
+    batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Items per batch.")] = 32,
+    budget: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="About how long it may take.")] = 20.0,
+    step_ms: Annotated[
+        float | None,
+        typer.Option("--step-ms", metavar="MS", min=0, help="How long one training step takes, in milliseconds."),
+    ] = None,
+    max_workers: Annotated[
+        int | None, typer.Option("--max-workers", min=0, help="No more than these; as a rule, all CPUs.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the result to this file, for Tuning.load(FILE)."),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Try executors, workers and prefetch on a data set, and say what to set, and whether training will wait."""
+    _check(where)
+    from penstock.feed.loader import Loader  # noqa: PLC0415  # imports torch
+    from penstock.plan.orders import Shuffle  # noqa: PLC0415
+    from penstock.plan.plan import Plan  # noqa: PLC0415
+    from penstock.recipes.tune.search import tune as tuned  # noqa: PLC0415
+    from penstock.recipes.tune.source_of import source_of  # noqa: PLC0415
+
+    source = source_of(where)
+    plan = Plan(source.index, Shuffle(), min(batch_size, max(1, len(source.index))))
+    with Loader(source, plan) as loader:
+        found = tuned(
+            loader,
+            budget=budget,
+            step_seconds=None if step_ms is None else step_ms / 1000,
+            max_workers=max_workers,
+            show=not quiet,
+        )
+    if output is not None:
+        found.save(output)
+    if as_json:
+        print_json(found.to_dict())
+        return
+    _print_trials(found)
+    typer.echo(f"\n{found.verdict}")
+    if output is not None:
+        typer.echo(f"Written to {output}: Loader(source, plan, **Tuning.load({str(output)!r}).loader_kwargs())")
+
+
+def _check(where: str) -> None:
+    """Refuse what cannot be a source, before torch is imported."""
+    path = Path(where)
+    if path.suffix in (".npy", ".zarr") or any((path / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup")):
+        check_exists(where)
+    else:
+        check_data_set(where)
+
+
+def _print_trials(found: "Tuning") -> None:
+    trials = sorted(found.trials, key=lambda trial: trial.setting)
+    if tables_on():
+        rows = [
+            (
+                str(trial.setting),
+                f"{1000 * trial.seconds_per_batch:,.3f}",
+                f"{trial.startup_seconds:,.2f}",
+                "chosen" if trial is found.chosen else "",
+            )
+            for trial in trials
+        ]
+        print_table(["Setting", "ms per batch", "s to start", ""], rows)
+        return
+    width = max(len(str(trial.setting)) for trial in trials)
+    for trial in trials:
+        mark = "  <" if trial is found.chosen else ""
+        typer.echo(
+            f"{trial.setting!s:<{width}}  {1000 * trial.seconds_per_batch:9.3f} ms per batch, "
+            f"{trial.startup_seconds:6.2f} s to start{mark}"
+        )

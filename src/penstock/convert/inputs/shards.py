@@ -1,0 +1,64 @@
+"""Shards as an input: a data set that is cut anew, shuffled, or freed of its pickles."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.convert.inputs.protocol import Sample
+from penstock.core.errors import SourceError
+from penstock.shard.manifest import METADATA
+from penstock.shard.names import automatic_key
+from penstock.source.tar.source import TarSource
+
+__all__ = ["ShardsInput"]
+
+_TOGETHER = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsInput:
+    """A folder of shards that Penstock wrote or has indexed; every byte is verified as it is read.
+
+    Samples get new ids; one that somebody gave them is kept in the metadata, as `original_id`.
+    """
+
+    path: Path
+
+    def open(self) -> "_Shards":
+        """Open it."""
+        return _Shards(TarSource(self.path))
+
+
+class _Shards:
+    def __init__(self, source: TarSource) -> None:
+        if not source.fields.keys() - {METADATA}:
+            raise SourceError(f"{source!r} has metadata and nothing else; there is nothing to convert.")
+        self._source = source
+        self.n_samples = source.index.n_items
+        self.about: Mapping[str, Any] = {"format": "shards", "fields": list(source.fields)}
+        self.groups: Mapping[str, str] = {}
+        self.notes: Sequence[str] = ()
+
+    def span(self, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return begin and end of samples."""
+        return np.stack([numbers, numbers + 1], axis=1).astype(np.float64)
+
+    def samples(self, numbers: NDArray[np.int64]) -> Iterator[Sample]:
+        """Yield samples, in the order of `numbers`."""
+        names = [name for name in self._source.fields if name != METADATA]
+        for start in range(0, len(numbers), _TOGETHER):
+            some = numbers[start : start + _TOGETHER]
+            block = self._source.take(some)
+            for row, number in enumerate(some.tolist()):
+                about = dict(block[METADATA][row]) if METADATA in block else {}
+                if about.get("sample_id", automatic_key(number)) != automatic_key(number):
+                    about.setdefault("original_id", about["sample_id"])
+                yield {name: block[name][row] for name in names}, about
+
+    def close(self) -> None:
+        """Let go of the shards."""
+        self._source.close()

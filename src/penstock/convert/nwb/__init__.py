@@ -1,0 +1,1 @@
+"""NWB recordings, cut into windows."""

@@ -1,0 +1,1 @@
+"""`penstock demo`: convert, train, kill, resume, damage and report, on data it generates."""

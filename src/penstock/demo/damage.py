@@ -1,0 +1,104 @@
+"""The damage of the demo: one bit of a copy is turned over; and whether what a loader does about it is right."""
+
+import os
+import shutil
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.demo.story import Story
+from penstock.plan.plan import Plan
+from penstock.shard.index_tars import Problem
+from penstock.shard.manifest import Manifest, manifest_path
+
+__all__ = ["Damage", "damaged_copy", "judge_damage"]
+
+_FIELD = "spikes"
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Where the bit is."""
+
+    item: int
+    shard: str
+    member: str
+    byte: int
+    """Of the shard."""
+
+
+def damaged_copy(healthy: Path, copy: Path, item: int) -> Damage:
+    """Copy a data set, and turn over one bit in the spikes of one item of the copy."""
+    shutil.copytree(healthy, copy, copy_function=_linked)
+    manifest, row = Manifest.read(manifest_path(copy)), item
+    for shard in manifest.shards:
+        if row < shard.n_items:
+            break
+        row -= shard.n_items
+    path = copy / shard.name
+    # Python's own reader finds the place, and not the reader that is put to the test.
+    with tarfile.open(path) as archive:
+        member = [entry for entry in archive if entry.name.endswith(f".{_FIELD}.npy")][row]
+    content = bytearray(path.read_bytes())
+    byte = member.offset_data + member.size - member.size // 4
+    content[byte] ^= 1
+    path.unlink()  # the healthy data set may share the file
+    path.write_bytes(content)
+    return Damage(item, shard.name, member.name, byte)
+
+
+def _linked(source: str, target: str) -> None:
+    """Copy a file; where the file system can link, what stays as it is takes no space."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def judge_damage(damage: Damage, problems: list[Problem], found: dict[str, Any], plan: Plan, story: Story) -> None:
+    """Compare what verifying and two loaders made of the damage with what was done.
+
+    Parameters
+    ----------
+    problems
+        What `penstock verify` lists.
+    found
+        What the process that read the copy has left: the error, the quarantine, and of each batch its shapes and the
+        digests of its items, from the healthy data set and from the copy.
+    plan
+        The order in which both were read.
+    """
+    listed = [(problem.shard, problem.item) for problem in problems]
+    story.check(
+        "Verifying finds it, and nothing else", holds=listed == [(damage.shard, damage.item)], detail=_listed(listed)
+    )
+    error = found["error"]
+    named = error is not None and (error["shard"], error["item"]) == (damage.shard, damage.item)
+    story.check("The error names shard and item", holds=named, detail="before a number of it is delivered")
+    bad = [(entry["shard"], entry["item"]) for entry in found["quarantine"]]
+    story.check("The quarantine lists it, no other", holds=bad == [(damage.shard, damage.item)], detail=_listed(bad))
+    shapes = [[batch["shapes"] for batch in found[name]] for name in ("healthy", "replaced")]
+    story.check("Every batch keeps its shape", holds=shapes[0] == shapes[1], detail=f"{len(shapes[0]):,} batches")
+    order = np.concatenate([draw.items for draw in plan.epoch(0).draws(range(plan.n_batches))])
+    healthy, replaced = (
+        dict(zip(order.tolist(), (digest for batch in found[name] for digest in batch["items"]), strict=False))
+        for name in ("healthy", "replaced")
+    )
+    differing = [item for item in sorted(healthy) if healthy[item] != replaced.get(item)]
+    others = differing == [damage.item] and len(healthy) == len(replaced) == len(order)
+    story.check("All others are bit-equal", holds=others, detail=f"{len(order) - 1:,} windows")
+    instead = [item for item in healthy if item != damage.item and healthy[item] == replaced.get(damage.item)]
+    detail = f"window {instead[0]:,}" if instead else "none of the windows"
+    story.check("A healthy one takes its place", holds=len(instead) == 1, detail=detail)
+
+
+def _listed(entries: list[tuple[str, int | None]]) -> str:
+    """Return what was listed in a few words."""
+    if not entries:
+        return "nothing"
+    shard, item = entries[0]
+    more = f", and {len(entries) - 1} more" if len(entries) > 1 else ""
+    return (shard if item is None else f"window {item:,} in {shard}") + more

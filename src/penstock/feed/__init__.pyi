@@ -1,0 +1,2 @@
+from penstock.feed.loader import Loader as Loader
+from penstock.feed.memory import MemoryEstimate as MemoryEstimate

@@ -1,0 +1,1 @@
+"""Files: durable writes, locks, and what lies at a path."""

@@ -1,0 +1,3 @@
+from penstock.observe.timing import Timings as Timings
+from penstock.observe.watcher import Watch as Watch
+from penstock.observe.watcher import watch as watch

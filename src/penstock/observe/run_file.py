@@ -1,0 +1,237 @@
+"""The run file: what a watch saw, as JSON that a report is made from, on any machine, at any later time."""
+
+import json
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from penstock.core.errors import DamageError, OptionError, PenstockError, SourceError
+from penstock.core.version import __version__
+from penstock.files.durable import write_aside
+from penstock.observe.curves import Curve
+from penstock.observe.faults import Notes, quarantined
+from penstock.observe.plot import Seen
+from penstock.observe.recorder import Recorded
+from penstock.observe.timing import Timings
+from penstock.plan.facts import plan_facts, plan_of
+from penstock.shard.manifest import MANIFEST
+
+__all__ = ["Run", "Watched", "is_run_file", "read_run", "write_run"]
+
+_KEY, _VERSION = "penstock_run", 1
+_TRACES = ("wait", "step", "startup", "resident", "gpu", "items")
+_MOST_STAGES = 12
+_MOST_BYTES = 64 << 20  # a file that is larger is none of ours
+# What the page cannot do without, and what may be unknown; all are numbers.
+_NEEDED = ("batches", "epochs", "bytes", "elapsed_seconds", "warmup_batches", "steady_seconds")
+_MAYBE = (
+    "items", "wait_fraction", "batches_per_second", "items_per_second", "bytes_per_second", "startup_ms",
+    "startup_fraction", "resident_peak_bytes", "resident_slope_mb_per_minute",
+    *(f"{what}_{which}_ms" for what in ("wait", "step") for which in ("mean", "p50", "p95", "max")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What a watch hands over."""
+
+    loader: Any
+    figures: dict[str, Any]
+    seen: Seen
+    recorded: Recorded
+    notes: Notes
+    began: float
+    """As `time.perf_counter` had it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run file says."""
+
+    path: Path
+    figures: dict[str, Any]
+    traces: dict[str, Curve]
+    recorded: dict[str, Curve]
+    not_finite: dict[str, tuple[int, int]]
+    stages: dict[str, dict[str, Any]]
+    """By name: calls, seconds, bytes, and the curve of seconds."""
+
+    plan: dict[str, Any] | None
+    dataset: str | None
+    quarantine: dict[str, Any] | None
+    notes: dict[str, Any]
+    about: dict[str, Any]
+
+
+def write_run(path: str | os.PathLike[str], watched: Watched) -> None:
+    """Write a run file, whole or not at all."""
+    content = {
+        _KEY: _VERSION,
+        "about": {
+            "penstock": __version__,
+            "python": platform.python_version(),
+            # Arguments stay out of it: reports are passed on, and a command line may hold what should not be.
+            "program": Path(sys.argv[0]).name if sys.argv else "",
+            "saved": datetime.now(UTC).isoformat(timespec="seconds"),
+            "loader": type(watched.loader).__name__,
+        },
+        "figures": watched.figures,
+        "traces": {name: Curve.of(getattr(watched.seen, name)).to_json() for name in _TRACES},
+        "recorded": {name: Curve.of(trace).to_json() for name, trace in watched.recorded.traces.items()},
+        "not_finite": {name: list(entry) for name, entry in watched.recorded.not_finite.items()},
+        "stages": _stages(watched),
+        "notes": {"count": watched.notes.count, "lines": list(watched.notes.lines)},
+        **_of_the_loader(watched.loader),
+    }
+    content["checksum"] = _checksum(content)
+    write_aside(Path(path), json.dumps(content, allow_nan=False).encode() + b"\n", lasting=False)
+
+
+def is_run_file(path: Path) -> bool:
+    """Return whether this looks like a run file: a file that begins as one does."""
+    try:
+        with path.open("rb") as file:
+            return f'"{_KEY}"'.encode() in file.read(64)
+    except OSError:
+        return False
+
+
+def read_run(path: str | os.PathLike[str]) -> Run:
+    """Return what a run file says; raise where it is missing, damaged, or another program's."""
+    path = Path(path)
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise SourceError(f"{path} is no run file: it has {path.stat().st_size:,} bytes, and those are small.")
+        stored = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise OptionError(f"There is no run file {path}; write one with Watch.save(path).") from error
+    except OSError as error:
+        raise OptionError(f"The run file {path} cannot be read: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise DamageError(str(path), None, f"the run file is no valid JSON (truncated?): {error}") from error
+    if not isinstance(stored, dict) or _KEY not in stored:
+        raise SourceError(f"{path} is no run file of Penstock; write one with Watch.save(path).")
+    if stored[_KEY] != _VERSION:
+        raise SourceError(f"{path} has version {stored[_KEY]!r}; this Penstock reads {_VERSION}. Update Penstock.")
+    if stored.pop("checksum", None) != _checksum(stored):
+        raise DamageError(str(path), None, "the run file does not match its own checksum")
+    try:
+        return _parsed(path, stored)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DamageError(str(path), None, f"the run file is malformed: {error}") from error
+
+
+def _parsed(path: Path, stored: dict[str, Any]) -> Run:
+    figures = dict(stored["figures"])
+    for name in (*_NEEDED, *_MAYBE):
+        value = figures[name]
+        if not (isinstance(value, int | float) or (value is None and name in _MAYBE)):
+            raise TypeError(f"{name}={value!r} is no number")
+    figures["advice"] = [str(line) for line in figures["advice"]]
+    return Run(
+        path=path,
+        figures=figures,
+        traces={name: Curve.from_json(stored["traces"][name]) for name in _TRACES},
+        recorded={str(name): Curve.from_json(curve) for name, curve in stored["recorded"].items()},
+        not_finite={str(name): (int(count), int(first)) for name, (count, first) in stored["not_finite"].items()},
+        stages={
+            str(name): {
+                "calls": int(entry["calls"]),
+                "seconds": float(entry["seconds"]),
+                "bytes": int(entry["bytes"]),
+                "curve": Curve.from_json(entry["curve"]),
+            }
+            for name, entry in stored["stages"].items()
+        },
+        plan=_plan(stored["plan"]),
+        dataset=None if stored["dataset"] is None else str(stored["dataset"]),
+        quarantine=_quarantine(stored["quarantine"]),
+        notes={"count": int(stored["notes"]["count"]), "lines": [str(line) for line in stored["notes"]["lines"]]},
+        about={str(name): str(value) for name, value in stored["about"].items()},
+    )
+
+
+def _plan(stored: dict[str, Any] | None) -> dict[str, Any] | None:
+    if stored is None or "unknown" in stored:
+        return stored
+    access, mixing = stored["access"], stored["mixing"]
+    borders = access["borders"]
+    positions, items = [int(place) for place in access["positions"]], [int(item) for item in access["items"]]
+    if len(positions) != len(items):
+        raise ValueError("the access map has positions without items")
+    return {
+        **stored,
+        "description": str(stored["description"]),
+        "batch_size": int(stored["batch_size"]),
+        "mixing": {
+            "score": float(mixing["score"]),
+            "read_amplification": float(mixing["read_amplification"]),
+            "batches_measured": int(mixing["batches_measured"]),
+        },
+        "access": {
+            "positions": positions,
+            "items": items,
+            "n_positions": int(access["n_positions"]),
+            "n_items": int(access["n_items"]),
+            "n_parts": int(access["n_parts"]),
+            "borders_of": str(access["borders_of"]),
+            "borders": None if borders is None else [int(border) for border in borders],
+        },
+    }
+
+
+def _quarantine(stored: dict[str, Any] | None) -> dict[str, Any] | None:
+    if stored is None:
+        return None
+    entries = [
+        {"item": int(entry["item"]), "shard": str(entry["shard"]), "reason": str(entry["reason"])}
+        for entry in stored["entries"]
+    ]
+    return {**stored, "path": str(stored["path"]), "count": int(stored["count"]), "entries": entries}
+
+
+def _stages(watched: Watched) -> dict[str, Any]:
+    timings = Timings.of(watched.loader)
+    if timings is None:
+        return {}
+    curves = {name: Curve.of(trace, watched.began - timings.began) for name, trace in timings.traces().items()}
+    return {
+        name: {
+            "calls": timings.stages[name].calls,
+            "seconds": timings.stages[name].seconds,
+            "bytes": timings.stages[name].nbytes,
+            "curve": curve.to_json(),
+        }
+        for name, curve in list(curves.items())[:_MOST_STAGES]
+    }
+
+
+def _of_the_loader(loader: Any) -> dict[str, Any]:
+    """Return the plan, the data set and the quarantine of a loader, where it has them.
+
+    A run that is over is not lost because its data set is gone: what cannot be told is said in its place.
+    """
+    found: dict[str, Any] = {"plan": None, "dataset": None, "quarantine": None}
+    source = getattr(loader, "source", None)
+    try:
+        plan = plan_of(loader)
+        found["plan"] = None if plan is None else plan_facts(plan, source)
+    except (PenstockError, OSError) as error:
+        found["plan"] = {"unknown": str(error)}
+    manifest, path = getattr(source, "manifest", None), getattr(source, "path", None)
+    if source is None or manifest is None or path is None:
+        return found
+    found["dataset"] = str(path.parent if path.name == MANIFEST else path)
+    if source.quarantine is not None:
+        found["quarantine"] = quarantined(source.quarantine, manifest.fingerprint)
+    return found
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(content, sort_keys=True).encode())

@@ -1,0 +1,13 @@
+from penstock.plan.balanced import Balanced as Balanced
+from penstock.plan.balanced import BalancedSpans as BalancedSpans
+from penstock.plan.cursor import Cursor as Cursor
+from penstock.plan.inspect import Mixing as Mixing
+from penstock.plan.orders import Listed as Listed
+from penstock.plan.orders import RandomChunks as RandomChunks
+from penstock.plan.orders import Sequential as Sequential
+from penstock.plan.orders import Shuffle as Shuffle
+from penstock.plan.orders import Subset as Subset
+from penstock.plan.orders import WindowShuffle as WindowShuffle
+from penstock.plan.plan import Plan as Plan
+from penstock.plan.segments import Segments as Segments
+from penstock.plan.world import World as World

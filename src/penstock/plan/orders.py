@@ -1,0 +1,325 @@
+"""In what sequence an epoch visits the items.
+
+Pure: integers in, integers out. Each order is a frozen value; `arrange` gives one epoch of it as a function of the
+position, so that any position costs what the first one costs. The repr of an order goes into saved states: it names
+everything that the sequence depends on.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from penstock.core.checks import whole_number
+from penstock.core.errors import PlanError
+from penstock.core.index import Index
+from penstock.core.seeds import key_for, subkeys
+from penstock.core.types import Arrangement
+from penstock.plan.permute import permute
+
+__all__ = ["Listed", "RandomChunks", "Sequential", "Shuffle", "Subset", "WindowShuffle", "shuffle_within"]
+
+_Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sequential:
+    """Every item once, in storage order, the same in every epoch: for validation and test."""
+
+    def check(self, index: Index) -> None:
+        """Accept every index."""
+
+    def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:
+        """Return storage order."""
+        return Arrangement(len(index), items=lambda positions: positions)
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """Every item once, in an exact uniform permutation that is never stored.
+
+    For sources where any item is cheap to take: arrays, memory maps, local uncompressed shards.
+    """
+
+    def check(self, index: Index) -> None:
+        """Accept every index."""
+
+    def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:
+        """Return the permutation of `epoch`."""
+        n, key = len(index), key_for(seed, "shuffle", epoch)
+        return Arrangement(n, items=lambda positions: permute(positions, n, key))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Subset:
+    """Some of the items, each at most once, drawn anew every epoch.
+
+    Examples
+    --------
+    >>> Subset(100), Subset(100, near=4)
+    (Subset(count=100), Subset(count=100, near=4, window=16))
+    """
+
+    count: int
+    """Items per epoch."""
+
+    near: int = 1
+    """Keep so many of the drawn items, that lie nearest to each other in storage, close together in the epoch: for
+    storage where they share what has to be decoded. The items are the same ones; takes memory of `count`."""
+
+    window: int = 16
+    """With `near`: groups of near items whose items are mixed with each other."""
+
+    def __post_init__(self) -> None:
+        for name in ("count", "near", "window"):
+            whole_number(name, getattr(self, name), at_least=1, error=PlanError)
+
+    def __repr__(self) -> str:
+        return f"Subset(count={self.count}{f', near={self.near}, window={self.window}' if self.near > 1 else ''})"
+
+    def check(self, index: Index) -> None:
+        """Refuse to draw more items than there are."""
+        if len(index) and self.count > len(index):
+            raise PlanError(
+                f"Subset(count={self.count}) draws without replacement from {len(index)} items; "
+                f"use at most {len(index)}, or Balanced to draw with replacement."
+            )
+
+    def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:
+        """Return the head of a permutation of all items."""
+        n, key = len(index), key_for(seed, "subset", epoch)
+        count = min(self.count, n)
+        if self.near == 1:
+            return Arrangement(count, items=lambda positions: permute(positions, n, key))
+        drawn = np.sort(permute(np.arange(count), n, key))
+        groups = permute(np.arange(-(-count // self.near)), -(-count // self.near), key_for(seed, "groups", epoch))
+        sizes = np.minimum(self.near, count - groups * self.near)
+        ends = np.cumsum(sizes)
+        places = np.repeat(groups * self.near - (ends - sizes), sizes) + np.arange(count)
+        window_starts = (ends - sizes)[:: self.window]
+        window_sizes = np.diff(np.append(window_starts, count))
+        window_key = key_for(seed, "window", epoch)
+
+        def items(positions: _Int64s) -> _Int64s:
+            window = np.searchsorted(window_starts, positions, side="right") - 1
+            first = window_starts[window]
+            mixed = first + permute(positions - first, window_sizes[window], subkeys(window_key, window))
+            found: _Int64s = drawn[places[mixed]]
+            return found
+
+        return Arrangement(count, items=items)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class WindowShuffle:
+    """Every item once: chunks in a permuted order, items permuted within a window of chunks.
+
+    For storage where only whole chunks are cheap to read: compressed arrays, compressed or remote shards. Every chunk
+    is read once per epoch (once per lane that shares it). `Plan.mixing` says how good the shuffle is.
+
+    Examples
+    --------
+    >>> WindowShuffle(4), WindowShuffle(4, permute_chunks=False, held=False)
+    (WindowShuffle(window=4), WindowShuffle(window=4, permute_chunks=False))
+    """
+
+    window: int = 16
+    """Chunks held together. More mix better and take more memory; `Plan.mixing` puts numbers to it."""
+
+    permute_chunks: bool = True
+    """False: windows follow storage order."""
+
+    permute_items: bool = True
+    """False: only chunks are permuted, and what lies in a window comes as it is stored."""
+
+    held: bool = True
+    """Read windows whole and keep them. False: take items one by one, in the same sequence and without the memory;
+    for storage where any item is cheap to take and things near each other are cheaper, such as local shards."""
+
+    def __post_init__(self) -> None:
+        whole_number("window", self.window, at_least=1, error=PlanError)
+
+    def __repr__(self) -> str:
+        # The sequence does not depend on `held`; what is left at its default is not said.
+        flags = [f"{name}=False" for name in ("permute_chunks", "permute_items") if not getattr(self, name)]
+        return f"WindowShuffle({', '.join([f'window={self.window}', *flags])})"
+
+    def check(self, index: Index) -> None:
+        """Refuse a window larger than the data."""
+        if len(index) and self.window > index.n_chunks:
+            raise PlanError(
+                f"WindowShuffle(window={self.window}) is larger than the data, which has {index.n_chunks} chunks; use "
+                f"at most {index.n_chunks} (which shuffles everything and holds everything), or Shuffle()."
+            )
+
+    def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:
+        """Return the sequence of `epoch`; takes time and memory of the number of chunks, not of items."""
+        n_chunks = index.n_chunks
+        chunks = np.arange(n_chunks)
+        if self.permute_chunks:
+            chunks = permute(chunks, n_chunks, key_for(seed, "chunks", epoch))
+        # A window reads its chunks in storage order: its items are permuted anyway.
+        window_of_chunk = np.arange(n_chunks) // self.window
+        chunks = chunks[np.lexsort((chunks, window_of_chunk))]
+        ends = np.cumsum(index.chunk_sizes(chunks))
+        starts = ends - index.chunk_sizes(chunks)
+        window_starts = starts[:: self.window]
+        window_sizes = np.diff(np.append(window_starts, len(index)))
+        key = key_for(seed, "window", epoch)
+
+        def items(positions: _Int64s) -> _Int64s:
+            place = positions
+            if self.permute_items:
+                window = np.searchsorted(window_starts, positions, side="right") - 1
+                first = window_starts[window]
+                place = first + permute(positions - first, window_sizes[window], subkeys(key, window))
+            chunk = np.searchsorted(starts, place, side="right") - 1
+            found: _Int64s = index.chunk_starts(chunks[chunk]) + place - starts[chunk]
+            return found
+
+        def spans(window: int) -> _Int64s:
+            held = chunks[window * self.window : (window + 1) * self.window]
+            first = index.chunk_starts(held)
+            return np.stack([first, first + index.chunk_sizes(held)], axis=1)
+
+        if not self.held:
+            return Arrangement(len(index), items=items)
+        return Arrangement(len(index), items=items, window_starts=window_starts, spans=spans)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomChunks:
+    """Runs of consecutive items that begin anywhere, drawn with replacement.
+
+    An epoch is `count` runs; it is not a pass over the data (`WindowShuffle` is). With `batch_size=size`, every batch
+    is one run, read in one piece. Data smaller than a run gives itself, whole, every time.
+    """
+
+    size: int
+    """Items in a run."""
+
+    count: int | None = None
+    """Runs per epoch; None: as many as the data would hold side by side."""
+
+    align: int = 1
+    """A run begins at a multiple of this many items."""
+
+    shuffle: bool = False
+    """Permute the items within a run."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("size", self.size), ("align", self.align), ("count", self.count)):
+            if value is not None:
+                whole_number(name, value, at_least=1, error=PlanError)
+
+    def check(self, index: Index) -> None:
+        """Accept every index."""
+
+    def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:
+        """Return the runs of `epoch`."""
+        n = len(index)
+        size = min(self.size, n)
+        count = self.count if self.count is not None else n // max(size, 1)
+        if n == 0:
+            count = 0
+        choices = (n - size) // self.align + 1
+        start_key, place_key = key_for(seed, "runs", epoch), key_for(seed, "run", epoch)
+
+        def first(runs: _Int64s) -> _Int64s:
+            # The remainder favours small starts by less than choices / 2**64.
+            return (subkeys(start_key, runs) % np.uint64(choices)).astype(np.int64) * self.align
+
+        def items(positions: _Int64s) -> _Int64s:
+            runs, places = np.divmod(positions, max(size, 1))
+            if self.shuffle:
+                places = permute(places, size, subkeys(place_key, runs))
+            return first(runs) + places
+
+        def spans(run: int) -> _Int64s:
+            start = first(np.array([run]))
+            return np.stack([start, start + size], axis=1)
+
+        return Arrangement(
+            count * size,
+            items=items,
+            visits=lambda positions: positions // max(size, 1),
+            window_starts=np.arange(count, dtype=np.int64) * size,
+            spans=spans,
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Listed:
+    """Items in the order of a list, the same in every epoch; one may come several times.
+
+    Examples
+    --------
+    >>> Listed([3, 1, 3]).arrange(Index.uniform(5), seed=0, epoch=0).items(np.arange(3)).tolist()
+    [3, 1, 3]
+    """
+
+    items: ArrayLike
+    """Numbers of items."""
+
+    _items: NDArray[np.int64] = field(init=False)
+    _visits: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        items = np.asarray(self.items)
+        if items.ndim != 1 or (items.size and not np.issubdtype(items.dtype, np.integer)):
+            raise PlanError(f"Listed takes a flat list of item numbers, got {items.dtype} of shape {items.shape}.")
+        object.__setattr__(self, "_items", items.astype(np.int64))
+        object.__setattr__(self, "_visits", _visits(self._items))
+
+    def __repr__(self) -> str:
+        digest = hashlib.blake2b(np.ascontiguousarray(self._items, "<i8").tobytes(), digest_size=8).hexdigest()
+        return f"Listed({len(self._items)} items, {digest})"
+
+    def check(self, index: Index) -> None:
+        """Refuse numbers that are no items."""
+        if self._items.size and not 0 <= self._items.min() <= self._items.max() < len(index):
+            wrong = self._items[(self._items < 0) | (self._items >= len(index))][0]
+            raise PlanError(f"Listed has item {wrong}, and there are {len(index)} items.")
+
+    def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:  # of the protocol
+        """Return the list."""
+        return Arrangement(
+            len(self._items),
+            items=lambda positions: self._items[positions],
+            visits=lambda positions: self._visits[positions],
+        )
+
+
+def _visits(items: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how often each item has come before, so that its randomness is another each time."""
+    order = np.argsort(items, kind="stable")
+    first = np.flatnonzero(np.diff(items[order], prepend=-1))
+    counts = np.arange(len(items)) - np.repeat(first, np.diff(np.append(first, len(items))))
+    visits = np.empty(len(items), np.int64)
+    visits[order] = counts
+    return visits
+
+
+def shuffle_within(
+    index: Index, reach_items: int, *, permute_chunks: bool = True, held: bool = False
+) -> Shuffle | WindowShuffle:
+    """Return the shuffle that mixes about `reach_items` neighbours; a full shuffle if it reaches over all of them.
+
+    Parameters
+    ----------
+    held
+        Windows are held in memory, for storage that can only be read in whole chunks.
+
+    Examples
+    --------
+    >>> shuffle_within(Index.uniform(items=1000, chunk=50), reach_items=200)
+    WindowShuffle(window=4)
+    >>> shuffle_within(Index.uniform(items=1000, chunk=50), reach_items=1000)
+    Shuffle()
+    """
+    if reach_items >= len(index) and not held:
+        return Shuffle()
+    chunk_items = len(index) / max(1, index.n_chunks)
+    window = max(1, min(round(reach_items / max(chunk_items, 1)), index.n_chunks))
+    return WindowShuffle(window, permute_chunks=permute_chunks, held=held)

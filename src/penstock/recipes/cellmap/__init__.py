@@ -1,0 +1,5 @@
+"""Patches of OME-NGFF volumes and labels, and predictions written back."""
+
+from penstock.core.doors import open_door
+
+__getattr__, __dir__, __all__ = open_door(__name__, __file__)

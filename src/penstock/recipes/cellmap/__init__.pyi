@@ -1,0 +1,11 @@
+from penstock.recipes.cellmap.dataset import CellMapDataset as CellMapDataset
+from penstock.recipes.cellmap.dataset import split_target_path as split_target_path
+from penstock.recipes.cellmap.image import CellMapImage as CellMapImage
+from penstock.recipes.cellmap.image import EmptyImage as EmptyImage
+from penstock.recipes.cellmap.loader import CellMapDataLoader as CellMapDataLoader
+from penstock.recipes.cellmap.multi import CellMapDataSplit as CellMapDataSplit
+from penstock.recipes.cellmap.multi import CellMapMultiDataset as CellMapMultiDataset
+from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter as CellMapDatasetWriter
+from penstock.recipes.cellmap.sampling import ClassBalancedSampler as ClassBalancedSampler
+from penstock.recipes.cellmap.sampling import MutableSubsetRandomSampler as MutableSubsetRandomSampler
+from penstock.recipes.cellmap.sampling import min_redundant_inds as min_redundant_inds

@@ -1,0 +1,142 @@
+"""Seed 003: one multiscale image, read around any point of the world."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from penstock.core.errors import OptionError
+from penstock.core.seeds import generator_for
+from penstock.recipes.cellmap.labels import voxels_of
+from penstock.recipes.cellmap.transforms import ValueChange
+from penstock.source.volume.source import VolumeArray, VolumeSource
+
+__all__ = ["CellMapImage", "EmptyImage"]
+
+
+class CellMapImage:
+    """An OME-NGFF image at one scale: `image[{"z": 10.0, "y": 20.0, "x": 5.0}]` is the patch around that point.
+
+    Parameters
+    ----------
+    path
+        The image: a path or a URL.
+    target_class
+        What it shows; `"raw"`, or a class.
+    target_scale, target_voxel_shape
+        World units per voxel, and voxels of a patch, in `axis_order`.
+    pad, pad_value
+        Whether patches may reach over the border, and what lies outside.
+    interpolation
+        `"linear"` for raw data, `"nearest"` for labels.
+    axis_order
+        Of shapes, scales and patches.
+    value_transform
+        Called with the tensor of a patch; or with it and a generator, which is the same one for the same patch.
+    context
+        Of TensorStore, which is not used here; None.
+    device
+        Where patches are put.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        target_class: str,
+        target_scale: Sequence[float],
+        target_voxel_shape: Sequence[int],
+        pad: bool = False,
+        pad_value: float = math.nan,
+        interpolation: Literal["nearest", "linear"] = "nearest",
+        axis_order: str = "zyx",
+        value_transform: Callable[..., Any] | None = None,
+        context: None = None,
+        device: str | torch.device | None = None,
+    ) -> None:
+        if context is not None:
+            raise OptionError("context is TensorStore's, which is not used here; leave it out.")
+        self.path, self.label_class, self.axis_order = path, target_class, axis_order
+        self.scale, self.output_shape = tuple(map(float, target_scale)), tuple(map(int, target_voxel_shape))
+        self.pad, self.pad_value, self.interpolation, self.device = pad, pad_value, interpolation, device
+        self._change = None if value_transform is None else ValueChange(value_transform, "value_transform")
+        array = VolumeArray((path,), self.output_shape, self.scale, interpolation, pad_value=pad_value)
+        self._source = VolumeSource({"image": array}, axis_order=axis_order, pad=pad)
+
+    @property
+    def bounding_box(self) -> dict[str, tuple[float, float]]:
+        """Where the image is, in world units, by axis."""
+        return dict(self._source.bounding_box)
+
+    @property
+    def sampling_box(self) -> dict[str, tuple[float, float]]:
+        """Where centres of patches may lie, in world units, by axis."""
+        return dict(self._source.sampling_box)
+
+    @cached_property
+    def class_counts(self) -> int:
+        """Voxels above 0, of the level that is read. Reads all of them, once; writes nothing."""
+        return voxels_of(self.path, dict(zip(self.axis_order[-len(self.scale) :], self.scale, strict=True)))[0]
+
+    def __getitem__(self, center: Mapping[str, float]) -> torch.Tensor:
+        axes = self.axis_order[-3:]
+        if not isinstance(center, Mapping) or set(center) != set(axes):
+            raise OptionError(f"A point has coordinates by axis, {', '.join(axes)}; got {center!r}.")
+        items = self._source.item_at(np.array([[center[axis] for axis in axes]], np.float64))
+        patch = np.array(self._source.take(items)["image"][0])
+        values = patch if self._change is None else self._change(patch, generator_for(0, "image", int(items[0])))
+        return torch.from_numpy(values).to(self.device or "cpu")
+
+    def to(self, device: str | torch.device) -> "CellMapImage":
+        """Put patches on `device` from now on; return the image."""
+        self.device = device
+        return self
+
+    def __repr__(self) -> str:
+        return f"CellMapImage({self.path}, {self.label_class!r}, {self.output_shape} at {self.scale})"
+
+
+class EmptyImage:
+    """A class that has no labels: every patch of it is unknown.
+
+    Parameters
+    ----------
+    target_class
+        Its name.
+    scale, voxel_shape
+        World units per voxel, and voxels of a patch.
+    empty_value
+        What it is filled with; NaN is unknown.
+
+    Examples
+    --------
+    >>> EmptyImage("mito", (8, 8, 8), (1, 2, 2))[{"z": 0.0, "y": 0.0, "x": 0.0}].shape
+    torch.Size([1, 1, 2, 2])
+    """
+
+    bounding_box: None = None
+    sampling_box: None = None
+    class_counts = 0
+
+    def __init__(
+        self,
+        target_class: str,
+        scale: Sequence[float],
+        voxel_shape: Sequence[int],
+        empty_value: float = math.nan,
+    ) -> None:
+        self.label_class, self.scale, self.output_shape = target_class, tuple(scale), tuple(voxel_shape)
+        self.empty_value = empty_value
+        self.device: str | torch.device | None = None
+
+    def __getitem__(self, center: Mapping[str, float]) -> torch.Tensor:
+        if not isinstance(center, Mapping):
+            raise OptionError(f"A point has coordinates by axis, got {center!r}.")
+        return torch.full((1, *self.output_shape), self.empty_value, device=self.device)
+
+    def to(self, device: str | torch.device) -> "EmptyImage":
+        """Put patches on `device` from now on; return the image."""
+        self.device = device
+        return self

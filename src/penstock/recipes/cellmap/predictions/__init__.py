@@ -1,0 +1,1 @@
+"""Predictions written back as OME-NGFF images."""

@@ -1,0 +1,243 @@
+"""Writing an OME-NGFF 0.4 image (zarr v2): its metadata, its chunks, and the coarser levels of its pyramid.
+
+Every file is written aside and renamed, so that it is there whole or not at all. What lies where is as in `ngff`: voxel
+`i` of an axis has its centre at `translation + i * scale`.
+"""
+
+import itertools
+import json
+import math
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.errors import MissingDependency, OptionError, WriteError
+from penstock.source.stored.zarr.local import open_zarr
+from penstock.source.volume.ngff import Axis
+
+__all__ = ["Coordinates", "ImageLayout", "ImageStore", "coarser"]
+
+Coordinates = tuple[int, ...]
+_MOST_BYTES = (1 << 31) - 17  # of a chunk: what blosc takes
+
+
+@dataclass(frozen=True)
+class ImageLayout:
+    """One array with its place in the world; everything has a number for each axis."""
+
+    axes: tuple[Axis, ...]
+    shape: tuple[int, ...]
+    chunk: tuple[int, ...]
+    scale: tuple[float, ...]
+    translation: tuple[float, ...]
+    dtype: Literal["float32", "uint8"] = "float32"
+
+    def __post_init__(self) -> None:
+        n_bytes = math.prod(self.chunk) * np.dtype(self.dtype).itemsize
+        if n_bytes > _MOST_BYTES:
+            raise OptionError(f"Chunks of {self.chunk} {self.dtype} have {n_bytes} bytes; use less than 2 GB.")
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Chunks along each axis."""
+        return tuple(-(-size // chunk) for size, chunk in zip(self.shape, self.chunk, strict=True))
+
+    @property
+    def fill(self) -> float:
+        """What a voxel holds that nobody has written: NaN, which is unknown, or 0 where there is no NaN."""
+        return math.nan if self.dtype == "float32" else 0
+
+    def coordinates(self) -> Iterator[Coordinates]:
+        """Yield all chunks, in order."""
+        return itertools.product(*map(range, self.grid))
+
+    def box(self, chunk: Coordinates) -> tuple[tuple[int, int], ...]:
+        """Return begin and end of a chunk along each axis, without what lies beyond the array."""
+        return tuple(
+            (number * size, min((number + 1) * size, extent))
+            for number, size, extent in zip(chunk, self.chunk, self.shape, strict=True)
+        )
+
+    def halved(self) -> "ImageLayout":
+        """Return the next level: half as many voxels along each axis that has more than one."""
+        factors = tuple(2 if size > 1 else 1 for size in self.shape)
+        shape = tuple(-(-size // factor) for size, factor in zip(self.shape, factors, strict=True))
+        return replace(
+            self,
+            shape=shape,
+            chunk=tuple(min(chunk, size) for chunk, size in zip(self.chunk, shape, strict=True)),
+            scale=tuple(size * factor for size, factor in zip(self.scale, factors, strict=True)),
+            # The centre of the first voxel lies between those of the two that it is made of.
+            translation=tuple(
+                shift + (factor - 1) * size / 2
+                for shift, factor, size in zip(self.translation, factors, self.scale, strict=True)
+            ),
+        )
+
+
+class ImageStore:
+    """A folder in which an image is written.
+
+    Parameters
+    ----------
+    folder
+        Of the image.
+    aside
+        Of files that are not whole yet; on the same file system.
+    """
+
+    def __init__(self, folder: Path, aside: Path) -> None:
+        self.folder, self._aside = folder, aside
+
+    def write_metadata(self, name: str, levels: tuple[ImageLayout, ...], extra: Mapping[str, Any]) -> None:
+        """Describe the image and its levels, `s0` first; `extra` attributes are stored with them."""
+        datasets = []
+        for number, level in enumerate(levels):
+            self._write_json(self.folder / f"s{number}" / ".zarray", _described(level))
+            transformations = [
+                {"type": "scale", "scale": list(level.scale)},
+                {"type": "translation", "translation": list(level.translation)},
+            ]
+            datasets.append({"path": f"s{number}", "coordinateTransformations": transformations})
+        axes = [
+            {"name": axis.name, "type": axis.kind} | ({} if axis.unit is None else {"unit": axis.unit})
+            for axis in levels[0].axes
+        ]
+        image: dict[str, Any] = {"version": "0.4", "name": name, "axes": axes, "datasets": datasets}
+        if len(levels) > 1:
+            image["type"] = _METHODS[levels[0].dtype]
+        self._write_json(self.folder / ".zattrs", {"multiscales": [image], **extra})
+        self._write_json(self.folder / ".zgroup", {"zarr_format": 2})
+
+    def write_chunk(self, array: str, chunk: Coordinates, values: NDArray[Any]) -> None:
+        """Store one whole chunk of the array `array`."""
+        self.write_file(self._path(array, chunk), _compressor().encode(np.ascontiguousarray(values)))
+
+    def has_chunk(self, array: str, chunk: Coordinates) -> bool:
+        """Return whether a chunk is there, and as long as it says of itself."""
+        # A power cut may leave a name without its bytes.
+        try:
+            with self._path(array, chunk).open("rb") as file:
+                head = file.read(16)
+                size = os.fstat(file.fileno()).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return len(head) == 16 and int.from_bytes(head[12:], "little") == size
+
+    def read_chunk(self, array: str, chunk: Coordinates, like: NDArray[Any]) -> NDArray[Any]:
+        """Return a chunk that was written; it has the shape and type of `like`."""
+        stored = self._path(array, chunk).read_bytes()
+        return np.frombuffer(_compressor().decode(stored), like.dtype).reshape(like.shape)
+
+    def write_levels(self, levels: tuple[ImageLayout, ...]) -> None:
+        """Make all levels but the first, each of the one before it, chunk by chunk."""
+        for number in range(1, len(levels)):
+            finer, level = open_zarr(self.folder / f"s{number - 1}"), levels[number]
+            factors = tuple(2 if size > 1 else 1 for size in levels[number - 1].shape)
+            for chunk in level.coordinates():
+                bounds = [
+                    (low * factor, min(high * factor, size))
+                    for (low, high), factor, size in zip(level.box(chunk), factors, finer.shape, strict=True)
+                ]
+                fine = np.empty([high - low for low, high in bounds], finer.dtype)
+                for task in finer.tasks(*bounds[0], tuple(bounds[1:]), fine):
+                    task()
+                values = np.full(level.chunk, level.fill, level.dtype)
+                found = coarser(fine, factors, _METHODS[level.dtype])
+                values[tuple(slice(size) for size in found.shape)] = found
+                self.write_chunk(f"s{number}", chunk, values)
+
+    def write_file(self, path: Path, content: bytes) -> None:
+        """Write a file so that it is there whole or not at all."""
+        aside = self._aside / f"{os.getpid()}-{threading.get_ident()}"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._aside.mkdir(parents=True, exist_ok=True)
+            aside.write_bytes(content)
+            aside.replace(path)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise WriteError(f"Could not write {path}: {error}") from error
+
+    def _write_json(self, path: Path, content: Mapping[str, Any]) -> None:
+        self.write_file(path, json.dumps(content, indent=1).encode())
+
+    def _path(self, array: str, chunk: Coordinates) -> Path:
+        return self.folder / array / "/".join(map(str, chunk))
+
+
+_METHODS: dict[str, Literal["mean", "mode"]] = {"float32": "mean", "uint8": "mode"}
+
+
+def coarser(values: NDArray[Any], factors: tuple[int, ...], method: Literal["mean", "mode"]) -> NDArray[Any]:
+    """Return an array with one number for each block of voxels; blocks at the end may be smaller.
+
+    Parameters
+    ----------
+    factors
+        Size of a block along each axis.
+    method
+        `mean`, computed in double precision; or `mode`, the most frequent number, the smallest of several.
+
+    Examples
+    --------
+    >>> coarser(np.array([1, 2, 2, 5, 4], "u1"), (2,), "mode").tolist()
+    [1, 2, 4]
+    """
+    # A corner of a block at a time: each is a view, and corners that lie beyond the end are missing.
+    shape = [-(-size // factor) for size, factor in zip(values.shape, factors, strict=True)]
+    corners = []
+    for corner in itertools.product(*map(range, factors)):
+        view = values[tuple(slice(begin, None, factor) for begin, factor in zip(corner, factors, strict=True))]
+        corners.append((view, tuple(slice(size) for size in view.shape)))
+    if method == "mean":
+        total, count = np.zeros(shape), np.zeros(shape, np.int64)
+        with np.errstate(invalid="ignore", over="ignore"):  # infinities are data as others
+            for view, there in corners:
+                total[there] += view
+                count[there] += 1
+            return (total / count).astype(values.dtype)
+    best, most = np.zeros(shape, values.dtype), np.zeros(shape, np.int64)
+    for view, there in corners:
+        votes = np.zeros(view.shape, np.int64)
+        for other, place in corners:
+            both = tuple(slice(min(a.stop, b.stop)) for a, b in zip(there, place, strict=True))
+            votes[both] += view[both] == other[both]
+        better = (votes > most[there]) | ((votes == most[there]) & (view < best[there]))
+        best[there] = np.where(better, view, best[there])
+        most[there] = np.maximum(votes, most[there])
+    return best
+
+
+def _described(level: ImageLayout) -> dict[str, Any]:
+    """Return what zarr v2 says of an array."""
+    return {
+        "zarr_format": 2,
+        "shape": list(level.shape),
+        "chunks": list(level.chunk),
+        "dtype": np.dtype(level.dtype).newbyteorder("<").str,
+        "compressor": _compressor().get_config(),
+        "fill_value": "NaN" if math.isnan(level.fill) else 0,
+        "order": "C",
+        "filters": None,
+        "dimension_separator": "/",
+    }
+
+
+@cache
+def _compressor() -> Any:
+    try:
+        numcodecs: Any = import_module("numcodecs")
+    except ImportError as error:
+        raise MissingDependency("numcodecs", "zarr", "Writing zarr stores") from error
+    # Its own threads do not survive a fork, and would come on top of ours; zarr-python sets the same.
+    numcodecs.blosc.use_threads = False
+    return numcodecs.Blosc("zstd", 3, 2)

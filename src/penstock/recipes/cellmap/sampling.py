@@ -1,0 +1,155 @@
+"""Seed 003: which patches come, for a DataLoader of torch: subsets that are drawn anew, classes in equal shares."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch.utils.data import Sampler
+
+from penstock.core.checks import whole_number
+from penstock.core.errors import OptionError
+from penstock.core.index import Index
+from penstock.core.seeds import key_for
+from penstock.plan.balanced import BalancedSpans
+from penstock.plan.permute import permute
+
+__all__ = [
+    "ClassBalancedSampler",
+    "MutableSubsetRandomSampler",
+    "crop_starts",
+    "crop_weights",
+    "min_redundant_inds",
+    "seed_of",
+]
+
+
+def seed_of(rng: torch.Generator | int | None, otherwise: int = 0) -> int:
+    """Return the seed of a torch generator: its first one, so that the same generator always means the same order."""
+    if rng is None:
+        return otherwise
+    return key_for(int(rng.initial_seed()) & (2**63 - 1), "rng") >> 1 if isinstance(rng, torch.Generator) else int(rng)
+
+
+def min_redundant_inds(size: int, num_samples: int, rng: torch.Generator | int | None = None) -> torch.Tensor:
+    """Return so many of 0 … size-1, in random order; none comes again before all others have come.
+
+    Takes memory of `num_samples`, not of `size`.
+
+    Examples
+    --------
+    >>> sorted(min_redundant_inds(4, 8, rng=1).tolist())
+    [0, 0, 1, 1, 2, 2, 3, 3]
+    """
+    whole_number("size", size, at_least=1)
+    whole_number("num_samples", num_samples, at_least=0)
+    seed = seed_of(rng, int(torch.randint(2**62, ())))
+    rounds, places = np.divmod(np.arange(num_samples), size)
+    keys = np.array([key_for(seed, "round", number) for number in range(int(rounds[-1]) + 1)] if num_samples else [0])
+    return torch.from_numpy(permute(places, size, keys.astype(np.uint64)[rounds]))
+
+
+class MutableSubsetRandomSampler(Sampler[int]):
+    """A random order of some items, which `refresh` chooses anew.
+
+    Parameters
+    ----------
+    indices_generator
+        Called without arguments; returns the items. Called once at the beginning, and by every `refresh`.
+    rng
+        Of the order; None: torch's global one.
+    """
+
+    def __init__(self, indices_generator: Callable[[], Sequence[int]], rng: torch.Generator | None = None) -> None:
+        if not callable(indices_generator):
+            raise OptionError(
+                f"indices_generator={indices_generator!r}; give a function without arguments that returns items."
+            )
+        self.indices_generator, self.rng = indices_generator, rng
+        self.indices = list(indices_generator())
+
+    def refresh(self) -> None:
+        """Choose the items anew."""
+        self.indices = list(self.indices_generator())
+
+    def __iter__(self) -> Iterator[int]:
+        for place in torch.randperm(len(self.indices), generator=self.rng).tolist():
+            yield int(self.indices[place])
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class ClassBalancedSampler(Sampler[int]):
+    """Items in which every class has its share: a crop that has the class, then any place in it.
+
+    Each iteration is the next epoch; an epoch is a function of (seed, epoch).
+
+    Parameters
+    ----------
+    dataset
+        With `get_crop_class_matrix()`, such as a `CellMapMultiDataset`.
+    samples_per_epoch
+        Items; None: as many as the data set has.
+    seed
+        Of the order.
+    """
+
+    def __init__(self, dataset: Any, samples_per_epoch: int | None = None, seed: int = 42) -> None:
+        length = len(dataset) if samples_per_epoch is None else samples_per_epoch
+        self.samples_per_epoch = whole_number("samples_per_epoch", length, at_least=1)
+        self.seed, self.epoch = seed, 0
+        starts = crop_starts(dataset)
+        if starts is None:
+            raise OptionError(f"{type(dataset).__name__} does not know its crops; use a CellMapMultiDataset.")
+        weights = crop_weights(dataset.get_crop_class_matrix(), dataset.classes)
+        self._index = Index.uniform(len(dataset))
+        self._order = BalancedSpans(tuple(starts), tuple(weights), self.samples_per_epoch)
+        self._order.check(self._index)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Give `epoch` next."""
+        self.epoch = whole_number("epoch", epoch, at_least=0)
+
+    def __iter__(self) -> Iterator[int]:
+        arrangement = self._order.arrange(self._index, self.seed, self.epoch)
+        self.epoch += 1
+        yield from arrangement.items(np.arange(self.samples_per_epoch)).tolist()
+
+    def __len__(self) -> int:
+        return self.samples_per_epoch
+
+
+def crop_starts(dataset: Any) -> list[int] | None:
+    """Return the first item of each crop of a data set, ours or cellmap-data's; None where it does not know them."""
+    if not callable(getattr(dataset, "get_crop_class_matrix", None)):
+        return None
+    if hasattr(dataset, "crop_starts"):
+        return [int(start) for start in dataset.crop_starts]
+    return [0, *(int(end) for end in getattr(dataset, "cumulative_sizes", [0])[:-1])]
+
+
+def crop_weights(matrix: ArrayLike, classes: Sequence[str]) -> NDArray[np.float64]:
+    """Return the share of each crop: every class gets the same share, dealt equally to the crops that have it.
+
+    Parameters
+    ----------
+    matrix
+        Crops by classes: whether the crop has the class.
+
+    Examples
+    --------
+    >>> crop_weights([[True, False], [True, False], [False, True]], ["common", "rare"]).tolist()
+    [0.25, 0.25, 0.5]
+    """
+    present = np.atleast_2d(np.asarray(matrix, bool))
+    crops = present.sum(axis=0)
+    nowhere = [name for name, count in zip(classes, crops, strict=True) if not count]
+    if nowhere:
+        raise OptionError(
+            f"No crop has {', '.join(map(repr, nowhere))}, which so can have no share; leave such classes out, or "
+            "sample without weights."
+        )
+    weights: NDArray[np.float64] = (present / crops).sum(axis=1) / len(crops)
+    return weights

@@ -1,0 +1,351 @@
+"""Seed 001: data modules and training loops that walk their data in chunks, where the configuration asks for it."""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import DataLoader, Subset
+
+from penstock.core.checks import whole_number
+from penstock.core.errors import LoaderError, OptionError
+from penstock.core.seeds import generator_for
+from penstock.recipes.chunked.loader import ChunkedDataLoader
+
+__all__ = ["ChunkSizes", "ChunkedSequenceDataset", "ChunkedTrainingMixin", "SequenceDataset", "resolve_chunk_sizes"]
+
+_LOG = logging.getLogger("penstock")
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSizes:
+    """Batches per chunk of each partition; both None where there are no chunks."""
+
+    train: int | None
+    val: int | None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there are chunks."""
+        return self.train is not None
+
+
+def resolve_chunk_sizes(
+    train_chunk_size: int | None,
+    val_chunk_size: int | None,
+    *,
+    train_batches: int,
+    val_batches: int,
+    limits: Mapping[str, Any] | None = None,
+) -> ChunkSizes:
+    """Return the chunk sizes of both partitions: what the rules of the document come to.
+
+    Either size turns chunks on. The other partition then runs whole. Limits of the trainer (`limit_train_batches`,
+    `limit_val_batches`) are ignored, with a warning; without chunks they are the trainer's own affair, and never turn
+    chunks on.
+
+    Parameters
+    ----------
+    train_chunk_size, val_chunk_size
+        Batches, as the configuration has them.
+    train_batches, val_batches
+        Batches of the whole partitions; known after `setup()`.
+    limits
+        Those of the trainer.
+
+    Examples
+    --------
+    >>> resolve_chunk_sizes(2000, None, train_batches=9000, val_batches=450)
+    ChunkSizes(train=2000, val=450)
+    """
+    _check_sizes(train_chunk_size, val_chunk_size)
+    if train_chunk_size is None and val_chunk_size is None:
+        return ChunkSizes(None, None)
+    given = {name: value for name, value in (limits or {}).items() if not _no_limit(value)}
+    if given:
+        _LOG.warning(
+            "%s: ignored, since %s is given; partitions are walked in chunks, or whole.",
+            ", ".join(f"{name}={value}" for name, value in given.items()),
+            "train_chunk_size" if train_chunk_size is not None else "val_chunk_size",
+        )
+    return ChunkSizes(train_chunk_size or max(1, train_batches), val_chunk_size or max(1, val_batches))
+
+
+class SequenceDataset:
+    """A data module in the manner of S4: `setup()` makes the partitions, the rest makes loaders of them.
+
+    Subclasses set `dataset_train`, and `dataset_val` and `dataset_test` or `split_train_val`, in `setup`.
+
+    Parameters
+    ----------
+    data_dir
+        Where the data are; for `setup` to use.
+    seed
+        Of the split.
+    """
+
+    def __init__(self, data_dir: Any = None, *, seed: int = 42, **options: Any) -> None:
+        self.data_dir, self.seed = data_dir, seed
+        self.dataset_train: Any = None
+        self.dataset_val: Any = None
+        self.dataset_test: Any = None
+        for name, value in options.items():
+            setattr(self, name, value)
+
+    def setup(self) -> None:
+        """Make the partitions."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no setup(); write one that sets dataset_train and others."
+        )
+
+    def split_train_val(self, val_split: float) -> None:
+        """Move a share of the training items to validation: the same ones for the same seed."""
+        if not 0 < val_split < 1:
+            raise OptionError(f"val_split={val_split!r}; use a share between 0 and 1, such as 0.1.")
+        items = len(self._partition("train"))
+        order = generator_for(self.seed, "split").permutation(items)
+        n_val = min(items - 1, max(1, round(items * val_split)))
+        train = self._partition("train")
+        self.dataset_train, self.dataset_val = (
+            Subset(train, sorted(order[n_val:].tolist())),
+            Subset(train, sorted(order[:n_val].tolist())),
+        )
+
+    def train_dataloader(self, **loader: Any) -> Any:
+        """Return the loader of the training partition, shuffled."""
+        return DataLoader(self._partition("train"), **{"shuffle": True, **loader})
+
+    def val_dataloader(self, **loader: Any) -> Any:
+        """Return the loader of the validation partition: all of it, in order."""
+        return DataLoader(self._partition("val"), **{"shuffle": False, **loader, "drop_last": False})
+
+    def test_dataloader(self, **loader: Any) -> Any:
+        """Return the loader of the test partition: all of it, in order."""
+        return DataLoader(self._partition("test"), **{"shuffle": False, **loader, "drop_last": False})
+
+    def _partition(self, name: str) -> Any:
+        found = getattr(self, f"dataset_{name}")
+        if found is None:
+            raise LoaderError(f"dataset_{name} is not there yet; call setup() first, and set it there.")
+        return found
+
+
+class ChunkedSequenceDataset(SequenceDataset):
+    """A data module whose loaders walk their partitions in chunks, where a chunk size is given.
+
+    Parameters
+    ----------
+    train_chunk_size, val_chunk_size
+        Batches per chunk; either turns chunks on, and the other partition runs whole. Neither: a plain module.
+    limits
+        `limit_train_batches` and `limit_val_batches` of the trainer, to be warned about where they are ignored.
+    kwargs
+        Of `SequenceDataset`.
+    """
+
+    def __init__(
+        self,
+        train_chunk_size: int | None = None,
+        val_chunk_size: int | None = None,
+        *,
+        limits: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        _check_sizes(train_chunk_size, val_chunk_size)
+        self.explicit_train_chunk_size, self.explicit_val_chunk_size = train_chunk_size, val_chunk_size
+        self.use_chunked_training = train_chunk_size is not None or val_chunk_size is not None
+        self.limits, self._sizes = dict(limits or {}), dict[int, ChunkSizes]()
+        self._loaders: dict[str, ChunkedDataLoader] = {}
+
+    def chunk_sizes(self, batch_size: int) -> ChunkSizes:
+        """Return the sizes that hold, once `setup()` has made the partitions."""
+        whole_number("batch_size", batch_size, at_least=1)
+        if batch_size not in self._sizes:
+            self._sizes[batch_size] = resolve_chunk_sizes(
+                self.explicit_train_chunk_size,
+                self.explicit_val_chunk_size,
+                train_batches=-(-len(self._partition("train")) // batch_size),
+                val_batches=0 if self.dataset_val is None else -(-len(self.dataset_val) // batch_size),
+                limits=self.limits,
+            )
+        return self._sizes[batch_size]
+
+    @property
+    def train_chunk_size(self) -> int | None:
+        """Batches per training chunk; one that is inferred is known once a loader was asked for."""
+        return self._size("train", self.explicit_train_chunk_size)
+
+    @property
+    def val_chunk_size(self) -> int | None:
+        """Batches per validation chunk; one that is inferred is known once a loader was asked for."""
+        return self._size("val", self.explicit_val_chunk_size)
+
+    def _size(self, name: str, explicit: int | None) -> int | None:
+        if explicit is not None or name not in self._loaders:
+            return explicit
+        return self._loaders[name].chunk_size
+
+    def train_dataloader(self, **loader: Any) -> Any:
+        """Return the loader of the training partition: a stream of chunks, or shuffled as ever."""
+        if not self.use_chunked_training:
+            return super().train_dataloader(**loader)
+        loader.pop("shuffle", None)
+        size = self.chunk_sizes(loader.get("batch_size", 1)).train
+        return self._chunked("train", chunk_size=size, shuffle=True, seed=self.seed, **loader)
+
+    def val_dataloader(self, **loader: Any) -> Any:
+        """Return the loader of the validation partition: the chunks of one pass after the other, in order."""
+        if not self.use_chunked_training:
+            return super().val_dataloader(**loader)
+        loader.pop("shuffle", None)
+        size = self.chunk_sizes(loader.get("batch_size", 1)).val
+        return self._chunked("val", chunk_size=size, **{**loader, "shuffle": False, "drop_last": False})
+
+    def test_dataloader(self, **loader: Any) -> Any:
+        """Return the loader of the test partition: all of it, in order, and with chunks, dealt to the ranks."""
+        if not self.use_chunked_training:
+            return super().test_dataloader(**loader)
+        items, batch_size = self._partition("test"), loader.get("batch_size", 1)
+        whole = max(1, -(-len(items) // batch_size))
+        return ChunkedDataLoader(items, chunk_size=whole, **{**loader, "shuffle": False, "drop_last": False})
+
+    def _chunked(self, name: str, **options: Any) -> ChunkedDataLoader:
+        self._loaders[name] = ChunkedDataLoader(self._partition(name), **options)
+        return self._loaders[name]
+
+    @property
+    def current_train_chunk(self) -> int:
+        """The training chunk that comes next, counted on and on."""
+        return self._loaders["train"].current_chunk if "train" in self._loaders else 0
+
+    @property
+    def current_val_chunk(self) -> int:
+        """The validation chunk that comes next, counted on and on."""
+        return self._loaders["val"].current_chunk if "val" in self._loaders else 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the chunked loaders stand."""
+        return {name: loader.state_dict() for name, loader in self._loaders.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken; the loaders must have been made."""
+        for name, entry in state.items():
+            if name not in self._loaders:
+                raise LoaderError(
+                    f"There is no loader {name!r} yet; call {name}_dataloader() before load_state_dict()."
+                )
+            self._loaders[name].load_state_dict(entry)
+
+
+class ChunkedTrainingMixin:
+    """A training loop in chunks, where the configuration has chunk sizes, and as ever where it has none.
+
+    A class that uses it sets `data`, a `ChunkedSequenceDataset` after `setup()`, and has `training_step(batch)` and
+    `validation_step(batch)`. Position and order are the loaders' own.
+
+    Parameters
+    ----------
+    config
+        With `train.train_chunk_size`, `train.val_chunk_size`, `loader` (of the loaders) and `trainer.limit_*_batches`;
+        a mapping, or what OmegaConf makes of a YAML file.
+    """
+
+    data: ChunkedSequenceDataset
+
+    def __init__(self, config: Any) -> None:
+        train = _section(config, "train")
+        self.explicit_train_chunk_size = train.get("train_chunk_size")
+        self.explicit_val_chunk_size = train.get("val_chunk_size")
+        self.chunked_training_enabled = (
+            self.explicit_train_chunk_size is not None or self.explicit_val_chunk_size is not None
+        )
+        self._loader_options = dict(_section(config, "loader"))
+        limits = {**_limits(train), **_limits(_section(config, "trainer"))}
+        self._limits = {} if self.chunked_training_enabled else limits
+        self._made: dict[str, Any] = {}
+        if self.chunked_training_enabled:
+            self.setup_chunked_training(config)
+
+    def setup_chunked_training(self, config: Any) -> None:
+        """Hand the sizes to the data module; they are resolved when its partitions are there."""
+        train = _section(config, "train")
+        data = self.data
+        data.explicit_train_chunk_size = train.get("train_chunk_size")
+        data.explicit_val_chunk_size = train.get("val_chunk_size")
+        data.use_chunked_training = True
+        data.limits = {**_limits(train), **_limits(_section(config, "trainer"))}
+
+    @property
+    def train_chunk_size(self) -> int | None:
+        """Batches per training chunk; see `ChunkedSequenceDataset`."""
+        return self.data.train_chunk_size if self.chunked_training_enabled else None
+
+    @property
+    def val_chunk_size(self) -> int | None:
+        """Batches per validation chunk; see `ChunkedSequenceDataset`."""
+        return self.data.val_chunk_size if self.chunked_training_enabled else None
+
+    def train_epoch_with_chunking(self) -> dict[str, Any]:
+        """Train on the next chunk, validate, and return what was done; without chunk sizes, a standard epoch."""
+        if not self.chunked_training_enabled:
+            return self.standard_training_epoch()
+        train, val = self._loader("train"), self._loader("val")
+        about = {"train_chunk": train.current_chunk, "val_chunk": val.current_chunk, "total_chunks": train.total_chunks}
+        return {**about, **self._run(train, val)}
+
+    def standard_training_epoch(self) -> dict[str, Any]:
+        """Train and validate on whole partitions, or as far as the trainer's limits go."""
+        train, val = self._loader("train"), self._loader("val")
+        return self._run(
+            _limited(train, self._limits.get("limit_train_batches")),
+            _limited(val, self._limits.get("limit_val_batches")),
+        )
+
+    def _run(self, train: Iterable[Any], val: Iterable[Any]) -> dict[str, Any]:
+        losses = [self.training_step(batch) for batch in train]
+        checks = [self.validation_step(batch) for batch in val]
+        return {"train_batches": len(losses), "val_batches": len(checks), "train": losses, "val": checks}
+
+    def _loader(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = getattr(self.data, f"{name}_dataloader")(**self._loader_options)
+        return self._made[name]
+
+    def training_step(self, batch: Any) -> Any:
+        """Do one step; a class that uses this writes its own."""
+        raise NotImplementedError(f"{type(self).__name__} has no training_step(batch); write one.")
+
+    def validation_step(self, batch: Any) -> Any:
+        """Look at one batch; a class that uses this writes its own."""
+        raise NotImplementedError(f"{type(self).__name__} has no validation_step(batch); write one.")
+
+
+def _section(config: Any, name: str) -> Mapping[str, Any]:
+    found = config.get(name) if hasattr(config, "get") else getattr(config, name, None)
+    return found if found is not None else {}
+
+
+def _limits(section: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("limit_train_batches", "limit_val_batches")
+    return {name: section.get(name) for name in names if section.get(name) is not None}
+
+
+def _check_sizes(train: Any, val: Any) -> None:
+    for name, size in (("train_chunk_size", train), ("val_chunk_size", val)):
+        if size is not None:
+            whole_number(name, size, at_least=1)
+
+
+def _no_limit(limit: Any) -> bool:
+    return limit is None or (isinstance(limit, float) and limit == 1.0)
+
+
+def _limited(loader: Any, limit: float | None) -> Iterator[Any]:
+    """Yield the first batches of a loader: so many, or such a share, as Lightning means it."""
+    if _no_limit(limit):
+        yield from loader
+    else:
+        assert limit is not None, "that is no limit"
+        yield from islice(loader, int(len(loader) * limit) if isinstance(limit, float) else int(limit))

@@ -1,0 +1,5 @@
+"""Grouped folds, and training engines that run over them."""
+
+from penstock.core.doors import open_door
+
+__getattr__, __dir__, __all__ = open_door(__name__, __file__)

@@ -1,0 +1,245 @@
+"""Seed 002: from features, labels and authors to trained models and honest figures, in one call.
+
+Examples
+--------
+>>> labels = np.arange(64) % 2
+>>> features = np.stack([labels, 1 - labels], axis=1).astype(np.float32)
+>>> results, best_results = cross_val_training(
+...     features=features,
+...     labels=labels,
+...     authors=np.arange(64) // 8,
+...     model_class=lambda classes: nn.Linear(2, classes),
+...     config={"num_epochs": 10, "learning_rate": 0.1, "max_split_attempts": 10},
+... )
+>>> results["summary"]["mean_val_accuracy"], len(results["fold_results"])
+(1.0, 4)
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from penstock.core.errors import OptionError, ReadError, SourceError
+from penstock.recipes.crossval.config import DEFAULTS, SINGLE_FOLD_DEFAULTS, checked_config
+from penstock.recipes.crossval.engine import TrainingEngine
+from penstock.recipes.crossval.folds import Fold, best_grouped_folds, best_grouped_split, stratified_folds
+
+__all__ = ["cross_val_training", "single_fold_training"]
+
+_LOG = logging.getLogger("penstock")
+
+_NEEDED, _OPTIONAL = ("features", "labels"), ("authors", "recordings")
+
+
+def cross_val_training(
+    data_path: str | Path | None = None,
+    features: ArrayLike | torch.Tensor | None = None,
+    labels: ArrayLike | None = None,
+    authors: ArrayLike | None = None,
+    model_class: Callable[..., nn.Module] | None = None,
+    num_classes: int | None = None,
+    config: Mapping[str, Any] | None = None,
+    spec_augment: bool = False,
+    gaussian_noise: bool = False,
+    *,
+    recordings: ArrayLike | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Train `k_folds` models, each validated on authors that it has never seen, and return `(results, best_results)`.
+
+    Parameters
+    ----------
+    data_path
+        An .npz file with `features` and `labels`, and perhaps `authors` and `recordings`, in place of these arguments.
+    features
+        (items, …): spectrograms of (items, channel, frequency, time), say. In memory, as float32.
+    labels
+        One for each item: 0, 1, …, or names.
+    authors
+        Who recorded each item: no author is in training and validation of a fold. None: recordings are kept whole; if
+        there are none either, items are split by class alone, with a warning, since what is learnt of an author then
+        counts as learnt of the class.
+    model_class
+        Called with the number of classes, for each fold.
+    num_classes
+        None: as many as there are labels.
+    config
+        Some of the keys of `penstock.recipes.crossval.config.DEFAULTS`; they win over the two arguments that follow.
+    spec_augment, gaussian_noise
+        Whether training items are masked, and made noisy.
+    recordings
+        What each item is a segment of: predictions are averaged over the segments of a recording.
+
+    Returns
+    -------
+    See `TrainingEngine.run_cross_validation`. Besides, `results` has `classes`, the names of the labels, and `split`:
+    the score of the folds (0 is ideal) and the seed that they are from, where authors or recordings were kept whole.
+    """
+    defaults = {**DEFAULTS, "spec_augment": spec_augment, "gaussian_noise": gaussian_noise}
+    chosen = checked_config(config, defaults)
+    data = _Data.of(data_path, features, labels, authors, recordings)
+    engine = TrainingEngine(_given(model_class), data.num_classes(num_classes), chosen)
+    folds, split = _folds(data, chosen)
+    results, best_results = engine.run_cross_validation(data.dataset, folds, recordings=data.recordings)
+    return {**results, "classes": data.classes, "split": split}, best_results
+
+
+def _folds(data: "_Data", chosen: Mapping[str, Any]) -> tuple[list[Fold], dict[str, Any] | None]:
+    if data.groups is None:
+        _LOG.warning(
+            "No authors and no recordings were given: what items have in common may be in training and in validation."
+        )
+        return stratified_folds(data.labels, chosen["k_folds"], seed=chosen["seed"]), None
+    found = best_grouped_folds(
+        data.labels,
+        data.groups,
+        chosen["k_folds"],
+        max_attempts=chosen["max_split_attempts"],
+        min_val_segments=chosen["min_val_segments"],
+        cache=chosen["split_cache"],
+        show=chosen["progress"],
+    )
+    return found.folds, {"score": found.score, "seed": found.seed}
+
+
+def single_fold_training(
+    data_path: str | Path | None = None,
+    features: ArrayLike | torch.Tensor | None = None,
+    labels: ArrayLike | None = None,
+    authors: ArrayLike | None = None,
+    model_class: Callable[..., nn.Module] | None = None,
+    num_classes: int | None = None,
+    config: Mapping[str, Any] | None = None,
+    use_predefined_split: bool = True,
+    spec_augment: bool = False,
+    gaussian_noise: bool = False,
+    *,
+    recordings: ArrayLike | None = None,
+) -> dict[str, Any]:
+    """Train one model, validated on `test_size` of each class, and return what came out.
+
+    Parameters that are not described here are those of `cross_val_training`.
+
+    Parameters
+    ----------
+    config
+        Some of the keys of `penstock.recipes.crossval.config.SINGLE_FOLD_DEFAULTS`.
+    use_predefined_split
+        True: no author is in training and in validation; authors are needed, or recordings in their place. False: items
+        are split by class alone, or recordings where they are given, whoever their authors are.
+
+    Returns
+    -------
+    See `TrainingEngine.run_single_fold_predefined`; besides, `classes` and `split`.
+    """
+    defaults = {**SINGLE_FOLD_DEFAULTS, "spec_augment": spec_augment, "gaussian_noise": gaussian_noise}
+    chosen = checked_config(config, defaults)
+    data = _Data.of(data_path, features, labels, authors, recordings)
+    engine = TrainingEngine(_given(model_class), data.num_classes(num_classes), chosen)
+    if not use_predefined_split:
+        result = engine.run_single_fold_stratified(data.dataset, recordings=data.recordings)
+        return {**result, "classes": data.classes, "split": None}
+    if data.groups is None:
+        raise OptionError(
+            "A split that keeps authors apart needs authors, or recordings; give them, or use "
+            "use_predefined_split=False to split items by class alone."
+        )
+    found = best_grouped_split(
+        data.labels,
+        data.groups,
+        chosen["test_size"],
+        max_attempts=chosen["max_split_attempts"],
+        min_test_segments=chosen["min_test_segments"],
+        cache=chosen["split_cache"],
+        show=chosen["progress"],
+    )
+    result = engine.run_single_fold_predefined(data.dataset, found.train, found.test, recordings=data.recordings)
+    return {**result, "classes": data.classes, "split": {"score": found.score, "seed": found.seed}}
+
+
+class _Data(NamedTuple):
+    dataset: TensorDataset
+    labels: NDArray[np.int64]
+    classes: list[str]
+    groups: Any
+    """What is kept whole: authors, or recordings, or None."""
+
+    recordings: Any
+
+    @classmethod
+    def of(cls, data_path: Any, features: Any, labels: Any, authors: Any, recordings: Any) -> "_Data":
+        given = {"features": features, "labels": labels, "authors": authors, "recordings": recordings}
+        if data_path is not None:
+            twice = [name for name, value in given.items() if value is not None]
+            if twice:
+                raise OptionError(f"data_path and {', '.join(twice)} were given; give the file, or the arrays.")
+            given = _read(Path(data_path))
+        missing = [name for name in _NEEDED if given[name] is None]
+        if missing:
+            raise OptionError(f"There are no {' and no '.join(missing)}; give data_path, or features and labels.")
+        x = _tensor(given["features"])
+        classes, y = _numbered(given["labels"])
+        for name in ("labels", *_OPTIONAL):
+            if given[name] is not None and np.shape(given[name]) != (len(x),):
+                raise SourceError(f"{name} has the shape {np.shape(given[name])}, and there are {len(x)} items.")
+        groups = given["recordings"] if given["authors"] is None else given["authors"]
+        return cls(TensorDataset(x, torch.from_numpy(y)), y, classes, groups, given["recordings"])
+
+    def num_classes(self, given: int | None) -> int:
+        return len(self.classes) if given is None else given
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if path.suffix != ".npz":
+        why = ""
+        if path.suffix == ".csv":
+            why = " A table of pixels does not say which of them are frequencies and which are times;"
+        raise SourceError(
+            f"{path} is no .npz file.{why} save it once: np.savez(path, features=…, labels=…, authors=…)."
+        )
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            unknown = sorted(set(stored.files) - set(_NEEDED) - set(_OPTIONAL))
+            if unknown:
+                _LOG.warning("%s has %s as well, which nothing looks at.", path, ", ".join(unknown))
+            return {name: stored[name] if name in stored.files else None for name in (*_NEEDED, *_OPTIONAL)}
+    except (OSError, ValueError) as error:
+        raise ReadError(f"Could not read {path}: {error}") from error
+
+
+def _tensor(features: Any) -> torch.Tensor:
+    if isinstance(features, torch.Tensor):
+        return features.detach().float()
+    array = np.asarray(features)
+    if array.ndim < 2 or array.dtype.kind not in "fiu" or not len(array):
+        raise SourceError(
+            f"features has the shape {array.shape} and the type {array.dtype}; give numbers of (items, …), one or more."
+        )
+    plain = np.ascontiguousarray(array, np.float32)
+    return torch.from_numpy(plain if plain.flags.writeable else plain.copy())
+
+
+def _numbered(labels: Any) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the names of the classes and the number of each item's: of whole numbers, themselves."""
+    given = np.asarray(labels)
+    if given.dtype.kind in "iu" and given.size:
+        if given.min() < 0:
+            raise SourceError(f"There is a label {given.min()}; use 0, 1, …, or names.")
+        return [str(number) for number in range(int(given.max()) + 1)], given.astype(np.int64)
+    names = given.tolist()
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise SourceError("Labels are whole numbers, or names, one for each item.")
+    classes, number = np.unique(np.array(names), return_inverse=True)
+    return classes.tolist(), number.astype(np.int64)
+
+
+def _given(model_class: Any) -> Any:
+    if model_class is None:
+        raise OptionError("model_class is missing; give what makes a model of a number of classes.")
+    return model_class

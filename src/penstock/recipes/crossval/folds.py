@@ -1,0 +1,338 @@
+"""Splits for cross-validation: no author on both sides, every class in every training, and class counts that match.
+
+Authors are dealt out in many ways, and the best one is taken. What comes out is a function of labels, authors and
+options: not of the number of processes, nor of the sequence of the rows but for the numbers of the rows themselves.
+"""
+
+import json
+import logging
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from penstock.convert.engines import LocalEngine
+from penstock.core.checks import whole_number
+from penstock.core.errors import OptionError
+from penstock.core.seeds import checked_seed, generator_for
+from penstock.files.durable import write_aside
+from penstock.observe.machine import this_machine
+from penstock.observe.progress import progress
+from penstock.recipes.crossval.attempts import Attempts, Task
+from penstock.recipes.crossval.group_table import Table, check_members, coded, columns
+
+__all__ = [
+    "Fold",
+    "FoundFolds",
+    "FoundSplit",
+    "best_grouped_folds",
+    "best_grouped_split",
+    "grouped_folds",
+    "search_best_group_seed",
+    "search_best_group_seed_kfold",
+    "stratified_folds",
+    "stratified_split",
+]
+
+_LOG = logging.getLogger("penstock")
+_Int64s = NDArray[np.int64]
+
+_BLOCK = 512  # attempts that are made together
+_PAYS_SECONDS = 2.0  # of work left, from which on processes are worth starting
+_FORMAT = "penstock folds 1"  # of the cache; another number where attempts come out differently
+
+
+class Fold(NamedTuple):
+    """Numbers of rows, ascending: `train, val = fold`."""
+
+    train: _Int64s
+    val: _Int64s
+
+
+class FoundFolds(NamedTuple):
+    """The best folds, how far they are from ideal (0), and the attempt that they are from."""
+
+    folds: list[Fold]
+    score: float
+    seed: int
+
+
+class FoundSplit(NamedTuple):
+    """The best split in two."""
+
+    train: _Int64s
+    test: _Int64s
+    score: float
+    seed: int
+
+
+def best_grouped_folds(
+    labels: ArrayLike,
+    authors: ArrayLike,
+    n_splits: int = 4,
+    *,
+    max_attempts: int = 30_000,
+    min_val_segments: int = 0,
+    segments: ArrayLike | None = None,
+    workers: int | None = None,
+    cache: str | Path | None = None,
+    show: bool = True,
+) -> FoundFolds:
+    """Return folds in which no author is on both sides and every training has every class: the best of many attempts.
+
+    The score is the mean over folds and classes of |segments in validation - wanted| / wanted, where `1 / n_splits` of
+    each class is wanted.
+
+    Parameters
+    ----------
+    labels, authors
+        One of each for every row.
+    min_val_segments
+        A class that is in a validation at all has at least so many segments there.
+    segments
+        How many segments a row stands for; None: one each.
+    workers
+        Processes to search with, where that takes seconds; None: as many as this machine has for us. The result is the
+        same for any number.
+    cache
+        A JSON file where results are kept, by what they were searched for.
+
+    Raises
+    ------
+    OptionError
+        There is no such split, or none was found.
+
+    Examples
+    --------
+    >>> labels, authors = ["owl", "owl", "lark", "lark"] * 2, ["ann", "bob", "ann", "bob", "cy", "dee", "cy", "dee"]
+    >>> found = best_grouped_folds(labels, authors, n_splits=2, max_attempts=10)
+    >>> [fold.val.tolist() for fold in found.folds], found.score
+    ([[0, 2, 4, 6], [1, 3, 5, 7]], 0.0)
+    """
+    whole_number("n_splits", n_splits, at_least=2)
+    table = Table.of(labels, authors, segments)
+    table.check(n_splits)
+    least = whole_number("min_val_segments", min_val_segments, at_least=0)
+    task = Task(table.counts, (1 / n_splits,) * n_splits, least, folds=True)
+    score, seed = _best(table, task, max_attempts=max_attempts, workers=workers, cache=cache, show=show)
+    sides = Attempts.of(task, [seed]).sides[0]
+    return FoundFolds(_as_folds(sides[table.group], n_splits), score, seed)
+
+
+def best_grouped_split(
+    labels: ArrayLike,
+    authors: ArrayLike,
+    test_size: float = 0.2,
+    *,
+    max_attempts: int = 10_000,
+    min_test_segments: int = 0,
+    segments: ArrayLike | None = None,
+    workers: int | None = None,
+    cache: str | Path | None = None,
+    show: bool = True,
+) -> FoundSplit:
+    """Return a split in which no author is on both sides and both have every class: the best of many attempts.
+
+    Parameters that are not described here are those of `best_grouped_folds`.
+
+    Parameters
+    ----------
+    test_size
+        The share of each class that the second side should have, from 0.01 to 0.99.
+    min_test_segments
+        Each class has at least so many segments there.
+
+    Examples
+    --------
+    >>> labels, authors = ["owl", "lark"] * 4, ["ann", "ann", "bob", "bob", "cy", "cy", "dee", "dee"]
+    >>> found = best_grouped_split(labels, authors, test_size=0.25, max_attempts=10)
+    >>> found.train.tolist(), found.test.tolist(), found.score
+    ([0, 1, 2, 3, 6, 7], [4, 5], 0.0)
+    """
+    share = _checked_share(test_size)
+    table = Table.of(labels, authors, segments)
+    table.check(2)
+    least = whole_number("min_test_segments", min_test_segments, at_least=0)
+    task = Task(table.counts, (1 - share, share), least, folds=False)
+    score, seed = _best(table, task, max_attempts=max_attempts, workers=workers, cache=cache, show=show)
+    side = Attempts.of(task, [seed]).sides[0][table.group]
+    return FoundSplit(np.flatnonzero(side == 0), np.flatnonzero(side == 1), score, seed)
+
+
+def grouped_folds(
+    labels: ArrayLike, authors: ArrayLike, n_splits: int = 4, *, seed: int = 0, segments: ArrayLike | None = None
+) -> list[Fold]:
+    """Return the folds of one attempt: what `best_grouped_folds` found, from its seed alone.
+
+    Examples
+    --------
+    >>> labels, authors = ["owl", "lark"] * 4, ["ann", "ann", "bob", "bob", "cy", "cy", "dee", "dee"]
+    >>> [fold.val.tolist() for fold in grouped_folds(labels, authors, n_splits=2)]
+    [[0, 1, 4, 5], [2, 3, 6, 7]]
+    """
+    whole_number("n_splits", n_splits, at_least=2)
+    table = Table.of(labels, authors, segments)
+    table.check(n_splits)
+    task = Task(table.counts, (1 / n_splits,) * n_splits, 0, folds=True)
+    attempt = Attempts.of(task, [checked_seed(seed)])
+    if not np.isfinite(attempt.scores[0]):
+        raise OptionError(f"The attempt of seed={seed} leaves a fold empty or a class untrained; use another seed.")
+    return _as_folds(attempt.sides[0][table.group], n_splits)
+
+
+def search_best_group_seed_kfold(
+    df: Any, max_attempts: int = 30_000, min_val_segments: int = 0, n_splits: int = 4, **options: Any
+) -> FoundFolds:
+    """Return `(folds, score, seed)` for a table: `best_grouped_folds`, with its other options.
+
+    Parameters
+    ----------
+    df
+        A pandas DataFrame, or a mapping of arrays, with columns for classes ("label", "class" or "class_id"), for
+        authors ("author"), and perhaps for the segments that a row stands for ("usable_segments"). Folds are numbers of
+        rows, for `df.iloc` and for data sets alike.
+    """
+    labels, authors, segments = columns(df)
+    return best_grouped_folds(
+        labels,
+        authors,
+        n_splits,
+        max_attempts=max_attempts,
+        min_val_segments=min_val_segments,
+        segments=segments,
+        **options,
+    )
+
+
+def search_best_group_seed(
+    df: Any, test_size: float = 0.2, max_attempts: int = 10_000, min_test_segments: int = 0, **options: Any
+) -> tuple[_Int64s, _Int64s, float]:
+    """Return `(train, test, score)` for a table as `search_best_group_seed_kfold` takes it: `best_grouped_split`."""
+    labels, authors, segments = columns(df)
+    found = best_grouped_split(
+        labels,
+        authors,
+        test_size,
+        max_attempts=max_attempts,
+        min_test_segments=min_test_segments,
+        segments=segments,
+        **options,
+    )
+    return found.train, found.test, found.score
+
+
+def stratified_folds(labels: ArrayLike, n_splits: int = 4, *, seed: int = 0) -> list[Fold]:
+    """Return folds with as many items of each class as can be; for items that have nothing else in common.
+
+    Examples
+    --------
+    >>> [fold.val.tolist() for fold in stratified_folds([0, 0, 0, 1, 1, 1], n_splits=3)]
+    [[2, 3], [0, 4], [1, 5]]
+    """
+    whole_number("n_splits", n_splits, at_least=2)
+    names, code = coded("labels", labels)
+    check_members(names, code)
+    if len(code) < n_splits:
+        raise OptionError(f"{len(code)} items cannot be dealt out to n_splits={n_splits} folds; use fewer.")
+    shuffled = generator_for(checked_seed(seed), "stratified").permutation(len(code))
+    # By class, and at random within it; then round the folds, going on where the class before has ended.
+    dealt = shuffled[np.argsort(code[shuffled], kind="stable")]
+    side = np.empty(len(code), np.int64)
+    side[dealt] = np.arange(len(code)) % n_splits
+    return _as_folds(side, n_splits)
+
+
+def stratified_split(labels: ArrayLike, test_size: float = 0.2, *, seed: int = 0) -> Fold:
+    """Return a split with a share of each class on the second side, at least one item of each on both.
+
+    Examples
+    --------
+    >>> train, test = stratified_split([0, 0, 0, 0, 1, 1, 1, 1], test_size=0.25)
+    >>> test.tolist()
+    [2, 4]
+    """
+    share = _checked_share(test_size)
+    names, code = coded("labels", labels)
+    check_members(names, code)
+    rng = generator_for(checked_seed(seed), "stratified")
+    test: list[int] = []
+    for number in range(len(names)):
+        members = rng.permutation(np.flatnonzero(code == number))
+        test += members[: min(max(1, round(share * len(members))), len(members) - 1)].tolist()
+    return Fold(np.setdiff1d(np.arange(len(code)), test), np.sort(np.array(test, np.int64)))
+
+
+def _best(
+    table: Table, task: Task, *, max_attempts: int, workers: int | None, cache: str | Path | None, show: bool
+) -> tuple[float, int]:
+    """Return the best score and its seed: the smallest, where several are as good."""
+    whole_number("max_attempts", max_attempts, at_least=1)
+    if workers is not None:
+        whole_number("workers", workers, at_least=1)
+    key = f"{table.digest} {task.shares} {task.least} {task.folds} {max_attempts}"
+    kept = {} if cache is None else _kept(Path(cache))
+    seed = kept.get(key)
+    if type(seed) is int and 0 <= seed < max_attempts and np.isfinite(score := Attempts.of(task, [seed]).scores[0]):
+        return float(score), seed
+    score, seed = _searched(task, max_attempts, workers, show=show)
+    if not np.isfinite(score):
+        sides = f"{len(task.shares)} folds" if task.folds else f"shares of {task.shares[0]:g} and {task.shares[1]:g}"
+        raise OptionError(
+            f"None of {max_attempts:,} attempts gives {sides} of whole authors with every class in every training"
+            f"{f' and at least {task.least} segments of it in validation' if task.least else ''}. Classes with the "
+            f"fewest authors: {table.rarest()}. Use fewer folds, a smaller minimum, or more attempts."
+        )
+    if cache is not None:
+        entries = json.dumps({"format": _FORMAT, "seeds": {**kept, key: seed}}, indent=1)
+        Path(cache).parent.mkdir(parents=True, exist_ok=True)
+        write_aside(Path(cache), entries.encode())
+    return score, seed
+
+
+def _searched(task: Task, max_attempts: int, workers: int | None, *, show: bool) -> tuple[float, int]:
+    blocks = [range(begin, min(begin + _BLOCK, max_attempts)) for begin in range(0, max_attempts, _BLOCK)]
+    with progress("Searching for folds", max_attempts, "attempts", show=show) as told:
+        began = time.monotonic()
+        best = _best_of(task, blocks[0])
+        told.advance(len(blocks[0]))
+        if best[0] == 0:
+            return best  # none is better, and those that follow have larger seeds
+        left_seconds = (time.monotonic() - began) * (len(blocks) - 1)
+        many = 1 if left_seconds < _PAYS_SECONDS else (workers or this_machine().cpus)
+        for number, found in LocalEngine(many).run(partial(_best_of, task), blocks[1:]):
+            told.advance(len(blocks[1 + number]))
+            best = min(best, found)
+    return best
+
+
+def _best_of(task: Task, seeds: range) -> tuple[float, int]:
+    scores = Attempts.of(task, seeds).scores
+    return float(scores.min()), seeds[int(scores.argmin())]
+
+
+def _kept(cache: Path) -> dict[str, Any]:
+    """Return the seeds that are kept. A seed that is wrong gives other folds than the best, but no wrong ones."""
+    try:
+        stored = json.loads(cache.read_bytes())
+        if stored["format"] == _FORMAT:
+            return dict(stored["seeds"])
+        reason = f"it is a {stored['format']!r}"
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        reason = str(error)
+    _LOG.warning("The cache of folds %s cannot be used, and is written anew: %s", cache, reason)
+    return {}
+
+
+def _as_folds(side: _Int64s, n_splits: int) -> list[Fold]:
+    return [Fold(np.flatnonzero(side != number), np.flatnonzero(side == number)) for number in range(n_splits)]
+
+
+def _checked_share(test_size: Any) -> float:
+    if isinstance(test_size, bool) or not isinstance(test_size, int | float) or not 0.01 <= test_size <= 0.99:
+        raise OptionError(f"test_size={test_size!r} is no share; use a number from 0.01 to 0.99.")
+    return float(test_size)

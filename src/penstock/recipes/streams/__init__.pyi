@@ -1,0 +1,17 @@
+from penstock.recipes.streams.loaders import Chunk as Chunk
+from penstock.recipes.streams.loaders import PipelineChunkLoader as PipelineChunkLoader
+from penstock.recipes.streams.loaders import RandomChunkLoader as RandomChunkLoader
+from penstock.recipes.streams.profiler import PipelineProfiler as PipelineProfiler
+from penstock.recipes.streams.sampling import ChunkLatencyStats as ChunkLatencyStats
+from penstock.recipes.streams.sampling import calculate_chunk_params as calculate_chunk_params
+from penstock.recipes.streams.sampling import compute_neuron_phases as compute_neuron_phases
+from penstock.recipes.streams.sampling import generate_random_chunks as generate_random_chunks
+from penstock.recipes.streams.sampling import sample_batch_indices as sample_batch_indices
+from penstock.recipes.streams.sampling import sample_batch_within_chunk as sample_batch_within_chunk
+from penstock.recipes.streams.simulations import DataSplit as DataSplit
+from penstock.recipes.streams.simulations import FlyVisSim as FlyVisSim
+from penstock.recipes.streams.simulations import NeuronData as NeuronData
+from penstock.recipes.streams.simulations import SimulationWriter as SimulationWriter
+from penstock.recipes.streams.simulations import create_zarr_loader as create_zarr_loader
+from penstock.recipes.streams.simulations import load_column_slice as load_column_slice
+from penstock.recipes.streams.simulations import load_metadata as load_metadata

@@ -1,0 +1,5 @@
+"""Loaders for Lightning and Accelerate, which own the training loop."""
+
+from penstock.core.doors import open_door
+
+__getattr__, __dir__, __all__ = open_door(__name__, __file__)

@@ -1,0 +1,211 @@
+"""Seed 001: from a YAML file to a data module and the Trainer's arguments; what is misspelled is not passed over."""
+
+import inspect
+import logging
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch.utils.data import DataLoader
+
+from penstock.core.errors import MissingDependency, OptionError
+from penstock.recipes.chunked.audio import ChunkedQuantizedAutoregressiveAudio
+from penstock.recipes.chunked.datasets import ChunkedSequenceDataset
+from penstock.recipes.trainers.lightning import PenstockDataModule
+
+try:
+    from lightning.pytorch import Trainer
+except ImportError as error:
+    raise MissingDependency("lightning", "lightning", "build_from_config") from error
+
+__all__ = ["Built", "build_from_config"]
+
+_LOG = logging.getLogger("penstock")
+
+_SECTIONS = ("train", "trainer", "loader", "dataset")
+_SIZES = ("train_chunk_size", "val_chunk_size")
+_LIMITS = ("limit_train_batches", "limit_val_batches")
+_NAMED: Mapping[str, type[ChunkedSequenceDataset]] = {"qautoaudio": ChunkedQuantizedAutoregressiveAudio}
+_RENAMED = {
+    "gpus": "devices",
+    "tpu_cores": "devices",
+    "num_processes": "devices",
+    "progress_bar_refresh_rate": "enable_progress_bar",
+    "checkpoint_callback": "enable_checkpointing",
+    "weights_summary": "enable_model_summary",
+    "replace_sampler_ddp": "use_distributed_sampler",
+}
+
+
+class Built(NamedTuple):
+    """What a configuration comes to: `trainer.fit(model, datamodule=data)` with `Trainer(**trainer)`."""
+
+    data: PenstockDataModule
+    trainer: dict[str, Any]
+
+
+def build_from_config(config: Any, *, data: type[ChunkedSequenceDataset] | None = None) -> Built:
+    """Return the data module and the arguments of the Trainer that a configuration describes.
+
+    Read are the sections `train` (`train_chunk_size`, `val_chunk_size`, `seed`), `trainer` (arguments of Lightning's
+    Trainer), `loader` (of torch's DataLoader) and `dataset` (of the data module; `_name_` says which). Other sections,
+    and other keys of `train`, are the user's own. With chunk sizes, `limit_train_batches` and `limit_val_batches` are
+    left out of the result, with a warning; without, everything is as ever.
+
+    Parameters
+    ----------
+    config
+        The path of a YAML file, or what OmegaConf or Hydra made of one, or a mapping.
+    data
+        The class of the data module; None: the one that `dataset._name_` names (`qautoaudio`).
+
+    Raises
+    ------
+    OptionError
+        Where a key is unknown, with the nearest one that is known, or contradicts another.
+    """
+    sections = _sections(config)
+    train, trainer = sections["train"], _without_target(sections["trainer"])
+    _check_near("train", train, (*_SIZES, *_LIMITS, "seed"))
+    _check_known("trainer", trainer, _parameters(Trainer), _RENAMED)
+    _check_known("loader", sections["loader"], _parameters(DataLoader) - {"dataset"}, {})
+    limits = _limits(train, trainer)
+    sizes = {name: train.get(name) for name in _SIZES}
+    arguments = {name: value for name, value in trainer.items() if name not in _LIMITS}
+    if all(size is None for size in sizes.values()):
+        arguments |= limits
+        limits = {}
+    elif "shuffle" in sections["loader"]:
+        raise OptionError(
+            f"loader.shuffle={sections['loader']['shuffle']!r} contradicts the chunk sizes under train: training "
+            "is shuffled, validation is in order. Leave it out."
+        )
+    module = _module(sections["dataset"], data, {**sizes, "limits": limits, **_seed(train)})
+    return Built(PenstockDataModule(module, sections["loader"]), arguments)
+
+
+def _sections(config: Any) -> dict[str, dict[str, Any]]:
+    try:
+        from omegaconf import OmegaConf  # noqa: PLC0415  # an extra
+        from omegaconf.errors import OmegaConfBaseException  # noqa: PLC0415
+        from yaml import YAMLError  # type: ignore[import-untyped]  # noqa: PLC0415  # comes with it
+    except ImportError as error:
+        raise MissingDependency("omegaconf", "yaml", "build_from_config") from error
+    try:
+        if isinstance(config, str | Path):
+            config = OmegaConf.load(config)
+        elif isinstance(config, Mapping) and not OmegaConf.is_config(config):
+            config = OmegaConf.create(dict(config))
+        if not OmegaConf.is_dict(config):
+            raise OptionError(f"A configuration has sections ({', '.join(_SECTIONS)}), got a {type(config).__name__}.")
+        _check_near("the configuration", map(str, config), _SECTIONS)
+        # Section by section: what others refer to may be known to Hydra only.
+        found = {name: config.get(name) for name in _SECTIONS}
+        sections = {
+            name: OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if OmegaConf.is_dict(node) else node
+            for name, node in found.items()
+        }
+    except FileNotFoundError as error:
+        raise OptionError(f"There is no configuration {error.filename}; give the path of a YAML file.") from error
+    except (OmegaConfBaseException, YAMLError, OSError, UnicodeError) as error:
+        raise OptionError(f"The configuration cannot be read: {error}") from error
+    for name, section in sections.items():
+        if section is not None and not isinstance(section, dict):
+            raise OptionError(
+                f"Section {name!r} of the configuration holds {section!r}; give it keys, such as "
+                "`train_chunk_size: 2000` under `train:`."
+            )
+    return {name: _named(section) for name, section in sections.items()}
+
+
+def _named(section: Any) -> dict[str, Any]:
+    """Return the keys of a section, but for those that begin with `__`: notes that other keys refer to, as in S4."""
+    return {str(key): value for key, value in (section or {}).items() if not str(key).startswith("__")}
+
+
+def _limits(train: Mapping[str, Any], trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the limits of both sections; they belong under `trainer`, and once did under `train`."""
+    found = {name: trainer[name] for name in _LIMITS if trainer.get(name) is not None}
+    for name in _LIMITS:
+        if train.get(name) is None:
+            continue
+        if found.setdefault(name, train[name]) != train[name]:
+            raise OptionError(
+                f"train.{name}={train[name]!r} contradicts trainer.{name}={found[name]!r}; keep the latter."
+            )
+        _LOG.warning("train.%s is out of date; put it under trainer.", name)
+    return found
+
+
+def _without_target(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what Hydra makes of the section; it is Lightning's Trainer here."""
+    target = trainer.get("_target_", "Trainer")
+    if str(target).rpartition(".")[2] != "Trainer":
+        raise OptionError(f"trainer._target_={target!r} is not Lightning's Trainer, whose arguments are made here.")
+    return {name: value for name, value in trainer.items() if name != "_target_"}
+
+
+def _seed(train: Mapping[str, Any]) -> dict[str, Any]:
+    return {"seed": train["seed"]} if train.get("seed") is not None else {}
+
+
+def _module(
+    options: Mapping[str, Any], data: type[ChunkedSequenceDataset] | None, more: Mapping[str, Any]
+) -> ChunkedSequenceDataset:
+    given = dict(options)
+    name = given.pop("_name_", None)
+    if data is None:
+        if name not in _NAMED:
+            near = _nearest(str(name), _NAMED)
+            raise OptionError(
+                f"dataset._name_={name!r} names no data module that is known ({', '.join(_NAMED)}){near}; or give "
+                "build_from_config the class as data=."
+            )
+        data = _NAMED[name]
+    for key, value in more.items():
+        if key in given and (key != "seed" or given[key] != value):
+            raise OptionError(f"dataset.{key}={given[key]!r} contradicts the section train; give {key} there only.")
+    known, open_ended = _options(data)
+    if open_ended:  # a near miss is refused; what is farther off is for its setup() to use
+        _check_near("dataset", given, known)
+    else:
+        _check_known("dataset", given, known, {"path": "data_dir"})
+    return data(**{**more, **given})
+
+
+def _options(data: type[ChunkedSequenceDataset]) -> tuple[set[str], bool]:
+    """Return the options of a data module, and whether it takes any others: where no class on the way refuses them."""
+    known: set[str] = set()
+    for kind in data.__mro__:
+        if "__init__" not in vars(kind):
+            continue
+        parameters = inspect.signature(vars(kind)["__init__"]).parameters.values()
+        known |= {one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
+        if all(one.kind != one.VAR_KEYWORD for one in parameters):
+            return known - {"self"}, False
+    return known - {"self"}, True
+
+
+def _parameters(kind: type) -> set[str]:
+    return {name for name in inspect.signature(kind).parameters if name not in ("self", "kwargs", "args")}
+
+
+def _check_known(section: str, given: Iterable[str], known: set[str], renamed: Mapping[str, str]) -> None:
+    for name in given:
+        if name not in known:
+            near = f"; it is {renamed[name]!r} now" if name in renamed else _nearest(name, known)
+            raise OptionError(f"{section}.{name} is not known{near or '; allowed are ' + ', '.join(sorted(known))}.")
+
+
+def _check_near(section: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse names that were probably meant to be one of `known`; others are the user's own."""
+    known = list(known)
+    for name in given:
+        if name not in known and (near := get_close_matches(name, known, n=1, cutoff=0.75)):
+            raise OptionError(f"{name!r} in {section} is not known; did you mean {near[0]!r}?")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

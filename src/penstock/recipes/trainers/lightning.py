@@ -1,0 +1,311 @@
+"""Lightning: chunks as epochs of the Trainer, exact places in every checkpoint, and progress that names the chunk."""
+
+import inspect
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from penstock.core.errors import LoaderError, MissingDependency, OptionError, ResumeError
+from penstock.recipes.chunked.datasets import ChunkedSequenceDataset, SequenceDataset
+from penstock.recipes.chunked.loader import ChunkedDataLoader
+from penstock.recipes.trainers.feed import Feed
+
+try:
+    from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+except ImportError as error:
+    raise MissingDependency("lightning", "lightning", "PenstockDataModule") from error
+
+__all__ = ["ChunkProgress", "PenstockDataModule"]
+
+_LOG = logging.getLogger("penstock")
+_LIMITS = ("limit_train_batches", "limit_val_batches")
+
+
+class PenstockDataModule(LightningDataModule):
+    """Feeds a Lightning Trainer, whose epochs are then those of the loader: a pass, or a chunk of one.
+
+    Where the loaders stand is part of every checkpoint; `trainer.fit(ckpt_path=...)` goes on at the very next batch.
+    Batches are dealt to the ranks by the loader itself. With chunks, `limit_train_batches` and `limit_val_batches` of
+    the Trainer are put out of action, with a warning; `fast_dev_run` and `overfit_batches` are not. A data module
+    without chunk sizes gives plain torch DataLoaders, and everything is Lightning's own.
+
+    Parameters
+    ----------
+    data
+        A data module in the manner of S4, such as a `ChunkedSequenceDataset`; its `setup()` is called once.
+    loader
+        Options of its loaders, such as `{"batch_size": 32, "num_workers": 4}`.
+    train, val, test
+        In place of `data`: a `Loader`, a `ChunkedDataLoader`, or a function that makes one in each rank.
+
+    Examples
+    --------
+    >>> from penstock import ArraySource, Loader, Plan, Segments, Shuffle
+    >>> import numpy as np
+    >>> source = ArraySource({"x": np.arange(1000)})
+    >>> plan = Segments(Plan(source.index, Shuffle(), batch_size=10), length=20)
+    >>> module = PenstockDataModule(train=lambda: Loader(source, plan))
+    """
+
+    def __init__(
+        self,
+        data: SequenceDataset | None = None,
+        loader: Mapping[str, Any] | None = None,
+        *,
+        train: Any = None,
+        val: Any = None,
+        test: Any = None,
+    ) -> None:
+        super().__init__()
+        if (data is None) == (train is None and val is None and test is None):
+            raise OptionError("Give either `data`, or loaders as train=, val= and test=.")
+        if data is None and loader is not None:
+            raise OptionError(
+                "`loader` are options of the loaders that `data` makes; train=, val= and test= have theirs."
+            )
+        self.data = data
+        self._options = dict(loader or {})
+        self._given: dict[str, Any] = {"train": train, "val": val, "test": test}
+        self._set_up = False
+        self._resumed: dict[str, Any] = {}
+        self._fitted_by: Trainer | None = None
+        self.feeds: dict[str, Feed] = {}
+        """What the Trainer is given in place of a loader, by partition."""
+        if data is None and val is None:  # for the Trainer to see that there is none
+            self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
+
+    @property
+    def chunked(self) -> bool:
+        """Whether the partitions of `data` are walked in chunks."""
+        return isinstance(self.data, ChunkedSequenceDataset) and self.data.use_chunked_training
+
+    def setup(self, stage: str) -> None:
+        """Make the partitions, once; called by the Trainer."""
+        if self.data is not None and not self._set_up:
+            self.data.setup()
+        self._set_up = True
+        trainer = self._trainer()
+        if not any(isinstance(callback, ChunkProgress) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+            trainer.callbacks.append(ChunkProgress())  # type: ignore[attr-defined]
+        if stage in ("fit", "validate") and not _is_trial(trainer):
+            self._put_limits_out_of_action(trainer)
+        if stage == "fit":
+            self._begin(trainer)
+
+    def _put_limits_out_of_action(self, trainer: Trainer) -> None:
+        if not self.chunked:
+            return
+        assert isinstance(self.data, ChunkedSequenceDataset), "only those have chunks"
+        for name in _LIMITS:
+            limit = getattr(trainer, name)
+            if isinstance(limit, int) or limit != 1.0:
+                self.data.limits[name] = limit
+                setattr(trainer, name, 1.0)
+        self.data.chunk_sizes(self._options.get("batch_size", 1))  # which warns
+
+    def _begin(self, trainer: Trainer) -> None:
+        """Begin anew under another Trainer; under the same one, go on after what it has seen."""
+        self._resumed = {}
+        if trainer is not self._fitted_by:
+            self.feeds, self._fitted_by = {}, trainer
+        for feed in self.feeds.values():
+            feed.begin_whole()
+
+    def teardown(self, stage: str) -> None:
+        """End the workers of the loaders in chunks; called by the Trainer."""
+        for feed in self.feeds.values():
+            if isinstance(feed.loader, ChunkedDataLoader):
+                feed.loader.end_workers()
+
+    def train_dataloader(self) -> Any:
+        """Return what gives the training batches."""
+        return self._feed("train")
+
+    def val_dataloader(self) -> Any:
+        """Return what gives the validation batches: chunks in `fit`, all of it in `validate`."""
+        if self.data is None and self._given["val"] is None:
+            return []
+        return self._feed("val") if self._trainer().state.fn == "fit" else self._whole("val")
+
+    def test_dataloader(self) -> Any:
+        """Return what gives the test batches: all of them."""
+        return self._whole("test")
+
+    def _feed(self, name: str) -> Any:
+        if name not in self.feeds:
+            made = self._made(name)
+            if not Feed.can_feed(made):
+                return made
+            kind = _TrainFeed if name == "train" else _ValFeed
+            feed = kind(made, self._trainer().world_size)
+            if self._trainer().overfit_batches > 0:  # type: ignore[attr-defined]
+                return _Repeated(feed, 1)
+            self.feeds[name] = feed
+            feed.begin_whole()
+        if name in self._resumed:
+            self._go_to(name, self._resumed.pop(name))
+        return self.feeds[name]  # the same one where the Trainer asks again: it goes on
+
+    def _made(self, name: str) -> Any:
+        if self.data is not None:
+            return getattr(self.data, f"{name}_dataloader")(**self._options)
+        given = self._given[name]
+        if given is None:
+            raise LoaderError(f"There is no {name} loader; give PenstockDataModule one as {name}=.")
+        return given() if callable(given) else given
+
+    def _whole(self, name: str) -> Any:
+        """Return a loader of the whole partition: one pass from its beginning, dealt to the ranks exactly."""
+        made = self.feeds[name].loader if name in self.feeds else self._made(name)
+        if not Feed.can_feed(made):
+            return made
+        feed = Feed(made, self._trainer().world_size)
+        if not feed.has_passes:
+            raise LoaderError(
+                f"The {name} loader cuts its chunks from an endless stream, of which nothing is the whole; give one "
+                "with shuffle=False, or whose plan has tail='short' or 'pad'."
+            )
+        return _Repeated(feed, len(feed.lengths))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loaders of `fit` stand, None where none has begun; part of every checkpoint."""
+        if self.data is not None and not self.chunked:
+            return {}
+        return {
+            name: self.feeds[name].state_dict() if name in self.feeds else self._resumed.get(name)
+            for name in ("train", "val")
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on at the places of a checkpoint, with loaders that the Trainer is still to ask for, too."""
+        for name, place in state_dict.items():
+            if name in self.feeds:
+                self._go_to(name, place)
+            else:
+                self._resumed[name] = place
+
+    def _go_to(self, name: str, place: dict[str, Any] | None) -> None:
+        self.feeds[name].load_state_dict(self.feeds[name].begun_at if place is None else place)
+
+    def _trainer(self) -> Trainer:
+        if self.trainer is None:
+            raise LoaderError(
+                "This data module belongs to no Trainer yet; give it to trainer.fit(model, datamodule=...)."
+            )
+        return self.trainer
+
+
+class ChunkProgress(Callback):
+    """Shows pass and chunk in the progress bar and the log, and watches that Trainer and loader agree.
+
+    `PenstockDataModule` adds one where there is none. One line is logged where a run is resumed.
+
+    Parameters
+    ----------
+    bar
+        Show `pass`, `chunk` and `chunks` (of a pass) in the progress bar.
+    """
+
+    def __init__(self, *, bar: bool = True) -> None:
+        self._bar, self._shown, self._counted = bar, -1, True
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Go back to where validation stood: a sanity check is no validation."""
+        feed = _feeds(trainer).get("val")
+        if feed is not None:
+            feed.load_state_dict(feed.begun_at)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check that the Trainer will take all batches of an epoch, and say where a resumed run goes on."""
+        feed, self._shown = _feeds(trainer).get("train"), -1
+        # Such a step takes its batches itself, after the Trainer has counted.
+        self._counted = "dataloader_iter" not in inspect.signature(pl_module.training_step).parameters
+        if feed is None:
+            return
+        if not _is_trial(trainer) and trainer.num_training_batches != len(feed):
+            raise LoaderError(
+                f"The Trainer will take {trainer.num_training_batches} of the {len(feed)} batches of an epoch: "
+                f"limit_train_batches={trainer.limit_train_batches!r}. Leave it out, and give the loader a chunk size."
+            )
+        if trainer.ckpt_path is None or not trainer.is_global_zero:
+            return
+        if not feed.resumed:
+            _LOG.warning("This checkpoint does not say where the training loader stood: it begins at %s.", feed.said())
+            return
+        _LOG.info("resumed at %s", feed.said())
+        half_done = feed.place()["batch"] % trainer.accumulate_grad_batches
+        if half_done and feed.loader.remaining:
+            _LOG.warning(
+                "The gradients of %s batches are lost: the checkpoint was saved while they were accumulated over %s. "
+                "Save after a step of the optimizer to resume exactly.",
+                half_done, trainer.accumulate_grad_batches,
+            )  # fmt: skip
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Check that this is the batch that the Trainer counts; show and log a chunk that begins, or goes on."""
+        feed = _feeds(trainer).get("train")
+        if feed is None:
+            return
+        if self._counted and feed.delivered != batch_idx + 1:
+            raise ResumeError(
+                f"The Trainer is at batch {batch_idx} of epoch {trainer.current_epoch}, and the loader gave its batch "
+                f"{feed.delivered - 1} on rank {trainer.global_rank}: this checkpoint was saved in the middle of an "
+                "epoch with another number of ranks, or has lost the loader's place. Resume with as many ranks, or "
+                "from a checkpoint at the end of an epoch."
+            )
+        if feed.epoch == self._shown:
+            return
+        self._shown = feed.epoch
+        at = {name: float(value) for name, value in feed.place().items() if name != "batch"}
+        if self._bar:
+            pl_module.log_dict(at, prog_bar=True, logger=False, batch_size=1)
+        for logger in trainer.loggers:
+            logger.log_metrics(at, step=trainer.global_step)
+
+
+class _TrainFeed(Feed):
+    """Epochs of the same length: the Trainer asks for it once, and validates after as many batches."""
+
+    def __init__(self, loader: Any, ranks: int) -> None:
+        super().__init__(loader, ranks)
+        if len(set(self.lengths)) > 1:
+            raise LoaderError(
+                f"Epochs of the training loader have {min(self.lengths)} to {max(self.lengths)} batches, and the "
+                "Trainer counts on one number; use shuffle=True, or a plan with tail='drop'."
+            )
+
+
+class _ValFeed(Feed):
+    """As long as its longest epoch: the Trainer asks for it once, and never takes more."""
+
+    def __len__(self) -> int:
+        return max(self.lengths)
+
+
+class _Repeated:
+    """The first epochs, the same ones each time; the loader is left where it stood."""
+
+    def __init__(self, feed: Feed, epochs: int) -> None:
+        self._feed, self._epochs = feed, epochs
+
+    def __iter__(self) -> Iterator[Any]:
+        place = self._feed.state_dict()
+        try:
+            for epoch in range(self._epochs):
+                self._feed.go_to(epoch)
+                yield from self._feed
+        finally:
+            self._feed.load_state_dict(place)
+
+    def __len__(self) -> int:
+        return sum(self._feed.lengths[: self._epochs])
+
+
+def _feeds(trainer: Trainer) -> dict[str, Feed]:
+    module = trainer.datamodule  # type: ignore[attr-defined]
+    return module.feeds if isinstance(module, PenstockDataModule) else {}
+
+
+def _is_trial(trainer: Trainer) -> bool:
+    """Say whether this is a run that is meant to be cut short."""
+    return bool(trainer.fast_dev_run) or trainer.overfit_batches > 0  # type: ignore[attr-defined]

@@ -1,0 +1,231 @@
+"""What a tuning found: which settings were tried, how fast they were, what to set, and why, in plain words."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.core.errors import OptionError
+from penstock.observe.machine import Machine, this_machine
+from penstock.run.options import Executor, RunOptions
+
+__all__ = ["NEAR", "Setting", "Trial", "Tuning"]
+
+NEAR = 0.95
+"""Of the fastest: among settings that reach it, the simplest is chosen."""
+
+_VERSION = 1
+_SIMPLEST: tuple[Executor, ...] = ("inline", "threads", "processes")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Setting:
+    """One way to execute a loader; the simpler ones come first."""
+
+    rank: int
+    workers: int
+    prefetch: int
+
+    @classmethod
+    def of(cls, executor: Executor, workers: int = 0, prefetch: int = 2) -> "Setting":
+        """Return the setting with this executor: `"inline"`, `"threads"` or `"processes"`."""
+        return cls(_SIMPLEST.index(executor), workers, prefetch)
+
+    @property
+    def executor(self) -> Executor:
+        """What makes the batches."""
+        return _SIMPLEST[self.rank]
+
+    def applied_to(self, options: RunOptions) -> RunOptions:
+        """Return options of a penstock loader with this setting."""
+        executor: Executor = self.executor if self.workers else "auto"
+        return replace(options, executor=executor, prefetch=self.prefetch, persistent=self.executor == "processes")
+
+    def __str__(self) -> str:
+        if not self.workers:
+            return "no workers"
+        kind = {"threads": "thread", "processes": "worker process"}[self.executor]
+        plural = ("es" if kind.endswith("s") else "s") if self.workers > 1 else ""
+        return f"{self.workers} {kind}{plural}, {self.prefetch} batches ahead each"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one setting reached: at its best, since a busy machine only ever takes time."""
+
+    setting: Setting
+    seconds_per_batch: float
+    """Of the loop: waiting for a batch, and the training step if there was one."""
+
+    startup_seconds: float
+    """Until the first batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What to set, and what that was found by. Never changes the order of items."""
+
+    trials: tuple[Trial, ...]
+    batch_items: int
+    batch_bytes: int
+    step_seconds: float | None
+    """What a training step takes where batches are at hand; None where that was not said."""
+
+    machine: Machine
+    remarks: tuple[str, ...] = ()
+    """What was not tried, and why."""
+
+    @property
+    def chosen(self) -> Trial:
+        """The simplest setting that is within 5 % of the fastest."""
+        fastest = min(trial.seconds_per_batch for trial in self.trials)
+        return min(
+            (trial for trial in self.trials if trial.seconds_per_batch * NEAR <= fastest),
+            key=lambda trial: trial.setting,
+        )
+
+    @property
+    def setting(self) -> Setting:
+        """What to set."""
+        return self.chosen.setting
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast as without workers."""
+        return self.trial("inline").seconds_per_batch / self.chosen.seconds_per_batch
+
+    @property
+    def wait_fraction(self) -> float | None:
+        """The share of the time that the training waits for data, as set; None where its step is not known."""
+        if self.step_seconds is None:
+            return None
+        return max(0.0, 1 - self.step_seconds / self.chosen.seconds_per_batch)
+
+    def trial(self, executor: Executor) -> Trial:
+        """Return the fastest trial with this executor."""
+        found = [trial for trial in self.trials if trial.setting.executor == executor]
+        if not found:
+            raise OptionError(f"executor={executor!r} was not tried; tried were {_listed(self.trials)}.")
+        return min(found, key=lambda trial: trial.seconds_per_batch)
+
+    def loader_kwargs(self, options: RunOptions | None = None) -> dict[str, Any]:
+        """Return what to give a penstock `Loader`, on top of `options`."""
+        return {"num_workers": self.setting.workers, "options": self.setting.applied_to(options or RunOptions())}
+
+    def dataloader_kwargs(self) -> dict[str, Any]:
+        """Return what to give a torch `DataLoader`."""
+        chosen = self.setting
+        if chosen.executor == "threads":
+            raise OptionError(
+                f"{chosen} is what a penstock Loader was tuned to; a torch DataLoader has no threads. Tune the data "
+                "set itself: tune(dataset, batch_size=...)."
+            )
+        if not chosen.workers:
+            return {"num_workers": 0}
+        return {"num_workers": chosen.workers, "prefetch_factor": chosen.prefetch, "persistent_workers": True}
+
+    @property
+    def verdict(self) -> str:
+        """What was found, in plain words."""
+        return "\n".join([*self._speeds(), *self._bottleneck(), self._advice(), *self.remarks])
+
+    def _speeds(self) -> list[str]:
+        chosen = self.chosen
+        rate = 1 / chosen.seconds_per_batch
+        moved = f", {rate * self.batch_bytes / 1e6:,.1f} MB/s" if self.batch_bytes else ""
+        what = "With the training step, the loop makes" if self.step_seconds is not None else "The loader delivers"
+        words = [f"{what} {rate:,.1f} batches/s ({rate * self.batch_items:,.0f} items/s{moved}) with {chosen.setting}."]
+        if chosen.setting.workers:
+            words.append(f"That is {self.gain:.2f} times as fast as without workers.")
+        return words
+
+    def _bottleneck(self) -> list[str]:
+        if self.step_seconds is None or self.wait_fraction is None:
+            milliseconds = 1000 * self.chosen.seconds_per_batch
+            return [f"A training step that takes less than {milliseconds:.3g} ms will wait for data."]
+        took, waits = 1000 * self.step_seconds, self.wait_fraction
+        said = f"A training step takes {took:.3g} ms, and waits {100 * waits:.0f} % of the time for data:"
+        if waits < 0.1:
+            return [f"{said} data is not the bottleneck."]
+        return [
+            f"{said} data is the bottleneck. Make items cheaper (store them decoded, in larger chunks), or add CPUs."
+        ]
+
+    def _advice(self) -> str:
+        if not self.setting.workers:
+            others = [trial for trial in self.trials if trial.setting.workers]
+            best = min((trial.seconds_per_batch for trial in others), default=None)
+            if best is None:
+                return "Set num_workers=0."
+            gain = self.chosen.seconds_per_batch / best
+            return f"Set num_workers=0: the best setting with workers is {gain:.2f} times as fast."
+        # A data set was tried in torch's loader, which has neither threads nor a name for what it does.
+        kind = f", executor={self.setting.executor!r}" if self.setting.executor == "threads" else ""
+        return f"Set num_workers={self.setting.workers}{kind}, prefetch {self.setting.prefetch}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain JSON."""
+        trials = [
+            {
+                "executor": trial.setting.executor,
+                "workers": trial.setting.workers,
+                "prefetch": trial.setting.prefetch,
+                "seconds_per_batch": trial.seconds_per_batch,
+                "startup_seconds": trial.startup_seconds,
+            }
+            for trial in self.trials
+        ]
+        return {
+            "version": _VERSION,
+            "trials": trials,
+            "batch_items": self.batch_items,
+            "batch_bytes": self.batch_bytes,
+            "step_seconds": self.step_seconds,
+            "machine": asdict(self.machine),
+            "remarks": list(self.remarks),
+            "verdict": self.verdict,
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a small file, for other runs on this machine."""
+        aside = Path(f"{os.fspath(path)}.part")
+        aside.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        aside.replace(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Tuning":
+        """Return what `save` wrote; refuse it where the machine has another number of CPUs now."""
+        try:
+            found = json.loads(Path(path).read_text())
+            if found["version"] != _VERSION:
+                raise OptionError(f"{path} has version {found['version']!r}; tune again with this Penstock.")
+            trials = tuple(
+                Trial(
+                    Setting.of(trial["executor"], trial["workers"], trial["prefetch"]),
+                    float(trial["seconds_per_batch"]),
+                    float(trial["startup_seconds"]),
+                )
+                for trial in found["trials"]
+            )
+            tuning = cls(
+                trials,
+                found["batch_items"],
+                found["batch_bytes"],
+                found["step_seconds"],
+                Machine(**found["machine"]),
+                tuple(found["remarks"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise OptionError(
+                f"{path} is no tuning that can be read: {error!r}. Make one with penstock tune."
+            ) from error
+        here = this_machine().cpus
+        if not trials or here != tuning.machine.cpus:
+            raise OptionError(f"{path} was made with {tuning.machine.cpus} CPUs, and here are {here}; tune again.")
+        return tuning
+
+
+def _listed(trials: Sequence[Trial]) -> str:
+    return "; ".join(str(trial.setting) for trial in trials)

@@ -1,0 +1,8 @@
+from penstock.recipes.webdataset.collate import collate_webdataset as collate_webdataset
+from penstock.recipes.webdataset.converter import NWBToWebDatasetConverter as NWBToWebDatasetConverter
+from penstock.recipes.webdataset.info import ShardedDatasetInfo as ShardedDatasetInfo
+from penstock.recipes.webdataset.loader import ResumableWebDatasetLoader as ResumableWebDatasetLoader
+from penstock.recipes.webdataset.loader import WebDatasetLoader as WebDatasetLoader
+from penstock.recipes.webdataset.loader import create_webdataset_dataloader as create_webdataset_dataloader
+from penstock.recipes.webdataset.writer import WebDatasetWriter as WebDatasetWriter
+from penstock.recipes.webdataset.writer import create_shards_from_arrays as create_shards_from_arrays

@@ -1,0 +1,120 @@
+"""Seed 004, the converting half: recordings become shards, under the names of its document."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.convert.engines import LocalEngine
+from penstock.convert.nwb.input import NWBInput, NWBOptions
+from penstock.convert.scan import ConvertOptions
+from penstock.convert.to_shards import convert_to_shards
+from penstock.core.errors import OptionError
+from penstock.observe.progress import progress
+from penstock.shard.compression import Compression
+from penstock.shard.writer import WriteOptions
+
+__all__ = ["NWBToWebDatasetConverter"]
+
+_Path = str | os.PathLike[str]
+
+
+class NWBToWebDatasetConverter:
+    """Turns NWB files into shards of windows.
+
+    Files are opened and checked when they are added; `finalize` writes the shards of all of them, in parallel if that
+    is asked for, and makes the data set appear.
+
+    Parameters
+    ----------
+    output_dir
+        The folder of the data set.
+    shard_size
+        Windows per shard.
+    modalities
+        `"spikes"`, `"lfp"`, `"behavior"`, `"stimulus"`, `"ophys"`, or the name of any series in the files.
+    bin_size_ms, sequence_length, overlap
+        Bins per window, their width, and the share of a window that the next one repeats.
+    missing
+        A modality that a file lacks: `"error"`, or `"skip"` it.
+    compression
+        Of whole shards.
+    workers
+        Processes that write shards at once.
+    options
+        How shards are written, in full; instead of `shard_size` and `compression`.
+    resume
+        Go on where an interrupted conversion stopped.
+    overwrite
+        Replace a data set that is in the folder, when the new one is complete, as `WebDatasetWriter` does; False:
+        refuse to.
+    nwb_options
+        More of `NWBOptions`: `rate_hz`, `unit_filter`, `align`, `pre_ms`, `post_ms`.
+    """
+
+    def __init__(
+        self,
+        output_dir: _Path,
+        shard_size: int = 1000,
+        modalities: Sequence[str] = ("spikes", "lfp", "behavior"),
+        bin_size_ms: float = 10.0,
+        sequence_length: int = 100,
+        overlap: float = 0.5,
+        *,
+        compression: Compression = "none",
+        workers: int = 1,
+        options: ConvertOptions | None = None,
+        resume: bool = False,
+        overwrite: bool = True,
+        **nwb_options: Any,
+    ) -> None:
+        self._nwb = NWBOptions(
+            modalities=tuple(modalities),
+            bin_size_ms=bin_size_ms,
+            sequence_length=sequence_length,
+            overlap=overlap,
+            **nwb_options,
+        )
+        if options is not None and (shard_size, compression) != (1000, "none"):
+            raise OptionError("shard_size and compression are part of options; give them there: WriteOptions(...).")
+        self._options = options or ConvertOptions(WriteOptions(shard_size, compression=compression))
+        self._output, self._engine = Path(output_dir), LocalEngine(workers)
+        self._resume, self._overwrite = resume, overwrite and not resume
+        self._inputs: list[NWBInput] = []
+        self._summary: dict[str, Any] | None = None
+
+    def convert_nwb_file(self, path: _Path, show_progress: bool = True) -> int:
+        """Add a file, and return how many windows it gives; `finalize` writes them."""
+        return self.convert_nwb_files([path], show_progress)
+
+    def convert_nwb_files(self, paths: Sequence[_Path], show_progress: bool = True) -> int:
+        """Add files, and return how many windows they give; `finalize` writes them."""
+        if self._summary is not None:
+            raise OptionError(f"The data set in {self._output} is finished; use another converter for more files.")
+        known, added, windows = {given.path.resolve() for given in self._inputs}, [], 0
+        with progress("Looking at inputs", len(paths), "inputs", show=show_progress) as told:
+            for path in map(Path, paths):
+                if path.resolve() in known:
+                    raise OptionError(f"{path} is given twice; its windows would be in the data set twice.")
+                known.add(path.resolve())
+                added.append(NWBInput(path, self._nwb))
+                recording = added[-1].open()
+                windows += recording.n_samples
+                recording.close()
+                told.advance()
+        self._inputs += added
+        return windows
+
+    def finalize(self, show_progress: bool = True) -> dict[str, Any]:
+        """Write the shards of all files, make the data set appear, and return what its manifest says. Twice is fine."""
+        if self._summary is None:
+            self._summary = convert_to_shards(
+                self._inputs,
+                self._output,
+                options=self._options,
+                engine=self._engine,
+                resume=self._resume,
+                overwrite=self._overwrite,
+                show_progress=show_progress,
+            )
+        return self._summary

@@ -1,0 +1,141 @@
+"""Seed 004's look at a data set: totals, fields, bytes, health."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from penstock.core.errors import OptionError
+from penstock.report.figures.items import draw_item
+from penstock.shard.manifest import Manifest, manifest_path
+from penstock.shard.summary import find_problems, summarize
+from penstock.source.tar.source import TarSource
+from penstock.transform.moments import Moments
+
+__all__ = ["ShardedDatasetInfo", "described_item", "draw", "one_item"]
+
+_OF_CONVERSIONS = ("conversion", "identity", "statistics")
+
+
+class ShardedDatasetInfo:
+    """What a data set holds, from its manifest; nothing of the data is read.
+
+    Parameters
+    ----------
+    shard_dir
+        The folder of the data set, or the pattern that `penstock index` was called with.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from penstock import create_shards_from_arrays
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = create_shards_from_arrays(folder, {"spikes": np.zeros((5, 100, 96), np.float32)}, shard_size=2)
+    >>> ShardedDatasetInfo(folder).get_summary()["total_shards"]
+    3
+    """
+
+    def __init__(self, shard_dir: str | os.PathLike[str]) -> None:
+        self._path = manifest_path(shard_dir)
+        self.manifest = Manifest.read(self._path)
+
+    def get_summary(self) -> dict[str, Any]:
+        """Return totals, fields and bytes: plain JSON."""
+        return {**summarize(self.manifest), "problems": self.problems()}
+
+    def problems(self) -> list[str]:
+        """Return the shards that are missing or have another size than they had; `penstock verify` reads every byte."""
+        return find_problems(self.manifest)
+
+    def print_summary(self, out: TextIO | None = None) -> None:
+        """Print what `get_summary` returns, for a person."""
+        summary = self.get_summary()
+        problems: list[str] = summary["problems"]
+        per_shard = "" if summary["shard_size"] is None else f" of up to {summary['shard_size']:,}"
+        size, count = summary["total_bytes"], summary["total_samples"]
+        lines = [
+            f"Data set     {self.manifest.folder}",
+            f"Samples      {count:,} in {summary['total_shards']:,} shards{per_shard}",
+            f"Size         {size / 1e6:,.1f} MB, {size / max(1, count) / 1e3:,.1f} kB per sample",
+            f"Compression  {summary['compression']}",
+            f"Fingerprint  {summary['fingerprint']}",
+            f"Health       {problems[0] if problems else 'every shard is there, with the right size'}",
+            *(f"             {problem}" for problem in problems[1:10]),
+            *([f"             and {len(problems) - 10} more"] if len(problems) > 10 else []),
+            "",
+            "Fields",
+        ]
+        width = max(len(name) for name in summary["fields"])
+        for name, field in summary["fields"].items():
+            shape = "varies" if field["shape"] is None else str(tuple(field["shape"]))
+            kind = f"{field['dtype'] or ''} {shape if field['dtype'] else ''}".strip()
+            lines.append(f"  {name:<{width}}  .{field['stored_as']:<5} {kind}".rstrip())
+        lines += _metadata_lines(summary["metadata"])
+        (out or sys.stdout).write("\n".join(lines) + "\n")
+
+
+def _metadata_lines(metadata: dict[str, Any]) -> list[str]:
+    """Return what is known of the whole data set: where it was converted from in short, all else as it is."""
+    own = {name: value for name, value in metadata.items() if name not in _OF_CONVERSIONS}
+    lines = ["", "Metadata", *(f"  {name}: {value}" for name, value in own.items())] if own else []
+    converted = metadata.get("conversion")
+    if not converted:
+        return lines
+    files = [f"{entry['file']} ({entry['samples']:,})" for entry in converted["inputs"]]
+    lines += ["", f"Converted from {len(files):,} inputs", *(f"  {file}" for file in files[:10])]
+    lines += [f"  … and {len(files) - 10:,} more"] if len(files) > 10 else []
+    lines += [f"  skipped: {entry['file']}: {entry['reason']}" for entry in converted["skipped"]]
+    statistics = metadata.get("statistics")
+    if statistics:
+        lines += ["", f"Statistics of {statistics['of']}", *_statistics_lines(statistics["fields"])]
+    return lines
+
+
+def _statistics_lines(fields: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, stored in fields.items():
+        moments = Moments.from_json(stored)
+        mean, std = np.atleast_1d(moments.mean), np.atleast_1d(moments.std)
+        channels = f", {len(mean):,} channels" if len(mean) > 1 else ""
+        lines.append(f"  {name}: mean {np.nanmean(mean):g}, standard deviation {np.nanmean(std):g}{channels}")
+    return lines
+
+
+def one_item(shard_dir: str | os.PathLike[str], item: int) -> dict[str, Any]:
+    """Return the fields of one item, verified."""
+    source = TarSource(shard_dir)
+    if not 0 <= item < len(source.index):
+        raise OptionError(f"There is no item {item}; the data set has items 0–{len(source.index) - 1}.")
+    found = {name: array[0] for name, array in source.take(np.array([item])).items()}
+    source.close()
+    return found
+
+
+def described_item(shard_dir: str | os.PathLike[str], item: int) -> list[str]:
+    """Return one line for each field of an item."""
+    fields = one_item(shard_dir, item)
+    width = max(map(len, fields))
+    return [f"{name:<{width}}  {_described(value)}" for name, value in fields.items()]
+
+
+def draw(shard_dir: str | os.PathLike[str], item: int, path: Path) -> None:
+    """Draw an item into a file."""
+    draw_item(one_item(shard_dir, item), path, title=f"Item {item} of {shard_dir}")
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, np.ndarray) and value.ndim:
+        kind = f"{value.dtype} {value.shape}"
+        if value.dtype.kind not in "biuf" or not value.size:
+            return kind
+        return f"{kind}, {value.min():.6g} to {value.max():.6g}, mean {value.mean():.6g}"
+    if isinstance(value, np.ndarray | np.generic):
+        return f"{value.dtype} {value}"
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
+    words = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    return words if len(words) <= 200 else f"{words[:199]}…"

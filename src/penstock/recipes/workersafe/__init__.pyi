@@ -1,0 +1,10 @@
+from penstock.recipes.workersafe.datasets import AugmentedDataset as AugmentedDataset
+from penstock.recipes.workersafe.datasets import StandardizedSubset as StandardizedSubset
+from penstock.recipes.workersafe.datasets import WorkerSafeAugmentedDataset as WorkerSafeAugmentedDataset
+from penstock.recipes.workersafe.datasets import WorkerSafeStandardizedDataset as WorkerSafeStandardizedDataset
+from penstock.recipes.workersafe.datasets import compute_standardization_stats as compute_standardization_stats
+from penstock.recipes.workersafe.datasets import worker_init_fn as worker_init_fn
+from penstock.recipes.workersafe.factory import DataLoaderConfigLogger as DataLoaderConfigLogger
+from penstock.recipes.workersafe.factory import OptimalDataLoaderFactory as OptimalDataLoaderFactory
+from penstock.recipes.workersafe.monitor import DataLoaderPerformanceMonitor as DataLoaderPerformanceMonitor
+from penstock.recipes.workersafe.monitor import quick_benchmark as quick_benchmark

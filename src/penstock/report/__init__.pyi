@@ -1,0 +1,1 @@
+from penstock.report.build import write_report as write_report

@@ -1,0 +1,160 @@
+"""What there is to say of a data set of shards, as plain JSON; of the data itself, only the manifest is read."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import DamageError, OptionError, SourceError
+from penstock.observe.faults import quarantined
+from penstock.shard.manifest import MANIFEST, METADATA, Manifest, manifest_path
+from penstock.shard.summary import find_problems
+from penstock.transform.moments import Moments
+
+__all__ = ["dataset_facts", "dataset_path"]
+
+_OF_CONVERSIONS = ("conversion", "identity", "statistics")
+_MOST_LETTERS = 300
+_MOST_GROUPS = 40
+_FIRST_SPLIT = "train"
+
+
+def dataset_path(where: str | os.PathLike[str]) -> str:
+    """Return the data set at `where`; of a folder whose folders are the splits of one, `train` or else the first.
+
+    Raises
+    ------
+    OptionError
+        There is nothing, or nothing that is a data set of shards.
+    """
+    path = Path(where)
+    if not manifest_path(path).exists():
+        splits = _folders(path)
+        if splits:
+            return str(path / (_FIRST_SPLIT if _FIRST_SPLIT in splits else splits[0]))
+        if path.is_file() and ".tar" not in path.suffixes:
+            raise OptionError(
+                f"{path} is neither a data set nor a run file; give a folder of shards, a pattern of tars that "
+                "`penstock index` was called with, or a file that Watch.save wrote."
+            )
+        if not path.exists() and not any(letter in path.name for letter in "{*?["):
+            raise OptionError(f"There is no {path}; give a folder of shards, or a file that Watch.save wrote.")
+    return str(path)
+
+
+def dataset_facts(where: str) -> dict[str, Any]:
+    """Return totals, fields, splits, statistics and faults of a data set."""
+    manifest = Manifest.read(manifest_path(where))
+    counts = [shard.n_items for shard in manifest.shards]
+    converted = manifest.metadata.get("conversion") or {}
+    return {
+        "path": str(where),
+        "items": manifest.n_items,
+        "shards": len(counts),
+        "items_per_shard": [min(counts), max(counts)],
+        "bytes": sum(shard.stored_bytes for shard in manifest.shards),
+        "compression": manifest.compression,
+        "fingerprint": manifest.fingerprint,
+        "fields": _fields(manifest),
+        "split": (converted.get("split") or {}).get("name"),
+        "group_by": (converted.get("split") or {}).get("group_by"),
+        "splits": _splits(manifest, converted),
+        "groups": _groups(converted),
+        "inputs": len(converted.get("inputs", [])),
+        "skipped": [
+            {"file": str(entry["file"]), "reason": str(entry["reason"])[:_MOST_LETTERS]}
+            for entry in converted.get("skipped", [])
+        ],
+        "statistics": _statistics(manifest.metadata.get("statistics")),
+        "metadata": {
+            str(name): str(value)[:_MOST_LETTERS]
+            for name, value in manifest.metadata.items()
+            if name not in _OF_CONVERSIONS
+        },
+        "problems": find_problems(manifest),
+        "quarantine": quarantined(manifest_path(where).with_name("quarantine.jsonl"), manifest.fingerprint),
+    }
+
+
+def _fields(manifest: Manifest) -> list[dict[str, Any]]:
+    found = []
+    for name, info in manifest.fields.items():
+        known = info.dtype is not None and info.shape is not None
+        found.append(
+            {
+                "name": name,
+                "dtype": None if info.dtype is None else str(info.dtype),
+                "shape": None if info.shape is None else list(info.shape),
+                "stored_as": info.suffix.rpartition(".")[2],
+                "item_bytes": math.prod(info.shape or ()) * info.dtype.itemsize if known and info.dtype else None,
+                "is_metadata": name == METADATA,
+            }
+        )
+    return found
+
+
+def _splits(manifest: Manifest, converted: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the parts of the data set that this one is a part of, as far as they are beside it."""
+    split = converted.get("split")
+    if not split:
+        return []
+    found = []
+    for name in split["shares"]:
+        try:
+            part = manifest if name == split["name"] else Manifest.read(manifest.folder.parent / name / MANIFEST)
+        except (SourceError, DamageError):
+            continue
+        groups = sorted(_groups(part.metadata.get("conversion") or {}))
+        found.append(
+            {
+                "name": str(name),
+                "items": part.n_items,
+                "shards": len(part.shards),
+                "bytes": sum(shard.stored_bytes for shard in part.shards),
+                "groups": groups,
+            }
+        )
+    return found
+
+
+def _groups(converted: dict[str, Any]) -> dict[str, int]:
+    """Return the items of each group that a split keeps together; without a split, of each subject, where known."""
+    kind = (converted.get("split") or {}).get("group_by") or "subject"
+    found: dict[str, int] = {}
+    for entry in converted.get("inputs", []):
+        group = entry["file"] if kind in ("file", "time") else entry.get("groups", {}).get(kind)
+        if group is not None:
+            found[str(group)] = found.get(str(group), 0) + int(entry["samples"])
+    return dict(sorted(found.items())[:_MOST_GROUPS])
+
+
+def _statistics(stored: Any) -> dict[str, Any] | None:
+    if not stored:
+        return None
+    fields = []
+    for name, entry in stored["fields"].items():
+        moments = Moments.from_json(entry)
+        mean, std = np.atleast_1d(moments.mean), np.atleast_1d(moments.std)
+        low, high = np.atleast_1d(moments.minimum), np.atleast_1d(moments.maximum)
+        if not np.isfinite(mean).any():
+            continue
+        fields.append(
+            {
+                "name": str(name),
+                "mean": float(np.nanmean(mean)),
+                "std": float(np.nanmean(std)),
+                "min": float(np.nanmin(low)),
+                "max": float(np.nanmax(high)),
+                "channels": len(mean),
+                "nan": int(np.sum(moments.n_nan)),
+            }
+        )
+    return {"of": str(stored["of"]), "fields": fields}
+
+
+def _folders(path: Path) -> list[str]:
+    if not path.is_dir():
+        return []
+    return sorted(entry.name for entry in path.iterdir() if (entry / MANIFEST).is_file())

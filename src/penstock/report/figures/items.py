@@ -1,0 +1,346 @@
+"""What one item of a data set looks like: which panel each field gets, and the figure of them all."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.errors import MissingDependency, OptionError
+from penstock.files.figures import checked_format, save_figure
+from penstock.observe.text import GREY, SANS, array_lines, drawable, number, shortened, table_lines
+from penstock.report.figures import panels
+from penstock.report.figures.panels import Sight
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from matplotlib.gridspec import SubplotSpec
+
+__all__ = ["Kind", "draw_item", "kind_of"]
+
+Kind = Literal["raster", "traces", "waveform", "image", "volume", "curve", "values"]
+
+# Where content leaves a doubt, a name may settle it: parts of names, and what they speak for.
+_HINTS: dict[str, tuple[str, ...]] = {
+    "image": ("image", "img", "mask", "label", "spectro", "mel", "picture", "photo", "frame", "map"),
+    "traces": ("lfp", "eeg", "ecog", "emg", "meg", "behav", "position", "velocity", "kinematic", "cursor", "pose"),
+    "raster": ("spike", "count", "raster"),
+}
+_LONG = 1000  # samples that are worth a spectrogram
+_TINY, _TINY_MATRIX = 8, 16  # values that are read faster than a curve is, or a picture
+_MOST_COUNTS, _MOST_COUNTS_IN_BYTES = 255, 31  # events in a bin; a picture in bytes is rarely as dark as that
+_MOST_PANELS = 24
+_WIDTH_INCHES, _DPI = 10.0, 120
+_LINE_INCHES = 0.17  # of the small text
+_RATE_KEYS = ("sampling_rate_hz", "sample_rate_hz", "rate_hz", "sampling_rate", "sample_rate", "rate", "fs")
+_BIN_KEYS = ("bin_size_ms", "bin_width_ms", "bin_ms")
+
+_DRAW: dict[Kind, Callable[["Figure", list["SubplotSpec"], Sight], list[str]]] = {
+    "raster": panels.raster,
+    "traces": panels.traces,
+    "waveform": panels.waveform,
+    "image": panels.image,
+    "volume": panels.volume,
+    "curve": panels.curve,
+    "values": panels.values,
+}
+
+
+def draw_item(item: Mapping[str, Any], path: Path, *, title: str = "") -> None:
+    """Draw what is in one item into a picture file.
+
+    Each array gets a panel that suits its content (see `kind_of`), in the item's own order; everything else is listed
+    below. NaN and infinity are gaps, and counted. Long arrays are reduced to the pixels of the figure; peaks stay.
+
+    Parameters
+    ----------
+    item
+        Values by field name: arrays, tensors, numbers, strings, bytes, lists, mappings. Sampling rates and units are
+        looked up in the field "metadata" and in the item itself: `"<field>_rate_hz"`, `"sampling_rates"[field]`,
+        `"<field>_unit"`, `"units"[field]`, a `"sampling_rate_hz"` or `"sample_rate"` of the longest field, a
+        `"bin_size_ms"` of the counts. Where a rate is not known, the axis counts samples.
+    path
+        The file to write, whole or not at all. Its suffix says the format: .png, .pdf, .svg and others.
+    title
+        A line above the panels.
+
+    Raises
+    ------
+    OptionError
+        The suffix is not a format, or the directory does not exist.
+    MissingDependency
+        matplotlib is not installed.
+    WriteError
+        The file could not be written.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  # optional
+        from matplotlib.figure import Figure  # noqa: PLC0415
+        from matplotlib.layout_engine import ConstrainedLayoutEngine  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingDependency("matplotlib", "report", "Drawing an item") from error
+    if not isinstance(item, Mapping):
+        raise OptionError(f"draw_item takes values by field name, such as {{'x': array}}, got {type(item).__name__}.")
+    path = Path(path)
+    checked_format(path)  # before all the work
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.05)
+    figure = Figure(figsize=(_WIDTH_INCHES, 1), dpi=_DPI, layout=layout, facecolor="white")
+    FigureCanvasAgg(figure)
+    _compose(figure, item, title)
+    save_figure(figure, path, _DPI)
+
+
+def kind_of(name: str, array: NDArray[Any]) -> Kind:
+    """Return how a field is best drawn, by its content; the name counts where that leaves a doubt.
+
+    Parameters
+    ----------
+    name
+        Of the field. "mel" and "mask" speak for a picture, "lfp" and "velocity" for traces, "spikes" for counts.
+    array
+        Of any type and shape. Complex numbers count as their magnitude.
+
+    Examples
+    --------
+    >>> kind_of("spikes", np.zeros((100, 96))), kind_of("x", np.random.default_rng(0).normal(size=(64, 1000)))
+    ('raster', 'traces')
+    >>> kind_of("audio", np.zeros(16_000, np.int16)), kind_of("y", np.zeros((64, 64, 3), np.uint8))
+    ('waveform', 'image')
+    """
+    if array.dtype.kind not in "biufc" or array.size <= (_TINY if array.ndim < 2 else _TINY_MATRIX):
+        return "values"
+    if array.ndim == 2 and min(array.shape) == 1:
+        array = array.reshape(-1)
+    if array.ndim == 1:
+        return "waveform" if len(array) >= _LONG and _may_be_sound(array.dtype) else "curve"
+    if array.ndim == 2:
+        return _kind_of_matrix(name, array)
+    return "image" if panels.is_picture(array.shape) else "volume"
+
+
+def _kind_of_matrix(name: str, array: NDArray[Any]) -> Kind:
+    hint = next((kind for kind, parts in _HINTS.items() if any(part in name.lower() for part in parts)), "")
+    short, long = sorted(array.shape)
+    in_bytes = array.dtype in (np.uint8, np.uint16)
+    if short <= 2 and long >= _LONG and not hint and _may_be_sound(array.dtype):
+        return "waveform"
+    if hint not in ("image", "traces"):
+        most = np.inf if hint == "raster" else _MOST_COUNTS_IN_BYTES if in_bytes else _MOST_COUNTS
+        if _are_counts(array, most):
+            return "raster"
+    if hint == "image":
+        return "image"
+    if hint == "traces" or (long >= 16 and long >= (16 if in_bytes else 4) * short):
+        return "traces"
+    return "image"
+
+
+def _may_be_sound(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "fc" or dtype in (np.int16, np.int32)
+
+
+def _are_counts(array: NDArray[Any], most: float) -> bool:
+    numbers = _real(array)
+    seen = numbers[np.isfinite(numbers)] if numbers.dtype.kind == "f" else numbers
+    if not seen.size:
+        return False
+    return bool(seen.min() >= 0 and seen.max() <= most and (seen.dtype.kind != "f" or (seen == np.floor(seen)).all()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    """A field, and how it is drawn."""
+
+    name: str
+    facts: str
+    notes: tuple[str, ...]
+    kind: Kind
+    sight: Sight
+
+    @property
+    def heights(self) -> tuple[float, ...]:
+        """Inches of the cells, with room for labels."""
+        shape = self.sight.array.shape
+        match self.kind:
+            case "raster":
+                return (float(np.clip(0.9 + shape[1] * 0.02, 1.5, 2.9)),)
+            case "traces":
+                return (float(np.clip(0.8 + min(shape) * 0.1, 1.5, 3.6)),)
+            case "waveform":
+                return 1.0, 1.8
+            case "image" | "volume":
+                return (2.9,)
+            case "curve":
+                return (1.6,)
+        return (_LINE_INCHES * len(array_lines(self.sight.array)) + 0.1,)
+
+
+def _compose(figure: "Figure", item: Mapping[str, Any], title: str) -> None:
+    """Fill the figure: for each panel a heading and a body, then a table of what is no array."""
+    drawn, listed = _sorted_out(item)
+    lines = table_lines(listed)
+    if not drawn and not lines:
+        lines = ["This item has no fields."]
+    heights = [height for panel in drawn for height in (0.36, *panel.heights)]
+    if lines:
+        heights += [0.36, _LINE_INCHES * len(lines) + 0.1]
+    grid = figure.add_gridspec(len(heights), 1)
+    row = 0
+    for panel in drawn:
+        cells = [grid[row + 1 + number, 0] for number in range(len(panel.heights))]
+        notes = [*panel.notes, *_DRAW[panel.kind](figure, cells, panel.sight)]
+        heights[row] += 0.17 if notes else 0.0
+        _write_heading(figure, grid[row, 0], panel.name, panel.facts, " · ".join(notes))
+        row += 1 + len(cells)
+    if lines:
+        _write_heading(figure, grid[row, 0], "other fields" if drawn else "fields", "", "")
+        panels.inked(figure, grid[row + 1, 0], lines)
+    if title:
+        figure.suptitle(
+            shortened(drawable(title), 80), x=0.012, ha="left", size=12, weight="bold", family=SANS, parse_math=False
+        )
+    grid.set_height_ratios(heights)
+    figure.set_figheight(sum(heights) + 0.08 * len(heights) + (0.45 if title else 0.1))
+
+
+def _write_heading(figure: "Figure", cell: "SubplotSpec", name: str, facts: str, notes: str) -> None:
+    """Write the name and the facts on one line, the notes below, all of it close to the panel underneath."""
+    ax = figure.add_subplot(cell)
+    ax.set_axis_off()
+    plain: dict[str, Any] = {"textcoords": "offset points", "va": "bottom", "family": SANS, "parse_math": False}
+    grey: dict[str, Any] = {"color": GREY, **plain}
+    bold = ax.annotate(
+        shortened(drawable(name), 40) or "(unnamed)",
+        xy=(0, 0),
+        xycoords="axes fraction",
+        xytext=(0, 12 if notes else 0),
+        size=10,
+        weight="bold",
+        **plain,
+    )
+    beside = ax.annotate(shortened(drawable(facts), 84), xy=(1, 0), xycoords=bold, xytext=(10, 0.4), size=8.5, **grey)
+    below = ax.annotate(
+        shortened(drawable(notes), 140), xy=(0, 0), xycoords="axes fraction", xytext=(0, 0), size=8, **grey
+    )
+    for text in (bold, beside, below):
+        text.set_in_layout(False)
+
+
+def _sorted_out(item: Mapping[str, Any]) -> tuple[list[_Panel], list[tuple[str, Any]]]:
+    """Return the panels, and by name what is listed instead."""
+    arrays: dict[str, NDArray[Any]] = {}
+    given: dict[str, Any] = {}
+    listed: list[tuple[str, Any]] = []
+    about: list[tuple[str, Any]] = []
+    for name, value in item.items():
+        array = _as_array(value)
+        if name == "metadata" and isinstance(value, Mapping):
+            about = [(f"metadata.{key}", entry) for key, entry in value.items()]
+        elif array is None:
+            listed.append((str(name), value))
+        elif len(arrays) == _MOST_PANELS:
+            listed.append((f"{name} (not drawn)", value))
+        else:
+            arrays[str(name)], given[str(name)] = array, value
+    kinds = {name: kind_of(name, array) for name, array in arrays.items()}
+    lengths = {name: _n_times(kinds[name], array) for name, array in arrays.items()}
+    found: list[_Panel] = []
+    for name, array in arrays.items():
+        binned = lengths[name] in {lengths[other] for other, kind in kinds.items() if kind == "raster"}
+        rate = _rate(item, name, longest=lengths[name] == max(lengths.values()), binned=binned)
+        unit = _about(item, (f"{name}_unit", f"{name}_units"), ("units", name))
+        facts, notes = _facts(array, given[name])
+        sight = Sight(
+            array if kinds[name] == "values" else _real(array),
+            rate,
+            drawable(unit)[:16] if isinstance(unit, str) else "",
+        )
+        found.append(_Panel(name, facts, notes, kinds[name], sight))
+    return found, listed + about
+
+
+def _as_array(value: Any) -> NDArray[Any] | None:
+    """Return a tensor, an array or a list of numbers as an array; None for what is no array."""
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)
+    if hasattr(value, "detach"):
+        tensor = value.detach().cpu().to_dense().resolve_conj().resolve_neg()
+        try:
+            return np.asarray(tensor.numpy())
+        except TypeError:  # bfloat16 and shorter floats, which numpy does not have
+            return np.asarray(tensor.float().numpy())
+    if isinstance(value, list | tuple) and value:
+        with suppress(ValueError, TypeError, RuntimeError):
+            array = np.asarray(value)
+            return array if array.dtype.kind in "biufc" else None
+    return None
+
+
+def _real(array: NDArray[Any]) -> NDArray[Any]:
+    """Return magnitudes of complex numbers, and 0 and 1 for truth values."""
+    if array.dtype.kind == "c":
+        return np.asarray(np.abs(array))
+    return array.astype(np.uint8) if array.dtype.kind == "b" else array
+
+
+def _facts(array: NDArray[Any], value: Any) -> tuple[str, tuple[str, ...]]:
+    """Return type, shape and range; and what a reader has to know who sees gaps."""
+    words = [str(getattr(value, "dtype", array.dtype)).removeprefix("torch."), str(array.shape)]
+    notes: list[str] = []
+    if array.dtype.kind in "biufc":
+        numbers = _real(array)
+        finite = np.isfinite(numbers)
+        seen = numbers if finite.all() else numbers[finite]
+        if seen.size and array.size > 1:
+            low, high = seen.min(), seen.max()
+            words.append(f"{number(low)} – {number(high)}" if low < high else f"constant {number(low)}")
+        if array.dtype.kind == "c":
+            notes.append("magnitude")
+        n_nan = int(np.isnan(numbers).sum()) if numbers.dtype.kind == "f" else 0
+        n_infinite = numbers.size - int(finite.sum()) - n_nan
+        wide = seen.dtype.kind == "f" and seen.dtype.itemsize >= 8
+        n_huge = int((np.abs(seen) > panels.LARGEST).sum()) if wide else 0
+        blank = {"NaN": n_nan, "infinite": n_infinite, f"beyond {panels.LARGEST:g}": n_huge}
+        notes += [f"{count} {word} left blank" for word, count in blank.items() if count]
+    return " · ".join(words), tuple(notes)
+
+
+def _n_times(kind: Kind, array: NDArray[Any]) -> int:
+    """Return how many samples lie along time; 0 where there is none."""
+    if kind == "raster":
+        return len(array)
+    return max(array.shape) if kind in ("traces", "waveform", "curve") else 0
+
+
+def _rate(item: Mapping[str, Any], name: str, *, longest: bool, binned: bool) -> float | None:
+    """Return the samples per second of a field, as far as the item tells."""
+    own = _about(item, [f"{name}_{key}" for key in _RATE_KEYS], ("sampling_rates", name))
+    if (rate := _positive(own)) is not None:
+        return rate
+    # A rate without a name is that of the recording, and what is shorter was made from it at another.
+    if longest and (rate := _positive(_about(item, _RATE_KEYS))) is not None:
+        return rate
+    bin_ms = _positive(_about(item, _BIN_KEYS)) if binned else None
+    return None if bin_ms is None else 1000 / bin_ms
+
+
+def _about(item: Mapping[str, Any], keys: Sequence[str], nested: tuple[str, str] | None = None) -> Any:
+    """Return what the metadata, or else the item itself, has under the first of the keys, or in a mapping by field."""
+    for place in (item.get("metadata"), item):
+        if isinstance(place, Mapping):
+            for key in keys:
+                if key in place:
+                    return place[key]
+            if nested and isinstance(place.get(nested[0]), Mapping) and nested[1] in place[nested[0]]:
+                return place[nested[0]][nested[1]]
+    return None
+
+
+def _positive(value: Any) -> float | None:
+    with suppress(TypeError, ValueError, RuntimeError):
+        number = float(value)
+        return number if 0 < number < np.inf else None
+    return None

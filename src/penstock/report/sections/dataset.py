@@ -1,0 +1,153 @@
+"""The part of a report that shows a data set: its fields, shards, splits, statistics, and some of its items."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.observe.advice import size
+from penstock.observe.text import number
+from penstock.report.content import Drawn
+from penstock.report.page.html import Html, joined, tag
+from penstock.report.page.layout import figure, picture, table
+from penstock.report.page.svg import Axis, Bars, Chart
+
+__all__ = ["dataset_section"]
+
+_MOST_NAMED = 6  # groups of a split that are listed by name
+
+
+def dataset_section(data: dict[str, Any], drawn: Sequence[Drawn], not_drawn: str) -> Html:
+    """Return what a data set holds."""
+    low, high = data["items_per_shard"]
+    each = f"{low:,} items each" if low == high else f"{low:,} to {high:,} items each"
+    packed = "not compressed" if data["compression"] == "none" else f"compressed with {data['compression']}"
+    inputs = f" Converted from {data['inputs']:,} inputs." if data["inputs"] else ""
+    shards = f"{data['shards']:,} shard{'s' if data['shards'] != 1 else ''} of {each}"
+    return joined(
+        tag("p", f"{shards}, {size(data['bytes'])}, {packed}.{inputs}"),
+        tag("h3", "Fields"),
+        _fields(data),
+        _bytes(data),
+        _splits(data),
+        _statistics(data["statistics"]),
+        _metadata(data["metadata"]),
+        tag("h3", "Some items"),
+        *_items(drawn, not_drawn),
+    )
+
+
+def _fields(data: dict[str, Any]) -> Html:
+    rows = [
+        [
+            entry["name"],
+            entry["dtype"] or entry["stored_as"],
+            "varies" if entry["shape"] is None else _shape(entry["shape"]) if entry["dtype"] else "–",
+            "varies" if entry["item_bytes"] is None else size(entry["item_bytes"]),
+            f".{entry['stored_as']}",
+        ]
+        for entry in data["fields"]
+    ]
+    return table("Fields", ["field", "type", "shape of an item", "bytes of an item", "stored as"], rows)
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return " × ".join(f"{length:,}" for length in shape) if shape else "one value"
+
+
+def _bytes(data: dict[str, Any]) -> Html | None:
+    known = [entry for entry in data["fields"] if entry["item_bytes"]]
+    if len(known) < 2:
+        return None
+    total = sum(entry["item_bytes"] for entry in known)
+    known.sort(key=lambda entry: -entry["item_bytes"])
+    largest = known[0]
+    chart = Chart(
+        title="Where the bytes of an item are",
+        finding=f"{largest['name']} takes {100 * largest['item_bytes'] / total:.0f} % of the {size(total)} of an item, "
+        "where fields of fixed shape are counted. A loader that does not need a field can leave it out (fields=[...]).",
+        x=Axis("", 0, 1),
+        y=Axis("", 0, 1),
+        content=(
+            Bars(
+                tuple(entry["name"] for entry in known),
+                tuple(size(entry["item_bytes"]) for entry in known),
+                tuple(float(entry["item_bytes"]) for entry in known),
+            ),
+        ),
+    )
+    rows = [[entry["name"], f"{entry['item_bytes']:,}"] for entry in known]
+    return figure("chart-bytes", chart, ["field", "bytes"], rows)
+
+
+def _splits(data: dict[str, Any]) -> Html | None:
+    if not data["splits"]:
+        groups = [[name, f"{count:,}"] for name, count in data["groups"].items()]
+        return joined(tag("h3", "Subjects"), table("Subjects", ["subject", "items"], groups)) if groups else None
+    kind = data["group_by"]
+    rows = [
+        [
+            entry["name"] + (" (this one)" if entry["name"] == data["split"] else ""),
+            f"{entry['items']:,}",
+            f"{entry['shards']:,}",
+            size(entry["bytes"]),
+            _named(entry["groups"]),
+        ]
+        for entry in data["splits"]
+    ]
+    told = (
+        "Each recording is cut into stretches of time, and what lies across a border is left out."
+        if kind == "time"
+        else f"No {kind} is in two of them."
+    )
+    return joined(
+        tag("h3", "Splits"),
+        tag("p", told),
+        table(
+            "Splits", ["split", "items", "shards", "size", "files" if kind == "time" else f"{kind}s"], rows, long=(4,)
+        ),
+    )
+
+
+def _named(groups: Sequence[str]) -> str:
+    more = f" and {len(groups) - _MOST_NAMED} more" if len(groups) > _MOST_NAMED else ""
+    return ", ".join(groups[:_MOST_NAMED]) + more
+
+
+def _statistics(statistics: dict[str, Any] | None) -> Html | None:
+    if statistics is None or not statistics["fields"]:
+        return None
+    rows = [
+        [
+            entry["name"],
+            *(number(float(f"{entry[key]:.4g}")) for key in ("mean", "std", "min", "max")),
+            f"{entry['channels']:,}",
+            f"{entry['nan']:,}",
+        ]
+        for entry in statistics["fields"]
+    ]
+    head = ["field", "mean", "deviation", "lowest", "highest", "channels", "NaN"]
+    of = "all items" if statistics["of"] == "all" else f"the split {statistics['of']}"
+    return joined(
+        tag("h3", "Statistics"),
+        tag("p", f"Of {of}; mean and deviation are averaged over channels."),
+        table("Statistics", head, rows),
+    )
+
+
+def _metadata(metadata: dict[str, str]) -> Html | None:
+    if not metadata:
+        return None
+    rows = [[name, value] for name, value in metadata.items()]
+    return joined(tag("h3", "Metadata"), table("Metadata", ["name", "value"], rows, long=(1,)))
+
+
+def _items(drawn: Sequence[Drawn], not_drawn: str) -> list[Html]:
+    if not drawn:
+        return [tag("p", not_drawn or "There are no items to draw.")]
+    first, *others = drawn
+    return [
+        tag("figure", tag("figcaption", tag("b", f"Item {first.item:,}")), picture(first.png, first.words)),
+        *(
+            tag("details", tag("summary", f"Item {entry.item:,}"), picture(entry.png, entry.words), class_="item")
+            for entry in others
+        ),
+    ]

@@ -1,0 +1,262 @@
+"""The parts of a report that a watched run has: the training curve, its pace, its stages, its memory."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from penstock.observe.advice import duration, rate, size
+from penstock.observe.curves import Curve
+from penstock.observe.durations import Floats
+from penstock.observe.run_file import Run
+from penstock.observe.text import number
+from penstock.report.page.html import Html, joined, tag
+from penstock.report.page.layout import figure, table
+from penstock.report.page.svg import Axis, Chart, Line, Stack
+
+__all__ = ["memory", "pace", "stages", "training"]
+
+_MOST_BINS = 48
+_ROWS = 24  # of the table below a chart
+_APART = 30.0  # times: values that differ by more are drawn apart, or the smaller ones would be a flat line
+_ORDER = ("read", "transform", "collate", "wait", "device")
+
+
+def training(run: Run) -> Html | None:
+    """Return the curves of what the training recorded; None where it recorded nothing."""
+    curves = {name: curve for name, curve in run.recorded.items() if len(curve)}
+    if not curves:
+        return None
+    charts = []
+    for count, names in enumerate(_together(curves)):
+        kept = {name: curves[name] for name in names}
+        low = min(float(curve.mean.min()) for curve in kept.values())
+        high = max(float(curve.mean.max()) for curve in kept.values())
+        last = max(float(curve.x[-1]) for curve in kept.values())
+        chart = Chart(
+            title=f"{_listed(list(kept))} over the batches",
+            finding=" ".join(_went(name, curve) for name, curve in kept.items()),
+            x=Axis("batches", 0, last),
+            y=_room("value", low, high),
+            content=tuple(Line(name, curve.x, curve.mean) for name, curve in kept.items()),
+        )
+        charts.append(figure(f"chart-training-{count}", chart, *_curve_table(kept)))
+    return joined(*charts)
+
+
+def pace(run: Run) -> Html:
+    """Return throughput and waiting over time, and how long both take."""
+    figures = run.figures
+    parts: list[Html | None] = []
+    edges, unit = _bins(run), _time_unit(figures["elapsed_seconds"])
+    items = run.traces["items"]
+    if len(items):
+        parts += [_throughput(items, edges, unit), _shares(run, edges, unit)]
+    rows = [
+        [
+            what,
+            *(
+                "–" if figures[f"{name}_{which}_ms"] is None else duration(figures[f"{name}_{which}_ms"])
+                for which in ("mean", "p50", "p95", "max")
+            ),
+        ]
+        for name, what in (("wait", "waiting for a batch"), ("step", "training on a batch"))
+    ]
+    about = (
+        f"Without the first {figures['warmup_batches']:,} batches and the first of each epoch; starting an epoch took "
+        f"{duration(figures['startup_ms'] or 0.0)} on average. p95: 95 of 100 batches took no longer."
+    )
+    return joined(
+        *parts,
+        tag("h3", "How long a batch takes"),
+        table("How long a batch takes", ["", "mean", "p50", "p95", "longest"], rows),
+        tag("p", about, class_="soft"),
+    )
+
+
+def _throughput(items: Curve, edges: Floats, unit: tuple[float, str]) -> Html:
+    counted = bool(items.total.sum())
+    what = "items" if counted else "batches"
+    speed = items.per_second(edges, None if counted else items.count)
+    middle = (edges[:-1] + edges[1:]) / 2 / unit[0]
+    total = float((items.total if counted else items.count).sum())
+    mean = total / max(float(edges[-1]), 1e-9)
+    chart = Chart(
+        title="Throughput over time",
+        finding=f"{rate(mean)} {what} per second over the whole run, starting and validating included; between "
+        f"{rate(float(speed.min()))} and {rate(float(speed.max()))}.",
+        x=Axis(f"time ({unit[1]})", 0, float(edges[-1]) / unit[0]),
+        y=Axis(f"{what} per second", 0, max(1.08 * float(speed.max()), 1e-9)),
+        content=(Line(what, middle, speed),),
+    )
+    rows = [[number(float(at)), rate(float(value))] for at, value in zip(middle, speed, strict=True)]
+    return figure("chart-throughput", chart, [f"time ({unit[1]})", f"{what} per second"], rows[:: _every(len(rows))])
+
+
+def _shares(run: Run, edges: Floats, unit: tuple[float, str]) -> Html:
+    names = ("training", "waiting for data", "starting an epoch")
+    heights = tuple(100 * run.traces[name].per_second(edges) for name in ("step", "wait", "startup"))
+    chart = Chart(
+        title="Where the time went",
+        finding=" ".join(run.figures["advice"][:1])
+        + " From bottom to top as in the legend; what is left is neither, such as validation or an epoch's first step.",
+        x=Axis(f"time ({unit[1]})", 0, float(edges[-1]) / unit[0]),
+        y=Axis("share of the time (%)", 0, 100),
+        content=(Stack(names, edges / unit[0], heights),),
+    )
+    return figure("chart-shares", chart, *_stack_table(names, edges, heights, unit))
+
+
+def stages(run: Run) -> Html:
+    """Return what the loader was at, over time; where it was not observed, how to see it."""
+    if not run.stages:
+        return tag(
+            "p",
+            "No stages were timed. To see them, give the loader an observer: ",
+            tag("code", "Loader(source, plan, observer=Timings())"),
+            ".",
+        )
+    edges, unit = _bins(run), _time_unit(run.figures["elapsed_seconds"])
+    names = sorted(run.stages, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+    heights = tuple(run.stages[name]["curve"].per_second(edges) for name in names)
+    seconds = {name: float(run.stages[name]["curve"].total.sum()) for name in names}
+    most = max((name for name in names if name != "wait"), key=lambda name: seconds[name], default="wait")
+    top = float(np.sum(heights, axis=0).max())
+    chart = Chart(
+        title="What the loader was at",
+        finding=f"Of the loader's own stages, {most} took the most: {duration(1000 * seconds[most])} in "
+        f"{duration(1000 * run.figures['elapsed_seconds'])}. Stages run beside each other and beside the training, so "
+        "that they may add up to more than one second per second.",
+        x=Axis(f"time ({unit[1]})", 0, float(edges[-1]) / unit[0]),
+        y=Axis("seconds per second", 0, max(1.05 * top, 1e-9)),
+        content=(Stack(tuple(names), edges / unit[0], heights),),
+    )
+    rows = [
+        [
+            name,
+            f"{run.stages[name]['calls']:,}",
+            duration(1000 * seconds[name]),
+            duration(1000 * seconds[name] / max(1, run.stages[name]["calls"])),
+            size(run.stages[name]["bytes"]) if run.stages[name]["bytes"] else "–",
+        ]
+        for name in names
+    ]
+    return joined(
+        figure("chart-stages", chart, *_stack_table(names, edges, heights, unit)),
+        table("Stages", ["stage", "calls", "time in all", "mean", "bytes"], rows),
+    )
+
+
+def memory(run: Run) -> Html | None:
+    """Return the memory over time, and how busy a GPU was; None where neither is known."""
+    resident, gpu = run.traces["resident"], run.traces["gpu"]
+    unit = _time_unit(run.figures["elapsed_seconds"])
+    time_axis = Axis(f"time ({unit[1]})", 0, max(run.figures["elapsed_seconds"] / unit[0], 1e-9))
+    parts: list[Html] = []
+    if len(resident):
+        scale, name = (1e9, "GB") if resident.peak.max() >= 1e10 else (1e6, "MB")
+        values = resident.mean / scale
+        slope = run.figures["resident_slope_mb_per_minute"]
+        growth = (
+            "The run was too short to tell whether it grows."
+            if slope is None
+            else f"It changed by {slope:+.3g} MB per minute.".replace("-", "−")
+        )
+        chart = Chart(
+            title="Memory of all processes",
+            finding=f"{size(float(resident.peak.max()))} at most. {growth}",
+            x=time_axis,
+            y=Axis(f"memory ({name})", 0, 1.08 * float(values.max())),
+            content=(Line("memory", resident.x / unit[0], values),),
+        )
+        rows = [
+            [number(float(at)), number(float(f"{value:.4g}"))]
+            for at, value in zip(resident.x / unit[0], values, strict=True)
+        ]
+        parts.append(figure("chart-memory", chart, [time_axis.label, f"memory ({name})"], rows[:: _every(len(rows))]))
+    if len(gpu):
+        busy = float((gpu.mean * gpu.count).sum() / gpu.count.sum())
+        chart = Chart(
+            title="How busy the GPU was",
+            finding=f"{busy:.0f} % of the time on average.",
+            x=time_axis,
+            y=Axis("busy (%)", 0, 100),
+            content=(Line("GPU", gpu.x / unit[0], gpu.mean),),
+        )
+        rows = [[number(float(at)), number(float(value))] for at, value in zip(gpu.x / unit[0], gpu.mean, strict=True)]
+        parts.append(figure("chart-gpu", chart, [time_axis.label, "busy (%)"], rows[:: _every(len(rows))]))
+    return joined(*parts) if parts else None
+
+
+# -- inside ------------------------------------------------------------------------------------------------------------
+
+
+def _bins(run: Run) -> Floats:
+    """Return edges that cut the run into equal parts, each with a few batches."""
+    count = min(_MOST_BINS, max(4, int(run.traces["items"].count.sum()) // 3))
+    return np.linspace(0, max(float(run.figures["elapsed_seconds"]), 1e-6), count + 1)
+
+
+def _time_unit(seconds: float) -> tuple[float, str]:
+    return (1.0, "s") if seconds < 300 else (60.0, "min") if seconds < 3 * 3600 else (3600.0, "h")
+
+
+def _together(curves: Mapping[str, Curve]) -> list[list[str]]:
+    """Return names in groups whose values are of one magnitude, the order kept."""
+    groups: list[tuple[float, float, list[str]]] = []
+    for name, curve in curves.items():
+        most = max(float(np.abs(curve.mean).max()), 1e-12)
+        for place, (low, high, names) in enumerate(groups):
+            if max(high, most) <= _APART * min(low, most):
+                groups[place] = min(low, most), max(high, most), [*names, name]
+                break
+        else:
+            groups.append((most, most, [name]))
+    return [names for _, _, names in groups]
+
+
+def _went(name: str, curve: Curve) -> str:
+    first, last = float(curve.mean[0]), float(curve.mean[-1])
+    if len(curve) == 1:
+        return f"{name} is {number(last)}."
+    low, high = number(float(curve.mean.min())), number(float(curve.mean.max()))
+    return f"{name} went from {number(first)} to {number(last)} (lowest {low}, highest {high})."
+
+
+def _room(label: str, low: float, high: float) -> Axis:
+    """Return an axis with a little room, from 0 on where that is near."""
+    span = (high - low) or abs(high) or 1.0
+    below = 0.0 if 0 <= low <= span else low - 0.06 * span
+    return Axis(label, below, high + 0.06 * span)
+
+
+def _curve_table(curves: Mapping[str, Curve]) -> tuple[list[str], list[list[str]]]:
+    """Return the numbers of curves that may have been recorded at different batches."""
+    batches = np.unique(np.concatenate([curve.x for curve in curves.values()]))
+    rows = []
+    for batch in batches[:: _every(len(batches))]:
+        cells = [number(float(f"{batch:.6g}"))]
+        for curve in curves.values():
+            at = int(np.searchsorted(curve.x, batch, side="right")) - 1
+            cells.append("–" if at < 0 else number(float(curve.mean[at])))
+        rows.append(cells)
+    return ["batch", *curves], rows
+
+
+def _stack_table(
+    names: Sequence[str], edges: Floats, heights: Sequence[Floats], unit: tuple[float, str]
+) -> tuple[list[str], list[list[str]]]:
+    middle = (edges[:-1] + edges[1:]) / 2 / unit[0]
+    rows = [
+        [number(float(f"{at:.4g}")), *(number(float(f"{height[row]:.3g}")) for height in heights)]
+        for row, at in enumerate(middle)
+    ]
+    return [f"time ({unit[1]})", *names], rows[:: _every(len(rows))]
+
+
+def _every(count: int) -> int:
+    return max(1, math.ceil(count / _ROWS))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

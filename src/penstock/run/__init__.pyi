@@ -1,0 +1,1 @@
+from penstock.run.options import RunOptions as RunOptions

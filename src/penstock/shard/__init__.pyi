@@ -1,0 +1,1 @@
+from penstock.shard.writer import WriteOptions as WriteOptions

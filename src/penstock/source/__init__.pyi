@@ -1,0 +1,12 @@
+from penstock.source.array import ArraySource as ArraySource
+from penstock.source.audio.source import AudioSource as AudioSource
+from penstock.source.combine import Concat as Concat
+from penstock.source.combine import Numbered as Numbered
+from penstock.source.combine import Take as Take
+from penstock.source.combine import Zip as Zip
+from penstock.source.dataset import DatasetSource as DatasetSource
+from penstock.source.stored.source import ZarrSource as ZarrSource
+from penstock.source.tar.source import TarSource as TarSource
+from penstock.source.volume.array import VolumeArray as VolumeArray
+from penstock.source.volume.ngff import Multiscale as Multiscale
+from penstock.source.volume.source import VolumeSource as VolumeSource

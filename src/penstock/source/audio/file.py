@@ -1,0 +1,292 @@
+"""Audio files, exact to the frame, resampled where that is asked for.
+
+What libsndfile 1.2 decodes after a seek in an ogg file is not what it decodes on the way there: some hundred frames are
+off. And it takes a truncated wav or ogg file for a short one. So an ogg file is always decoded from its beginning, and
+files are looked through before they are believed.
+"""
+
+import math
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.errors import MissingDependency, OptionError, PenstockError, ReadError, SourceError
+from penstock.files.kinds import opened
+from penstock.source.audio.resample import Resampler
+from penstock.source.chunked_rows import BlockReader
+
+__all__ = ["EXTENSIONS", "AudioFile", "AudioTrack", "Channels", "audio_files", "check_positive", "check_sound"]
+
+EXTENSIONS = (".flac", ".ogg", ".wav")
+"""What audio files are called, in any case."""
+
+Channels = Literal["keep", "mono"]
+
+_FORMATS = ("FLAC", "OGG", "RF64", "WAV", "WAVEX")
+_CHUNK_FRAMES = 1 << 14
+_MOST_FRAMES = 1 << 48  # beyond, libsndfile does not know
+_UNKNOWN = 0xFFFFFFFF  # a size that was not known when the header was written
+_PAGE_BYTES = 27 + 255 + 255 * 255  # of the longest page of an ogg file
+_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+
+
+def audio_files(folder: Path) -> list[Path]:
+    """Return the wav, flac and ogg files of a folder and of those within it, sorted; hidden ones are left out."""
+    if not folder.is_dir():
+        raise SourceError(f"{folder} is no folder; give one that holds wav, flac or ogg files.")
+    found = [
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in EXTENSIONS
+        and path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
+    return sorted(found)
+
+
+class AudioFile:
+    """The frames of a wav, flac or ogg file, as an array of shape (frames, channels) that can be sliced.
+
+    Values are float32, integers scaled to -1 … 1. Nothing is kept: a slice is decoded when it is asked for, which in an
+    ogg file may mean all that is before it. Not for several threads.
+
+    Parameters
+    ----------
+    mono
+        Give the mean of all channels, as one.
+    whole
+        Compare the checksums of all pages of an ogg file, which is to read it; False: of its last page.
+    """
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, path: Path, *, mono: bool = False, whole: bool = True) -> None:
+        try:
+            import soundfile  # type: ignore[import-untyped]  # noqa: PLC0415  # it has no types
+        except (ImportError, OSError) as error:  # OSError: its libsndfile is missing
+            raise MissingDependency("soundfile", "audio", "Reading audio") from error
+        self.n_bytes = _look_through(path, whole=whole)
+        self._path, self._mono, self._failure = path, mono, soundfile.SoundFileError
+        self._new: Callable[[], Any] = lambda: soundfile.SoundFile(path)
+        try:
+            self._file = self._new()
+        except (soundfile.SoundFileError, OSError, TypeError) as error:
+            raise SourceError(f"{path} is no audio file that can be read: {_words(error)}.") from error
+        self.container, self.subtype = str(self._file.format), str(self._file.subtype)
+        self.rate_hz = float(self._file.samplerate)
+        self.seekable = self.container != "OGG"
+        """Whether a slice costs no more than itself, wherever it lies."""
+        self.stored_shape = (int(self._file.frames), int(self._file.channels))
+        self.shape = (self.stored_shape[0], 1 if mono else self.stored_shape[1])
+        self.chunks = (_CHUNK_FRAMES,)
+        try:
+            self._check()
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def _check(self) -> None:
+        n_frames, n_channels = self.stored_shape
+        if self.container not in _FORMATS:
+            raise SourceError(f"{self._path} is a {self.container} file; convert it to wav, flac or ogg.")
+        if not 0 < n_frames < _MOST_FRAMES or not n_channels or self.rate_hz < 1:
+            raise SourceError(
+                f"{self._path} says that it has {n_frames} frames of {n_channels} channels at {self.rate_hz:.10g} Hz; "
+                "it is empty, or its length was never filled in. Encode it again."
+            )
+        if self.container == "FLAC":  # which says how long it is, and does not mind if it is not
+            self._decoded(n_frames - 1, n_frames)
+
+    def __getitem__(self, frames: slice) -> NDArray[np.float32]:
+        found = self._decoded(frames.start, frames.stop)
+        if self._mono and found.shape[1] > 1:
+            return np.asarray(found.mean(axis=1, keepdims=True, dtype=np.float64), np.float32)
+        return found
+
+    def _decoded(self, start: int, stop: int) -> NDArray[np.float32]:
+        where = f"frames {start}–{stop - 1} of {self._path}"
+        try:
+            self._go_to(start)
+            found: NDArray[np.float32] = self._file.read(stop - start, dtype="float32", always_2d=True)
+        except PenstockError:
+            raise
+        except (self._failure, OSError, ValueError) as error:
+            raise ReadError(f"Could not read {where}: {_words(error)}.") from error
+        if len(found) < stop - start:
+            raise ReadError(f"Could not read {where}: {len(found)} frames are there; it is damaged or truncated.")
+        return found
+
+    def _go_to(self, frame: int) -> None:
+        if self._file.tell() == frame:
+            return
+        if self.seekable:
+            self._file.seek(frame)
+            return
+        if self._file.tell() > frame:
+            self._file.close()
+            self._file = self._new()
+        while (left := frame - self._file.tell()) > 0:
+            if not len(self._file.read(min(left, 1 << 16), dtype="float32")):
+                raise ReadError(f"Could not read frame {frame} of {self._path}: it ends before; it is damaged.")
+
+    def close(self) -> None:
+        """Let go of the file; nothing happens the second time."""
+        self._file.close()
+
+
+class AudioTrack:
+    """The frames of an open file at a sampling rate: its own, or another, as slices of the whole resampled file.
+
+    Parameters
+    ----------
+    rate_hz
+        None: that of the file.
+    kept_bytes
+        Decode in blocks, and keep so much of what was decoded, for slices that overlap or lie close to each other; 0:
+        decode what is asked for. None: as `BlockReader` does.
+    """
+
+    def __init__(self, file: AudioFile, rate_hz: float | None, *, kept_bytes: int | None = None) -> None:
+        self.file = file
+        self.rate_hz, self.n_frames = file.rate_hz, len(file)
+        self._blocks = None if kept_bytes == 0 else BlockReader(file, kept_bytes)
+        self._resampler: Resampler | None = None
+        if rate_hz is not None and rate_hz != file.rate_hz:
+            self._resampler = Resampler(file.rate_hz, rate_hz)
+            # What comes out, to the last digit: times are counted in its frames.
+            self.rate_hz = float(Fraction(file.rate_hz) * self._resampler.up / self._resampler.down)
+            self.n_frames = self._resampler.n_out(len(file))
+
+    def frames(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Return the frames from `start` to before `stop`, of shape (frames, channels); the caller's own."""
+        if self._resampler is None:
+            return np.ascontiguousarray(self._stored(start, stop), np.float32)
+        return np.ascontiguousarray(self._resampler.rows(self._stored, len(self.file), start, stop), np.float32)
+
+    def _stored(self, start: int, stop: int) -> NDArray[np.float32]:
+        return self.file[start:stop] if self._blocks is None else self._blocks.rows(start, stop)
+
+    def close(self) -> None:
+        """Let go of the file; nothing happens the second time."""
+        self.file.close()
+
+
+def check_sound(rate_hz: float | None, channels: str) -> None:
+    """Raise OptionError where these cannot be a sampling rate and what becomes of channels."""
+    if rate_hz is not None:
+        check_positive("rate_hz", rate_hz, "frames per second, such as 16000, or None for the file's own")
+    if channels not in ("keep", "mono"):
+        raise OptionError(f"channels={channels!r}; use 'keep' or 'mono'.")
+
+
+def check_positive(name: str, value: Any, what: str) -> None:
+    """Raise OptionError where `value` is no number above 0; `what` says of what it is one."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise OptionError(f"{name}={value!r}; use a positive number of {what}.")
+
+
+def _words(error: Exception) -> str:
+    """Return what libsndfile says, which is nothing for some of its errors."""
+    said = getattr(error, "error_string", "") or (f"libsndfile error {error.code}" if hasattr(error, "code") else "")
+    return str(said or error).rstrip(". ")
+
+
+def _look_through(path: Path, *, whole: bool) -> int:
+    """Return the size of a file; raise SourceError where a wav or ogg file is not all there.
+
+    libsndfile reads what is left without a word.
+    """
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        head = os.pread(file.fileno(), 12, 0)
+        try:
+            if head[:4] in (b"RIFF", b"RIFX", b"RF64") and head[8:] == b"WAVE":
+                _check_riff(file.fileno(), size, ">" if head[:4] == b"RIFX" else "<")
+            elif head[:4] == b"OggS":
+                (_check_ogg if whole else _check_ogg_end)(file.fileno(), size)
+        except ValueError as error:
+            raise SourceError(f"{path} is damaged or truncated: {error}.") from error
+        except OSError as error:
+            raise ReadError(f"Could not read {path}: {error}.") from error
+    return size
+
+
+def _check_riff(file: int, size: int, order: str) -> None:
+    at, long_size = 12, _UNKNOWN
+    while len(head := os.pread(file, 8, at)) == 8:
+        name, n_bytes = head[:4], struct.unpack(f"{order}L", head[4:])[0]
+        if name == b"ds64":
+            long_size = int.from_bytes(os.pread(file, 8, at + 16), "little")
+        if name == b"data":
+            n_bytes = long_size if n_bytes == _UNKNOWN else n_bytes
+            if n_bytes != _UNKNOWN and at + 8 + n_bytes > size:
+                raise ValueError(f"it should have {n_bytes} bytes of audio, and {size - at - 8} are there")
+            return
+        at += 8 + n_bytes + n_bytes % 2
+    raise ValueError("it has no audio")
+
+
+def _check_ogg(file: int, size: int) -> None:
+    """Raise ValueError where pages are missing or are not what their checksums say."""
+    at, number, stream, last = 0, 0, b"", False
+    while at < size:
+        page = _ogg_page(file, at)
+        if last:
+            raise ValueError(f"no page of its stream begins at byte {at}")
+        if int.from_bytes(page[18:22], "little") != number or (stream and page[14:18] != stream):
+            raise ValueError(f"the page at byte {at} is not the next one of the same stream")
+        at, number, stream, last = at + len(page), number + 1, page[14:18], bool(page[5] & 4)
+    if not last:
+        raise ValueError("its last page is missing")
+
+
+def _check_ogg_end(file: int, size: int) -> None:
+    """Raise ValueError where the file does not end with the last page of a stream."""
+    begin = max(0, size - _PAGE_BYTES)
+    for at in _places(b"OggS", os.pread(file, size - begin, begin)):
+        try:
+            page = _ogg_page(file, begin + at)
+        except ValueError:
+            continue  # the letters may be anywhere in a page
+        if begin + at + len(page) == size and page[5] & 4:
+            return
+    raise ValueError("its last page is missing or damaged")
+
+
+def _places(word: bytes, text: bytes) -> Iterator[int]:
+    """Yield where `word` lies in `text`, from the last place to the first."""
+    at = text.rfind(word)
+    while at >= 0:
+        yield at
+        at = text.rfind(word, 0, at + len(word) - 1)
+
+
+def _ogg_page(file: int, at: int) -> bytes:
+    """Return a page, or raise ValueError where none begins, or it is not what its checksum says."""
+    head = os.pread(file, 27 + 255, at)
+    if len(head) < 27 or head[:4] != b"OggS":
+        raise ValueError(f"no page of its stream begins at byte {at}")
+    n_segments = head[26]
+    n_bytes = 27 + n_segments + sum(head[27 : 27 + n_segments])
+    page = os.pread(file, n_bytes, at)
+    if len(page) < n_bytes:
+        raise ValueError(f"the page at byte {at} ends {n_bytes - len(page)} bytes too early")
+    if _ogg_checksum(page[:22] + bytes(4) + page[26:]) != int.from_bytes(page[22:26], "little"):
+        raise ValueError(f"the page at byte {at} does not match its checksum")
+    return page
+
+
+def _ogg_checksum(page: bytes) -> int:
+    """Return the CRC-32 of a page: zlib's, with the bits the other way round, and nothing inverted."""
+    register = zlib.crc32(page.translate(_REVERSED), _UNKNOWN) ^ _UNKNOWN
+    return int(f"{register:032b}"[::-1], 2)

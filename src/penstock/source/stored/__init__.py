@@ -1,0 +1,1 @@
+"""Rows of stored arrays: zarr, `.npy` and HDF5."""

@@ -1,0 +1,111 @@
+"""Rows of a `.npy` file, read as they are asked for."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.errors import ReadError, SourceError
+from penstock.source.stored.zarr.local import Selection, read_into
+
+__all__ = ["NpyArray"]
+
+
+@dataclass(frozen=True, slots=True)
+class NpyArray:
+    """A `.npy` file."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    stored_dtype: np.dtype[Any]
+    offset: int
+    n_bytes: int
+    time_ns: int
+    """When the file was changed last."""
+
+    @classmethod
+    def opened(cls, path: Path) -> "NpyArray":
+        """Read the header."""
+        try:
+            status = path.stat()
+            mapped = np.lib.format.open_memmap(path, mode="r")
+        except Exception as error:  # numpy evaluates the header, and raises whatever that does
+            raise SourceError(f"{path} is no .npy file that can be read row by row: {error}.") from error
+        if not mapped.shape or mapped.dtype.kind not in "biufc":
+            raise SourceError(f"{path} is {mapped.dtype} {mapped.shape}; use an array of numbers with rows.")
+        if not mapped.flags.c_contiguous:
+            raise SourceError(f"{path} has shape {mapped.shape} in Fortran order; save it anew, row by row.")
+        stored, offset = mapped.dtype, int(mapped.offset)
+        return cls(path, mapped.shape, stored.newbyteorder("="), stored, offset, status.st_size, status.st_mtime_ns)
+
+    @property
+    def chunk_rows(self) -> int:
+        """About a megabyte."""
+        return max(1, min(self.shape[0], (1 << 20) // max(1, self._row_bytes)))
+
+    @property
+    def chunk_shape(self) -> tuple[int, ...]:
+        """Whole rows."""
+        return (self.chunk_rows, *self.shape[1:])
+
+    @property
+    def _row_bytes(self) -> int:
+        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+
+    def check_unchanged(self) -> None:
+        """Raise where the file has another size now, or another header."""
+        try:
+            found = self.path.stat()
+        except OSError as error:
+            raise ReadError(f"The array {self.path} is gone: {error}.") from error
+        if (found.st_size, found.st_mtime_ns) == (self.n_bytes, self.time_ns):
+            return
+        try:
+            now = NpyArray.opened(self.path)
+        except SourceError as error:
+            raise ReadError(f"The array {self.path} has changed since it was opened: {error}") from error
+        if replace(now, time_ns=self.time_ns) != self:
+            raise ReadError(
+                f"The array {self.path} has changed since it was opened: {self.stored_dtype} {self.shape} then, "
+                f"{now.stored_dtype} {now.shape} now."
+            )
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
+
+    def sampled(self) -> bytes:
+        """Return some bytes of some rows."""
+        with self.path.open("rb") as file:
+            found = [os.pread(file.fileno(), 1024, place) for place in range(0, self.n_bytes, 1 + self.n_bytes // 16)]
+        return b"".join(found)
+
+    def tasks(self, start: int, stop: int, selection: Selection, out: NDArray[Any]) -> Iterator[Callable[[], int]]:
+        """Yield one read for each chunk."""
+        for first in range(start, stop, self.chunk_rows):
+            last = min(stop, first + self.chunk_rows)
+            yield partial(self._read, first, last, selection, out[first - start : last - start])
+
+    def _read(self, start: int, stop: int, selection: Selection, out: NDArray[Any]) -> int:
+        whole = all((low, high) == (0, size) for (low, high), size in zip(selection, self.shape[1:], strict=True))
+        direct = whole and out.flags.c_contiguous and self.stored_dtype.isnative
+        rows = out if direct else np.empty((stop - start, *self.shape[1:]), self.stored_dtype)
+        wanted = rows.reshape(-1).view(np.uint8)
+        try:
+            handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                found = read_into(handle, wanted, self.offset + start * self._row_bytes)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise ReadError(f"Rows {start}–{stop - 1} of {self.path} cannot be read: {error}.") from error
+        if found != len(wanted):
+            raise ReadError(f"Rows {start}–{stop - 1} of {self.path}: {found} of {len(wanted)} bytes are there.")
+        if not direct:
+            out[...] = rows[(slice(None), *(slice(low, high) for low, high in selection))]
+        return found

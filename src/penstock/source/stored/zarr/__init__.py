@@ -1,0 +1,1 @@
+"""Zarr arrays: decoded here, or read by zarr-python."""

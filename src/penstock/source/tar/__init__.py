@@ -1,0 +1,1 @@
+"""Items in tar shards, read like an array."""

@@ -1,0 +1,1 @@
+"""One random change of space for all arrays of an item."""

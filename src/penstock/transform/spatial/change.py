@@ -1,0 +1,109 @@
+"""Which spatial change is drawn, and how far out it looks: a matrix and a field, in world units around the centre."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.seeds import generator_for
+from penstock.transform.spatial.deform import Field
+from penstock.transform.spatial.options import SpatialOptions, turning_plane
+
+__all__ = ["Change", "drawn", "reach"]
+
+_Floats = NDArray[np.float64]
+
+_TURNS = ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))
+"""Cosine and sine of multiples of 90°, exactly."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """One spatial change: what is at offset `o` afterwards was at `matrix · o + field(o)` before."""
+
+    matrix: _Floats
+    """Orthogonal; rows and columns in the axis order."""
+
+    field: Field | None
+    """Displacements in world units; None: nothing is deformed."""
+
+
+def drawn(options: SpatialOptions, half: _Floats, rng: np.random.Generator) -> Change:
+    """Return a change for arrays that reach `half` world units to each side of the centre.
+
+    Always ten numbers are drawn, in one order (x, y, z to mirror, to transpose, to rotate; a key for the deformation),
+    so that turning one transform on or off changes nothing of the others, nor of what is drawn afterwards.
+    """
+    chances = dict(zip(("mirror", "transpose", "rotate"), rng.random((3, 3)).tolist(), strict=True))
+    key = int(rng.integers(2**63))
+    mirror, transpose, rotate = (dict(zip("xyz", chances[name], strict=True)) for name in chances)
+    place = options.axis_order.index
+    matrix = np.eye(len(options.axis_order))
+    for axis, chance in options.mirror.items():
+        if mirror[axis] < chance:
+            matrix[place(axis), place(axis)] = -1.0
+    # Uniform numbers, sorted, are in any order as likely as in any other.
+    moved = sorted(options.transpose, key=transpose.__getitem__)
+    forward = matrix.copy()
+    for axis, to in zip(options.transpose, moved, strict=True):
+        forward[place(to)] = matrix[place(axis)]
+    for axis in "xyz":
+        if axis in options.rotate:
+            low, high = options.rotate[axis]
+            turn = _turn(options.axis_order, axis, low + rotate[axis] * (high - low))
+            forward = (turn[:, :, None] * forward).sum(1)
+    field = None
+    if options.deform is not None and max(options.deform.most) > 0 and max(options.deform.std) > 0:
+        field = options.deform.field(half, generator_for(key, "deform"))
+    return Change(np.ascontiguousarray(forward.T), field)
+
+
+def reach(options: SpatialOptions, half: _Floats) -> _Floats:
+    """Return how far from the centre any change looks along each axis, for an array of half extents `half`.
+
+    The least that does, where arrays are turned about one axis or about all three by any angle; in between, it may be
+    a little more.
+    """
+    place = options.axis_order.index
+    far = half.copy()
+    for axis in "zyx":  # from what comes out to what came in
+        if axis in options.rotate:
+            first, second = map(place, turning_plane(axis))
+            angles = options.rotate[axis]
+            far[first], far[second] = (
+                _farthest(far[first], far[second], *angles),
+                _farthest(far[second], far[first], *angles),
+            )
+    # No turn moves anything out of the sphere around the array.
+    far = np.minimum(far, math.sqrt((half * half).sum()))
+    together = [place(axis) for axis in options.transpose]
+    if together:
+        far[together] = far[together].max()
+    return far if options.deform is None else far + np.array(options.deform.most)
+
+
+def _turn(axis_order: str, about: str, degrees: float) -> _Floats:
+    first, second = map(axis_order.index, turning_plane(about))
+    cosine, sine = _cosine_and_sine(degrees)
+    turn = np.eye(len(axis_order))
+    turn[first, first] = turn[second, second] = cosine
+    turn[second, first], turn[first, second] = sine, -sine
+    return turn
+
+
+def _cosine_and_sine(degrees: float) -> tuple[float, float]:
+    quarters, rest = divmod(degrees, 90.0)
+    if rest == 0:
+        return _TURNS[int(quarters) % 4]
+    return math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+
+
+def _farthest(along: float, across: float, low: float, high: float) -> float:
+    """Return the largest |cos a| · along + |sin a| · across, over the angles a from `low` to `high`."""
+    best = math.degrees(math.atan2(across, along))
+    for angle in (best, -best):
+        if angle + 180.0 * math.ceil((low - angle) / 180.0) <= high:
+            return math.hypot(along, across)
+    ends = (_cosine_and_sine(angle) for angle in (low, high))
+    return max(abs(cosine) * along + abs(sine) * across for cosine, sine in ends)

@@ -1,0 +1,126 @@
+"""Elastic deformation: a smooth field of displacements, in world units.
+
+Displacements are normal at control points and cubic in between (Catmull-Rom: what was drawn at a control point holds
+there exactly), along each axis in turn, and never larger than a stated bound.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.errors import OptionError
+from penstock.transform.checks import number
+
+__all__ = ["Deformation", "Field"]
+
+_Floats = NDArray[np.float64]
+
+_MOST = 3.0
+"""Deviations beyond which a displacement is cut off, unless a bound is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deformation:
+    """How far apart control points are, and how far they move; a number for each axis, in world units."""
+
+    spacing: tuple[float, ...]
+    std: tuple[float, ...]
+    most: tuple[float, ...]
+    """Bound of a displacement along each axis."""
+
+    @classmethod
+    def checked(cls, given: Mapping[str, Any], axis_order: str) -> "Deformation":
+        """Return the options of a dictionary, or say what is wrong with them."""
+        for name in ("spacing", "std"):
+            if name not in given:
+                raise OptionError(f"deform={dict(given)} has no {name!r}; give it, in world units.")
+        spacing, std = (_each(name, given[name], axis_order) for name in ("spacing", "std"))
+        if min(spacing) <= 0:
+            raise OptionError(f"deform has spacing={given['spacing']!r}; use world units above 0.")
+        most = tuple(_MOST * deviation for deviation in std)
+        if given.get("most") is not None:
+            bounds = _each("most", given["most"], axis_order)
+            # What does not move needs no margin.
+            most = tuple(bound if deviation else 0.0 for bound, deviation in zip(bounds, std, strict=True))
+        return cls(spacing, std, most)
+
+    def field(self, half: _Floats, rng: np.random.Generator) -> "Field":
+        """Return a field that reaches `half` world units to each side of the centre."""
+        # One more to each side: a cubic needs a neighbour beyond the last cell.
+        beside = np.ceil(half / self.spacing).astype(int) + 1
+        ndim = len(self.spacing)
+        points = rng.standard_normal((ndim, *(2 * beside + 1)))
+        points *= np.reshape(self.std, (ndim, *(1,) * ndim))
+        return Field(points, self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Field:
+    """Displacements at control points; the middle one lies at the centre of the patch."""
+
+    points: _Floats
+    """Shape (axes, *control points along each axis)."""
+
+    deformation: Deformation
+
+    def over(self, offsets: Sequence[_Floats]) -> Callable[[slice], _Floats]:
+        """Return a function of rows of the first axis that gives the displacement at each of their voxels.
+
+        Parameters
+        ----------
+        offsets
+            World units from the centre, of the voxels along each axis.
+
+        Returns
+        -------
+        For rows, an array of shape (axes, rows, *the other axes), within the bounds.
+        """
+        taps = [
+            _taps(places / spacing + middle // 2, middle)
+            for places, spacing, middle in zip(offsets, self.deformation.spacing, self.points.shape[1:], strict=True)
+        ]
+        planes = self.points
+        for axis in range(len(taps) - 1, 0, -1):
+            planes = _upsampled(planes, axis + 1, *taps[axis])
+        most = np.reshape(self.deformation.most, (-1, *(1,) * len(taps)))
+
+        def rows(which: slice) -> _Floats:
+            indices, weights = taps[0]
+            return np.clip(_upsampled(planes, 1, indices[:, which], weights[:, which]), -most, most)
+
+        return rows
+
+
+def _taps(at: _Floats, n_points: int) -> tuple[NDArray[np.intp], _Floats]:
+    """Return the four control points around each place, and their weights; both of shape (4, places)."""
+    cell = np.floor(at)
+    t = at - cell
+    # A place beyond the last cell lies on its border, where the weights of the missing neighbours are 0.
+    indices = np.clip(cell.astype(np.intp) + np.arange(-1, 3)[:, None], 0, n_points - 1)
+    weights = [
+        ((2 - t) * t - 1) * t / 2,
+        ((3 * t - 5) * t * t + 2) / 2,
+        ((4 - 3 * t) * t + 1) * t / 2,
+        (t - 1) * t * t / 2,
+    ]
+    return indices, np.stack(weights)
+
+
+def _upsampled(values: _Floats, axis: int, indices: NDArray[np.intp], weights: _Floats) -> _Floats:
+    # Sums of four, not a product of matrices: the same bits whatever the number of threads.
+    shape = (-1, *(1,) * (values.ndim - axis - 1))
+    made: _Floats = values.take(indices[0], axis) * weights[0].reshape(shape)
+    for index, weight in zip(indices[1:], weights[1:], strict=True):
+        made += values.take(index, axis) * weight.reshape(shape)
+    return made
+
+
+def _each(name: str, given: Any, axis_order: str) -> tuple[float, ...]:
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        if len(given) != len(axis_order):
+            raise OptionError(f"deform has {name}={given!r}; use one number, or {len(axis_order)} for {axis_order}.")
+        return tuple(number(f"{name} of deform", value, at_least=0) for value in given)
+    return (number(f"{name} of deform", given, at_least=0),) * len(axis_order)

@@ -1,0 +1,77 @@
+"""The command line as a process of its own: it starts at once, imports what it needs, and runs under both names."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock import __version__
+from penstock.cli.app import app
+from penstock.demo.run import DemoResult
+
+_START_SECONDS = 0.3
+
+
+def test_the_module_is_the_command():
+    command = [sys.executable, "-m", "penstock", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"penstock {__version__}\n", "")
+
+
+def test_importing_and_helping_import_neither_torch_nor_what_draws_on_terminals():
+    code = """
+import sys, penstock
+assert 'numpy' not in sys.modules
+import penstock.cli.app
+for command in ('', 'convert', 'demo', 'report', 'tune'):
+    try:
+        penstock.cli.app.app([*command.split(), '--help'])
+    except SystemExit as done:
+        assert done.code == 0
+assert not {'torch', 'numpy', 'rich'} & set(sys.modules), sys.modules
+penstock.Plan
+assert 'torch' not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", [("-m", "penstock", "--help"), ("-c", "import penstock")])
+def test_starting_takes_less_than_a_third_of_a_second(arguments):
+    def cpu_seconds() -> float:
+        # The time it works, not the time it waits for the other tests of a busy machine.
+        before = os.times()
+        subprocess.run([sys.executable, *arguments], check=True, capture_output=True, timeout=60)
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
+
+    assert any(cpu_seconds() < _START_SECONDS for _ in range(3))
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_the_demo_as_json_is_what_it_found_and_a_difference_is_1(monkeypatch, holds):
+    asked = {}
+
+    def run(**options: object) -> DemoResult:
+        asked.update(options)
+        checks = (("Same weights", holds, "bit for bit"),)
+        return DemoResult(
+            holds=holds, checks=checks, seconds=1.5, folder=Path("files"), report=None, figures={"windows": 7}
+        )
+
+    monkeypatch.setattr("penstock.demo.run.run", run)
+    done = CliRunner().invoke(app, ["demo", "--json", "--quick", "--seed", "3", "--keep", "files"])
+    assert asked == {"keep": Path("files"), "seed": 3, "quick": True, "quiet": True}
+    assert (done.exit_code, done.stderr) == (0 if holds else 1, "")
+    assert json.loads(done.stdout) == {
+        "holds": holds,
+        "checks": [{"what": "Same weights", "holds": holds, "how": "bit for bit"}],
+        "seconds": 1.5,
+        "folder": "files",
+        "report": None,
+        "figures": {"windows": 7},
+    }

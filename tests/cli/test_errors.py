@@ -1,0 +1,328 @@
+"""What a person gets who mistypes, who points at the wrong thing, who presses Ctrl-C, or who finds a bug."""
+
+import contextlib
+import errno
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from penstock_test_processes import group_is_gone
+from typer.testing import CliRunner
+
+from penstock import PlanError, ReadError, create_shards_from_arrays
+from penstock.cli.app import app
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("written") / "shards"
+    create_shards_from_arrays(folder, {"x": np.arange(40).reshape(20, 2)}, shard_size=5)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def folder(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a data set, `shards`, whose values say which item they are of."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(written, tmp_path / "shards")
+    return tmp_path
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def said(*arguments: str) -> tuple[int, str]:
+    """Return the exit code and the first line on stderr; nothing is on stdout."""
+    done = run(*arguments)
+    assert done.stdout == ""
+    return done.exit_code, done.stderr.splitlines()[0]
+
+
+def test_no_arguments_is_help_and_where_to_begin() -> None:
+    done = run()
+    assert done.exit_code == 2
+    assert "Usage: penstock" in done.stderr
+    assert done.stderr.endswith("Error: No command was given. To see what Penstock does, run: penstock demo\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["verfy", "shards"], "Error: No such command 'verfy'. Did you mean 'verify'?"),
+        (["frobnicate"], "Error: No such command 'frobnicate'."),
+        (["verify", "shards", "--wokers", "2"], "Error: No such option: --wokers. Did you mean --workers?"),
+        (["verify", "shards", "--frobnicate"], "Error: No such option: --frobnicate."),
+        (["--vresion"], "Error: No such option: --vresion. Did you mean --version?"),
+        (["verify"], "Error: Missing argument 'DIR|PATTERN'."),
+        (["convert"], "Error: Missing argument 'INPUT'."),
+    ],
+)
+def test_a_mistyped_word_is_named_with_the_nearest_that_exists(arguments: list[str], words: str) -> None:
+    assert said(*arguments) == (2, words)
+
+
+def test_a_wrong_option_is_followed_by_an_example_and_where_help_is() -> None:
+    assert run("verify").stderr.splitlines()[1:] == [
+        "For example: penstock verify shards --workers 4",
+        "Run 'penstock verify --help' for more.",
+    ]
+
+
+def make(folder: Path, what: str) -> None:
+    """Put something into the folder `there` that is no data set."""
+    there = folder / "there"
+    there.mkdir()
+    if what == "splits":
+        for name in ("train", "val"):
+            create_shards_from_arrays(there / name, {"x": np.arange(3)}, shard_size=2)
+    elif what == "unfinished":
+        (there / ".writing").mkdir()
+    elif what == "zarr":
+        (there / "zarr.json").write_text("{}")
+    elif what == "pattern":
+        (there / "a-{0..1}.tar.metadata.json").write_text("{}")
+    elif what:
+        for name in what.split():
+            (there / name).touch()
+
+
+MAKE_ONE = "Make one: penstock convert"
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("", "There is no data set in there: it is empty."),
+        ("a.txt", "There is no data set in there: it has no dataset_metadata.json, no tar archives and no recordings."),
+        ("a.tar", "there has 1 tar archive, and no index yet. Make one: penstock index there"),
+        ("a.tar b.tar.gz", "there has 2 tar archives, and no index yet. Make one: penstock index there"),
+        ("a.nwb b.nwb", f"There is no data set in there, but 2 .nwb files. {MAKE_ONE} 'there/*.nwb' --output DIR"),
+        ("a.npy b.txt", f"There is no data set in there, but 1 .npy file. {MAKE_ONE} 'there/*.npy' --output DIR"),
+        ("zarr", f"there is a zarr store, not a data set of shards. {MAKE_ONE} there --output DIR"),
+        ("splits", "there is no data set, but has train, val in it. Name one: there/train"),
+        ("pattern", "The archives in there were indexed by a pattern. Name it: 'there/a-{0..1}.tar'"),
+        (
+            "unfinished",
+            "There is no data set in there: its writer has not finished. Run it again with --resume to go on, or with "
+            "--overwrite to start anew.",
+        ),
+    ],
+)
+def test_a_folder_without_a_data_set_says_what_it_has_and_what_to_do(folder: Path, what: str, words: str) -> None:
+    make(folder, what)
+    for command in ("inspect", "verify"):
+        assert said(command, "there") == (2, f"Error: {words}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["inspect", "shrads"], "There is no shrads. Did you mean shards?"),
+        (["verify", "nowhere"], "There is no nowhere."),
+        (["verify", "shrads/train"], "There is no shrads/train. Did you mean shards?"),
+        (["tune", "rows.npz.npy"], "There is no rows.npz.npy."),
+        (["tune", "empty"], "There is no data set in empty: it is empty."),
+        (
+            ["verify", "shards/shard_000001.tar"],
+            "shards/shard_000001.tar is one shard of a data set. Name its folder: ",
+        ),
+        (["verify", "a file.npy"], f"a file.npy is a recording, not a data set. {MAKE_ONE} 'a file.npy' --output DIR"),
+        (["verify", "notes.txt"], "notes.txt is a file, not a data set, which is a folder with dataset_metadata.json"),
+        (["verify", "lone.tar"], "lone.tar has no index yet. Make one: penstock index lone.tar"),
+        (["index", "empty"], "There is no data set in empty: it is empty."),
+        (["index", "a file.npy"], "a file.npy is a recording, not a data set."),
+        (["convert", "shrads", "-o", "out"], "There is no shrads. Did you mean shards?"),
+        (["convert", "tars", "-o", "out"], "tars has tar archives, which need no conversion. Give them an index: "),
+        (["convert", "notes.txt", "-o", "out"], "notes.txt is of no known kind: .nwb, .npz, .npy, .zarr, "),
+        (["convert", "a file.npy", "-o", "out", "-f", "edf"], "format='edf'; use one of auto, nwb, npz, npy, zarr, "),
+    ],
+)
+def test_a_wrong_path_or_format_is_a_sentence_with_what_to_do(folder: Path, arguments: list[str], words: str) -> None:
+    (folder / "empty").mkdir()
+    (folder / "tars").mkdir()
+    for name in ("notes.txt", "lone.tar", "tars/a.tar"):
+        (folder / name).touch()
+    np.save(folder / "a file.npy", np.arange(4))
+    before = sorted(folder.rglob("*"))
+    code, line = said(*arguments)
+    assert (code, line[: 7 + len(words)]) == (2, f"Error: {words}")
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_what_is_taken_for_a_recording_is_what_convert_reads(folder: Path) -> None:
+    from penstock.cli.where import _MANIFEST, _RECORDINGS
+    from penstock.convert.formats import inputs_of
+    from penstock.shard.manifest import MANIFEST
+
+    for suffix in _RECORDINGS:
+        path = folder / f"a{suffix}"
+        path.mkdir() if suffix == ".zarr" else path.touch()
+        assert [given.path for given in inputs_of([path])] == [path]
+    assert MANIFEST == _MANIFEST
+
+
+def test_an_existing_output_is_kept_and_the_option_that_replaces_it_is_named(folder: Path) -> None:
+    np.save(folder / "rows.npy", np.arange(4))
+    code, line = said("convert", "rows.npy", "-o", "shards")
+    assert code == 1
+    assert line.startswith("Error: There is a data set in ")
+    assert line.endswith("/shards; replace it with overwrite=True (--overwrite).")
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("penstock.shard.verify.verify_shards", fail)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "kind", "words"),
+    [
+        (ReadError("Could not read item 3 of it."), 1, "ReadError", "Could not read item 3 of it."),
+        (PlanError("This does not fit."), 2, "PlanError", "This does not fit."),
+        (PermissionError(errno.EACCES, "Permission denied", "a/b"), 1, "PermissionError", "Permission denied: a/b."),
+        (
+            MemoryError(),
+            1,
+            "MemoryError",
+            "There is not enough memory. Use fewer workers, or smaller batches or shards.",
+        ),
+        (
+            ZeroDivisionError("by zero"),
+            70,
+            "ZeroDivisionError",
+            "This is a bug in Penstock: ZeroDivisionError: by zero",
+        ),
+    ],
+)
+def test_errors_are_sentences_with_codes_of_their_own_and_tracebacks_only_with_debug(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, kind: str, words: str
+) -> None:
+    failing(monkeypatch, error)
+    assert said("verify", "shards") == (code, f"Error: {words}")
+    assert "Traceback" not in run("verify", "shards").stderr
+    for arguments in (["--debug", "verify", "shards"], ["verify", "shards", "--debug"]):
+        done = run(*arguments)
+        assert done.exit_code == code
+        assert done.stderr.startswith("Traceback (most recent call last):")
+        assert f"Error: {words}" in done.stderr.splitlines()
+    done = run("verify", "shards", "--json")
+    assert done.exit_code == code
+    assert json.loads(done.stdout) == {"error": {"type": kind, "message": words}}
+    assert done.stderr.startswith(f"Error: {words}\n")
+
+
+def test_a_bug_says_how_to_see_more_and_what_to_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock import __version__
+
+    failing(monkeypatch, ZeroDivisionError("by zero"))
+    advice = run("verify", "shards").stderr.splitlines()[1]
+    assert advice.startswith("Run the same command with --debug for the traceback, and report it with that")
+    assert f"penstock {__version__}, Python {sys.version.split()[0]}" in advice
+
+
+@pytest.mark.parametrize("arguments", [["verfy", "--json"], ["verify", "--json"], ["verify", "shards", "--json", "-x"]])
+def test_what_the_parser_refuses_is_json_too(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert json.loads(done.stdout)["error"]["type"] == "UsageError"
+
+
+def test_what_comes_after_two_dashes_is_an_argument(folder: Path) -> None:
+    assert said("verify", "--", "--debug") == (2, "Error: There is no --debug.")
+
+
+@pytest.mark.parametrize(
+    ("command", "target"), [("verify", "shard.verify._verified"), ("index", "shard.foreign._indexed")]
+)
+def test_ctrl_c_stops_verify_and_index_with_130_and_leaves_everything_as_it_was(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, command: str, target: str
+) -> None:
+    if command == "index":
+        for path in folder.glob("shards/[!s]*"):
+            path.unlink()
+        for path in folder.glob("shards/*.tar.*"):
+            path.unlink()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    sent = []
+
+    def interrupted(*_: Any) -> Any:
+        # A real signal, from a thread that reads, while the main thread waits for it.
+        if not sent:
+            sent.append(True)
+            os.kill(os.getpid(), signal.SIGINT)
+        return [] if command == "verify" else (None, [])
+
+    monkeypatch.setattr(f"penstock.{target}", interrupted)
+    done = run(command, "shards", "-q", "--json")
+    assert (done.exit_code, done.stderr) == (130, "\nStopped.\n")
+    assert json.loads(done.stdout) == {"error": {"type": "Stopped", "message": "Stopped."}}
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_ctrl_c_ends_a_conversion_and_its_workers_and_publishes_nothing(folder: Path) -> None:
+    for number in range(2):
+        np.save(folder / f"rows{number}.npy", np.arange(20.0) + 100 * number)
+    os.mkfifo(folder / "rows2.npy")  # whoever reads it waits
+    words = "-m penstock convert rows0.npy rows1.npy rows2.npy -o out --quiet --workers 2"
+    process = subprocess.Popen(
+        [sys.executable, *words.split()],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    pipe: list[int] = []
+
+    def is_read() -> bool:
+        assert process.poll() is None
+        with contextlib.suppress(OSError):  # nobody reads it yet
+            pipe.append(os.open(folder / "rows2.npy", os.O_WRONLY | os.O_NONBLOCK))
+        return bool(pipe)
+
+    wait_until(is_read)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the command and its workers
+    out, errors = process.communicate(timeout=60)
+    os.close(pipe[0])
+    assert (process.returncode, out, errors) == (130, "", "\nStopped.\n")
+    wait_until(lambda: group_is_gone(process.pid))
+    assert not (folder / "out" / "dataset_metadata.json").exists()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_reader_that_goes_away_hears_nothing(folder: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "penstock", "inspect", "shards"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False, timeout=60)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_the_script_of_the_document_tells_errors_alike(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.cli.convert_script import run_script
+
+    monkeypatch.setattr("sys.argv", ["convert_to_shards.py", "--input", "absent.npy", "--output", "out"])
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as stopped:
+        run_script()
+    assert (stopped.value.code, errors.getvalue()) == (2, "Error: There is no absent.npy.\n")

@@ -1,0 +1,191 @@
+"""Samples that a function yields: which ones, how often it runs, and what happens when it changes its mind."""
+
+import functools
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock import TarSource, convert_to_shards
+from penstock.convert.inputs.function import FunctionInput
+from penstock.core.errors import OptionError, ReadError, SourceError
+
+RUNS: list[list[int]] = []
+"""What each run of the function has yielded."""
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    RUNS.clear()
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    run: list[int] = []
+    RUNS.append(run)
+    for number, line in enumerate(path.read_text().split()):
+        run.append(number)
+        yield {"value": np.array([float(line), number])}
+
+
+def pairs(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    for number, sample in enumerate(lines(path)):
+        yield sample, {"subject": f"s{number}", "file": "another"} if number == 1 else {}
+
+
+def scaled(path: Path, *, factor: float) -> list[dict[str, Any]]:
+    return [{"value": sample["value"] * factor} for sample in lines(path)]
+
+
+def failing(path: Path, *, after: int, runs: int = 0) -> Iterator[dict[str, Any]]:
+    for number, sample in enumerate(lines(path)):
+        if number == after and len(RUNS) > runs:
+            raise KeyError("user's own")
+        yield sample
+
+
+def counting(path: Path, *, numbers: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+    """Yields another number of samples in each run."""
+    yield from itertools.islice(lines(path), numbers[min(len(RUNS), len(numbers) - 1)])
+
+
+def renaming(path: Path) -> Iterator[dict[str, Any]]:
+    for number, sample in enumerate(lines(path)):
+        yield {"other": sample["value"]} if number == 3 and len(RUNS) > 1 else sample
+
+
+def odd(path: Path, *, sample: Any) -> list[Any]:
+    return [{"x": 1}, sample]
+
+
+def nothing(path: Path) -> list[Any]:
+    return []
+
+
+def no_iterator(path: Path) -> Any:
+    return 3
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "a.txt").write_text(" ".join(str(number * number) for number in range(10)))
+    return tmp_path / "a.txt"
+
+
+def test_samples_are_what_the_function_yields(path, all_samples):
+    for number, (fields, metadata) in enumerate(all_samples(FunctionInput(path, lines))):
+        np.testing.assert_array_equal(fields["value"], [number * number, number])
+        assert metadata == {"file": "a.txt", "row": number}
+
+
+def test_metadata_of_the_function_are_added(path, all_samples):
+    found = [metadata for _, metadata in all_samples(FunctionInput(path, pairs))]
+    assert found[0] == {"file": "a.txt", "row": 0}
+    assert found[1] == {"file": "another", "row": 1, "subject": "s1"}
+
+
+def test_what_the_function_needs_is_given_with_partial(path, all_samples):
+    given_input = FunctionInput(path, functools.partial(scaled, factor=2.0))
+    assert [fields["value"][1] for fields, _ in all_samples(given_input)] == [2.0 * number for number in range(10)]
+    assert repr(given_input).endswith("scaled(factor=2.0))")
+    assert repr(given_input) != repr(FunctionInput(path, functools.partial(scaled, factor=3.0)))
+
+
+def test_samples_in_order_cost_two_runs_also_when_they_are_asked_for_in_pieces(path):
+    recording = FunctionInput(path, lines).open()
+    for start in range(0, 10, 3):
+        numbers = np.arange(start, min(start + 3, 10))
+        assert [int(fields["value"][1]) for fields, _ in recording.samples(numbers)] == numbers.tolist()
+    recording.close()
+    assert [list(range(10))] * 2 == RUNS
+
+
+def test_only_a_step_back_starts_the_function_over(path):
+    recording = FunctionInput(path, lines).open()
+    assert [int(fields["value"][1]) for fields, _ in recording.samples(np.array([2, 6, 4, 5, 5]))] == [2, 6, 4, 5, 5]
+    recording.close()
+    assert [[*range(10)], [*range(7)], [*range(6)], [*range(6)]] == RUNS
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(numbers=st.lists(st.integers(0, 9), max_size=20))
+def test_samples_come_in_any_order(path, numbers):
+    recording = FunctionInput(path, lines).open()
+    found = recording.samples(np.array(numbers, np.int64))
+    assert [(int(fields["value"][1]), metadata["row"]) for fields, metadata in found] == [(n, n) for n in numbers]
+    assert recording.span(np.array(numbers, np.int64)).tolist() == [[n, n + 1] for n in numbers]
+    recording.close()
+
+
+def test_an_exception_of_the_function_is_its_own_with_a_note(path):
+    with pytest.raises(KeyError, match="user's own") as caught:
+        FunctionInput(path, functools.partial(failing, after=4)).open()
+    (note,) = caught.value.__notes__
+    assert "sample 4 of" in note
+    assert "a.txt" in note
+    RUNS.clear()
+    recording = FunctionInput(path, functools.partial(failing, after=4, runs=1)).open()
+    with pytest.raises(KeyError) as caught:
+        list(recording.samples(np.arange(10)))
+    assert "sample 4 of" in caught.value.__notes__[0]
+    recording.close()
+
+
+def test_a_function_that_yields_fewer_or_more_samples_later_is_refused(path):
+    recording = FunctionInput(path, functools.partial(counting, numbers=(8, 6))).open()
+    assert len(list(recording.samples(np.arange(6)))) == 6
+    with pytest.raises(SourceError, match=r"counting.*a\.txt when it is run again: 6 samples instead of 8"):
+        list(recording.samples(np.array([6])))
+    RUNS.clear()
+    recording = FunctionInput(path, functools.partial(counting, numbers=(6, 8))).open()
+    with pytest.raises(SourceError, match="more than 6 samples"):
+        list(recording.samples(np.arange(6)))
+
+
+def test_a_function_that_yields_other_fields_later_is_refused(path):
+    recording = FunctionInput(path, renaming).open()
+    assert len(list(recording.samples(np.arange(3)))) == 3
+    with pytest.raises(SourceError, match="sample 3 has other fields, other"):
+        list(recording.samples(np.array([3])))
+
+
+@pytest.mark.parametrize("sample", [3, {}, [1], ({"x": 1},), ({"x": 1}, 2), {3: 1}, None], ids=repr)
+def test_what_is_no_sample_is_refused_with_its_number(path, sample):
+    with pytest.raises(SourceError, match=r"odd.* yields .* as sample 1 of .*a\.txt"):
+        FunctionInput(path, functools.partial(odd, sample=sample)).open()
+
+
+def test_a_function_that_yields_nothing_is_refused(path):
+    with pytest.raises(SourceError, match=r"nothing yields no samples for .*a\.txt"):
+        FunctionInput(path, nothing).open()
+    with pytest.raises(TypeError):
+        FunctionInput(path, no_iterator).open()
+
+
+def test_numbers_that_there_are_not_say_so(path):
+    recording = FunctionInput(path, lines).open()
+    with pytest.raises(ReadError, match="it has samples 0–9"):
+        list(recording.samples(np.array([10])))
+
+
+def test_functions_that_workers_cannot_find_are_refused_at_once(path):
+    with pytest.raises(OptionError, match="top level of a module"):
+        FunctionInput(path, lambda path: [])
+    with pytest.raises(OptionError, match="give a function"):
+        FunctionInput(path, 3)
+
+
+def test_patterns_are_expanded_for_functions_too(tmp_path: Path) -> None:
+    for number in (2, 0, 1):
+        (tmp_path / f"{number}.txt").write_text(f"{number}\n")
+    found = convert_to_shards(str(tmp_path / "*.txt"), tmp_path / "out", format=one_line, show_progress=False)
+    assert found["total_samples"] == 3
+    assert TarSource(tmp_path / "out").take(np.arange(3))["x"].tolist() == [0, 1, 2]
+
+
+def one_line(path: Path) -> list[dict[str, Any]]:
+    return [{"x": np.int64(path.read_text())}]

@@ -1,0 +1,372 @@
+"""A whole conversion: every sample of every input once, in its place, whoever does the work."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from penstock_convert_parts import Taped, mishap, read, rows, tapes, tree, visible
+
+from penstock import TarSource
+from penstock.convert.convert import convert
+from penstock.convert.engines import LocalEngine
+from penstock.convert.fingerprint import fingerprint
+from penstock.convert.inputs.arrays import NpyInput
+from penstock.convert.scan import ConvertOptions
+from penstock.convert.splits import Split
+from penstock.core.errors import ConversionError, OptionError, SourceError, WriteError
+from penstock.files.locks import lock, unlock
+from penstock.shard.manifest import Manifest
+from penstock.shard.verify import verify_shards
+from penstock.shard.writer import WriteOptions
+
+SIZES, NAMES = (7, 5, 9, 4), ("anna_1", "bert_1", "anna_2", "carl_1")
+HALVES = (("train", 0.5), ("val", 0.5))
+CASES: dict[str, ConvertOptions] = {
+    "plain": ConvertOptions(WriteOptions(4), statistics=True),
+    "compressed": ConvertOptions(WriteOptions(4, compression="gz")),
+    "shuffled": ConvertOptions(WriteOptions(4), shuffle_seed=3, statistics=True),
+    "by file": ConvertOptions(WriteOptions(4), Split(HALVES), statistics=True),
+    "by subject": ConvertOptions(WriteOptions(4), Split(HALVES, "subject"), shuffle_seed=1),
+    "by time": ConvertOptions(WriteOptions(4), Split(HALVES, "time"), statistics=True),
+}
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> list[Taped]:
+    return tapes(tmp_path / "in", SIZES, NAMES)
+
+
+@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=5), shard_size=st.integers(1, 30))
+@settings(max_examples=15)
+def test_every_sample_is_there_once_in_the_order_of_the_inputs(
+    sizes: list[int], shard_size: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("case")
+    given = tapes(folder / "in", sizes)
+    manifest = convert(given, folder / "out", ConvertOptions(WriteOptions(shard_size)))[""]
+    assert read(folder / "out") == rows(given)
+    whole, rest = divmod(sum(sizes), shard_size)
+    assert [shard.n_items for shard in manifest.shards] == [shard_size] * whole + ([rest] if rest else [])
+    assert verify_shards(folder / "out")[1] == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_bytes_do_not_depend_on_the_number_of_workers(case: str, inputs: list[Taped], tmp_path: Path) -> None:
+    trees = []
+    for workers in (1, 2, 4):
+        convert(inputs, tmp_path / f"out{workers}", CASES[case], engine=LocalEngine(workers))
+        trees.append(tree(tmp_path / f"out{workers}"))
+    assert trees[0] == trees[1] == trees[2]
+    assert not any(part.startswith(".") for name in trees[0] for part in Path(name).parts)
+
+
+@pytest.mark.parametrize("case", ["by file", "by subject"])
+def test_groups_are_whole_and_every_sample_is_on_one_side(case: str, inputs: list[Taped], tmp_path: Path) -> None:
+    convert(inputs, tmp_path / "out", CASES[case])
+    sides = {name: read(tmp_path / "out" / name) for name in ("train", "val")}
+    assert sorted(sides["train"] + sides["val"]) == sorted(rows(inputs))
+    of = (lambda file: file) if case == "by file" else (lambda file: file.partition("_")[0])
+    groups = [{of(file) for file, _, _ in side} for side in sides.values()]
+    assert not groups[0] & groups[1]
+
+
+def test_stretches_of_time_share_no_row(tmp_path: Path) -> None:
+    given = tapes(tmp_path / "in", (40, 23), sequence_length=4, overlap=0.75)
+    split = Split((("train", 0.7), ("val", 0.2), ("test", 0.1)), "time")
+    convert(given, tmp_path / "out", ConvertOptions(WriteOptions(10), split))
+    seen: dict[str, set[tuple[str, float]]] = {}
+    for name in split.names:
+        source = TarSource(tmp_path / "out" / name)
+        block = source.take(np.arange(len(source.index)))
+        seen[name] = {
+            (about["file"], first)
+            for about, window in zip(block["metadata"], block["data"], strict=True)
+            for first in (-window[:, 2]).tolist()
+        }
+        source.close()
+    assert not seen["train"] & seen["val"]
+    assert not (seen["train"] | seen["val"]) & seen["test"]
+    assert seen["train"] == {("tape_0.npy", row) for row in range(28)} | {("tape_1.npy", row) for row in range(16)}
+
+
+def test_shuffled_samples_are_a_permutation_across_inputs_that_the_seed_decides(
+    inputs: list[Taped], tmp_path: Path
+) -> None:
+    found = {}
+    for seed in (3, 4):
+        convert(inputs, tmp_path / f"out{seed}", replace(CASES["shuffled"], shuffle_seed=seed))
+        found[seed] = read(tmp_path / f"out{seed}")
+        assert sorted(found[seed]) == sorted(rows(inputs))
+        assert [file for file, _, _ in found[seed]] != sorted(file for file, _, _ in found[seed])
+    assert found[3] != found[4]
+
+
+def test_shuffling_keeps_what_is_known_of_each_sample_and_numbers_it_anew(inputs: list[Taped], tmp_path: Path) -> None:
+    convert(inputs, tmp_path / "out", CASES["shuffled"])
+    source = TarSource(tmp_path / "out")
+    about = source.take(np.arange(25))["metadata"]
+    source.close()
+    assert [entry["sample_id"] for entry in about] == [f"sample_{number:09d}" for number in range(25)]
+    assert [(entry["shard_idx"], entry["sample_idx_in_shard"]) for entry in about] == [divmod(n, 4) for n in range(25)]
+
+
+@pytest.mark.parametrize("shuffle_seed", [None, 5])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_statistics_are_those_of_the_training_split_without_nans(
+    workers: int, shuffle_seed: int | None, tmp_path: Path
+) -> None:
+    given = tapes(tmp_path / "in", (12, 12, 12), sequence_length=3)
+    for number, entry in enumerate(given):
+        values = np.load(entry.path) + 1e6 * number
+        values[2, 0], values[5:, 2] = np.nan, np.nan
+        values[:, 1] = 7
+        np.save(entry.path, values)
+    split = Split((("val", 0.3), ("train", 0.7)))
+    options = ConvertOptions(WriteOptions(3), split, shuffle_seed=shuffle_seed, statistics=True)
+    manifests = convert(given, tmp_path / "out", options, engine=LocalEngine(workers))
+    source = TarSource(tmp_path / "out" / "train")
+    channels = source.take(np.arange(8))["data"].reshape(-1, 3).astype(np.float64)
+    source.close()
+    found = manifests["train"].metadata["statistics"]
+    assert found["of"] == "train"
+    assert found == manifests["val"].metadata["statistics"]
+    field = found["fields"]["data"]
+    np.testing.assert_allclose(field["mean"], np.nanmean(channels, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(field["std"], np.nanstd(channels, axis=0), rtol=1e-9)
+    assert field["minimum"] == np.nanmin(channels, axis=0).tolist()
+    assert field["maximum"] == np.nanmax(channels, axis=0).tolist()
+    assert field["count"] == (~np.isnan(channels)).sum(axis=0).tolist()
+    assert field["std"][1] == 0
+
+
+def test_the_manifest_says_where_everything_comes_from(tmp_path: Path) -> None:
+    given = tapes(tmp_path / "in", (7, 5, 9), ("anna_1", "bert_1", "anna_2"), sequence_length=2)
+    options = ConvertOptions(WriteOptions(4, metadata={"lab": "ours"}), Split(HALVES, "subject"), shuffle_seed=2)
+    manifests = convert(given, tmp_path / "out", options)
+    anna = next(found for found in manifests.values() if len(found.metadata["conversion"]["inputs"]) == 2)
+    about = anna.metadata["conversion"]
+    assert anna.metadata["lab"] == "ours"
+    assert [(entry["file"], entry["samples"]) for entry in about["inputs"]] == [("anna_1.npy", 3), ("anna_2.npy", 4)]
+    assert [entry["digest"] for entry in about["inputs"]] == [fingerprint(given[0].path), fingerprint(given[2].path)]
+    first = about["inputs"][0]
+    assert first["bytes"] == given[0].path.stat().st_size
+    assert first["groups"] == {"subject": "anna"}
+    assert first["options"] == {"sequence_length": 2, "overlap": 0.0}
+    assert first["notes"] == ["The last row is left out: 7 rows do not end with a window.", "anna_1 was taped"]
+    assert first["about"]["format"] == "npy"
+    assert about["skipped"] == []
+    assert about["shuffle_seed"] == 2
+    assert about["split"]["shares"] == {"train": 0.5, "val": 0.5}
+    assert about["split"]["group_by"] == "subject"
+    assert {found.metadata["conversion"]["split"]["name"] for found in manifests.values()} == {"train", "val"}
+    assert about["versions"]["numpy"] == np.__version__
+    assert Manifest.read(anna.folder / "dataset_metadata.json") == anna
+
+
+def test_the_bytes_do_not_depend_on_where_inputs_lie(tmp_path: Path) -> None:
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        convert(tapes(tmp_path / place / "in", SIZES), tmp_path / place / "out", CASES["shuffled"])
+    assert tree(tmp_path / "here" / "out") == tree(tmp_path / "there" / "out")
+
+
+@pytest.mark.parametrize("shuffle_seed", [None, 1])
+def test_one_sample_in_all_and_a_shard_that_is_larger(shuffle_seed: int | None, tmp_path: Path) -> None:
+    given = tapes(tmp_path / "in", (1,))
+    convert(
+        given, tmp_path / "out", ConvertOptions(WriteOptions(1000), shuffle_seed=shuffle_seed), engine=LocalEngine(2)
+    )
+    assert read(tmp_path / "out") == rows(given)
+
+
+def test_progress_ends_with_all_that_there_is(inputs: list[Taped], tmp_path: Path) -> None:
+    told: list[tuple[str, str, int, int, str]] = []
+    convert(inputs, tmp_path / "out", CASES["plain"], told=lambda *news: told.append(news))
+    assert [news[2] for news in told if news[0] == "Looking"] == [0, 1, 2, 3, 4]
+    assert [(news[2], news[3]) for news in told if news[0] == "Writing"] == [
+        (n, 25) for n in (0, 4, 8, 12, 16, 20, 24, 25)
+    ]
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_nothing_to_convert_is_an_error_and_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="nothing to convert"):
+        convert([], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_all_bad_inputs_are_named_with_their_reasons_and_no_folder_is_left(inputs: list[Taped], tmp_path: Path) -> None:
+    inputs[1].path.write_bytes(b"no array")
+    inputs[3].path.unlink()
+    with pytest.raises(ConversionError, match=r"2 inputs could not be converted, and nothing was published") as caught:
+        convert(inputs, tmp_path / "out", ConvertOptions(split=Split(HALVES)), engine=LocalEngine(2))
+    assert caught.value.reasons.keys() == {str(inputs[1].path), str(inputs[3].path)}
+    assert "carl_1.npy cannot be read" in caught.value.reasons[str(inputs[3].path)]
+    assert all(f"{path}: {reason}" in str(caught.value) for path, reason in caught.value.reasons.items())
+    assert not (tmp_path / "out").exists()
+
+
+def test_inputs_whose_fields_differ_are_both_named(inputs: list[Taped], tmp_path: Path) -> None:
+    np.save(inputs[2].path, np.zeros((4, 3)))
+    with pytest.raises(SourceError, match=r"anna_2\.npy gives .*float64.* but anna_1\.npy gives .*float32"):
+        convert(inputs, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("dtype", "dtypes|float64"), ("field", "more")])
+@pytest.mark.parametrize("at", [2, 4])  # in the middle of a shard, and where one begins
+def test_samples_that_differ_within_an_input_are_refused(kind: str, at: int, reason: str, tmp_path: Path) -> None:
+    given = tapes(tmp_path / "in", (5,))
+    mishap(given[0], kind, at, once=False)
+    with pytest.raises(OptionError, match=reason):
+        convert(given, tmp_path / "out", ConvertOptions(WriteOptions(4)))
+    assert visible(tmp_path / "out") == set()
+
+
+def test_a_split_by_what_an_input_does_not_say_is_refused(tmp_path: Path) -> None:
+    given = [NpyInput(entry.path) for entry in tapes(tmp_path / "in", (3, 3))]
+    with pytest.raises(SourceError, match=r"tape_0\.npy does not say which subject it is of"):
+        convert(given, tmp_path / "out", CASES["by subject"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_split_in_time_that_leaves_one_side_empty_is_refused(tmp_path: Path) -> None:
+    given = tapes(tmp_path / "in", (10,), sequence_length=6)
+    with pytest.raises(SourceError, match="The split 'train' has no samples"):
+        convert(given, tmp_path / "out", CASES["by time"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_shards_bounded_by_bytes_are_refused() -> None:
+    with pytest.raises(OptionError, match="use shard_size"):
+        ConvertOptions(WriteOptions(max_shard_bytes=10_000))
+
+
+@pytest.mark.parametrize("options", [{"shuffle_seed": -1}, {"on_bad": "ignore"}])
+def test_options_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=r"seed|on_bad"):
+        ConvertOptions(**options)
+
+
+# -- what is there already ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["plain", "by file", "shuffled"])
+def test_a_data_set_that_is_there_is_not_touched_unless_asked_for(
+    case: str, inputs: list[Taped], tmp_path: Path
+) -> None:
+    convert(inputs, tmp_path / "out", CASES[case])
+    before = tree(tmp_path / "out")
+    with pytest.raises(WriteError, match="replace it with overwrite=True"):
+        convert(inputs[:2], tmp_path / "out", CASES[case])
+    assert tree(tmp_path / "out") == before
+    convert(inputs[:2], tmp_path / "out", CASES[case], overwrite=True)
+    convert(inputs[:2], tmp_path / "new", CASES[case])
+    assert tree(tmp_path / "out") == tree(tmp_path / "new")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resuming_what_is_complete_returns_it_and_reads_no_sample(
+    case: str, inputs: list[Taped], tmp_path: Path
+) -> None:
+    first = convert(inputs, tmp_path / "out", CASES[case])
+    before = tree(tmp_path / "out")
+    for entry in inputs:
+        mishap(entry, "read", 1, once=False)
+    assert convert(inputs, tmp_path / "out", CASES[case], resume=True) == first
+    assert tree(tmp_path / "out") == before
+
+
+OTHER: dict[str, Callable[[ConvertOptions], ConvertOptions]] = {
+    "shard size": lambda options: replace(options, write=WriteOptions(5)),
+    "compression": lambda options: replace(options, write=replace(options.write, compression="xz")),
+    "metadata": lambda options: replace(options, write=replace(options.write, metadata={"a": 1})),
+    "seed": lambda options: replace(options, shuffle_seed=9),
+    "statistics": lambda options: replace(options, statistics=not options.statistics),
+}
+
+
+@pytest.mark.parametrize("other", OTHER)
+@pytest.mark.parametrize("case", ["plain", "shuffled"])
+@pytest.mark.parametrize("finished", [True, False])
+def test_resuming_with_other_options_is_refused_and_changes_nothing(
+    finished: bool, case: str, other: str, inputs: list[Taped], tmp_path: Path
+) -> None:
+    if not finished:
+        mishap(inputs[2], "read", 3)
+    try:
+        convert(inputs, tmp_path / "out", CASES[case])
+    except ConversionError:
+        assert not finished
+    before = tree(tmp_path / "out")
+    with pytest.raises(OptionError, match=r"with other inputs or options"):
+        convert(inputs, tmp_path / "out", OTHER[other](CASES[case]), resume=True)
+    assert tree(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_resuming_with_other_inputs_is_refused(finished: bool, inputs: list[Taped], tmp_path: Path) -> None:
+    if not finished:
+        mishap(inputs[2], "read", 3)
+    try:
+        convert(inputs, tmp_path / "out", CASES["plain"])
+    except ConversionError:
+        assert not finished
+    before = tree(tmp_path / "out")
+    np.save(inputs[3].path, np.load(inputs[3].path) + 1)
+    for others in (inputs, inputs[:3], inputs[::-1]):
+        with pytest.raises(OptionError, match="with other inputs or options"):
+            convert(others, tmp_path / "out", CASES["plain"], resume=True)
+    assert tree(tmp_path / "out") == before
+
+
+def test_resuming_and_overwriting_exclude_each_other(inputs: list[Taped], tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="exclude each other"):
+        convert(inputs, tmp_path / "out", resume=True, overwrite=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_resuming_where_nothing_was_begun_begins(inputs: list[Taped], tmp_path: Path) -> None:
+    convert(inputs, tmp_path / "out", CASES["plain"], resume=True)
+    assert read(tmp_path / "out") == rows(inputs)
+
+
+@pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}])
+def test_a_second_conversion_into_the_same_folder_is_refused(
+    how: dict[str, bool], inputs: list[Taped], tmp_path: Path
+) -> None:
+    handle = lock(tmp_path / "out")
+    try:
+        with pytest.raises(WriteError, match="Another writer is at work"):
+            convert(inputs, tmp_path / "out", CASES["by file"], **how)
+    finally:
+        unlock(handle)
+    assert tree(tmp_path / "out") == {}
+
+
+def test_folders_that_were_there_and_empty_may_be_used(inputs: list[Taped], tmp_path: Path) -> None:
+    (tmp_path / "out" / "train").mkdir(parents=True)
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    convert(inputs, tmp_path / "out", CASES["by file"])
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+
+
+def test_a_conversion_at_work_keeps_others_out(inputs: list[Taped], tmp_path: Path) -> None:
+    refused: list[object] = []
+
+    def meanwhile(*news: object) -> None:
+        if news[0] == "Writing":
+            with pytest.raises(WriteError, match="Another writer is at work"):
+                convert(inputs, tmp_path / "out", CASES["plain"], resume=True)
+            refused.append(news)
+
+    convert(inputs, tmp_path / "out", CASES["plain"], told=meanwhile)
+    assert len(refused) == 8
+    assert read(tmp_path / "out") == rows(inputs)

@@ -1,0 +1,140 @@
+"""Which samples, in which order, in which shards."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_convert_parts import Taped, tapes
+
+from penstock.convert.fingerprint import Stamp, fingerprint, stamped
+from penstock.convert.plan import Bad, Job, Scan, Scanning
+from penstock.convert.splits import Split
+from penstock.core.errors import MissingDependency
+from penstock.shard.writer import WriteOptions
+
+
+def scan(number: int, n_samples: int = 100, folder: str = "/data") -> Scan:
+    path = Path(folder) / f"tape_{number}.npy"
+    return Scan(Taped(path), n_samples, {}, {}, (), {"data": "float32"}, Stamp(number, 1), f"digest {number}")
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    """Several stretches of several inputs."""
+    runs = []
+    for number in range(draw(st.integers(1, 4))):
+        borders = sorted(draw(st.sets(st.integers(0, 100), min_size=2, max_size=6)))
+        runs += [(number, start, stop) for start, stop in zip(borders[::2], borders[1::2], strict=False)]
+    scans = tuple(scan(number) for number in range(4))
+    seed = draw(st.sampled_from([None, 0, 1]))
+    return Job(Path("/out"), WriteOptions(draw(st.integers(1, 50))), scans, tuple(runs), seed)
+
+
+def located(job: Job) -> list[tuple[str, int]]:
+    """Return file and number of each sample, in the order in which they are written."""
+    found = []
+    for number in range(job.n_shards):
+        task = job.task(number)
+        assert (task.number, task.first) == (number, number * job.options.shard_size)
+        found += [
+            (task.inputs[which].path.name, sample)
+            for which, sample in zip(task.which.tolist(), task.samples.tolist(), strict=True)
+        ]
+    return found
+
+
+@given(jobs())
+def test_the_tasks_of_a_job_hold_every_sample_of_its_runs_once(job: Job) -> None:
+    wanted = [(f"tape_{number}.npy", sample) for number, start, stop in job.runs for sample in range(start, stop)]
+    assert sorted(located(job)) == sorted(wanted)
+    assert located(replace(job, shuffle_seed=None)) == wanted
+    assert job.n_samples == len(wanted)
+
+
+@given(jobs())
+def test_all_shards_but_the_last_are_full(job: Job) -> None:
+    sizes = [len(job.task(number).samples) for number in range(job.n_shards)]
+    assert set(sizes[:-1]) <= {job.options.shard_size}
+    assert 1 <= sizes[-1] <= job.options.shard_size
+
+
+@given(jobs())
+def test_a_task_names_only_the_inputs_that_it_needs_with_their_stamps(job: Job) -> None:
+    for number in range(job.n_shards):
+        task = job.task(number)
+        assert set(task.which.tolist()) == set(range(len(task.inputs)))
+        stamps = {entry.input: entry.stamp for entry in job.scans}
+        assert [stamps[entry] for entry in task.inputs] == list(task.stamps)
+
+
+def test_a_shuffled_order_is_pinned() -> None:
+    job = Job(Path("/out"), WriteOptions(4), (scan(0), scan(1)), ((0, 0, 4), (1, 0, 4)), 7)
+    # Another permutation is a breaking change: the same command would give other bytes.
+    found = [f"{name.removesuffix('.npy')}:{number}" for name, number in located(job)]
+    assert " ".join(found).replace("tape_", "") == "0:0 1:0 0:2 0:1 1:1 0:3 1:3 1:2"
+
+
+def job_of(given: list[Taped]) -> Job:
+    scans = [Scanning(Split())(entry) for entry in given]
+    assert not any(isinstance(entry, Bad) for entry in scans)
+    runs = tuple((number, 0, entry.n_samples) for number, entry in enumerate(scans))
+    return Job(given[0].path.parent / "out", WriteOptions(4), tuple(scans), runs)
+
+
+def test_the_identity_is_that_of_names_content_and_options_not_of_folders(tmp_path: Path) -> None:
+    here, there = (job_of(tapes(tmp_path / name)) for name in ("here", "there"))
+    assert here.identity() == there.identity()
+    json.loads(here.identity())
+    others = [
+        replace(here, options=WriteOptions(5)),
+        replace(here, shuffle_seed=0),
+        replace(here, statistics=True),
+        replace(here, scans=here.scans[::-1]),
+        replace(here, runs=here.runs[:2]),
+        job_of(tapes(tmp_path / "longer", (7, 5, 10))),
+        job_of(tapes(tmp_path / "renamed", names=("a", "b", "c"))),
+        job_of(tapes(tmp_path / "windows", sequence_length=1)),
+    ]
+    assert len({here.identity(), *(other.identity() for other in others)}) == len(others) + 1
+
+
+def test_a_job_from_what_was_staged_is_known_as_the_one_that_reads_the_inputs() -> None:
+    job = Job(Path("/out"), WriteOptions(4), (scan(0),), ((0, 0, 4),), 7)
+    staged = replace(job, scans=(scan(5),), runs=((0, 0, 4),), staged_from=job)
+    assert staged.identity() == job.identity()
+
+
+def test_looking_at_an_input_tells_what_it_holds(tmp_path: Path) -> None:
+    (given,) = tapes(tmp_path / "in", (10,), ("anna_1",), sequence_length=3)
+    found = Scanning(Split((("a", 0.6), ("b", 0.4)), "time"))(given)
+    assert isinstance(found, Scan)
+    assert (found.n_samples, found.name, dict(found.fields)) == (3, "anna_1.npy", {"data": "float32"})
+    assert dict(found.groups) == {"subject": "anna"}
+    assert (found.stamp, found.digest) == (stamped(given.path), fingerprint(given.path))
+    # windows of rows 0–3, 3–6, 6–9; a border after 5.4 rows
+    assert found.stretches == {"a": [(0, 1)], "b": [(2, 3)]}
+
+
+@pytest.mark.parametrize("content", [b"", b"no array", np.lib.format.MAGIC_PREFIX])
+def test_looking_at_what_is_no_input_tells_why(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "bad.npy"
+    path.write_bytes(content)
+    found = Scanning(Split())(Taped(path))
+    assert isinstance(found, Bad)
+    assert found.path == path
+    assert found.reason
+    assert str(found) == f"{path}: {found.reason}"
+
+
+def test_a_package_that_is_missing_is_nothing_about_the_file(tmp_path: Path) -> None:
+    def missing() -> None:
+        raise MissingDependency("pynwb", "nwb", "Reading NWB files")
+
+    (tmp_path / "a").write_bytes(b"a")
+    with pytest.raises(MissingDependency, match=r"penstock\[nwb\]"):
+        Scanning(Split())(SimpleNamespace(path=tmp_path / "a", open=missing))  # type: ignore[arg-type]

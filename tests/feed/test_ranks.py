@@ -1,0 +1,76 @@
+from typing import Any
+
+import pytest
+from penstock_test_parts import delivered, numbered, planned
+
+from penstock import Loader, OptionError, Plan, Sequential, World
+from penstock.feed.ranks import current_world
+
+SOURCE = numbered(24)
+PLAN = Plan(SOURCE.index, Sequential(), batch_size=2)
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_without_a_launcher_there_is_one_rank() -> None:
+    assert current_world() == World(0, 1)
+
+
+def test_the_environment_of_a_launcher_says_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert current_world() == World(2, 3)
+    with Loader(SOURCE, PLAN) as loader:
+        assert delivered(loader) == planned(PLAN)[2::3]
+
+
+def test_the_world_that_is_given_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with Loader(SOURCE, PLAN, world=World(1, 2)) as loader:
+        assert delivered(loader) == planned(PLAN)[1::2]
+
+
+def test_the_world_that_is_given_wins_over_a_broken_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    with Loader(SOURCE, PLAN, world=World(0, 1)) as loader:
+        assert delivered(loader) == planned(PLAN)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"RANK": "1"},
+        {"WORLD_SIZE": "2"},
+        {"RANK": "", "WORLD_SIZE": "2"},
+        {"RANK": "one", "WORLD_SIZE": "2"},
+        {"RANK": "2", "WORLD_SIZE": "2"},
+        {"RANK": "-1", "WORLD_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": "0"},
+    ],
+    ids=str,
+)
+def test_an_environment_that_says_half_of_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(OptionError, match=r"RANK=.*WORLD_SIZE=.*world=World\(rank, size\)"):
+        Loader(SOURCE, PLAN)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_outside_of_its_world_is_refused(rank: Any, size: Any) -> None:
+    with pytest.raises(OptionError, match=f"rank={rank}"):
+        World(rank, size)
+
+
+def test_a_world_that_names_a_worker_is_refused() -> None:
+    source = numbered(12)
+    plan = Plan(source.index, Sequential(), batch_size=4)
+    with pytest.raises(OptionError, match=r"names a worker.*use World\(rank, size\)"):
+        Loader(source, plan, world=World(0, 1, worker=1, workers=2))

@@ -1,0 +1,205 @@
+"""What an order looks like: in words, as one hash, and as two numbers."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.errors import PlanError
+from penstock.core.index import Index
+from penstock.core.types import Arrangement
+from penstock.plan.balanced import Balanced
+from penstock.plan.inspect import Mixing
+from penstock.plan.orders import RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
+from penstock.plan.plan import Plan
+from penstock.plan.segments import Segments
+
+CHUNKED = Index.uniform(20_000, 50)
+
+
+def test_a_batch_of_items_taken_directly_is_explained() -> None:
+    plan = Plan(Index.uniform(50, 5), Sequential(), batch_size=10)
+    assert plan.explain(1, epoch=3) == (
+        "Batch 1 of 5 in epoch 3: 10 items, 10, 11, 12, 13, 14, 15, 16, 17, …. They are taken directly."
+    )
+
+
+@pytest.mark.parametrize("batch", range(7))
+def test_a_batch_of_rows_of_windows_is_explained_with_its_items_windows_and_padding(batch: int) -> None:
+    plan = Plan(Index.uniform(50, 5), WindowShuffle(2), batch_size=8, tail="pad")
+    draw = plan.epoch(3).draw(batch)
+    words = plan.explain(batch, epoch=3)
+    assert f"Batch {batch} of 7 in epoch 3: 8 items, {', '.join(map(str, draw.items.tolist()))}." in words
+    for part in draw.parts:
+        spans = ", ".join(f"{start}–{stop - 1}" for start, stop in part.window.spans.tolist())
+        assert (
+            f"{len(part.rows)} of them are rows of window {part.window.number} of pass 3, which holds items {spans}."
+        ) in words
+    assert ("6 of them only fill up the batch (mask False)." in words) == (batch == 6)
+    assert ("fill up" in words) == (batch == 6)
+
+
+def test_a_window_of_many_spans_is_cut_short_in_words() -> None:
+    words = Plan(Index.uniform(400, 1), WindowShuffle(100), batch_size=8).explain(0)
+    spans = Plan(Index.uniform(400, 1), WindowShuffle(100), batch_size=8).epoch(0).draw(0).parts[0].window.spans
+    assert f"and {len(spans) - 4} more spans." in words
+
+
+def test_a_batch_over_the_end_of_a_pass_is_explained() -> None:
+    stream = Segments(Plan(Index.uniform(10), Sequential(), batch_size=4), length=2)
+    assert stream.explain(0, epoch=1).endswith(
+        "4 items, 8, 9, 0, 1. They are taken directly. It reaches over the end of pass 0."
+    )
+    assert "reaches over" not in stream.explain(1, epoch=1)
+
+
+def test_a_batch_that_does_not_exist_cannot_be_explained() -> None:
+    with pytest.raises(PlanError, match="Batch 5 is not in epoch 0, which has 5 batches"):
+        Plan(Index.uniform(50), Shuffle(), batch_size=10).explain(5)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [Sequential(), Shuffle(), WindowShuffle(2), Subset(20), RandomChunks(4), Balanced([0, 1, 1] * 10)],
+    ids=lambda order: type(order).__name__,
+)
+def test_equal_plans_have_equal_hashes_and_other_epochs_seeds_and_batch_sizes_others(order: Any) -> None:
+    plan = Plan(Index.uniform(30, 5), order, batch_size=4, seed=7, tail="pad")
+    assert plan.order_hash(1) == replace(plan, index=Index.uniform(30, 5)).order_hash(1)
+    assert plan.order_hash(1) != replace(plan, batch_size=5).order_hash(1)
+    if order != Sequential():
+        assert plan.order_hash(1) != plan.order_hash(2)
+        assert plan.order_hash(1) != replace(plan, seed=8).order_hash(1)
+
+
+def test_the_hash_changes_with_the_tail_and_the_lanes() -> None:
+    plan = Plan(Index.uniform(30, 5), Sequential(), batch_size=4)
+    plans = [
+        plan,
+        replace(plan, tail="short"),
+        replace(plan, tail="pad"),
+        replace(plan, lanes=2),
+        replace(plan, lanes=3),
+    ]
+    assert len({other.order_hash() for other in plans}) == len(plans)
+
+
+def test_the_hash_sees_only_what_is_delivered() -> None:
+    # The same order out of differently chunked data, and out of a selection that leaves the head.
+    plan = Plan(Index.uniform(30, 5), Shuffle(), batch_size=4)
+    assert plan.order_hash() == replace(plan, index=Index.from_sizes([10, 20])).order_hash()
+    assert plan.order_hash() == replace(plan, index=Index.uniform(90).select(range(30))).order_hash()
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An order of one's own: these items."""
+
+    items: tuple[int, ...]
+
+    def check(self, index: Index) -> None:
+        assert max(self.items) < len(index)
+
+    def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:
+        return Arrangement(len(self.items), items=lambda positions: np.array(self.items)[positions])
+
+
+def test_the_hash_tells_padding_from_items() -> None:
+    padded = Plan(Index.uniform(3), Listed((0, 1, 2)), batch_size=4, tail="pad")
+    full = Plan(Index.uniform(3), Listed((0, 1, 2, 0)), batch_size=4, tail="pad")
+    assert padded.epoch(0).draw(0).items.tolist() == full.epoch(0).draw(0).items.tolist() == [0, 1, 2, 0]
+    assert padded.order_hash() != full.order_hash()
+
+
+def test_the_hash_tells_where_batches_end() -> None:
+    hashes = {Plan(Index.uniform(12), Sequential(), size).order_hash() for size in (1, 2, 3, 4, 6, 12)}
+    assert len(hashes) == 6
+
+
+def test_segments_have_hashes_of_their_own() -> None:
+    stream = Segments(Plan(Index.uniform(30), Shuffle(), batch_size=4), length=3)
+    assert len({stream.order_hash(number) for number in range(8)}) == 8
+    assert stream.order_hash(5) == Segments(stream.plan, 3).order_hash(5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 16, 64, 256])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_storage_order_scores_near_zero_and_an_exact_shuffle_near_one(batch_size: int, seed: int) -> None:
+    assert Plan(CHUNKED, Sequential(), batch_size, seed=seed).mixing().score < 0.05
+    assert Plan(CHUNKED, Shuffle(), batch_size, seed=seed).mixing().score > 0.9
+
+
+@pytest.mark.parametrize("batch_size", [16, 64, 256])
+def test_a_larger_window_mixes_better_up_to_an_exact_shuffle(batch_size: int) -> None:
+    scores = [Plan(CHUNKED, WindowShuffle(window), batch_size).mixing().score for window in (1, 4, 16, 64, 400)]
+    assert scores == sorted(set(scores))
+    assert scores[0] < 0.05
+    assert scores[-1] > 0.9
+
+
+def test_window_shuffle_reads_every_chunk_once_and_a_shuffle_reads_many_for_each_batch() -> None:
+    assert Plan(CHUNKED, WindowShuffle(4), batch_size=16).mixing().read_amplification == 1.0
+    assert Plan(CHUNKED, Shuffle(), batch_size=16).mixing().read_amplification > 40
+    assert Plan(Index.uniform(2000, 1), Shuffle(), batch_size=16).mixing().read_amplification == 1.0
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 12), st.integers(1, 9), st.data())
+def test_one_lane_reads_every_chunk_once_whatever_the_chunks(
+    sizes: list[int], batch_size: int, seed: int, data: st.DataObject
+) -> None:
+    window = data.draw(st.integers(1, len(sizes)))
+    plan = Plan(Index.from_sizes(sizes), WindowShuffle(window), batch_size, seed=seed, tail="short")
+    assert plan.mixing(max_batches=10**6).read_amplification == 1.0
+
+
+def test_windows_that_lanes_share_are_counted_for_each() -> None:
+    # One window of 100 items, read by each of four lanes.
+    plan = Plan(Index.uniform(100, 10), WindowShuffle(10), batch_size=5, lanes=4)
+    assert plan.mixing().read_amplification == 4.0
+    # Four windows, each the run of one lane.
+    plan = Plan(Index.uniform(400, 10), WindowShuffle(10), batch_size=5, lanes=4)
+    assert plan.mixing().read_amplification == 1.0
+
+
+def test_items_that_a_selection_skips_within_a_chunk_are_read_too() -> None:
+    # Of every chunk of ten, the first and the sixth: six items are read for two.
+    index = Index.uniform(200, 10).select(range(0, 200, 5))
+    assert Plan(index, WindowShuffle(2), batch_size=4).mixing().read_amplification == 3.0
+
+
+def test_mixing_measures_at_most_as_many_batches_as_it_is_told() -> None:
+    assert Plan(CHUNKED, Shuffle(), batch_size=16).mixing(max_batches=7).batches_measured == 7
+    assert Plan(Index.uniform(40), Shuffle(), batch_size=16).mixing().batches_measured == 2
+
+
+def test_mixing_is_measured_for_segments_too() -> None:
+    assert Segments(Plan(CHUNKED, Shuffle(), batch_size=64), length=200).mixing(epoch=3).score > 0.9
+    assert Segments(Plan(CHUNKED, Sequential(), batch_size=64), length=200).mixing(epoch=3).score < 0.05
+
+
+@pytest.mark.parametrize("order", [Sequential(), Shuffle(), WindowShuffle(2), RandomChunks(4)], ids=repr)
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+def test_a_plan_of_no_batches_has_nothing_to_measure(order: Any, tail: str) -> None:
+    plan = Plan(Index.uniform(0), order, batch_size=4, tail=tail)
+    assert plan.mixing() == Mixing(0.0, 0.0, 0)
+    assert plan.order_hash(0) == plan.order_hash(1)
+
+
+@pytest.mark.parametrize("items", [1, 2, 3, 5])
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_very_little_data_can_be_measured(items: int, batch_size: int) -> None:
+    for order in (Sequential(), Shuffle(), WindowShuffle(1)):
+        mixing = Plan(Index.uniform(items), order, batch_size, tail="short").mixing()
+        assert 0 <= mixing.score <= 1
+        assert mixing.read_amplification == 1.0
+        assert mixing.batches_measured == -(-items // batch_size)
+
+
+def test_mixing_says_what_it_found() -> None:
+    assert str(Mixing(0.5, 1.25, 80)) == (
+        "mixing 0.50 (0 = storage order, 1 = uniform), reads 1.25x the items it delivers where only whole chunks can "
+        "be read; 80 batches measured"
+    )

@@ -1,0 +1,297 @@
+"""In what sequence an epoch visits the items: orders that visit each item once, and parts of them."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.errors import PlanError
+from penstock.core.index import Index
+from penstock.core.protocols import Order
+from penstock.plan.balanced import Balanced
+from penstock.plan.orders import RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
+from penstock.plan.plan import Plan
+
+
+def visited(order: Order, index: Index, seed: int = 0, epoch: int = 0) -> list[int]:
+    """Return the items of an epoch in order."""
+    arrangement = order.arrange(index, seed, epoch)
+    return arrangement.items(np.arange(arrangement.length)).tolist()
+
+
+def test_sequential_is_storage_order_in_every_epoch() -> None:
+    index = Index.uniform(7, 3)
+    assert [visited(Sequential(), index, seed, epoch) for seed, epoch in ((0, 0), (1, 0), (0, 9))] == [
+        [0, 1, 2, 3, 4, 5, 6]
+    ] * 3
+
+
+@pytest.mark.parametrize(
+    "order",
+    [Shuffle(), WindowShuffle(4), Subset(50), RandomChunks(10, count=10), Balanced([0, 1] * 50)],
+    ids=lambda order: type(order).__name__,
+)
+def test_every_seed_and_every_epoch_has_an_order_of_its_own(order: Order) -> None:
+    index = Index.uniform(100, 5)
+    orders = {tuple(visited(order, index, seed, epoch)) for seed in range(5) for epoch in range(5)}
+    assert len(orders) == 25
+    assert visited(order, index, seed=0, epoch=1) != visited(order, index, seed=1, epoch=0)
+
+
+@pytest.mark.parametrize("window", [1, 3, 8])
+def test_window_shuffle_permutes_the_chunks_and_the_items_of_a_window(window: int) -> None:
+    index = Index.from_sizes([4, 7, 1, 5, 6, 3, 8, 2])
+    order = WindowShuffle(window)
+    arrangement = order.arrange(index, 0, 0)
+    items = visited(order, index)
+    borders = [*arrangement.window_starts.tolist(), len(index)]
+    held = []
+    for number, (start, stop) in enumerate(pairwise(borders)):
+        spans = arrangement.spans(number).tolist()
+        assert sorted(items[start:stop]) == [item for a, b in spans for item in range(a, b)]
+        assert len(spans) <= window
+        held += spans
+    chunk_spans = [[0, 4], [4, 11], [11, 12], [12, 17], [17, 23], [23, 26], [26, 34], [34, 36]]
+    assert sorted(held) == chunk_spans
+    assert window == 8 or held != chunk_spans
+    assert items != sorted(items)
+
+
+def test_window_shuffle_mixes_the_chunks_of_a_window() -> None:
+    items = visited(WindowShuffle(4), Index.uniform(400, 100))
+    chunks_in_head = np.bincount(np.array(items[:100]) // 100, minlength=4)
+    assert chunks_in_head.min() > 10
+
+
+def test_every_window_is_permuted_by_itself() -> None:
+    # Ten windows of one chunk each: as places within their chunks, no two have the same order.
+    items = np.array(visited(WindowShuffle(1), Index.uniform(200, 20))).reshape(10, 20)
+    assert len({tuple(row) for row in (items % 20).tolist()}) == 10
+    assert all(len(set(row)) == 1 for row in (items // 20).tolist())
+
+
+def test_chunks_are_visited_in_any_order_equally_often() -> None:
+    index = Index.uniform(30, 10)
+    firsts = [visited(WindowShuffle(1), index, epoch=epoch)[::10] for epoch in range(600)]
+    kinds, counts = np.unique([[item // 10 for item in first] for first in firsts], axis=0, return_counts=True)
+    assert len(kinds) == 6
+    assert ((counts - 100) ** 2 / 100).sum() < 25  # five degrees of freedom: passed once in 7 000 tries
+
+
+@pytest.mark.parametrize("window", [1, 3, 8])
+def test_chunks_that_are_not_permuted_follow_storage_order_and_items_mix_within_a_window(window: int) -> None:
+    index = Index.from_sizes([4, 7, 1, 5, 6, 3, 8, 2])
+    order = WindowShuffle(window, permute_chunks=False)
+    items, borders = visited(order, index), [0, 4, 11, 12, 17, 23, 26, 34, 36]
+    for first in range(0, 8, window):
+        start, stop = borders[first], borders[min(first + window, 8)]
+        assert sorted(items[start:stop]) == list(range(start, stop))
+        assert stop - start < 4 or items[start:stop] != list(range(start, stop))
+
+
+def test_items_that_are_not_permuted_come_as_they_are_stored_chunk_by_chunk() -> None:
+    index = Index.from_sizes([4, 7, 1, 5, 6, 3, 8, 2])
+    runs = {0: 4, 4: 7, 11: 1, 12: 5, 17: 6, 23: 3, 26: 8, 34: 2}
+    items, firsts = visited(WindowShuffle(1, permute_items=False), index), []
+    while items:
+        firsts.append(items[0])
+        length = runs[items[0]]
+        assert items[:length] == list(range(items[0], items[0] + length))
+        items = items[length:]
+    assert sorted(firsts) == sorted(runs)
+    assert firsts != sorted(firsts)
+
+
+def test_a_window_of_several_chunks_whose_items_are_not_permuted_is_in_storage_order() -> None:
+    index = Index.uniform(60, 5)
+    items = visited(WindowShuffle(3, permute_items=False), index)
+    windows = [items[start : start + 15] for start in range(0, 60, 15)]
+    assert windows == [sorted(window) for window in windows]
+    assert items != sorted(items)
+
+
+def test_where_nothing_is_permuted_the_order_is_that_of_storage() -> None:
+    index = Index.from_sizes([4, 0, 7, 1, 5])
+    order = WindowShuffle(2, permute_chunks=False, permute_items=False)
+    assert [visited(order, index, seed, epoch) for seed, epoch in ((0, 0), (3, 0), (0, 5))] == [list(range(17))] * 3
+
+
+@pytest.mark.parametrize("flag", ["permute_chunks", "permute_items"])
+def test_what_is_still_permuted_differs_between_epochs_and_seeds(flag: str) -> None:
+    order = WindowShuffle(2, **{flag: False})
+    index = Index.uniform(100, 5)
+    orders = {tuple(visited(order, index, seed, epoch)) for seed in range(4) for epoch in range(4)}
+    assert len(orders) == 16
+
+
+@pytest.mark.parametrize("flags", [{}, {"permute_chunks": False}, {"permute_items": False}], ids=str)
+def test_what_is_not_held_comes_in_the_same_sequence_without_windows(flags: dict[str, bool]) -> None:
+    index = Index.from_sizes([4, 7, 1, 5, 6, 3, 8, 2])
+    held, free = WindowShuffle(3, **flags), WindowShuffle(3, **flags, held=False)
+    for epoch in range(3):
+        assert visited(free, index, 5, epoch) == visited(held, index, 5, epoch)
+    assert held.arrange(index, 5, 0).window_starts is not None
+    assert free.arrange(index, 5, 0).window_starts is None
+    assert Plan(index, held, batch_size=5).epoch(0).draw(1).parts
+    assert Plan(index, free, batch_size=5).epoch(0).draw(1).parts == ()
+
+
+def test_a_state_does_not_care_whether_windows_are_held() -> None:
+    index = Index.uniform(40, 5)
+    held, free = (Plan(index, WindowShuffle(2, held=held), batch_size=4) for held in (True, False))
+    assert held.identity() == free.identity()
+    assert held.identity() != Plan(index, WindowShuffle(2, permute_items=False), batch_size=4).identity()
+
+
+def test_a_flag_at_its_default_leaves_the_repr_as_it_was() -> None:
+    assert repr(WindowShuffle(4, permute_chunks=True, permute_items=True, held=False)) == "WindowShuffle(window=4)"
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.data())
+def test_a_subset_has_as_many_different_items_as_asked_for(n: int, chunk: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, n))
+    items = visited(Subset(count), Index.uniform(n, chunk), seed=data.draw(st.integers(0, 99)))
+    assert len(items) == len(set(items)) == count
+    assert set(items) <= set(range(n))
+
+
+def test_a_subset_is_drawn_anew_every_epoch_and_reaches_every_item() -> None:
+    epochs = [frozenset(visited(Subset(5), Index.uniform(50), epoch=epoch)) for epoch in range(100)]
+    assert len(set(epochs)) == 100
+    assert set().union(*epochs) == set(range(50))
+
+
+def test_a_subset_of_more_items_than_there_are_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"Subset\(count=11\) draws without replacement from 10 items; use at most 10"):
+        Plan(Index.uniform(10), Subset(11), batch_size=1)
+
+
+@given(
+    n=st.integers(1, 60),
+    size=st.integers(1, 20),
+    count=st.none() | st.integers(1, 8),
+    align=st.integers(1, 7),
+    epoch=st.integers(0, 50),
+)
+def test_runs_are_consecutive_within_the_data_and_begin_at_multiples_of_align(
+    n: int, size: int, count: int | None, align: int, epoch: int
+) -> None:
+    order = RandomChunks(size, count=count, align=align)
+    length = min(size, n)
+    runs = np.array(visited(order, Index.uniform(n), epoch=epoch)).reshape(-1, length)
+    assert len(runs) == (n // length if count is None else count)
+    for run in runs.tolist():
+        assert run == list(range(run[0], run[0] + length))
+        assert run[0] % align == 0
+        assert 0 <= run[0] <= n - length
+
+
+def test_runs_begin_at_every_possible_place() -> None:
+    starts = np.array(visited(RandomChunks(4, count=400), Index.uniform(10))).reshape(-1, 4)[:, 0]
+    assert set(starts.tolist()) == {0, 1, 2, 3, 4, 5, 6}
+    aligned = np.array(visited(RandomChunks(4, count=400, align=3), Index.uniform(10))).reshape(-1, 4)[:, 0]
+    assert set(aligned.tolist()) == {0, 3, 6}
+
+
+@pytest.mark.parametrize("align", [1, 3, 100])
+def test_data_smaller_than_a_run_gives_itself_whole_every_time(align: int) -> None:
+    assert visited(RandomChunks(10, count=3, align=align), Index.uniform(4)) == [0, 1, 2, 3] * 3
+    assert visited(RandomChunks(10, align=align), Index.uniform(4)) == [0, 1, 2, 3]
+
+
+def test_shuffled_runs_hold_the_same_items_permuted_within_the_run() -> None:
+    index = Index.uniform(500)
+    plain = np.array(visited(RandomChunks(20, count=30), index)).reshape(30, 20)
+    mixed = np.array(visited(RandomChunks(20, count=30, shuffle=True), index)).reshape(30, 20)
+    assert np.array_equal(np.sort(mixed, axis=1), plain)
+    # Every run in an order of its own.
+    assert len({tuple(row) for row in (mixed - plain[:, :1]).tolist()}) == 30
+
+
+def test_with_batches_of_its_size_every_batch_is_one_run_read_in_one_piece() -> None:
+    epoch = Plan(Index.uniform(100, 10), RandomChunks(8, count=5), batch_size=8, seed=2).epoch(0)
+    for draw in epoch.draws(range(5)):
+        (part,) = draw.parts
+        first = int(draw.items[0])
+        assert draw.items.tolist() == list(range(first, first + 8))
+        assert part.window.spans.tolist() == [[first, first + 8]]
+
+
+def test_visits_tell_the_runs_that_share_an_item_apart() -> None:
+    draws = list(Plan(Index.uniform(6), RandomChunks(4, count=20), batch_size=4).epoch(0).draws(range(20)))
+    assert [draw.visits.tolist() for draw in draws] == [[run] * 4 for run in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: WindowShuffle(0), "window=0 cannot be; use a whole number of 1 or more"),
+        (lambda: WindowShuffle(-3), "window=-3 cannot be; use a whole number of 1 or more"),
+        (lambda: Subset(0), "count=0 cannot be; use a whole number of 1 or more"),
+        (lambda: RandomChunks(0), "size=0 cannot be; use a whole number of 1 or more"),
+        (lambda: RandomChunks(4, count=0), "count=0 cannot be; use a whole number of 1 or more"),
+        (lambda: RandomChunks(4, align=-1), "align=-1 cannot be; use a whole number of 1 or more"),
+    ],
+)
+def test_an_order_that_visits_nothing_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: WindowShuffle(2.5),
+        lambda: WindowShuffle("2.5"),
+        lambda: Subset(2.5),
+        lambda: RandomChunks(2.5),
+        lambda: RandomChunks(4, count=2.5),
+        lambda: RandomChunks(4, align=2.5),
+        lambda: Balanced([0, 1], length=2.5),
+    ],
+    ids=["window", "window-str", "subset", "size", "count", "align", "length"],
+)
+def test_a_number_that_is_not_whole_is_refused_when_the_order_is_made(make: Any) -> None:
+    with pytest.raises(PlanError, match=r"2\.5"):
+        make()
+
+
+def test_a_window_larger_than_the_data_is_refused_with_the_largest_that_fits() -> None:
+    index = Index.uniform(10, 4)
+    with pytest.raises(PlanError, match=r"window=4\) is larger than the data, which has 3 chunks; use at most 3"):
+        Plan(index, WindowShuffle(4), batch_size=2)
+    assert sorted(visited(WindowShuffle(3), index)) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    "order",
+    [Sequential(), Shuffle(), WindowShuffle(16), Subset(5), RandomChunks(4), RandomChunks(4, count=3)],
+    ids=repr,
+)
+def test_every_order_is_empty_over_no_items(order: Order) -> None:
+    assert visited(order, Index.uniform(0)) == []
+    assert Plan(Index.uniform(0), order, batch_size=2, tail="pad").n_batches == 0
+
+
+def test_the_repr_names_all_that_the_sequence_depends_on() -> None:
+    different = [
+        Sequential(),
+        Shuffle(),
+        WindowShuffle(2),
+        WindowShuffle(3),
+        WindowShuffle(2, permute_chunks=False),
+        WindowShuffle(2, permute_items=False),
+        WindowShuffle(2, permute_chunks=False, permute_items=False),
+        Subset(2),
+        Subset(3),
+        RandomChunks(4),
+        RandomChunks(5),
+        RandomChunks(4, count=2),
+        RandomChunks(4, align=2),
+        RandomChunks(4, shuffle=True),
+    ]
+    assert len({repr(order) for order in different}) == len(different)
+    assert repr(RandomChunks(4, count=2)) == repr(RandomChunks(4, count=2))

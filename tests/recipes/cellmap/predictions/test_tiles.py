@@ -1,0 +1,91 @@
+"""Patches along one axis: they cover every voxel, and lie where a plain computation in fractions says."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from penstock.core.errors import OptionError
+from penstock.recipes.cellmap.predictions.tiles import Voxels, axis_tiles, ramp, voxels_between
+
+EIGHTHS = st.integers(1, 40).map(lambda n: n / 8)
+
+
+@settings(max_examples=150)
+@given(
+    sizes=st.tuples(st.integers(1, 60), st.integers(1, 20)),
+    scale=EIGHTHS,
+    centres=st.tuples(EIGHTHS, st.integers(-8, 8), st.integers(1, 120)),
+    overlap=st.none() | st.integers(0, 10),
+)
+def test_patches_cover_every_voxel_or_none_could(sizes, scale, centres, overlap) -> None:
+    (count, size), (step, shift, n_centres) = sizes, centres
+    assume(overlap is None or overlap <= size // 2)
+    first, origin = 3.0, 3.0 + shift / 8
+    # Where a patch around each centre begins: its first voxel is the nearest one, the upper one of two.
+    begins = [
+        math.floor(
+            (Fraction(origin) + place * Fraction(step) - Fraction(first)) / Fraction(scale)
+            - Fraction(size - 1, 2)
+            + Fraction(1, 2)
+        )
+        for place in range(n_centres)
+    ]
+    reached = {voxel for begin in begins for voxel in range(begin, begin + size)}
+    # Some voxel is out of reach, or centres are further apart than patches are long.
+    may_refuse = not set(range(count)) <= reached or math.ceil(Fraction(step) / Fraction(scale)) > size
+    try:
+        tiles = axis_tiles("z", Voxels(first, scale, count), size, (origin, step, n_centres), overlap=overlap)
+    except OptionError:
+        assert may_refuse
+        return
+    assert [begins[place] for place in tiles.places] == tiles.begins.tolist()
+    covered = [set(range(begin, begin + size)) for begin in tiles.begins.tolist()]
+    assert set(range(count)) <= set().union(*covered)
+    if overlap is None:
+        cells = [range(begin, min(begin + tiles.stride, count)) for begin in range(0, count, tiles.stride)]
+        assert len(cells) == len(covered)
+        assert all(set(cell) <= patch for cell, patch in zip(cells, covered, strict=True))
+    else:
+        assert len(set(tiles.places.tolist())) == len(tiles.places)
+
+
+@given(count=st.integers(1, 50), size=st.integers(1, 20), odd=st.booleans())
+def test_on_a_fine_grid_patches_abut_and_the_last_one_is_moved_inwards(count: int, size: int, odd: bool) -> None:
+    origin = (size / 2 if size % 2 == 0 else size // 2 + 0.5) - (0.5 if odd else 0)  # off by half a voxel, or not
+    tiles = axis_tiles("x", Voxels(0.5, 1.0, count), size, (origin - 100, 1.0, 300))
+    assert tiles.stride == size
+    if count >= size:
+        assert tiles.begins.tolist() == [min(begin, count - size) for begin in range(0, count, size)]
+
+
+@given(
+    n_stored=st.integers(1, 40),
+    scale=EIGHTHS,
+    stored_scale=EIGHTHS,
+    bounds=st.tuples(st.integers(-10, 400), st.integers(-10, 400)),
+)
+def test_voxels_are_those_whose_centres_lie_within(n_stored, scale, stored_scale, bounds) -> None:
+    low, high = 1.0, 1.0 + n_stored * stored_scale
+    edges = (bounds[0] / 8, bounds[1] / 8)
+    everything = [1 + (k + 0.5) * scale for k in range(2000) if 1 + (k + 0.5) * scale < high]
+    wanted = [1 + (k + 0.5) * scale for k in range(-2000, 2000) if edges[0] <= 1 + (k + 0.5) * scale < edges[1]]
+    if not wanted or wanted[0] < 1 or wanted[-1] >= high:
+        with pytest.raises(OptionError, match="target_bounds along y are"):
+            voxels_between("y", (low, high), scale, edges)
+        return
+    found = voxels_between("y", (low, high), scale, edges)
+    assert [found.first + k * scale for k in range(found.count)] == wanted
+    assert voxels_between("y", (low, high), scale, None).count == len(everything)
+
+
+@given(size=st.integers(1, 30), overlap=st.integers(0, 15))
+def test_ramps_of_neighbours_have_the_same_sum_everywhere(size: int, overlap: int) -> None:
+    assume(2 * overlap <= size)
+    total, stride = np.zeros(4 * size, np.int64), size - overlap
+    for begin in range(0, 3 * stride, stride):
+        total[begin : begin + size] += ramp(size, overlap)
+    assert set(total[overlap : 3 * stride].tolist()) == {overlap + 1}

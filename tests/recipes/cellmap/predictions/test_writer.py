@@ -1,0 +1,342 @@
+"""Predictions that tell where in the world they are for: every voxel on disk holds its own place."""
+
+import math
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+
+from penstock.core.errors import OptionError
+from penstock.recipes.cellmap.predictions.ngff import coarser
+from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter
+from penstock.source.volume.ngff import Multiscale
+from penstock.source.volume.source import VolumeArray, VolumeSource
+
+CLASSES = ["mito", "er"]
+
+
+def write_raw(
+    path: Path, shape: Sequence[int], scale: Sequence[float] = (8, 8, 8), shift: Sequence[float] = (0, 0, 0)
+) -> str:
+    """Write a volume with two levels; its voxels are numbered."""
+    data = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+    group = zarr.create_group(path, zarr_format=2)
+    datasets = []
+    for level in range(2):
+        values = data[:: 2**level, :: 2**level, :: 2**level]
+        group.create_array(f"s{level}", data=values, chunks=(7, 5, 6))
+        sizes = [float(size * 2**level) for size in scale]
+        begin = [float(a + (2**level - 1) * b / 2) for a, b in zip(shift, scale, strict=True)]
+        transformations = [{"type": "scale", "scale": sizes}, {"type": "translation", "translation": begin}]
+        datasets.append({"path": f"s{level}", "coordinateTransformations": transformations})
+    axes = [{"name": name, "type": "space", "unit": "nanometer"} for name in "zyx"]
+    group.attrs["multiscales"] = [{"version": "0.4", "axes": axes, "datasets": datasets}]
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_raw(tmp_path_factory.mktemp("raw") / "em", (13, 20, 17), (8, 4, 4), (40, -6, 10))
+
+
+INPUTS = {"raw": {"shape": (6, 8, 8), "scale": (8, 4, 4)}}
+LARGE = {"raw": {"shape": (12, 16, 16), "scale": (8, 4, 4)}}
+TARGETS = {"gt": {"shape": (6, 8, 8), "scale": (8, 4, 4)}}
+
+
+def writer(raw: str, out: Path, **options: Any) -> CellMapDatasetWriter:
+    return CellMapDatasetWriter(
+        raw,
+        options.pop("target_path", f"{out}/[mito,er]"),
+        options.pop("classes", CLASSES),
+        options.pop("inputs", INPUTS),
+        options.pop("targets", TARGETS),
+        **options,
+    )
+
+
+def hashed(z: Any, y: Any, x: Any) -> np.ndarray:
+    """Return a number for a place in the world, the same whatever the arrays' shapes; exact in single precision."""
+    return np.asarray((np.asarray(z) * 97 + np.asarray(y) * 31 + np.asarray(x) * 7) % 65_521 / 8, np.float32)
+
+
+def told(
+    made: CellMapDatasetWriter, idx: int, shape: Sequence[int], scale: Sequence[float], at: np.ndarray
+) -> np.ndarray:
+    """Return what to predict around an item: for each voxel, the hash of the nearest place on the output's grid."""
+    centre = [made.get_center(idx)[axis] for axis in made.dataset.axis_order]
+    lines = []
+    for middle, size, step, first in zip(centre, shape, scale, at, strict=True):
+        points = middle + (np.arange(size) - (size - 1) / 2) * step
+        lines.append(first + np.floor((points - first) / step + 0.5 + 1e-6) * step)
+    return hashed(lines[0][:, None, None], lines[1][:, None], lines[2])
+
+
+def stored(path: Path, level: int = 0) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return an array and the places of its voxels along each axis, as zarr-python and the metadata have them."""
+    group = zarr.open_group(str(path), mode="r")
+    (image,) = group.attrs.asdict()["multiscales"]
+    assert image["version"] == "0.4"
+    scale, shift = image["datasets"][level]["coordinateTransformations"]
+    values = np.asarray(group[image["datasets"][level]["path"]][...])
+    places = [
+        begin + np.arange(size) * step
+        for begin, size, step in zip(shift["translation"], values.shape, scale["scale"], strict=True)
+    ]
+    return values, places
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+GEOMETRIES: dict[str, dict[str, Any]] = {
+    "one patch after the other": {},
+    "not padded": {"pad": False},
+    "odd inputs, even targets": {"inputs": {"raw": {"shape": (5, 7, 9), "scale": (8, 4, 4)}}},
+    "small targets in large inputs": {"inputs": LARGE},
+    "with context": {"inputs": {**INPUTS, "wide": {"shape": (6, 8, 8), "scale": (16, 8, 8)}}},
+    "with context that does not fit": {"inputs": {**INPUTS, "wide": {"shape": (7, 5, 6), "scale": (24, 12, 10)}}},
+    "at half the scale": {"targets": {"gt": {"shape": (4, 4, 5), "scale": (16, 8, 8)}}},
+    "at twice the scale": {"targets": {"gt": {"shape": (9, 17, 18), "scale": (4, 2, 2)}}},
+    "a part": {"target_bounds": {"gt": {"z": [60, 110], "x": [12, 43.9]}}},
+    "less than a patch": {"target_bounds": {"gt": {"z": [60, 70], "y": [0, 10], "x": [20, 30]}}},
+    "larger than the volume": {"targets": {"gt": {"shape": (20, 30, 30), "scale": (8, 4, 4)}}},
+    "other axes": {
+        "axis_order": "xyz",
+        "inputs": {"raw": {"shape": (8, 8, 6), "scale": (4, 4, 8)}},
+        "targets": {"gt": {"shape": (8, 7, 6), "scale": (4, 4, 8)}},
+    },
+    "blended": {"blend": "linear"},
+    "blended by half, not padded": {"blend": "linear", "overlap": 0.5, "pad": False},
+    "blended, with context": {
+        "blend": "linear",
+        "inputs": {**INPUTS, "wide": {"shape": (6, 8, 8), "scale": (16, 8, 8)}},
+    },
+}
+
+
+@pytest.mark.parametrize("case", GEOMETRIES)
+def test_every_voxel_holds_its_own_place_in_the_world(case: str, raw: str, tmp_path: Path) -> None:
+    options = dict(GEOMETRIES[case])
+    array = options.get("targets", TARGETS)["gt"]
+    axes = options.get("axis_order", "zyx")
+    begin = dict(zip("zyx", ((40, 8), (-6, 4), (10, 4)), strict=True))
+    first = np.array([begin[a][0] - begin[a][1] / 2 + size / 2 for a, size in zip(axes, array["scale"], strict=True)])
+    with writer(raw, tmp_path, **options) as made:
+        items = list(made.writer_indices)
+        random.Random(1).shuffle(items)
+        for item in items:
+            values = told(made, item, array["shape"], array["scale"], first)
+            made[item] = {"gt": np.stack([values, -values])}
+    bounds = options.get("target_bounds", {}).get("gt", {})
+    for label, sign in (("mito", 1), ("er", -1)):
+        values, places = stored(tmp_path / label)
+        assert np.array_equal(values, sign * hashed(places[0][:, None, None], places[1][:, None], places[2]))
+        for axis, line, size, corner in zip(axes, places, array["scale"], first, strict=True):
+            count = dict(zip("zyx", (13, 20, 17), strict=True))[axis]
+            count = 2 * math.ceil(count / 2) if case == "at half the scale" else count  # as the raw volume's own level
+            low, high = bounds.get(axis, (-math.inf, begin[axis][0] + (count - 0.5) * begin[axis][1]))
+            wanted = [c for c in (corner + k * size for k in range(100)) if low <= c < high]
+            assert line.tolist() == wanted
+        image = Multiscale.opened(tmp_path / label)
+        assert [(axis.name, axis.kind, axis.unit) for axis in image.axes] == [(a, "space", "nanometer") for a in axes]
+    # Our own reader, at the place of one voxel.
+    source = VolumeSource({"p": VolumeArray(str(tmp_path / "er"), (1, 1, 1), array["scale"])}, axis_order=axes)
+    middle = [float(line[len(line) // 2]) for line in places]
+    assert source.take(source.item_at([middle]))["p"].ravel().tolist() == [-float(hashed(*middle))]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("blend", ["abut", "linear"])
+def test_what_the_loader_reads_comes_back_where_it_was(workers: int, blend: Any, raw: str, tmp_path: Path) -> None:
+    with writer(raw, tmp_path / "out.zarr", blend=blend) as made:
+        loader = made.loader(batch_size=4, num_workers=workers)
+        seen = []
+        for batch in loader:
+            seen += batch["idx"].tolist()
+            made[batch["idx"]] = {"gt": torch.cat([batch["raw"], batch["raw"] * 2], dim=1)}
+        loader.close()
+    assert seen == made.writer_indices == made.blocks.indices
+    data = np.arange(13 * 20 * 17, dtype=np.float32).reshape(13, 20, 17)
+    root = zarr.open_group(str(tmp_path / "out.zarr"), mode="r")
+    assert np.array_equal(root["mito/s0"][...], data)
+    assert np.array_equal(root["er/s0"][...], data * 2)
+    assert sorted(path.name for path in (tmp_path / "out.zarr").iterdir()) == [".zgroup", "er", "mito"]
+
+
+def test_blending_is_the_weighted_mean_and_does_not_depend_on_the_order(raw: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    results, values = [], {}
+    for number in range(3):
+        out = tmp_path / str(number)
+        with writer(raw, out, classes=["mito"], target_path=str(out / "mito"), blend="linear", overlap=0.4) as made:
+            items = made.writer_indices
+            values = values or {item: rng.standard_normal((6, 8, 8)).astype(np.float32) for item in items}
+            random.Random(number).shuffle(items)
+            with ThreadPoolExecutor(3) as threads:
+                list(threads.map(made.__setitem__, items, [{"mito": values[item]} for item in items]))
+        results.append(stored(out / "mito")[0])
+    assert all(result.tobytes() == results[0].tobytes() for result in results)
+    total, weight = np.zeros((13, 20, 17)), np.zeros((13, 20, 17))
+    rises = [[min(i + 1, size - i, int(size * 0.4) + 1) for i in range(size)] for size in (6, 8, 8)]
+    share = np.einsum("i,j,k->ijk", *(np.array(rise, float) for rise in rises))
+    for item, patch in values.items():
+        centre = made.get_center(item)
+        low = [
+            round((centre[axis] - first) / step - size / 2 + 0.5)
+            for axis, first, step, size in zip("zyx", (40, -6, 10), (8, 4, 4), (6, 8, 8), strict=True)
+        ]
+        where = tuple(slice(begin, begin + size) for begin, size in zip(low, (6, 8, 8), strict=True))
+        total[where] += share * patch
+        weight[where] += share
+    assert np.allclose(results[0], total / weight, rtol=1e-6, atol=1e-7)
+    assert np.ptp(weight) > 0
+
+
+def test_slices_fill_a_volume(raw: str, tmp_path: Path) -> None:
+    flat = {"shape": (8, 9), "scale": (4, 4)}
+    with writer(raw, tmp_path, inputs={"raw": flat}, targets={"gt": flat}) as made:
+        for batch in made.loader(batch_size=8):
+            made[batch["idx"]] = {"gt": torch.cat([batch["raw"], -batch["raw"]], dim=1)}
+    values, places = stored(tmp_path / "er")
+    assert np.array_equal(values, -np.arange(13 * 20 * 17, dtype=np.float32).reshape(13, 20, 17))
+    assert [line[0] for line in places] == [40, -6, 10]
+
+
+def test_several_arrays_are_images_of_their_own(raw: str, tmp_path: Path) -> None:
+    targets = {"fine": TARGETS["gt"], "coarse": {"shape": (2, 3, 3), "scale": (16, 8, 8)}}
+    with writer(raw, tmp_path, targets=targets, target_bounds={"coarse": {"z": [40, 104]}}) as made:
+        for item in made.writer_indices:
+            arrays = {}
+            for name, (z, y, x) in (("fine", (40, -6, 10)), ("coarse", (44, -4, 12))):
+                spec = targets[name]
+                values = told(made, item, spec["shape"], spec["scale"], np.array([z, y, x]))
+                arrays[name] = {"mito": values, "er": values + 1}
+            made[item] = arrays
+    for name, shape in (("fine", (13, 20, 17)), ("coarse", (4, 10, 9))):
+        values, places = stored(tmp_path / "er" / name)
+        assert values.shape == shape
+        assert np.array_equal(values, hashed(places[0][:, None, None], places[1][:, None], places[2]) + 1)
+
+
+def filled(made: CellMapDatasetWriter, *, start: float = 0) -> dict[int, float]:
+    """Write another number into each patch; return them."""
+    numbers = {item: start + place for place, item in enumerate(made.writer_indices)}
+    for item, number in numbers.items():
+        made[item] = {"gt": number}
+    return numbers
+
+
+def test_only_the_wanted_channels_are_written(raw: str, tmp_path: Path) -> None:
+    with writer(raw, tmp_path, classes=["er"], target_path=str(tmp_path), model_classes=["nuc", "er", "mito"]) as made:
+        items = made.writer_indices
+        made[items] = {"gt": torch.arange(3.0).reshape(1, 3, 1, 1, 1).expand(len(items), 3, 6, 8, 8).to(torch.bfloat16)}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["er"]
+    assert set(stored(tmp_path / "er")[0].ravel().tolist()) == {1.0}
+
+
+def test_what_is_not_finite_stays_and_the_last_values_count(raw: str, tmp_path: Path) -> None:
+    odd = np.resize(np.array([np.nan, np.inf, -np.inf, 1e-45], np.float32), (1, 6, 8, 8))
+    with writer(raw, tmp_path, levels=2) as made:
+        filled(made, start=5)
+        made[made.writer_indices[:1]] = {"mito": odd}
+    values, _ = stored(tmp_path / "mito")
+    assert values[:6, :8, :8].tobytes() == odd.tobytes()
+    assert 5 not in stored(tmp_path / "mito")[0]
+    assert 5 in stored(tmp_path / "er")[0]
+
+
+def test_bytes_take_whole_numbers_and_refuse_others_before_anything_is_written(raw: str, tmp_path: Path) -> None:
+    made = writer(raw, tmp_path, dtype="uint8", levels=2)
+    items = made.writer_indices
+    before = tree(tmp_path)
+    for wrong in (256.0, -1.0, 0.5, np.nan):
+        values = np.zeros((2, 2, 6, 8, 8), np.float32)
+        values[1, 1, 3, 4, 5] = wrong
+        with pytest.raises(OptionError, match=rf"'er' for idx {items[7]} has {wrong} at \(3, 4, 5\)"):
+            made[items[6:8]] = {"gt": values}
+    assert tree(tmp_path) == before
+    rng = np.random.default_rng(0)
+    made[items] = {"gt": torch.from_numpy(rng.integers(0, 3, (len(items), 2, 6, 8, 8)))}
+    made.finalize()
+    fine, _ = stored(tmp_path / "mito")
+    coarse, places = stored(tmp_path / "mito", 1)
+    assert fine.dtype == coarse.dtype == np.uint8
+    for at in np.ndindex(*coarse.shape):
+        block = fine[tuple(slice(2 * n, 2 * n + 2) for n in at)]
+        counts = np.bincount(block.ravel())
+        assert coarse[at] == np.argmax(counts)  # the first, and so the smallest, of the most frequent
+    assert [line[0] for line in places] == [44, -4, 12]
+
+
+def test_coarser_levels_are_means_also_at_the_border(raw: str, tmp_path: Path) -> None:
+    with writer(raw, tmp_path, levels=5) as made:
+        for batch in made.loader(batch_size=9):
+            made[batch["idx"]] = {"gt": torch.cat([batch["raw"]] * 2, dim=1)}
+    finer, _ = stored(tmp_path / "mito")
+    for level in range(1, 5):
+        values, places = stored(tmp_path / "mito", level)
+        assert values.shape == tuple(-(-size // 2) for size in finer.shape)
+        for at in np.ndindex(*values.shape):
+            block = finer[tuple(slice(2 * n, 2 * n + 2) for n in at)]
+            assert values[at] == np.float32(block.astype(float).mean())
+        assert places[2][0] == 10 + (2**level - 1) * 4 / 2
+        finer = values
+    assert finer.shape == (1, 2, 2)
+    source = VolumeSource({"p": VolumeArray(str(tmp_path / "mito"), (1, 1, 1), (32, 16, 16), "nearest")})
+    assert source.grid_shape == (4, 5, 5)
+    assert source.take(source.item_of([[1, 2, 3]]))["p"].item() == stored(tmp_path / "mito", 2)[0][1, 2, 3]
+    assert coarser(np.ones((1, 3)), (1, 2), "mean").tolist() == [[1, 1]]
+
+
+def test_what_cannot_work_is_said_and_nothing_is_touched(raw: str, tmp_path: Path) -> None:
+    (tmp_path / "mito").mkdir()
+    (tmp_path / "mito" / "diary.txt").write_text("mine")
+    before = tree(tmp_path)
+    near = str(Path(raw).parent)
+    for message, options in {
+        "is there and no OME-NGFF image; it is not replaced": {"overwrite": True},
+        "has no place for \\['er'\\]": {"target_path": f"{tmp_path}/[mito,x]"},
+        "has the raw volume .* in it": {"target_path": near, "classes": [Path(raw).name], "overwrite": True},
+        "is a URL": {"target_path": "s3://bucket/[mito,er]"},
+        "the same place for several": {"target_path": f"{tmp_path}/[mito,er]/../same"},
+        "not among model_classes": {"model_classes": ["er"]},
+        "each once": {"classes": ["er", "er"]},
+        "plain names": {"classes": ["../er"], "target_path": str(tmp_path)},
+        "target_bounds name \\['no'\\]": {"target_bounds": {"no": {}}},
+        "name the axes \\['t'\\]": {"target_bounds": {"gt": {"t": [0, 1]}}},
+        "along z are \\[0.0, 60.0\\]": {"target_bounds": {"gt": {"z": [0, 60]}}},
+        "Along z, patches of 6 voxels .* Use pad=True": {"pad": False, "inputs": LARGE},
+        "blend='mean'": {"blend": "mean"},
+        "overlap is for": {"overlap": 0.1},
+        "overlap=0.6": {"overlap": 0.6, "blend": "linear"},
+        "dtype='int8'": {"dtype": "int8"},
+        "levels": {"levels": 0},
+        "depth: not known here": {"depth": 3},
+        "have names of classes": {"targets": {"er": TARGETS["gt"]}},
+        "target_arrays is empty": {"targets": {}},
+    }.items():  # fmt: skip
+        with pytest.raises(OptionError, match=message):
+            writer(raw, tmp_path, **options)
+    assert tree(tmp_path) == before
+    made = writer(raw, tmp_path / "new")
+    items = made.writer_indices
+    for message, idx, arrays in (
+        (r"have shape \(1, 2, 6, 8, 7\); \(1, 2, 6, 8, 8\) is expected", items[:1], {"gt": np.zeros((1, 2, 6, 8, 7))}),
+        (r"'nuc' is neither a target array \(gt\) nor one of the classes", items[:1], {"nuc": 0}),
+        ("is none of the patches", max(items) + 1, {"gt": 0}),
+        ("give real numbers", items[0], {"gt": 1j}),
+        ("as in batch", [0.5], {"gt": 0}),
+        ("by name", items[0], np.zeros(3)),
+        ("missing='skip'", None, None),
+    ):
+        with pytest.raises(OptionError, match=message):
+            made.finalize("skip") if idx is None else made.__setitem__(idx, arrays)  # type: ignore[arg-type]
+    assert len(made.remaining_indices) == len(items)

@@ -1,0 +1,276 @@
+"""How a write ends: whole, refused, interrupted, on a full disk, killed at any moment and gone on with."""
+
+import itertools
+import json
+import math
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from penstock.core.errors import OptionError, ResumeError, WriteError
+from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter
+
+SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
+SHAPE, PATCH = (13, 20, 17), {"shape": (6, 8, 8), "scale": (8, 4, 4)}
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("raw") / "em"
+    data = np.arange(math.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
+    group = zarr.create_group(path, zarr_format=2)
+    group.create_array("s0", data=data, chunks=(7, 5, 6))
+    transformations = [{"type": "scale", "scale": [8.0, 4.0, 4.0]}]
+    datasets = [{"path": "s0", "coordinateTransformations": transformations}]
+    axes = [{"name": name, "type": "space"} for name in "zyx"]
+    group.attrs["multiscales"] = [{"version": "0.4", "axes": axes, "datasets": datasets}]
+    return str(path)
+
+
+def writer(raw: str, out: Path, **options: Any) -> CellMapDatasetWriter:
+    classes = options.pop("classes", ["mito", "er"])
+    return CellMapDatasetWriter(raw, f"{out}/[mito,er]", classes, {"raw": PATCH}, {"gt": PATCH}, **options)
+
+
+def stored(path: Path) -> np.ndarray:
+    return np.asarray(zarr.open_array(str(path / "s0"), mode="r")[...])
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def filled(made: CellMapDatasetWriter, *, start: float = 0) -> dict[int, float]:
+    """Write another number into each patch; return them."""
+    numbers = {item: start + place for place, item in enumerate(made.writer_indices)}
+    for item, number in numbers.items():
+        made[item] = {"gt": number}
+    return numbers
+
+
+def test_an_image_that_is_there_stays_until_the_new_one_is_whole(raw: str, tmp_path: Path) -> None:
+    with writer(raw, tmp_path) as made:
+        filled(made)
+    old = tree(tmp_path)
+    with pytest.raises(OptionError, match="mito is there already; use overwrite=True"):
+        writer(raw, tmp_path)
+    assert tree(tmp_path) == old
+    with pytest.raises(ZeroDivisionError), writer(raw, tmp_path, overwrite=True) as made:
+        1 // int(0 * len(filled(made, start=100)))
+    assert {name: content for name, content in tree(tmp_path).items() if ".writing" not in name} == old
+    with pytest.raises(WriteError, match=r"unfinished write of .*mito; go on with resume=True"):
+        writer(raw, tmp_path)
+    with pytest.raises(OptionError, match="mito is there already"):  # resuming does not mean replacing
+        writer(raw, tmp_path, resume=True)
+    with writer(raw, tmp_path, overwrite=True, resume=True) as made:
+        assert made.remaining_indices == []
+    assert stored(tmp_path / "mito").min() == 100
+    with writer(raw, tmp_path, overwrite=True, resume=True) as made:  # nothing is unfinished: anew
+        assert len(made.remaining_indices) == len(made.blocks)
+        filled(made, start=50)
+    assert stored(tmp_path / "mito").min() == 50
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["er", "mito"]
+
+
+def test_resuming_goes_on_with_what_is_missing(raw: str, tmp_path: Path) -> None:
+    made = writer(raw, tmp_path, resume=True)
+    items = made.writer_indices
+    made[items[:5]] = {"gt": 1.0}
+    made[items[5:7]] = {"mito": 2.0}
+    with pytest.raises(WriteError, match="Another writer is at work"):
+        writer(raw, tmp_path, resume=True)
+    with pytest.raises(WriteError, match=rf"{len(items) - 5} of {len(items)} patches are not written, idx {items[5]} "):
+        made.finalize()
+    made.close()
+    with pytest.raises(WriteError, match="was closed"):
+        made.finalize()
+    with pytest.raises(WriteError, match="finished or closed"):
+        made[items[:1]] = {"gt": 1.0}
+    with pytest.raises(ResumeError, match=r"has dtype float32, but uint8 is asked for"):
+        writer(raw, tmp_path, resume=True, dtype="uint8")
+    chunk = next((tmp_path / ".er.writing" / "image" / "s0").glob("0/0/0"))
+    chunk.write_bytes(chunk.read_bytes()[:-1])  # as a power cut may leave it
+    again = writer(raw, tmp_path, resume=True)
+    (torn,) = set(again.remaining_indices) - set(items[5:])
+    assert sum(len(batch["idx"]) for batch in again.loader(batch_size=4)) == len(items) - 4
+    again[[torn]] = {"er": 1.0}
+    again[items[5:]] = {"gt": 3.0}
+    again.finalize()
+    again.finalize()
+    assert set(stored(tmp_path / "mito").ravel().tolist()) == {1.0, 3.0}
+    with writer(raw, tmp_path, resume=True) as finished:
+        assert finished.remaining_indices == []
+    assert list(finished.loader(batch_size=2)) == []
+
+
+def test_missing_patches_may_be_left_unknown(raw: str, tmp_path: Path) -> None:
+    for blend, fill in itertools.product(("abut", "linear"), ("float32", "uint8")):
+        out = tmp_path / f"{blend}-{fill}"
+        made = writer(raw, out, blend=blend, dtype=fill, levels=2)
+        made[made.writer_indices[0]] = {"gt": 7}
+        made.finalize(missing="fill")
+        values = stored(out / "mito")
+        assert np.all(values[:6, :8, :8] == 7)
+        rest = values[6:]
+        assert np.isnan(rest).all() if fill == "float32" else not rest.any()
+
+
+def test_a_full_disk_leaves_whole_patches_only(raw: str, tmp_path: Path) -> None:
+    made = writer(raw, tmp_path)
+    items = made.writer_indices
+    made[items[:3]] = {"gt": 1.0}
+    before = tree(tmp_path)
+    noise = np.random.default_rng(0).standard_normal((2, 6, 8, 8)).astype(np.float32)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
+    try:
+        with pytest.raises(WriteError, match=r"Could not write .*mito\.writing/image/s0/.*File too large"):
+            made[items[0]] = {"gt": noise}
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert tree(tmp_path) == before
+    made[items] = {"gt": 2.0}
+    made[items[0]] = {"gt": noise}
+    made.finalize()
+    assert np.isin(noise[0], stored(tmp_path / "mito")).all()
+
+
+def test_a_writer_that_cannot_begin_all_images_begins_none(raw: str, tmp_path: Path) -> None:
+    other = writer(raw, tmp_path, classes=["er"])
+    with pytest.raises(WriteError, match="Another writer is at work"):
+        writer(raw, tmp_path, resume=True)
+    with pytest.raises(WriteError, match="unfinished write"):
+        writer(raw, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".er.writing"]
+    with writer(raw, tmp_path, classes=["mito"]) as made:  # another class is another image
+        filled(made)
+    other.close()
+    with writer(raw, tmp_path, classes=["er"], resume=True) as made:
+        filled(made)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["er", "mito"]
+
+
+def test_a_lock_goes_with_its_writer_and_attributes_are_small(raw: str, tmp_path: Path) -> None:
+    filled(writer(raw, tmp_path, resume=True))
+    # That writer is gone, and its lock with it.
+    with writer(raw, tmp_path, resume=True) as made:
+        assert made.remaining_indices == []
+    assert len(json.dumps(zarr.open_group(str(tmp_path / "er"), mode="r").attrs.asdict())) < 2000
+
+
+SCRIPT = '''
+import json, os, sys
+from pathlib import Path
+from penstock_test_processes import Clock, counted
+from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter
+
+PATCH = {"shape": (6, 8, 8), "scale": (8, 4, 4)}
+
+def halved(clock, function):
+    """Write the first half of a file, then perhaps die, then the whole."""
+    def write_bytes(path, content):
+        function(path, bytes(content)[: len(content) // 2])
+        clock.tick()
+        return function(path, content)
+    return write_bytes
+
+def child(raw, out, blend, at):
+    clock = Clock(at)
+    for name in ("rename", "replace", "fsync", "unlink", "rmdir", "mkdir"):
+        setattr(os, name, counted(clock, getattr(os, name)))
+    Path.write_bytes = halved(clock, Path.write_bytes)
+    bounds = {"gt": {"z": [0, 64], "y": [0, 64], "x": [0, 32]}}
+    with CellMapDatasetWriter(raw, out + "/[mito,er]", ["mito", "er"], {"raw": PATCH}, {"gt": PATCH}, bounds,
+                              overwrite=True, blend=blend, levels=2) as writer:
+        for batch in writer.loader(batch_size=1):
+            writer[batch["idx"]] = {"mito": batch["raw"] + 100_000, "er": -batch["raw"]}
+    return clock.count
+
+for line in sys.stdin:
+    job = json.loads(line)
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        os.write(writing, str(child(*job)).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        answer = pipe.read()
+    os.waitpid(pid, 0)
+    print(answer, flush=True)
+'''
+
+
+@pytest.fixture(scope="module")
+def killer() -> Iterator[Any]:
+    """Return a function that runs a writer in a process of its own, which kills itself at the n-th change of a file."""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "parts")}
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], stdin=-1, stdout=-1, text=True, env=env) as process:
+
+        def run(*job: Any) -> str:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps(job) + "\n")
+            process.stdin.flush()
+            return process.stdout.readline().strip()
+
+        yield run
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.mark.parametrize("blend", ["abut", "linear"])
+def test_a_writer_that_is_killed_leaves_the_old_or_the_new_image_and_can_be_gone_on_with(
+    blend: Any, raw: str, killer: Any, tmp_path: Path
+) -> None:
+    bounds = {"gt": {"z": [0, 64], "y": [0, 64], "x": [0, 32]}}
+    expected = np.arange(math.prod(SHAPE), dtype=np.float32).reshape(SHAPE)[:8, :16, :8]
+    with writer(raw, tmp_path / "whole", target_bounds=bounds, blend=blend, levels=2) as made:
+        items = made.writer_indices
+        for batch in made.loader(batch_size=1):
+            made[batch["idx"]] = {"mito": batch["raw"] + 100_000, "er": -batch["raw"]}
+    new = {label: arrays(tmp_path / "whole" / label) for label in ("mito", "er")}
+    assert np.array_equal(new["mito"]["s0"], expected + 100_000)
+    with writer(raw, tmp_path / "old", target_bounds=bounds, blend=blend, levels=2) as made:
+        filled(made)
+    old = {label: arrays(tmp_path / "old" / label) for label in ("mito", "er")}
+    total = int(killer(raw, str(tmp_path / "alive"), blend, 0))
+    begun, redone = 0, set()
+    for at in range(1, total) if SOAK else {*range(9, total, total // 6), total - 9, total - 5, total - 1}:
+        out = tmp_path / str(at)
+        shutil.copytree(tmp_path / "old", out)
+        assert killer(raw, str(out), blend, at) == "", "it was killed"
+        for label in ("mito", "er"):
+            places = (out / label, out / f".{label}.writing" / "replaced")
+            there = [arrays(place) for place in places if place.exists()]
+            assert any(same(found, which[label]) for found in there for which in (old, new)), (at, label)
+        with writer(raw, out, target_bounds=bounds, overwrite=True, resume=True, blend=blend, levels=2) as made:
+            left = made.remaining_indices
+            assert set(left) <= set(items)
+            begun += len(left) < len(items)
+            redone.add(len(left))
+            for batch in made.loader(batch_size=2):
+                made[batch["idx"]] = {"mito": batch["raw"] + 100_000, "er": -batch["raw"]}
+        for label in ("mito", "er"):
+            assert same(arrays(out / label), new[label]), (at, label)
+        assert sorted(path.name for path in out.iterdir()) == ["er", "mito"]
+    assert begun > 2
+    assert len(redone) > 2
+
+
+def arrays(image: Path) -> dict[str, np.ndarray]:
+    return {name: np.asarray(array[...]) for name, array in zarr.open_group(str(image), mode="r").arrays()}
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return set(one) == set(other) and all(one[name].tobytes() == other[name].tobytes() for name in one)

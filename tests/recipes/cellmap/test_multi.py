@@ -1,0 +1,213 @@
+"""Several volumes as one data set, and splits from files, dicts and data sets: nothing is left out in silence."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from penstock_cellmap_parts import CLASSES, ER, INPUTS, MITO, TARGETS, cell, check, write_cell
+from torch.utils.data import DataLoader
+
+from penstock.core.errors import OptionError, SourceError
+from penstock.recipes.cellmap.loader import CellMapDataLoader
+from penstock.recipes.cellmap.multi import CellMapDataSplit, CellMapMultiDataset
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cells")
+    for name in ("a", "b", "c"):
+        write_cell(path / name)
+    return path
+
+
+@pytest.fixture
+def multi(folder: Path) -> CellMapMultiDataset:
+    return CellMapMultiDataset(CLASSES, INPUTS, TARGETS, [cell(folder / "a", pad=False), cell(folder / "b")])
+
+
+def paths(folder: Path) -> dict[str, str]:
+    return {"raw": f"{folder}/em", "gt": f"{folder}/labels/[mito,er]"}
+
+
+def test_the_number_of_an_item_is_that_among_all(multi: CellMapMultiDataset) -> None:
+    border = len(multi.datasets[0])
+    items = [border + 7, 3, border, border - 1, len(multi) - 1, 3]
+    found = multi.__getitems__(items)
+    assert [int(item["idx"]) for item in found] == items
+    for item in found:
+        check({name: value[None] for name, value in item.items()}, multi)
+    assert multi.get_center(border + 7) == multi.datasets[1].get_center(7)
+    assert multi.crop_starts == [0, border]
+    for wrong in (-1, len(multi)):
+        with pytest.raises(IndexError, match=f"no item {wrong}"):
+            multi[wrong]
+        with pytest.raises(IndexError, match=f"no item {wrong}"):
+            multi.get_center(wrong)
+    with pytest.raises(TypeError):
+        multi.__getitems__([1.5])  # type: ignore[list-item]
+
+
+def test_validation_covers_all_crops(multi: CellMapMultiDataset) -> None:
+    border = len(multi.datasets[0])
+    inside = [crop.validation_indices for crop in multi.datasets]
+    assert multi.validation_indices == [*inside[0], *(border + item for item in inside[1])]
+    batches = CellMapDataLoader(multi, batch_size=8, is_train=False)
+    assert [item for batch in batches for item in check(batch, multi)] == sorted(multi.validation_indices)
+    blocks = CellMapDataLoader(multi.validation_blocks(), batch_size=8, is_train=False)
+    assert [item for batch in blocks for item in check(batch, multi)] == multi.validation_indices
+
+
+def test_classes_are_counted_over_all(multi: CellMapMultiDataset) -> None:
+    counts = {"mito": 2 * int(MITO.sum()), "er": 2 * int(ER.sum())}
+    assert multi.class_counts == counts
+    assert multi.class_weights == {name: (2 * ER.size - count) / count for name, count in counts.items()}
+    assert multi.get_crop_class_matrix().tolist() == [[True, True], [True, True]]
+    assert multi.verify()
+
+
+def test_both_orders_of_the_arguments_are_understood_and_data_sets_must_agree(folder: Path) -> None:
+    crops = [cell(folder / "a"), cell(folder / "b")]
+    for made in (
+        CellMapMultiDataset(crops, CLASSES, INPUTS, TARGETS),
+        CellMapMultiDataset(CLASSES, INPUTS, TARGETS, crops),
+        CellMapMultiDataset(datasets=crops),
+    ):
+        assert (made.classes, made.input_arrays, made.target_arrays) == (CLASSES, INPUTS, TARGETS)
+        assert len(made) == 2 * len(crops[0])
+    with pytest.raises(OptionError, match="one CellMapDataset or more"):
+        CellMapMultiDataset(CLASSES, INPUTS, TARGETS, [])
+    with pytest.raises(OptionError, match=r"Data set 1, .*/b/em.* has classes \['er'\]"):
+        CellMapMultiDataset(datasets=[crops[0], cell(folder / "b", classes=["er"])])
+    mixed = CellMapMultiDataset(datasets=[crops[0], cell(folder / "b", raw_value_transforms=torch.square)])
+    with pytest.raises(OptionError, match="in different ways"):
+        CellMapDataLoader(mixed)
+
+
+def test_transforms_are_set_in_all_crops_and_numbers_follow(folder: Path) -> None:
+    crops = [cell(folder / name, pad=False, is_train=True) for name in ("a", "b")]
+    multi = CellMapMultiDataset(datasets=crops)
+    before = len(multi)
+    multi.set_spatial_transforms({"rotate": {"axes": {"z": [-45, 45]}}})
+    assert len(multi) == sum(map(len, crops)) < before
+    assert max(multi.validation_indices) < len(multi)
+    assert int(multi[len(multi) - 1]["idx"]) == len(multi) - 1
+    multi.set_spatial_transforms(None)
+    multi.set_raw_value_transforms(torch.square)
+    multi.set_target_value_transforms(torch.neg)
+    plain = CellMapMultiDataset(datasets=[cell(folder / name, pad=False) for name in ("a", "b")])
+    assert torch.equal(multi[before - 1]["raw"], plain[before - 1]["raw"] ** 2)
+    assert torch.equal(multi[before - 1]["gt"], -plain[before - 1]["gt"])
+    assert next(iter(CellMapDataLoader(multi, is_train=False)))["raw"].min() > 0
+
+
+def test_torchs_own_loader_takes_it_and_epochs_reach_its_workers(folder: Path) -> None:
+    turned = {"mirror": {"axes": {"x": 0.5}}}
+    crops = [cell(folder / name, is_train=True, spatial_transforms=turned) for name in ("a", "b")]
+    multi = CellMapMultiDataset(datasets=crops)
+    chosen = list(range(0, len(multi), 200))
+    loader = DataLoader(
+        multi, batch_size=5, sampler=chosen, num_workers=1, persistent_workers=True, multiprocessing_context="fork"
+    )
+    for epoch in range(2):
+        multi.set_epoch(epoch)
+        alone = [multi[item] for item in chosen]
+        batches = list(loader)
+        assert [item for batch in batches for item in batch["idx"].tolist()] == chosen
+        found = torch.cat([batch["raw"] for batch in batches])
+        torch.testing.assert_close(found, torch.stack([item["raw"] for item in alone]), rtol=0, atol=0, equal_nan=True)
+
+
+def split_of(**options: Any) -> CellMapDataSplit:
+    return CellMapDataSplit(INPUTS, TARGETS, CLASSES, **options)
+
+
+def check_split(split: CellMapDataSplit, folder: Path) -> None:
+    assert [crop.raw_path for crop in split.train_datasets] == [f"{folder}/a/em", f"{folder}/b/em"]
+    assert [crop.raw_path for crop in split.validation_datasets] == [f"{folder}/c/em"]
+    assert [crop.is_train for crop in (*split.train_datasets, *split.validation_datasets)] == [True, True, False]
+    assert len(split.train_datasets_combined) == sum(map(len, split.train_datasets))
+    blocks = split.validation_blocks
+    assert [int(blocks[place]["idx"]) for place in range(len(blocks))] == (
+        split.validation_datasets_combined.validation_indices
+    )
+
+
+@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize("columns", [3, 5])
+def test_a_csv_file_is_a_split(folder: Path, tmp_path: Path, columns: int, header: bool) -> None:
+    table = tmp_path / "split.csv"
+    lines = []
+    for split, name in (("train", "a"), ("Train", "b"), ("validate", "c")):
+        raw, gt = (f"{folder}/{name}/em", f"{folder}/{name}/labels/[mito,er]")
+        if columns == 5:
+            lines.append(f'{split}, {folder}/{name}, em, {folder}/{name}, "labels/[mito,er]"'.replace(", ", ","))
+        else:
+            lines.append(f'{split},{raw},"{gt}"')
+    table.write_text("\n".join([*(["split,raw,gt"] if header else []), *lines, "", ",,"]) + "\n")
+    check_split(split_of(csv_path=table), folder)
+
+
+def test_dicts_and_data_sets_are_splits(folder: Path) -> None:
+    rows = {name: paths(folder / name) for name in "abc"}
+    given = {"train": [rows["a"], rows["b"]], "val": [rows["c"]]}
+    check_split(split_of(dataset_dict=given), folder)
+    both = split_of(dataset_dict={"validate": [rows["a"]], "val": [rows["b"]]})
+    assert [crop.raw_path for crop in both.validation_datasets] == [rows["a"]["raw"], rows["b"]["raw"]]
+    with pytest.raises(OptionError, match="no train data sets"):
+        both.train_datasets_combined  # noqa: B018  # it is what is asked for
+    crops = split_of(datasets={"train": [cell(folder / "a")], "validate": []})
+    assert len(crops.train_datasets) == 1
+    for pad in ("train", {"train": True}, {"train": True, "validate": False}):
+        padded = split_of(dataset_dict=given, pad=pad)
+        assert [crop.pad for crop in (*padded.train_datasets, *padded.validation_datasets)] == [True, True, False]
+
+
+def test_transforms_go_to_their_part_of_the_split(folder: Path) -> None:
+    turned = {"mirror": {"axes": {"x": 1.0}}}
+    split = split_of(
+        dataset_dict={"train": [paths(folder / "a")], "validate": [paths(folder / "b")]},
+        pad=True,
+        spatial_transforms=turned,
+        train_raw_value_transforms=torch.square,
+        val_raw_value_transforms=torch.neg,
+        target_value_transforms=torch.neg,
+        rng=7,
+    )
+    plain, train, val = cell(folder / "a"), split.train_datasets[0], split.validation_datasets[0]
+    middle = len(plain) // 2
+    assert train.seed == 7
+    torch.testing.assert_close(train[middle]["raw"], plain[middle]["raw"].flip(-1) ** 2, equal_nan=True)
+    torch.testing.assert_close(val[middle]["raw"], -plain[middle]["raw"], equal_nan=True)
+    torch.testing.assert_close(train[middle]["gt"], -plain[middle]["gt"].flip(-1), equal_nan=True)
+
+
+def test_a_wrong_path_is_an_error_that_names_it_and_is_never_left_out(folder: Path, tmp_path: Path) -> None:
+    right = paths(folder / "a")
+    for wrong in ({"raw": "/nowhere/em"}, {"gt": "/nowhere/[mito,er]"}):
+        with pytest.raises(SourceError, match="/nowhere") as caught:
+            split_of(dataset_dict={"train": [right, right | wrong]})
+        assert "in train data set" in caught.value.__notes__[0]
+    for row in ({"gt": "x"}, {"raw": ""}, right | {"more": 1}, "path"):
+        with pytest.raises(OptionError, match=r"give \{'raw': path, 'gt': path\}"):
+            split_of(dataset_dict={"train": [row]})
+    with pytest.raises(OptionError, match="says 'test'"):
+        split_of(dataset_dict={"test": [right]})
+    with pytest.raises(OptionError, match="pad says 'some'"):
+        split_of(dataset_dict={"train": [right]}, pad="some")
+    table = tmp_path / "split.csv"
+    for content, said in (
+        ("trian,a,b\n", "Line 1 of .*split.csv says 'trian'"),  # no header, but a word that was meant
+        ("train,a,b\nvalid,a,b\n", "Line 2 of .* says 'valid'"),
+        ("train,a\n", "Line 1 of .* has 2 columns; give 3 or 5"),
+        (f"train,{folder}/a/em,{folder}/a/labels/[mito,er]\n", "has 4 columns"),  # commas that should be quoted
+        ("split,raw,gt\n\n", "has no rows"),
+    ):
+        table.write_text(content)
+        with pytest.raises(OptionError, match=said):
+            split_of(csv_path=table)
+    with pytest.raises(OptionError, match=r"gone\.csv cannot be read"):
+        split_of(csv_path=tmp_path / "gone.csv")
+    for options in ({}, {"csv_path": table, "dataset_dict": {}}):
+        with pytest.raises(OptionError, match="Give one of datasets, dataset_dict and csv_path"):
+            split_of(**options)

@@ -1,0 +1,160 @@
+"""Data modules and loops that walk their data in chunks: every configuration of the document."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from penstock.core.errors import LoaderError, OptionError
+from penstock.recipes.chunked.datasets import (
+    ChunkedSequenceDataset,
+    ChunkedTrainingMixin,
+    ChunkSizes,
+    SequenceDataset,
+    resolve_chunk_sizes,
+)
+
+LIMITS = {"limit_train_batches": 2, "limit_val_batches": 1}
+
+
+class Counted(ChunkedSequenceDataset):
+    """100 numbers for training, 30 for validation, 10 for testing."""
+
+    def setup(self) -> None:
+        self.dataset_train = TensorDataset(torch.arange(100))
+        self.dataset_val = TensorDataset(torch.arange(100, 130))
+        self.dataset_test = TensorDataset(torch.arange(130, 140))
+
+
+class Loop(ChunkedTrainingMixin):
+    def __init__(self, config: Any, data: ChunkedSequenceDataset) -> None:
+        self.data = data
+        super().__init__(config)
+
+    def training_step(self, batch: Any) -> list[int]:
+        return batch[0].tolist()
+
+    def validation_step(self, batch: Any) -> list[int]:
+        return batch[0].tolist()
+
+
+def looped(train: dict[str, Any], **sections: Any) -> Loop:
+    data = Counted()
+    data.setup()
+    return Loop({"train": train, "loader": {"batch_size": 4}, **sections}, data)
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "sizes"),
+    [
+        (None, None, ChunkSizes(None, None)),
+        (5, None, ChunkSizes(5, 8)),
+        (None, 2, ChunkSizes(25, 2)),
+        (5, 2, ChunkSizes(5, 2)),
+    ],
+)
+@pytest.mark.parametrize("limits", [None, LIMITS, {"limit_train_batches": 1.0}])
+def test_either_size_turns_chunks_on_and_the_other_partition_runs_whole(
+    train: int | None, val: int | None, sizes: ChunkSizes, limits: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "penstock"):
+        found = resolve_chunk_sizes(train, val, train_batches=25, val_batches=8, limits=limits)
+    assert found == sizes
+    warned = [record.getMessage() for record in caplog.records]
+    if sizes.enabled and limits == LIMITS:
+        assert len(warned) == 1
+        assert "limit_train_batches=2, limit_val_batches=1: ignored" in warned[0]
+    else:
+        assert warned == []
+
+
+def test_only_the_train_size_walks_all_of_training_in_chunks_and_validates_whole_after_each() -> None:
+    loop = looped({"train_chunk_size": 5}, trainer=LIMITS)
+    results = [loop.train_epoch_with_chunking() for _ in range(5)]
+    assert sorted(item for result in results for batch in result["train"] for item in batch) == list(range(100))
+    for number, result in enumerate(results):
+        assert (result["train_chunk"], result["total_chunks"], result["train_batches"]) == (number, 5, 5)
+        assert [item for batch in result["val"] for item in batch] == list(range(100, 130))
+
+
+def test_only_the_val_size_validates_in_chunks_and_trains_on_all() -> None:
+    loop = looped({"val_chunk_size": 3})
+    results = [loop.train_epoch_with_chunking() for _ in range(3)]
+    for result in results:
+        assert sorted(item for batch in result["train"] for item in batch) == list(range(100))
+    assert [item for result in results for batch in result["val"] for item in batch] == list(range(100, 130))
+
+
+def test_both_sizes_are_what_they_say() -> None:
+    loop = looped({"train_chunk_size": 3, "val_chunk_size": 2})
+    assert [(r["train_batches"], r["val_batches"]) for r in (loop.train_epoch_with_chunking() for _ in range(5))] == [
+        (3, 2), (3, 2), (3, 2), (3, 2), (3, 2)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["trainer", "train"])
+def test_without_sizes_limits_hold_and_batches_are_those_of_a_plain_loader(where: str) -> None:
+    loop = looped(LIMITS, loader={"batch_size": 4}) if where == "train" else looped({}, trainer=LIMITS)
+    torch.manual_seed(1)
+    found = [loop.train_epoch_with_chunking() for _ in range(2)]
+    torch.manual_seed(1)
+    plain = DataLoader(TensorDataset(torch.arange(100)), batch_size=4, shuffle=True)
+    validation = DataLoader(TensorDataset(torch.arange(100, 130)), batch_size=4)
+    expected = []
+    for _ in range(2):
+        batches = iter(plain)
+        train = [next(batches)[0].tolist() for _ in range(2)]
+        expected.append((train, [next(iter(validation))[0].tolist()]))
+    assert [(result["train"], result["val"]) for result in found] == expected
+
+
+def test_the_test_partition_is_always_whole() -> None:
+    data = Counted(train_chunk_size=1, val_chunk_size=1)
+    data.setup()
+    assert [batch[0].tolist() for batch in data.test_dataloader(batch_size=4)] == [
+        [130, 131, 132, 133], [134, 135, 136, 137], [138, 139]
+    ]  # fmt: skip
+
+
+def test_a_module_goes_on_where_its_state_was_taken() -> None:
+    data = Counted(train_chunk_size=4)
+    data.setup()
+    train = data.train_dataloader(batch_size=4)
+    whole = [batch[0].tolist() for _ in range(3) for batch in train]
+    again = Counted(train_chunk_size=4)
+    again.setup()
+    other = again.train_dataloader(batch_size=4)
+    batches = iter(other)
+    for _ in range(3):
+        next(batches)
+    state = again.state_dict()
+    last = Counted(train_chunk_size=4)
+    last.setup()
+    rest = last.train_dataloader(batch_size=4)
+    last.load_state_dict(state)
+    assert [batch[0].tolist() for _ in range(3) for batch in rest] == whole[3:]
+    assert last.current_train_chunk == 3
+
+
+def test_what_is_asked_for_before_setup_says_so() -> None:
+    with pytest.raises(LoaderError, match=r"setup\(\)"):
+        Counted(train_chunk_size=4).train_dataloader(batch_size=2)
+    with pytest.raises(NotImplementedError, match="has no setup"):
+        SequenceDataset().setup()
+    with pytest.raises(OptionError, match="train_chunk_size"):
+        resolve_chunk_sizes(0, None, train_batches=1, val_batches=1)
+
+
+def test_a_split_is_the_same_for_the_same_seed_and_covers_all() -> None:
+    def parts(seed: int) -> tuple[list[int], list[int]]:
+        data = Counted(seed=seed)
+        data.setup()
+        data.split_train_val(0.2)
+        return [data.dataset_train[i][0].item() for i in range(80)], [data.dataset_val[i][0].item() for i in range(20)]
+
+    train, val = parts(1)
+    assert sorted(train + val) == list(range(100))
+    assert parts(1) == (train, val)
+    assert parts(2) != (train, val)

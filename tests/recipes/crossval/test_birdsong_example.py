@@ -1,0 +1,59 @@
+"""The example of birdsong tells species apart whose authors it never heard, and says what it waited for."""
+
+import csv
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    path = Path(__file__).parents[3] / "examples" / "birdsong.py"
+    spec = importlib.util.spec_from_file_location("birdsong", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Any:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_it_learns_and_tells_the_story(example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = example.main(["--quick", "--workers", "0", "--out", str(tmp_path / "out")])
+    assert figures["accuracy"] > 0.4  # chance is 1 / 6; other processors round differently, so there is some room
+    assert figures["recording_accuracy"] > 0.4
+    assert 0 <= figures["waiting_share"] <= 1
+    printed = capsys.readouterr().out
+    assert "432 spectrograms of 1×48×61: 6 species, 12 authors who each recorded 3 of them" in printed
+    assert "no author is on both sides" in printed
+    assert "Chance is 17%" in printed
+    assert "The training waited " in printed
+    with (tmp_path / "out" / "results.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 2 * 8
+    assert (tmp_path / "out" / "results.png").stat().st_size > 10_000
+    # All of it is there already: it goes on from its checkpoints, and says the same.
+    again = example.main(["--quick", "--workers", "0", "--out", str(tmp_path / "out")])
+    assert again["accuracy"] == figures["accuracy"]
+
+
+def test_its_birds_are_what_it_says(example: ModuleType) -> None:
+    data = example.generate(4, seed=1)
+    assert data["features"].shape == (4 * 3 * 3 * 4, 1, 48, 61)
+    assert np.isfinite(data["features"]).all()
+    for author in np.unique(data["authors"]):
+        assert len(np.unique(data["labels"][data["authors"] == author])) == 3
+    for recording in np.unique(data["recordings"]):
+        assert len(np.unique(data["labels"][data["recordings"] == recording])) == 1
+    assert np.array_equal(example.generate(4, seed=1)["features"], data["features"])
+    assert not np.array_equal(example.generate(4, seed=2)["features"], data["features"])

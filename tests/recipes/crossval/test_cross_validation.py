@@ -1,0 +1,204 @@
+"""From features, labels and authors to results: the same from arrays and files, and nobody is heard before."""
+
+import csv
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from penstock.core.errors import OptionError, ReadError, SourceError
+from penstock.recipes.crossval.cross_validation import cross_val_training, single_fold_training
+from penstock.recipes.crossval.folds import best_grouped_folds, best_grouped_split
+from penstock.recipes.crossval.plot import plot_results
+from penstock.recipes.crossval.results import format_results, write_results_csv
+
+N = 96
+QUICK = {"optimize_dataloaders": False, "progress": False, "num_epochs": 3, "batch_size": 8, "max_split_attempts": 60}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def data() -> dict[str, np.ndarray]:
+    """Recordings of four segments by twelve authors; the species is where the spectrogram is loud."""
+    rng = np.random.default_rng(3)
+    authors = np.arange(N) // 8
+    species = (authors + np.arange(N) // 4 % 2) % 3
+    features = rng.normal(0, 1, (N, 1, 6, 24)).astype(np.float32)
+    features[np.arange(N), 0, 2 * species] += 0.7
+    return {
+        "features": features,
+        "labels": np.array(["finch", "lark", "owl"])[species],
+        "authors": np.array([f"author {author}" for author in authors]),
+        "recordings": np.arange(N) // 4,
+    }
+
+
+def _linear(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(144, num_classes))
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one["history"] == other["history"] and all(
+        torch.equal(value, other["model_state"][name]) for name, value in one["model_state"].items()
+    )
+
+
+def test_every_author_is_validated_by_a_model_that_never_heard_them(data: dict[str, np.ndarray]) -> None:
+    results, best = cross_val_training(
+        **data, model_class=_linear, config={**QUICK, "num_epochs": 15, "learning_rate": 0.02}
+    )
+    expected = best_grouped_folds(data["labels"], data["authors"], 4, max_attempts=60)
+    assert results["split"] == {"score": expected.score, "seed": expected.seed}
+    assert results["classes"] == ["finch", "lark", "owl"]
+    for fold, (train, val) in zip(results["fold_results"].values(), expected.folds, strict=True):
+        assert np.array_equal(fold["train_indices"], train)
+        assert np.array_equal(fold["val_indices"], val)
+        assert not set(data["authors"][train]) & set(data["authors"][val])
+        assert [results["classes"][target] for target in fold["val_targets"]] == data["labels"][val].tolist()
+        mean, std = fold["standardization"]
+        assert mean == pytest.approx(data["features"][train].mean(dtype=np.float64), rel=1e-9)
+        assert std == pytest.approx(data["features"][train].std(dtype=np.float64), rel=1e-9)
+    assert results["summary"]["aggregated_over"] == "recordings"
+    assert results["summary"]["aggregated_count"] == N // 4
+    assert results["summary"]["mean_val_accuracy"] > 0.7
+    assert len(best["accuracies"]) == 4
+
+
+def test_a_file_and_arrays_give_the_same(data: dict[str, np.ndarray], tmp_path: Path) -> None:
+    np.savez(tmp_path / "birds.npz", **data)
+    arrays, _ = cross_val_training(**data, model_class=_linear, config=QUICK, spec_augment=True)
+    stored, _ = cross_val_training(tmp_path / "birds.npz", model_class=_linear, config=QUICK, spec_augment=True)
+    plain, _ = cross_val_training(
+        **data, model_class=_linear, config={**QUICK, "spec_augment": False}, spec_augment=True
+    )
+    for name, fold in arrays["fold_results"].items():
+        assert _same(fold, stored["fold_results"][name])
+        assert not _same(fold, plain["fold_results"][name])  # the config's own word wins
+    tensor, _ = cross_val_training(**{**data, "features": torch.from_numpy(data["features"]).double()},
+                                   model_class=_linear, config=QUICK, spec_augment=True)  # fmt: skip
+    assert _same(tensor["fold_results"]["fold_2"], arrays["fold_results"]["fold_2"])
+
+
+def test_an_interrupted_cross_validation_goes_on_in_its_fold(data: dict[str, np.ndarray], tmp_path: Path) -> None:
+    whole, _ = cross_val_training(**data, model_class=_linear, config=QUICK)
+    made = []
+
+    def failing(num_classes: int) -> nn.Module:
+        made.append(num_classes)
+        if len(made) == 3:
+            raise RuntimeError("out of memory")
+        return _linear(num_classes)
+
+    config = {**QUICK, "checkpoint_dir": tmp_path / "run", "split_cache": tmp_path / "folds.json"}
+    with pytest.raises(RuntimeError, match="out of memory") as raised:
+        cross_val_training(**data, model_class=failing, config=config)
+    assert raised.value.__notes__ == ["[penstock] in fold 3 of 4"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["fold_1.pt", "fold_2.pt"]
+    resumed, _ = cross_val_training(**data, model_class=_linear, config=config)
+    assert all(_same(fold, whole["fold_results"][name]) for name, fold in resumed["fold_results"].items())
+    assert resumed["split"] == whole["split"]
+
+
+def test_without_authors_recordings_are_kept_whole_or_a_warning_is_given(
+    data: dict[str, np.ndarray], caplog: pytest.LogCaptureFixture
+) -> None:
+    del data["authors"]
+    results, _ = cross_val_training(**data, model_class=_linear, config={**QUICK, "num_epochs": 1})
+    for fold in results["fold_results"].values():
+        assert not set(data["recordings"][fold["train_indices"]]) & set(data["recordings"][fold["val_indices"]])
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    del data["recordings"]
+    with caplog.at_level(logging.WARNING, "penstock"):
+        results, _ = cross_val_training(**data, model_class=_linear, config={**QUICK, "num_epochs": 1})
+    assert "No authors and no recordings" in caplog.text
+    assert results["split"] is None
+    for fold in results["fold_results"].values():
+        assert np.unique(data["labels"][fold["val_indices"]], return_counts=True)[1].tolist() == [8, 8, 8]
+    assert results["summary"]["aggregated_over"] == "items"
+
+
+def test_a_single_fold_has_the_best_split_and_its_own_defaults(data: dict[str, np.ndarray]) -> None:
+    config = {"progress": False, "num_epochs": 2, "optimize_dataloaders": False, "max_split_attempts": 60}
+    got = single_fold_training(**data, model_class=_linear, config=config)
+    expected = best_grouped_split(data["labels"], data["authors"], 0.2, max_attempts=60, min_test_segments=5)
+    assert np.array_equal(got["val_indices"], expected.test)
+    assert got["split"] == {"score": expected.score, "seed": expected.seed}
+    assert got["recordings"]["targets"].tolist() == [got["val_targets"][row] for row in range(0, len(expected.test), 4)]
+    by_class = single_fold_training(**data, model_class=_linear, config=config, use_predefined_split=False)
+    kept = data["recordings"]
+    assert not set(kept[by_class["train_indices"]]) & set(kept[by_class["val_indices"]])
+    del data["authors"], data["recordings"]
+    with pytest.raises(OptionError, match="needs authors, or recordings"):
+        single_fold_training(**data, model_class=_linear, config=config)
+    alone = single_fold_training(**data, model_class=_linear, config=config, use_predefined_split=False)
+    assert len(alone["val_indices"]) == 18  # a fifth of 32, of each species
+    assert "accuracy" in format_results(alone)
+
+
+def test_results_become_a_table_a_file_and_a_picture(data: dict[str, np.ndarray], tmp_path: Path) -> None:
+    results, _ = cross_val_training(**data, model_class=_linear, config=QUICK)
+    lines = format_results(results).splitlines()
+    assert lines[0].split()[:5] == ["fold", "train", "val", "epochs", "best"]
+    for number, (fold, line) in enumerate(zip(results["fold_results"].values(), lines[2:], strict=False), 1):
+        cells = line.split()
+        assert cells[:5] == [str(number), "72", "24", "3", str(fold["history"]["best_epoch"] + 1)]
+        assert cells[5:7] == [f"{fold['final_val_loss']:.4f}", f"{fold['final_val_acc']:.1%}"]
+    assert f"{results['summary']['aggregated_accuracy']:.1%} of 24 recordings" in lines[-1]
+    write_results_csv(results, tmp_path / "results.csv")
+    with (tmp_path / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4 * 3
+    for row in rows:
+        history = results["fold_results"][f"fold_{row['fold']}"]["history"]
+        epoch = int(row["epoch"]) - 1
+        assert float(row["val_loss"]) == history["val_losses"][epoch]
+        assert float(row["train_accuracy"]) == history["train_accuracies"][epoch]
+        assert (row["kept"] == "1") == (epoch == history["best_epoch"])
+    plot_results(results, tmp_path / "results.png")
+    plot_results(results["fold_results"]["fold_1"], tmp_path / "fold.png")
+    image = pytest.importorskip("matplotlib.image").imread(tmp_path / "results.png")
+    assert image.shape[1] > image.shape[0] > 400
+    assert len(np.unique(image.reshape(-1, image.shape[-1]), axis=0)) > 50  # it is not blank
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fold.png", "results.csv", "results.png"]
+    with pytest.raises(OptionError, match="no known format"):
+        plot_results(results, tmp_path / "results.nonsense")
+    with pytest.raises(OptionError, match="no results of cross_val_training"):
+        format_results({})
+
+
+def test_data_that_cannot_be_is_said_so(data: dict[str, np.ndarray], tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="There are no features and no labels"):
+        cross_val_training(model_class=_linear)
+    with pytest.raises(OptionError, match="data_path and features, labels, authors, recordings were given"):
+        cross_val_training("birds.npz", **data, model_class=_linear)
+    with pytest.raises(SourceError, match=r"does not say which of them are frequencies .* np\.savez"):
+        cross_val_training(tmp_path / "birds.csv", model_class=_linear)
+    (tmp_path / "birds.npz").write_bytes(b"no zip")
+    with pytest.raises(ReadError, match=r"Could not read .*birds\.npz"):
+        cross_val_training(tmp_path / "birds.npz", model_class=_linear)
+    np.savez(tmp_path / "objects.npz", features=np.array([{}], object), labels=[0])
+    with pytest.raises(ReadError, match=r"Could not read .*objects\.npz"):
+        cross_val_training(tmp_path / "objects.npz", model_class=_linear)
+    with pytest.raises(OptionError, match="model_class is missing"):
+        cross_val_training(**data)
+    with pytest.raises(SourceError, match=r"authors has the shape \(95,\), and there are 96 items"):
+        cross_val_training(**{**data, "authors": data["authors"][1:]}, model_class=_linear)
+    with pytest.raises(SourceError, match="There is a label -1"):
+        cross_val_training(**{**data, "labels": np.full(N, -1)}, model_class=_linear)
+    with pytest.raises(SourceError, match=r"features has the shape \(96,\)"):
+        cross_val_training(**{**data, "features": np.zeros(N)}, model_class=_linear)
+    with pytest.raises(OptionError, match="did you mean 'k_folds'"):
+        cross_val_training(**data, model_class=_linear, config={"kfolds": 3})
+    with pytest.raises(OptionError, match=r"There is a label 2; with num_classes=2"):
+        cross_val_training(**data, model_class=_linear, num_classes=2, config=QUICK)

@@ -1,0 +1,291 @@
+"""Folds keep authors apart and classes trainable, and are the best that were tried, whoever tried them."""
+
+import itertools
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.errors import OptionError
+from penstock.recipes.crossval import folds as folds_module
+from penstock.recipes.crossval.attempts import Attempts, Task, _scores
+from penstock.recipes.crossval.folds import (
+    best_grouped_folds,
+    best_grouped_split,
+    grouped_folds,
+    search_best_group_seed,
+    search_best_group_seed_kfold,
+    stratified_folds,
+    stratified_split,
+)
+
+
+def _table(rows: int, classes: int, authors: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return labels and authors; every author has two classes, so that classes and authors hang together."""
+    rng = np.random.default_rng(seed)
+    author = rng.integers(0, authors, rows)
+    return (author + rng.integers(0, 2, rows)) % classes, author
+
+
+def _score(labels: np.ndarray, sides: list[np.ndarray], shares: list[float]) -> float:
+    """Return the score by its definition: a loop over sides and classes."""
+    found = []
+    for rows, share in zip(sides, shares, strict=True):
+        for name in np.unique(labels):
+            wanted = share * np.sum(labels == name)
+            found.append(abs(np.sum(labels[rows] == name) - wanted) / wanted)
+    return float(np.mean(found))
+
+
+def _is_valid(labels: np.ndarray, authors: np.ndarray, side_of: dict[int, int], n_splits: int) -> bool:
+    side = np.array([side_of[author] for author in authors])
+    return all((side == number).any() and set(labels[side != number]) == set(labels) for number in range(n_splits))
+
+
+tables = st.integers(1, 24).flatmap(
+    lambda rows: st.tuples(
+        st.lists(st.integers(0, 3), min_size=rows, max_size=rows),
+        st.lists(st.integers(10, 15), min_size=rows, max_size=rows),
+    )
+)
+
+
+@settings(max_examples=100)
+@given(table=tables, n_splits=st.integers(2, 4))
+def test_folds_keep_authors_apart_and_classes_trainable_wherever_that_can_be(
+    table: tuple[list[int], list[int]], n_splits: int
+) -> None:
+    labels, authors = map(np.array, table)
+    names = np.unique(authors)
+    possible = any(
+        _is_valid(labels, authors, dict(zip(names.tolist(), sides, strict=True)), n_splits)
+        for sides in itertools.product(range(n_splits), repeat=len(names))
+    )
+    if not possible:
+        with pytest.raises(OptionError):
+            best_grouped_folds(labels, authors, n_splits, max_attempts=50)
+        return
+    found = best_grouped_folds(labels, authors, n_splits, max_attempts=1024)
+    assert len(found.folds) == n_splits
+    for train, val in found.folds:
+        assert len(val) > 0
+        assert not set(authors[train]) & set(authors[val])
+        assert set(labels[train]) == set(labels)
+        assert sorted([*train, *val]) == list(range(len(labels)))
+    assert sorted(np.concatenate([val for _, val in found.folds])) == list(range(len(labels)))
+    assert found.score == pytest.approx(_score(labels, [val for _, val in found.folds], [1 / n_splits] * n_splits))
+    again = grouped_folds(labels, authors, n_splits, seed=found.seed)
+    for one, other in zip(found.folds, again, strict=True):
+        assert np.array_equal(one.train, other.train)
+        assert np.array_equal(one.val, other.val)
+
+
+@settings(max_examples=40)
+@given(table=tables, share=st.floats(0.1, 0.6))
+def test_a_split_in_two_has_every_class_on_both_sides(table: tuple[list[int], list[int]], share: float) -> None:
+    labels, authors = map(np.array, table)
+    try:
+        found = best_grouped_split(labels, authors, share, max_attempts=256)
+    except OptionError:
+        return
+    assert sorted([*found.train, *found.test]) == list(range(len(labels)))
+    assert not set(authors[found.train]) & set(authors[found.test])
+    assert set(labels[found.train]) == set(labels[found.test]) == set(labels)
+    assert found.score == pytest.approx(_score(labels, [found.test], [share]))
+
+
+def test_the_best_of_all_attempts_is_taken_and_each_is_what_it_is_alone() -> None:
+    labels, authors = _table(300, 5, 20)
+    counts = np.zeros((20, 5), np.int64)
+    np.add.at(counts, (authors, labels), 1)
+    task = Task(counts, (0.25,) * 4, 0, folds=True)
+    alone = [Attempts.of(task, [seed]) for seed in range(600)]
+    together = Attempts.of(task, range(600))
+    assert np.array_equal(together.scores, np.concatenate([attempt.scores for attempt in alone]))
+    assert np.array_equal(together.sides, np.concatenate([attempt.sides for attempt in alone]))
+    found = best_grouped_folds(labels, authors, 4, max_attempts=600)
+    assert (found.score, found.seed) == (together.scores.min(), together.scores.argmin())
+    assert len(np.unique(together.sides, axis=0)) > 100  # attempts differ
+
+
+def test_a_deal_that_leaves_a_fold_empty_or_a_class_untrained_has_no_score() -> None:
+    counts = np.array([[3, 0], [3, 2], [3, 2], [3, 0]])
+    sides = np.array([[0, 0, 1, 1], [0, 1, 2, 0], [0, 1, 1, 2], [0, 0, 1, 0]])
+    two = _scores(Task(counts, (0.5, 0.5), 0, folds=True), sides[[0, 3]])
+    three = _scores(Task(counts, (1 / 3,) * 3, 0, folds=True), sides)
+    # Of the first class, 6 of 12 and 9 of 12; of the second, 2 of 4 each. Of three folds: 6, 3, 3 and 0, 2, 2.
+    assert two.tolist() == pytest.approx([0, (0.5 + 0.5) / 4])
+    assert np.isinf(three).tolist() == [True, False, True, True]
+    assert three[1] == pytest.approx((0.5 + 0.25 + 0.25 + 1 + 0.5 + 0.5) / 6)
+    assert np.isinf(_scores(Task(counts, (0.5, 0.5), 0, folds=False), np.array([[0, 0, 0, 1]])))  # none of a class
+
+
+def test_folds_are_better_than_those_that_chance_finds() -> None:
+    labels, authors = _table(2000, 12, 60)
+    counts = np.zeros((60, 12), np.int64)
+    np.add.at(counts, (authors, labels), 1)
+    rng = np.random.default_rng(0)
+    tries = [rng.integers(0, 4, 60)[authors] for _ in range(500)]
+    chance = min(_score(labels, [np.flatnonzero(side == fold) for fold in range(4)], [0.25] * 4) for side in tries)
+    assert best_grouped_folds(labels, authors, 4, max_attempts=500).score < 0.5 * chance
+
+
+def test_the_number_of_processes_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels, authors = _table(400, 6, 24)
+    one = best_grouped_folds(labels, authors, 3, max_attempts=2000, workers=1)
+    monkeypatch.setattr(folds_module, "_PAYS_SECONDS", 0.0)  # so that processes are started for a short search, too
+    for workers in (2, 3):
+        many = best_grouped_folds(labels, authors, 3, max_attempts=2000, workers=workers)
+        assert (many.score, many.seed) == (one.score, one.seed)
+        assert all(np.array_equal(a.val, b.val) for a, b in zip(one.folds, many.folds, strict=True))
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=15)
+def test_the_sequence_of_the_rows_changes_no_author(seed: int) -> None:
+    labels, authors = _table(80, 4, 9)
+    moved = np.random.default_rng(seed).permutation(80)
+    plain = best_grouped_folds(labels, authors, 3, max_attempts=40)
+    other = best_grouped_folds(labels[moved], authors[moved], 3, max_attempts=40)
+    assert [set(authors[fold.val]) for fold in plain.folds] == [set(authors[moved][fold.val]) for fold in other.folds]
+
+
+def test_a_class_that_is_validated_has_at_least_so_many_segments() -> None:
+    labels, authors = _table(200, 5, 12)
+    found = best_grouped_folds(labels, authors, 4, max_attempts=2000, min_val_segments=6)
+    counts = [np.bincount(labels[fold.val], minlength=5) for fold in found.folds]
+    assert all(((count == 0) | (count >= 6)).all() for count in counts)
+    train, test, _ = search_best_group_seed({"class": labels, "author": authors}, 0.3, 2000, 7)
+    assert (np.bincount(labels[test], minlength=5) >= 7).all()
+    assert not set(authors[train]) & set(authors[test])
+    with pytest.raises(OptionError, match=r"None of 50 attempts gives 4 folds .* at least 100 segments"):
+        best_grouped_folds(labels, authors, 4, max_attempts=50, min_val_segments=100)
+
+
+def test_rows_may_stand_for_several_segments() -> None:
+    labels, authors = ["a"] * 4, ["w", "x", "y", "z"]
+    found = best_grouped_folds(labels, authors, 2, segments=[3, 1, 1, 1], max_attempts=20)
+    assert sorted(fold.val.tolist() for fold in found.folds) == [[0], [1, 2, 3]]
+    assert found.score == 0
+    with pytest.raises(OptionError, match="1 or more, one for each row"):
+        best_grouped_folds(labels, authors, 2, segments=[3, 1, 0, 1])
+
+
+def test_tables_of_pandas_and_plain_mappings_give_the_same() -> None:
+    pandas = pytest.importorskip("pandas")
+    labels, authors = _table(120, 3, 9)
+    columns = {
+        "class_id": [f"species {label}" for label in labels],
+        "author": [f"author {author}" for author in authors],
+        "usable_segments": np.arange(120) % 3 + 1,
+    }
+    plain = search_best_group_seed_kfold(columns, 100, 0, 3)
+    framed = search_best_group_seed_kfold(pandas.DataFrame(columns, index=range(500, 620)), 100, 0, 3, workers=1)
+    folds, score, seed = plain
+    assert (score, seed) == (framed.score, framed.seed)
+    for one, other in zip(folds, framed.folds, strict=True):
+        assert np.array_equal(one.val, other.val)
+        assert max(one.val) < 120  # numbers of rows, not of the index
+    weights = columns["usable_segments"]
+    assert score == pytest.approx(
+        _score(np.repeat(labels, weights), [np.flatnonzero(np.repeat(np.isin(np.arange(120), fold.val), weights))
+                                            for fold in folds], [1 / 3] * 3)
+    )  # fmt: skip
+    with pytest.raises(
+        OptionError, match=r"has the columns 'species_name', 'author'; it needs exactly one for classes"
+    ):
+        search_best_group_seed_kfold({"species_name": labels, "author": authors})
+
+
+def test_what_cannot_be_is_said_with_names_and_counts() -> None:
+    with pytest.raises(OptionError, match=r"Class 'owl' has 1 author, 'ann' with 2 segments"):
+        best_grouped_folds(["owl", "owl", "lark", "lark"], ["ann", "ann", "ann", "bob"], 2)
+    with pytest.raises(OptionError, match=r"2 authors \('1', '2'\) cannot be dealt out to 3 sides"):
+        best_grouped_folds([0, 0, 1, 1], [1, 2, 1, 2], 3)
+    # Three authors, each two of whom have a class for themselves: two sides would have both on one.
+    with pytest.raises(OptionError, match=r"None of 64 attempts gives 2 folds .* fewest authors: '0' with 2 authors"):
+        best_grouped_folds([0, 0, 1, 1, 2, 2], [1, 2, 2, 3, 3, 1], 2, max_attempts=64)
+    with pytest.raises(OptionError, match="authors are all text or all whole numbers, got None in row 1"):
+        best_grouped_folds([0, 0], ["ann", None], 2)
+    with pytest.raises(OptionError, match="3 labels and 2 authors"):
+        best_grouped_folds([0, 0, 1], ["ann", "bob"], 2)
+    for wrong in ({"n_splits": 1}, {"max_attempts": 0}, {"min_val_segments": -1}, {"workers": 0}):
+        with pytest.raises(OptionError, match=f"{next(iter(wrong))}="):
+            best_grouped_folds([0, 0], [1, 2], **{"n_splits": 2, **wrong})
+    with pytest.raises(OptionError, match=r"test_size=1\.5"):
+        best_grouped_split([0, 0], [1, 2], 1.5)
+
+
+def test_what_was_found_is_kept_for_the_same_data_and_options(tmp_path: Path) -> None:
+    labels, authors = _table(300, 5, 20)
+    cache = tmp_path / "new" / "folds.json"
+    first = best_grouped_folds(labels, authors, 4, max_attempts=300, cache=cache)
+    stored = json.loads(cache.read_text())
+    ((key, seed),) = stored["seeds"].items()
+    assert seed == first.seed
+    # Another seed in its place comes back: it was looked up, not searched for.
+    other = next(number for number in range(300) if number != seed)
+    cache.write_text(json.dumps({**stored, "seeds": {key: other}}))
+    kept = best_grouped_folds(labels, authors, 4, max_attempts=300, cache=cache)
+    assert kept.seed == other
+    expected = grouped_folds(labels, authors, 4, seed=other)
+    assert all(np.array_equal(a.val, b.val) for a, b in zip(kept.folds, expected, strict=True))
+    # Anything else is searched for, and kept beside it.
+    labels[0] = (labels[0] + 1) % 5
+    best_grouped_folds(labels, authors, 4, max_attempts=300, cache=cache)
+    best_grouped_folds(labels, authors, 3, max_attempts=300, cache=cache)
+    best_grouped_split(labels, authors, 0.25, max_attempts=300, cache=cache)
+    assert len(json.loads(cache.read_text())["seeds"]) == 4
+    assert [path.name for path in cache.parent.iterdir()] == ["folds.json"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"format": "other"}', b'{"format": "penstock folds 1"}', b"\xff"]
+)
+def test_a_cache_that_is_damaged_is_left_out_with_a_warning_and_written_anew(
+    content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    labels, authors = _table(100, 3, 9)
+    cache = tmp_path / "folds.json"
+    cache.write_bytes(content)
+    with caplog.at_level(logging.WARNING, "penstock"):
+        found = best_grouped_folds(labels, authors, 3, max_attempts=20, cache=cache)
+    assert "cannot be used, and is written anew" in caplog.text
+    assert list(json.loads(cache.read_text())["seeds"].values()) == [found.seed]
+
+
+@pytest.mark.parametrize("seed", ["3", -1, 10**6, 1.5, None, True])
+def test_a_seed_in_the_cache_that_cannot_be_is_searched_for_again(seed: object, tmp_path: Path) -> None:
+    labels, authors = _table(100, 3, 9)
+    cache = tmp_path / "folds.json"
+    found = best_grouped_folds(labels, authors, 3, max_attempts=20, cache=cache)
+    (key,) = json.loads(cache.read_text())["seeds"]
+    cache.write_text(json.dumps({"format": "penstock folds 1", "seeds": {key: seed}}))
+    assert best_grouped_folds(labels, authors, 3, max_attempts=20, cache=cache).seed == found.seed
+
+
+@given(labels=st.lists(st.integers(0, 3), min_size=2, max_size=40), n_splits=st.integers(2, 5), seed=st.integers(0, 9))
+@settings(max_examples=40)
+def test_stratified_folds_share_each_class_out_evenly(labels: list[int], n_splits: int, seed: int) -> None:
+    classes = np.array(labels)
+    if np.unique(classes, return_counts=True)[1].min() < 2 or len(labels) < n_splits:
+        with pytest.raises(OptionError):
+            stratified_folds(labels, n_splits, seed=seed)
+        return
+    found = stratified_folds(labels, n_splits, seed=seed)
+    assert sorted(np.concatenate([val for _, val in found])) == list(range(len(labels)))
+    for name in set(labels):
+        counts = [int(np.sum(classes[val] == name)) for _, val in found]
+        assert max(counts) - min(counts) <= 1
+    for train, val in found:
+        assert sorted([*train, *val]) == list(range(len(labels)))
+        assert set(classes[train]) == set(labels)
+    train, test = stratified_split(labels, 0.3, seed=seed)
+    assert sorted([*train, *test]) == list(range(len(labels)))
+    for name in set(labels):
+        total, there = int(np.sum(classes == name)), int(np.sum(classes[test] == name))
+        assert there == min(max(1, round(0.3 * total)), total - 1)

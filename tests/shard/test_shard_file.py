@@ -1,0 +1,82 @@
+"""One shard while it is written: the same bytes however members meet the borders of what is written at once."""
+
+import gzip
+import io
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from penstock.shard.codec import Encoded
+from penstock.shard.shard_file import _WRITTEN_BYTES, ShardFile
+
+BLOCK = 512
+AT_ONCE = _WRITTEN_BYTES
+
+
+def payload(number: int, size: int) -> bytes:
+    return np.random.default_rng(number).bytes(size)
+
+
+def shard(folder: Path, sizes: list[int], compression: Any = "none") -> ShardFile:
+    """Write one item of one member for each size; its bytes come in two pieces, as those of arrays do."""
+    file = ShardFile(folder, "a.tar", compression)
+    for number, size in enumerate(sizes):
+        content = payload(number, size)
+        pieces = (content[: size // 3], memoryview(content)[size // 3 :])
+        file.add(f"key{number}", ["bin"], [Encoded("bin", pieces, size)])
+    return file
+
+
+near = st.builds(
+    lambda whole, blocks, more: max(0, whole + BLOCK * blocks + more),
+    st.sampled_from([0, 1 << 16, AT_ONCE, 2 * AT_ONCE]),
+    st.integers(-3, 3),
+    st.integers(-1, 1),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(sizes=st.lists(near, min_size=1, max_size=5), compression=st.sampled_from(["none", "gz"]))
+@example(sizes=[AT_ONCE - BLOCK], compression="none")  # what is held is full with the member
+@example(sizes=[3 * AT_ONCE - BLOCK, AT_ONCE - BLOCK - 1024], compression="none")  # and with the end of the archive
+@example(sizes=[AT_ONCE - BLOCK, 2 * AT_ONCE], compression="none")
+def test_the_archive_has_every_byte_in_its_place(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], compression: Any
+) -> None:
+    folder = tmp_path_factory.mktemp("shard")
+    entry, layout = shard(folder, sizes, compression).close()
+    stored = (folder / "a.tar").read_bytes()
+    whole = gzip.decompress(stored) if compression == "gz" else stored
+    assert (entry.stored_bytes, entry.tar_bytes, entry.n_items) == (len(stored), len(whole), len(sizes))
+    with tarfile.open(fileobj=io.BytesIO(whole)) as archive:
+        found = [(member.name, archive.extractfile(member).read()) for member in archive]  # type: ignore[union-attr]
+    assert found == [(f"key{number}.bin", payload(number, size)) for number, size in enumerate(sizes)]
+    (column,) = layout.columns
+    rows = np.arange(len(sizes))
+    borders = zip(column.begins.at(rows), column.ends(rows), strict=True)
+    assert column.checks.tolist() == [xxhash.xxh3_64_intdigest(whole[begin:end]) for begin, end in borders]
+
+
+def test_all_but_the_last_bytes_are_written_at_multiples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    write = os.write
+
+    def noted(handle: int, content: memoryview) -> int:
+        written.append(len(content))
+        return write(handle, content)
+
+    monkeypatch.setattr("penstock.shard.shard_file.os.write", noted)
+    file = shard(tmp_path, [100, 300_000, 70_000, 5 * AT_ONCE, *[3000] * 100])
+    file.close()
+    monkeypatch.undo()
+    begins = np.cumsum([0, *written])
+    assert begins[-1] == (tmp_path / "a.tar").stat().st_size
+    assert len(written) > 3
+    assert not (begins[:-1] % AT_ONCE).any()
