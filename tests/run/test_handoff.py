@@ -3,8 +3,10 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from penstock_test_parts import eventually
+from penstock_test_parts import delivered, eventually, numbered, planned
 
+from penstock import Loader, Plan, RunOptions, Sequential
+from penstock.feed import loader as loader_module
 from penstock.run.handoff import Closed, Handoff
 
 
@@ -131,3 +133,28 @@ def test_closing_lets_go_of_results_that_were_never_taken() -> None:
     assert gone() is not None
     handoff.close()
     assert gone() is None
+
+
+@pytest.mark.parametrize(
+    ("executor", "workers", "expected"), [("inline", 0, 0), ("threads", 2, 1), ("processes", 1, 0)]
+)
+def test_only_threads_get_a_handoff(
+    executor: Any, workers: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[int] = []
+
+    def build(capacity: int) -> Handoff:
+        built.append(capacity)
+        return Handoff(capacity)
+
+    monkeypatch.setattr(loader_module, "Handoff", build)
+    source = numbered(12)
+    plan = Plan(source.index, Sequential(), batch_size=4)
+    with Loader(source, plan, num_workers=workers, options=RunOptions(executor=executor)) as loader:
+        assert delivered(loader) == planned(plan)
+        batches = iter(loader)
+        next(batches)
+        loader.skip(1)
+        assert delivered(batches) == planned(plan, 1)[2:]
+    # One for each epoch, and one for the rest of the epoch after a skip.
+    assert len(built) == 3 * expected

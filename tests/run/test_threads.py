@@ -17,7 +17,7 @@ from penstock_test_parts import (
     planned,
 )
 
-from penstock import Loader, LoaderError, Plan, RunOptions, Sequential, Shuffle, WorkerError
+from penstock import Loader, LoaderError, Plan, RunOptions, Sequential, Shuffle, WindowShuffle, WorkerError
 
 THREADS = RunOptions(executor="threads")
 
@@ -55,6 +55,30 @@ def test_consecutive_items_are_read_as_a_span() -> None:
     with Loader(source, plan) as loader:
         assert delivered(loader) == planned(plan)
     assert (source.spans, source.taken) == ([(0, 4), (4, 12), (12, 28), (28, 40)], [])
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [(Shuffle(), ["penstock-0", "penstock-1"]), (WindowShuffle(2), ["penstock-0", "penstock-1", "penstock-ahead"])],
+    ids=["without windows", "with windows"],
+)
+def test_only_orders_with_windows_start_a_thread_that_reads_ahead(
+    order: Any, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    start = threading.Thread.start
+
+    def note(thread: threading.Thread) -> None:
+        started.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", note)
+    source = numbered(40, chunk=5)
+    plan = Plan(source.index, order, batch_size=4)
+    with threaded(source, plan, 2) as loader:
+        for epoch in range(2):
+            assert delivered(loader) == planned(plan, epoch)
+    assert sorted(started) == sorted(2 * expected)
 
 
 @pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (2, 1), (2, 3)])

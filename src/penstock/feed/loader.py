@@ -117,8 +117,8 @@ class Loader:
         self._supersede("another iteration of this loader began; make a second Loader to walk it twice at once")
         self._start = self._next_start()
         self._progress = progress = Progress(self._start, self._share(self._start))
-        handoff = Handoff(self._num_workers * self._options.prefetch)
-        iteration = Iteration(self._batches(self._start, handoff), progress, self._record, handoff.close)
+        batches, wake = self._batches(self._start)
+        iteration = Iteration(batches, progress, self._record, wake)
         self._live = weakref.ref(iteration)
         if self._closed:  # meanwhile, from another thread
             iteration.end("the loader was closed")
@@ -165,8 +165,8 @@ class Loader:
                 raise OptionError(f"skip({n}), but {share.n_steps} batches are left in this epoch; break off instead.")
             self._start = Cursor(cursor.epoch, share.batch_after(n), cursor.origin)
             self._progress = Progress(self._start, self._share(self._start), steps=0, begun=True)
-            handoff = Handoff(self._num_workers * self._options.prefetch)
-            live.go_on(self._batches(self._start, handoff), self._progress, handoff.close)
+            batches, wake = self._batches(self._start)
+            live.go_on(batches, self._progress, wake)
             return
         while n > share.n_steps:
             if not self._share(Cursor(cursor.epoch + 1)).n_steps:
@@ -272,18 +272,21 @@ class Loader:
     def _share(self, cursor: Cursor) -> Share:
         return self.plan.epoch(cursor.epoch, cursor.origin).share(self._world, cursor.batch)
 
-    def _batches(self, start: Cursor, handoff: Handoff) -> Generator[Any, None, None]:
-        ahead = self._options.device_ahead
-        return on_device(self._executed(start, handoff), self._device, ahead=ahead, record=self._record)
+    def _batches(self, start: Cursor) -> "tuple[Generator[Any, None, None], Callable[[], None] | None]":
+        """Return the batches on the device, and what wakes a consumer that waits for one."""
+        batches, wake = self._executed(start)
+        return on_device(batches, self._device, ahead=self._options.device_ahead, record=self._record), wake
 
-    def _executed(self, start: Cursor, handoff: Handoff) -> Generator[Any, None, None]:
+    def _executed(self, start: Cursor) -> "tuple[Generator[Any, None, None], Callable[[], None] | None]":
         if self._executor == "auto":
             self._executor = self._measured_executor(start)
             self._work = replace(self._work, windows_held=self._window_room(self._executor)[0])
         if self._executor == "inline":
-            return inline(self._share(start).draws(), self._work, together=self._together(), record=self._record)
+            draws = self._share(start).draws()
+            return inline(draws, self._work, together=self._together(), record=self._record), None
         if self._executor == "threads":
-            return threaded(
+            handoff = Handoff(self._num_workers * self._options.prefetch)
+            batches = threaded(
                 lambda: self._share(start).draws(),
                 self._work,
                 threads=self._num_workers,
@@ -293,11 +296,12 @@ class Loader:
                 timeout_seconds=self._options.timeout_seconds,
                 record=self._record,
             )
+            return batches, handoff.close
         if self._pool is None:
             self._pool = WorkerPool(
                 self.plan, self._world, self._work, workers=self._num_workers, options=self._options
             )
-        return self._pool.run(start.epoch, start.origin, start.batch, self._record)
+        return self._pool.run(start.epoch, start.origin, start.batch, self._record), None
 
     def _measured_executor(self, start: Cursor) -> Executor:
         draws = list(self._share(start).draws(stop=2))

@@ -76,7 +76,7 @@ class Iteration:
         self._progress.begun = True
         return batch
 
-    def go_on(self, batches: Generator[Any, None, None], progress: Progress, wake: Callable[[], None]) -> None:
+    def go_on(self, batches: Generator[Any, None, None], progress: Progress, wake: Callable[[], None] | None) -> None:
         """Go on with other batches of the same epoch."""
         self._close()
         self._wake = wake

@@ -56,7 +56,7 @@ def threaded(
     handoff
         Holds as many results as may be made ahead; closing it, from any thread, ends the iteration.
     windows_ahead
-        Batches that windows are read ahead of the threads.
+        Batches that windows are read ahead of the threads; 0 if the order has no windows.
     together
         Draws that are worked on at once where each of them is small.
     """
@@ -66,10 +66,9 @@ def threaded(
     running = [
         threading.Thread(target=_work_through, args=shared, name=f"penstock-{n}", daemon=True) for n in range(threads)
     ]
-    ahead = threading.Thread(
-        target=_read_ahead, args=(draws(), windows_ahead, pace, work), name="penstock-ahead", daemon=True
-    )
-    running.append(ahead)
+    if windows_ahead:
+        arguments = (draws(), windows_ahead, pace, work)
+        running.append(threading.Thread(target=_read_ahead, args=arguments, name="penstock-ahead", daemon=True))
     batches = _delivered(running, handoff, tasks, pace, timeout_seconds)
     next(batches)  # from here on, closing or dropping it ends the threads
     return batches
