@@ -192,9 +192,9 @@ def test_the_repr_says_how_much_there_is() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Index.uniform(-1), "items=-1 cannot be; use a whole number of 0 or more"),
-        (lambda: Index.uniform(5, 0), "chunk=0 cannot be; use a whole number of 1 or more"),
-        (lambda: Index.uniform(5, -2), "chunk=-2 cannot be; use a whole number of 1 or more"),
+        (lambda: Index.uniform(-1), "items must be an integer >= 0, got -1"),
+        (lambda: Index.uniform(5, 0), "chunk must be an integer >= 1, got 0"),
+        (lambda: Index.uniform(5, -2), "chunk must be an integer >= 1, got -2"),
         (lambda: Index.from_sizes([3, -1]), "Chunk 1 has -1 items; use 0 or more"),
         (lambda: Index.from_sizes([1.5, 2.0]), "sizes must be a flat list of whole numbers, got float64"),
         (lambda: Index.from_sizes(["a"]), "sizes must be a flat list of whole numbers, got <U1"),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import PlanError
-from penstock.core.seeds import checked_seed, generator_for, key_for, mix64, subkeys
+from penstock.core.seeds import check_seed, generator_for, key_for, mix64, subkeys
 
 paths = st.lists(st.text(max_size=4) | st.integers(0, 2**40), max_size=4).map(tuple)
 seeds = st.integers(0, 2**70)
@@ -75,18 +75,18 @@ def test_mixing_changes_about_half_of_all_bits_for_any_changed_bit() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2**70, np.int64(5), np.uint64(2**63)])
 def test_a_whole_number_is_a_seed(seed: int) -> None:
-    checked = checked_seed(seed)
+    checked = check_seed(seed)
     assert checked == seed
     assert type(checked) is int
 
 
 @pytest.mark.parametrize("seed", [1.5, 1.0, "1", None, True, np.float64(3)])
 def test_a_seed_that_is_not_a_whole_number_is_refused(seed: object) -> None:
-    with pytest.raises(PlanError, match=r"seed=.* cannot be; use a whole number of 0 or more"):
-        checked_seed(seed)
+    with pytest.raises(PlanError, match=r"seed must be an integer >= 0, got .*"):
+        check_seed(seed)
 
 
 @pytest.mark.parametrize("seed", [-1, np.int64(-5)])
 def test_a_negative_seed_is_refused(seed: int) -> None:
-    with pytest.raises(PlanError, match=f"seed={seed} cannot be; use a whole number of 0 or more"):
-        checked_seed(seed)
+    with pytest.raises(PlanError, match=f"seed must be an integer >= 0, got {seed}"):
+        check_seed(seed)

@@ -376,8 +376,8 @@ def test_a_run_of_many_batches_takes_no_more_memory(clock: FakeClock) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"warmup": -1}, "warmup=-1"),
-        ({"warmup": 1.5}, r"warmup=1\.5"),
+        ({"warmup": -1}, "warmup must be an integer >= 0, got -1"),
+        ({"warmup": 1.5}, r"warmup must be an integer >= 0, got 1\.5"),
         ({"log_every_seconds": True}, "log_every_seconds=True"),
         ({"show": "yes"}, "show='yes'"),
         ({"log": 3}, "log=3 takes no scalars"),

@@ -228,12 +228,12 @@ def test_visits_tell_the_runs_that_share_an_item_apart() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: WindowShuffle(0), "window=0 cannot be; use a whole number of 1 or more"),
-        (lambda: WindowShuffle(-3), "window=-3 cannot be; use a whole number of 1 or more"),
-        (lambda: Subset(0), "count=0 cannot be; use a whole number of 1 or more"),
-        (lambda: RandomChunks(0), "size=0 cannot be; use a whole number of 1 or more"),
-        (lambda: RandomChunks(4, count=0), "count=0 cannot be; use a whole number of 1 or more"),
-        (lambda: RandomChunks(4, align=-1), "align=-1 cannot be; use a whole number of 1 or more"),
+        (lambda: WindowShuffle(0), "window must be an integer >= 1, got 0"),
+        (lambda: WindowShuffle(-3), "window must be an integer >= 1, got -3"),
+        (lambda: Subset(0), "count must be an integer >= 1, got 0"),
+        (lambda: RandomChunks(0), "size must be an integer >= 1, got 0"),
+        (lambda: RandomChunks(4, count=0), "count must be an integer >= 1, got 0"),
+        (lambda: RandomChunks(4, align=-1), "align must be an integer >= 1, got -1"),
     ],
 )
 def test_an_order_that_visits_nothing_is_refused(make: Any, message: str) -> None:

@@ -99,16 +99,16 @@ def test_the_identity_of_a_plan_changes_with_everything_the_order_depends_on() -
 @pytest.mark.parametrize("value", [0, -1, True, 2.5, "4", None, np.float64(4.0)])
 @pytest.mark.parametrize("name", ["batch_size", "lanes"])
 def test_a_batch_size_or_lanes_that_are_not_whole_and_positive_are_refused(name: str, value: Any) -> None:
-    with pytest.raises(PlanError, match=re.escape(f"{name}={value!r} cannot be; use a whole number of 1 or more")):
+    with pytest.raises(PlanError, match=re.escape(f"{name} must be an integer >= 1, got {value!r}")):
         Plan(INDEX, Shuffle(), **{"batch_size": 4, name: value})
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"seed": -1}, "seed=-1 cannot be; use a whole number of 0 or more"),
-        ({"seed": 1.5}, "seed=1.5 cannot be; use a whole number of 0 or more"),
-        ({"seed": None}, "seed=None cannot be; use a whole number of 0 or more"),
+        ({"seed": -1}, "seed must be an integer >= 0, got -1"),
+        ({"seed": 1.5}, "seed must be an integer >= 0, got 1.5"),
+        ({"seed": None}, "seed must be an integer >= 0, got None"),
         ({"tail": "wrap"}, "tail='wrap' is not one of 'drop', 'short', 'pad'"),
         ({"tail": None}, "tail=None is not one of 'drop', 'short', 'pad'"),
         ({"order": Shuffle}, r"order=<class .*Shuffle'> is no order; use for example Shuffle\(\)"),

@@ -82,7 +82,7 @@ def test_segments_over_no_items_have_no_batches(tail: str) -> None:
 
 @pytest.mark.parametrize("length", [0, -1, True, 2.5, "2", None])
 def test_a_length_that_is_not_whole_and_positive_is_refused(length: Any) -> None:
-    with pytest.raises(PlanError, match=f"length={length!r} cannot be; use a whole number of 1 or more"):
+    with pytest.raises(PlanError, match=f"length must be an integer >= 1, got {length!r}"):
         Segments(Plan(Index.uniform(10), Shuffle(), batch_size=4), length)
 
 

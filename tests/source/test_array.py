@@ -306,7 +306,7 @@ class TestChunks:
 
     @pytest.mark.parametrize("chunk", [0, -3])
     def test_a_chunk_of_nothing_is_refused(self, chunk: int) -> None:
-        with pytest.raises(SourceError, match=f"chunk={chunk}"):
+        with pytest.raises(SourceError, match=f"chunk must be an integer >= 1, got {chunk}"):
             ArraySource({"a": np.arange(N)}, chunk_items=chunk)
 
 

@@ -145,7 +145,7 @@ def test_no_budget_and_no_cut_between_workers_changes_the_moments(train: list[in
         ([-1], {}, "Item -1 was named"),
         ([0.5], {}, "whole numbers, got float64"),
         (np.ones(40, bool), {}, r"of a mask, np.flatnonzero\(mask\)"),
-        (None, {"memory_bytes": 0}, "memory_bytes=0"),
+        (None, {"memory_bytes": 0}, "memory_bytes must be an integer >= 1, got 0"),
         (None, {"axis": 3}, r"Items of shape \(2, 6, 9\) have no axis 3"),
         (None, {"axis": -4}, r"have no axis -4"),
         (None, {"axis": 1.0}, "axis=1.0 is no axis"),

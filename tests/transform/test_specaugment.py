@@ -97,10 +97,10 @@ def test_whole_numbers_get_masks_of_whole_numbers_only() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"time_mask_param": -1}, "time_mask_param=-1"),
-        ({"freq_mask_param": 1.5}, "freq_mask_param=1.5"),
-        ({"num_time_masks": True}, "num_time_masks=True"),
-        ({"num_freq_masks": -2}, "num_freq_masks=-2"),
+        ({"time_mask_param": -1}, "time_mask_param must be an integer >= 0, got -1"),
+        ({"freq_mask_param": 1.5}, "freq_mask_param must be an integer >= 0, got 1.5"),
+        ({"num_time_masks": True}, "num_time_masks must be an integer >= 0, got True"),
+        ({"num_freq_masks": -2}, "num_freq_masks must be an integer >= 0, got -2"),
         ({"mask_value": "max"}, "mask_value='max'; use a number or one of 'mean', 'min'"),
         ({"mask_value": np.nan}, "mask_value=nan"),
         ({"p": 1.2}, "p=1.2 is no probability"),
@@ -151,7 +151,7 @@ def test_augmentation_has_masks_and_noise_and_more_of_both_where_it_is_aggressiv
     assert more["spec_augment_params"]["num_freq_masks"] == 2
     assert more["spec_augment_params"]["p"] == 1.0
     for wrong in ((0, 5), (5, 0), (1.5, 2)):
-        with pytest.raises(OptionError, match="whole number"):
+        with pytest.raises(OptionError, match="must be an integer >= 1"):
             get_augmentation_params(*wrong)
     with pytest.raises(OptionError, match="input_size=224"):
         get_recommended_params(5, 5, 224)  # type: ignore[arg-type]

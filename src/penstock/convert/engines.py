@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import MissingDependency, WorkerError
 
 __all__ = ["DaskEngine", "Engine", "LocalEngine"]
@@ -54,7 +54,7 @@ class LocalEngine:
     """Works in this process, or in `workers` others on this machine."""
 
     def __init__(self, workers: int = 1) -> None:
-        self.workers = whole_number("workers", workers, at_least=1)
+        self.workers = check_integer("workers", workers, at_least=1)
 
     def run(self, function: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[tuple[int, _R]]:
         """Yield the number of each item and its result, in any order."""
@@ -173,7 +173,7 @@ class DaskEngine:
     """
 
     def __init__(self, scheduler: str | None = None, workers: int = 2) -> None:
-        self.scheduler, self.workers = scheduler, whole_number("workers", workers, at_least=1)
+        self.scheduler, self.workers = scheduler, check_integer("workers", workers, at_least=1)
         self._open = ExitStack()
         self._client: Any = None
 

@@ -14,7 +14,7 @@ from penstock.convert.inputs.protocol import Input
 from penstock.convert.plan import Bad, Job, Scan, Scanning
 from penstock.convert.splits import WHOLE, Split, grouped
 from penstock.core.errors import ConversionError, OptionError, SourceError
-from penstock.core.seeds import checked_seed
+from penstock.core.seeds import check_seed
 from penstock.shard.writer import WriteOptions
 
 __all__ = ["ConvertOptions", "Told", "jobs_of", "scanned"]
@@ -54,7 +54,7 @@ class ConvertOptions:
 
     def __post_init__(self) -> None:
         if self.shuffle_seed is not None:
-            checked_seed(self.shuffle_seed)
+            check_seed(self.shuffle_seed)
         if self.on_bad not in get_args(OnBad):
             raise OptionError(f"on_bad={self.on_bad!r}; use one of {', '.join(get_args(OnBad))}.")
         if self.write.max_shard_bytes is not None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError, SourceError
-from penstock.core.seeds import checked_seed, key_for
+from penstock.core.seeds import check_seed, key_for
 
 __all__ = ["WHOLE", "GroupBy", "Run", "Split", "grouped", "parsed_split", "stretches"]
 
@@ -45,7 +45,7 @@ class Split:
     def __post_init__(self) -> None:
         if self.group_by not in get_args(GroupBy):
             raise OptionError(f"group_by={self.group_by!r}; use one of {', '.join(get_args(GroupBy))}.")
-        checked_seed(self.seed)
+        check_seed(self.seed)
         if isinstance(self.shares, Mapping):
             object.__setattr__(self, "shares", tuple(self.shares.items()))
         names = [name for name, _ in self.shares]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 
 __all__ = ["Windows", "checked_overlap"]
@@ -36,7 +36,7 @@ class Windows:
     overlap: float = 0.0
 
     def __post_init__(self) -> None:
-        whole_number("the length of a window", self.length, at_least=1)
+        check_integer("the length of a window", self.length, at_least=1)
         checked_overlap(self.overlap)
 
     @property

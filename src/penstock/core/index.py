@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import SourceError
 
 __all__ = ["Index"]
@@ -50,8 +50,8 @@ class Index:
         >>> Index.uniform(items=10, chunk=4).n_chunks
         3
         """
-        n_items = whole_number("items", items, at_least=0, error=SourceError)
-        chunk_items = whole_number("chunk", chunk, at_least=1, error=SourceError)
+        n_items = check_integer("items", items, at_least=0, error=SourceError)
+        chunk_items = check_integer("chunk", chunk, at_least=1, error=SourceError)
         return cls(n_items, chunk_items, n_stored=n_items, identity=identity)
 
     @classmethod

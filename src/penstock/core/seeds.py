@@ -10,19 +10,19 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import PlanError
 
-__all__ = ["checked_seed", "generator_for", "key_for", "mix64", "subkeys"]
+__all__ = ["check_seed", "generator_for", "key_for", "mix64", "subkeys"]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _U64 = np.uint64
 _MASK = (1 << 64) - 1
 
 
-def checked_seed(seed: int) -> int:
+def check_seed(seed: int) -> int:
     """Return `seed` as an int, or say why it cannot be one."""
-    return whole_number("seed", seed, at_least=0, error=PlanError)
+    return check_integer("seed", seed, at_least=0, error=PlanError)
 
 
 def key_for(seed: int, *path: str | int) -> int:

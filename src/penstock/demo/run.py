@@ -26,7 +26,7 @@ from penstock.convert.nwb.options import NWBOptions
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.core.errors import MissingDependency, OptionError
-from penstock.core.seeds import checked_seed, generator_for
+from penstock.core.seeds import check_seed, generator_for
 from penstock.demo.damage import damaged_copy, judge_damage
 from penstock.demo.judge import compare, judge_decoding
 from penstock.demo.process import Process, Processes
@@ -90,7 +90,7 @@ def run(*, keep: Path | None = None, seed: int = 0, quick: bool = False, quiet: 
         The files cannot be written there.
     """
     began, story, scale = time.monotonic(), Story(quiet=quiet), QUICK if quick else FULL
-    checked_seed(seed)
+    check_seed(seed)
     _check_installed()
     with _stoppable(story), _folder(keep, scale) as folder, Processes(folder) as processes:
         figures = _Demo(Task(str(folder), "whole", _WORKERS, seed, scale), story, processes).told()
@@ -368,22 +368,22 @@ def _stoppable(story: Story) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-_DOES = {
-    "train": ("demo_training", "train"),
-    "damage": ("demo_reading", "read_damaged"),
-    "measure": ("demo_measuring", "measure"),
+_MODULES = {
+    "train": ("training", "train"),
+    "damage": ("read_damaged", "read_damaged"),
+    "measure": ("measure", "measure"),
 }
-"""Where it is that each kind of task is done. Torch is imported there, and not by who tells the story."""
+"""The module and function of each kind of task. Imported only in child processes: the parent never imports torch."""
 
 
-def _obey() -> None:
-    """Do one task after the other, as whoever started this process says; end where nothing more is said."""
+def _run_tasks() -> None:
+    """Run the tasks that the parent writes to stdin, one per line, until stdin closes."""
     import_module("penstock.demo.training").prepare()
     for line in sys.stdin:
         task = task_from_json(line)
-        module, name = _DOES[task.kind]
-        getattr(import_module(f"penstock.recipes.{module}"), name)(task)
+        module, name = _MODULES[task.kind]
+        getattr(import_module(f"penstock.demo.{module}"), name)(task)
 
 
 if __name__ == "__main__":
-    _obey()
+    _run_tasks()

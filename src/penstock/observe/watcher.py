@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TextIO, TypeVar
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError
 from penstock.observe.advice import DATA_BOUND, advice, live_line, summary
 from penstock.observe.batch_content import content_of
@@ -106,7 +106,7 @@ class Watch(Generic[T]):
         if isinstance(log_every_seconds, bool) or not log_every_seconds >= 0:
             raise OptionError(f"log_every_seconds={log_every_seconds!r} cannot be; use 0 (each batch) or more.")
         self.loader = loader
-        self._waits = Waits(whole_number("warmup", warmup, at_least=0))
+        self._waits = Waits(check_integer("warmup", warmup, at_least=0))
         self._log: Log | None = log_function(log)
         self._log_every, self._logged_at, self._logged = float(log_every_seconds), 0.0, Pace()
         self._logged_batches = 0

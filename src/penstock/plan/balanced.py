@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
 from penstock.core.seeds import key_for, mix64, subkeys
@@ -46,7 +46,7 @@ class Balanced:
 
     def __post_init__(self) -> None:
         if self.length is not None:
-            whole_number("length", self.length, at_least=1, error=PlanError)
+            check_integer("length", self.length, at_least=1, error=PlanError)
         if np.ndim(self._groups) != 1 or not len(self._groups):
             raise PlanError(f"Balanced takes a flat list with one group per item, got shape {np.shape(self._groups)}.")
         _ = self._shares
@@ -165,7 +165,7 @@ class BalancedSpans:
     """Draws per epoch."""
 
     def __post_init__(self) -> None:
-        whole_number("length", self.length, at_least=1, error=PlanError)
+        check_integer("length", self.length, at_least=1, error=PlanError)
         object.__setattr__(self, "starts", tuple(int(start) for start in self.starts))
         object.__setattr__(self, "weights", tuple(float(weight) for weight in self.weights))
         if not self.starts or self.starts[0] != 0 or list(self.starts) != sorted(set(self.starts)):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
 from penstock.core.seeds import key_for, subkeys
@@ -73,7 +73,7 @@ class Subset:
 
     def __post_init__(self) -> None:
         for name in ("count", "near", "window"):
-            whole_number(name, getattr(self, name), at_least=1, error=PlanError)
+            check_integer(name, getattr(self, name), at_least=1, error=PlanError)
 
     def __repr__(self) -> str:
         return f"Subset(count={self.count}{f', near={self.near}, window={self.window}' if self.near > 1 else ''})"
@@ -138,7 +138,7 @@ class WindowShuffle:
     for storage where any item is cheap to take and things near each other are cheaper, such as local shards."""
 
     def __post_init__(self) -> None:
-        whole_number("window", self.window, at_least=1, error=PlanError)
+        check_integer("window", self.window, at_least=1, error=PlanError)
 
     def __repr__(self) -> str:
         # The sequence does not depend on `held`; what is left at its default is not said.
@@ -211,7 +211,7 @@ class RandomChunks:
     def __post_init__(self) -> None:
         for name, value in (("size", self.size), ("align", self.align), ("count", self.count)):
             if value is not None:
-                whole_number(name, value, at_least=1, error=PlanError)
+                check_integer(name, value, at_least=1, error=PlanError)
 
     def check(self, index: Index) -> None:
         """Accept every index."""

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, get_args
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
 from penstock.core.protocols import Order
-from penstock.core.seeds import checked_seed
+from penstock.core.seeds import check_seed
 from penstock.core.types import Arrangement
 from penstock.plan.epoch import Epoch, Passes, Tail
 from penstock.plan.inspect import Mixing, explain_batch, hash_order, measure_mixing
@@ -60,8 +60,8 @@ class Plan:
         if isinstance(self.order, type) or not hasattr(self.order, "arrange"):
             raise PlanError(f"order={self.order!r} is no order; use for example Shuffle() or Sequential().")
         for name, value in (("batch_size", self.batch_size), ("lanes", self.lanes)):
-            whole_number(name, value, at_least=1, error=PlanError)
-        checked_seed(self.seed)
+            check_integer(name, value, at_least=1, error=PlanError)
+        check_seed(self.seed)
         if self.tail not in get_args(Tail):
             raise PlanError(f"tail={self.tail!r} is not one of {', '.join(map(repr, get_args(Tail)))}.")
         self.order.check(self.index)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
 from penstock.plan.epoch import Epoch, Tail
@@ -45,7 +45,7 @@ class Segments:
     """Batches in a segment, over all ranks."""
 
     def __post_init__(self) -> None:
-        whole_number("length", self.length, at_least=1, error=PlanError)
+        check_integer("length", self.length, at_least=1, error=PlanError)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Segments, (self.plan, self.length)

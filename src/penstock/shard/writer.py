@@ -16,21 +16,29 @@ from typing import Any, get_args
 
 import xxhash
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, WriteError
 from penstock.files.durable import write_aside
 from penstock.files.locks import lock, unlock
 from penstock.shard.codec import ArrayFormat, json_bytes
-from penstock.shard.compression import COMPRESSIONS, Compression, most_bytes
+from penstock.shard.compression import COMPRESSIONS, Compression, max_decompressed_bytes
 from penstock.shard.manifest import MANIFEST, FieldInfo, Manifest, ShardEntry
-from penstock.shard.names import automatic_key, key_of
-from penstock.shard.publish import OPTIONS, WRITING, clear, finish, finished_shards, publish, published
+from penstock.shard.names import automatic_key, encode_key
+from penstock.shard.publish import (
+    OPTIONS,
+    WRITING,
+    clear_unfinished,
+    find_finished_shards,
+    finish_publication,
+    publish,
+    read_published,
+)
 from penstock.shard.sample_form import Members, SampleForm
 from penstock.shard.shard_file import ShardFile, stored_size
-from penstock.shard.side_index import ShardLayout
-from penstock.shard.tar import BLOCK, END, padded
+from penstock.shard.side_index import SideIndex
+from penstock.shard.tar import END, TAR_BLOCK, padded_size
 
-__all__ = ["ShardWriter", "WriteOptions", "merged_fields"]
+__all__ = ["ShardWriter", "WriteOptions", "merge_fields"]
 
 _LOG = logging.getLogger("penstock")
 _COMPLETE = "is complete"
@@ -48,9 +56,9 @@ class WriteOptions:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        whole_number("shard_size", self.shard_size, at_least=1)
+        check_integer("shard_size", self.shard_size, at_least=1)
         if self.max_shard_bytes is not None:
-            whole_number("max_shard_bytes", self.max_shard_bytes, at_least=4096)
+            check_integer("max_shard_bytes", self.max_shard_bytes, at_least=4096)
         if self.compression not in COMPRESSIONS:
             raise OptionError(f"compression={self.compression!r}; use one of {', '.join(COMPRESSIONS)}.")
         if self.array_format not in get_args(ArrayFormat):
@@ -63,7 +71,7 @@ class WriteOptions:
         """The largest archive; compressed ones are decompressed whole, so that these have a bound in any case."""
         if self.compression == "none":
             return self.max_shard_bytes
-        return min(self.max_shard_bytes or most_bytes(0), most_bytes(0))
+        return min(self.max_shard_bytes or max_decompressed_bytes(0), max_decompressed_bytes(0))
 
     def shard_name(self, number: int) -> str:
         """Return the file name of a shard."""
@@ -103,9 +111,9 @@ class ShardWriter:
         """Add one sample."""
         if self._ended:
             raise WriteError(f"This writer of {self.folder} {self._ended}; nothing more can be written.")
-        payloads = self._form.encoded(sample, self.written)
+        payloads = self._form.encode(sample, self.written)
         key, key_hash = self._new_key(sample_id)
-        members = self._form.members(key, sample_id or key, payloads, metadata)
+        members = self._form.make_members(key, sample_id or key, payloads, metadata)
         try:
             shard = self._shard_with_room(members)
             members.add_to(shard, len(self._shards))
@@ -126,7 +134,7 @@ class ShardWriter:
             raise WriteError(f"This writer of {self.folder} {self._ended}; there is nothing to finish.")
         if not self.written:
             raise OptionError("No samples were written; a data set has at least one.")
-        before = published(self.folder)
+        before = read_published(self.folder)
         if before is not None:
             _LOG.warning("The data set of %s samples in %s is replaced by a new one.", before.n_items, self.folder)
         try:
@@ -162,10 +170,10 @@ class ShardWriter:
     def _begin(self, *, resume: bool) -> None:
         writing, current = self.folder / WRITING, json.dumps(asdict(self.options), sort_keys=True)
         if resume:
-            finish(self.folder, self.options.shard_name)
+            finish_publication(self.folder, self.options.shard_name)
         else:
-            clear(self.folder)
-        complete = published(self.folder) if resume and not writing.exists() else None
+            clear_unfinished(self.folder)
+        complete = read_published(self.folder) if resume and not writing.exists() else None
         if complete is not None:
             self._check_same(complete)
             self.written, self._ended = complete.n_items, _COMPLETE
@@ -179,7 +187,7 @@ class ShardWriter:
             )
         if resume:
             keys: list[int] = []
-            for entry, layout in finished_shards(self.folder, self.options.shard_name, self.options.compression):
+            for entry, layout in find_finished_shards(self.folder, self.options.shard_name, self.options.compression):
                 self._add_shard(entry, layout)
                 keys += layout.keys.tolist()
             if any(key != _hash(automatic_key(number)) for number, key in enumerate(keys)):
@@ -225,7 +233,7 @@ class ShardWriter:
     def _shard_with_room(self, members: Members) -> ShardFile:
         limit = self.options.most_tar_bytes
         if limit is not None:
-            needed = stored_size(members.payloads) + 2 * BLOCK + padded(members.metadata_bytes) + len(END)
+            needed = stored_size(members.payloads) + 2 * TAR_BLOCK + padded_size(members.metadata_bytes) + len(END)
             if needed > limit:
                 raise OptionError(
                     f"Sample {self.written} takes {needed} bytes, a shard {limit} at most; raise max_shard_bytes."
@@ -247,11 +255,11 @@ class ShardWriter:
             raise
         self._add_shard(entry, layout)
 
-    def _add_shard(self, entry: ShardEntry, layout: ShardLayout) -> None:
+    def _add_shard(self, entry: ShardEntry, layout: SideIndex) -> None:
         self._shards.append(entry)
         if not self._fields:
-            self._form = SampleForm(self.options.array_format, merged_fields({}, layout))
-        self._fields = merged_fields(self._fields, layout)
+            self._form = SampleForm(self.options.array_format, merge_fields({}, layout))
+        self._fields = merge_fields(self._fields, layout)
         self.written = sum(shard.n_items for shard in self._shards)
 
     # -- one sample ----------------------------------------------------------------------------------------------------
@@ -263,7 +271,7 @@ class ShardWriter:
         if self._keys is None:
             # Numbers cannot come twice; from the first id of the user's own on, every key is remembered.
             self._keys = {_hash(automatic_key(number)) for number in range(self.written)}
-        key = automatic_key(self.written) if sample_id is None else key_of(sample_id)
+        key = automatic_key(self.written) if sample_id is None else encode_key(sample_id)
         key_hash = _hash(key)
         if key_hash in self._keys:
             raise OptionError(
@@ -272,13 +280,13 @@ class ShardWriter:
         return key, key_hash
 
 
-def merged_fields(fields: Mapping[str, FieldInfo], layout: ShardLayout) -> dict[str, FieldInfo]:
+def merge_fields(fields: Mapping[str, FieldInfo], layout: SideIndex) -> dict[str, FieldInfo]:
     """Return what `fields` are when the items of one more shard are among them."""
     merged = dict(fields)
     for column in layout.columns:
         name = column.suffix.rpartition(".")[0]
         info = FieldInfo(column.suffix, column.dtype, column.shape)
-        merged[name] = merged[name].merged(info) if name in merged else info
+        merged[name] = merged[name].merge(info) if name in merged else info
     return merged
 
 

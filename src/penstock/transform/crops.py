@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.transform.arrays import changed, filling, need_axis
 from penstock.transform.checks import Fill, checked_axis, checked_field, checked_fill, probability
@@ -32,7 +32,7 @@ class RandomCrop:
     """Which part of an item: its name, or its place in a tuple. None: the item itself, or the first of a tuple."""
 
     def __post_init__(self) -> None:
-        whole_number("size", self.size, at_least=1)
+        check_integer("size", self.size, at_least=1)
         checked_axis(self.axis)
         checked_field(self.field)
 
@@ -78,7 +78,7 @@ class RandomShift:
     """Which part of an item: its name, or its place in a tuple. None: the item itself, or the first of a tuple."""
 
     def __post_init__(self) -> None:
-        whole_number("most", self.most, at_least=0)
+        check_integer("most", self.most, at_least=0)
         checked_axis(self.axis)
         checked_fill("fill", self.fill, "wrap")
         probability("p", self.p)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 
 __all__ = ["get_augmentation_params", "get_recommended_params"]
@@ -23,11 +23,11 @@ def get_recommended_params(
     >>> get_recommended_params(1000, 31)
     {'time_mask_param': 25, 'freq_mask_param': 10, 'num_time_masks': 1, 'num_freq_masks': 1, 'p': 0.6}
     """
-    whole_number("num_samples", num_samples, at_least=1)
-    whole_number("num_classes", num_classes, at_least=1)
+    check_integer("num_samples", num_samples, at_least=1)
+    check_integer("num_classes", num_classes, at_least=1)
     if not isinstance(input_size, tuple | list) or len(input_size) != 2:
         raise OptionError(f"input_size={input_size!r}; use (frequency bins, time columns).")
-    n_bins, n_columns = (whole_number("input_size", size, at_least=1) for size in input_size)
+    n_bins, n_columns = (check_integer("input_size", size, at_least=1) for size in input_size)
     per_class = num_samples / num_classes
     if per_class < 50:
         time, freq, p, n_time = min(25, n_columns // 12), min(10, n_bins // 20), 0.6, 1

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 
 __all__ = [
@@ -39,8 +39,8 @@ _MOST_BITS = 16
 
 def checked_bits(bits: int) -> int:
     """Return `bits`, or say why a code cannot have so many."""
-    if whole_number("bits", bits, at_least=1) > _MOST_BITS:
-        raise OptionError(f"bits={bits!r}; use 1 to {_MOST_BITS}.")
+    if check_integer("bits", bits, at_least=1) > _MOST_BITS:
+        raise OptionError(f"bits must be an integer from 1 to {_MOST_BITS}, got {bits}.")
     return int(bits)
 
 

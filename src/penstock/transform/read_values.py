@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError
 from penstock.core.types import UNNAMED, Span
 from penstock.transform.item_fields import part_of
@@ -25,7 +25,7 @@ def blocks_of(
 
     A block is within it twice over, since whoever takes it may have to copy it.
     """
-    room = whole_number("memory_bytes", memory_bytes, at_least=1) // 2
+    room = check_integer("memory_bytes", memory_bytes, at_least=1) // 2
     if all(hasattr(data, name) for name in ("index", "fields", "take", "read")):
         return _blocks_of_source(data, checked_items(items, len(data.index), repr(data)), field, room)
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.transform.arrays import changed, drawn_from, filling
 from penstock.transform.checks import Fill, checked_field, checked_fill, probability
@@ -48,7 +48,7 @@ class SpecAugment:
 
     def __post_init__(self) -> None:
         for name in ("time_mask_param", "freq_mask_param", "num_time_masks", "num_freq_masks"):
-            whole_number(name, getattr(self, name), at_least=0)
+            check_integer(name, getattr(self, name), at_least=0)
         checked_fill("mask_value", self.mask_value)
         probability("p", self.p)
         checked_field(self.field)

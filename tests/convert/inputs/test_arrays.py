@@ -206,7 +206,7 @@ def test_what_is_no_file_cannot_be_opened(tmp_path):
 @pytest.mark.parametrize("options", [{"sequence_length": 0}, {"sequence_length": 2.5}, {"sequence_length": True}])
 @pytest.mark.parametrize("kind", [NpyInput, NpzInput])
 def test_lengths_that_cannot_be_are_refused_at_once(kind, options):
-    with pytest.raises(OptionError, match="sequence_length="):
+    with pytest.raises(OptionError, match="sequence_length must be an integer >= 1, got "):
         kind("a.npy", **options)
 
 

@@ -330,10 +330,10 @@ def test_a_prefetch_factor_is_a_positive_integer(folder: Path, prefetch: Any, wo
     ("options", "said"),
     [
         ({"shuffle": True}, "shuffle: not known here; allowed are pin_memory"),
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"num_workers": -1}, "num_workers=-1"),
-        ({"iterations_per_epoch": 0}, "iterations_per_epoch=0"),
-        ({"near": 0}, "near=0"),
+        ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
+        ({"num_workers": -1}, "num_workers must be an integer >= 0, got -1"),
+        ({"iterations_per_epoch": 0}, "iterations_per_epoch must be an integer >= 1, got 0"),
+        ({"near": 0}, "near must be an integer >= 1, got 0"),
         ({"classes": ["er"]}, "but the data set has"),
         ({"sampler": [1], "weighted_sampler": True}, "sampler decides"),
         ({"sampler": [1], "iterations_per_epoch": 3}, "sampler decides"),
@@ -343,7 +343,7 @@ def test_a_prefetch_factor_is_a_positive_integer(folder: Path, prefetch: Any, wo
         ({"multiprocessing_context": "thread", "num_workers": 1}, "start_method='thread'"),
         ({"device": "cuda"}, "sees no CUDA"),
         ({"device": "nonsense"}, "no torch device"),
-        ({"rng": -4}, "seed=-4"),
+        ({"rng": -4}, "seed must be an integer >= 0, got -4"),
     ],
 )
 def test_what_cannot_be_is_said(folder: Path, options: dict[str, Any], said: str) -> None:
@@ -358,3 +358,33 @@ def test_items_of_several_volumes_have_one_number_each(folder: Path) -> None:
     loader = CellMapDataLoader(multi, batch_size=32, iterations_per_epoch=9)
     items = [item for batch in loader for item in check(batch, multi)]
     assert min(items) < multi.crop_starts[1] < max(items)
+
+
+@pytest.mark.parametrize(
+    "sampler", [[5, 900, 7, 900, 2], SequentialSampler(range(5)), lambda: SequentialSampler(range(5))]
+)
+def test_a_sampler_that_repeats_its_order_keeps_the_loader_and_its_workers(folder: Path, sampler: Any) -> None:
+    def make(**options: Any) -> CellMapDataLoader:
+        return CellMapDataLoader(augmented(folder), batch_size=2, sampler=sampler, **options)
+
+    expected = epochs(make(), 3)
+    assert len({tuple(epoch) for epoch in expected}) == 3  # augmentation differs between epochs
+    loader = make(num_workers=1, multiprocessing_context="fork")
+    found, loaders, workers = [], [], []
+    for _ in range(2):
+        found.append([flat(batch) for batch in loader])
+        loaders.append(loader._pytorch_loader)
+        workers.append({process.pid for process in multiprocessing.active_children()})
+    broken = iter(loader)
+    next(broken)
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    assert [flat(batch) for batch in loader] == expected[2][1:]
+    assert found == expected[:2]
+    assert loaders == [loader._pytorch_loader] * 2
+    assert workers[0] == workers[1] != set()
+    with pytest.raises(LoaderError):
+        next(broken)
+    loader.close()
+    assert next(iter(loader))["idx"].tolist() == next(iter(make()))["idx"].tolist()  # closing ends workers, no more
+    loader.close()

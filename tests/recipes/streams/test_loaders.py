@@ -151,7 +151,7 @@ def test_a_pass_over_all_rows_has_the_number_of_chunks_it_has() -> None:
         ({"prefetch": 0}, "prefetch=0"),
         ({"time_units": 0}, "time_units=0"),
         ({"coverage": "all"}, "coverage='all'; use one of random, partition"),
-        ({"seed": -1}, "seed=-1"),
+        ({"seed": -1}, "seed must be an integer >= 0, got -1"),
         ({"coverage": "partition", "align": 0}, "align=0"),
     ],
 )

@@ -85,7 +85,7 @@ def test_only_the_last_events_are_kept() -> None:
         with profiler.event("train", step=step):
             pass
     assert [event["args"]["step"] for event in events(profiler)] == [7, 8, 9]
-    with pytest.raises(OptionError, match="max_events=0"):
+    with pytest.raises(OptionError, match="max_events must be an integer >= 1, got 0"):
         PipelineProfiler(max_events=0)
 
 

@@ -71,7 +71,7 @@ def test_the_columns_have_the_numbers_of_the_document() -> None:
 def test_a_writer_says_what_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"metadata has shape \(3, 4\); give \(neurons, 5\)"):
         SimulationWriter(tmp_path / "a", np.zeros((3, 4)), 10)
-    with pytest.raises(OptionError, match="total_timesteps=0"):
+    with pytest.raises(OptionError, match="total_timesteps must be an integer >= 1, got 0"):
         SimulationWriter(tmp_path / "b", np.zeros((3, 5)), 0)
     writer = SimulationWriter(tmp_path / "c", np.zeros((3, 5)), 10)
     with pytest.raises(OptionError, match=r"frames have shape \(2, 4, 4\); give \(time, 3, 4\)"):

@@ -133,7 +133,7 @@ def test_without_a_file_nothing_is_saved(
 
 @pytest.mark.parametrize("interval", [0, -1, 1.5])
 def test_an_interval_that_cannot_be_is_refused(sets: Callable[..., Path], tmp_path: Path, interval: Any) -> None:
-    with pytest.raises(OptionError, match="checkpoint_interval="):
+    with pytest.raises(OptionError, match="checkpoint_interval must be an integer >= 1, got "):
         ResumableWebDatasetLoader(sets(), tmp_path / "c.json", interval)
 
 

@@ -229,9 +229,9 @@ def test_prefetch_factor_bounds_what_is_made_ahead(sets: Callable[..., Path]) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"buffer_size": 0}, "buffer_size=0"),
-        ({"max_workers": -1}, "max_workers=-1"),
-        ({"max_workers": 1.5}, "max_workers=1.5"),
+        ({"buffer_size": 0}, "buffer_size must be an integer >= 1, got 0"),
+        ({"max_workers": -1}, "max_workers must be an integer >= 0, got -1"),
+        ({"max_workers": 1.5}, "max_workers must be an integer >= 0, got 1.5"),
     ],
 )
 def test_a_number_that_cannot_be_is_refused(sets: Callable[..., Path], options: dict[str, Any], message: str) -> None:

@@ -169,7 +169,7 @@ def test_metadata_of_the_whole_set_is_kept_once_and_that_of_samples_with_them(tm
         ([np.zeros(3)], {}, "give arrays by name"),
         ({"x": np.zeros(0)}, {}, "No samples"),
         ({"x": np.zeros(3)}, {"metadata": [{}]}, "1 entries for 3 samples"),
-        ({"x": np.zeros(3)}, {"shard_size": 0}, "shard_size=0"),
+        ({"x": np.zeros(3)}, {"shard_size": 0}, "shard_size must be an integer >= 1, got 0"),
         ({"x": np.zeros(3)}, {"compression": "zip"}, "compression='zip'"),
         ({"x": np.zeros(3)}, {"array_format": "hdf5"}, "array_format='hdf5'"),
         ({"x": np.array([[{}], [None]])}, {}, "'x' is an array of Python objects"),

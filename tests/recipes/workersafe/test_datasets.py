@@ -215,12 +215,12 @@ def test_noise_that_clips_standardised_items_is_refused() -> None:
         ),
         (lambda: WorkerSafeAugmentedDataset(base(), 3), OptionError, "augment_params=3; use a dict"),
         (lambda: WorkerSafeAugmentedDataset(base(), {"p": 7}), OptionError, "p=7 is no probability"),
-        (lambda: WorkerSafeAugmentedDataset(base(), {}, seed=-1), OptionError, "seed=-1"),
+        (lambda: WorkerSafeAugmentedDataset(base(), {}, seed=-1), OptionError, "seed must be an integer >= 0, got -1"),
         (lambda: WorkerSafeAugmentedDataset(base(), {}, training="no"), OptionError, "training='no'"),
-        (lambda: WorkerSafeAugmentedDataset(base(), {}).set_epoch(-1), OptionError, "epoch=-1"),
+        (lambda: WorkerSafeAugmentedDataset(base(), {}).set_epoch(-1), OptionError, "epoch must be an integer >= 0, got -1"),
         (lambda: AugmentedDataset(base(), augment_params={"p": 1.0}), OptionError, "augment_params has 'p'; it takes"),
         (lambda: compute_standardization_stats(base(), []), OptionError, "No items of TensorDataset"),
-        (lambda: compute_standardization_stats(base(), [0], 0), OptionError, "sample_size=0"),
+        (lambda: compute_standardization_stats(base(), [0], 0), OptionError, "sample_size must be an integer >= 1, got 0"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(make: Any, error: type[Exception], said: str) -> None:

@@ -51,9 +51,9 @@ def test_a_field_whose_size_varies_says_about_how_large_it_is(folder: Path, tmp_
         ({"fields": []}, OptionError, r"fields=\[\]; give a list"),
         ({"verify": "sometimes"}, OptionError, "verify='sometimes'; use one of first, always, never"),
         ({"on_error": "ignore"}, OptionError, "on_error='ignore'; use one of raise, substitute"),
-        ({"chunk_items": 0}, OptionError, "chunk_items=0"),
-        ({"chunk_items": 2.5}, OptionError, r"chunk_items=2\.5"),
-        ({"on_error": "substitute", "max_bad_items": -1}, OptionError, "max_bad_items=-1"),
+        ({"chunk_items": 0}, OptionError, "chunk_items must be an integer >= 1, got 0"),
+        ({"chunk_items": 2.5}, OptionError, r"chunk_items must be an integer >= 1, got 2\.5"),
+        ({"on_error": "substitute", "max_bad_items": -1}, OptionError, "max_bad_items must be an integer >= 0, got -1"),
     ],
 )
 def test_an_option_that_cannot_work_is_refused_with_what_can(

@@ -56,7 +56,7 @@ def test_changes_that_cannot_be_are_refused_with_what_can(transforms: Any, said:
         ({"raw": ((4, 4, 4),)}, "zyx", r"arrays\['raw'\]="),
         ({"raw": ((4, 4), (8, 8, 8))}, "zyx", r"shape=\(4, 4\) of array 'raw'; use 3 numbers, for zyx"),
         ({"raw": ((4, 4, 4), 8)}, "zyx", "scale=8 of array 'raw'"),
-        ({"raw": ((4, 0, 4), (8, 8, 8))}, "zyx", "shape of array 'raw'=0 cannot be"),
+        ({"raw": ((4, 0, 4), (8, 8, 8))}, "zyx", "shape of array 'raw' must be an integer >= 1, got 0"),
         ({"raw": ((4, 4, 4), (8, 0, 8))}, "zyx", "use world units above 0"),
         ({"raw": ((4, 4, 4), (8, 8, 8), "cubic")}, "zyx", "interpolation='cubic' of array 'raw'; use 'linear'"),
         ({"raw": ((4, 4, 4), (8, 8, 8), "linear", "mean")}, "zyx", "pad value 'mean' of array 'raw' is no number"),

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from penstock.convert.inputs.protocol import Sample
 from penstock.convert.windows import Windows, checked_overlap
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError, SourceError
 from penstock.files.kinds import opened
-from penstock.shard.codec import npy_header
+from penstock.shard.codec import parse_npy_header
 from penstock.shard.names import check_fields
-from penstock.source.chunked_rows import BlockReader
+from penstock.source.chunked_rows import ChunkedRowReader
 
 __all__ = [
     "Column",
@@ -145,7 +145,7 @@ def check_rows(sequence_length: int | None, overlap: float) -> None:
     """Raise OptionError where rows cannot be cut like this."""
     checked_overlap(overlap)
     if sequence_length is not None:
-        whole_number("sequence_length", sequence_length, at_least=1)
+        check_integer("sequence_length", sequence_length, at_least=1)
     elif overlap:
         raise OptionError(f"overlap={overlap!r} needs windows, and single rows are none; give sequence_length as well.")
 
@@ -187,7 +187,7 @@ def npy_column(file: io.FileIO, begin: int, size: int, what: str) -> Column:
     """Return the array whose `.npy` lies at `begin` of a file and has `size` bytes; `what` names it in errors."""
     head = _read(file, bytearray(min(size, _HEAD_BYTES)), begin, f"the header of {what}")
     try:
-        header = npy_header(bytes(head), size)
+        header = parse_npy_header(bytes(head), size)
     except ValueError as error:
         raise SourceError(f"{what} cannot be converted: {error}.") from error
     if not header.shape:
@@ -203,7 +203,7 @@ def npy_column(file: io.FileIO, begin: int, size: int, what: str) -> Column:
             f"{what} is in Fortran order: the {n_columns} values of a row lie far apart, and each would be read by "
             "itself. Save it in C order: np.save(new_path, np.ascontiguousarray(np.load(path, mmap_mode='r')))."
         )
-    return Column(header.shape, dtype, BlockReader(_InColumns(file, header.shape, header.dtype, at=at, what=what)).rows)
+    return Column(header.shape, dtype, ChunkedRowReader(_InColumns(file, header.shape, header.dtype, at=at, what=what)).rows)
 
 
 class _InRows:
@@ -221,7 +221,7 @@ class _InRows:
 
 
 class _InColumns:
-    """An array in Fortran order: one read for each value of a row, so many rows at once; for `BlockReader`."""
+    """An array in Fortran order: one read for each value of a row, so many rows at once; for `ChunkedRowReader`."""
 
     chunks = (1,)
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from penstock.convert.inputs.arrays import Column, RowRecording, check_rows, windows_of
 from penstock.convert.inputs.npz import check_lengths, checked_fields
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import MissingDependency, ReadError, SourceError
-from penstock.source.chunked_rows import BlockReader
+from penstock.source.chunked_rows import ChunkedRowReader
 
 __all__ = ["ZarrInput"]
 
@@ -51,7 +51,7 @@ class ZarrInput:
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))
         object.__setattr__(self, "fields", checked_fields(self.fields))
-        whole_number("axis", self.axis, at_least=0)
+        check_integer("axis", self.axis, at_least=0)
         check_rows(self.sequence_length, self.overlap)
 
     def open(self) -> RowRecording:
@@ -81,12 +81,12 @@ class ZarrInput:
             )
         if not array.size:
             raise SourceError(f"The array {name!r} of {self.path} is empty: it has the shape {tuple(array.shape)}.")
-        reader = BlockReader(_Along(array, self.axis, f"the array {name!r} of {self.path}"))
+        reader = ChunkedRowReader(_Along(array, self.axis, f"the array {name!r} of {self.path}"))
         return Column(reader.shape, reader.dtype, reader.rows)
 
 
 class _Along:
-    """A zarr array with one of its axes in front, in the byte order of the machine; for `BlockReader`."""
+    """A zarr array with one of its axes in front, in the byte order of the machine; for `ChunkedRowReader`."""
 
     def __init__(self, array: Any, axis: int, what: str) -> None:
         self._array, self._axis, self._what = array, axis, what

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.convert.windows import checked_overlap
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.shard.names import check_fields
 
@@ -64,7 +64,7 @@ class NWBOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "modalities", _checked_modalities(self.modalities))
         _above_zero("bin_size_ms", self.bin_size_ms, "a length in milliseconds, such as 10.0")
-        whole_number("sequence_length", self.sequence_length, at_least=1)
+        check_integer("sequence_length", self.sequence_length, at_least=1)
         checked_overlap(self.overlap)
         if self.missing not in ("error", "skip"):
             raise OptionError(f"missing={self.missing!r}; use 'error' or 'skip'.")

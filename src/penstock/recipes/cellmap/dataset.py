@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, Subset
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.core.seeds import generator_for, key_for
 from penstock.recipes.cellmap.cover import covering_places
@@ -184,7 +184,7 @@ class CellMapDataset(Dataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Augment as in `epoch` from now on, in workers that are running, too."""
-        self._epoch[0] = whole_number("epoch", epoch, at_least=0)
+        self._epoch[0] = check_integer("epoch", epoch, at_least=0)
 
     def __repr__(self) -> str:
         return f"CellMapDataset({self.raw_path}, {len(self):,} places)"
@@ -340,7 +340,7 @@ def _spec(
     shape, scale = tuple(array["shape"]), tuple(float(size) for size in array["scale"])
     if len(shape) != len(scale) or len(shape) not in (2, 3):
         raise OptionError(f"Array {name!r} has shape {shape} and scale {scale}; give three numbers each, or two.")
-    return tuple(whole_number(f"shape of {name!r}", size, at_least=1) for size in shape), scale, interpolation, fill
+    return tuple(check_integer(f"shape of {name!r}", size, at_least=1) for size in shape), scale, interpolation, fill
 
 
 def _check_names(inputs: Arrays, targets: Arrays, classes: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler, Subset, default_collate
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, PenstockError, ResumeError
 from penstock.core.index import Index
 from penstock.core.protocols import Order, Source, Transform
@@ -94,12 +94,12 @@ class CellMapDataLoader:
         **kwargs: Any,
     ) -> None:
         self.dataset, self.is_train, self.sampler, self.rng, self.device = dataset, is_train, sampler, rng, device
-        self.batch_size = whole_number("batch_size", batch_size, at_least=1)
-        self.num_workers = whole_number("num_workers", num_workers, at_least=0)
-        self.weighted_sampler, self._near = weighted_sampler, whole_number("near", near, at_least=1)
+        self.batch_size = check_integer("batch_size", batch_size, at_least=1)
+        self.num_workers = check_integer("num_workers", num_workers, at_least=0)
+        self.weighted_sampler, self._near = weighted_sampler, check_integer("near", near, at_least=1)
         self.iterations_per_epoch = iterations_per_epoch
         if iterations_per_epoch is not None:
-            whole_number("iterations_per_epoch", iterations_per_epoch, at_least=1)
+            check_integer("iterations_per_epoch", iterations_per_epoch, at_least=1)
         if sampler is not None and (weighted_sampler or iterations_per_epoch is not None):
             raise OptionError("sampler decides over the order; leave out weighted_sampler and iterations_per_epoch.")
         if not is_train and (weighted_sampler or iterations_per_epoch is not None):

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Sampler
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.core.index import Index
 from penstock.core.seeds import key_for
@@ -42,8 +42,8 @@ def min_redundant_inds(size: int, num_samples: int, rng: torch.Generator | int |
     >>> sorted(min_redundant_inds(4, 8, rng=1).tolist())
     [0, 0, 1, 1, 2, 2, 3, 3]
     """
-    whole_number("size", size, at_least=1)
-    whole_number("num_samples", num_samples, at_least=0)
+    check_integer("size", size, at_least=1)
+    check_integer("num_samples", num_samples, at_least=0)
     seed = seed_of(rng, int(torch.randint(2**62, ())))
     rounds, places = np.divmod(np.arange(num_samples), size)
     keys = np.array([key_for(seed, "round", number) for number in range(int(rounds[-1]) + 1)] if num_samples else [0])
@@ -98,7 +98,7 @@ class ClassBalancedSampler(Sampler[int]):
 
     def __init__(self, dataset: Any, samples_per_epoch: int | None = None, seed: int = 42) -> None:
         length = len(dataset) if samples_per_epoch is None else samples_per_epoch
-        self.samples_per_epoch = whole_number("samples_per_epoch", length, at_least=1)
+        self.samples_per_epoch = check_integer("samples_per_epoch", length, at_least=1)
         self.seed, self.epoch = seed, 0
         starts = crop_starts(dataset)
         if starts is None:
@@ -110,7 +110,7 @@ class ClassBalancedSampler(Sampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """Give `epoch` next."""
-        self.epoch = whole_number("epoch", epoch, at_least=0)
+        self.epoch = check_integer("epoch", epoch, at_least=0)
 
     def __iter__(self) -> Iterator[int]:
         arrangement = self._order.arrange(self._index, self.seed, self.epoch)

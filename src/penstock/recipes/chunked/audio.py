@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, SourceError
 from penstock.recipes.chunked.audio_collate import collate_audio
 from penstock.recipes.chunked.datasets import ChunkedSequenceDataset, SequenceDataset
@@ -330,7 +330,7 @@ def _check_steps(sample_len: int | None, context_len: int | None, pad_len: int |
         ("pad_len", pad_len, 0),
     ):
         if steps is not None:
-            whole_number(name, steps, at_least=at_least)
+            check_integer(name, steps, at_least=at_least)
 
 
 def _sorted_files(path: str | os.PathLike[str]) -> list[Path]:

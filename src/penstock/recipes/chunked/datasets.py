@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Subset
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError
 from penstock.core.seeds import generator_for
 from penstock.recipes.chunked.loader import ChunkedDataLoader
@@ -161,7 +161,7 @@ class ChunkedSequenceDataset(SequenceDataset):
 
     def chunk_sizes(self, batch_size: int) -> ChunkSizes:
         """Return the sizes that hold, once `setup()` has made the partitions."""
-        whole_number("batch_size", batch_size, at_least=1)
+        check_integer("batch_size", batch_size, at_least=1)
         if batch_size not in self._sizes:
             self._sizes[batch_size] = resolve_chunk_sizes(
                 self.explicit_train_chunk_size,
@@ -335,7 +335,7 @@ def _limits(section: Mapping[str, Any]) -> dict[str, Any]:
 def _check_sizes(train: Any, val: Any) -> None:
     for name, size in (("train_chunk_size", train), ("val_chunk_size", val)):
         if size is not None:
-            whole_number(name, size, at_least=1)
+            check_integer(name, size, at_least=1)
 
 
 def _no_limit(limit: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Sampler
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, PlanError
 from penstock.core.index import Index
 from penstock.feed.position import Progress
@@ -66,10 +66,10 @@ class ChunkedSampler(Sampler[int]):
         world: World | None = None,
         identity: str = "",
     ) -> None:
-        self.dataset_size = whole_number("dataset_size", dataset_size, at_least=0)
-        self.chunk_size = whole_number("chunk_size", chunk_size, at_least=1)
+        self.dataset_size = check_integer("dataset_size", dataset_size, at_least=0)
+        self.chunk_size = check_integer("chunk_size", chunk_size, at_least=1)
         self.seed = seed
-        whole_number("batch_size", batch_size, at_least=1)
+        check_integer("batch_size", batch_size, at_least=1)
         self.world = world or current_world()
         """Which rank this is."""
         order = Shuffle() if shuffle else Sequential()
@@ -103,12 +103,12 @@ class ChunkedSampler(Sampler[int]):
 
     def get_chunk_indices(self, chunk_idx: int) -> list[int]:
         """Return the items of a chunk, in their order, over all ranks."""
-        epoch = self.segments.epoch(whole_number("chunk_idx", chunk_idx, at_least=0))
+        epoch = self.segments.epoch(check_integer("chunk_idx", chunk_idx, at_least=0))
         return [item for items in epoch.items(range(epoch.n_batches)) for item in items.tolist()]
 
     def set_chunk(self, chunk_idx: int) -> None:
         """Give this chunk next."""
-        self.cursor = Cursor(whole_number("chunk_idx", chunk_idx, at_least=0))
+        self.cursor = Cursor(check_integer("chunk_idx", chunk_idx, at_least=0))
 
     def advance_chunk(self) -> None:
         """Give the next chunk from now on."""
@@ -229,8 +229,8 @@ class ChunkedDataLoader(DataLoader[Any]):
         if chunk_size is None:
             super().__init__(dataset, batch_size, shuffle=shuffle, drop_last=drop_last, **dataloader_kwargs)
             return
-        whole_number("chunk_size", chunk_size, at_least=1)
-        whole_number("batch_size", batch_size, at_least=1)
+        check_integer("chunk_size", chunk_size, at_least=1)
+        check_integer("batch_size", batch_size, at_least=1)
         for name in ("sampler", "batch_sampler"):
             if dataloader_kwargs.get(name) is not None:
                 raise OptionError(f"{name} and chunk_size exclude each other: chunks decide over the order.")

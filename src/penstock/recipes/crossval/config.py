@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 
 __all__ = ["DEFAULTS", "SINGLE_FOLD_DEFAULTS", "TRAINING_KEYS", "checked_config"]
@@ -139,7 +139,7 @@ def _hint(key: str) -> str:
 
 
 def _whole(at_least: int) -> Callable[[str, Any], int]:
-    return lambda key, value: whole_number(key, value, at_least=at_least)
+    return lambda key, value: check_integer(key, value, at_least=at_least)
 
 
 def _optional(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:

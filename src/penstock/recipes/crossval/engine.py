@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 from torch.utils.data import Subset
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.seeds import key_for
 from penstock.recipes.crossval.config import TRAINING_KEYS, checked_config
@@ -70,7 +70,7 @@ class TrainingEngine:
     ) -> None:
         if not callable(model_class):
             raise OptionError(f"model_class={model_class!r}; give what makes a model when it is called.")
-        self.model_class, self.num_classes = model_class, whole_number("num_classes", num_classes, at_least=2)
+        self.model_class, self.num_classes = model_class, check_integer("num_classes", num_classes, at_least=2)
         self.config = checked_config(config)
         self.device = torch.device(self.config["device"] or ("cuda" if torch.cuda.is_available() else "cpu"))
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.convert.engines import LocalEngine
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
-from penstock.core.seeds import checked_seed, generator_for
+from penstock.core.seeds import check_seed, generator_for
 from penstock.files.durable import write_aside
 from penstock.observe.machine import this_machine
 from penstock.observe.progress import progress
@@ -112,10 +112,10 @@ def best_grouped_folds(
     >>> [fold.val.tolist() for fold in found.folds], found.score
     ([[0, 2, 4, 6], [1, 3, 5, 7]], 0.0)
     """
-    whole_number("n_splits", n_splits, at_least=2)
+    check_integer("n_splits", n_splits, at_least=2)
     table = Table.of(labels, authors, segments)
     table.check(n_splits)
-    least = whole_number("min_val_segments", min_val_segments, at_least=0)
+    least = check_integer("min_val_segments", min_val_segments, at_least=0)
     task = Task(table.counts, (1 / n_splits,) * n_splits, least, folds=True)
     score, seed = _best(table, task, max_attempts=max_attempts, workers=workers, cache=cache, show=show)
     sides = Attempts.of(task, [seed]).sides[0]
@@ -155,7 +155,7 @@ def best_grouped_split(
     share = _checked_share(test_size)
     table = Table.of(labels, authors, segments)
     table.check(2)
-    least = whole_number("min_test_segments", min_test_segments, at_least=0)
+    least = check_integer("min_test_segments", min_test_segments, at_least=0)
     task = Task(table.counts, (1 - share, share), least, folds=False)
     score, seed = _best(table, task, max_attempts=max_attempts, workers=workers, cache=cache, show=show)
     side = Attempts.of(task, [seed]).sides[0][table.group]
@@ -173,11 +173,11 @@ def grouped_folds(
     >>> [fold.val.tolist() for fold in grouped_folds(labels, authors, n_splits=2)]
     [[0, 1, 4, 5], [2, 3, 6, 7]]
     """
-    whole_number("n_splits", n_splits, at_least=2)
+    check_integer("n_splits", n_splits, at_least=2)
     table = Table.of(labels, authors, segments)
     table.check(n_splits)
     task = Task(table.counts, (1 / n_splits,) * n_splits, 0, folds=True)
-    attempt = Attempts.of(task, [checked_seed(seed)])
+    attempt = Attempts.of(task, [check_seed(seed)])
     if not np.isfinite(attempt.scores[0]):
         raise OptionError(f"The attempt of seed={seed} leaves a fold empty or a class untrained; use another seed.")
     return _as_folds(attempt.sides[0][table.group], n_splits)
@@ -232,12 +232,12 @@ def stratified_folds(labels: ArrayLike, n_splits: int = 4, *, seed: int = 0) -> 
     >>> [fold.val.tolist() for fold in stratified_folds([0, 0, 0, 1, 1, 1], n_splits=3)]
     [[2, 3], [0, 4], [1, 5]]
     """
-    whole_number("n_splits", n_splits, at_least=2)
+    check_integer("n_splits", n_splits, at_least=2)
     names, code = coded("labels", labels)
     check_members(names, code)
     if len(code) < n_splits:
         raise OptionError(f"{len(code)} items cannot be dealt out to n_splits={n_splits} folds; use fewer.")
-    shuffled = generator_for(checked_seed(seed), "stratified").permutation(len(code))
+    shuffled = generator_for(check_seed(seed), "stratified").permutation(len(code))
     # By class, and at random within it; then round the folds, going on where the class before has ended.
     dealt = shuffled[np.argsort(code[shuffled], kind="stable")]
     side = np.empty(len(code), np.int64)
@@ -257,7 +257,7 @@ def stratified_split(labels: ArrayLike, test_size: float = 0.2, *, seed: int = 0
     share = _checked_share(test_size)
     names, code = coded("labels", labels)
     check_members(names, code)
-    rng = generator_for(checked_seed(seed), "stratified")
+    rng = generator_for(check_seed(seed), "stratified")
     test: list[int] = []
     for number in range(len(names)):
         members = rng.permutation(np.flatnonzero(code == number))
@@ -269,9 +269,9 @@ def _best(
     table: Table, task: Task, *, max_attempts: int, workers: int | None, cache: str | Path | None, show: bool
 ) -> tuple[float, int]:
     """Return the best score and its seed: the smallest, where several are as good."""
-    whole_number("max_attempts", max_attempts, at_least=1)
+    check_integer("max_attempts", max_attempts, at_least=1)
     if workers is not None:
-        whole_number("workers", workers, at_least=1)
+        check_integer("workers", workers, at_least=1)
     key = f"{table.digest} {task.shares} {task.least} {task.folds} {max_attempts}"
     kept = {} if cache is None else _kept(Path(cache))
     seed = kept.get(key)

@@ -9,11 +9,11 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError, ResumeError
 from penstock.core.index import Index
 from penstock.core.protocols import Observer, Order
-from penstock.core.seeds import checked_seed, key_for
+from penstock.core.seeds import check_seed, key_for
 from penstock.feed.device import checked_device
 from penstock.feed.loader import Loader
 from penstock.feed.memory import MemoryEstimate
@@ -76,7 +76,7 @@ class _ChunkLoader:
         self._device = checked_device(device)
         self._budget = budget
         """Bytes that may be taken in main memory and on the device; None: no limit."""
-        self._coded, self._seed, self._options = coded, checked_seed(seed), options
+        self._coded, self._seed, self._options = coded, check_seed(seed), options
         self._windows = WindowData(load_fn, coded, pinned=self._device.type == "cuda")
         self._watch = _Watch(profiler)
         self._loader: Loader | None = None
@@ -286,7 +286,7 @@ class RandomChunkLoader(_ChunkLoader):
         device_bytes: int | None = None,
     ) -> None:
         for name, value in (("time_units", time_units), ("align", align), ("prefetch", prefetch)):
-            whole_number(name, value, at_least=1)
+            check_integer(name, value, at_least=1)
         if coverage not in get_args(Coverage):
             raise OptionError(f"coverage={coverage!r}; use one of {', '.join(get_args(Coverage))}.")
         if coverage == "random" and align != 1:
@@ -324,7 +324,7 @@ class RandomChunkLoader(_ChunkLoader):
             return
         if num_chunks is None:
             raise OptionError("start_epoch() needs num_chunks, since random windows have no end.")
-        whole_number("num_chunks", num_chunks, at_least=1)
+        check_integer("num_chunks", num_chunks, at_least=1)
         self._begin(RandomWindows(self._coded, num_chunks, self._align))
 
     def get_next_chunk(self) -> Chunk:

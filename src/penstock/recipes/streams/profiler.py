@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 
 __all__ = ["PipelineProfiler"]
 
@@ -39,7 +39,7 @@ class PipelineProfiler:
     """
 
     def __init__(self, max_events: int = 100_000) -> None:
-        self._events: deque[dict[str, Any]] = deque(maxlen=whole_number("max_events", max_events, at_least=1))
+        self._events: deque[dict[str, Any]] = deque(maxlen=check_integer("max_events", max_events, at_least=1))
         self._threads: dict[str, int] = {}
         self._enabled = True
         self._lock = threading.Lock()

@@ -11,7 +11,7 @@ from typing import Literal, TextIO, get_args
 
 import torch
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.core.seeds import generator_for
 
@@ -89,7 +89,7 @@ def _with_inputs(selected: torch.Tensor, indices: torch.Tensor, indptr: torch.Te
 
 def _check_sizes(**sizes: int) -> None:
     for name, value in sizes.items():
-        whole_number(name, value, at_least=1)
+        check_integer(name, value, at_least=1)
 
 
 def calculate_chunk_params(

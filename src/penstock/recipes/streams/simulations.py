@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import MissingDependency, OptionError, SourceError
 from penstock.core.types import Field, Span
 from penstock.recipes.streams.windows import WindowMemory
@@ -142,7 +142,7 @@ def _column(column: int) -> int:
 
 
 def _neurons(limit: int | None) -> slice:
-    return slice(None) if limit is None else slice(0, whole_number("neuron_limit", limit, at_least=0))
+    return slice(None) if limit is None else slice(0, check_integer("neuron_limit", limit, at_least=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class DataSplit:
 
     def __post_init__(self) -> None:
         for name in ("train_start", "train_end", "validation_start", "validation_end"):
-            whole_number(name, getattr(self, name), at_least=0)
+            check_integer(name, getattr(self, name), at_least=0)
         for part in ("train", "validation"):
             start, end = getattr(self, f"{part}_start"), getattr(self, f"{part}_end")
             if end <= start:
@@ -226,7 +226,7 @@ class SimulationWriter:
         metadata = np.asarray(metadata, np.float32)
         if metadata.ndim != 2 or metadata.shape[1] != len(_FIXED):
             raise OptionError(f"metadata has shape {metadata.shape}; give (neurons, {len(_FIXED)}).")
-        self._n_neurons, self._total = len(metadata), whole_number("total_timesteps", total_timesteps, at_least=1)
+        self._n_neurons, self._total = len(metadata), check_integer("total_timesteps", total_timesteps, at_least=1)
         folder = Path(path)
         shared: Any = {"dtype": "float32", "zarr_format": 2, "compressors": numcodecs.Blosc("zstd", 3, 2)}
         static = zarr.create_array(folder / _STATIC, shape=metadata.shape, chunks=metadata.shape, **shared)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, PlanError, ReadError
 from penstock.core.index import Index
 from penstock.core.seeds import key_for, subkeys
@@ -37,8 +37,8 @@ class Coded:
     size: int
 
     def __post_init__(self) -> None:
-        whole_number("total_timesteps", self.total, at_least=1)
-        whole_number("chunk_size", self.size, at_least=1)
+        check_integer("total_timesteps", self.total, at_least=1)
+        check_integer("chunk_size", self.size, at_least=1)
 
     @property
     def n_items(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError
 from penstock.feed.device import mapped
 from penstock.feed.loader import Loader
@@ -103,7 +103,7 @@ def _check_options(
     if step_seconds is not None and not step_seconds >= 0:
         raise OptionError(f"step_seconds={step_seconds!r} cannot be; use 0 or more.")
     if max_workers is not None:
-        whole_number("max_workers", max_workers, at_least=0)
+        check_integer("max_workers", max_workers, at_least=0)
 
 
 class _Subject(Protocol):
@@ -195,7 +195,7 @@ def _subject(what: Any, batch_size: int) -> _Subject:
         names = ("batch_size", "collate_fn", "drop_last", "pin_memory", "worker_init_fn", "multiprocessing_context")
         return _OfDataset(what.dataset, {name: getattr(what, name) for name in names})
     if _is_map_style(what):
-        return _OfDataset(what, {"batch_size": whole_number("batch_size", batch_size, at_least=1)})
+        return _OfDataset(what, {"batch_size": check_integer("batch_size", batch_size, at_least=1)})
     raise OptionError(f"tune takes a Loader, a torch DataLoader or a map-style data set, got {type(what).__name__}.")
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError, ResumeError, SourceError
 from penstock.core.index import Index
 from penstock.core.protocols import Observer, Order
@@ -50,7 +50,7 @@ class _Reach:
     buffer_size: int
 
     def __post_init__(self) -> None:
-        whole_number("buffer_size", self.buffer_size, at_least=1)
+        check_integer("buffer_size", self.buffer_size, at_least=1)
 
     def source(self, shard_dir: _Path, **options: Any) -> TarSource:
         """Return the source, cut into the chunks that `order` permutes."""
@@ -106,7 +106,7 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
         decode: bool = True,
         **source_options: Any,
     ) -> None:
-        self._threads = 0 if max_workers is None else whole_number("max_workers", max_workers, at_least=0)
+        self._threads = 0 if max_workers is None else check_integer("max_workers", max_workers, at_least=0)
         reach = _Reach(shuffle, shuffle if shuffle_shards is None else shuffle_shards, buffer_size)
         self.source = reach.source(shard_dir, decode=decode, **source_options)
         self._shards = _matching(self.source, shard_pattern)
@@ -241,7 +241,7 @@ class ResumableWebDatasetLoader(WebDatasetLoader):
     ) -> None:
         super().__init__(shard_dir, **options)
         self._path = None if checkpoint_path is None else Path(checkpoint_path)
-        self._interval = whole_number("checkpoint_interval", checkpoint_interval, at_least=1)
+        self._interval = check_integer("checkpoint_interval", checkpoint_interval, at_least=1)
         if self._path is not None and self._path.exists():
             self.load_checkpoint()
 

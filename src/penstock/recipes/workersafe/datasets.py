@@ -16,10 +16,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Dataset, get_worker_info
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.protocols import Transform
-from penstock.core.seeds import checked_seed, generator_for, key_for
+from penstock.core.seeds import check_seed, generator_for, key_for
 from penstock.recipes.workersafe.pickling import check_picklable
 from penstock.transform.compose import Compose, check_order
 from penstock.transform.moments import Moments
@@ -152,7 +152,7 @@ class WorkerSafeAugmentedDataset(Dataset[Any]):
         if (augment_params is None) == (transform is None):
             raise OptionError("Give augment_params, the arguments of SpecAugment, or a transform: one of the two.")
         self.base_dataset = _checked_base(base_dataset)
-        self.seed = checked_seed(seed)
+        self.seed = check_seed(seed)
         self._params = None if augment_params is None else copy.deepcopy(_checked_params(augment_params))
         self._transform = Compose([_made(SpecAugment, self._params or {}) if transform is None else transform])
         check_order(self.steps)
@@ -194,7 +194,7 @@ class WorkerSafeAugmentedDataset(Dataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Give the items of `epoch` from now on, in all workers; call it between epochs, before `iter(loader)`."""
-        self._shared[_EPOCH] = whole_number("epoch", epoch, at_least=0)
+        self._shared[_EPOCH] = check_integer("epoch", epoch, at_least=0)
 
     def __len__(self) -> int:
         return len(self.base_dataset)
@@ -308,7 +308,7 @@ def compute_standardization_stats(
     (4.0, 5.0)
     """
     items = checked_items(indices, len(_checked_base(dataset)), type(dataset).__name__)
-    if sample_size is not None and whole_number("sample_size", sample_size, at_least=1) < len(items):
+    if sample_size is not None and check_integer("sample_size", sample_size, at_least=1) < len(items):
         items = generator_for(seed, "statistics").choice(items, sample_size, replace=False)
     moments = Moments.over(dataset, items, per="scalar") if axis is None else Moments.over(dataset, items, axis=axis)
     return _plain(moments.mean), _plain(moments.std)
@@ -322,7 +322,7 @@ def worker_init_fn(worker_id: int) -> None:
     """
     info = get_worker_info()
     seed = torch.initial_seed() if info is None else info.seed
-    key = key_for(seed, "worker", whole_number("worker_id", worker_id, at_least=0))
+    key = key_for(seed, "worker", check_integer("worker_id", worker_id, at_least=0))
     random.seed(key)
     np.random.seed(key % 2**32)  # noqa: NPY002  # the global one is what this is for
     torch.manual_seed(key)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError, WorkerError
 from penstock.core.index import Index
-from penstock.core.seeds import checked_seed, key_for
+from penstock.core.seeds import check_seed, key_for
 from penstock.observe.machine import this_machine
 from penstock.plan.orders import Shuffle
 from penstock.recipes.tune.tuning import Tuning
@@ -62,7 +62,7 @@ class OptimalDataLoaderFactory:
         >>> OptimalDataLoaderFactory.get_optimal_config(5000)["num_workers"]
         0
         """
-        whole_number("dataset_size", dataset_size, at_least=0)
+        check_integer("dataset_size", dataset_size, at_least=0)
         config: dict[str, Any] = {"pin_memory": torch.cuda.is_available(), "drop_last": True}
         if tuning is not None:
             found = tuning if isinstance(tuning, Tuning) else Tuning.load(tuning)
@@ -133,7 +133,7 @@ class ShuffledEpochs(Sampler[int]):
     """All items, in an order that is a function of (seed, epoch)."""
 
     def __init__(self, n_items: int, seed: int) -> None:
-        self._n_items, self._seed = n_items, checked_seed(seed)
+        self._n_items, self._seed = n_items, check_seed(seed)
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -213,7 +213,7 @@ def _made(
 ) -> EpochDataLoader:
     config = _settled(config, overrides)
     if config.get("batch_sampler") is None:
-        config["batch_size"] = whole_number("batch_size", batch_size, at_least=1)
+        config["batch_size"] = check_integer("batch_size", batch_size, at_least=1)
         if config.get("drop_last") and len(dataset) < batch_size:
             raise LoaderError(
                 f"This {kind} loader would be empty: {len(dataset)} items do not fill one batch of {batch_size}, and "

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError
 from penstock.observe.advice import duration, rate
 from penstock.observe.gpu import Gpus
@@ -112,7 +112,7 @@ class DataLoaderPerformanceMonitor:
         -------
         `{"config_1": {**config, **figures}, …}`
         """
-        whole_number("repeats", repeats, at_least=1)
+        check_integer("repeats", repeats, at_least=1)
         _check_counts(num_batches, 1)
         settings = [dict(config) for config in configs] if configs is not None else _default_configs()
         if not settings:
@@ -138,7 +138,7 @@ class DataLoaderPerformanceMonitor:
         kwargs
             For `OptimalDataLoaderFactory.create_training_loader`: `has_augmentation`, `tuning`, and settings.
         """
-        whole_number("repeats", repeats, at_least=1)
+        check_integer("repeats", repeats, at_least=1)
         _check_counts(num_batches, 1)
         if {"shuffle", "generator", "seed"} & set(kwargs):
             raise OptionError("shuffle, generator and seed are the same on both sides, and cannot be given.")
@@ -254,8 +254,8 @@ def quick_benchmark(
 
 
 def _check_counts(num_batches: int, warmup: int) -> None:
-    whole_number("num_batches", num_batches, at_least=1)
-    whole_number("warmup", warmup, at_least=0)
+    check_integer("num_batches", num_batches, at_least=1)
+    check_integer("warmup", warmup, at_least=0)
     if warmup >= num_batches:
         raise OptionError(
             f"num_batches={num_batches} leaves nothing to time after {warmup} of warm-up; use {warmup + 1} or more."

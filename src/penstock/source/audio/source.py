@@ -14,13 +14,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
 from penstock.source.audio.file import AudioFile, AudioTrack, Channels, audio_files, check_sound
 from penstock.source.audio.resample import Resampler
-from penstock.source.checks import check_span, checked_items
+from penstock.source.checks import check_span, check_items
 
 __all__ = ["AudioSource"]
 
@@ -29,7 +29,7 @@ _Path = str | os.PathLike[str]
 
 Tail = Literal["short", "drop"]
 
-_KEPT_BYTES = 16 << 20  # of an ogg file that is open: a minute and a half of one channel
+_CACHE_BYTES = 16 << 20  # of an ogg file that is open: a minute and a half of one channel
 
 
 class AudioSource:
@@ -79,8 +79,8 @@ class AudioSource:
         if tail not in get_args(Tail):
             raise OptionError(f"tail={tail!r}; use 'short' or 'drop'.")
         if window_frames is not None:
-            window_frames = whole_number("window_frames", window_frames, at_least=1)
-        whole_number("open_files", open_files, at_least=1)
+            window_frames = check_integer("window_frames", window_frames, at_least=1)
+        check_integer("open_files", open_files, at_least=1)
         infos = tuple(_Info.of(path) for path in _paths(files))
         self.files = tuple(info.path for info in infos)
         self.rate_hz, self._totals = _at_rate(infos, rate_hz)
@@ -106,7 +106,7 @@ class AudioSource:
 
     def windows(self, items: _Int64s) -> tuple[_Int64s, _Int64s, _Int64s]:
         """Return the file of each item (a number in `files`), its first frame and the frame after its last."""
-        items = checked_items(items, self)
+        items = check_items(items, self)
         files = np.searchsorted(self._borders, items, side="right") - 1
         totals = self._totals[files]
         if self._window is None:
@@ -121,7 +121,7 @@ class AudioSource:
 
     def take(self, items: _Int64s, out: Block | None = None) -> Block:
         """Return any items, in the given order; they are read in storage order, each once."""
-        items = checked_items(items, self)
+        items = check_items(items, self)
         field = self.fields["audio"]
         fixed = field.shape is not None
         given = out["audio"] if fixed and out is not None else None
@@ -206,14 +206,14 @@ class _Reading:
                 f"{info.path} is another file than it was: {info.n_frames} frames in {info.n_bytes} bytes then, "
                 f"{now.n_frames} in {now.n_bytes} now. Make the source anew."
             )
-        return AudioTrack(file, self.rate_hz, kept_bytes=self._kept_bytes(file))
+        return AudioTrack(file, self.rate_hz, cache_bytes=self._cache_bytes(file))
 
-    def _kept_bytes(self, file: AudioFile) -> int:
+    def _cache_bytes(self, file: AudioFile) -> int:
         """Return what to keep of what was decoded: something where going back costs all that is before."""
         if file.seekable or self.window_frames is None:
             return 0
         ratio = 1.0 if self.rate_hz is None else file.rate_hz / self.rate_hz
-        return max(_KEPT_BYTES, 4 * int(self.window_frames * ratio) * file.shape[1] * file.dtype.itemsize)
+        return max(_CACHE_BYTES, 4 * int(self.window_frames * ratio) * file.shape[1] * file.dtype.itemsize)
 
 
 class _Handles:

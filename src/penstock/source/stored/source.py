@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
-from penstock.source.checks import check_span, checked_items, fitting, room_for
-from penstock.source.read_pool import Together
+from penstock.source.checks import check_span, check_items, check_out, allocate_block
+from penstock.source.read_pool import ReadPool
 from penstock.source.stored.open_array import StoredArray, opened_array
 from penstock.source.stored.zarr.local import Selection
 
@@ -55,7 +55,7 @@ class ZarrSource:
         threads: int | None = None,
     ) -> None:
         if threads is not None:
-            whole_number("threads", threads, at_least=1)
+            check_integer("threads", threads, at_least=1)
         if not isinstance(path, str | os.PathLike):
             raise OptionError(f"path={path!r}; give a path or a URL first, and arrays by name as fields=...")
         self.path, self._threads = os.fspath(path), threads
@@ -75,7 +75,7 @@ class ZarrSource:
         rows = max(array.chunk_rows for array in self._arrays.values())
         self.index = Index.uniform(self._n_items, max(1, min(rows, self._n_items)), identity=self._identity())
         # By process: threads of a parent do not run in its fork, but may have been counted there.
-        self._helpers: dict[int, Together] = {}
+        self._helpers: dict[int, ReadPool] = {}
 
     def __repr__(self) -> str:
         return f"ZarrSource({self.path!r}, {self._n_items} items of {', '.join(self.fields)})"
@@ -83,14 +83,14 @@ class ZarrSource:
     def read(self, span: Span, out: Block | None = None) -> Block:
         """Return consecutive items."""
         check_span(span, self)
-        block = room_for(self.fields, len(span)) if out is None else fitting(out, self.fields, len(span))
+        block = allocate_block(self.fields, len(span)) if out is None else check_out(out, self.fields, len(span))
         self._read(span.start, span.stop, block)
         return block
 
     def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:
         """Return any items, in the given order; each chunk that holds one of them is decoded once."""
-        items = checked_items(items, self)
-        block = room_for(self.fields, len(items)) if out is None else fitting(out, self.fields, len(items))
+        items = check_items(items, self)
+        block = allocate_block(self.fields, len(items)) if out is None else check_out(out, self.fields, len(items))
         order = np.argsort(items, kind="stable")
         rows = max(array.chunk_rows for array in self._arrays.values())
         chunks = items[order] // rows
@@ -100,7 +100,7 @@ class ZarrSource:
                 continue
             places = order[begin:end]
             first, last = int(items[places[0]]), int(items[places[-1]]) + 1
-            part = room_for(self.fields, last - first)
+            part = allocate_block(self.fields, last - first)
             self._read(first, last, part)
             for name, array in block.items():
                 array[places] = part[name][items[places] - first]
@@ -109,7 +109,7 @@ class ZarrSource:
     def read_amplification(self, span: Span) -> dict[str, float]:
         """Return, for each field, the bytes that are decoded to read a span, over the bytes that are given."""
         check_span(span, self)
-        block = room_for(self.fields, len(span))
+        block = allocate_block(self.fields, len(span))
         decoded = self._read(span.start, span.stop, block)
         return {name: decoded[name] / max(1, block[name].nbytes) for name in block}
 
@@ -143,7 +143,7 @@ class ZarrSource:
         copies = [task for task in tasks if isinstance(task, _Copy)]
         reads = [task for task in tasks if not isinstance(task, _Copy)]
         process = os.getpid()
-        helpers = self._helpers.get(process) or self._helpers.setdefault(process, Together(self._threads))
+        helpers = self._helpers.get(process) or self._helpers.setdefault(process, ReadPool(self._threads))
         found = dict(zip(map(id, reads), helpers.run(reads), strict=True))
         found |= {id(copy): copy() for copy in copies}
         return [found[id(task)] for task in tasks]

@@ -10,14 +10,14 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import DamageError, OptionError, ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
-from penstock.shard.codec import size_is_kept
+from penstock.shard.codec import is_uncompressed
 from penstock.shard.manifest import FieldInfo, Manifest, manifest_path
-from penstock.shard.tar import BLOCK
-from penstock.source.checks import check_span, checked_items
+from penstock.shard.tar import TAR_BLOCK
+from penstock.source.checks import check_span, check_items
 from penstock.source.tar.gather import Gather, Reading, Verify
 from penstock.source.tar.quarantine import Quarantine
 
@@ -107,7 +107,7 @@ class TarSource:
         self.index = Index.from_sizes(_cut(self.manifest, chunk_items), identity=self.manifest.fingerprint)
         self._quarantine: Quarantine | None = None
         if on_error == "substitute":
-            whole_number("max_bad_items", max_bad_items, at_least=0)
+            check_integer("max_bad_items", max_bad_items, at_least=0)
             where = self.path.with_name("quarantine.jsonl") if quarantine is None else quarantine
             self._quarantine = Quarantine(where, self.manifest.fingerprint, max_bad_items)
         self._gather: Gather | None = None
@@ -122,7 +122,7 @@ class TarSource:
 
     def take(self, items: _Int64s, out: Block | None = None) -> Block:
         """Return any items, in the given order."""
-        items = checked_items(items, self)
+        items = check_items(items, self)
         block: dict[str, NDArray[Any]] = {}
         for name, field in self.fields.items():
             given = out.get(name) if out is not None else None
@@ -186,7 +186,7 @@ def _varying_bytes(manifest: Manifest) -> int:
     """Return about how much of an item is of no fixed size, all of it together."""
     n_items = sum(shard.n_items for shard in manifest.shards)
     fixed = sum(info.field().item_bytes or 0 for info in manifest.fields.values())
-    return max(BLOCK, sum(shard.tar_bytes for shard in manifest.shards) // max(1, n_items) - fixed)
+    return max(TAR_BLOCK, sum(shard.tar_bytes for shard in manifest.shards) // max(1, n_items) - fixed)
 
 
 def _field(info: FieldInfo, varying_bytes: int, *, decode: bool) -> Field:
@@ -194,7 +194,7 @@ def _field(info: FieldInfo, varying_bytes: int, *, decode: bool) -> Field:
     field = info.field()
     if field.item_bytes is not None:
         return field if decode else Field(np.dtype(object), None, field.item_bytes)
-    return replace(field, typical_bytes=varying_bytes if not decode or size_is_kept(info.suffix) else None)
+    return replace(field, typical_bytes=varying_bytes if not decode or is_uncompressed(info.suffix) else None)
 
 
 def _empty(field: Field, n_items: int) -> NDArray[Any]:
@@ -231,7 +231,7 @@ def _cut(manifest: Manifest, chunk_items: int | None) -> _Int64s:
     sizes = np.array([shard.n_items for shard in manifest.shards], np.int64)
     if chunk_items is None:
         return sizes
-    whole_number("chunk_items", chunk_items, at_least=1)
+    check_integer("chunk_items", chunk_items, at_least=1)
     plain = np.array([shard.compression == "none" for shard in manifest.shards])
     counts = np.where(plain, -(-sizes // chunk_items), 1)
     small, larger = np.divmod(sizes, np.maximum(counts, 1))

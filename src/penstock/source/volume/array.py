@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.types import UNNAMED
 from penstock.source.volume.ngff import Level, Multiscale
@@ -58,7 +58,7 @@ class VolumeArray:
         known = (str, os.PathLike, Multiscale, type(None))
         if not isinstance(paths, Sequence) or not paths or not all(isinstance(path, known) for path in paths):
             raise OptionError(f"paths={self.paths!r}; give a path, a Multiscale or None for each channel, one or more.")
-        shape = tuple(whole_number("shape", size, at_least=1) for size in _sized("shape", self.shape))
+        shape = tuple(check_integer("shape", size, at_least=1) for size in _sized("shape", self.shape))
         scale = tuple(_sized("scale", self.scale))
         if len(shape) != len(scale) or not all(_is_number(size) and 0 < size < math.inf for size in scale):
             raise OptionError(f"scale={self.scale!r} for shape={shape}; give a positive number for each axis.")
@@ -177,7 +177,7 @@ def _placed(
     extra = tuple(_sized(f"margin[{name!r}]", (0,) * len(spec.shape) if margin is None else margin))
     if len(extra) != len(spec.shape):
         raise OptionError(f"margin[{name!r}]={extra} for shape={spec.shape}; give a number of voxels for each axis.")
-    extra = tuple(whole_number(f"margin[{name!r}]", size, at_least=0) for size in extra)
+    extra = tuple(check_integer(f"margin[{name!r}]", size, at_least=0) for size in extra)
     shape, scale = tuple(spec.shape), tuple(spec.scale)
     if len(shape) == 2:
         first = next((number for number in numbers if number is not None), None)

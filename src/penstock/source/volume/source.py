@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError
 from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
-from penstock.source.checks import check_span, checked_items, fitting, room_for
-from penstock.source.read_pool import Together
+from penstock.source.checks import check_span, check_items, check_out, allocate_block
+from penstock.source.read_pool import ReadPool
 from penstock.source.volume.array import PlacedArray, VolumeArray, placed_arrays
 from penstock.source.volume.cache import ChunkCache
 from penstock.source.volume.centres import layout_of
@@ -82,13 +82,13 @@ class VolumeSource:
         threads: int | None = None,
     ) -> None:
         if threads is not None:
-            whole_number("threads", threads, at_least=1)
+            check_integer("threads", threads, at_least=1)
         self.axis_order = tuple(axis_order)
         if len(self.axis_order) != 3 or len(set(self.axis_order)) != 3:
             raise OptionError(f"axis_order={axis_order!r}; name three different axes, such as 'zyx'.")
         if not isinstance(pad, bool | np.bool_):
             raise OptionError(f"pad={pad!r}; use True or False.")
-        self._budget, self._threads = whole_number("cache_bytes", cache_bytes, at_least=0), threads
+        self._budget, self._threads = check_integer("cache_bytes", cache_bytes, at_least=0), threads
         self._placed, self._volumes = placed_arrays(arrays, self.axis_order, margin or {})
         self._layout = layout_of(self._placed, self._volumes, self.axis_order, pad=bool(pad))
         self.fields: dict[str, Field] = {
@@ -128,7 +128,7 @@ class VolumeSource:
 
     def place_of(self, items: ArrayLike) -> NDArray[np.int64]:
         """Return the places, (n, 3), of items on the grid of centres: from 0 to before `grid_shape`."""
-        return self._layout.grid.places(checked_items(items, self))
+        return self._layout.grid.places(check_items(items, self))
 
     def item_of(self, places: ArrayLike) -> NDArray[np.int64]:
         """Return the items at places, (..., 3), on the grid of centres."""
@@ -160,8 +160,8 @@ class VolumeSource:
 
     def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:
         """Return any items, in the given order; they are read in the order of storage, and repeats once."""
-        items = checked_items(items, self)
-        block = room_for(self.fields, len(items)) if out is None else fitting(out, self.fields, len(items))
+        items = check_items(items, self)
+        block = allocate_block(self.fields, len(items)) if out is None else check_out(out, self.fields, len(items))
         if not len(items):
             return block
         for volume in self._volumes:
@@ -305,7 +305,7 @@ class _State:
     """What one process has: chunks, threads and counters."""
 
     def __init__(self, budget: int, threads: int | None) -> None:
-        self.cache, self.helpers, self.lock = ChunkCache(budget), Together(threads), threading.Lock()
+        self.cache, self.helpers, self.lock = ChunkCache(budget), ReadPool(threads), threading.Lock()
         self.bytes_delivered = 0
         self.cache_hits = 0
 

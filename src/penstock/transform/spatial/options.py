@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.transform.checks import number, probability
 from penstock.transform.spatial.deform import Deformation
@@ -105,7 +105,7 @@ def _checked_array(name: Any, given: Any, axis_order: str) -> SpatialArray:
     pad_value = array.pad_value
     if isinstance(pad_value, bool) or not isinstance(pad_value, int | float | np.integer | np.floating):
         raise OptionError(f"pad value {pad_value!r} of array {name!r} is no number; use one, or NaN for unknown.")
-    shape = tuple(whole_number(f"shape of array {name!r}", size, at_least=1) for size in array.shape)
+    shape = tuple(check_integer(f"shape of array {name!r}", size, at_least=1) for size in array.shape)
     return SpatialArray(shape, scale, array.interpolation, float(pad_value))
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.checks import whole_number
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.recipes.cellmap.predictions.ngff import Coordinates, ImageLayout
 from penstock.recipes.cellmap.predictions.publish import UnfinishedImage
@@ -43,7 +43,7 @@ class OutputArray:
     def image(self, place: Path, label: str, levels: int) -> UnfinishedImage:
         """Return the image of one class, not begun yet."""
         pyramid = [self.layout]
-        for _ in range(whole_number("levels", levels, at_least=1) - 1):
+        for _ in range(check_integer("levels", levels, at_least=1) - 1):
             pyramid.append(pyramid[-1].halved())
         options = {
             "class": label,
@@ -194,7 +194,7 @@ def _shape(name: str, array: Mapping[str, Sequence[float]]) -> tuple[int, ...]:
     shape, scale = tuple(array["shape"]), tuple(array["scale"])
     if len(shape) != len(scale) or len(shape) not in (2, 3) or not all(0 < size < math.inf for size in scale):
         raise OptionError(f"Array {name!r} has shape {shape} and scale {scale}; give three numbers each, or two.")
-    return tuple(whole_number(f"shape of {name!r}", size, at_least=1) for size in shape)
+    return tuple(check_integer(f"shape of {name!r}", size, at_least=1) for size in shape)
 
 
 def _voxels(
