@@ -148,11 +148,11 @@ def test_a_pass_over_all_rows_has_the_number_of_chunks_it_has() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"prefetch": 0}, "prefetch=0"),
-        ({"time_units": 0}, "time_units=0"),
+        ({"prefetch": 0}, "prefetch must be an integer >= 1, got 0"),
+        ({"time_units": 0}, "time_units must be an integer >= 1, got 0"),
         ({"coverage": "all"}, "coverage='all'; use one of random, partition"),
         ({"seed": -1}, "seed must be an integer >= 0, got -1"),
-        ({"coverage": "partition", "align": 0}, "align=0"),
+        ({"coverage": "partition", "align": 0}, "align must be an integer >= 1, got 0"),
     ],
 )
 def test_options_that_cannot_be_are_refused_when_the_loader_is_made(options: dict[str, Any], words: str) -> None:

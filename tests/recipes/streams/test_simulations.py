@@ -208,11 +208,11 @@ def test_a_split_names_two_stretches_that_do_not_meet() -> None:
 @pytest.mark.parametrize(
     ("numbers", "words"),
     [
-        ((-1, 80, 80, 100), "train_start=-1"),
+        ((-1, 80, 80, 100), "train_start must be an integer >= 0, got -1"),
         ((0, 80, 80, 80), "validation_end=80 is not after validation_start=80"),
         ((80, 80, 0, 10), "train_end=80 is not after train_start=80"),
         ((0, 80, 79, 100), r"Training \(0 to 80\) and validation \(79 to 100\) overlap"),
-        ((0, 80.0, 80, 100), "train_end=80.0"),
+        ((0, 80.0, 80, 100), "train_end must be an integer >= 0, got 80.0"),
     ],
 )
 def test_splits_that_cannot_be_are_refused(numbers: tuple[Any, ...], words: str) -> None:

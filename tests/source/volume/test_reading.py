@@ -358,7 +358,7 @@ def test_wrong_arrays_are_refused(options: dict[str, Any], message: str) -> None
         ({"threads": 0}, "threads must be an integer >= 1, got 0"),
         ({"margin": {"labels": (1, 1, 1)}}, r"margin names \['labels'\]; the arrays are raw"),
         ({"margin": {"raw": (1, 1)}}, r"a number of voxels for each axis"),
-        ({"margin": {"raw": (1, 1, -1)}}, r"margin\['raw'\]=-1 cannot be"),
+        ({"margin": {"raw": (1, 1, -1)}}, r"margin\['raw'\] must be an integer >= 0, got -1"),
     ],
 )
 def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
