@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from penstock_convert_parts import Taped, mishap, tapes, tree
 
-from penstock.convert.fingerprint import stamped
+from penstock.convert.fingerprint import read_stamp
 from penstock.convert.shard_task import InputError, Task, close_recordings, statistics_of, write_task
 from penstock.core.errors import OptionError, WriteError
 from penstock.shard import compression
-from penstock.shard.publish import finished_shard
+from penstock.shard.publish import find_finished_shard
 from penstock.shard.writer import WriteOptions
 
 
@@ -35,7 +35,7 @@ def task(tmp_path: Path) -> Task:
 
 def task_of(writing: Path, given: list[Taped], which: np.ndarray, samples: np.ndarray) -> Task:
     writing.mkdir(exist_ok=True)
-    stamps = tuple(stamped(entry.path) for entry in given)
+    stamps = tuple(read_stamp(entry.path) for entry in given)
     return Task(writing, 7, 35, WriteOptions(5), tuple(given), stamps, which, samples, statistics=True)
 
 
@@ -77,7 +77,7 @@ def test_an_input_that_was_written_to_after_it_was_counted_is_refused(task: Task
 def test_an_input_that_is_kept_open_is_opened_anew_when_it_was_written_to_and_counted_again(task: Task) -> None:
     write_task(task)
     np.save(task.inputs[0].path, np.full((4, 3), 9, np.float32))
-    stamps = tuple(stamped(entry.path) for entry in task.inputs)
+    stamps = tuple(read_stamp(entry.path) for entry in task.inputs)
     write_task(replace(task, stamps=stamps, which=np.array([0]), samples=np.array([1])))
     assert float(statistics_of(task.writing, task.name)["data"].mean) == 9
 
@@ -96,8 +96,8 @@ def test_a_folder_that_is_gone_is_a_write_error_that_names_the_shard(task: Task)
 
 
 def test_a_compressed_shard_that_is_too_large_says_what_to_do(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.shard.writer.most_bytes", lambda _: 4096)
-    assert compression.most_bytes(0) > 4096
+    monkeypatch.setattr("penstock.shard.writer.max_decompressed_bytes", lambda _: 4096)
+    assert compression.max_decompressed_bytes(0) > 4096
     with pytest.raises(OptionError, match=r"more than 4096 bytes.*smaller shard_size"):
         write_task(replace(task, options=WriteOptions(5, compression="gz")))
     assert tree(task.writing) == {}
@@ -107,7 +107,7 @@ def test_a_shard_that_was_left_in_pieces_is_written_over(task: Task) -> None:
     write_task(task)
     whole = tree(task.writing)
     (task.writing / task.name).write_bytes(b"half")
-    assert finished_shard(task.writing, task.name, "none") is None
+    assert find_finished_shard(task.writing, task.name, "none") is None
     write_task(task)
     assert tree(task.writing) == whole
 

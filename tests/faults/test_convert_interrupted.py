@@ -17,7 +17,7 @@ from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.core.errors import ConversionError, OptionError, WriteError
 from penstock.shard.manifest import Manifest
-from penstock.shard.publish import prepare
+from penstock.shard.publish import prepare_publication
 from penstock.shard.writer import WriteOptions
 
 SIZES, NAMES = (4, 6, 4), ("anna_1", "bert_1", "anna_2")
@@ -158,7 +158,7 @@ def test_where_one_of_several_splits_cannot_be_made_ready_none_appears(
     def full_for_val(manifest: Manifest) -> None:
         if manifest.folder.name == "val":
             raise OSError(errno.ENOSPC, "No space left on device")
-        prepare(manifest)
+        prepare_publication(manifest)
 
     convert(inputs, tmp_path / "whole", CASES[case])
     out = tmp_path / "out"

@@ -67,7 +67,7 @@ def refusals(hidden: Hidden, with_zarr: list[str]) -> dict[str, list[str]]:
     import penstock as ps
     from penstock.convert.formats import inputs_of
     from penstock.report.figures.items import draw_item
-    from penstock.shard.codec import decoded
+    from penstock.shard.codec import decode
 
     def read_remote() -> None:
         hidden.names -= set(with_zarr)  # the next one that is missing
@@ -87,7 +87,7 @@ def refusals(hidden: Hidden, with_zarr: list[str]) -> dict[str, list[str]]:
         "lightning": lambda: ps.recipes.trainers.PenstockDataModule,
         "accelerate": lambda: ps.recipes.trainers.prepare_loader,
         "report": lambda: draw_item({}, Path("a.png")),
-        "image": lambda: decoded("png", b""),
+        "image": lambda: decode("png", b""),
         "dask": lambda: ps.convert_to_shards("shards", "e", engine=ps.convert.DaskEngine(None, 1)),
         "s3": read_remote,
     }

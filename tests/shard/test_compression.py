@@ -17,7 +17,13 @@ from hypothesis import strategies as st
 from penstock_test_parts import isolated
 
 from penstock.core.errors import DamageError
-from penstock.shard.compression import COMPRESSIONS, Decompressed, compressor, detected, most_bytes
+from penstock.shard.compression import (
+    COMPRESSIONS,
+    DecompressedStream,
+    detect_compression,
+    make_compressor,
+    max_decompressed_bytes,
+)
 
 PACKED = ("gz", "bz2", "xz")
 STANDARD: dict[str, Any] = {"gz": gzip, "bz2": bz2, "xz": lzma}
@@ -25,13 +31,13 @@ CONTENT = b"".join(b"item %d, " % number for number in range(2000))
 
 
 def packed(content: bytes, compression: Any) -> bytes:
-    engine = compressor(compression)
+    engine = make_compressor(compression)
     assert engine is not None
     return engine.compress(content) + engine.flush()
 
 
 def unpacked(stored: bytes, compression: Any, *, limit: int = 1 << 24, step: int = 1000) -> bytes:
-    stream = Decompressed(io.BytesIO(stored), compression, "some.tar", limit)
+    stream = DecompressedStream(io.BytesIO(stored), compression, "some.tar", limit)
     out = b""
     while piece := stream.read(step):
         out += piece
@@ -53,7 +59,7 @@ def test_what_is_compressed_comes_back_here_and_elsewhere(compression: str) -> N
 
 @given(st.lists(st.binary(max_size=2000), max_size=5), st.sampled_from(PACKED), st.integers(1, 3000))
 def test_any_content_comes_back_in_any_steps(pieces: list[bytes], compression: Any, step: int) -> None:
-    engine = compressor(compression)
+    engine = make_compressor(compression)
     assert engine is not None
     stored = b"".join([*map(engine.compress, pieces), engine.flush()])
     assert unpacked(stored, compression, step=step) == b"".join(pieces)
@@ -62,7 +68,7 @@ def test_any_content_comes_back_in_any_steps(pieces: list[bytes], compression: A
 @pytest.mark.parametrize("compression", PACKED)
 def test_a_read_returns_what_was_asked_for_until_the_end(compression: Any) -> None:
     content = bytes(range(256)) * 5000  # more than one piece
-    stream = Decompressed(io.BytesIO(packed(content, compression)), compression, "some.tar", len(content))
+    stream = DecompressedStream(io.BytesIO(packed(content, compression)), compression, "some.tar", len(content))
     assert len(stream.read(700_000)) == 700_000
     assert len(stream.read(700_000)) == len(content) - 700_000
     assert stream.read(1) == stream.read(1) == b""
@@ -76,7 +82,7 @@ def test_the_same_content_gives_the_same_bytes(compression: Any) -> None:
 
 
 def test_plain_archives_have_no_compressor() -> None:
-    assert compressor("none") is None
+    assert make_compressor("none") is None
     assert tuple(COMPRESSIONS) == ("none", *PACKED)
 
 
@@ -84,11 +90,11 @@ def test_plain_archives_have_no_compressor() -> None:
 def test_how_a_file_is_compressed_is_seen_by_its_first_bytes(compression: Any, tmp_path: Path) -> None:
     path = tmp_path / "misnamed.tar"
     path.write_bytes(packed(CONTENT, compression))
-    assert detected(path) == compression
+    assert detect_compression(path) == compression
     path.write_bytes(CONTENT)
-    assert detected(path) == "none"
+    assert detect_compression(path) == "none"
     path.write_bytes(b"")
-    assert detected(path) == "none"
+    assert detect_compression(path) == "none"
 
 
 @pytest.mark.parametrize("compression", PACKED)
@@ -150,7 +156,7 @@ def test_garbage_is_refused(stored: bytes, compression: Any) -> None:
 
 
 def bomb(compression: Any, megabytes: int) -> bytes:
-    engine = compressor(compression)
+    engine = make_compressor(compression)
     assert engine is not None
     piece = bytes(1 << 20)
     return b"".join([*(engine.compress(piece) for _ in range(megabytes)), engine.flush()])
@@ -209,5 +215,5 @@ def test_an_xz_that_asks_for_gigabytes_is_refused() -> None:
 
 
 def test_small_files_may_grow_to_a_gigabyte_and_large_ones_a_hundredfold() -> None:
-    assert most_bytes(0) == most_bytes(10 << 20) == 1 << 30
-    assert most_bytes(1 << 30) == 100 << 30
+    assert max_decompressed_bytes(0) == max_decompressed_bytes(10 << 20) == 1 << 30
+    assert max_decompressed_bytes(1 << 30) == 100 << 30

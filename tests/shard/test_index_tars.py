@@ -13,8 +13,8 @@ import webdataset
 
 from penstock import TarSource
 from penstock.core.errors import DamageError, SourceError
-from penstock.shard.compression import compressor
-from penstock.shard.index_tars import Problem, expanded, index_archives
+from penstock.shard.compression import make_compressor
+from penstock.shard.index_tars import Problem, expand_archives, index_archives
 from penstock.shard.manifest import MANIFEST
 from penstock.shard.verify import verify_shards
 from tests.shard.samples import archive, contents
@@ -106,7 +106,7 @@ def test_folders_and_hidden_files_in_an_archive_are_passed_over(tmp_path: Path) 
 
 @pytest.mark.parametrize("compression", ["gz", "bz2", "xz"])
 def test_compressed_archives_are_read_whatever_they_are_called(compression: Any, tmp_path: Path) -> None:
-    engine = compressor(compression)
+    engine = make_compressor(compression)
     assert engine is not None
     (tmp_path / "a.tar").write_bytes(engine.compress(archive(item(1) + item(2))) + engine.flush())
     assert index_archives(tmp_path)[1] == []
@@ -164,7 +164,7 @@ def test_a_brace_pattern_indexes_some_archives_beside_others(tmp_path: Path) -> 
 def test_patterns_name_archives_in_order(pattern: str, names: list[str], tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).touch()
-    assert [path.name for path in expanded(tmp_path / pattern)] == names
+    assert [path.name for path in expand_archives(tmp_path / pattern)] == names
 
 
 def test_a_folder_names_its_archives_in_order(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_folder_names_its_archives_in_order(tmp_path: Path) -> None:
         "g.tar.part",
     ):
         (tmp_path / name).touch()
-    assert [path.name for path in expanded(tmp_path)] == ["a.tar.gz", "b.tar", "c.tgz", "d.tar.bz2", "e.tar.xz"]
+    assert [path.name for path in expand_archives(tmp_path)] == ["a.tar.gz", "b.tar", "c.tgz", "d.tar.bz2", "e.tar.xz"]
 
 
 @pytest.mark.parametrize(

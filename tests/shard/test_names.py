@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import OptionError
-from penstock.shard.names import automatic_key, check_fields, field_names, key_of, split_name
+from penstock.shard.names import automatic_key, check_fields, encode_key, field_names, split_name
 
 ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
 tricky = st.text("a%2E.F/\\\0 é", min_size=1, max_size=8)
@@ -13,12 +13,12 @@ tricky = st.text("a%2E.F/\\\0 é", min_size=1, max_size=8)
 
 @given(st.lists(ids | tricky, unique=True, min_size=2, max_size=20))
 def test_different_ids_have_different_keys(some: list[str]) -> None:
-    assert len({key_of(one) for one in some}) == len(some)
+    assert len({encode_key(one) for one in some}) == len(some)
 
 
 @given(ids | tricky)
 def test_a_key_is_one_plain_part_of_a_name(sample_id: str) -> None:
-    key = key_of(sample_id)
+    key = encode_key(sample_id)
     assert key
     assert not set("./\\\0\n\x7f") & set(key)
     assert split_name(f"{key}.field.npy") == (key, "field.npy")
@@ -27,24 +27,24 @@ def test_a_key_is_one_plain_part_of_a_name(sample_id: str) -> None:
 @given(ids)
 def test_an_id_without_special_characters_is_its_own_key(sample_id: str) -> None:
     plain = "".join(letter for letter in sample_id if letter.isalnum() or letter in "-_ ") or "a"
-    assert key_of(plain) == plain
+    assert encode_key(plain) == plain
 
 
 def test_percent_signs_are_encoded_too() -> None:
-    assert key_of("a.b") == "a%2Eb"
-    assert key_of("a%2Eb") == "a%252Eb"
+    assert encode_key("a.b") == "a%2Eb"
+    assert encode_key("a%2Eb") == "a%252Eb"
 
 
 @pytest.mark.parametrize("sample_id", ["", None, 7, b"a", "\ud800"])
 def test_what_is_no_text_is_no_id(sample_id: object) -> None:
     with pytest.raises(OptionError, match="sample_id="):
-        key_of(sample_id)  # type: ignore[arg-type]
+        encode_key(sample_id)  # type: ignore[arg-type]
 
 
 @given(st.integers(0, 10**12), st.integers(0, 10**12))
 def test_automatic_keys_count(one: int, other: int) -> None:
     assert (automatic_key(one) == automatic_key(other)) is (one == other)
-    assert key_of(automatic_key(one)) == automatic_key(one)
+    assert encode_key(automatic_key(one)) == automatic_key(one)
 
 
 @pytest.mark.parametrize("name", ["x", "lfp.left", "x y", "é", "_private", "npy", "a-b", "x.npy"])

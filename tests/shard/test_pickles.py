@@ -18,7 +18,7 @@ import torch
 from penstock_test_parts import isolated
 
 from penstock.shard import pickles
-from penstock.shard.pickles import PickleRefused, unpickled
+from penstock.shard.pickles import PickleRefused, unpickle
 
 PROTOCOLS = range(2, pickle.HIGHEST_PROTOCOL + 1)
 
@@ -42,7 +42,7 @@ PROTOCOLS = range(2, pickle.HIGHEST_PROTOCOL + 1)
 )
 def test_arrays_are_read(array: np.ndarray[Any, Any], protocol: int) -> None:
     stored = pickle.dumps(array, protocol=protocol)
-    found, theirs = unpickled(stored), pickle.loads(stored)
+    found, theirs = unpickle(stored), pickle.loads(stored)
     assert (found.dtype, found.shape, found.tolist()) == (theirs.dtype, array.shape, array.tolist())
 
 
@@ -63,7 +63,7 @@ def test_arrays_are_read(array: np.ndarray[Any, Any], protocol: int) -> None:
     ids=str,
 )
 def test_plain_values_are_read(value: Any, protocol: int) -> None:
-    found = unpickled(pickle.dumps(value, protocol=protocol))
+    found = unpickle(pickle.dumps(value, protocol=protocol))
     assert found == value
     assert type(found) is type(value)
 
@@ -73,7 +73,7 @@ def test_plain_values_are_read(value: Any, protocol: int) -> None:
     "tensor", [torch.arange(6).reshape(2, 3), torch.ones(3)[1:], torch.tensor(2.5), torch.ones(2, 3).T]
 )
 def test_tensors_are_read(tensor: torch.Tensor, protocol: int) -> None:
-    found = unpickled(pickle.dumps({"x": tensor}, protocol=protocol))["x"]
+    found = unpickle(pickle.dumps({"x": tensor}, protocol=protocol))["x"]
     assert (found.dtype, found.tolist()) == (tensor.dtype, tensor.tolist())
 
 
@@ -123,7 +123,7 @@ def hostile(trace: Path) -> dict[str, bytes]:
 def test_a_malicious_pickle_is_refused_and_nothing_of_it_runs(kind: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     with pytest.raises(PickleRefused):
-        unpickled(hostile(trace)[kind])
+        unpickle(hostile(trace)[kind])
     assert not trace.exists()
 
 
@@ -140,11 +140,11 @@ def test_a_malicious_pickle_inside_of_a_tensor_is_refused(tmp_path: Path) -> Non
     inner = pickle.dumps(Calls(os.system, f"touch {trace}"))
     load_from_bytes = torch.storage._load_from_bytes
     with pytest.raises(PickleRefused):
-        unpickled(pickle.dumps(Calls(load_from_bytes, inner)))
+        unpickle(pickle.dumps(Calls(load_from_bytes, inner)))
     out = io.BytesIO()
     torch.save({"x": Calls(os.system, f"touch {trace}")}, out)
     with pytest.raises(PickleRefused):
-        unpickled(pickle.dumps(Calls(load_from_bytes, out.getvalue())))
+        unpickle(pickle.dumps(Calls(load_from_bytes, out.getvalue())))
     assert not trace.exists()
 
 
@@ -173,22 +173,22 @@ def test_a_malicious_pickle_inside_of_a_tensor_is_refused(tmp_path: Path) -> Non
 def test_a_name_outside_of_the_list_is_refused_with_its_name(name: str) -> None:
     module, _, attribute = name.partition(" ")
     with pytest.raises(PickleRefused, match=rf"it names {module}\.{attribute}"):
-        unpickled(f"c{module}\n{attribute}\n.".encode())
+        unpickle(f"c{module}\n{attribute}\n.".encode())
 
 
 def test_a_refused_module_is_not_even_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "penstock_never_imported.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w').close()")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(PickleRefused, match="penstock_never_imported"):
-        unpickled(b"cpenstock_never_imported\nanything\n.")
+        unpickle(b"cpenstock_never_imported\nanything\n.")
     assert not (tmp_path / "trace").exists()
 
 
 def test_a_reference_to_something_outside_is_refused() -> None:
     with pytest.raises(PickleRefused, match="outside of itself"):
-        unpickled(b"Pfile:///etc/passwd\n.")
+        unpickle(b"Pfile:///etc/passwd\n.")
     with pytest.raises(PickleRefused, match="outside of itself"):
-        unpickled(b"\x80\x04\x8c\x01aQ.")
+        unpickle(b"\x80\x04\x8c\x01aQ.")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_pickle_cannot_change_the_unpickler_itself(name: str) -> None:
     # BUILD sets attributes of whatever lies on the stack: first those of the pair's dict, by setattr.
     state = pickle.dumps((None, {"__defaults__": (b"changed",), "planted": 1}), protocol=2)[2:-1]
     with suppress(PickleRefused):
-        unpickled(b"\x80\x02c" + f"{module}\n{attribute}\n".encode() + state + b"b.")
+        unpickle(b"\x80\x02c" + f"{module}\n{attribute}\n".encode() + state + b"b.")
     after = (getattr(function, "__defaults__", None), dict(getattr(function, "__dict__", {})))
     if after != before:  # put it back for the tests that follow
         function.__defaults__ = before[0]
@@ -226,7 +226,7 @@ def test_a_pickle_cannot_change_the_unpickler_itself(name: str) -> None:
 )
 def test_arrays_of_objects_are_refused_wherever_they_are(value: Any) -> None:
     with pytest.raises(PickleRefused, match="Python objects"):
-        unpickled(pickle.dumps(value))
+        unpickle(pickle.dumps(value))
 
 
 def grown(payload: bytes) -> tuple[str, int]:
@@ -234,7 +234,7 @@ def grown(payload: bytes) -> tuple[str, int]:
     resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))  # whatever happens, the machine goes on
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
-        unpickled(payload)
+        unpickle(payload)
         outcome = "read"
     except PickleRefused:
         outcome = "refused"
@@ -283,14 +283,14 @@ def dtype_of(state: tuple[Any, ...], kind: str = "V1") -> bytes:
 
 def test_the_crafted_array_is_a_good_one() -> None:
     fields = {"a": (np.dtype("u1"), 0)}
-    found = unpickled(dtype_of((3, "|", None, ("a",), fields, 1, 1, 0)))
+    found = unpickle(dtype_of((3, "|", None, ("a",), fields, 1, 1, 0)))
     assert found["a"].tolist() == [ord("x")]
 
 
 def read_past_the_end() -> str:
     fields = {"a": (np.dtype("u1"), 1 << 30)}
     try:
-        found = unpickled(dtype_of((3, "|", None, ("a",), fields, 1, 1, 0)))
+        found = unpickle(dtype_of((3, "|", None, ("a",), fields, 1, 1, 0)))
     except PickleRefused:
         return "refused"
     return f"read {found['a'].tolist()}"
@@ -303,7 +303,7 @@ def test_a_field_that_lies_outside_of_its_item_is_refused() -> None:
 def numbers_as_objects() -> str:
     """Flags of a dtype say that its items are references: numpy would follow them."""
     try:
-        found = unpickled(dtype_of((3, "<", None, None, None, -1, -1, 63), kind="i8"))
+        found = unpickle(dtype_of((3, "<", None, None, None, -1, -1, 63), kind="i8"))
     except PickleRefused:
         return "refused"
     return f"read {found.tolist()}, flags {found.dtype.flags}"
@@ -318,7 +318,7 @@ def test_a_tensor_cannot_claim_more_than_its_storage_has() -> None:
     typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=torch.float32, _internal=True)
     claims = Calls(torch._utils._rebuild_tensor_v2, typed, 0, (1 << 40,), (1,), False, collections.OrderedDict())
     with pytest.raises(PickleRefused):
-        unpickled(pickle.dumps(claims))
+        unpickle(pickle.dumps(claims))
 
 
 def doubled(depth: int) -> bytes:
@@ -347,7 +347,7 @@ def test_a_list_that_holds_itself_is_read_or_refused() -> None:
 def test_a_pickle_that_was_cut_off_is_refused(length: int) -> None:
     whole = pickle.dumps(np.arange(10))
     with pytest.raises(PickleRefused, match="no valid pickle"):
-        unpickled(whole[:length])
+        unpickle(whole[:length])
 
 
 def test_every_damaged_pickle_is_read_or_refused() -> None:
@@ -364,5 +364,5 @@ def damaged_pickles() -> str:
             damaged = bytearray(whole)
             damaged[place] ^= 1 << bit
             with suppress(PickleRefused):
-                unpickled(bytes(damaged))
+                unpickle(bytes(damaged))
     return f"ignored: {[str(one.exc_value) for one in ignored]}" if ignored else "all read or refused"

@@ -13,10 +13,10 @@ import xxhash
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.shard.codec import Encoded
+from penstock.shard.codec import Payload
 from penstock.shard.shard_file import _WRITTEN_BYTES, ShardFile
 
-BLOCK = 512
+TAR_BLOCK = 512
 AT_ONCE = _WRITTEN_BYTES
 
 
@@ -30,12 +30,12 @@ def shard(folder: Path, sizes: list[int], compression: Any = "none") -> ShardFil
     for number, size in enumerate(sizes):
         content = payload(number, size)
         pieces = (content[: size // 3], memoryview(content)[size // 3 :])
-        file.add(f"key{number}", ["bin"], [Encoded("bin", pieces, size)])
+        file.add(f"key{number}", ["bin"], [Payload("bin", pieces, size)])
     return file
 
 
 near = st.builds(
-    lambda whole, blocks, more: max(0, whole + BLOCK * blocks + more),
+    lambda whole, blocks, more: max(0, whole + TAR_BLOCK * blocks + more),
     st.sampled_from([0, 1 << 16, AT_ONCE, 2 * AT_ONCE]),
     st.integers(-3, 3),
     st.integers(-1, 1),
@@ -44,9 +44,11 @@ near = st.builds(
 
 @settings(max_examples=25, deadline=None)
 @given(sizes=st.lists(near, min_size=1, max_size=5), compression=st.sampled_from(["none", "gz"]))
-@example(sizes=[AT_ONCE - BLOCK], compression="none")  # what is held is full with the member
-@example(sizes=[3 * AT_ONCE - BLOCK, AT_ONCE - BLOCK - 1024], compression="none")  # and with the end of the archive
-@example(sizes=[AT_ONCE - BLOCK, 2 * AT_ONCE], compression="none")
+@example(sizes=[AT_ONCE - TAR_BLOCK], compression="none")  # what is held is full with the member
+@example(
+    sizes=[3 * AT_ONCE - TAR_BLOCK, AT_ONCE - TAR_BLOCK - 1024], compression="none"
+)  # and with the end of the archive
+@example(sizes=[AT_ONCE - TAR_BLOCK, 2 * AT_ONCE], compression="none")
 def test_the_archive_has_every_byte_in_its_place(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], compression: Any
 ) -> None:
@@ -61,7 +63,7 @@ def test_the_archive_has_every_byte_in_its_place(
     (column,) = layout.columns
     rows = np.arange(len(sizes))
     borders = zip(column.begins.at(rows), column.ends(rows), strict=True)
-    assert column.checks.tolist() == [xxhash.xxh3_64_intdigest(whole[begin:end]) for begin, end in borders]
+    assert column.checksums.tolist() == [xxhash.xxh3_64_intdigest(whole[begin:end]) for begin, end in borders]
 
 
 def test_all_but_the_last_bytes_are_written_at_multiples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from penstock import TarSource
 from penstock.core.errors import DamageError, PenstockError
 from penstock.shard.codec import NpyHeader
 from penstock.shard.manifest import MANIFEST
-from penstock.shard.side_index import MISSING, LayoutBuilder, Numbers, ShardLayout, index_name
+from penstock.shard.side_index import MISSING, Numbers, SideIndex, SideIndexBuilder, index_name
 from penstock.shard.verify import verify_shards
 from tests.shard.samples import reseal, write
 
@@ -26,9 +26,9 @@ dtypes = st.sampled_from(
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> ShardLayout:
+def layouts(draw: st.DrawFn) -> SideIndex:
     """Regular and irregular items, with members that some lack, arrays of one or of several shapes."""
-    builder = LayoutBuilder()
+    builder = SideIndexBuilder()
     at = 0
     uniform = draw(st.booleans())
     for number in range(draw(st.integers(1, 6))):
@@ -41,10 +41,10 @@ def layouts(draw: st.DrawFn) -> ShardLayout:
             npy = NpyHeader(dtype, (count,), fortran_order=False, data_offset=64) if suffix == "x.npy" else None
             builder.add(suffix, (at, at + 512, size), draw(st.integers(0, 2**64 - 1)), npy)
             at += 512 + -(-size // 512) * 512
-    return builder.built(at + 1024)
+    return builder.build(at + 1024)
 
 
-def facts(layout: ShardLayout) -> dict[str, Any]:
+def facts(layout: SideIndex) -> dict[str, Any]:
     rows = np.arange(layout.n_items)
     return {
         "items": layout.n_items,
@@ -56,7 +56,7 @@ def facts(layout: ShardLayout) -> dict[str, Any]:
                 c.begins.at(rows).tolist(),
                 c.offsets.at(rows).tolist(),
                 c.sizes.at(rows).tolist(),
-                c.checks.tolist(),
+                c.checksums.tolist(),
                 c.dtype,
                 c.shape,
                 c.data_offset,
@@ -67,9 +67,9 @@ def facts(layout: ShardLayout) -> dict[str, Any]:
 
 
 @given(layouts())
-def test_an_index_comes_back_as_it_was(layout: ShardLayout) -> None:
+def test_an_index_comes_back_as_it_was(layout: SideIndex) -> None:
     stored = layout.to_bytes()
-    found = ShardLayout.from_bytes(stored, "a.index")
+    found = SideIndex.from_bytes(stored, "a.index")
     assert facts(found) == facts(layout)
     assert found.to_bytes() == stored
 
@@ -79,30 +79,30 @@ def test_an_index_comes_back_as_it_was(layout: ShardLayout) -> None:
     | st.builds(lambda a, b, n: [a + b * i for i in range(n)], st.integers(0, 9), st.integers(-9, 9), st.integers(1, 9))
 )
 def test_numbers_are_what_they_were_made_of(values: list[int]) -> None:
-    numbers = Numbers.of(values)
+    numbers = Numbers.from_values(values)
     assert numbers.at(np.arange(len(values))).tolist() == values
-    assert [numbers.one(row) for row in range(len(values))] == values
+    assert [numbers.value_at(row) for row in range(len(values))] == values
 
 
 def test_items_of_one_shape_take_two_numbers_for_an_array() -> None:
     def size(n_items: int) -> int:
-        builder = LayoutBuilder()
+        builder = SideIndexBuilder()
         header = NpyHeader(np.dtype("<f4"), (8,), fortran_order=False, data_offset=64)
         for number in range(n_items):
             builder.begin_item(b"%d" % number)
             builder.add("x.npy", (1024 * number, 1024 * number + 512, 96), number, header)
-        return len(builder.built(1024 * n_items + 1024).to_bytes())
+        return len(builder.build(1024 * n_items + 1024).to_bytes())
 
     assert size(1010) - size(1000) <= 10 * 16 + 8  # a key and a checksum each
 
 
 def test_an_item_without_a_member_is_marked() -> None:
-    builder = LayoutBuilder()
+    builder = SideIndexBuilder()
     for number, suffixes in enumerate((["a"], ["a", "b"], ["a"])):
         builder.begin_item(b"%d" % number)
         for suffix in suffixes:
             builder.add(suffix, (number * 2048, number * 2048 + 512, 5), 7, None)
-    columns = {column.suffix: column for column in builder.built(10_000).columns}
+    columns = {column.suffix: column for column in builder.build(10_000).columns}
     assert columns["b"].begins.at(np.arange(3)).tolist() == [MISSING, 2048, MISSING]
 
 
@@ -114,12 +114,12 @@ def test_the_index_lies_beside_the_shard() -> None:
 
 
 def small() -> bytes:
-    builder = LayoutBuilder()
+    builder = SideIndexBuilder()
     header = NpyHeader(np.dtype("<f4"), (8,), fortran_order=False, data_offset=64)
     for number in range(2):
         builder.begin_item(b"%d" % number)
         builder.add("x.npy", (1024 * number, 1024 * number + 512, 96), number, header)
-    return builder.built(3072).to_bytes()
+    return builder.build(3072).to_bytes()
 
 
 def test_every_flipped_bit_is_refused() -> None:
@@ -128,16 +128,16 @@ def test_every_flipped_bit_is_refused() -> None:
         damaged = bytearray(stored)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(DamageError, match=r"a\.index"):
-            ShardLayout.from_bytes(bytes(damaged), "a.index")
+            SideIndex.from_bytes(bytes(damaged), "a.index")
 
 
 def test_every_shortened_or_lengthened_index_is_refused() -> None:
     stored = small()
     for length in range(len(stored)):
         with pytest.raises(DamageError, match=r"a\.index"):
-            ShardLayout.from_bytes(stored[:length], "a.index")
+            SideIndex.from_bytes(stored[:length], "a.index")
     with pytest.raises(DamageError, match="checksum"):
-        ShardLayout.from_bytes(stored + b"\0", "a.index")
+        SideIndex.from_bytes(stored + b"\0", "a.index")
 
 
 # -- hostile, with a checksum that matches -----------------------------------------------------------------------------
@@ -211,18 +211,18 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_index_is_refused(kind: str) -> None:
     with pytest.raises(DamageError, match=r"a\.index"):
-        ShardLayout.from_bytes(sealed(small(), HOSTILE[kind]), "a.index")
+        SideIndex.from_bytes(sealed(small(), HOSTILE[kind]), "a.index")
 
 
 def test_a_header_longer_than_the_index_is_refused() -> None:
     stored = small()
     body = stored[:16] + (2**63 - 1).to_bytes(8, "little") + stored[24:-16]
     with pytest.raises(DamageError, match=r"a\.index"):
-        ShardLayout.from_bytes(body + xxhash.xxh3_128_digest(body), "a.index")
+        SideIndex.from_bytes(body + xxhash.xxh3_128_digest(body), "a.index")
 
 
 def test_the_resealed_index_is_a_good_one() -> None:
-    assert ShardLayout.from_bytes(sealed(small(), lambda _: None), "a.index").n_items == 2
+    assert SideIndex.from_bytes(sealed(small(), lambda _: None), "a.index").n_items == 2
 
 
 def plant(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -13,14 +13,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.core.errors import DamageError, OptionError
-from penstock.shard.tar import BLOCK, END, header, members, padded
+from penstock.shard.tar import END, TAR_BLOCK, header, padded_size, read_members
 from tests.shard.samples import archive
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
 
 def found(content: bytes) -> list[Any]:
-    return list(members(io.BytesIO(content), "some.tar"))
+    return list(read_members(io.BytesIO(content), "some.tar"))
 
 
 def refused(content: bytes, match: str) -> DamageError:
@@ -37,8 +37,8 @@ def raw(
     field = b"%011o\0" % len(payload) if size is None else size.ljust(12, b"\0")
     head = name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + field + b"00000000000\0" + b" " * 8 + kind
     head += bytes(100) + (b"ustar\x0000" if ustar else bytes(8))
-    head = head.ljust(BLOCK, b"\0")
-    return head[:148] + b"%06o\0 " % sum(head) + head[156:] + payload.ljust(padded(len(payload)), b"\0")
+    head = head.ljust(TAR_BLOCK, b"\0")
+    return head[:148] + b"%06o\0 " % sum(head) + head[156:] + payload.ljust(padded_size(len(payload)), b"\0")
 
 
 def pax(records: bytes) -> bytes:
@@ -58,13 +58,13 @@ def record(key: str, value: str) -> bytes:
 def test_the_standard_library_reads_names_of_up_to_a_hundred_bytes(length: int) -> None:
     name = ("é" * (length // 2) + "a" * (length % 2)) if length > 1 else "a"
     assert len(name.encode()) == length
-    content = header(name, 3) + b"abc".ljust(BLOCK, b"\0") + END
+    content = header(name, 3) + b"abc".ljust(TAR_BLOCK, b"\0") + END
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         (info,) = tar.getmembers()
         read = tar.extractfile(info)
         assert read is not None
         assert (info.name, info.size, info.isreg(), read.read()) == (name, 3, True, b"abc")
-    assert [(m.name, m.begin, m.offset, m.size, m.head) for m in found(content)] == [(name, 0, BLOCK, 3, b"abc")]
+    assert [(m.name, m.begin, m.offset, m.size, m.head) for m in found(content)] == [(name, 0, TAR_BLOCK, 3, b"abc")]
 
 
 def test_a_longer_name_is_refused_with_its_length() -> None:
@@ -91,11 +91,11 @@ def test_an_archive_is_byte_for_byte_what_gnu_tar_writes(tmp_path: Path) -> None
     form = ["--format=ustar", "--mtime=@0", "--mode=0644", "--owner=:0", "--group=:0", "--numeric-owner"]
     options = [*form, "-b2", "-cf", "-"]
     theirs = subprocess.run(["tar", *options, "a.x.npy"], cwd=tmp_path, check=True, capture_output=True).stdout
-    assert header("a.x.npy", 10) + b"0123456789".ljust(BLOCK, b"\0") + END == theirs
+    assert header("a.x.npy", 10) + b"0123456789".ljust(TAR_BLOCK, b"\0") + END == theirs
 
 
 def test_a_member_of_eight_gigabytes_is_refused() -> None:
-    assert len(header("a", 8**11 - 1)) == BLOCK
+    assert len(header("a", 8**11 - 1)) == TAR_BLOCK
     with pytest.raises(OptionError, match="8589934592 bytes"):
         header("a", 8**11)
 
@@ -105,8 +105,8 @@ def test_a_member_of_eight_gigabytes_is_refused() -> None:
 @example(512)
 @example(513)
 def test_padding_reaches_the_next_whole_block(size: int) -> None:
-    assert padded(size) % BLOCK == 0
-    assert 0 <= padded(size) - size < BLOCK
+    assert padded_size(size) % TAR_BLOCK == 0
+    assert 0 <= padded_size(size) - size < TAR_BLOCK
 
 
 # -- reading what others wrote -----------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_members_are_found_where_the_standard_library_finds_them(parts: list[tup
     ours = found(content)
     assert [(m.name, m.begin, m.offset, m.size) for m in ours] == theirs
     assert [(m.name, m.head) for m in ours] == parts
-    ends = [m.offset + padded(m.size) for m in ours]
+    ends = [m.offset + padded_size(m.size) for m in ours]
     assert [m.check for m in ours] == [
         xxhash.xxh3_64_intdigest(content[m.begin : end]) for m, end in zip(ours, ends, strict=True)
     ]
@@ -152,7 +152,7 @@ def test_headers_of_the_oldest_kind_are_read(kind: bytes) -> None:
 
 def test_folders_are_passed_over_whatever_size_they_claim() -> None:
     content = raw(b"data/", size=b"00000007777", kind=b"5") + raw(b"data/a.bin", b"abc") + END
-    assert [(m.name, m.begin, m.head) for m in found(content)] == [("data/a.bin", BLOCK, b"abc")]
+    assert [(m.name, m.begin, m.head) for m in found(content)] == [("data/a.bin", TAR_BLOCK, b"abc")]
 
 
 def test_a_pax_header_gives_name_and_size() -> None:
@@ -177,7 +177,7 @@ def test_only_the_beginning_of_a_payload_is_kept() -> None:
 
 def test_an_empty_archive_has_no_members() -> None:
     assert found(END) == []
-    assert found(END + bytes(9 * BLOCK)) == []
+    assert found(END + bytes(9 * TAR_BLOCK)) == []
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_a_global_header_that_names_all_members_alike_is_refused(records: bytes)
 
 def test_a_sparse_file_is_refused_rather_than_read_as_what_it_is_not() -> None:
     sparse = pax(record("GNU.sparse.major", "1") + record("GNU.sparse.minor", "0") + record("GNU.sparse.name", "a.bin"))
-    refused(sparse + raw(b"GNUSparseFile.1/a.bin", b"1\n0\n3\n".ljust(BLOCK, b"\0") + b"abc") + END, "sparse")
+    refused(sparse + raw(b"GNUSparseFile.1/a.bin", b"1\n0\n3\n".ljust(TAR_BLOCK, b"\0") + b"abc") + END, "sparse")
 
 
 def test_endless_extension_headers_are_refused() -> None:
@@ -268,7 +268,7 @@ def test_every_flipped_bit_of_a_header_is_refused_or_changes_nothing() -> None:
     content = raw(b"a.bin", b"abc") + END
     (whole,) = found(content)
     harmless = []
-    for bit in range(8 * BLOCK):
+    for bit in range(8 * TAR_BLOCK):
         damaged = bytearray(content)
         damaged[bit // 8] ^= 1 << bit % 8
         try:
@@ -292,18 +292,18 @@ def test_every_flipped_bit_of_a_header_is_refused_or_changes_nothing() -> None:
         raw(b"lost.bin"),  # a header and nothing else: its block is the second of the two that end an archive
         raw(b"lost.bin", bytes(600)),
         raw(b"lost.bin", b"abc"),
-        b"\1".ljust(BLOCK, b"\0"),
-        bytes(BLOCK) + raw(b"lost.bin", b"abc"),
-        bytes(BLOCK) + b"\1",
-        bytes(40 * BLOCK) + b"\1" + bytes(511),
+        b"\1".ljust(TAR_BLOCK, b"\0"),
+        bytes(TAR_BLOCK) + raw(b"lost.bin", b"abc"),
+        bytes(TAR_BLOCK) + b"\1",
+        bytes(40 * TAR_BLOCK) + b"\1" + bytes(511),
     ],
     ids=["empty member", "zeros", "member", "byte in the second block", "second archive", "odd byte", "far away"],
 )
 def test_anything_but_zeros_after_the_end_is_refused(after: bytes) -> None:
-    refused(raw(b"a.bin", b"abc") + bytes(BLOCK) + after + END, "some.tar")
+    refused(raw(b"a.bin", b"abc") + bytes(TAR_BLOCK) + after + END, "some.tar")
 
 
 def test_an_archive_that_ends_in_one_block_of_zeros_is_truncated() -> None:
-    refused(raw(b"a.bin", b"abc") + bytes(BLOCK), "truncated")
+    refused(raw(b"a.bin", b"abc") + bytes(TAR_BLOCK), "truncated")
     refused(raw(b"a.bin", b"abc"), "without the blocks that end an archive")
     refused(b"", "truncated")

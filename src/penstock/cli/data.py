@@ -34,12 +34,12 @@ def index(
 
     Every archive is read once. Where something is wrong, it is listed, and nothing is written.
     """
-    from penstock.observe.progress import progress  # noqa: PLC0415  # numpy comes with what it is used for
-    from penstock.shard.index_tars import expanded, index_archives  # noqa: PLC0415
+    from penstock.observe.progress import track_progress  # noqa: PLC0415  # numpy comes with what it is used for
+    from penstock.shard.index_tars import expand_archives, index_archives  # noqa: PLC0415
 
     check_archives(where)
-    total = sum(path.stat().st_size for path in expanded(where))
-    with progress("Indexing", total, "bytes", show=not quiet) as told:
+    total = sum(path.stat().st_size for path in expand_archives(where))
+    with track_progress("Indexing", total, "bytes", show=not quiet) as told:
         manifest, problems = index_archives(where, workers=workers, allow_missing=allow_missing, progress=told.advance)
     if as_json:
         print_json({**(_totals(manifest) if manifest else {}), "written": manifest is not None, **_listed(problems)})
@@ -59,13 +59,13 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Read every byte of a data set and compare it with what was written; exit 1 and list what is wrong."""
-    from penstock.observe.progress import progress  # noqa: PLC0415
+    from penstock.observe.progress import track_progress  # noqa: PLC0415
     from penstock.shard.manifest import Manifest, manifest_path  # noqa: PLC0415
     from penstock.shard.verify import verify_shards  # noqa: PLC0415
 
     check_data_set(where)
     total = sum(shard.stored_bytes for shard in Manifest.read(manifest_path(where)).shards)
-    with progress("Verifying", total, "bytes", show=not quiet) as told:
+    with track_progress("Verifying", total, "bytes", show=not quiet) as told:
         manifest, problems = verify_shards(where, workers=workers, progress=told.advance)
     if as_json:
         print_json({**_totals(manifest), "healthy": not problems, **_listed(problems)})

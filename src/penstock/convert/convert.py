@@ -30,8 +30,16 @@ from penstock.core.errors import ConversionError, OptionError, PenstockError, So
 from penstock.files.durable import write_aside
 from penstock.files.locks import lock, unlock
 from penstock.shard.manifest import MANIFEST, FieldInfo, Manifest, ShardEntry
-from penstock.shard.publish import OPTIONS, WRITING, clear, finish, finished_shard, prepare, published
-from penstock.shard.writer import merged_fields
+from penstock.shard.publish import (
+    OPTIONS,
+    WRITING,
+    clear_unfinished,
+    find_finished_shard,
+    finish_publication,
+    prepare_publication,
+    read_published,
+)
+from penstock.shard.writer import merge_fields
 from penstock.transform.moments import Moments
 
 __all__ = ["convert"]
@@ -186,9 +194,9 @@ def _begin(jobs: list[Job], *, resume: bool) -> list[Job]:
     for job in jobs:
         with _storing(job.folder):
             if resume:
-                finish(job.folder, job.options.shard_name)
+                finish_publication(job.folder, job.options.shard_name)
             else:
-                clear(job.folder)
+                clear_unfinished(job.folder)
     todo = [job for job in jobs if not (resume and _complete(job))]
     if resume:
         _check_same(todo)
@@ -203,7 +211,7 @@ def _begin(jobs: list[Job], *, resume: bool) -> list[Job]:
 
 def _complete(job: Job) -> bool:
     """Return whether the data set that a job is to write is there."""
-    found = None if (job.writing / OPTIONS).exists() else published(job.folder)
+    found = None if (job.writing / OPTIONS).exists() else read_published(job.folder)
     return found is not None and found.metadata.get("identity") == _hashed(job.identity())
 
 
@@ -228,7 +236,7 @@ def _skipped_before(inputs: Sequence[Input], output: Path, options: ConvertOptio
         noted = folder / WRITING / _SKIPPED
         skipped = json.loads(noted.read_bytes()) if noted.exists() else []
     else:
-        complete = published(folder)
+        complete = read_published(folder)
         skipped = [] if complete is None else complete.metadata.get("conversion", {}).get("skipped", [])
     reasons = {entry["file"]: entry["reason"] for entry in skipped}
     return {given.path: reasons[given.path.name] for given in inputs if given.path.name in reasons}
@@ -268,7 +276,7 @@ def _finished(job: Job, number: int) -> tuple[ShardEntry, Any] | None:
             statistics_of(job.writing, name)
         except (OSError, ValueError):  # they are not made to last: after a power cut, a shard may be there without
             return None
-    return finished_shard(job.writing, name, job.options.compression)
+    return find_finished_shard(job.writing, name, job.options.compression)
 
 
 def _statistics(jobs: list[Job], options: ConvertOptions) -> dict[str, Any]:
@@ -278,7 +286,7 @@ def _statistics(jobs: list[Job], options: ConvertOptions) -> dict[str, Any]:
     names = options.split.names
     job = jobs[names.index(_TRAIN) if _TRAIN in names else 0]
     if not job.writing.exists():
-        complete = published(job.folder)
+        complete = read_published(job.folder)
         return {} if complete is None else {"statistics": complete.metadata["statistics"]}
     total: dict[str, Moments] = {}
     for number in range(job.n_shards):
@@ -294,16 +302,16 @@ def _published(jobs: list[Job], statistics: Mapping[str, Any]) -> list[Manifest]
     try:
         for job, manifest in ready:
             with _storing(job.folder):
-                prepare(manifest)
+                prepare_publication(manifest)
     except BaseException:  # none of them appears before all are ready to
         for job, _ in ready:
             (job.writing / MANIFEST).unlink(missing_ok=True)
         raise
     for job, _ in ready:
-        before = published(job.folder)
+        before = read_published(job.folder)
         if before is not None:
             _LOG.warning("The data set of %s samples in %s is replaced by a new one.", before.n_items, job.folder)
-        finish(job.folder, job.options.shard_name)
+        finish_publication(job.folder, job.options.shard_name)
     return [Manifest.read(job.folder / MANIFEST) for job in jobs]
 
 
@@ -316,13 +324,13 @@ def _manifest(job: Job, statistics: Mapping[str, Any]) -> Manifest:
             raise WriteError(f"{job.options.shard_name(number)} in {job.writing} is gone; go on with resume.")
         entry, layout = finished
         entries.append(entry)
-        other = sorted(merged_fields({}, layout).keys() ^ fields.keys()) if fields else []
+        other = sorted(merge_fields({}, layout).keys() ^ fields.keys()) if fields else []
         if other:
             raise SourceError(
                 f"The samples of {entry.name} differ from those before it in the fields {other}; all samples of a data "
                 "set have the same fields."
             )
-        fields = merged_fields(fields, layout)
+        fields = merge_fields(fields, layout)
     mixed = [name for name, info in fields.items() if info.dtype is None and info.suffix.endswith(".npy")]
     if mixed:
         raise SourceError(f"The fields {mixed} have several dtypes in these inputs; convert them apart.")

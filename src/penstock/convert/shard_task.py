@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.convert.fingerprint import Stamp, stamped
+from penstock.convert.fingerprint import Stamp, read_stamp
 from penstock.convert.inputs.protocol import Input, Recording, Sample
 from penstock.core.errors import OptionError, PenstockError, ReadError, WriteError
 from penstock.files.durable import write_aside
@@ -85,9 +85,9 @@ def write_task(task: Task) -> int:
     try:
         shard = ShardFile(task.writing, task.name, task.options.compression)
         for offset, (sample, about) in enumerate(_samples(task)):
-            payloads = form.encoded(sample, task.first + offset)
+            payloads = form.encode(sample, task.first + offset)
             key = automatic_key(task.first + offset)
-            form.members(key, key, payloads, about).add_to(shard, task.number)
+            form.make_members(key, key, payloads, about).add_to(shard, task.number)
             form.learn(payloads)
             if task.statistics:
                 statistics.add(sample)
@@ -170,7 +170,7 @@ def _check_size(shard: ShardFile, options: WriteOptions) -> None:
 
 
 def _check_unchanged(given: Input, stamp: Stamp) -> None:
-    if stamped(given.path) != stamp:
+    if read_stamp(given.path) != stamp:
         raise InputError(given.path, "it was written to while it was converted; wait until it is complete")
 
 

@@ -17,18 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import MissingDependency, OptionError
-from penstock.shard.pickles import unpickled
+from penstock.shard.pickles import unpickle
 
 __all__ = [
     "ArrayFormat",
-    "Encoded",
+    "Payload",
     "NpyHeader",
-    "decoded",
-    "described_dtype",
-    "encoded",
+    "decode",
+    "parse_descr",
+    "encode",
     "json_bytes",
-    "npy_header",
-    "size_is_kept",
+    "parse_npy_header",
+    "is_uncompressed",
 ]
 
 ArrayFormat = Literal["npy", "pyd"]
@@ -49,7 +49,7 @@ _PICKLE_PROTOCOL = 4  # what Python 3.8 and numpy 1.x read
 
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made for every field of every sample
-class Encoded:
+class Payload:
     """The payload of one member."""
 
     extension: str
@@ -69,12 +69,12 @@ class NpyHeader:
     data_offset: int
 
 
-def encoded(name: str, value: Any, array_format: ArrayFormat = "npy") -> Encoded:
+def encode(name: str, value: Any, array_format: ArrayFormat = "npy") -> Payload:
     """Return the payload of `value`: arrays, tensors and numbers as `.npy`; text, bytes, lists and dicts as they are.
 
     Examples
     --------
-    >>> encoded("label", 3).extension, encoded("note", "left").extension, encoded("events", [1, {"a": None}]).extension
+    >>> encode("label", 3).extension, encode("note", "left").extension, encode("events", [1, {"a": None}]).extension
     ('npy', 'txt', 'json')
     """
     array = value if type(value) is np.ndarray else np.asarray(value) if isinstance(value, np.generic) else None
@@ -96,13 +96,13 @@ def encoded(name: str, value: Any, array_format: ArrayFormat = "npy") -> Encoded
     if array_format == "pyd":
         # A row is copied first: a view would be pickled with the whole array it looks into.
         pickled = pickle.dumps(array.copy(), protocol=_PICKLE_PROTOCOL)
-        return Encoded("pyd", (pickled,), len(pickled), array.dtype, array.shape)
+        return Payload("pyd", (pickled,), len(pickled), array.dtype, array.shape)
     head = _npy_header_bytes(array.dtype, array.shape)
     if array.nbytes < _COPIED_BYTES:
         data: bytes | memoryview = array.tobytes()
     else:  # as bytes, since dates and the like have no buffer of their own kind
         data = np.asarray(array, order="C").reshape(-1).view(np.uint8).data
-    return Encoded("npy", (head, data), len(head) + len(data), array.dtype, array.shape)
+    return Payload("npy", (head, data), len(head) + len(data), array.dtype, array.shape)
 
 
 def _text_bytes(name: str, value: str) -> bytes:
@@ -112,8 +112,8 @@ def _text_bytes(name: str, value: str) -> bytes:
         raise OptionError(f"Field {name!r} is no valid text: {error}.") from error
 
 
-def _whole(extension: str, payload: bytes) -> Encoded:
-    return Encoded(extension, (payload,), len(payload))
+def _whole(extension: str, payload: bytes) -> Payload:
+    return Payload(extension, (payload,), len(payload))
 
 
 def _array(name: str, value: Any) -> NDArray[Any]:
@@ -191,14 +191,14 @@ def _plain(value: Any, where: str) -> Any:
     )
 
 
-def npy_header(head: bytes, size: int) -> NpyHeader:
+def parse_npy_header(head: bytes, size: int) -> NpyHeader:
     """Return what the beginning of a `.npy` of `size` bytes says; raise ValueError where it lies or holds objects."""
     try:
-        dtype, shape, fortran_order, offset = _parsed_npy(head)
+        dtype, shape, fortran_order, offset = _parse_npy(head)
     except (KeyError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"its .npy header is malformed: {type(error).__name__}: {error}") from error
     if dtype.hasobject:
-        raise ValueError("an array of Python objects, which would have to be unpickled")
+        raise ValueError("an array of Python objects, which would have to be unpickle")
     if any(not isinstance(length, int) or length < 0 for length in shape):
         raise ValueError(f"a negative or impossible shape {shape}")
     wanted = math.prod(shape) * dtype.itemsize
@@ -207,7 +207,7 @@ def npy_header(head: bytes, size: int) -> NpyHeader:
     return NpyHeader(dtype, shape, fortran_order, offset)
 
 
-def _parsed_npy(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
+def _parse_npy(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
     """Return dtype, shape, whether the array lies in Fortran order, and where the data begin."""
     width = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}.get(head[6:8])
     if head[:6] != _MAGIC or width is None:
@@ -225,7 +225,7 @@ def _parsed_npy(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]
     return dtype, tuple(fields["shape"]), bool(fields["fortran_order"]), offset
 
 
-def described_dtype(text: str) -> np.dtype[Any]:
+def parse_descr(text: str) -> np.dtype[Any]:
     """Return the dtype that `repr` of numpy's description says, such as `"'<f4'"`; raise what is wrong with it."""
     usual = _USUAL_DESCR.fullmatch(text)
     return _dtype(usual[1]) if usual is not None else np.lib.format.descr_to_dtype(_literal(text))
@@ -248,7 +248,7 @@ def _dtype(descr: str) -> np.dtype[Any]:
     return np.dtype(descr)
 
 
-def decoded(extension: str, payload: bytes | memoryview, *, allow_pickle: bool = False) -> Any:
+def decode(extension: str, payload: bytes | memoryview, *, allow_pickle: bool = False) -> Any:
     """Return the value of a member; raise ValueError where its payload is not what the extension says.
 
     What has no decoder (audio, video, anything unknown) stays bytes. A payload that can be written to is given away:
@@ -260,7 +260,7 @@ def decoded(extension: str, payload: bytes | memoryview, *, allow_pickle: bool =
             return _npy(payload)
         whole = bytes(payload)
         if kind in ("pyd", "pkl", "pickle"):
-            return pickle.loads(whole) if allow_pickle else unpickled(whole)
+            return pickle.loads(whole) if allow_pickle else unpickle(whole)
         decoder = _DECODERS.get(kind)
         return whole if decoder is None else decoder(whole)
     except (ValueError, MissingDependency):
@@ -269,13 +269,13 @@ def decoded(extension: str, payload: bytes | memoryview, *, allow_pickle: bool =
         raise ValueError(f"no valid .{kind}: {type(error).__name__}: {error}") from error
 
 
-def size_is_kept(extension: str) -> bool:
+def is_uncompressed(extension: str) -> bool:
     """Return whether a value takes about as much memory as its payload: what is compressed takes any."""
     return extension.rpartition(".")[2].lower() not in ("npz", *_IMAGES)
 
 
 def _npy(payload: bytes | memoryview) -> NDArray[Any]:
-    header = npy_header(bytes(payload[:_LONGEST_HEADER]), len(payload))
+    header = parse_npy_header(bytes(payload[:_LONGEST_HEADER]), len(payload))
     flat = np.frombuffer(payload, header.dtype, offset=header.data_offset)
     array = flat.reshape(header.shape, order="F" if header.fortran_order else "C")
     # What comes out can be written to, and has the machine's byte order.

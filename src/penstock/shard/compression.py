@@ -9,7 +9,15 @@ from typing import Any, BinaryIO, Literal, Protocol
 
 from penstock.core.errors import DamageError
 
-__all__ = ["COMPRESSIONS", "Compression", "Compressor", "Decompressed", "compressor", "detected", "most_bytes"]
+__all__ = [
+    "COMPRESSIONS",
+    "Compression",
+    "Compressor",
+    "DecompressedStream",
+    "make_compressor",
+    "detect_compression",
+    "max_decompressed_bytes",
+]
 
 Compression = Literal["none", "gz", "bz2", "xz"]
 COMPRESSIONS: tuple[Compression, ...] = ("none", "gz", "bz2", "xz")
@@ -35,7 +43,7 @@ class Compressor(Protocol):
         ...
 
 
-def compressor(compression: Compression) -> Compressor | None:
+def make_compressor(compression: Compression) -> Compressor | None:
     """Return a compressor whose output depends on its input alone (no time, no name); None for plain archives."""
     made: dict[str, Callable[[], Compressor]] = {
         "gz": lambda: zlib.compressobj(6, zlib.DEFLATED, 31),
@@ -45,19 +53,19 @@ def compressor(compression: Compression) -> Compressor | None:
     return made[compression]() if compression != "none" else None
 
 
-def detected(path: Path) -> Compression:
+def detect_compression(path: Path) -> Compression:
     """Return how a file is compressed, by its first bytes: names are often wrong."""
     with path.open("rb") as file:
         head = file.read(8)
     return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "none")
 
 
-def most_bytes(stored_bytes: int) -> int:
+def max_decompressed_bytes(stored_bytes: int) -> int:
     """Return how many bytes a compressed file of this size may hold."""
     return max(_ALWAYS_BYTES, _MOST_RATIO * stored_bytes)
 
 
-class Decompressed:
+class DecompressedStream:
     """The bytes that a compressed file holds, as a stream.
 
     1. The compressed data are damaged or end too early: DamageError.

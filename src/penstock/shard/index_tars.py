@@ -13,14 +13,14 @@ import xxhash
 
 from penstock.core.errors import DamageError, SourceError
 from penstock.files.durable import write_aside
-from penstock.shard.codec import NpyHeader, npy_header
-from penstock.shard.compression import Decompressed, detected, most_bytes
+from penstock.shard.codec import NpyHeader, parse_npy_header
+from penstock.shard.compression import DecompressedStream, detect_compression, max_decompressed_bytes
 from penstock.shard.manifest import MANIFEST, METADATA, FieldInfo, Manifest, ShardEntry, manifest_path
 from penstock.shard.names import field_names, split_name
-from penstock.shard.side_index import MISSING, LayoutBuilder, ShardLayout, index_name
-from penstock.shard.tar import Member, Readable, members
+from penstock.shard.side_index import MISSING, SideIndex, SideIndexBuilder, index_name
+from penstock.shard.tar import Member, Readable, read_members
 
-__all__ = ["ARCHIVE", "Problem", "expanded", "index_archives"]
+__all__ = ["ARCHIVE", "Problem", "expand_archives", "index_archives"]
 
 ARCHIVE = re.compile(r"\.(tar|tar\.gz|tar\.bz2|tar\.xz|tgz)$")
 """What the name of an archive ends with."""
@@ -40,12 +40,12 @@ class Problem:
         return f"{self.shard}{'' if self.item is None else f', item {self.item}'}: {self.reason}"
 
 
-def expanded(where: str | os.PathLike[str]) -> list[Path]:
+def expand_archives(where: str | os.PathLike[str]) -> list[Path]:
     """Return the archives that a folder, a brace pattern, a glob or a path means, in order.
 
     Examples
     --------
-    >>> [path.name for path in _braces("train-{000008..000010}.tar")]
+    >>> [path.name for path in _expand_braces("train-{000008..000010}.tar")]
     ['train-000008.tar', 'train-000009.tar', 'train-000010.tar']
     """
     path = Path(where)
@@ -54,7 +54,7 @@ def expanded(where: str | os.PathLike[str]) -> list[Path]:
             entry for entry in path.iterdir() if ARCHIVE.search(entry.name) and not entry.name.startswith(".")
         )
     elif "{" in path.name:
-        found = list(_braces(str(path)))
+        found = list(_expand_braces(str(path)))
     elif any(letter in path.name for letter in "*?["):
         found = sorted(path.parent.glob(path.name))
     else:
@@ -67,7 +67,7 @@ def expanded(where: str | os.PathLike[str]) -> list[Path]:
     return found
 
 
-def _braces(pattern: str) -> Iterator[Path]:
+def _expand_braces(pattern: str) -> Iterator[Path]:
     match = _BRACES.search(pattern)
     if match is None:
         yield Path(pattern)
@@ -78,7 +78,7 @@ def _braces(pattern: str) -> Iterator[Path]:
     width = len(first) if first.startswith("0") else 0
     parts = [f"{n:0{width}d}" for n in range(int(first), int(last) + 1)] if dots else match[1].split(",")
     for part in parts:
-        yield from _braces(pattern[: match.start()] + part + pattern[match.end() :])
+        yield from _expand_braces(pattern[: match.start()] + part + pattern[match.end() :])
 
 
 def index_archives(
@@ -101,7 +101,7 @@ def index_archives(
     progress
         Told the bytes of each archive that is done.
     """
-    archives = expanded(where)
+    archives = expand_archives(where)
     _refuse_own(manifest_path(where))
     folders = {archive.parent for archive in archives}
     if len(folders) > 1:
@@ -127,18 +127,20 @@ def index_archives(
     return manifest, []
 
 
-def _indexed(archive: Path) -> tuple[ShardLayout | None, list[Problem]]:
+def _indexed(archive: Path) -> tuple[SideIndex | None, list[Problem]]:
     """Return the layout of an archive, or what is wrong with it."""
-    compression, size = detected(archive), archive.stat().st_size
-    builder = LayoutBuilder()
+    compression, size = detect_compression(archive), archive.stat().st_size
+    builder = SideIndexBuilder()
     problems: list[Problem] = []
     with archive.open("rb") as file:
         stream: Readable = (
-            file if compression == "none" else Decompressed(file, compression, archive.name, most_bytes(size))
+            file
+            if compression == "none"
+            else DecompressedStream(file, compression, archive.name, max_decompressed_bytes(size))
         )
         counted = _Counted(stream)
         try:
-            for key, suffix, member in _grouped(members(counted, archive.name), archive.name, problems):
+            for key, suffix, member in _grouped(read_members(counted, archive.name), archive.name, problems):
                 if key is not None:
                     builder.begin_item(key.encode(errors="surrogateescape"))
                 if builder.has(suffix):
@@ -150,7 +152,7 @@ def _indexed(archive: Path) -> tuple[ShardLayout | None, list[Problem]]:
             return None, [*problems, Problem(archive.name, error.item, error.reason)]
     if not builder.n_items:
         return None, [*problems, Problem(archive.name, None, "it holds no items, named KEY.FIELD")]
-    return builder.built(counted.position), problems
+    return builder.build(counted.position), problems
 
 
 class _Counted:
@@ -190,13 +192,13 @@ def _npy(suffix: str, member: Member, shard: str, item: int, problems: list[Prob
     if suffix.rpartition(".")[2].lower() != "npy":
         return None
     try:
-        return npy_header(member.head, member.size)
+        return parse_npy_header(member.head, member.size)
     except ValueError as error:
         problems.append(Problem(shard, item, f"{member.name!r}: {error}"))
         return None
 
 
-def _missing(layouts: list[tuple[str, ShardLayout]]) -> list[Problem]:
+def _missing(layouts: list[tuple[str, SideIndex]]) -> list[Problem]:
     """Return the members that some items lack and others have."""
     suffixes = dict.fromkeys(column.suffix for _, layout in layouts for column in layout.columns)
     problems = []
@@ -211,7 +213,7 @@ def _missing(layouts: list[tuple[str, ShardLayout]]) -> list[Problem]:
     return problems
 
 
-def _twice(layouts: list[tuple[str, ShardLayout]]) -> list[Problem]:
+def _twice(layouts: list[tuple[str, SideIndex]]) -> list[Problem]:
     """Return the keys that more than one archive has."""
     seen: dict[int, str] = {}
     problems = []
@@ -223,19 +225,19 @@ def _twice(layouts: list[tuple[str, ShardLayout]]) -> list[Problem]:
     return problems
 
 
-def _stored(archive: Path, layout: ShardLayout) -> ShardEntry:
+def _stored(archive: Path, layout: SideIndex) -> ShardEntry:
     stored = layout.to_bytes()
     write_aside(archive.with_name(index_name(archive.name)), stored)
     digest, size = xxhash.xxh3_128_hexdigest(stored), archive.stat().st_size
-    return ShardEntry(archive.name, layout.n_items, layout.tar_bytes, size, digest, detected(archive))
+    return ShardEntry(archive.name, layout.n_items, layout.tar_bytes, size, digest, detect_compression(archive))
 
 
-def _fields(layouts: list[ShardLayout]) -> dict[str, FieldInfo]:
+def _fields(layouts: list[SideIndex]) -> dict[str, FieldInfo]:
     infos: dict[str, FieldInfo] = {}
     for layout in layouts:
         for column in layout.columns:
             info = FieldInfo(column.suffix, column.dtype, column.shape)
-            infos[column.suffix] = infos[column.suffix].merged(info) if column.suffix in infos else info
+            infos[column.suffix] = infos[column.suffix].merge(info) if column.suffix in infos else info
     # A column that one archive lacks has no fixed shape either.
     present = Counter(column.suffix for layout in layouts for column in layout.columns)
     for suffix, info in infos.items():

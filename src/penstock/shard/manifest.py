@@ -19,9 +19,9 @@ import xxhash
 
 from penstock.core.errors import DamageError, SourceError
 from penstock.core.types import Field
-from penstock.shard.compression import COMPRESSIONS, Compression, most_bytes
-from penstock.shard.side_index import ShardLayout, index_name, parsed_dtype, parsed_shape, whole
-from penstock.shard.tar import BLOCK
+from penstock.shard.compression import COMPRESSIONS, Compression, max_decompressed_bytes
+from penstock.shard.side_index import SideIndex, index_name, parse_dtype, parse_shape, whole
+from penstock.shard.tar import TAR_BLOCK
 
 __all__ = ["MANIFEST", "METADATA", "FieldInfo", "Manifest", "ShardEntry", "manifest_path"]
 
@@ -51,7 +51,7 @@ class FieldInfo:
             return Field(np.dtype(object), None)
         return Field(self.dtype.newbyteorder("="), self.shape)
 
-    def merged(self, other: "FieldInfo") -> "FieldInfo":
+    def merge(self, other: "FieldInfo") -> "FieldInfo":
         """Return what this field is in two shards together."""
         same = self.dtype == other.dtype
         return FieldInfo(
@@ -180,7 +180,7 @@ class Manifest:
     def _parsed(cls, stored: dict[str, Any], folder: Path) -> "Manifest":
         shards = tuple(_entry(entry) for entry in stored["shards"])
         fields = {
-            name: FieldInfo(_text(entry["suffix"]), parsed_dtype(entry["dtype"]), parsed_shape(entry["shape"]))
+            name: FieldInfo(_text(entry["suffix"]), parse_dtype(entry["dtype"]), parse_shape(entry["shape"]))
             for name, entry in stored["fields"].items()
         }
         largest = max((shard.tar_bytes for shard in shards), default=0)
@@ -195,7 +195,7 @@ class Manifest:
             raise ValueError("it has no shards, no fields or no metadata")
         return cls(folder, fields, shards, stored["shard_size"], stored["array_format"], stored["metadata"])
 
-    def layout(self, number: int) -> ShardLayout:
+    def side_index(self, number: int) -> SideIndex:
         """Return the side index of a shard; raise where it is not the one that the manifest names."""
         entry = self.shards[number]
         path = self.folder / index_name(entry.name)
@@ -205,7 +205,7 @@ class Manifest:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise
             raise DamageError(entry.name, None, f"its side index {path.name} cannot be read: {error}") from error
-        layout = ShardLayout.from_bytes(stored, path.name)
+        layout = SideIndex.from_bytes(stored, path.name)
         alike = (layout.n_items, layout.tar_bytes) == (entry.n_items, entry.tar_bytes)
         if xxhash.xxh3_128_hexdigest(stored) != entry.digest or not alike:
             raise DamageError(
@@ -237,9 +237,9 @@ def _entry(entry: dict[str, Any]) -> ShardEntry:
     items, tar_bytes = whole(entry["num_samples"], 1), whole(entry["tar_bytes"], 0)
     stored_bytes = whole(entry["stored_bytes"], 0)
     name = _plain_name(entry["shard_name"])
-    if items * BLOCK > tar_bytes or (compression == "none" and tar_bytes != stored_bytes):
+    if items * TAR_BLOCK > tar_bytes or (compression == "none" and tar_bytes != stored_bytes):
         raise ValueError(f"{name} cannot hold {items} items in {stored_bytes} bytes")
-    if tar_bytes > (stored_bytes if compression == "none" else most_bytes(stored_bytes)):
+    if tar_bytes > (stored_bytes if compression == "none" else max_decompressed_bytes(stored_bytes)):
         raise ValueError(f"{name} would decompress to {tar_bytes} bytes")
     return ShardEntry(name, items, tar_bytes, stored_bytes, _text(entry["index_digest"]), compression)
 

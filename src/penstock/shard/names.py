@@ -11,7 +11,7 @@ from functools import lru_cache
 from penstock.core.errors import OptionError
 from penstock.shard.tar import MAX_NAME
 
-__all__ = ["automatic_key", "check_fields", "check_length", "field_names", "key_of", "split_name"]
+__all__ = ["automatic_key", "check_fields", "check_name_length", "field_names", "encode_key", "split_name"]
 
 _ENCODED = {ord(letter): f"%{ord(letter):02X}" for letter in "%./\\"} | {
     code: f"%{code:02X}" for code in (*range(32), 127)
@@ -25,12 +25,12 @@ def automatic_key(number: int) -> str:
     return f"{_PREFIX}{number:09d}"
 
 
-def key_of(sample_id: str) -> str:
+def encode_key(sample_id: str) -> str:
     """Return the key of a sample id; different ids have different keys.
 
     Examples
     --------
-    >>> key_of("sub-01.ses-2/run 1")
+    >>> encode_key("sub-01.ses-2/run 1")
     'sub-01%2Eses-2%2Frun 1'
     """
     if not isinstance(sample_id, str) or not sample_id:
@@ -61,7 +61,7 @@ def check_fields(names: Iterable[str], reserved: str) -> None:
             )
 
 
-def check_length(key: str, suffixes: tuple[str, ...]) -> None:
+def check_name_length(key: str, suffixes: tuple[str, ...]) -> None:
     """Raise OptionError where a member's name would not fit into a tar header."""
     length = len(key.encode()) + 1
     if length + _longest(suffixes) <= MAX_NAME:

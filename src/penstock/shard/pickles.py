@@ -15,14 +15,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-__all__ = ["PickleRefused", "unpickled"]
+__all__ = ["PickleRefused", "unpickle"]
 
 
 class PickleRefused(ValueError):  # noqa: N818  # a reason, which the reader puts into a DamageError
     """A pickle that names something other than data."""
 
 
-def unpickled(payload: bytes) -> Any:
+def unpickle(payload: bytes) -> Any:
     """Return the data that a pickle holds; raise PickleRefused where it holds anything else."""
     try:
         return _resolved(_Unpickler(_Bytes(payload)).load(), {})

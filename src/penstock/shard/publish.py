@@ -22,18 +22,18 @@ from penstock.core.errors import DamageError, SourceError, WriteError
 from penstock.files.durable import sync, write_aside
 from penstock.shard.compression import Compression
 from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry
-from penstock.shard.side_index import ShardLayout, index_name
+from penstock.shard.side_index import SideIndex, index_name
 
 __all__ = [
     "OPTIONS",
     "WRITING",
-    "clear",
-    "finish",
-    "finished_shard",
-    "finished_shards",
-    "prepare",
+    "clear_unfinished",
+    "finish_publication",
+    "find_finished_shard",
+    "find_finished_shards",
+    "prepare_publication",
     "publish",
-    "published",
+    "read_published",
 ]
 
 WRITING, _WRITTEN = ".writing", ".written"
@@ -41,7 +41,7 @@ OPTIONS = "options.json"
 _FINISHED, _REPLACED, _STALE = "finished.json", "replaced.json", "stale.json"
 
 
-def published(folder: Path) -> Manifest | None:
+def read_published(folder: Path) -> Manifest | None:
     """Return the manifest of a data set of ours in `folder`, where there is one."""
     try:
         return Manifest.read(folder / MANIFEST)
@@ -54,13 +54,13 @@ def _pending(folder: Path) -> bool:
     return (folder / WRITING / MANIFEST).exists()
 
 
-def finished_shards(
+def find_finished_shards(
     folder: Path, shard_name: Callable[[int], str], compression: Compression
-) -> list[tuple[ShardEntry, ShardLayout]]:
+) -> list[tuple[ShardEntry, SideIndex]]:
     """Return the shards that an unfinished writer left whole, and remove what it left in pieces."""
     writing = folder / WRITING
-    found: list[tuple[ShardEntry, ShardLayout]] = []
-    while (finished := finished_shard(writing, shard_name(len(found)), compression)) is not None:
+    found: list[tuple[ShardEntry, SideIndex]] = []
+    while (finished := find_finished_shard(writing, shard_name(len(found)), compression)) is not None:
         found.append(finished)
     kept = {file for entry, _ in found for file in (entry.name, index_name(entry.name))}
     for path in writing.iterdir() if writing.exists() else ():
@@ -69,11 +69,11 @@ def finished_shards(
     return found
 
 
-def finished_shard(writing: Path, name: str, compression: Compression) -> tuple[ShardEntry, ShardLayout] | None:
+def find_finished_shard(writing: Path, name: str, compression: Compression) -> tuple[ShardEntry, SideIndex] | None:
     """Return a shard that was written whole, None where it was not."""
     try:
         stored = (writing / index_name(name)).read_bytes()
-        layout = ShardLayout.from_bytes(stored, name)
+        layout = SideIndex.from_bytes(stored, name)
         size = (writing / name).stat().st_size
     except (FileNotFoundError, DamageError):
         return None
@@ -84,11 +84,11 @@ def finished_shard(writing: Path, name: str, compression: Compression) -> tuple[
 
 def publish(manifest: Manifest, shard_name: Callable[[int], str]) -> None:
     """Move the finished shards in `.writing` into place, and the manifest last."""
-    prepare(manifest)
+    prepare_publication(manifest)
     _roll_forward(manifest.folder, shard_name)
 
 
-def prepare(manifest: Manifest) -> None:
+def prepare_publication(manifest: Manifest) -> None:
     """Let all that is in `.writing` last, so that nothing but `finish` is left to do."""
     writing = manifest.folder / WRITING
     for shard in manifest.shards:
@@ -123,7 +123,7 @@ def _roll_forward(folder: Path, shard_name: Callable[[int], str]) -> Manifest:
     return Manifest.read(folder / MANIFEST)
 
 
-def finish(folder: Path, shard_name: Callable[[int], str]) -> None:
+def finish_publication(folder: Path, shard_name: Callable[[int], str]) -> None:
     """Do what is left to do where a writer was stopped after its last sample."""
     if _pending(folder):
         _roll_forward(folder, shard_name)
@@ -132,7 +132,7 @@ def finish(folder: Path, shard_name: Callable[[int], str]) -> None:
     shutil.rmtree(folder / _WRITTEN, ignore_errors=True)
 
 
-def clear(folder: Path) -> None:
+def clear_unfinished(folder: Path) -> None:
     """Forget an unfinished write, but not which files it may have moved into the folder already."""
     writing = folder / WRITING
     stale = _noted(writing) | _named(writing / MANIFEST) | _named(writing / _REPLACED)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import OptionError
-from penstock.shard.codec import ArrayFormat, Encoded, encoded, json_bytes
+from penstock.shard.codec import ArrayFormat, Payload, encode, json_bytes
 from penstock.shard.manifest import METADATA, FieldInfo
-from penstock.shard.names import check_fields, check_length
+from penstock.shard.names import check_fields, check_name_length
 from penstock.shard.shard_file import ShardFile
 
 __all__ = ["SampleForm"]
@@ -37,14 +37,14 @@ class SampleForm:
         self._suffixes = {name: info.suffix for name, info in known.items()}
         self._dtypes: dict[str, np.dtype[Any] | None] = {name: info.dtype for name, info in known.items()}
 
-    def encoded(self, sample: Mapping[str, Any], number: int) -> dict[str, Encoded]:
+    def encode(self, sample: Mapping[str, Any], number: int) -> dict[str, Payload]:
         """Return the fields of sample `number` as they are stored; raise where it is not like those before it."""
         if not isinstance(sample, Mapping) or not sample:
             kind = "empty" if isinstance(sample, Mapping) else f"a {type(sample).__name__}"
             raise OptionError(f"Sample {number} is {kind}; give a dict of at least one field.")
         if not self._suffixes:
             check_fields(sample, METADATA)
-            return {name: encoded(name, value, self._array_format) for name, value in sample.items()}
+            return {name: encode(name, value, self._array_format) for name, value in sample.items()}
         if sample.keys() != self._suffixes.keys():
             lacks, has = sorted(self._suffixes.keys() - sample.keys()), sorted(sample.keys() - self._suffixes.keys())
             raise OptionError(
@@ -53,7 +53,7 @@ class SampleForm:
             )
         payloads = {}
         for name, suffix in self._suffixes.items():
-            payload = payloads[name] = encoded(name, sample[name], self._array_format)
+            payload = payloads[name] = encode(name, sample[name], self._array_format)
             dtype = self._dtypes[name]
             if (payload.dtype is not dtype and payload.dtype != dtype) or not suffix.endswith(payload.extension):
                 raise OptionError(
@@ -62,17 +62,17 @@ class SampleForm:
                 )
         return payloads
 
-    def members(
-        self, key: str, sample_id: str, payloads: Mapping[str, Encoded], metadata: Mapping[str, Any] | None
+    def make_members(
+        self, key: str, sample_id: str, payloads: Mapping[str, Payload], metadata: Mapping[str, Any] | None
     ) -> "Members":
         """Return the members of one sample, ready to be added to a shard."""
         suffixes = self._suffixes or {name: f"{name}.{payload.extension}" for name, payload in payloads.items()}
         names = (*suffixes.values(), _METADATA)
-        check_length(key, names)
+        check_name_length(key, names)
         before, after = _metadata(sample_id, tuple(suffixes), metadata)
         return Members(key, names, tuple(payloads.values()), before, after)
 
-    def learn(self, payloads: Mapping[str, Encoded]) -> None:
+    def learn(self, payloads: Mapping[str, Payload]) -> None:
         """Take a sample that was added as the measure of those that follow."""
         if not self._suffixes:
             self._suffixes = {name: f"{name}.{payload.extension}" for name, payload in payloads.items()}
@@ -85,12 +85,12 @@ class Members:
     __slots__ = ("_after", "_before", "_key", "_payloads", "_suffixes")
 
     def __init__(
-        self, key: str, suffixes: tuple[str, ...], payloads: tuple[Encoded, ...], before: bytes, after: bytes
+        self, key: str, suffixes: tuple[str, ...], payloads: tuple[Payload, ...], before: bytes, after: bytes
     ) -> None:
         self._key, self._suffixes, self._payloads, self._before, self._after = key, suffixes, payloads, before, after
 
     @property
-    def payloads(self) -> tuple[Encoded, ...]:
+    def payloads(self) -> tuple[Payload, ...]:
         """All but the metadata."""
         return self._payloads
 
@@ -103,7 +103,7 @@ class Members:
         """Add the sample to a shard."""
         place = b'"shard_idx":%d,"sample_idx_in_shard":%d' % (shard_number, shard.n_items)
         about = self._before + place + self._after
-        shard.add(self._key, self._suffixes, [*self._payloads, Encoded("json", (about,), len(about))])
+        shard.add(self._key, self._suffixes, [*self._payloads, Payload("json", (about,), len(about))])
 
 
 def _metadata(sample_id: str, modalities: tuple[str, ...], metadata: Mapping[str, Any] | None) -> tuple[bytes, bytes]:

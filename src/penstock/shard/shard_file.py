@@ -9,11 +9,11 @@ import xxhash
 
 from penstock.core.errors import WriteError
 from penstock.files.durable import write_aside
-from penstock.shard.codec import Encoded, NpyHeader
-from penstock.shard.compression import Compression, compressor
+from penstock.shard.codec import NpyHeader, Payload
+from penstock.shard.compression import Compression, make_compressor
 from penstock.shard.manifest import ShardEntry
-from penstock.shard.side_index import LayoutBuilder, ShardLayout, index_name
-from penstock.shard.tar import BLOCK, END, HeaderForm, letters
+from penstock.shard.side_index import SideIndex, SideIndexBuilder, index_name
+from penstock.shard.tar import END, TAR_BLOCK, HeaderTemplate, byte_sum
 
 __all__ = ["ShardFile", "stored_size"]
 
@@ -31,9 +31,9 @@ _libc = ctypes.CDLL(None)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 
-def stored_size(payloads: Iterable[Encoded]) -> int:
+def stored_size(payloads: Iterable[Payload]) -> int:
     """Return the bytes that these payloads take in an archive."""
-    return sum(BLOCK + payload.size + -payload.size % BLOCK for payload in payloads)
+    return sum(TAR_BLOCK + payload.size + -payload.size % TAR_BLOCK for payload in payloads)
 
 
 class ShardFile:
@@ -46,11 +46,11 @@ class ShardFile:
         self.name, self._folder, self._compression = name, folder, compression
         self._path = folder / f"{name}.{os.uname().nodename}-{os.getpid()}.part"
         self._handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        self._compressor = compressor(compression)
+        self._compressor = make_compressor(compression)
         self._room, self._held = bytearray(_WRITTEN_BYTES), 0
         self._written = self._begun = 0
-        self._forms: dict[tuple[str, int, tuple[int, ...] | None], tuple[HeaderForm, NpyHeader | None]] = {}
-        self.builder = LayoutBuilder()
+        self._forms: dict[tuple[str, int, tuple[int, ...] | None], tuple[HeaderTemplate, NpyHeader | None]] = {}
+        self.builder = SideIndexBuilder()
         self.tar_bytes = 0
 
     @property
@@ -58,10 +58,10 @@ class ShardFile:
         """Items so far."""
         return self.builder.n_items
 
-    def add(self, key: str, suffixes: Sequence[str], payloads: Sequence[Encoded]) -> None:
+    def add(self, key: str, suffixes: Sequence[str], payloads: Sequence[Payload]) -> None:
         """Add one item."""
         name = key.encode()
-        key_letters, known, begin = letters(name), self._forms, self.tar_bytes
+        key_letters, known, begin = byte_sum(name), self._forms, self.tar_bytes
         # All headers first: what a name refuses is refused before anything is written.
         members = []
         for suffix, payload in zip(suffixes, payloads, strict=True):
@@ -75,11 +75,11 @@ class ShardFile:
                 check, length = xxhash.xxh3_64_intdigest(whole), len(whole)
             else:
                 check, length = self._put_large(pieces)
-            self.builder.add(suffix, (begin, begin + BLOCK, form.size), check, npy)
+            self.builder.add(suffix, (begin, begin + TAR_BLOCK, form.size), check, npy)
             begin += length
         self.tar_bytes = begin
 
-    def close(self) -> tuple[ShardEntry, ShardLayout]:
+    def close(self) -> tuple[ShardEntry, SideIndex]:
         """End the archive, let it last, give it its name, then write its side index."""
         self._put(END)
         self.tar_bytes += len(END)
@@ -90,7 +90,7 @@ class ShardFile:
         os.close(self._handle)
         self._handle = -1
         self._path.rename(self._folder / self.name)
-        layout = self.builder.built(self.tar_bytes)
+        layout = self.builder.build(self.tar_bytes)
         stored = layout.to_bytes()
         # It lasts when all of the data set does; until then, a damaged one means a shard that is not finished.
         write_aside(self._folder / index_name(self.name), stored, lasting=False)
@@ -105,12 +105,12 @@ class ShardFile:
             self._handle = -1
         self._path.unlink(missing_ok=True)
 
-    def _new_form(self, suffix: str, payload: Encoded) -> tuple[HeaderForm, NpyHeader | None]:
+    def _new_form(self, suffix: str, payload: Payload) -> tuple[HeaderTemplate, NpyHeader | None]:
         npy = None
         if payload.dtype is not None and payload.shape is not None:
             offset = len(payload.pieces[0]) if payload.extension == "npy" else 0
             npy = NpyHeader(payload.dtype, payload.shape, fortran_order=False, data_offset=offset)
-        form = HeaderForm(f".{suffix}", payload.size), npy
+        form = HeaderTemplate(f".{suffix}", payload.size), npy
         if len(self._forms) < _MOST_FORMS:  # texts and the like have a length each
             self._forms[suffix, payload.size, payload.shape] = form
         return form

@@ -16,18 +16,18 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock.core.errors import DamageError
-from penstock.shard.codec import NpyHeader, described_dtype
-from penstock.shard.tar import BLOCK
+from penstock.shard.codec import NpyHeader, parse_descr
+from penstock.shard.tar import TAR_BLOCK
 
 __all__ = [
     "MISSING",
     "Column",
-    "LayoutBuilder",
+    "SideIndexBuilder",
     "Numbers",
-    "ShardLayout",
+    "SideIndex",
     "index_name",
-    "parsed_dtype",
-    "parsed_shape",
+    "parse_dtype",
+    "parse_shape",
     "whole",
 ]
 
@@ -51,10 +51,10 @@ class Numbers:
 
     first: int
     step: int
-    listed: _Int64s | None = None
+    values: _Int64s | None = None
 
     @classmethod
-    def of(cls, values: list[int]) -> "Numbers":
+    def from_values(cls, values: list[int]) -> "Numbers":
         """Return `values` in the shortest way."""
         array = np.array(values, np.int64)
         steps = np.diff(array)
@@ -64,18 +64,18 @@ class Numbers:
 
     def at(self, rows: _Int64s) -> _Int64s:
         """Return the numbers of some items."""
-        return self.first + rows * self.step if self.listed is None else self.listed[rows]
+        return self.first + rows * self.step if self.values is None else self.values[rows]
 
     def bounds(self, n_items: int) -> tuple[int, int]:
         """Return the smallest and the largest number, in Python's whole numbers, which do not overflow."""
-        if self.listed is not None:
-            return int(self.listed.min()), int(self.listed.max())
+        if self.values is not None:
+            return int(self.values.min()), int(self.values.max())
         ends = (self.first, self.first + (n_items - 1) * self.step)
         return min(ends), max(ends)
 
-    def one(self, row: int) -> int:
+    def value_at(self, row: int) -> int:
         """Return the number of one item."""
-        return self.first + row * self.step if self.listed is None else int(self.listed[row])
+        return self.first + row * self.step if self.values is None else int(self.values[row])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Column:
     sizes: Numbers
     """The bytes of their payloads."""
 
-    checks: NDArray[np.uint64]
+    checksums: NDArray[np.uint64]
     dtype: np.dtype[Any] | None
     """Of the arrays, where all have the same; None for members that are no `.npy`."""
 
@@ -111,11 +111,11 @@ class Column:
 
     def ends(self, rows: _Int64s) -> _Int64s:
         """Return where the padding of some members ends."""
-        return self.offsets.at(rows) + -(-self.sizes.at(rows) // BLOCK) * BLOCK
+        return self.offsets.at(rows) + -(-self.sizes.at(rows) // TAR_BLOCK) * TAR_BLOCK
 
-    def check(self, n_items: int, tar_bytes: int) -> None:
+    def validate(self, n_items: int, tar_bytes: int) -> None:
         """Raise ValueError where a member would lie outside of the archive, or hold other than it says."""
-        regular = self.begins.listed is None and self.offsets.listed is None and self.sizes.listed is None
+        regular = self.begins.values is None and self.offsets.values is None and self.sizes.values is None
         for numbers in (self.begins, self.offsets, self.sizes):
             low, high = numbers.bounds(n_items)
             if not MISSING <= low <= high <= tar_bytes:
@@ -124,7 +124,7 @@ class Column:
         rows = np.array([0, n_items - 1]) if regular else np.arange(n_items)
         begins, offsets, sizes = self.begins.at(rows), self.offsets.at(rows), self.sizes.at(rows)
         there = begins != MISSING
-        wrong = (offsets <= begins) | (sizes < 0) | (offsets + -(-sizes // BLOCK) * BLOCK > tar_bytes)
+        wrong = (offsets <= begins) | (sizes < 0) | (offsets + -(-sizes // TAR_BLOCK) * TAR_BLOCK > tar_bytes)
         if (wrong & there).any() or (regular and not there.all()):
             raise ValueError(f"{self.suffix!r} lies outside of the archive")
         if self.shape is not None and self.dtype is not None and self.extension == "npy":
@@ -134,7 +134,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardLayout:
+class SideIndex:
     """All that is known of one shard without reading it."""
 
     n_items: int
@@ -158,10 +158,10 @@ class ShardLayout:
             }
             for name in ("begins", "offsets", "sizes"):
                 numbers: Numbers = getattr(column, name)
-                entry[name] = [numbers.first, numbers.step] if numbers.listed is None else None
-                if numbers.listed is not None:
-                    arrays.append(numbers.listed.astype("<i8").tobytes())
-            arrays.append(column.checks.astype("<u8").tobytes())
+                entry[name] = [numbers.first, numbers.step] if numbers.values is None else None
+                if numbers.values is not None:
+                    arrays.append(numbers.values.astype("<i8").tobytes())
+            arrays.append(column.checksums.astype("<u8").tobytes())
             columns.append(entry)
         head = json.dumps({"items": self.n_items, "tar_bytes": self.tar_bytes, "columns": columns}).encode()
         head += b" " * (-len(head) % 8)
@@ -169,7 +169,7 @@ class ShardLayout:
         return stored + xxhash.xxh3_128_digest(stored)
 
     @classmethod
-    def from_bytes(cls, stored: bytes, name: str) -> "ShardLayout":
+    def from_bytes(cls, stored: bytes, name: str) -> "SideIndex":
         """Return what `to_bytes` stored; raise DamageError where a bit of it has changed."""
         if stored[: len(_MAGIC)] != _MAGIC:
             raise DamageError(name, None, "it is no side index of this version of Penstock")
@@ -181,7 +181,7 @@ class ShardLayout:
             raise DamageError(name, None, f"the side index is malformed: {error}") from error
 
     @classmethod
-    def _parsed(cls, stored: bytes) -> "ShardLayout":
+    def _parsed(cls, stored: bytes) -> "SideIndex":
         at = len(_MAGIC) + 8
         length = int.from_bytes(stored[len(_MAGIC) : at], "little")
         head = json.loads(stored[at : at + length])
@@ -194,15 +194,15 @@ class ShardLayout:
                 begins=arrays.numbers(entry["begins"]),
                 offsets=arrays.numbers(entry["offsets"]),
                 sizes=arrays.numbers(entry["sizes"]),
-                checks=arrays.next("<u8"),
-                dtype=parsed_dtype(entry["dtype"]),
-                shape=parsed_shape(entry["shape"]),
+                checksums=arrays.next("<u8"),
+                dtype=parse_dtype(entry["dtype"]),
+                shape=parse_shape(entry["shape"]),
                 data_offset=whole(entry["data_offset"], 0),
             )
             for entry in head["columns"]
         ]
         for column in columns:
-            column.check(n_items, tar_bytes)
+            column.validate(n_items, tar_bytes)
         return cls(n_items, tar_bytes, tuple(columns), keys)
 
 
@@ -213,19 +213,19 @@ def whole(value: Any, least: int) -> int:
     return value
 
 
-def parsed_dtype(descr: str | None) -> np.dtype[Any] | None:
+def parse_dtype(descr: str | None) -> np.dtype[Any] | None:
     """Return the dtype that a file describes; raise ValueError for one of Python objects."""
     if descr is None:
         return None
     if not isinstance(descr, str) or len(descr) > _LONGEST_DESCR:
         raise ValueError(f"the dtype {str(descr)[:80]!r}")
-    dtype = described_dtype(descr)
+    dtype = parse_descr(descr)
     if dtype.hasobject:
         raise ValueError(f"the dtype {dtype}, of Python objects")
     return dtype
 
 
-def parsed_shape(lengths: list[int] | None) -> tuple[int, ...] | None:
+def parse_shape(lengths: list[int] | None) -> tuple[int, ...] | None:
     """Return the shape that a file describes."""
     if lengths is None:
         return None
@@ -266,7 +266,7 @@ class _Arrays:
         return Numbers(_number(first), _number(step))
 
 
-class LayoutBuilder:
+class SideIndexBuilder:
     """Collects the members of a shard, item by item."""
 
     def __init__(self) -> None:
@@ -297,24 +297,24 @@ class LayoutBuilder:
         column.begins.append(place[0])
         column.offsets.append(place[1])
         column.sizes.append(place[2])
-        column.checks.append(check)
+        column.checksums.append(check)
         if npy is not column.npy:
             column.note(npy)
 
-    def built(self, tar_bytes: int) -> ShardLayout:
+    def build(self, tar_bytes: int) -> SideIndex:
         """Return the layout of all items."""
-        columns = tuple(column.built(suffix, len(self.keys)) for suffix, column in self._columns.items())
-        return ShardLayout(len(self.keys), tar_bytes, columns, np.array(self.keys, np.uint64))
+        columns = tuple(column.build(suffix, len(self.keys)) for suffix, column in self._columns.items())
+        return SideIndex(len(self.keys), tar_bytes, columns, np.array(self.keys, np.uint64))
 
 
 class _ColumnBuilder:
-    __slots__ = ("begins", "checks", "npy", "offsets", "same_dtype", "same_shape", "sizes")
+    __slots__ = ("begins", "checksums", "npy", "offsets", "same_dtype", "same_shape", "sizes")
 
     def __init__(self) -> None:
         self.begins: list[int] = []
         self.offsets: list[int] = []
         self.sizes: list[int] = []
-        self.checks: list[int] = []
+        self.checksums: list[int] = []
         self.npy: NpyHeader | None = None
         self.same_dtype = self.same_shape = True
 
@@ -329,20 +329,20 @@ class _ColumnBuilder:
     def add_missing(self, count: int) -> None:
         for numbers in (self.begins, self.offsets, self.sizes):
             numbers.extend([MISSING] * count)
-        self.checks.extend([0] * count)
+        self.checksums.extend([0] * count)
         self.same_shape = False
 
-    def built(self, suffix: str, n_items: int) -> Column:
+    def build(self, suffix: str, n_items: int) -> Column:
         if len(self.begins) < n_items:
             self.add_missing(n_items - len(self.begins))
         npy = self.npy
         fixed = npy is not None and self.same_shape and self.same_dtype and not npy.fortran_order
         return Column(
             suffix,
-            Numbers.of(self.begins),
-            Numbers.of(self.offsets),
-            Numbers.of(self.sizes),
-            np.array(self.checks, np.uint64),
+            Numbers.from_values(self.begins),
+            Numbers.from_values(self.offsets),
+            Numbers.from_values(self.sizes),
+            np.array(self.checksums, np.uint64),
             npy.dtype if npy is not None and self.same_dtype else None,
             npy.shape if npy is not None and fixed else None,
             npy.data_offset if npy is not None and fixed else 0,

@@ -13,10 +13,21 @@ import xxhash
 
 from penstock.core.errors import DamageError, OptionError
 
-__all__ = ["BLOCK", "END", "MAX_NAME", "HeaderForm", "Member", "Readable", "header", "letters", "members", "padded"]
+__all__ = [
+    "TAR_BLOCK",
+    "END",
+    "MAX_NAME",
+    "HeaderTemplate",
+    "Member",
+    "Readable",
+    "header",
+    "byte_sum",
+    "read_members",
+    "padded_size",
+]
 
-BLOCK = 512
-END = bytes(2 * BLOCK)
+TAR_BLOCK = 512
+END = bytes(2 * TAR_BLOCK)
 """What an archive ends with."""
 
 MAX_NAME = 100
@@ -30,7 +41,7 @@ _PIECE_BYTES = 1 << 20
 
 _MODE_TO_GID = b"\x00".join((b"0000644", b"0000000", b"0000000", b""))
 _MTIME = b"00000000000\x00"  # always 0: the same samples give the same bytes
-_TAIL = (b"0" + bytes(100) + b"ustar\x0000" + bytes(64) + b"0000000\x00" * 2).ljust(BLOCK - 156, b"\x00")
+_TAIL = (b"0" + bytes(100) + b"ustar\x0000" + bytes(64) + b"0000000\x00" * 2).ljust(TAR_BLOCK - 156, b"\x00")
 
 _REGULAR = (b"0", b"\0", b"7")
 _DIRECTORY = b"5"
@@ -38,24 +49,24 @@ _LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL = b"L", b"K", b"x", b"g"
 _REFUSED = {b"1": "a hard link", b"2": "a symbolic link", b"3": "a device", b"4": "a device", b"6": "a pipe"}
 
 
-def padded(size: int) -> int:
+def padded_size(size: int) -> int:
     """Return `size` rounded up to whole blocks."""
-    return -(-size // BLOCK) * BLOCK
+    return -(-size // TAR_BLOCK) * TAR_BLOCK
 
 
 def header(name: str, size: int) -> bytes:
     """Return the header of a regular member."""
     key, dot, suffix = name.partition(".")
-    return HeaderForm(dot + suffix, size).header(key.encode(), letters(key.encode()))
+    return HeaderTemplate(dot + suffix, size).header(key.encode(), byte_sum(key.encode()))
 
 
-def letters(key: bytes) -> int:
+def byte_sum(key: bytes) -> int:
     """Return the sum of the bytes of a key, which is part of the checksum of each of its headers."""
     # Adler-32 counts 1 + the sum of the bytes in its lower half, and a name's sum stays below its modulus.
     return (zlib.adler32(key) & 0xFFFF) - 1
 
 
-class HeaderForm:
+class HeaderTemplate:
     """The header of members that differ in their keys only: a writer makes millions of them."""
 
     __slots__ = ("_key_bytes", "_middle", "_rest", "_suffix", "_to_checksum", "padding", "size")
@@ -66,7 +77,7 @@ class HeaderForm:
                 f"A member {suffix!r} has {size} bytes; a tar holds {_MAX_SIZE}. Cut it into several items."
             )
         self.size = size
-        self.padding = bytes(-size % BLOCK)
+        self.padding = bytes(-size % TAR_BLOCK)
         self._suffix = suffix.encode()
         self._middle = b"%b%011o\x00%b" % (_MODE_TO_GID, size, _MTIME)
         # The checksum field counts as eight blanks.
@@ -92,7 +103,7 @@ class HeaderForm:
 
 
 class Readable(Protocol):
-    """What `members` reads from: a file, or a stream of decompressed bytes."""
+    """What `read_members` reads from: a file, or a stream of decompressed bytes."""
 
     def read(self, size: int, /) -> bytes:
         """Return up to `size` bytes; fewer only at the end."""
@@ -118,7 +129,7 @@ class Member:
     """The beginning of the payload."""
 
 
-def members(stream: Readable, shard: str) -> Iterator[Member]:
+def read_members(stream: Readable, shard: str) -> Iterator[Member]:
     """Yield the regular members of an archive, reading all of it; raise DamageError at anything improper.
 
     1. The archive ends without its two blocks of zeros, or in the middle of something: it is truncated.
@@ -131,17 +142,17 @@ def members(stream: Readable, shard: str) -> Iterator[Member]:
         name, size, block = "", -1, b""
         for _ in range(_MOST_EXTENSIONS + 1):
             block = reader.block(digest)
-            if block == END[:BLOCK]:
+            if block == END[:TAR_BLOCK]:
                 break
-            kind, plain_name, plain_size = _parsed(block, shard, reader.position - BLOCK)
+            kind, plain_name, plain_size = _parsed(block, shard, reader.position - TAR_BLOCK)
             if kind not in (_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL):
                 break
             long_name, long_size = _extension(kind, reader.payload(plain_size, digest, _MAX_EXTENSION), shard, begin)
             name, size = long_name or name, long_size if long_size >= 0 else size
         else:
             raise DamageError(shard, None, f"more than {_MOST_EXTENSIONS} headers before one member, at byte {begin}")
-        if block == END[:BLOCK]:
-            if reader.position - begin > BLOCK:
+        if block == END[:TAR_BLOCK]:
+            if reader.position - begin > TAR_BLOCK:
                 raise DamageError(shard, None, f"the extension header at byte {begin} has no member")
             reader.expect_end()
             return
@@ -162,11 +173,11 @@ class _Reader:
         self.position = 0
 
     def block(self, digest: xxhash.xxh3_64) -> bytes:
-        block = self._stream.read(BLOCK)
-        if len(block) < BLOCK:
+        block = self._stream.read(TAR_BLOCK)
+        if len(block) < TAR_BLOCK:
             what = "in the middle of a header" if block else "without the blocks that end an archive"
             raise DamageError(self._shard, None, f"truncated: it stops at byte {self.position + len(block)}, {what}")
-        self.position += BLOCK
+        self.position += TAR_BLOCK
         digest.update(block)
         return block
 
@@ -174,7 +185,7 @@ class _Reader:
         """Pass over a payload and its padding; return its beginning, or all of it where `most` bounds it."""
         if most is not None and size > most:
             raise DamageError(self._shard, None, f"an extension header of {size} bytes at byte {self.position}")
-        head, left = b"", padded(size)
+        head, left = b"", padded_size(size)
         while left:
             piece = self._stream.read(min(left, _PIECE_BYTES))
             if not piece:

@@ -9,11 +9,11 @@ import numpy as np
 import xxhash
 
 from penstock.core.errors import DamageError
-from penstock.shard.compression import Decompressed, most_bytes
+from penstock.shard.compression import DecompressedStream, max_decompressed_bytes
 from penstock.shard.index_tars import ARCHIVE, Problem
 from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry, manifest_path
 from penstock.shard.publish import WRITING
-from penstock.shard.side_index import MISSING, ShardLayout
+from penstock.shard.side_index import MISSING, SideIndex
 from penstock.shard.tar import Readable
 
 __all__ = ["verify_shards"]
@@ -64,7 +64,7 @@ def _surroundings(manifest: Manifest, path: Path) -> Iterator[Problem]:
 def _verified(manifest: Manifest, number: int, start: int) -> list[Problem]:
     entry = manifest.shards[number]
     try:
-        layout = manifest.layout(number)
+        layout = manifest.side_index(number)
         path = manifest.folder / entry.name
         size = path.stat().st_size
         problems = []
@@ -74,7 +74,7 @@ def _verified(manifest: Manifest, number: int, start: int) -> list[Problem]:
         with path.open("rb") as file:
             stream: Readable = file
             if entry.compression != "none":
-                stream = Decompressed(file, entry.compression, entry.name, most_bytes(size))
+                stream = DecompressedStream(file, entry.compression, entry.name, max_decompressed_bytes(size))
             return problems + list(_compared(stream, layout, entry, start))
     except DamageError as error:
         return [Problem(entry.name, error.item, error.reason)]
@@ -82,12 +82,12 @@ def _verified(manifest: Manifest, number: int, start: int) -> list[Problem]:
         return [Problem(entry.name, None, f"it cannot be read: {error.strerror or error}")]
 
 
-def _compared(stream: Readable, layout: ShardLayout, entry: ShardEntry, start: int) -> Iterator[Problem]:
+def _compared(stream: Readable, layout: SideIndex, entry: ShardEntry, start: int) -> Iterator[Problem]:
     """Yield every member whose bytes are not those that were written, and what lies between and after them."""
     rows = np.arange(layout.n_items)
     begins = np.concatenate([column.begins.at(rows) for column in layout.columns])
     ends = np.concatenate([column.ends(rows) for column in layout.columns])
-    checks = np.concatenate([column.checks for column in layout.columns])
+    checks = np.concatenate([column.checksums for column in layout.columns])
     position = 0
     for place in np.argsort(begins, kind="stable").tolist():
         if begins[place] == MISSING:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.convert.inputs.protocol import Sample
-from penstock.convert.windows import Windows, checked_overlap
+from penstock.convert.windows import Windows, check_overlap
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError, SourceError
 from penstock.files.kinds import opened
@@ -143,7 +143,7 @@ class RowRecording:
 
 def check_rows(sequence_length: int | None, overlap: float) -> None:
     """Raise OptionError where rows cannot be cut like this."""
-    checked_overlap(overlap)
+    check_overlap(overlap)
     if sequence_length is not None:
         check_integer("sequence_length", sequence_length, at_least=1)
     elif overlap:

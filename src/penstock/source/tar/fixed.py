@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from penstock.core.errors import DamageError
 from penstock.core.types import Field
 from penstock.shard.side_index import Column
-from penstock.shard.tar import padded
+from penstock.shard.tar import padded_size
 from penstock.source.native import Checks, copy_items
 from penstock.source.tar.open_shards import OpenShard
 
@@ -97,25 +97,25 @@ def _part(name: str, column: Column, field: Field) -> Part | None:
     """Return where the data of a column lie in each of its members; None where that differs between items."""
     head = _constant_distance(column)
     plain = column.extension == "npy" and column.shape == field.shape and column.dtype == field.dtype
-    if head is None or not plain or column.sizes.listed is not None or column.sizes.step:
+    if head is None or not plain or column.sizes.values is not None or column.sizes.step:
         return None
     size = column.sizes.first
-    return Part(name, column.suffix, 0, head + column.data_offset, size - column.data_offset, head + padded(size))
+    return Part(name, column.suffix, 0, head + column.data_offset, size - column.data_offset, head + padded_size(size))
 
 
 def _constant_distance(column: Column) -> int | None:
     """Return the bytes from a member's first header to its payload, where they are the same for all items."""
-    if column.begins.listed is None and column.offsets.listed is None:
+    if column.begins.values is None and column.offsets.values is None:
         same = column.begins.step == column.offsets.step
         return column.offsets.first - column.begins.first if same else None
-    if column.begins.listed is None or column.offsets.listed is None:
+    if column.begins.values is None or column.offsets.values is None:
         return None
-    distances = column.offsets.listed - column.begins.listed
+    distances = column.offsets.values - column.begins.values
     return int(distances[0]) if (distances == distances[0]).all() else None
 
 
 def _adjacent(left: Column, right: Column, n_items: int) -> bool:
-    regular = left.begins.listed is None and right.begins.listed is None
+    regular = left.begins.values is None and right.begins.values is None
     rows = np.array([0, n_items - 1]) if regular else np.arange(n_items)
     return bool((left.ends(rows) == right.begins.at(rows)).all())
 
@@ -175,7 +175,7 @@ def read_piece(batch: Batch, piece: Piece, begins: _Int64s, out: dict[str, NDArr
     """Read one piece of every item of a batch into the rows of `out`, which has the bytes of each field."""
     checks = None
     if batch.unverified.any():
-        sums = [[shard.columns[part.suffix].checks for part in piece.parts] for shard in batch.opened]
+        sums = [[shard.columns[part.suffix].checksums for part in piece.parts] for shard in batch.opened]
         checks = Checks(batch.unverified, sums, batch.rows)
     found, wrong = copy_items(
         batch.table,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import DamageError, MissingDependency
 from penstock.core.types import Field
-from penstock.shard.codec import decoded
+from penstock.shard.codec import decode
 from penstock.shard.manifest import FieldInfo, Manifest
 from penstock.shard.side_index import Numbers, index_name
 from penstock.source.native import changed_shards
@@ -164,7 +164,7 @@ class Gather:
         begins = [shard.columns[piece.parts[0].suffix].begins for piece in pieces]
         for number, numbers in enumerate(begins):
             self._first[shard.number, number], self._step[shard.number, number] = numbers.first, numbers.step
-        if any(numbers.listed is not None for numbers in begins):
+        if any(numbers.values is not None for numbers in begins):
             self._listed[shard.number] = begins
         if pieces not in self._pieces:
             self._pieces.append(pieces)
@@ -198,7 +198,7 @@ class Gather:
         if not self.reading.decode:
             return bytes(payload)
         try:
-            return decoded(suffix, payload, allow_pickle=self.reading.allow_pickle)
+            return decode(suffix, payload, allow_pickle=self.reading.allow_pickle)
         except MissingDependency:
             raise
         except ValueError as error:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import BinaryIO
 
 from penstock.core.errors import DamageError, ReadError
-from penstock.shard.compression import Decompressed, most_bytes
+from penstock.shard.compression import DecompressedStream, max_decompressed_bytes
 from penstock.shard.manifest import Manifest, ShardEntry
 from penstock.shard.side_index import Column
 from penstock.source.native import Mapped
@@ -142,10 +142,10 @@ class OpenShards:
     def _columns_of(self, number: int) -> Mapping[str, Column]:
         columns = self._columns.get(number)
         if columns is None:
-            layout = self._manifest.layout(number)
+            side_index = self._manifest.side_index(number)
             columns = {
-                column.suffix: replace(column, checks=column.checks.copy())
-                for column in layout.columns
+                column.suffix: replace(column, checksums=column.checksums.copy())
+                for column in side_index.columns
                 if column.suffix in self._suffixes
             }
             self._columns[number] = columns
@@ -169,7 +169,7 @@ def _check_size(entry: ShardEntry, size: int) -> None:
 
 def _decompressed(file: int, entry: ShardEntry) -> int:
     """Return a handle to the decompressed archive, in memory that has no name."""
-    limit = most_bytes(entry.stored_bytes)
+    limit = max_decompressed_bytes(entry.stored_bytes)
     if entry.tar_bytes > limit:
         raise DamageError(
             entry.name, None, f"it would decompress to {entry.tar_bytes} bytes; at most {limit} are taken"
@@ -188,7 +188,7 @@ def _decompressed(file: int, entry: ShardEntry) -> int:
 
 def _copy(compressed: BinaryIO, handle: int, entry: ShardEntry) -> None:
     compressed.seek(0)
-    stream = Decompressed(compressed, entry.compression, entry.name, entry.tar_bytes)
+    stream = DecompressedStream(compressed, entry.compression, entry.name, entry.tar_bytes)
     total = 0
     while piece := stream.read(_PIECE_BYTES):
         total += os.write(handle, piece)

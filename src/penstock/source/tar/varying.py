@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.shard.side_index import MISSING, Column
-from penstock.shard.tar import BLOCK
+from penstock.shard.tar import TAR_BLOCK
 from penstock.source.native import Checks, copy_items
 from penstock.source.tar.fixed import Batch
 
@@ -58,9 +58,9 @@ class _Found:
         begins, offsets, sizes = list[int](), list[int](), list[int]()
         for place, row in zip(batch.which.tolist(), batch.rows.tolist(), strict=True):
             column = columns[place]
-            begins.append(column.begins.one(row) if column else MISSING)
-            offsets.append(column.offsets.one(row) if column else MISSING)
-            sizes.append(column.sizes.one(row) if column else MISSING)
+            begins.append(column.begins.value_at(row) if column else MISSING)
+            offsets.append(column.offsets.value_at(row) if column else MISSING)
+            sizes.append(column.sizes.value_at(row) if column else MISSING)
         return cls(columns, np.array(begins, np.int64), np.array(offsets, np.int64), np.array(sizes, np.int64))
 
 
@@ -68,10 +68,10 @@ def _copied(batch: Batch, suffix: str, found: _Found, numbers: _Int64s) -> NDArr
     """Return the payloads of some members, one after the other."""
     begins, sizes = found.begins[numbers], found.sizes[numbers]
     heads = found.offsets[numbers] - begins
-    parts = np.stack([np.zeros_like(heads), heads, sizes, heads + -(-sizes // BLOCK) * BLOCK], axis=1)
+    parts = np.stack([np.zeros_like(heads), heads, sizes, heads + -(-sizes // TAR_BLOCK) * TAR_BLOCK], axis=1)
     unverified, checks = batch.unverified[numbers], None
     if unverified.any():
-        sums = [[_NO_CHECKS if column is None else column.checks] for column in found.columns]
+        sums = [[_NO_CHECKS if column is None else column.checksums] for column in found.columns]
         checks = Checks(unverified, sums, batch.rows[numbers])
     out = np.empty(int(sizes.sum()), np.uint8)
     copied, wrong = copy_items(
