@@ -252,6 +252,13 @@ def test_a_function_that_gives_something_else_is_told_what_is_wanted(given_value
     assert any("chunk from 0 to 6" in note for note in caught.value.__notes__)
 
 
+def test_given_windows_write_their_repr_once() -> None:
+    # The repr is part of every saved state, and a loader takes a state for each chunk.
+    order = GivenWindows(Coded(12, 12), ((0, 3), (5, 9)))
+    assert repr(order) == "GivenWindows(coded=Coded(total=12, size=12), windows=((0, 3), (5, 9)))"
+    assert repr(order) is repr(order)
+
+
 def test_what_is_no_function_is_refused_when_the_loader_is_made() -> None:
     with pytest.raises(OptionError, match=r"load_fn=array.* cannot be called"):
         RandomChunkLoader(np.zeros(3), 3, 1, "cpu")

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from penstock.core.errors import OptionError, PlanError, ReadError
 from penstock.core.index import Index
 from penstock.core.seeds import key_for, subkeys
 from penstock.core.types import Arrangement, Field
-from penstock.feed.device import pinned_memory
+from penstock.feed.device import allocate_pinned
 from penstock.plan.permute import permute
 from penstock.run.buffers import BufferPool
 
@@ -139,6 +140,14 @@ class GivenWindows:
 
     coded: Coded
     windows: tuple[tuple[int, int], ...]
+
+    def __repr__(self) -> str:
+        return self._repr
+
+    @cached_property
+    def _repr(self) -> str:
+        # Part of every saved state, and a loader takes one for each chunk: written each time, n windows cost O(n²).
+        return f"{type(self).__qualname__}(coded={self.coded!r}, windows={self.windows!r})"
 
     def check(self, index: Index) -> None:
         """Refuse windows that do not fit."""
@@ -267,7 +276,7 @@ class WindowData:
         with self._lock:
             if key not in self._memory:
                 field = Field(array.dtype.newbyteorder("="), array.shape[1:])
-                self._memory[key] = WindowMemory({"": field}, pinned_memory)
+                self._memory[key] = WindowMemory({"": field}, allocate_pinned)
             return self._memory[key]
 
 
