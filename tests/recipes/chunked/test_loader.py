@@ -204,6 +204,28 @@ def test_passes_that_are_cut_exactly_are_counted_by_their_chunks() -> None:
     assert found == [(0, 0, 2), (0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 1, 2), (1, 2, 1), (2, 0, 2)]
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_info_counts_in_whole_batches_if_the_batch_size_does_not_divide_the_chunk_size(shuffle: bool) -> None:
+    sampler = ChunkedSampler(20, 5, shuffle=shuffle, batch_size=2)  # chunks of 3 batches: 6 items
+    found = []
+    for chunk in range(8):
+        sampler.set_chunk(chunk)
+        info = sampler.get_chunk_info()
+        found.append((info["pass"], info["chunk_of_pass"]))
+    items = [item for chunk in range(8) for item in sampler.get_chunk_indices(chunk)]
+    assert len(items) == (48 if shuffle else 40)
+    # Shuffled, chunks begin at items 0, 6, 12, 18, 24 (item 4 of pass 1), …; in order, every 4 chunks are a pass.
+    shuffled = [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (2, 0)]
+    assert found == (shuffled if shuffle else [(chunk // 4, chunk % 4) for chunk in range(8)])
+
+
+def test_the_chunks_of_a_pass_are_those_that_the_plan_cuts() -> None:
+    sampler = ChunkedSampler(100, 5, shuffle=False, batch_size=2)  # 50 batches in chunks of 3
+    assert sampler.total_chunks == 17
+    seen = [item for chunk in range(17) for item in sampler.get_chunk_indices(chunk)]
+    assert seen == list(range(100))
+
+
 def test_a_loop_that_never_asks_for_the_end_gets_the_next_chunk_all_the_same() -> None:
     loader = ChunkedDataLoader(Numbers(12), 2, 2, shuffle=False)
     taken = [[batch.tolist() for batch in islice(loader, 2)] for _ in range(3)]

@@ -178,6 +178,7 @@ def test_chunks_are_counted_alike_whatever_the_loader() -> None:
             at = mine.place()
             assert (at["pass"] - 1, at["chunk"] - 1, at["chunks"]) == (info["pass"], info["chunk_of_pass"], 3)
             assert Feed(chunked).said() == mine.said()
+            assert Feed(chunked).place()["chunks"] == info["total_chunks"]
 
 
 def test_workers_and_a_validation_that_was_left_in_the_middle(tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ of its own; for validation, the next part of one pass, in storage order. What ch
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, Sampler
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, PlanError
 from penstock.core.index import Index
-from penstock.feed.position import Progress
+from penstock.feed.position import EpochProgress
 from penstock.feed.ranks import current_world
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Share, Tail
@@ -22,9 +22,35 @@ from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
 from penstock.plan.world import World
 
-__all__ = ["ChunkedDataLoader", "ChunkedSampler"]
+__all__ = ["ChunkPlace", "ChunkedDataLoader", "ChunkedSampler", "locate_chunk"]
 
 _LOG = logging.getLogger("penstock")
+
+
+class ChunkPlace(NamedTuple):
+    """Where a chunk lies; passes and chunks are counted from 0."""
+
+    of_pass: int
+    chunk: int
+    """Its number within the pass."""
+
+    chunks: int
+    """Chunks that cover the dataset once."""
+
+
+def locate_chunk(segments: Segments, number: int) -> ChunkPlace:
+    """Return where chunk `number` lies in the passes over the data.
+
+    In an endless stream (tail "drop"), chunks cross the borders of passes: a chunk belongs to the pass in which it
+    begins.
+    """
+    if segments.tail != "drop":
+        chunks = int(segments.segments_per_pass)
+        return ChunkPlace(*divmod(number, chunks), chunks)
+    # Whole batches: chunks may hold more items than asked for, if batch_size does not divide that number.
+    chunk_items, n_items = segments.length * segments.batch_size, max(1, segments.plan.length)
+    of_pass, item = divmod(number * chunk_items, n_items)
+    return ChunkPlace(of_pass, item // chunk_items, -(-n_items // chunk_items))
 
 
 class ChunkedSampler(Sampler[int]):
@@ -78,7 +104,7 @@ class ChunkedSampler(Sampler[int]):
         plan = Plan(Index.uniform(dataset_size, identity=identity), order, batch_size, seed, tail=tail)
         self.segments = Segments(plan, -(-chunk_size // batch_size))
         self._check_shares()
-        self.progress: Progress | None = None
+        self.progress: EpochProgress | None = None
         """How far an iteration is that counts what it delivers."""
         self.cursor = Cursor()
 
@@ -99,7 +125,7 @@ class ChunkedSampler(Sampler[int]):
     @property
     def total_chunks(self) -> int:
         """Chunks that cover the data set once."""
-        return -(-self.dataset_size // self.chunk_size)
+        return locate_chunk(self.segments, 0).chunks if self.dataset_size else 0
 
     def get_chunk_indices(self, chunk_idx: int) -> list[int]:
         """Return the items of a chunk, in their order, over all ranks."""
@@ -116,19 +142,15 @@ class ChunkedSampler(Sampler[int]):
 
     def get_chunk_info(self) -> dict[str, int]:
         """Return where the sampler stands; passes, and chunks within one, are counted from 0."""
-        if self.segments.tail == "drop":  # an endless stream, in which passes do not begin with a chunk
-            of_pass, item = divmod(self.current_chunk * self.chunk_size, max(1, self.dataset_size))
-            chunk_of_pass = item // self.chunk_size
-        else:
-            of_pass, chunk_of_pass = divmod(self.current_chunk, max(1, self.total_chunks))
+        place = locate_chunk(self.segments, self.current_chunk)
         return {
             "current_chunk": self.current_chunk,
             "total_chunks": self.total_chunks,
             "chunk_size": self.chunk_size,
             "dataset_size": self.dataset_size,
             "samples_in_current_chunk": len(self),
-            "pass": of_pass,
-            "chunk_of_pass": chunk_of_pass,
+            "pass": place.of_pass,
+            "chunk_of_pass": place.chunk,
         }
 
     def __iter__(self) -> Iterator[int]:
@@ -310,7 +332,7 @@ class ChunkedDataLoader(DataLoader[Any]):
         """Yield batches, and count what was delivered; after the last one, the next chunk is due."""
         if not self.remaining:  # all was delivered, to a loop that asked for no more than that
             sampler.advance_chunk()
-        progress = Progress(sampler.cursor, sampler.share())
+        progress = EpochProgress(sampler.cursor, sampler.share())
         batches = super().__iter__()
         sampler.progress = progress
         for batch in batches:

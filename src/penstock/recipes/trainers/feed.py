@@ -12,7 +12,7 @@ from penstock.core.errors import LoaderError
 from penstock.feed.loader import Loader
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
-from penstock.recipes.chunked.loader import ChunkedDataLoader
+from penstock.recipes.chunked.loader import ChunkedDataLoader, ChunkPlace, locate_chunk
 
 __all__ = ["Feed"]
 
@@ -116,16 +116,10 @@ class Feed:
 
     def place(self) -> dict[str, int]:
         """Return pass, chunk and number of chunks for people, counted from 1, and the batch that comes next."""
-        plan, of_pass, chunk, chunks = self._plan, self.epoch, 0, 1
-        if isinstance(plan, Segments) and plan.tail == "drop":  # passes do not begin with a chunk
-            chunk_items, items = plan.length * plan.batch_size, max(1, plan.plan.length)
-            of_pass, item = divmod(self.epoch * chunk_items, items)
-            chunk, chunks = item // chunk_items, -(-items // chunk_items)
-        elif isinstance(plan, Segments):
-            chunks = int(plan.segments_per_pass)
-            of_pass, chunk = divmod(self.epoch, chunks)
+        plan, epoch = self._plan, self.epoch
+        at = locate_chunk(plan, epoch) if isinstance(plan, Segments) else ChunkPlace(epoch, 0, 1)
         batch = len(self.loader) - self.loader.remaining
-        return {"pass": of_pass + 1, "chunk": chunk + 1, "chunks": chunks, "batch": batch}
+        return {"pass": at.of_pass + 1, "chunk": at.chunk + 1, "chunks": at.chunks, "batch": batch}
 
     def said(self) -> str:
         """Return where the loader stands, in words."""
