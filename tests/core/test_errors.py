@@ -1,4 +1,4 @@
-"""Errors are of one family, and each is the builtin that a caller would catch."""
+"""All errors have one base class, and each is the builtin that a caller would catch."""
 
 import pickle
 
@@ -27,7 +27,7 @@ def test_every_error_is_a_penstock_error_and_the_builtin_it_stands_for(name: str
     assert issubclass(getattr(errors, name), builtin)
 
 
-def test_a_source_or_plan_that_cannot_work_is_an_option_error() -> None:
+def test_source_and_plan_errors_are_option_errors() -> None:
     assert issubclass(errors.SourceError, errors.OptionError)
     assert issubclass(errors.PlanError, errors.OptionError)
 
@@ -55,7 +55,7 @@ def test_damage_names_the_shard_the_item_and_the_reason(item: int | None, messag
 
 
 @pytest.mark.parametrize("item", [7, None])
-def test_damage_that_a_worker_process_met_arrives_with_all_it_knows(item: int | None) -> None:
+def test_damage_errors_survive_pickling(item: int | None) -> None:
     again = pickle.loads(pickle.dumps(errors.DamageError("shard_000001.tar", item, "a bit")))
     assert type(again) is errors.DamageError
     assert (again.shard, again.item, again.reason) == ("shard_000001.tar", item, "a bit")
@@ -67,7 +67,7 @@ def test_a_missing_package_says_what_for_and_how_to_get_it() -> None:
     assert str(error) == "Decoding images needs Pillow; install it with: pip install 'penstock[image]'"
 
 
-def test_a_missing_package_that_a_worker_process_met_arrives_as_it_was() -> None:
+def test_missing_dependency_errors_survive_pickling() -> None:
     error = errors.MissingDependency("Pillow", "image", "Decoding images")
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again)) == (errors.MissingDependency, str(error))

@@ -1,4 +1,4 @@
-"""How many items there are, and where the borders of the chunks lie."""
+"""Indexes: number of items, chunk borders, selections, concatenation."""
 
 import pickle
 
@@ -14,19 +14,19 @@ chunk_sizes = st.lists(st.integers(0, 6), max_size=8)
 
 
 def chunks_of(index: Index) -> list[list[int]]:
-    """Return the source's item numbers, chunk by chunk."""
+    """Return the item numbers in the source, chunk by chunk."""
     numbers = np.arange(index.n_chunks)
     starts, sizes = index.chunk_starts(numbers).tolist(), index.chunk_sizes(numbers).tolist()
     return [index.stored(np.arange(start, start + size)).tolist() for start, size in zip(starts, sizes, strict=True)]
 
 
 def model_of(sizes: list[int], offset: int = 0) -> list[list[int]]:
-    """Return what `chunks_of` gives for chunks of these sizes."""
+    """Return the expected result of `chunks_of` for chunks of these sizes."""
     ends = np.cumsum(sizes, dtype=int).tolist()
     return [list(range(offset + end - size, offset + end)) for end, size in zip(ends, sizes, strict=True) if size]
 
 
-def kept(chunks: list[list[int]], wanted: set[int]) -> list[list[int]]:
+def keep_items(chunks: list[list[int]], wanted: set[int]) -> list[list[int]]:
     left = [[item for item in chunk if item in wanted] for chunk in chunks]
     return [chunk for chunk in left if chunk]
 
@@ -67,7 +67,7 @@ def test_locate_is_the_same_for_regular_and_listed_chunks(items: int, chunk: int
 @pytest.mark.parametrize("items", [[-1], [10], [3, 12]])
 @pytest.mark.parametrize("index", [Index.uniform(10, 4), Index.from_sizes([4, 6])], ids=["regular", "listed"])
 def test_locate_refuses_items_outside_of_the_index(index: Index, items: list[int]) -> None:
-    with pytest.raises(SourceError, match=rf"Items {min(items)}–{max(items)} reach outside of 0–9"):
+    with pytest.raises(SourceError, match=rf"Items must be in 0–9, got {min(items)}–{max(items)}"):
         index.locate(np.array(items))
 
 
@@ -80,7 +80,7 @@ def test_a_selection_keeps_the_chosen_items_in_their_chunks_in_storage_order(
     chosen = np.flatnonzero(mask).tolist()
     by_mask = index.select(mask)
     by_number = index.select(data.draw(st.permutations(chosen)))
-    assert chunks_of(by_mask) == chunks_of(by_number) == kept(model_of(sizes), set(chosen))
+    assert chunks_of(by_mask) == chunks_of(by_number) == keep_items(model_of(sizes), set(chosen))
     assert by_mask.digest == by_number.digest
     assert (len(by_mask), by_mask.n_stored) == (len(chosen), sum(sizes))
 
@@ -91,7 +91,7 @@ def test_a_selection_of_a_selection_counts_in_what_was_selected(items: int, chun
     first = sorted(item for item in range(items) if data.draw(st.booleans()))
     second = sorted(place for place in range(len(first)) if data.draw(st.booleans()))
     twice = whole.select(first).select(second)
-    assert chunks_of(twice) == kept(chunks_of(whole), {first[place] for place in second})
+    assert chunks_of(twice) == keep_items(chunks_of(whole), {first[place] for place in second})
     assert twice.n_stored == items
 
 
@@ -126,7 +126,7 @@ def test_concat_lays_sources_end_to_end_with_their_chunks_and_selections(
         index, model = Index.from_sizes(sizes), model_of(sizes, offset)
         if partly:
             mask = np.array(data.draw(st.lists(st.booleans(), min_size=len(index), max_size=len(index))), np.bool_)
-            index, model = index.select(mask), kept(model, set((np.flatnonzero(mask) + offset).tolist()))
+            index, model = index.select(mask), keep_items(model, set((np.flatnonzero(mask) + offset).tolist()))
         indices.append(index)
         wanted += model
         offset += sum(sizes)
@@ -144,7 +144,7 @@ def test_concat_keeps_the_border_between_sources() -> None:
     "index",
     [Index.uniform(0), Index.uniform(0, 7), Index.from_sizes([]), Index.from_sizes([0, 0]), Index.concat([])],
 )
-def test_an_empty_index_has_no_chunks_and_can_be_asked_everything(index: Index) -> None:
+def test_every_method_works_on_an_empty_index(index: Index) -> None:
     assert (len(index), index.n_chunks, index.largest_chunk, index.n_stored) == (0, 0, 0, 0)
     assert chunks_of(index) == []
     assert [array.tolist() for array in index.locate(np.zeros(0, np.int64))] == [[], []]
@@ -184,7 +184,7 @@ def test_every_difference_between_indices_changes_the_digest() -> None:
     assert len({index.digest for index in different}) == len(different)
 
 
-def test_the_repr_says_how_much_there_is() -> None:
+def test_the_repr_gives_the_number_of_items_and_chunks() -> None:
     assert repr(Index.uniform(10, 4)) == "Index(10 items in 3 chunks)"
     assert repr(Index.uniform(10, 4).select([0, 9])) == "Index(2 items in 2 chunks, selected from 10)"
 
@@ -195,20 +195,20 @@ def test_the_repr_says_how_much_there_is() -> None:
         (lambda: Index.uniform(-1), "items must be an integer >= 0, got -1"),
         (lambda: Index.uniform(5, 0), "chunk must be an integer >= 1, got 0"),
         (lambda: Index.uniform(5, -2), "chunk must be an integer >= 1, got -2"),
-        (lambda: Index.from_sizes([3, -1]), "Chunk 1 has -1 items; use 0 or more"),
-        (lambda: Index.from_sizes([1.5, 2.0]), "sizes must be a flat list of whole numbers, got float64"),
-        (lambda: Index.from_sizes(["a"]), "sizes must be a flat list of whole numbers, got <U1"),
-        (lambda: Index.from_sizes([[1, 2]]), "sizes must be a flat list of whole numbers, got int64 of 2 axes"),
-        (lambda: Index.from_sizes(5), "sizes must be a flat list of whole numbers, got int64 of 0 axes"),
+        (lambda: Index.from_sizes([3, -1]), "sizes must be >= 0, got -1 for chunk 1"),
+        (lambda: Index.from_sizes([1.5, 2.0]), "sizes must be a 1-D array of integers, got float64"),
+        (lambda: Index.from_sizes(["a"]), "sizes must be a 1-D array of integers, got <U1"),
+        (lambda: Index.from_sizes([[1, 2]]), "sizes must be a 1-D array of integers, got int64 with 2 axes"),
+        (lambda: Index.from_sizes(5), "sizes must be a 1-D array of integers, got int64 with 0 axes"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(make, message: str) -> None:
+def test_invalid_sizes_are_refused(make, message: str) -> None:
     with pytest.raises(SourceError, match=message):
         make()
 
 
 @pytest.mark.parametrize(("items", "chunk"), [(10.7, 2), (10, 2.5), ("10", 2)])
-def test_an_index_of_a_number_of_items_that_is_not_whole_is_refused(items, chunk) -> None:
+def test_counts_that_are_no_integers_are_refused(items, chunk) -> None:
     with pytest.raises(SourceError, match=r"10\.7|2\.5|'10'"):
         Index.uniform(items, chunk)
 
@@ -216,19 +216,19 @@ def test_an_index_of_a_number_of_items_that_is_not_whole_is_refused(items, chunk
 @pytest.mark.parametrize(
     ("which", "message"),
     [
-        ([True, False], "The mask has 2 entries for 10 items; give one bool per item"),
-        (np.ones(11, np.bool_), "The mask has 11 entries for 10 items"),
-        ([3, 5, 3], "Item 3 is selected twice; .*use Balanced"),
-        ([3, 10], "Items 3–10 reach outside of 0–9"),
-        ([-1, 4], "Items -1–4 reach outside of 0–9"),
-        ([0.5, 1.0], "takes bools or whole numbers, got float64"),
-        (["a"], "takes bools or whole numbers, got <U1"),
-        ([[1, 2]], "flat mask or flat item numbers, got 2 axes"),
-        (4, "flat mask or flat item numbers, got 0 axes"),
+        ([True, False], r"The mask must have one bool per item \(10\), got 2"),
+        (np.ones(11, np.bool_), r"The mask must have one bool per item \(10\), got 11"),
+        ([3, 5, 3], "takes each item at most once, got item 3 twice. Use Balanced"),
+        ([3, 10], "Items must be in 0–9, got 3–10"),
+        ([-1, 4], "Items must be in 0–9, got -1–4"),
+        ([0.5, 1.0], "takes bools or integers, got float64"),
+        (["a"], "takes bools or integers, got <U1"),
+        ([[1, 2]], "1-D mask or 1-D item numbers, got 2 axes"),
+        (4, "1-D mask or 1-D item numbers, got 0 axes"),
     ],
 )
 @pytest.mark.parametrize("index", [Index.uniform(10, 4), Index.uniform(30, 4).select(range(0, 30, 3))])
-def test_a_selection_that_cannot_be_is_refused(index: Index, which, message: str) -> None:
+def test_invalid_selections_are_refused(index: Index, which, message: str) -> None:
     with pytest.raises(SourceError, match=message):
         index.select(which)
 

@@ -1,4 +1,4 @@
-"""Randomness is born from a seed and a path."""
+"""Keys and generators derived from a seed and a path."""
 
 import numpy as np
 import pytest
@@ -74,14 +74,14 @@ def test_mixing_changes_about_half_of_all_bits_for_any_changed_bit() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**70, np.int64(5), np.uint64(2**63)])
-def test_a_whole_number_is_a_seed(seed: int) -> None:
+def test_an_integer_is_a_seed(seed: int) -> None:
     checked = check_seed(seed)
     assert checked == seed
     assert type(checked) is int
 
 
 @pytest.mark.parametrize("seed", [1.5, 1.0, "1", None, True, np.float64(3)])
-def test_a_seed_that_is_not_a_whole_number_is_refused(seed: object) -> None:
+def test_a_seed_that_is_no_integer_is_refused(seed: object) -> None:
     with pytest.raises(PlanError, match=r"seed must be an integer >= 0, got .*"):
         check_seed(seed)
 

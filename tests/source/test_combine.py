@@ -214,7 +214,7 @@ class TestIdentityOfCombined:
 class TestBadInput:
     @pytest.mark.parametrize("combine", [Concat, Zip])
     def test_no_sources_are_refused(self, combine: Any) -> None:
-        with pytest.raises(SourceError, match="no sources"):
+        with pytest.raises(SourceError, match="at least one source"):
             combine([])
 
     @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ class TestBadInput:
         ids=["name", "dtype", "shape", "count"],
     )
     def test_concat_of_different_fields_is_refused_with_both(self, other: Source) -> None:
-        with pytest.raises(SourceError, match=r"(?s)Source 1 of Concat.*source 0 has x: int64\[\], y: float32\[2\]"):
+        with pytest.raises(SourceError, match=r"(?s)of Concat.*source 0 has x: int64\[\], y: float32\[2\], but source 1, "):
             Concat([arrays(0, 5), other])
 
     def test_zip_of_different_lengths_is_refused_with_the_lengths(self) -> None:
@@ -250,11 +250,11 @@ class TestBadInput:
 
     @pytest.mark.parametrize("items", [[0.5, 1.0], [[0, 1]], ["a"], 3], ids=repr)
     def test_taking_what_is_no_item_number_is_refused(self, items: Any) -> None:
-        with pytest.raises(SourceError, match="flat"):
+        with pytest.raises(SourceError, match="1-d"):
             Take(arrays(0, 12), items)
 
     def test_a_mask_of_another_length_is_refused_with_both(self) -> None:
-        with pytest.raises(SourceError, match="3 entries for 12 items"):
+        with pytest.raises(SourceError, match=r"one bool per item \(12\), got 3"):
             Take(arrays(0, 12), [True, False, True])
 
     def test_taking_nothing_is_an_empty_source(self) -> None:

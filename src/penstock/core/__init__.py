@@ -1,4 +1,4 @@
-"""The vocabulary: spans, fields, indexes, draws, protocols, seeds and errors. Only numpy and the standard library."""
+"""Shared types: spans, fields, indexes, draws, protocols, seeds and errors. Needs only NumPy."""
 
 from penstock.core.doors import open_door
 

@@ -1,20 +1,20 @@
 """Every error Penstock raises on purpose.
 
     PenstockError
-    ├── OptionError (ValueError)        an argument that cannot work: given, allowed, what to do
-    │   ├── SourceError                 data that cannot be a source: no items, fields of different length
-    │   └── PlanError                   an order, batch size, seed or window that does not fit the data
-    ├── ReadError (OSError)             stored bytes that could not be read; names the source and the items
-    │   └── DamageError                 bytes that are not what was written; names shard, item and reason
-    ├── WriteError (OSError)            bytes that could not be stored, or a writer used in a way that would lose some
-    ├── ConversionError (RuntimeError)  inputs that could not be converted; names each with its reason
-    ├── ResumeError (ValueError)        a state that belongs to another data set, seed or order
+    ├── OptionError (ValueError)        invalid argument: what is required, what was given, what to do
+    │   ├── SourceError                 data that is no valid source: no items, fields of different length
+    │   └── PlanError                   order, batch size, seed or window that does not fit the data
+    ├── ReadError (OSError)             stored bytes could not be read; names the source and the items
+    │   └── DamageError                 stored bytes differ from what was written; names shard, item and reason
+    ├── WriteError (OSError)            bytes could not be stored, or a misused writer would lose some
+    ├── ConversionError (RuntimeError)  inputs could not be converted; names each with its reason
+    ├── ResumeError (ValueError)        state of another dataset, seed or order
     ├── WorkerError (RuntimeError)      a worker process died or hung; names the worker and the draw
-    ├── LoaderError (RuntimeError)      a loader used in a way that would lose items: closed, or iterated twice at once
-    └── MissingDependency (ImportError) an optional package that is not installed; says which extra has it
+    ├── LoaderError (RuntimeError)      a misused loader would lose items: closed, or iterated twice at once
+    └── MissingDependency (ImportError) an optional package is not installed; names the extra that has it
 
-An exception raised by the user's own code (a dataset, a transform, a collate function) is not wrapped: the very object
-arrives at the consumer, with notes that say which draw and which item it was about.
+An exception raised by user code (a dataset, a transform, a collate function) is not wrapped: the consumer gets the same
+object, with notes that name the draw and the item.
 """
 
 from collections.abc import Mapping
@@ -36,33 +36,36 @@ __all__ = [
 
 
 class PenstockError(Exception):
-    """Anything Penstock raises on purpose."""
+    """Base class of all errors that Penstock raises on purpose."""
 
 
 class OptionError(PenstockError, ValueError):
-    """An argument that cannot work."""
+    """Invalid argument."""
 
 
 class SourceError(OptionError):
-    """Data that cannot be a source."""
+    """Data that is no valid source."""
 
 
 class PlanError(OptionError):
-    """An order, batch size, seed or window that does not fit the data."""
+    """Order, batch size, seed or window that does not fit the data."""
 
 
 class ReadError(PenstockError, OSError):
-    """Stored bytes that could not be read."""
+    """Stored bytes could not be read."""
 
 
 class DamageError(ReadError):
-    """Stored bytes that are not what was written.
+    """Stored bytes differ from what was written.
 
     Attributes
     ----------
-    shard, item, reason
-        The file; the item's number in the whole data set, or None where the damage is not about one item; what is
-        wrong.
+    shard
+        The damaged file.
+    item
+        Number of the item in the whole dataset; None if the damage does not concern a single item.
+    reason
+        What is wrong.
     """
 
     def __init__(self, shard: str, item: int | None, reason: str) -> None:
@@ -75,16 +78,16 @@ class DamageError(ReadError):
 
 
 class WriteError(PenstockError, OSError):
-    """Bytes that could not be stored, or a writer used in a way that would lose some."""
+    """Bytes could not be stored, or a writer was used in a way that would lose some."""
 
 
 class ConversionError(PenstockError, RuntimeError):
-    """Inputs that could not be converted.
+    """Inputs could not be converted.
 
     Attributes
     ----------
     reasons
-        Path to reason, for each of them.
+        Reason by path, one for each input that failed.
     """
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
@@ -92,7 +95,7 @@ class ConversionError(PenstockError, RuntimeError):
         count = f"{len(reasons)} input{'s' if len(reasons) > 1 else ''}"
         super().__init__(
             f"{count} could not be converted, and nothing was published:{files}\n"
-            "Mend or leave out these files, or use on_bad='skip' (--skip-bad) to go on without them."
+            "Repair or remove these files, or use on_bad='skip' (--skip-bad) to continue without them."
         )
         self.reasons = dict(reasons)
 
@@ -101,7 +104,7 @@ class ConversionError(PenstockError, RuntimeError):
 
 
 class ResumeError(PenstockError, ValueError):
-    """A saved state that does not belong to this loader."""
+    """Saved state that does not belong to this loader."""
 
 
 class WorkerError(PenstockError, RuntimeError):
@@ -109,11 +112,11 @@ class WorkerError(PenstockError, RuntimeError):
 
 
 class LoaderError(PenstockError, RuntimeError):
-    """A loader used in a way that would lose items."""
+    """A loader was used in a way that would lose items."""
 
 
-class MissingDependency(PenstockError, ImportError):  # noqa: N818  # named for what the reader has to do something about
-    """An optional package that is not installed."""
+class MissingDependency(PenstockError, ImportError):  # noqa: N818  # names what the reader has to fix
+    """An optional package is not installed."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f"{purpose} needs {package}; install it with: pip install 'penstock[{extra}]'")

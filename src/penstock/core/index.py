@@ -1,7 +1,7 @@
-"""How many items there are, and where the borders of the chunks lie.
+"""Number of items and chunk borders.
 
-An index knows no files and holds no items. A regular one (all chunks of one size) takes no memory at all, so that a
-plan over 10⁹ items costs what a plan over ten costs.
+An index knows no files and holds no items. A regular index (all chunks of one size) takes no memory, so a plan over
+10⁹ items costs as much as a plan over ten.
 """
 
 import hashlib
@@ -23,27 +23,27 @@ _Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """Items 0 … n-1, cut into chunks; made by `uniform`, `from_sizes`, `select` and `concat`."""
+    """Items 0 … n-1, divided into chunks. Create one with `uniform`, `from_sizes`, `select` or `concat`."""
 
     n_items: int
     chunk_items: int
-    """Items in every chunk but the last; 0 where `borders` says."""
+    """Items in every chunk but the last; 0 if `borders` is given."""
 
     borders: _Int64s | None = None
-    """(n_chunks + 1,): the first item of each chunk, then the number of items; None where chunks are regular."""
+    """Shape (n_chunks + 1,): first item of each chunk, then the number of items. None if all chunks have one size."""
 
     selected: _Int64s | None = None
-    """The source's number of each item, ascending; None where the two are the same."""
+    """Item numbers in the source, ascending; None if they equal the numbers here."""
 
     n_stored: int = 0
-    """How many items the source itself has."""
+    """Number of items in the source."""
 
     identity: str = ""
-    """What the source says of its content, so that a saved state is refused by another data set of the same size."""
+    """Fingerprint of the source's content. A saved state is refused by another dataset of the same size."""
 
     @classmethod
     def uniform(cls, items: int, chunk: int = 1, identity: str = "") -> "Index":
-        """Return the index of `items` items in chunks of `chunk`; the last chunk may be smaller.
+        """Return an index of `items` items in chunks of `chunk`; the last chunk may be smaller.
 
         Examples
         --------
@@ -56,7 +56,7 @@ class Index:
 
     @classmethod
     def from_sizes(cls, sizes: ArrayLike, identity: str = "") -> "Index":
-        """Return the index of chunks of these sizes, in items; empty chunks are left out.
+        """Return an index whose chunks have these sizes, in items; empty chunks are left out.
 
         Examples
         --------
@@ -65,9 +65,9 @@ class Index:
         """
         counts = np.asarray(sizes)
         if counts.ndim != 1 or (counts.size and not np.issubdtype(counts.dtype, np.integer)):
-            raise SourceError(f"sizes must be a flat list of whole numbers, got {counts.dtype} of {counts.ndim} axes.")
+            raise SourceError(f"sizes must be a 1-D array of integers, got {counts.dtype} with {counts.ndim} axes.")
         if counts.size and counts.min() < 0:
-            raise SourceError(f"Chunk {int(counts.argmin())} has {counts.min()} items; use 0 or more.")
+            raise SourceError(f"sizes must be >= 0, got {counts.min()} for chunk {int(counts.argmin())}.")
         kept = counts[counts > 0].astype(np.int64)
         borders = np.concatenate([[0], np.cumsum(kept)]).astype(np.int64)
         n_items = int(borders[-1])
@@ -88,7 +88,7 @@ class Index:
 
     @property
     def n_chunks(self) -> int:
-        """How many chunks there are; none is empty."""
+        """Number of chunks; none is empty."""
         if self.borders is not None:
             return len(self.borders) - 1
         return -(-self.n_items // self.chunk_items)
@@ -113,7 +113,7 @@ class Index:
         return np.minimum(self.chunk_items, self.n_items - chunks * self.chunk_items)
 
     def locate(self, items: _Int64s) -> tuple[_Int64s, _Int64s]:
-        """Return the chunk that holds each of `items`, and the place in it.
+        """Return the chunk that holds each of `items`, and its place in that chunk.
 
         Examples
         --------
@@ -122,7 +122,7 @@ class Index:
         ([0, 1, 1], [2, 0, 4])
         """
         if items.size and not (items.min() >= 0 and items.max() < self.n_items):
-            raise SourceError(f"Items {items.min()}–{items.max()} reach outside of 0–{self.n_items - 1}.")
+            raise SourceError(f"Items must be in 0–{self.n_items - 1}, got {items.min()}–{items.max()}.")
         if self.borders is None:
             chunks = items // self.chunk_items
         else:
@@ -130,13 +130,13 @@ class Index:
         return chunks, items - self.chunk_starts(chunks)
 
     def stored(self, items: _Int64s) -> _Int64s:
-        """Return the source's own numbers of `items`."""
+        """Return the numbers of `items` in the source."""
         return items if self.selected is None else self.selected[items]
 
     def stored_spans(self, spans: _Int64s) -> _Int64s:
-        """Return the spans of the source, (k, 2), that hold `spans` of this index; neighbours are joined.
+        """Return the source spans, shape (k, 2), that hold `spans` of this index; adjacent spans are joined.
 
-        A span of a selection is read whole, from its first selected item to its last.
+        A span of a selection covers all items from its first selected item to its last.
         """
         if self.selected is not None and len(spans):
             spans = np.stack([self.selected[spans[:, 0]], self.selected[spans[:, 1] - 1] + 1], axis=1)
@@ -147,12 +147,12 @@ class Index:
         return np.stack([spans[fresh, 0], spans[last, 1]], axis=1)
 
     def select(self, which: ArrayLike) -> "Index":
-        """Return the index of some of the items, in storage order.
+        """Return an index of some of the items, in storage order.
 
         Parameters
         ----------
         which
-            A mask with one bool per item, or the item numbers; each at most once.
+            Mask with one bool per item, or item numbers without repeats.
 
         Examples
         --------
@@ -162,34 +162,32 @@ class Index:
         """
         items = self._selection(np.asarray(which))
         chunks, _ = self.locate(items)
-        # Where the chunk changes, a new one begins; chunks with no selected item are gone.
+        # A chunk starts wherever the chunk number changes; chunks without selected items disappear.
         starts = np.flatnonzero(np.diff(chunks, prepend=-1))
         borders = np.append(starts, len(items)).astype(np.int64) if len(items) else np.zeros(1, np.int64)
         return replace(self, n_items=len(items), chunk_items=0, borders=borders, selected=self.stored(items))
 
     def _selection(self, which: NDArray[Any]) -> _Int64s:
         if which.ndim != 1:
-            raise SourceError(f"select() takes a flat mask or flat item numbers, got {which.ndim} axes.")
+            raise SourceError(f"select() takes a 1-D mask or 1-D item numbers, got {which.ndim} axes.")
         if which.dtype == np.bool_:
             if len(which) != self.n_items:
-                raise SourceError(
-                    f"The mask has {len(which)} entries for {self.n_items} items; give one bool per item."
-                )
+                raise SourceError(f"The mask must have one bool per item ({self.n_items}), got {len(which)}.")
             return np.flatnonzero(which).astype(np.int64)
         if which.size and not np.issubdtype(which.dtype, np.integer):
-            raise SourceError(f"select() takes bools or whole numbers, got {which.dtype}.")
+            raise SourceError(f"select() takes bools or integers, got {which.dtype}.")
         items = np.sort(which.astype(np.int64))
         twice = np.flatnonzero(items[1:] == items[:-1])
         if twice.size:
             raise SourceError(
-                f"Item {items[twice[0]]} is selected twice; an index holds each item once "
-                "(use Balanced to visit items more often)."
+                f"select() takes each item at most once, got item {items[twice[0]]} twice. "
+                "Use Balanced to visit items more often."
             )
         return items
 
     @classmethod
     def concat(cls, parts: Sequence["Index"]) -> "Index":
-        """Return the index of several sources, one after the other.
+        """Return the index of several sources, concatenated.
 
         Examples
         --------
@@ -208,7 +206,7 @@ class Index:
 
     @cached_property
     def digest(self) -> str:
-        """A short hash of everything this index says."""
+        """Short hash of everything this index contains."""
         digest = hashlib.blake2b(digest_size=8, person=b"penstock-index"[:16])
         digest.update(repr((self.n_items, self.chunk_items, self.n_stored, self.identity)).encode())
         for array in (self.borders, self.selected):

@@ -1,4 +1,4 @@
-"""The four things that others may implement."""
+"""Protocols that users may implement."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -13,20 +13,20 @@ __all__ = ["Observer", "Order", "Source", "Transform"]
 
 
 class Source(Protocol):
-    """Where items are. A picklable specification, opened lazily in each process; no order, no batches, no randomness.
+    """Reads items. Picklable, and opens its files lazily in each process; knows no order, batches or randomness.
 
-    `read` and `take` may be called from several threads at once. `out` has an array for every field of fixed shape and
-    for no other: both fill these arrays and return them, with the remaining fields beside them.
+    `read` and `take` may be called from several threads at once. `out` has one array for each field of fixed shape and
+    none for other fields. Both methods fill these arrays and return them together with the remaining fields.
     """
 
     @property
     def index(self) -> Index:
-        """How many items there are and where the borders of the chunks lie."""
+        """Number of items and chunk borders."""
         ...
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        """What each item holds."""
+        """Fields of every item, by name."""
         ...
 
     def read(self, span: Span, out: Block | None = None) -> Block:
@@ -34,37 +34,37 @@ class Source(Protocol):
         ...
 
     def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:
-        """Return any items, in the given order, repeats allowed."""
+        """Return any items, in the given order; repeats are allowed."""
         ...
 
     def close(self) -> None:
-        """Let go of files; the next read opens them again."""
+        """Close files; the next read opens them again."""
         ...
 
 
 class Order(Protocol):
-    """In what sequence an epoch visits the items. A frozen value whose repr says all that the sequence depends on."""
+    """Sequence in which an epoch visits the items. A frozen value whose repr names all that the sequence depends on."""
 
     def check(self, index: Index) -> None:
-        """Raise PlanError where this order cannot be run over `index`."""
+        """Raise PlanError if this order does not fit `index`."""
         ...
 
     def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:
-        """Return the sequence of `epoch`: pure, and cheap enough to be made anew at every resume."""
+        """Return the sequence of `epoch`. Must be pure, and cheap enough to call again at every resume."""
         ...
 
 
 class Transform(Protocol):
-    """Item to item, randomness handed in."""
+    """Maps an item to an item. Randomness comes from the generator that is passed in."""
 
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:
-        """Return the changed item; the argument may be changed in place."""
+        """Return the transformed item; the argument may be modified in place."""
         ...
 
 
 class Observer(Protocol):
-    """Told, never asked. May be called from several threads at once."""
+    """Receives timings; never influences what is loaded. May be called from several threads at once."""
 
     def record(self, stage: str, seconds: float, nbytes: int) -> None:
-        """Take note that `stage` took `seconds` and moved `nbytes`."""
+        """Record that `stage` took `seconds` and moved `nbytes`."""
         ...

@@ -1,8 +1,8 @@
-"""Where randomness is born: a seed and a path, hashed.
+"""All randomness: generators and keys derived by hashing a seed and a path.
 
 Nothing else in Penstock makes random numbers. Seeds are never added: with `seed + epoch`, run 0 epoch 1 would equal
-run 1 epoch 0. The integer hashes here depend on nothing but integer arithmetic, so an order is the same with every
-version of numpy, on every machine.
+run 1 epoch 0. The integer hashes use only integer arithmetic, so an order is the same with every version of NumPy, on
+every machine.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ _MASK = (1 << 64) - 1
 
 
 def check_seed(seed: int) -> int:
-    """Return `seed` as an int, or say why it cannot be one."""
+    """Return `seed` as an int, or raise PlanError if it is no integer >= 0."""
     return check_integer("seed", seed, at_least=0, error=PlanError)
 
 
 def key_for(seed: int, *path: str | int) -> int:
-    """Return the 64-bit key of a path.
+    """Return the 64-bit key of a seed and a path.
 
     Examples
     --------
@@ -37,7 +37,7 @@ def key_for(seed: int, *path: str | int) -> int:
 
 
 def generator_for(seed: int, *path: str | int) -> np.random.Generator:
-    """Return the random generator of a path: the same one for the same path, on any worker, after any resume.
+    """Return the random generator of a path: the same for the same path, on any worker, after any resume.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def mix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _digest(seed: int, path: tuple[str | int, ...]) -> bytes:
-    # repr keeps "1" and 1 apart, and the tuple's punctuation keeps ("a", "b") and ("a b",) apart. Numpy's integers and
-    # strings are turned into plain ones first, because their repr carries the type.
+    # repr keeps "1" and 1 apart, and the tuple's punctuation keeps ("a", "b") and ("a b",) apart. NumPy integers and
+    # strings are converted to plain ones first, because their repr includes the type.
     plain = (int(seed), *(str(part) if isinstance(part, str) else int(part) for part in path))
     return hashlib.blake2b(repr(plain).encode(), digest_size=16, person=b"penstock").digest()

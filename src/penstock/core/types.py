@@ -1,4 +1,4 @@
-"""The small values that everything passes around."""
+"""Small value types used throughout the package."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ Block = Mapping[str, NDArray[Any]]
 """Named arrays with items on axis 0."""
 
 UNNAMED = ""
-"""The only field of a source whose items are values of their own (a dataset's tuples), not mappings of named arrays."""
+"""Name of the only field of a source whose items are single values (such as tuples), not mappings of named arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Span:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.stop:
-            raise OptionError(f"Span({self.start}, {self.stop}) runs backwards or below zero; use 0 <= start <= stop.")
+            raise OptionError(f"A span must have 0 <= start <= stop, got Span({self.start}, {self.stop}).")
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -35,18 +35,18 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What one item holds under one name."""
+    """One named array of every item: its dtype and its shape."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...] | None
-    """Shape of one item; None where it varies."""
+    """Shape in one item; None if it varies."""
 
     typical_bytes: int | None = field(default=None, compare=False, repr=False)
-    """Where bytes vary: about how many an item takes; None where the source does not know."""
+    """Approximate bytes per item if they vary; None if the source does not know."""
 
     @property
     def item_bytes(self) -> int | None:
-        """Bytes of one item; None where they vary."""
+        """Bytes per item; None if they vary."""
         if self.shape is None or self.dtype.hasobject:
             return None
         return int(self.dtype.itemsize * np.prod(self.shape, dtype=np.int64))
@@ -54,16 +54,16 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Spans that are held in memory together."""
+    """A shuffle window: spans that are held in memory together."""
 
     epoch: int
     number: int
     spans: NDArray[np.int64]
-    """(k, 2): start and stop of each span, in items, ascending, never overlapping."""
+    """Shape (k, 2): start and stop of each span, in items, ascending, never overlapping."""
 
     @property
     def key(self) -> tuple[int, int]:
-        """What tells this window from every other of the same plan."""
+        """(epoch, number), unique within a plan."""
         return (self.epoch, self.number)
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows that a draw takes from one window, for its places `[at, at + len(rows))`."""
+    """Rows of one window that fill places `[at, at + len(rows))` of a draw."""
 
     window: Window
     at: int
@@ -81,30 +81,30 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What one batch is made of: the reads and the rows."""
+    """What one batch is made of: the items, and the rows of the windows that hold them."""
 
     epoch: int
     batch: int
     items: NDArray[np.int64]
-    """Item numbers in the order of delivery."""
+    """Item numbers in order of delivery."""
 
     parts: tuple[Part, ...] = ()
-    """Rows of windows, covering all items in order; empty where the items are taken directly."""
+    """Rows of windows, covering all items in order; empty if the items are taken directly from the source."""
 
     mask: NDArray[np.bool_] | None = None
-    """False where an item only fills up a padded batch; None where the plan never pads."""
+    """False for items that only pad the batch; None if the plan never pads."""
 
     epochs: NDArray[np.int64] | None = None
-    """The pass each item belongs to, where one batch reaches over two; None where all belong to `epoch`."""
+    """Pass of each item, if the batch spans two passes; None if all items belong to `epoch`."""
 
     visits: NDArray[np.int64] | None = None
-    """Tells the occurrences of one item within a pass apart; None where each item comes once."""
+    """Numbers that tell repeats of one item within a pass apart; None if each item comes once."""
 
     def __len__(self) -> int:
         return len(self.items)
 
     def seed_path(self, row: int) -> tuple[int, ...]:
-        """Return what tells the item at `row` from every other occurrence of it: (epoch, item[, visit])."""
+        """Return (epoch, item[, visit]), which is unique to this occurrence of the item at `row`."""
         epoch = self.epoch if self.epochs is None else int(self.epochs[row])
         visit = 0 if self.visits is None else int(self.visits[row])
         path = (epoch, int(self.items[row]))
@@ -113,19 +113,19 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """The sequence of one epoch, as a function of the position in it."""
+    """Sequence of one epoch, as a function of the position."""
 
     length: int
-    """How many positions the epoch has; items may come more than once."""
+    """Number of positions in the epoch; items may come more than once."""
 
     items: Callable[[NDArray[np.int64]], NDArray[np.int64]]
-    """Positions to items."""
+    """Map positions to items."""
 
     visits: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None
-    """Positions to numbers that differ between the occurrences of one item; None where each item comes once."""
+    """Map positions to numbers that tell repeats of one item apart; None if each item comes once."""
 
     window_starts: NDArray[np.int64] | None = None
-    """The position where each window begins, ascending from 0; None where items are taken directly."""
+    """Position where each window starts, ascending from 0; None if items are taken directly from the source."""
 
     spans: Callable[[int], NDArray[np.int64]] | None = None
-    """The number of a window to the spans, (k, 2), that hold all of its items; ascending, never overlapping."""
+    """Map a window number to the spans, shape (k, 2), that hold its items; ascending, never overlapping."""
