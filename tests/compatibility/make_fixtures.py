@@ -25,7 +25,8 @@ import tarfile
 import time
 import wave
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parent))
 import parts_compatibility as parts
+import parts_states
 from parts_compatibility import numbered
 
 import penstock as ps
@@ -46,25 +48,19 @@ BUILT = Path("/tmp/penstock-fixtures")
 
 def main() -> None:
     """Make all files, and put them in their place."""
+    found = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=Path(ps.__file__).parent, text=True)
+    assert found.startswith(COMMIT), f"{ps.__file__} is of {found.strip()}, not of {COMMIT}"
     shutil.rmtree(BUILT, ignore_errors=True)
     BUILT.mkdir()
-    with _standing_still():
-        for make in (
-            shards, foreign, sound, simulation, cell, converted, unfinished, images, quarantine, states, checkpoint,
-            run, tuning, moments, folds, fold, lightning, accelerate, orders,
-        ):  # fmt: skip
-            make(BUILT)
+    for make in (
+        shards, foreign, sound, simulation, cell, converted, unfinished, images, quarantine, states, checkpoint,
+        run, tuning, moments, folds, fold, lightning, accelerate, orders,
+    ):  # fmt: skip
+        make(BUILT)
     shutil.rmtree(parts.WRITTEN, ignore_errors=True)
     shutil.copytree(BUILT, parts.WRITTEN)
     sizes = [path.stat().st_size for path in parts.WRITTEN.rglob("*") if path.is_file()]
     print(f"{len(sizes)} files, {sum(sizes)} bytes, by {ps.__file__}")
-
-
-@contextmanager
-def _standing_still() -> Iterator[None]:
-    """Let names that are made of clocks and process numbers be the same each time."""
-    with mock.patch("time.time_ns", lambda: 1), mock.patch("os.getpid", lambda: 1):
-        yield
 
 
 def _dump(path: Path, content: Any) -> None:
@@ -88,14 +84,11 @@ def shards(folder: Path) -> None:
     each = [{"trial": number} for number in range(1, parts.N_ARRAYS + 1)]
     quiet: dict[str, Any] = {"show_progress": False}
     ps.create_shards_from_arrays(folder / "shards/arrays", parts.arrays(), parts.ARRAYS_SHARD, each, **quiet)
-    for compression in ("gz", "bz2", "xz"):
-        about = {"compression": "gz", "show_progress": False, "subject": {"name": "m1"}}
-        ps.create_shards_from_arrays(
-            folder / "shards" / compression, parts.arrays(), 3, {"subject": about["subject"]}, compression=compression,
-            **quiet,
-        )  # fmt: skip
-    with ps.WebDatasetWriter(folder / "shards/writer", shard_size=2) as writer:
-        for number in range(1, 4):
+    for compression in ("gz", "bz2"):
+        where = folder / "shards" / compression
+        ps.create_shards_from_arrays(where, parts.arrays(), 3, parts.ABOUT, compression=compression, **quiet)
+    with ps.WebDatasetWriter(folder / "shards/writer", shard_size=1) as writer:
+        for number in range(1, 3):
             writer.write_sample(parts.odd_sample(number), parts.odd_id(number), {"trial": number})
     with ps.WebDatasetWriter(folder / "shards/pyd", 2, "old_{shard_idx:03d}.tar", "xz", "pyd") as writer:
         writer.write_batch([{"x": row} for row in numbered(3, 2)], show_progress=False)
@@ -156,10 +149,9 @@ def converted(folder: Path) -> None:
         np.savez(inputs / f"session_{name}.npz", x=rows, number=rows[:, 0].astype(np.int32))
     np.save(inputs / "rows.npy", numbered(5, 2, dtype=np.int16))
     _zarr(inputs / "rows.zarr", numbered(4, 2, dtype="<i4"))
-    shutil.copy(folder / "sound/one.wav", inputs)
-    shutil.copytree(folder / "shards/gz", inputs / "shards")
-    for name, given in parts.conversions(inputs).items():
+    for name, given in parts.conversions(folder).items():
         ps.convert_to_shards(given.pop("inputs"), folder / "converted" / name, **given)
+    _dump(folder / "converted/values.json", parts.converted_values(folder))
 
 
 def _zarr(path: Path, values: Any, chunks: Any = None) -> None:
@@ -196,8 +188,8 @@ def _killed(name: str, folder: Path) -> None:
 
 def _write_samples(folder: Path, kill: Any) -> None:
     with parts.begin_unfinished(folder) as writer:
-        for number in range(6):
-            if number == 5:
+        for number in range(4):
+            if number == 3:
                 kill()
             writer.write_sample(parts.unfinished_sample(number), metadata={"trial": number + 1})
 
@@ -229,13 +221,13 @@ def _convert(folder: Path, kill: Any) -> None:
         return work.write_task(task)
 
     with mock.patch.object(run, "write_task", killed):
-        parts.convert_unfinished(BUILT / "converted/inputs", folder)
+        parts.convert_unfinished(BUILT, folder)
 
 
 def _predict(folder: Path, kill: Any, blend: Any = "abut") -> None:
     with parts.predictions(BUILT / "cell/em", folder, blend=blend) as writer:
         for count, item in enumerate(writer.writer_indices):
-            if count == 3:
+            if count == 2:
                 kill()
             writer[item] = parts.predicted(writer, item)
 
@@ -266,7 +258,7 @@ def unfinished(folder: Path) -> None:
 
 def cell(folder: Path) -> None:
     """Write a small cell: voxels that are counted, and labels of two classes."""
-    shape = (4, 6, 4)
+    shape = (2, 4, 4)
     labels = np.indices(shape)
     mito, er = (labels.sum(axis=0) % 3 == 0).astype("u1"), (labels[2] < 2).astype("u1")
     for name, values in (("em", numbered(*shape, dtype="<f4")), ("labels/mito", mito), ("labels/er", er)):
@@ -281,9 +273,10 @@ def cell(folder: Path) -> None:
 
 
 def images(folder: Path) -> None:
-    """Write predictions, with patches side by side and blended: whole ones, and ones that are killed."""
+    """Write predictions, and begin some that are killed: with patches side by side, and blended."""
+    with mock.patch("time.time_ns", return_value=1), mock.patch("os.getpid", return_value=1):  # a run is named by them
+        _predict(folder / "predictions", lambda: None)
     for name in IMAGES:
-        WRITES[name](folder / "images" / name, lambda: None)
         _killed(name, folder / "unfinished" / name)
 
 
@@ -305,24 +298,28 @@ def quarantine(folder: Path) -> None:
 
 def states(folder: Path) -> None:
     """Save where loaders stand, and what they give from there on."""
-    groups = {"sources": parts.source_cases(folder), "plans": parts.plan_cases(), "recipes": parts.recipe_cases(folder)}
+    groups = {
+        "sources": parts_states.source_cases(folder),
+        "plans": parts_states.plan_cases(),
+        "recipes": parts_states.recipe_cases(folder),
+    }
     for group, cases in groups.items():
-        _dump(folder / f"states/{group}.json", {name: _saved(case) for name, case in cases.items()})
+        _dump(folder / f"states/{group}.json", {name: _saved(name, case) for name, case in cases.items()})
 
 
-def _saved(case: parts.Case) -> dict[str, Any]:
+def _saved(name: str, case: parts_states.Case) -> dict[str, Any]:
     loader = case.make()
     stream = case.stream(loader)
     for _ in islice(stream, case.before):
         pass
-    state = json.loads(json.dumps(parts.state_of(loader)))
+    state = json.loads(json.dumps(parts_states.state_of(loader)))
     follows = list(islice(stream, case.after))
-    parts.close(loader)
+    parts_states.close(loader)
     resumed = (case.again or case.make)()
-    parts.restore(resumed, state)
+    parts_states.restore(resumed, state)
     rest = json.loads(json.dumps(list(islice(case.stream(resumed), case.after))))
-    parts.close(resumed)
-    assert case.again is not None or rest == json.loads(json.dumps(follows)), "it goes on as if never stopped"
+    parts_states.close(resumed)
+    assert case.again is not None or rest == json.loads(json.dumps(follows)), f"{name} goes on as if never stopped"
     return {"state": state, "rest": rest}
 
 
@@ -347,8 +344,6 @@ def _resumed(folder: Path) -> Iterator[Any]:
 
 def run(folder: Path) -> None:
     """Watch a loader of shards, under a clock that goes on by a millisecond each time it is looked at."""
-    import datetime
-
     from penstock.report import run_file, watch
 
     now = 0.0
@@ -358,7 +353,7 @@ def run(folder: Path) -> None:
         now += 0.001
         return now
 
-    class Noon(datetime.datetime):
+    class Noon(datetime):
         @classmethod
         def now(cls, tz: Any = None) -> Any:
             return cls(2025, 1, 1, 12, tzinfo=tz)
@@ -366,7 +361,7 @@ def run(folder: Path) -> None:
     source = ps.TarSource(folder / "shards/arrays", fields=["number", "x"])
     with (
         mock.patch.object(time, "perf_counter", clock),
-        mock.patch.object(watch, "resident_bytes", lambda: 1 << 20),
+        mock.patch.object(watch, "resident_bytes", return_value=1 << 20),
         mock.patch.object(run_file, "datetime", Noon),
         mock.patch.object(sys, "argv", ["train.py"]),
         ps.Loader(source, ps.Plan(source.index, ps.WindowShuffle(2), 2, seed=3), observer=ps.Timings()) as loader,
@@ -407,10 +402,8 @@ def folds(folder: Path) -> None:
 def fold(folder: Path) -> None:
     """Interrupt the training of a fold in its third epoch, and note what a whole one does."""
     dataset = parts.Noted(fail_at=2 * 16 + 6)
-    try:
+    with suppress(RuntimeError):
         parts.train_fold(dataset, folder / "fold")
-    except RuntimeError:
-        pass
     whole = parts.Noted()
     history = parts.train_fold(whole, folder.with_name("penstock-fixtures-fold"))["history"]
     shutil.rmtree(folder.with_name("penstock-fixtures-fold"))
@@ -429,11 +422,12 @@ def lightning(folder: Path) -> None:
 def accelerate(folder: Path) -> None:
     """Save a state of Accelerate, in the middle of the second epoch."""
     _dump(folder / "accelerate_rest.json", {"rest": parts.accelerated(folder / "accelerate", save=True)})
+    (folder / "accelerate/random_states_0.pkl").unlink()  # of torch and numpy, not ours, and large
 
 
 def orders(folder: Path) -> None:
     """Note the order of every plan."""
-    _dump(folder / "orders.json", {name: parts.described(plan) for name, plan in parts.plans().items()})
+    _dump(folder / "orders.json", {name: parts_states.described(plan) for name, plan in parts_states.plans().items()})
 
 
 if __name__ == "__main__":
