@@ -4,9 +4,10 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from bench import chunked, chunks, convert, delivery, order, shards, tuning, volumes
+from bench import chunked, chunks, convert, delivery, imports, order, shards, tuning, volumes
 
 BENCHMARKS = {
+    "imports": imports.run,
     "order": order.run,
     "delivery": delivery.run,
     "shards": shards.run,

@@ -1,0 +1,151 @@
+"""Public names: written once, listed where they are taught, loaded lazily, and seen by type checkers and editors."""
+
+import ast
+import importlib
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jedi
+import pytest
+from penstock_tree import MODULES, ROOT, SRC, STUBS, parse
+
+import penstock
+
+_PACKAGE = SRC / "penstock"
+DOORS = {
+    ".".join(path.relative_to(SRC).parts[:-1]): path
+    for path in STUBS
+    if path.name == "__init__.pyi" and path.parent != _PACKAGE
+}
+
+
+def _names(stub: Path) -> dict[str, str]:
+    imports = [node for node in parse(stub).body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: node.module or "" for node in imports for alias in node.names if alias.name != "*"}
+
+
+LISTED = {
+    name: home for name, home in _names(_PACKAGE / "__init__.pyi").items() if home != "penstock" and name[0] != "_"
+}
+STABLE, DEPRECATED = (_names(_PACKAGE / "aliases" / f"{kind}.pyi") for kind in ("stable", "deprecated"))
+
+
+def test_the_root_lists_about_45_names_and_its_namespaces() -> None:
+    assert penstock.__all__ == sorted(LISTED)
+    assert 40 <= len(LISTED) <= 50
+    namespaces = {name for name, home in _names(_PACKAGE / "__init__.pyi").items() if home == "penstock"}
+    assert set(dir(penstock)) == {*LISTED, *namespaces, "__version__"}
+    assert all(importlib.import_module(f"penstock.{name}") is getattr(penstock, name) for name in namespaces)
+
+
+def test_every_listed_name_is_the_object_of_its_module() -> None:
+    for name, home in {**LISTED, **STABLE}.items():
+        assert getattr(penstock, name) is getattr(importlib.import_module(home), name), name
+
+
+def test_every_folder_opens_its_own_names_and_no_other() -> None:
+    for door, stub in DOORS.items():
+        package = importlib.import_module(door)
+        names = _names(stub)
+        assert all(home == door or home.startswith(f"{door}.") for home in names.values()), door
+        assert package.__all__ == sorted(name for name, home in names.items() if home != door)
+        for name, home in names.items():
+            expected = (
+                importlib.import_module(f"{door}.{name}") if home == door else vars(importlib.import_module(home))[name]
+            )
+            assert getattr(package, name) is expected, f"{door}.{name}"
+
+
+def test_no_name_of_a_door_is_hidden_by_a_module_of_the_same_name() -> None:
+    # Importing a submodule sets an attribute of the package, which would hide the name.
+    wrong = [
+        f"{door}.{name}"
+        for door, stub in DOORS.items()
+        for name, home in _names(stub).items()
+        if home != door and f"{door}.{name}" in MODULES
+    ]
+    assert wrong == []
+
+
+def test_a_name_is_written_once_in_the_root_and_has_a_door() -> None:
+    at_root = [*LISTED, *STABLE, *DEPRECATED]
+    assert sorted(at_root) == sorted(set(at_root))
+    in_doors = {name for stub in DOORS.values() for name in _names(stub)}
+    assert set(at_root) <= in_doors
+
+
+@pytest.mark.parametrize("name", ["Subset", "labels_of", "Standardize", "Chunk"])
+def test_a_name_that_has_moved_warns_with_its_new_place(name: str) -> None:
+    place = DEPRECATED[name]
+    with pytest.warns(
+        DeprecationWarning, match=rf"`from penstock import {name}` is deprecated; use `from {place} import {name}`"
+    ):
+        found = getattr(penstock, name)
+    assert found is getattr(importlib.import_module(place), name)
+
+
+def test_the_warning_points_at_the_line_that_imports(tmp_path: Path) -> None:
+    script = tmp_path / "old_import.py"
+    script.write_text("\n\nfrom penstock import Subset\n")
+    done = subprocess.run([sys.executable, "-W", "always", str(script)], capture_output=True, text=True, check=True)
+    assert f"{script}:3: DeprecationWarning" in done.stderr
+
+
+def test_an_unknown_name_says_so() -> None:
+    with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'Lodaer'"):
+        _ = penstock.Lodaer
+    with pytest.raises(AttributeError, match=r"module 'penstock\.transform' has no attribute 'Standardise'"):
+        _ = penstock.transform.Standardise
+
+
+def test_importing_penstock_and_asking_for_help_do_not_import_torch_or_numpy() -> None:
+    code = """
+        import sys, penstock, penstock.cli.app
+        from typer.testing import CliRunner
+        assert CliRunner().invoke(penstock.cli.app.app, ['--help']).exit_code == 0
+        print(sorted({'torch', 'numpy'} & set(sys.modules)))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_importing_penstock_loads_nothing_but_what_opens_its_doors() -> None:
+    # `python -m bench imports` measures the time; this says why it is short.
+    code = "import sys, penstock; print(*sorted(name for name in sys.modules if name.startswith('penstock')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["penstock", "penstock.core", "penstock.core.doors", "penstock.core.version"]
+
+
+def test_mypy_sees_every_name(tmp_path: Path) -> None:
+    every = {**LISTED, **STABLE, **DEPRECATED}
+    lines = ["import penstock", *(f"from penstock import {name} as {name}" for name in every)]
+    for door, stub in DOORS.items():
+        names = [name for name, home in _names(stub).items() if home != door]
+        lines += [f"import {door}", *(f"{door}.{name}" for name in names)]
+    lines += ["reveal_type(penstock.Loader)", "reveal_type(penstock.recipes.cellmap.CellMapDataLoader)"]
+    lines += ["penstock.Lodaer  # type: ignore[attr-defined]"]
+    script = tmp_path / "every_name.py"
+    script.write_text("\n".join(lines) + "\n")
+    # The cache of `make types`, which ran before; without it this takes half a minute.
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "pyproject.toml", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert "Success: no issues found" in done.stdout, done.stdout + done.stderr
+    assert "source: penstock.core.protocols.Source" in done.stdout.replace('"', "")
+    assert "penstock.recipes.cellmap.loader.CellMapDataLoader" in done.stdout
+
+
+def test_an_editor_completes_names_and_knows_their_parameters() -> None:
+    project = jedi.Project(str(ROOT), added_sys_path=[str(SRC)])
+
+    def complete(code: str) -> set[str]:
+        return {found.name for found in jedi.Script(code, project=project).complete()}
+
+    assert {"Shuffle", "Sequential", "ShardedDatasetInfo"} & complete("import penstock as ps\nps.Sh") == {
+        "Shuffle",
+        "ShardedDatasetInfo",
+    }
+    assert "Standardize" in complete("import penstock as ps\nps.transform.Stan")
+    assert "CellMapDataLoader" in complete("from penstock.recipes.cellmap import CellMapDataL")
+    assert "batch_size=" in complete("import penstock as ps\nps.Plan(source.index, order, batch_s")

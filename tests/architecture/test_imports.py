@@ -1,0 +1,151 @@
+"""Which room may import which, and what no room may do. Each test lists all offenders of its rule."""
+
+import ast
+
+from penstock_tree import MODULES, find_cycle, imports, parse, room
+
+_FILES = {"core", "files", "shard"}
+_READ = {*_FILES, "transform", "source"}
+_BELOW_RECIPES = {*_READ, "plan", "run", "feed", "observe", "convert", "report"}
+
+# What each room may import besides itself. Read from top to bottom, imports point upwards only.
+ALLOWED: dict[str, set[str]] = {
+    "core": set(),
+    "plan": {"core"},
+    "transform": {"core"},
+    "files": {"core"},
+    "shard": {"core", "files"},
+    "source": _FILES,
+    "run": {"core", "plan"},
+    "feed": {"core", "plan", "run"},
+    "observe": {*_FILES, "plan", "run"},
+    "convert": {*_READ, "plan", "observe"},
+    "report": {*_READ, "plan", "observe"},
+    "recipes": {"core"},  # the folder's door alone
+    "recipes.chunked": _BELOW_RECIPES,
+    "recipes.streams": _BELOW_RECIPES,
+    "recipes.webdataset": _BELOW_RECIPES,
+    "recipes.cellmap": _BELOW_RECIPES,
+    "recipes.tune": _BELOW_RECIPES,
+    "recipes.trainers": {*_BELOW_RECIPES, "recipes.chunked"},
+    "recipes.workersafe": {*_BELOW_RECIPES, "recipes.tune"},
+    "recipes.crossval": {*_BELOW_RECIPES, "recipes.workersafe"},
+    "demo": _BELOW_RECIPES,
+    "aliases": set(),
+    "cli": {*_BELOW_RECIPES, "recipes.tune", "recipes.webdataset", "demo"},
+    "__main__": {"cli"},
+}
+
+BANNED_IN_PURE = {"torch", "zarr", "h5py", "tarfile", "threading", "multiprocessing", "os", "pathlib", "random", "time"}
+PURE_EXCEPTIONS = {"penstock.core.doors": "reads the stubs that list public names"}
+
+# A recipe that needs a thread, a process or a position of its own means that the core lacks something.
+CONCURRENT = {"threading", "multiprocessing", "queue", "concurrent", "asyncio"}
+CONCURRENCY_EXCEPTIONS = {
+    "penstock.recipes.cellmap.package": "a lock around the generator that datasets of cellmap-data keep",
+    "penstock.recipes.cellmap.predictions.ngff": "a lock around chunks that several threads write",
+    "penstock.recipes.streams.profiler": "names the thread of an event in its trace",
+    "penstock.recipes.streams.windows": "a lock around memory that the reading thread lends",
+    "penstock.recipes.workersafe.pickling": "multiprocessing.reduction pickles as worker processes do; none is started",
+}
+POSITION_NAMES = ("epoch", "cursor", "position", "delivered", "calls", "chunk", "batch", "start", "begun_at", "due")
+POSITION_EXCEPTIONS = {
+    ("penstock.recipes.cellmap.dataset", "_calls"): "torch's own DataLoader does not say which epoch it is in",
+    ("penstock.recipes.cellmap.loader", "_due"): "the state of a sampler's order that is not drawn yet",
+    ("penstock.recipes.cellmap.sampling", "epoch"): "a torch Sampler: its caller sets the epoch",
+    ("penstock.recipes.chunked.loader", "_cursor"): "the one position of ChunkedSampler, as a Cursor",
+    ("penstock.recipes.chunked.loader", "cursor"): "sets the same cursor",
+    ("penstock.recipes.streams.loaders", "_delivered"): "chunks handed out, for get_stats",
+    ("penstock.recipes.streams.loaders", "_start"): "the saved state, until the first epoch begins",
+    ("penstock.recipes.trainers.feed", "begun_at"): "where the Trainer's own count began",
+    ("penstock.recipes.trainers.feed", "delivered"): "batches the Trainer has been handed",
+    ("penstock.recipes.workersafe.factory", "_epoch"): "a torch Sampler: its caller sets the epoch",
+    ("penstock.recipes.workersafe.factory", "epoch"): "counts the epochs of torch's own DataLoader",
+}
+
+
+def test_imports_point_one_way() -> None:
+    wrong = [
+        f"{module} imports {target}: {room(module)} may import {sorted(ALLOWED[room(module)])}"
+        for module in MODULES
+        if module != "penstock"
+        for target in imports(module)
+        if target in MODULES and target != "penstock" and room(target) not in ALLOWED[room(module)] | {room(module)}
+    ]
+    assert wrong == []
+
+
+def test_the_table_of_rooms_has_no_cycle_and_no_room_that_is_gone() -> None:
+    assert find_cycle(ALLOWED) == set()
+    assert {room(module) for module in MODULES} - {""} == set(ALLOWED)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert find_cycle({module: set(imports(module)) for module in MODULES}) == set()
+
+
+def test_no_module_imports_the_package_itself() -> None:
+    assert [module for module in MODULES if "penstock" in imports(module)] == []
+
+
+def test_only_the_doors_import_from_doors() -> None:
+    # Inside the package, names come from the module that has them: a door would load more, and could close a circle.
+    doors = {module for module, path in MODULES.items() if path.with_suffix(".pyi").exists()}
+    assert [f"{module} imports {found}" for module in MODULES for found in imports(module) & doors] == []
+
+
+def test_core_and_plan_import_no_files_threads_or_torch() -> None:
+    wrong = [
+        f"{module} imports {name}"
+        for module in MODULES
+        if room(module) in ("core", "plan") and module not in PURE_EXCEPTIONS
+        for name in imports(module)
+        if name.split(".")[0] in BANNED_IN_PURE
+    ]
+    assert wrong == []
+
+
+def test_recipes_have_no_threads_and_processes_of_their_own() -> None:
+    found = {
+        module
+        for module in MODULES
+        if room(module).startswith("recipes") and any(name.split(".")[0] in CONCURRENT for name in imports(module))
+    }
+    assert found == set(CONCURRENCY_EXCEPTIONS)
+
+
+def test_recipes_hold_no_positions_of_their_own() -> None:
+    found = {
+        (module, attribute)
+        for module, path in MODULES.items()
+        if room(module).startswith("recipes")
+        for attribute in _changed_attributes(parse(path))
+        if attribute.strip("_") in POSITION_NAMES
+    }
+    assert found == set(POSITION_EXCEPTIONS)
+
+
+def _changed_attributes(tree: ast.Module) -> set[str]:
+    """Return the attributes of `self` that methods other than `__init__` assign or add to."""
+    found: set[str] = set()
+    methods = [
+        method
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef) and method.name != "__init__"
+    ]
+    for method in methods:
+        for node in ast.walk(method):
+            targets = (
+                node.targets
+                if isinstance(node, ast.Assign)
+                else [node.target]
+                if isinstance(node, ast.AugAssign)
+                else []
+            )
+            for target in targets:
+                for each in target.elts if isinstance(target, ast.Tuple) else [target]:
+                    if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name) and each.value.id == "self":
+                        found.add(each.attr)
+    return found
