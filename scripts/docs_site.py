@@ -7,13 +7,16 @@ or an example, and an anchor is what GitHub makes of a title. The site has neith
 import posixpath
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-__all__ = ["anchor", "linked_names", "on_config", "on_page_markdown", "without_outside_links"]
+__all__ = ["anchor", "linked_names", "on_config", "on_page_markdown", "read_exports", "without_outside_links"]
 
 _FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
-_ROW = re.compile(r"^\| `(\w+)` \| (.*?) \| `([\w.]+)` \|", re.M)
+_ROW = re.compile(r"^\| `(\w+)` \|", re.M)
+_EXPORT = re.compile(r"^from (penstock\.[\w.]+) import (\w+) as \2$", re.M)
+_PACKAGE = Path(__file__).parents[1] / "src" / "penstock"
 
 
 def anchor(title: str, separator: str) -> str:
@@ -35,7 +38,14 @@ def without_outside_links(text: str, page: str) -> str:
 
 def linked_names(text: str) -> str:
     """Return the text of the table of names, with each name as a link to its entry in the reference."""
-    return _ROW.sub(r"| [`\1`][penstock.\3.\1] | \2 | `\3` |", text)
+    homes = read_exports()
+    return _ROW.sub(lambda row: f"| [`{row[1]}`][{homes[row[1]]}.{row[1]}] |", text)
+
+
+def read_exports() -> dict[str, str]:
+    """Return the module of every public name, from the stubs of the package, which is not imported."""
+    stubs = [stub for stub in _PACKAGE.rglob("__init__.pyi") if stub.parent != _PACKAGE]
+    return {name: home for stub in stubs for home, name in _EXPORT.findall(stub.read_text())}
 
 
 def _outside_fences(text: str, change: Callable[[str], str]) -> str:

@@ -5,13 +5,17 @@ site can look up: `Literal["drop", "short", "pad"]` and `str | PathLike[str]` ar
 Penstock exports, such as `Block`, stay: they have entries of their own.
 """
 
-import ast
 import dataclasses
+import re
+from pathlib import Path
 from typing import Any
 
 import griffe
 
 __all__ = ["WrittenOutTypes"]
+
+_EXPORT = re.compile(r"^from penstock\.[\w.]+ import (\w+) as \1$", re.M)
+_PACKAGE = Path(__file__).parents[1] / "src" / "penstock"
 
 
 class WrittenOutTypes(griffe.Extension):
@@ -24,8 +28,7 @@ class WrittenOutTypes(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Go through everything, once all modules are known."""
         self._package = pkg
-        modules = ast.literal_eval(str(pkg["_MODULES"].value))
-        self._public = set(" ".join(modules.values()).split())
+        self._public = {name for stub in _PACKAGE.rglob("__init__.pyi") for name in _EXPORT.findall(stub.read_text())}
         self._walk(pkg)
 
     def _walk(self, found: griffe.Object | griffe.Alias) -> None:
