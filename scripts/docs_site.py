@@ -44,7 +44,8 @@ def linked_names(text: str) -> str:
 
 def read_exports() -> dict[str, str]:
     """Return the module of every public name, from the stubs of the package, which is not imported."""
-    stubs = [stub for stub in _PACKAGE.rglob("__init__.pyi") if stub.parent != _PACKAGE]
+    # The stubs of the root and of recipes/ name namespaces, and names that a folder's own stub has too.
+    stubs = [stub for stub in _PACKAGE.rglob("__init__.pyi") if stub.parent not in (_PACKAGE, _PACKAGE / "recipes")]
     return {name: home for stub in stubs for home, name in _EXPORT.findall(stub.read_text())}
 
 

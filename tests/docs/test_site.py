@@ -101,9 +101,8 @@ def test_names_in_the_table_lead_to_their_entries(hook):
     row = "| `Loader` | batches; `len`, `close` | [first](../tutorial/first-training.md) |"
     assert hook.linked_names(row) == row.replace("`Loader`", "[`Loader`][penstock.feed.loader.Loader]")
     linked = hook.linked_names((_DOCS / "reference" / "api.md").read_text())
-    assert set(re.findall(r"\]\[([\w.]+)\]", linked)) == {
-        f"{home}.{name}" for name, home in hook.read_exports().items()
-    }
+    expected = {f"{home}.{name}" for name, home in hook.read_exports().items()}
+    assert set(re.findall(r"\]\[([\w.]+)\]", linked)) == expected
 
 
 # -- the reference -----------------------------------------------------------------------------------------------------
