@@ -22,7 +22,7 @@ def _name(page: Path) -> str:
 
 
 def _prose(page: Path) -> str:
-    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    return re.sub(r"^```.*?^```$|^<!--.*?-->$", "", page.read_text(), flags=re.M | re.S)
 
 
 def _anchors(page: Path) -> set[str]:

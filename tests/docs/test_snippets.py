@@ -1,26 +1,36 @@
-"""Every Python block of the README and the docs is run, and what it prints is what the page shows.
+"""Every Python and console block of the README and the docs is run, and what it prints is what the page shows.
 
 The blocks of a page are run in order, in one namespace, in an empty directory. A ```text block right after a Python
-block is its output; a block that prints must be followed by one. A block is left out only under a comment that says
-why: `<!-- not run: needs a GPU -->`.
+block is its output; a block that prints must be followed by one. A ```console block has lines `$ penstock ...`, each
+with its output below it; a comment `<!-- exit code 1 -->` above it says how its last command ends, if not with 0.
+
+Code that only makes data for a page is written into a comment, which no reader sees: `<!-- setup`, the lines of code,
+`-->`. A block is left out only under a comment that says why: `<!-- not run: needs a GPU -->`.
 """
 
 import contextlib
 import io
 import itertools
 import re
+import shlex
 import sys
 import types
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.app import app
 
 _ROOT = Path(__file__).parents[2]
 _PAGES = sorted([*_ROOT.glob("*.md"), *(_ROOT / "docs").rglob("*.md")])
 _FENCE = re.compile(
     r"^(?P<before><!--\s*(?P<comment>[^\n]*?)\s*-->\n+)?```(?P<language>\w*)\n(?P<body>.*?)^```$", re.M | re.S
 )
+_SETUP = re.compile(r"^<!-- setup\n(?P<body>.*?)^-->$", re.M | re.S)
+_SECONDS = re.compile(r"\b(in|and) [\d.]+ s\b")  # shown as "in … s"
+_HDF5_SIZE = re.compile(r"eof = \d+")
 
 
 @dataclass
@@ -28,6 +38,7 @@ class _Snippet:
     line: int
     code: str
     output: str
+    exit_code: int | None = None  # of the commands of a console block; None for Python
 
 
 def _fences(text: str) -> list[re.Match[str]]:
@@ -38,12 +49,36 @@ def _snippets(text: str) -> list[_Snippet]:
     fences = _fences(text)
     found = []
     for fence, following in itertools.zip_longest(fences, fences[1:]):
-        if fence["language"] != "python" or _left_out(fence):
+        if fence["language"] not in ("python", "console") or _left_out(fence):
+            continue
+        line, body = text.count("\n", 0, fence.start("body")), fence["body"]
+        if fence["language"] == "console":
+            commands = "".join(f"{command}\n" for command in re.findall(r"^\$ (.*)$", body, re.M))
+            found.append(_Snippet(line, commands, body, _exit_code(fence)))
             continue
         follows = following is not None and not text[fence.end() : following.start()].strip()
         output = following["body"] if follows and following["language"] == "text" else ""
-        found.append(_Snippet(text.count("\n", 0, fence.start("body")), fence["body"], output))
-    return found
+        found.append(_Snippet(line, body, output))
+    found += [_Snippet(text.count("\n", 0, setup.start("body")), setup["body"], "") for setup in _SETUP.finditer(text)]
+    return sorted(found, key=lambda snippet: snippet.line)
+
+
+def _exit_code(fence: re.Match[str]) -> int:
+    code = re.fullmatch(r"exit code (\d+)", fence["comment"] or "")
+    return int(code[1]) if code else 0
+
+
+def _run_commands(commands: str) -> tuple[str, int]:
+    """Return what a terminal would show, without paths and times of this machine, and the last exit code."""
+    shown, code = "", 0
+    for command in commands.splitlines():
+        assert code == 0, f"a command before {command!r} failed"
+        program, *arguments = shlex.split(command)
+        assert program == "penstock"
+        done = CliRunner().invoke(app, arguments)
+        said, code = (done.stdout + done.stderr).replace(f"{Path.cwd()}/", ""), done.exit_code
+        shown += f"$ {command}\n" + _HDF5_SIZE.sub("eof = …", _SECONDS.sub(r"\1 … s", said))
+    return shown, code
 
 
 def _left_out(fence: re.Match[str]) -> bool:
@@ -64,6 +99,11 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_says(page, tmp_path, m
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
     for snippet in _snippets(page.read_text()):
+        if snippet.exit_code is not None:
+            assert _run_commands(snippet.code) == (snippet.output, snippet.exit_code), (
+                f"{page.name}, line {snippet.line}"
+            )
+            continue
         printed = io.StringIO()
         # Empty lines in front, so that a traceback shows the line of the page.
         code = compile("\n" * snippet.line + snippet.code, str(page), "exec")
@@ -96,6 +136,26 @@ def test_a_block_is_left_out_only_with_a_reason():
     assert len(_snippets("<!-- a remark -->\n```python\nx\n```\n")) == 1
     with pytest.raises(AssertionError, match="say why"):
         _snippets("<!-- not run -->\n```python\nx\n```\n")
+
+
+def test_the_code_of_a_hidden_setup_is_run_in_its_place():
+    text = "```python\nx = 1\n```\n\n<!-- setup\nx += 1\n\nx += 1\n-->\n\n```python\nprint(x)\n```\n\n```text\n3\n```\n"
+    first, setup, last = _snippets(text)
+    assert (first.code, setup.code, last.code) == ("x = 1\n", "x += 1\n\nx += 1\n", "print(x)\n")
+    assert (setup.line, setup.output, last.output) == (5, "", "3\n")
+
+
+def test_a_console_block_is_run_and_has_the_exit_code_that_the_page_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (snippet,) = _snippets("<!-- exit code 2 -->\n```console\n$ penstock verify nowhere\nhealthy\n```\n")
+    assert (snippet.code, snippet.output, snippet.exit_code) == (
+        "penstock verify nowhere\n",
+        "$ penstock verify nowhere\nhealthy\n",
+        2,
+    )
+    shown, code = _run_commands(snippet.code)
+    assert shown.startswith("$ penstock verify nowhere\nError: ")
+    assert code == 2
 
 
 def test_every_block_says_its_language():
