@@ -32,7 +32,7 @@ def test_it_learns_and_says_whether_the_training_waited(
     # 4500 steps to train on, in chunks of 1000: 45 batches of 100 are 4 chunks of 10, and a rest.
     assert "4 chunks of 10 batches: 40 batches in an epoch" in printed
     assert "Waiting for chunks: " in printed
-    assert "Chunks: 8, waited for " in printed
+    assert "Chunks: 8, wait mean " in printed
     names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
     assert {"disk_load", "gpu_queue_wait", "train"} <= names
     assert own_threads() == []

@@ -141,7 +141,7 @@ def test_a_pass_over_all_rows_has_the_number_of_chunks_it_has() -> None:
     with stream(coverage="partition") as loader:
         assert loader.chunks_per_pass == 51
         assert len(epoch(loader, 51)) == len(epoch(loader, None)) == 51
-        with pytest.raises(OptionError, match="num_chunks=50, but a pass over all rows has 51 chunks"):
+        with pytest.raises(OptionError, match=r"num_chunks must be None or 51 \(one pass over all rows\), got 50"):
             loader.start_epoch(50)
 
 
@@ -150,7 +150,7 @@ def test_a_pass_over_all_rows_has_the_number_of_chunks_it_has() -> None:
     [
         ({"prefetch": 0}, "prefetch must be an integer >= 1, got 0"),
         ({"time_units": 0}, "time_units must be an integer >= 1, got 0"),
-        ({"coverage": "all"}, "coverage='all'; use one of random, partition"),
+        ({"coverage": "all"}, "coverage must be one of 'random', 'partition', got 'all'"),
         ({"seed": -1}, "seed must be an integer >= 0, got -1"),
         ({"coverage": "partition", "align": 0}, "align must be an integer >= 1, got 0"),
     ],
@@ -172,11 +172,11 @@ def test_random_windows_need_a_number_of_chunks(count: Any) -> None:
 def test_before_an_epoch_is_started_there_is_a_clear_error() -> None:
     loader = stream()
     for _ in range(2):
-        with pytest.raises(LoaderError, match=r"call start_epoch\(\) before"):
+        with pytest.raises(LoaderError, match=r"Call start_epoch\(\) before"):
             loader.get_next_chunk()
     loader.start_epoch(1)
     loader.cleanup()
-    with pytest.raises(LoaderError, match=r"call start_epoch\(\) before"):
+    with pytest.raises(LoaderError, match=r"Call start_epoch\(\) before"):
         loader.get_next_chunk()
 
 
@@ -319,12 +319,12 @@ def test_a_pipeline_gives_the_chunks_it_is_told_in_that_order(prefetch: int) -> 
 
 @pytest.mark.parametrize("bad", [(3, 3), (4, 2), (-1, 2), (0, 2**31 + 1)])
 def test_a_pipeline_refuses_chunks_that_are_empty_or_inverted(bad: Window) -> None:
-    with pipeline() as loader, pytest.raises(PlanError, match=rf"chunk \({bad[0]}, {bad[1]}\) is empty"):
+    with pipeline() as loader, pytest.raises(PlanError, match=rf"Chunks must be .* got \({bad[0]}, {bad[1]}\)"):
         loader.start_epoch([(0, 5), bad])
 
 
 def test_a_pipeline_refuses_no_chunks_at_all() -> None:
-    with pipeline() as loader, pytest.raises(OptionError, match="got no chunks"):
+    with pipeline() as loader, pytest.raises(OptionError, match="non-empty sequence"):
         loader.start_epoch([])
 
 

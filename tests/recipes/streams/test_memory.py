@@ -107,7 +107,7 @@ def test_an_estimate_of_the_document_is_told_from_one_row() -> None:
 
 def test_a_pipeline_knows_its_memory_when_it_knows_its_chunks() -> None:
     with PipelineChunkLoader(fresh, "cpu", prefetch=2) as loader:
-        with pytest.raises(LoaderError, match=r"call start_epoch\(\) before memory_estimate"):
+        with pytest.raises(LoaderError, match=r"Call start_epoch\(\) before memory_estimate"):
             loader.memory_estimate()
         loader.start_epoch([(50, 60), (0, 30), (7, 9)])
         assert loader.memory_estimate().host_bytes == 4 * 30 * (NEURONS + NEURONS // 2) * 4
@@ -154,15 +154,15 @@ class Streams:
         self.most_on_device = max(self.most_on_device, len(self._on_device))
         return copy
 
-    def copied(self) -> Event:
+    def record_copy(self) -> Event:
         return Event(self.copies_are_over)
 
     def wait(self, event: Event) -> None:
         self.calls.append(("wait", 0))
         self.before_delivery()
 
-    def kept(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.calls.append(("kept", int(tensor[0])))
+    def record_use(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.calls.append(("record_use", int(tensor[0])))
         return tensor
 
     def moved(self) -> list[int]:
@@ -186,9 +186,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> tuple[Streams, Pinned]:
     streams, pinned = Streams(), Pinned()
     monkeypatch.setattr(device_stage, "CudaStreams", lambda device: streams)
     for module in (chunk_stream, loader_module):
-        monkeypatch.setattr(module, "checked_device", torch.device)
+        monkeypatch.setattr(module, "resolve_device", torch.device)
     for module in (chunk_windows, loader_module):
-        monkeypatch.setattr(module, "pinned_memory", pinned)
+        monkeypatch.setattr(module, "allocate_pinned", pinned)
     monkeypatch.setattr(chunk_stream, "torch", SimpleNamespace(Generator=lambda device: torch.Generator()))
     return streams, pinned
 
@@ -212,7 +212,7 @@ def test_chunks_are_copied_to_the_device_ahead_of_the_one_that_computes(
             assert start == CHUNKS[taken - 1][0]
             assert torch.equal(chunk, torch.arange(*CHUNKS[taken - 1]))
             assert streams.moved() == [start for start, _ in CHUNKS[: taken + ahead]]
-            assert ("kept", start) in streams.calls
+            assert ("record_use", start) in streams.calls
         assert loader.get_next_chunk() == (None, None)
     stats = profiler.get_stats()
     assert stats["gpu_transfer"]["count"] == stats["disk_load"]["count"] == len(CHUNKS)
@@ -277,7 +277,7 @@ def test_a_stream_that_needs_more_than_it_may_take_is_refused_before_it_starts()
         return (data[start:stop].copy(),)
 
     with RandomChunkLoader(load, 1000, 100, "cpu", prefetch=2, memory_bytes=390_000) as loader:
-        with pytest.raises(OptionError, match=r"needs 0\.4 MB.*memory_bytes allows 0\.4 MB"):
+        with pytest.raises(OptionError, match=r"memory_bytes must be enough .* needs 0\.4 MB.*, got 0\.4 MB"):
             loader.start_epoch(3)
     with RandomChunkLoader(load, 1000, 100, "cpu", prefetch=2, memory_bytes=400_000, device_bytes=1) as loader:
         loader.start_epoch(3)

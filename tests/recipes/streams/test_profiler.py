@@ -126,4 +126,4 @@ def test_statistics_are_in_milliseconds_and_printed_for_a_person() -> None:
     }
     printed = io.StringIO()
     profiler.print_stats(printed)
-    assert printed.getvalue() == ("disk_load: 2 times, 2000.0 ms in all, 1000.00 ms on average, 1500.00 ms at most\n")
+    assert printed.getvalue() == "disk_load: 2 times, total 2000.0 ms, mean 1000.00 ms, max 1500.00 ms\n"

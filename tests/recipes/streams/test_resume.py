@@ -85,7 +85,7 @@ NEW_PROCESS = """
 import json, sys
 import numpy as np
 import penstock as ps
-from test_chunk_resume import KINDS, epochs, stream
+from test_resume import KINDS, epochs, stream
 found = {}
 for kind, options in KINDS.items():
     with stream(**options) as loader:

@@ -69,17 +69,17 @@ def test_the_columns_have_the_numbers_of_the_document() -> None:
 
 
 def test_a_writer_says_what_does_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"metadata has shape \(3, 4\); give \(neurons, 5\)"):
+    with pytest.raises(OptionError, match=r"metadata must have shape \(neurons, 5\), got \(3, 4\)"):
         SimulationWriter(tmp_path / "a", np.zeros((3, 4)), 10)
     with pytest.raises(OptionError, match="total_timesteps must be an integer >= 1, got 0"):
         SimulationWriter(tmp_path / "b", np.zeros((3, 5)), 0)
     writer = SimulationWriter(tmp_path / "c", np.zeros((3, 5)), 10)
-    with pytest.raises(OptionError, match=r"frames have shape \(2, 4, 4\); give \(time, 3, 4\)"):
+    with pytest.raises(OptionError, match=r"frames must have shape \(time, 3, 4\), got \(2, 4, 4\)"):
         writer.append(np.zeros((2, 4, 4)))
     writer.append(np.zeros((6, 3, 4)))
-    with pytest.raises(OptionError, match="More than total_timesteps=10"):
+    with pytest.raises(OptionError, match="At most total_timesteps=10 steps can be appended, got 11"):
         writer.append(np.zeros((5, 3, 4)))
-    with pytest.raises(OptionError, match="6 of total_timesteps=10 steps were written"):
+    with pytest.raises(OptionError, match=r"total_timesteps=10 steps must be appended before close\(\), got 6"):
         writer.close()
 
 
@@ -118,13 +118,13 @@ def test_a_column_that_does_not_change_with_time_is_refused(simulation: Path, co
         lambda: create_zarr_loader(simulation, column, 4, 2),
         lambda: create_zarr_loader(simulation, 3, column, 2),
     ):
-        with pytest.raises(OptionError, match=r"does not change with time; use one of VOLTAGE \(3\).*load_metadata"):
+        with pytest.raises(OptionError, match=r"column must be one of VOLTAGE \(3\).*load_metadata"):
             ask()
 
 
 @pytest.mark.parametrize("span", [(-1, 3), (3, 2), (0, TIME + 1)])
 def test_time_that_is_not_there_is_refused(simulation: Path, span: tuple[int, int]) -> None:
-    with pytest.raises(OptionError, match=f"{span[0]} to {span[1]}.*{TIME} steps"):
+    with pytest.raises(OptionError, match=f"within the {TIME} steps of .*, got {span[0]} to {span[1]}"):
         load_column_slice(simulation, 3, *span)
 
 
@@ -135,7 +135,7 @@ def test_neurons_that_are_not_there_are_refused(simulation: Path, limit: Any) ->
 
 
 def test_a_folder_without_a_simulation_says_so(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"no simulation in .*it has no timeseries\.zarr"):
+    with pytest.raises(SourceError, match=r"No simulation in .*: timeseries\.zarr is missing"):
         create_zarr_loader(tmp_path, 3, 4, 2)
 
 
@@ -195,7 +195,7 @@ def test_what_is_known_of_each_neuron(simulation: Path) -> None:
 def test_types_with_gaps_are_refused() -> None:
     gaps = metadata()
     gaps[:, 4] = [0, 1, 3, 0, 1, 3]
-    with pytest.raises(SourceError, match=r"types of neurons are \[0, 1, 3\]"):
+    with pytest.raises(SourceError, match=r"types of neurons must be .*, got \[0, 1, 3\]"):
         NeuronData.from_metadata(gaps)
 
 
@@ -209,9 +209,9 @@ def test_a_split_names_two_stretches_that_do_not_meet() -> None:
     ("numbers", "words"),
     [
         ((-1, 80, 80, 100), "train_start must be an integer >= 0, got -1"),
-        ((0, 80, 80, 80), "validation_end=80 is not after validation_start=80"),
-        ((80, 80, 0, 10), "train_end=80 is not after train_start=80"),
-        ((0, 80, 79, 100), r"Training \(0 to 80\) and validation \(79 to 100\) overlap"),
+        ((0, 80, 80, 80), "validation_end must be > validation_start=80, got 80"),
+        ((80, 80, 0, 10), "train_end must be > train_start=80, got 80"),
+        ((0, 80, 79, 100), "Training and validation must not overlap, got 0 to 80 and 79 to 100"),
         ((0, 80.0, 80, 100), "train_end must be an integer >= 0, got 80.0"),
     ],
 )

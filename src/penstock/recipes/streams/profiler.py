@@ -1,4 +1,4 @@
-"""Seed 000: what happened when, as a trace that chrome://tracing and Perfetto show."""
+"""A timeline of the pipeline stages, in the trace format of chrome://tracing and Perfetto."""
 
 import json
 import os
@@ -19,15 +19,15 @@ _NAMES = {"read": "disk_load", "wait": "gpu_queue_wait", "device": "gpu_transfer
 
 
 class PipelineProfiler:
-    """An observer that keeps every stage with its time and its thread; the oldest ones go when there are too many.
+    """An observer that keeps each stage with its time and thread; drops the oldest events when there are too many.
 
-    Stages of a loader are `disk_load` (the background thread reads), `gpu_transfer` (a copy is begun) and
-    `gpu_queue_wait` (the training waits for a chunk). The training adds its own with `event`.
+    The stages of a loader are `disk_load` (the background thread reads), `gpu_transfer` (a copy starts) and
+    `gpu_queue_wait` (the training waits for a chunk). Add your own with `event`.
 
     Parameters
     ----------
     max_events
-        Events that are kept.
+        Events to keep.
 
     Examples
     --------
@@ -45,24 +45,24 @@ class PipelineProfiler:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Take note from here on."""
+        """Start recording."""
         self._enabled = True
 
     def stop(self) -> None:
-        """Take no more note; what there is stays."""
+        """Stop recording; recorded events are kept."""
         self._enabled = False
 
     def is_enabled(self) -> bool:
-        """Return whether it takes note."""
+        """Return whether events are recorded."""
         return self._enabled
 
     def record(self, stage: str, seconds: float, nbytes: int) -> None:
-        """Take note of a stage that has just ended; called by a loader."""
+        """Record a stage that has just ended; called by a loader."""
         self._add(_NAMES.get(stage, stage), "pipeline", time.perf_counter() - seconds, seconds, None, {"bytes": nbytes})
 
     @contextmanager
     def event(self, name: str, category: str = "pipeline", thread: str | None = None, **args: Any) -> Iterator[None]:
-        """Take note of what happens in a `with` block, on this thread or under another name."""
+        """Record a `with` block as an event of this thread, or of the thread named `thread`."""
         began = time.perf_counter()
         try:
             yield
@@ -74,7 +74,7 @@ class PipelineProfiler:
     ) -> None:
         if not self._enabled:
             return
-        # By name: every epoch has a thread of its own, and they are one line of the trace.
+        # By name: each epoch has a new thread, and all of them are one row of the trace.
         who = thread or threading.current_thread().name
         with self._lock:
             number = self._threads.setdefault(who, len(self._threads))
@@ -82,7 +82,7 @@ class PipelineProfiler:
             self._events.append({"name": name, "cat": category, "ph": "X", **times, "tid": number, "args": args})
 
     def to_chrome_trace(self) -> dict[str, Any]:
-        """Return the trace as JSON: threads by name, times in microseconds."""
+        """Return the trace as plain JSON: threads by name, times in microseconds."""
         with self._lock:
             events, threads = list(self._events), dict(self._threads)
         meta = [
@@ -92,11 +92,11 @@ class PipelineProfiler:
         return {"traceEvents": [*meta, *({**event, "pid": os.getpid()} for event in events)]}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace; open it at https://ui.perfetto.dev, or in chrome://tracing."""
+        """Write the trace to a file, for https://ui.perfetto.dev or chrome://tracing."""
         Path(path).write_text(json.dumps(self.to_chrome_trace(), default=str))
 
     def get_stats(self) -> dict[str, dict[str, float]]:
-        """Return, for each name, how often, how long in all, on average and at most, in milliseconds."""
+        """Return count, total, mean and maximum of each event name; times are in milliseconds."""
         with self._lock:
             events = list(self._events)
         found: dict[str, dict[str, float]] = {}
@@ -109,9 +109,9 @@ class PipelineProfiler:
         return found
 
     def print_stats(self, out: TextIO | None = None) -> None:
-        """Print them, for a person."""
+        """Print the statistics, one line per event name."""
         for name, entry in self.get_stats().items():
             (out or sys.stdout).write(
-                f"{name}: {entry['count']:.0f} times, {entry['total_ms']:.1f} ms in all, {entry['mean_ms']:.2f} ms on "
-                f"average, {entry['max_ms']:.2f} ms at most\n"
+                f"{name}: {entry['count']:.0f} times, total {entry['total_ms']:.1f} ms, mean {entry['mean_ms']:.2f} ms"
+                f", max {entry['max_ms']:.2f} ms\n"
             )

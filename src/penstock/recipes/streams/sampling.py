@@ -1,7 +1,7 @@
-"""Seed 000: batches out of a chunk that is in memory, and what a training loop needs to know of chunks.
+"""Batches sampled within a chunk in memory, and the chunk arithmetic of a training loop.
 
-Sampling is on the chunk's own device, without waiting for it, and is reproducible: chunks that a loader delivers carry
-a generator that depends on seed, epoch and chunk only.
+Sampling happens on the device of the chunk, without synchronizing, and is reproducible: the chunks of a loader carry a
+generator that depends on seed, epoch and chunk only.
 """
 
 import random
@@ -30,7 +30,7 @@ AcquisitionMode = Literal["all_time_points", "time_aligned", "staggered_random"]
 
 def sample_batch_within_chunk(
     chunk_data: torch.Tensor,
-    chunk_stim: torch.Tensor | None = None,  # noqa: ARG001  # the document's call names it; frames are data frames
+    chunk_stim: torch.Tensor | None = None,  # noqa: ARG001  # part of the signature; frames are those of chunk_data
     wmat_indices: torch.Tensor | None = None,
     wmat_indptr: torch.Tensor | None = None,
     batch_size: int = 1,
@@ -40,7 +40,7 @@ def sample_batch_within_chunk(
     *,
     generator: torch.Generator | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the first frames of a batch, neurons to leave out, and all neurons that are needed for them.
+    """Return the first frames of a batch, the neurons to zero, and those neurons with all their inputs.
 
     Parameters
     ----------
@@ -49,35 +49,38 @@ def sample_batch_within_chunk(
     wmat_indices, wmat_indptr
         The connectivity in CSR form: the columns of row `i` are `indices[indptr[i]:indptr[i + 1]]`.
     total_steps
-        Steps that a sample goes on after its first frame; it ends within the chunk.
+        Steps of a sample after its first frame; all of them lie within the chunk.
     num_neurons_to_zero
-        Neurons to draw, with replacement.
+        Neurons to sample, with replacement.
     device
-        Where the results lie; None: with the chunk.
+        Device of the results; None: that of the chunk.
     generator
-        Draws them; None: the chunk's own, so that a chunk gives the same batches every time, else torch's.
+        Source of randomness; None: the generator of the chunk, so that a chunk gives the same batches every time, or
+        torch's default if it has none.
     """
     frames = len(chunk_data)
     if frames <= total_steps:
         raise OptionError(
-            f"A chunk of {frames} frames cannot hold {total_steps} steps and their first frame; use a larger "
-            "chunk_size, or fewer steps."
+            f"chunk_data must have more than total_steps={total_steps} frames, got {frames}. Use a larger chunk_size "
+            "or fewer steps."
         )
-    where = torch.device(device) if device is not None else chunk_data.device
+    target = torch.device(device) if device is not None else chunk_data.device
     own: torch.Generator | None = generator or getattr(chunk_data, "penstock_generator", None)
-    made_on = own.device if own is not None else where
-    batch = torch.randint(0, frames - total_steps, (batch_size,), generator=own, device=made_on).to(where)
+    made_on = own.device if own is not None else target
+    batch = torch.randint(0, frames - total_steps, (batch_size,), generator=own, device=made_on).to(target)
     if not num_neurons_to_zero:
-        return batch, torch.empty(0, dtype=torch.int64, device=where), torch.empty(0, dtype=torch.int64, device=where)
+        return batch, torch.empty(0, dtype=torch.int64, device=target), torch.empty(0, dtype=torch.int64, device=target)
     if wmat_indices is None or wmat_indptr is None:
-        raise OptionError("num_neurons_to_zero needs wmat_indices and wmat_indptr: who is connected to whom.")
+        raise OptionError(
+            "num_neurons_to_zero requires the connectivity in CSR form. Pass wmat_indices and wmat_indptr."
+        )
     n_neurons = chunk_data.shape[1]
-    selected = torch.randint(0, n_neurons, (num_neurons_to_zero,), generator=own, device=made_on).to(where)
-    return batch, selected, _with_inputs(selected, wmat_indices.to(where), wmat_indptr.to(where), n_neurons)
+    selected = torch.randint(0, n_neurons, (num_neurons_to_zero,), generator=own, device=made_on).to(target)
+    return batch, selected, _add_inputs(selected, wmat_indices.to(target), wmat_indptr.to(target), n_neurons)
 
 
-def _with_inputs(selected: torch.Tensor, indices: torch.Tensor, indptr: torch.Tensor, n_neurons: int) -> torch.Tensor:
-    """Return the selected neurons and those of their rows, sorted, each once; no look at single neurons."""
+def _add_inputs(selected: torch.Tensor, indices: torch.Tensor, indptr: torch.Tensor, n_neurons: int) -> torch.Tensor:
+    """Return the selected neurons and the columns of their rows, sorted and unique; vectorized over neurons."""
     wanted = torch.zeros(n_neurons, dtype=torch.bool, device=selected.device)
     wanted[selected] = True
     rows = torch.repeat_interleave(
@@ -111,7 +114,7 @@ def calculate_chunk_params(
     size = min(chunk_size, total_timesteps)
     if size < batch_size:
         raise OptionError(
-            f"A chunk of {size} rows holds no batch of {batch_size}; use a larger chunk or smaller batches."
+            f"batch_size must be <= the {size} rows of a chunk, got {batch_size}. Use larger chunks or smaller batches."
         )
     per_chunk = size // batch_size
     if total_timesteps < chunk_size:
@@ -131,14 +134,14 @@ def generate_random_chunks(
     seed: int = 0,
     epoch: int = 0,
 ) -> list[tuple[int, int]]:
-    """Return random windows, with replacement, each a begin and an end.
+    """Return the (start, end) of random windows, chosen with replacement.
 
     Parameters
     ----------
     time_units
-        Windows begin at multiples of this many rows.
+        Windows start at multiples of this many rows.
     rng
-        Draws them; None: they depend on `seed` and `epoch` alone.
+        Source of randomness; None: the windows depend on `seed` and `epoch` only.
 
     Examples
     --------
@@ -163,13 +166,13 @@ def compute_neuron_phases(
     *,
     generator: torch.Generator | None = None,
 ) -> torch.Tensor | None:
-    """Return when each neuron is observed within a time unit; None where all are observed at all times.
+    """Return the frame within a time unit at which each neuron is observed; None if all are observed at every frame.
 
     Parameters
     ----------
     mode
-        `"all_time_points"`; `"time_aligned"`: all at the beginning of a unit; `"staggered_random"`: each at a moment of
-        its own.
+        `"all_time_points"`: at every frame. `"time_aligned"`: all at the first frame of a unit. `"staggered_random"`:
+        each at its own random frame.
     """
     _check_sizes(num_neurons=num_neurons, time_units=time_units)
     if mode == "all_time_points":
@@ -177,7 +180,7 @@ def compute_neuron_phases(
     if mode == "time_aligned":
         return torch.zeros(num_neurons, dtype=torch.int64, device=device)
     if mode != "staggered_random":
-        raise OptionError(f"mode={mode!r}; use one of {', '.join(get_args(AcquisitionMode))}.")
+        raise OptionError(f"mode must be one of {', '.join(map(repr, get_args(AcquisitionMode)))}, got {mode!r}.")
     made_on = generator.device if generator is not None else torch.device(device)
     return torch.randint(0, time_units, (num_neurons,), generator=generator, device=made_on).to(device)
 
@@ -193,21 +196,22 @@ def sample_batch_indices(
     *,
     generator: torch.Generator | None = None,
 ) -> torch.Tensor:
-    """Return the first frame of each neuron in each sample, (batch_size, num_neurons), within a chunk.
+    """Return the first frame of each neuron in each sample of a batch: (batch_size, num_neurons), within a chunk.
 
-    A chunk that begins at a multiple of `time_units` keeps phases: neuron `n` is observed at frames whose remainder is
-    its phase. Without phases, all neurons of a sample begin at the same frame, anywhere.
+    In a chunk that starts at a multiple of `time_units`, neuron `n` is observed at the frames whose remainder is its
+    phase. Without phases, all neurons of a sample start at the same frame, anywhere.
     """
     _check_sizes(chunk_size=chunk_size, time_units=time_units, batch_size=batch_size)
     made_on = generator.device if generator is not None else torch.device(device)
     latest = chunk_size - total_steps - 1
     if neuron_phases is not None:
         if neuron_phases.shape != (num_neurons,):
-            raise OptionError(f"neuron_phases has shape {tuple(neuron_phases.shape)}, for {num_neurons} neurons.")
+            raise OptionError(f"neuron_phases must have shape ({num_neurons},), got {tuple(neuron_phases.shape)}.")
         latest = (latest - (time_units - 1)) // time_units
     if latest < 0:
         raise OptionError(
-            f"A chunk of {chunk_size} frames cannot hold {total_steps} steps in units of {time_units}; use more frames."
+            f"chunk_size must hold {total_steps} steps in units of {time_units} frames, got {chunk_size}. Use a larger "
+            "chunk_size."
         )
     starts = torch.randint(0, latest + 1, (batch_size, 1), generator=generator, device=made_on).to(device)
     if neuron_phases is None:
@@ -217,7 +221,7 @@ def sample_batch_indices(
 
 @dataclass
 class _Times:
-    """Seconds, added up: a run of a month takes no more memory than a minute."""
+    """Running totals of durations, in seconds: constant memory, however long the training."""
 
     count: int = 0
     total: float = 0.0
@@ -237,7 +241,7 @@ class _Times:
 
 @dataclass
 class ChunkLatencyStats:
-    """How long the training waited for chunks, and what a step takes.
+    """How long the training waited for chunks, and how long its steps took.
 
     Examples
     --------
@@ -253,17 +257,17 @@ class ChunkLatencyStats:
     batch_step_times: _Times = field(default_factory=_Times)
 
     def record_chunk_get(self, seconds: float) -> None:
-        """Take note of the time that a chunk was waited for."""
+        """Record how long the training waited for a chunk."""
         self.chunk_get_times.add(seconds)
 
     def record_batch_times(self, forward: float, backward: float, step: float) -> None:
-        """Take note of the parts of a training step, in seconds."""
+        """Record the parts of a training step, in seconds."""
         self.batch_forward_times.add(forward)
         self.batch_backward_times.add(backward)
         self.batch_step_times.add(step)
 
     def get_summary(self) -> dict[str, float]:
-        """Return means and extremes in milliseconds, and counts; 0 where nothing was recorded."""
+        """Return means and extremes in milliseconds, and counts; 0 if nothing was recorded."""
         got = self.chunk_get_times
         return {
             "chunk_get_mean_ms": got.mean_ms,
@@ -277,11 +281,11 @@ class ChunkLatencyStats:
         }
 
     def print_summary(self, out: TextIO | None = None) -> None:
-        """Print the summary, for a person."""
+        """Print the summary."""
         found = self.get_summary()
         lines = [
-            f"Chunks: {found['num_chunks']:.0f}, waited for {found['chunk_get_mean_ms']:.2f} ms on average, "
-            f"{found['chunk_get_min_ms']:.2f} to {found['chunk_get_max_ms']:.2f} ms",
+            f"Chunks: {found['num_chunks']:.0f}, wait mean {found['chunk_get_mean_ms']:.2f} ms, "
+            f"min {found['chunk_get_min_ms']:.2f} ms, max {found['chunk_get_max_ms']:.2f} ms",
             f"Batches timed: {found['num_batches_sampled']:.0f}, forward {found['batch_forward_mean_ms']:.2f} ms, "
             f"backward {found['batch_backward_mean_ms']:.2f} ms, step {found['batch_step_mean_ms']:.2f} ms",
         ]

@@ -1,7 +1,7 @@
-"""Seed 000: simulations of the fly's visual system on disk, in the layout of its document.
+"""Simulations of the fly's visual system, on disk as two zarr arrays.
 
-DIR/metadata.zarr     (neurons, 5) float32: what does not change
-DIR/timeseries.zarr   (time, neurons, 4) float32: what does, in chunks of 2000 × neurons × 1
+DIR/metadata.zarr     (neurons, 5) float32: static columns
+DIR/timeseries.zarr   (time, neurons, 4) float32: dynamic columns, in chunks of 2000 × neurons × 1
 """
 
 import os
@@ -57,22 +57,23 @@ _FIXED = (FlyVisSim.INDEX, FlyVisSim.XPOS, FlyVisSim.YPOS, FlyVisSim.GROUP_TYPE,
 def load_column_slice(
     path: _Path, column: int, time_start: int, time_end: int, neuron_limit: int | None = None
 ) -> NDArray[np.float32]:
-    """Return one column of a stretch of time, (time, neurons).
+    """Return one column of a time range, (time, neurons).
 
     Parameters
     ----------
     path
-        The folder of the simulation; a trailing `.npy` or `.zarr` is left out.
+        The folder of the simulation; a trailing `.npy` or `.zarr` is removed.
     column
-        One that changes with time.
+        A dynamic column.
     neuron_limit
-        Only so many neurons, the first ones; None: all.
+        Return the first `neuron_limit` neurons; None: all.
     """
     source = ZarrSource(_folder(path), {"data": (_SERIES, _neurons(neuron_limit), _column(column))})
     try:
         if not 0 <= time_start <= time_end <= len(source.index):
             raise OptionError(
-                f"The time from {time_start} to {time_end} is not within the {len(source.index)} steps of {path}."
+                f"time_start and time_end must be within the {len(source.index)} steps of {path}, got {time_start} to "
+                f"{time_end}."
             )
         found: NDArray[np.float32] = np.asarray(source.read(Span(time_start, time_end))["data"])
         return found
@@ -81,7 +82,7 @@ def load_column_slice(
 
 
 def load_metadata(path: _Path) -> NDArray[np.float32]:
-    """Return what does not change, (neurons, 5): index, position, group and type."""
+    """Return the static columns, (neurons, 5): index, x, y, group and type."""
     source = ZarrSource(_folder(path), {"data": _STATIC})
     try:
         found: NDArray[np.float32] = np.asarray(source.read(Span(0, len(source.index)))["data"])
@@ -93,16 +94,16 @@ def load_metadata(path: _Path) -> NDArray[np.float32]:
 def create_zarr_loader(
     data_path: _Path, column_idx: int, stim_column_idx: int, num_stim_dims: int
 ) -> Callable[[int, int], tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Return a function of begin and end that reads both columns of a stretch of time, into memory that is used again.
+    """Return a function of start and end that reads two columns of a time range into reused memory.
 
     Parameters
     ----------
     data_path
         The folder of the simulation.
     column_idx, stim_column_idx
-        The columns that are modelled, and that drive it.
+        The modelled column, and the column of the stimulus.
     num_stim_dims
-        Neurons of the latter, the first ones.
+        Neurons of the stimulus: the first `num_stim_dims`.
     """
     return _ZarrLoader(_folder(data_path), _column(column_idx), _column(stim_column_idx), num_stim_dims)
 
@@ -114,7 +115,7 @@ class _ZarrLoader:
             "stim": (_SERIES, _neurons(n_stim), stim_column),
         }
         self.source = ZarrSource(folder, fields)
-        """Where it reads; `source.read_amplification(span)` says what is decoded for what is given."""
+        """The arrays on disk; `source.read_amplification(span)` is the ratio of decoded to returned bytes."""
         fixed: dict[str, Field] = dict(self.source.fields)
         self._memory = WindowMemory(fixed)
 
@@ -127,7 +128,7 @@ def _folder(path: _Path) -> Path:
     folder = Path(path)
     folder = folder.with_suffix("") if folder.suffix in (".npy", ".zarr") else folder
     if not (folder / _SERIES).exists():
-        raise SourceError(f"There is no simulation in {folder}: it has no {_SERIES}.")
+        raise SourceError(f"No simulation in {folder}: {_SERIES} is missing. Pass the folder of a simulation.")
     return folder
 
 
@@ -137,7 +138,7 @@ def _column(column: int) -> int:
     except ValueError as error:
         names = ", ".join(f"{entry.name} ({entry.value})" for entry in _DYNAMIC)
         raise OptionError(
-            f"Column {column!r} does not change with time; use one of {names}, or load_metadata() for the others."
+            f"column must be one of {names}, got {column!r}. For static columns, use load_metadata()."
         ) from error
 
 
@@ -147,7 +148,7 @@ def _neurons(limit: int | None) -> slice:
 
 @dataclass(frozen=True, slots=True)
 class NeuronData:
-    """What is known of each neuron."""
+    """The static columns of a simulation."""
 
     ix: NDArray[np.int32]
     pos: NDArray[np.float32]
@@ -160,12 +161,12 @@ class NeuronData:
 
     @classmethod
     def from_metadata(cls, metadata: NDArray[Any]) -> "NeuronData":
-        """Return what the rows of `load_metadata` say."""
+        """Return the neurons of the array from `load_metadata`."""
         columns = {column: metadata[:, place] for place, column in enumerate(_FIXED)}
         types = columns[FlyVisSim.TYPE].astype(np.uint8)
         present = np.unique(types)
         if not np.array_equal(present, np.arange(len(present))):
-            raise SourceError(f"The types of neurons are {present.tolist()}; they must be 0, 1, 2, … without gaps.")
+            raise SourceError(f"The types of neurons must be 0, 1, 2, … without gaps, got {present.tolist()}.")
         return cls(
             columns[FlyVisSim.INDEX].astype(np.int32),
             np.stack([columns[FlyVisSim.XPOS], columns[FlyVisSim.YPOS]], axis=1),
@@ -177,7 +178,7 @@ class NeuronData:
 
 @dataclass(frozen=True, slots=True)
 class DataSplit:
-    """Stretches of time for training and validation."""
+    """Time ranges for training and validation."""
 
     train_start: int
     train_end: int
@@ -190,25 +191,25 @@ class DataSplit:
         for part in ("train", "validation"):
             start, end = getattr(self, f"{part}_start"), getattr(self, f"{part}_end")
             if end <= start:
-                raise OptionError(f"{part}_end={end} is not after {part}_start={start}.")
+                raise OptionError(f"{part}_end must be > {part}_start={start}, got {end}.")
         if self.train_start < self.validation_end and self.validation_start < self.train_end:
             raise OptionError(
-                f"Training ({self.train_start} to {self.train_end}) and validation ({self.validation_start} to "
-                f"{self.validation_end}) overlap; validate on time that is not trained on."
+                f"Training and validation must not overlap, got {self.train_start} to {self.train_end} and "
+                f"{self.validation_start} to {self.validation_end}."
             )
 
 
 class SimulationWriter:
-    """Writes a simulation in the layout of the document, stretch after stretch.
+    """Writes a simulation, one time range after the other.
 
     Parameters
     ----------
     path
-        The folder; it is made.
+        The folder, which is created.
     metadata
-        (neurons, 5): index, position, group and type.
+        (neurons, 5): index, x, y, group and type.
     total_timesteps
-        Steps that will be written.
+        Time steps to write in total.
 
     Examples
     --------
@@ -225,7 +226,7 @@ class SimulationWriter:
             raise MissingDependency("zarr", "zarr", "Writing zarr stores") from error
         metadata = np.asarray(metadata, np.float32)
         if metadata.ndim != 2 or metadata.shape[1] != len(_FIXED):
-            raise OptionError(f"metadata has shape {metadata.shape}; give (neurons, {len(_FIXED)}).")
+            raise OptionError(f"metadata must have shape (neurons, {len(_FIXED)}), got {metadata.shape}.")
         self._n_neurons, self._total = len(metadata), check_integer("total_timesteps", total_timesteps, at_least=1)
         folder = Path(path)
         shared: Any = {"dtype": "float32", "zarr_format": 2, "compressors": numcodecs.Blosc("zstd", 3, 2)}
@@ -237,19 +238,22 @@ class SimulationWriter:
         self._written = 0
 
     def append(self, frames: NDArray[Any]) -> None:
-        """Add steps: (time, neurons, 4), of voltage, stimulus, calcium and fluorescence."""
+        """Append time steps: (time, neurons, 4), of voltage, stimulus, calcium and fluorescence."""
         frames = np.asarray(frames, np.float32)
         if frames.ndim != 3 or frames.shape[1:] != (self._n_neurons, len(_DYNAMIC)):
-            raise OptionError(f"frames have shape {frames.shape}; give (time, {self._n_neurons}, {len(_DYNAMIC)}).")
+            raise OptionError(f"frames must have shape (time, {self._n_neurons}, {len(_DYNAMIC)}), got {frames.shape}.")
         waiting = sum(map(len, self._waiting))
         if self._written + waiting + len(frames) > self._total:
-            raise OptionError(f"More than total_timesteps={self._total} steps were given.")
+            raise OptionError(
+                f"At most total_timesteps={self._total} steps can be appended, got "
+                f"{self._written + waiting + len(frames)}."
+            )
         self._waiting.append(frames)
         if waiting + len(frames) >= _CHUNK_ROWS:
             self._flush(whole=True)
 
     def _flush(self, *, whole: bool) -> None:
-        """Write what is there; whole chunks only, so that none is written twice."""
+        """Write the buffered steps; with `whole`, only whole chunks, so that no chunk is written twice."""
         empty = np.empty((0, self._n_neurons, len(_DYNAMIC)), np.float32)
         frames = np.concatenate([empty, *self._waiting])
         count = len(frames) - len(frames) % _CHUNK_ROWS if whole else len(frames)
@@ -258,11 +262,12 @@ class SimulationWriter:
         self._waiting = [frames[count:]] if count < len(frames) else []
 
     def close(self) -> None:
-        """Write the rest; raise where steps are missing."""
+        """Write the rest; raise OptionError if steps are missing."""
         self._flush(whole=False)
         if self._written < self._total:
             raise OptionError(
-                f"{self._written} of total_timesteps={self._total} steps were written; the rest is zeros."
+                f"total_timesteps={self._total} steps must be appended before close(), got {self._written}. The rest "
+                "is zeros."
             )
 
     def __enter__(self) -> "SimulationWriter":

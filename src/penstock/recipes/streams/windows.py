@@ -1,7 +1,7 @@
-"""Windows of a long recording as items: where they begin, how long they are, and in which order an epoch visits them.
+"""Windows of a long recording as items: where they start, how long they are, and the order an epoch visits them in.
 
-An item is a window: its number is `start × (size + 1) + length`. So a plan can deal in windows of any length, anywhere,
-and a loader needs nothing but a plan.
+An item is a window, numbered `start × (size + 1) + length`. So a plan can address windows of any length at any row, and
+a loader needs nothing but a plan. Users of this package call a window a chunk.
 """
 
 import sys
@@ -32,7 +32,7 @@ LoadFn = Callable[[int, int], Any]
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """Windows of up to `size` rows, out of `total`, as numbers."""
+    """Numbers the windows of up to `size` rows in a recording of `total` rows."""
 
     total: int
     size: int
@@ -43,34 +43,34 @@ class Coded:
 
     @property
     def n_items(self) -> int:
-        """One more than the largest number."""
+        """One more than the largest item number."""
         return (self.total + 1) * (self.size + 1)
 
     def items(self, starts: _Int64s, lengths: _Int64s) -> _Int64s:
-        """Return the numbers of windows."""
+        """Return the item numbers of windows."""
         return starts * (self.size + 1) + lengths
 
     def window(self, item: int) -> tuple[int, int]:
-        """Return begin and end of a window."""
+        """Return the start and stop rows of a window."""
         start, length = divmod(item, self.size + 1)
         return start, start + length
 
 
 @dataclass(frozen=True)
 class RandomWindows:
-    """Windows that begin anywhere, drawn with replacement: an epoch is `count` of them, and no pass over the data."""
+    """Random windows, with replacement: an epoch is `count` of them, not a pass over the data."""
 
     coded: Coded
     count: int
     align: int = 1
-    """A window begins at a multiple of this many rows."""
+    """Windows start at multiples of this many rows."""
 
     def check(self, index: Index) -> None:
-        """Refuse an index that was made for other windows."""
+        """Raise PlanError if the index was made for other windows."""
         _check_index(index, self.coded)
 
     def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:  # noqa: ARG002  # windows are not stored
-        """Return the windows of `epoch`; the first ones are the same for any count."""
+        """Return the windows of `epoch`; the first k do not depend on `count`."""
         length = min(self.coded.size, self.coded.total)
         choices = np.uint64((self.coded.total - length) // self.align + 1)
         key = key_for(seed, "windows", epoch)
@@ -84,32 +84,32 @@ class RandomWindows:
 
 @dataclass(frozen=True)
 class PartitionWindows:
-    """Every row exactly once: windows side by side, in a permuted order, their borders shifted anew in every epoch."""
+    """Adjacent windows that cover every row exactly once, permuted; their borders shift every epoch."""
 
     coded: Coded
     align: int = 1
-    """Borders lie at multiples of this many rows: the chunks that they are stored in. So windows have the largest
-    multiple of it that is no more than the size of a window."""
+    """Borders lie at multiples of this many rows, such as the rows of a stored chunk. Windows then have the largest
+    multiple of it that is <= the window size."""
 
     def __post_init__(self) -> None:
         if self.align > self.coded.size <= self.coded.total:
             raise PlanError(
-                f"chunk_size={self.coded.size} is less than the {self.align} rows that its borders are aligned to; "
-                "use a larger chunk_size, or a smaller align or time_units."
+                f"chunk_size must be >= the alignment of its borders ({self.align} rows), got {self.coded.size}. Use a "
+                "larger chunk_size, or a smaller align or time_units."
             )
 
     def check(self, index: Index) -> None:
-        """Refuse an index that was made for other windows."""
+        """Raise PlanError if the index was made for other windows."""
         _check_index(index, self.coded)
 
     @property
     def _step(self) -> int:
-        """Rows from one border to the next; a recording that is smaller than a window has none."""
+        """Rows from one border to the next; the window size if the recording is shorter than that."""
         size = self.coded.size
         return size if self.coded.total < size else size - size % self.align
 
     def _phases(self) -> range:
-        """Return where the second window may begin, such that all epochs have equally many windows."""
+        """Return where the second window may start, such that all epochs have equally many windows."""
         if self.coded.total < self._step:
             return range(0)
         first = max(self.coded.total % self._step, 1)
@@ -136,7 +136,7 @@ class PartitionWindows:
 
 @dataclass(frozen=True)
 class GivenWindows:
-    """Windows that the caller names, in that order."""
+    """Windows listed by the caller, in that order."""
 
     coded: Coded
     windows: tuple[tuple[int, int], ...]
@@ -150,11 +150,13 @@ class GivenWindows:
         return f"{type(self).__qualname__}(coded={self.coded!r}, windows={self.windows!r})"
 
     def check(self, index: Index) -> None:
-        """Refuse windows that do not fit."""
+        """Raise PlanError if the index was made for other windows, or a window is empty or too long."""
         _check_index(index, self.coded)
         for start, stop in self.windows:
             if not 0 <= start < stop <= self.coded.total or stop - start > self.coded.size:
-                raise PlanError(f"The chunk ({start}, {stop}) is empty, or reaches out of the data.")
+                raise PlanError(
+                    f"Chunks must be (start, end) with 0 <= start < end <= {self.coded.total}, got ({start}, {stop})."
+                )
 
     def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:  # noqa: ARG002
         """Return the windows, the same in every epoch."""
@@ -165,15 +167,18 @@ class GivenWindows:
 
 def _check_index(index: Index, coded: Coded) -> None:
     if len(index) != coded.n_items:
-        raise PlanError(f"{index!r} is not made of windows of {coded.size} of {coded.total} rows.")
+        raise PlanError(
+            f"The index must have {coded.n_items} items, for windows of up to {coded.size} of {coded.total} rows, got "
+            f"{index!r}."
+        )
 
 
 class WindowMemory:
-    """Lends memory for windows, which is used again, also where they differ in length.
+    """Lends reusable memory for windows, which may differ in length.
 
-    1. A window that is shorter than others gets the beginning of a buffer for those.
-    2. One that is longer: from now on, buffers are for it; those before go when they are given back.
-    3. Three in a row that need less than half of a buffer: from now on, buffers are for these.
+    1. A window shorter than the buffers gets the head of one.
+    2. A longer window: from then on, buffers have its size; older ones are freed when they are returned.
+    3. Three windows in a row that need less than half of a buffer: from then on, buffers have the size of the third.
     """
 
     def __init__(self, fields: Mapping[str, Field], allocate: Callable[[int], NDArray[np.uint8]] | None = None) -> None:
@@ -194,76 +199,78 @@ class WindowMemory:
 
 
 class WindowData:
-    """A map-style dataset of windows: what `load_fn` returns for each, as tensors that are nobody else's.
+    """A map-style dataset of windows: what `load_fn` returns for each, as tensors that share memory with nothing else.
 
     Parameters
     ----------
     load_fn
-        Takes begin and end, returns an array or several.
+        Takes start and end rows, returns one array or a tuple of arrays.
     coded
-        Which windows there are.
+        How windows are numbered.
     pinned
-        Copy them into page-locked memory, from which a device copies by itself.
+        Copy the arrays into page-locked memory, for asynchronous copies to a device.
     """
 
     def __init__(self, load_fn: LoadFn, coded: Coded, *, pinned: bool) -> None:
         if not callable(load_fn):
-            raise OptionError(f"load_fn={load_fn!r} cannot be called; give a function of start and end.")
-        self._load_fn, self._coded, self._pinned = load_fn, coded, pinned
+            raise OptionError(f"load_fn must be a function of start and end, got {load_fn!r}.")
+        self.coded = coded
+        self._load_fn, self._pinned = load_fn, pinned
         self._memory: dict[tuple[Any, ...], WindowMemory] = {}
         self._row_bytes: int | None = None
         self._lock, self._turn = threading.Lock(), threading.Lock()
 
     def __len__(self) -> int:
-        return self._coded.n_items
+        return self.coded.n_items
 
     def __getitem__(self, item: int) -> dict[str, Any]:
-        start, stop = self._coded.window(item)
+        start, stop = self.coded.window(item)
         try:
-            arrays = self.loaded(start, stop)
-        except IndexError as error:  # to the source of datasets, this means that there is no such window
+            arrays = self.load(start, stop)
+        except IndexError as error:  # DatasetSource would take it to mean that there is no such window
             raise ReadError(f"load_fn({start}, {stop}) raised an IndexError: {error}") from error
         except Exception as error:
             error.add_note(f"[penstock] while loading the chunk from {start} to {stop}")
             raise
-        # In the list, and on the way to getrefcount: whoever else has an array may read it later, or give it again.
-        ours = [sys.getrefcount(arrays[place]) == 2 for place in range(len(arrays))]
-        tensors = tuple(self._tensor(array, ours=own) for array, own in zip(arrays, ours, strict=True))
+        # Two references are the list and the argument of getrefcount. With a third one, somebody else may read the
+        # array later, or return it again.
+        unshared = [sys.getrefcount(arrays[place]) == 2 for place in range(len(arrays))]
+        tensors = tuple(self._tensor(array, unshared=own) for array, own in zip(arrays, unshared, strict=True))
         return {"start": start, "stop": stop, "tensors": tensors}
 
-    def loaded(self, start: int, stop: int) -> Sequence[NDArray[Any]]:
-        """Return what `load_fn` gives for a window, checked; one call at a time."""
+    def load(self, start: int, stop: int) -> Sequence[NDArray[Any]]:
+        """Call `load_fn` for a window and check the arrays it returns; one call at a time."""
         with self._turn:
             found = self._load_fn(start, stop)
         arrays = [np.asarray(array) for array in (found if isinstance(found, tuple | list) else (found,))]
         if not arrays:
-            raise OptionError(f"load_fn({start}, {stop}) gave no arrays.")
+            raise OptionError(f"load_fn({start}, {stop}) must return at least one array, got none.")
         for array in arrays:
             if array.ndim == 0 or len(array) != stop - start:
                 raise OptionError(
-                    f"load_fn({start}, {stop}) gave an array of shape {array.shape}; its first axis must have "
-                    f"{stop - start} rows."
+                    f"load_fn({start}, {stop}) must return arrays with {stop - start} rows on axis 0, got shape "
+                    f"{array.shape}."
                 )
         self._row_bytes = sum(array.nbytes for array in arrays) // (stop - start)
         return arrays
 
     def row_bytes(self, row: int) -> int:
-        """Return the bytes of one row; that row is loaded where none was yet."""
+        """Return the bytes of one row; loads `row` if nothing was loaded yet."""
         if self._row_bytes is None:
-            self.loaded(row, row + 1)
+            self.load(row, row + 1)
         assert self._row_bytes is not None, "known after loading"
         return self._row_bytes
 
-    def _tensor(self, array: NDArray[Any], *, ours: bool) -> torch.Tensor:
+    def _tensor(self, array: NDArray[Any], *, unshared: bool) -> torch.Tensor:
         if self._pinned:
-            room = self._room(array).lend(len(array))[""]
+            room = self._memory_for(array).lend(len(array))[""]
             np.copyto(room, array)
             return torch.from_numpy(room)
-        # A view of something larger, such as a memory map or an array in memory, is the caller's own: writing to a
-        # chunk must not reach it. Memory that comes back by itself is made for this.
+        # A view of something larger, such as a memory map or an array in memory, belongs to the caller: writing to a
+        # chunk must not reach it. Memory lent by a pool is meant to be written to.
         if not (
-            ours
-            and (array.base is None or _lent(array))
+            unshared
+            and (array.base is None or _is_lent(array))
             and array.flags.writeable
             and array.flags.c_contiguous
             and array.dtype.isnative
@@ -271,7 +278,7 @@ class WindowData:
             array = np.array(array, array.dtype.newbyteorder("="), order="C")
         return torch.from_numpy(array)
 
-    def _room(self, array: NDArray[Any]) -> WindowMemory:
+    def _memory_for(self, array: NDArray[Any]) -> WindowMemory:
         key = (array.dtype.newbyteorder("=").str, array.shape[1:])
         with self._lock:
             if key not in self._memory:
@@ -280,8 +287,8 @@ class WindowData:
             return self._memory[key]
 
 
-def _lent(array: Any) -> bool:
-    """Return whether an array lies in memory that a pool has lent out for it alone."""
+def _is_lent(array: Any) -> bool:
+    """Return whether an array lies in memory that a pool lent for it alone."""
     while isinstance(array, np.ndarray):
         array = array.base
     return type(array).__name__ == "_Lease"
