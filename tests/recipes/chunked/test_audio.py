@@ -87,7 +87,7 @@ def test_context_is_not_predicted_and_padding_is_silence_before_x(folder):
     codes = frames(1, 10, 20)
     x, y = dataset[3]
     assert (column(x), column(y)) == ([ZERO] * 4 + codes[:-1], codes[4:])
-    with pytest.raises(OptionError, match=r"Item 2 \(frames 20–24 of .*song0\.wav\) .*context_len=5; .*drop_last"):
+    with pytest.raises(OptionError, match=r"context_len must be .*got 5.* item 2 \(frames 20–24 of .*song0\.wav\).*drop_last"):
         QuantizedAudioDataset(folder, 16, sample_len=10, context_len=5)
     assert len(QuantizedAudioDataset(folder, 16, sample_len=10, context_len=4)) == 60
 
@@ -142,7 +142,7 @@ def test_channels_become_their_mean_and_other_rates_are_resampled(tmp_path):
 @pytest.mark.parametrize("index", [-1, 60, 10**9])
 def test_an_item_that_does_not_exist_is_an_index_error(folder, index):
     dataset = QuantizedAudioDataset(folder, sample_len=10)
-    with pytest.raises(IndexError, match=f"no item {index}; .* 0–59"):
+    with pytest.raises(IndexError, match=f"Items must be 0–59, got {index}"):
         dataset[index]
     with pytest.raises(IndexError):
         dataset.__getitems__([0, index])
@@ -158,12 +158,12 @@ def test_a_file_with_nan_or_that_is_gone_is_named(tmp_path):
     soundfile.write(tmp_path / "a.wav", values, 8000, subtype="FLOAT")
     dataset = QuantizedAudioDataset(tmp_path, sample_len=10)
     assert column(dataset[0][1]) == [128] * 10
-    with pytest.raises(SourceError, match=r"Item 1 \(frames 10–19 of .*a\.wav\) cannot be quantized: .*NaN"):
+    with pytest.raises(SourceError, match=r"Could not quantize item 1 \(frames 10–19 of .*a\.wav\): .*NaN"):
         dataset[1]
     (tmp_path / "a.wav").unlink()
     with pytest.raises(ReadError, match=r"a\.wav"):
         pickle.loads(pickle.dumps(dataset))[0]
-    with pytest.raises(SourceError, match="no wav, flac or ogg file"):
+    with pytest.raises(SourceError, match="No wav, flac or ogg file"):
         QuantizedAudioDataset(tmp_path)
 
 
@@ -209,7 +209,7 @@ def test_ratios_are_what_they_say_in_decimals(folder):
     assert songs(QuantizedAudioDataset(folder, ratio_max=1 - 0.8)) == [0, 1, 2, 3]
     assert songs(QuantizedAudioDataset(folder, ratio_min=np.float32(0.95))) == [19]
     with pytest.raises(
-        OptionError, match=r"There are 20 files in .* none from ratio 0.5 to 0.54; .*0\.05 or more apart"
+        OptionError, match=r"one of the 20 files in .*, got 0\.5 and 0\.54.*0\.05 or more apart"
     ):
         QuantizedAudioDataset(folder, ratio_min=0.5, ratio_max=0.54)
 
@@ -232,7 +232,7 @@ def test_ratios_are_what_they_say_in_decimals(folder):
 def test_options_that_cannot_be_are_refused_at_once(folder, options):
     name = list(options)[-1]
     options.pop("rate_hz", None)
-    with pytest.raises(OptionError, match=f"{name}="):
+    with pytest.raises(OptionError, match=rf"{name}( must|=)"):
         QuantizedAudioDataset(folder, **options)
 
 
@@ -336,13 +336,13 @@ def test_loaders_fill_up_batches_unless_told_otherwise(folder):
     assert len(next(iter(data.test_dataloader(batch_size=2, collate_fn=list)))) == 2
 
 
-@pytest.mark.parametrize(("n_files", "cure"), [(1, "give 3 or more"), (2, "give 3 or more"), (3, "0.5"), (10, "0.85")])
+@pytest.mark.parametrize(("n_files", "cure"), [(1, "Give 3 or more"), (2, "Give 3 or more"), (3, "0.5"), (10, "0.85")])
 def test_a_partition_without_files_is_refused_with_what_would_do(tmp_path, n_files, cure):
     for number in range(n_files):
         song(tmp_path / f"song{number}.wav", 5)
     train = 0.99 if n_files == 10 else 0.88
     with pytest.raises(
-        OptionError, match=rf"{n_files} files in .* at train_percentage={train} .* validation.*{cure}\.$"
+        OptionError, match=rf"validation.*: {n_files} files in .* at train_percentage={train}\. .*{cure}\.$"
     ):
         QuantizedAutoregressiveAudio(tmp_path, train_percentage=train).setup()
     if n_files > 2:
@@ -358,7 +358,7 @@ def test_unknown_options_are_no_options(kind, folder):
     with pytest.raises(TypeError, match="data_dir"):
         kind()
     for options in ({"train_percentage": 1.0}, {"bits": 0}, {"quantization": "pcm"}, {"pad_len": -1}):
-        with pytest.raises(OptionError, match=f"{next(iter(options))}="):
+        with pytest.raises(OptionError, match=f"{next(iter(options))} must"):
             kind(data_dir=folder, **options)
 
 

@@ -17,16 +17,16 @@ def test_values_are_filled_up_with_what_no_loss_overlooks():
 
 
 @pytest.mark.parametrize(
-    ("batch", "said"),
+    ("batch", "words"),
     [
-        ([], "no items"),
+        ([], "at least one item"),
         ([(torch.zeros(2, 1), torch.zeros(2, 1), 0)], "pairs"),
-        ([(torch.zeros(2, 1), torch.zeros(2, 1)), (torch.zeros(2, 2), torch.zeros(2, 1))], "differ in the x"),
-        ([(torch.zeros(2, 1), torch.zeros(2, 1)), (torch.zeros(2, 1), torch.zeros(2, 1).long())], "differ in the y"),
+        ([(torch.zeros(2, 1), torch.zeros(2, 1)), (torch.zeros(2, 2), torch.zeros(2, 1))], "All x of a batch"),
+        ([(torch.zeros(2, 1), torch.zeros(2, 1)), (torch.zeros(2, 1), torch.zeros(2, 1).long())], "All y of a batch"),
     ],
 )
-def test_items_that_do_not_fit_together_are_refused(batch, said):
-    with pytest.raises(OptionError, match=said):
+def test_items_that_do_not_fit_together_are_refused(batch, words):
+    with pytest.raises(OptionError, match=words):
         collate_audio(batch)
-    with pytest.raises(OptionError, match=r"cannot be filled up with 0\.5"):
+    with pytest.raises(OptionError, match=r"padding of x must be an integer, since x is torch\.int64, got 0\.5"):
         collate_audio([torch.zeros(2, 1).long()], zero=0.5)

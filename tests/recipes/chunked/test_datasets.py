@@ -141,7 +141,7 @@ def test_a_module_goes_on_where_its_state_was_taken() -> None:
 def test_what_is_asked_for_before_setup_says_so() -> None:
     with pytest.raises(LoaderError, match=r"setup\(\)"):
         Counted(train_chunk_size=4).train_dataloader(batch_size=2)
-    with pytest.raises(NotImplementedError, match="has no setup"):
+    with pytest.raises(NotImplementedError, match=r"must define setup\(\)"):
         SequenceDataset().setup()
     with pytest.raises(OptionError, match="train_chunk_size"):
         resolve_chunk_sizes(0, None, train_batches=1, val_batches=1)

@@ -1,4 +1,4 @@
-"""Seed 001: quantized audio for autoregressive models, in the manner of S4, with or without chunks."""
+"""Quantized audio for autoregressive models, S4-style, with or without chunks."""
 
 import operator
 import os
@@ -31,40 +31,40 @@ __all__ = [
     "QuantizedAutoregressiveAudio",
 ]
 
-_RATIO_STEPS = 1_000_000  # ratios are what they say in decimals: 0.29 of 100 files are 29
+_RATIO_STEPS = 1_000_000  # ratios count as decimals: 0.29 of 100 files is 29
 
 
 class QuantizedAudioDataset(Dataset[Any]):
-    """Windows of the audio files of a folder, as codes to predict one after the other: a torch data set.
+    """A torch dataset of windows of audio files, as codes to predict one after another.
 
-    Files are sorted as a person would (`song2` before `song10`), in the folders within, too; several channels become
-    their mean. An item is a pair `(x, y)`, both of shape (frames, 1): `y` are the codes, and `x` is `y` one step later,
-    beginning with the code of silence. Codes are on a fixed scale
-    (`penstock.transform.quantize`): the same sound is the same code in every item.
+    Files of the folder and its subfolders are in natural order (`song2` before `song10`); channels are averaged. An
+    item is a pair `(x, y)`, both of shape (frames, 1): `y` holds the codes, and `x` is `y` one step later, preceded by
+    the code of silence. Codes have a fixed scale (`penstock.transform.quantize`): the same amplitude is the same
+    code in every item.
 
-    Shuffled items of ogg files cost much more than those of wav and flac files: see `AudioSource`.
+    Random access to ogg files costs much more than to wav and flac files: see `AudioSource`.
 
     Parameters
     ----------
     path
         The folder.
     bits
-        Of a code; not used where there is no quantization.
+        Bits of a code; not used without quantization.
     ratio_min, ratio_max
-        Which share of the files, from one ratio to before another: data sets of 0 to 0.9 and of 0.9 to 1 hold each file
+        The files to use, as a half-open range of fractions: the ranges 0 to 0.9 and 0.9 to 1 together hold each file
         once.
     sample_len
         Frames of an item, after resampling; None: items are whole files.
     quantization
-        None: `x` and `y` are the values themselves, float32, and silence is 0.0.
+        None: `x` and `y` are float32 amplitudes, and silence is 0.0.
     return_type
-        None: items are the codes alone.
+        None: an item is the codes alone.
     drop_last
-        Leave out the end of a file that fills no item; otherwise it is a shorter one, for `collate_audio` to fill up.
+        Leave out the end of a file that does not fill an item; False: it is a shorter item, which `collate_audio` pads.
     target_sr
         The sampling rate; None: that of the files.
     context_len
-        Steps at the beginning that are not to be predicted: `y` begins after them.
+        Steps at the start that are not predicted: `y` starts after them.
     pad_len
         Steps of silence before `x`.
     """
@@ -83,19 +83,20 @@ class QuantizedAudioDataset(Dataset[Any]):
         context_len: int | None = None,
         pad_len: int | None = None,
     ) -> None:
-        self.zero = _zero(bits, quantization)
+        self.zero = _silence(bits, quantization)
         _check_steps(sample_len, context_len, pad_len)
         if return_type not in ("autoregressive", None):
-            raise OptionError(f"return_type={return_type!r}; use 'autoregressive' or None.")
+            raise OptionError(f"return_type must be 'autoregressive' or None, got {return_type!r}.")
         if return_type is None and (context_len or pad_len):
             raise OptionError(
-                "context_len and pad_len are of pairs (x, y); use them with return_type='autoregressive'."
+                "context_len and pad_len must be None or 0 with return_type=None, got "
+                f"{context_len!r} and {pad_len!r}. Use return_type='autoregressive'."
             )
         self.path, self.bits, self.ratio_min, self.ratio_max = path, bits, ratio_min, ratio_max
         self.sample_len, self.quantization, self.return_type = sample_len, quantization, return_type
         self.drop_last, self.target_sr, self.context_len, self.pad_len = drop_last, target_sr, context_len, pad_len
         self.source = AudioSource(
-            _share(_sorted_files(path), ratio_min, ratio_max, path),
+            _select_files(_sorted_files(path), ratio_min, ratio_max, path),
             window_frames=sample_len,
             rate_hz=target_sr,
             tail="drop" if drop_last else "short",
@@ -104,17 +105,17 @@ class QuantizedAudioDataset(Dataset[Any]):
 
     @property
     def file_names(self) -> list[str]:
-        """The files, in the order of their items."""
+        """The files, in item order."""
         return list(self.source.files)
 
     @property
     def identity(self) -> str:
-        """What tells these items from those of other files, or of another length."""
+        """Distinguishes these items from those of other files or another length."""
         return self.source.index.identity
 
     @property
     def collate_fn(self) -> Any:
-        """What makes batches of these items: `collate_audio`, with their code of silence."""
+        """Collate function for these items: `collate_audio` with their code of silence."""
         return partial(collate_audio, zero=self.zero)
 
     def __len__(self) -> int:
@@ -124,59 +125,60 @@ class QuantizedAudioDataset(Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return items, each file opened once for all of them; a torch DataLoader asks for a batch this way."""
+        """Return several items, opening each file once; torch's DataLoader fetches batches this way."""
         numbers = [operator.index(index) for index in indices]
         for number in numbers:
             if not 0 <= number < len(self):
-                raise IndexError(f"There is no item {number}; this data set has items 0–{len(self) - 1}.")
+                raise IndexError(f"Items must be 0–{len(self) - 1}, got {number}.")
         found = self.source.take(np.array(numbers, np.int64))["audio"]
         return [self._item(number, audio) for number, audio in zip(numbers, found, strict=True)]
 
     def _item(self, number: int, audio: NDArray[np.float32]) -> Any:
         values = torch.from_numpy(audio)
-        # A copy where nothing is encoded: items of one read lie in the same memory.
-        codes = values.clone() if self.quantization is None else self._encoded(number, values)
+        # Copied if not encoded: items of one read share memory.
+        codes = values.clone() if self.quantization is None else self._encode(number, values)
         if self.return_type is None:
             return codes
         before = codes.new_full(((self.pad_len or 0) + 1, 1), self.zero)
         return torch.cat([before, codes[:-1]]), codes[self.context_len or 0 :]
 
-    def _encoded(self, number: int, values: torch.Tensor) -> torch.Tensor:
-        assert self.quantization is not None, "asked only where there are codes"
+    def _encode(self, number: int, values: torch.Tensor) -> torch.Tensor:
+        assert self.quantization is not None, "called only with quantization"
         try:
             return quantize(values, self.bits, self.quantization)
         except OptionError as error:
-            raise SourceError(f"{self._where(number)} cannot be quantized: {error}") from error
+            raise SourceError(f"Could not quantize {self._describe_item(number)}: {error}") from error
 
-    def _where(self, number: int) -> str:
+    def _describe_item(self, number: int) -> str:
         file, start, stop = (int(array[0]) for array in self.source.windows(np.array([number])))
-        return f"Item {number} (frames {start}–{stop - 1} of {self.source.files[file]})"
+        return f"item {number} (frames {start}–{stop - 1} of {self.source.files[file]})"
 
     def _check_context(self) -> None:
-        """Raise where nothing is left of an item to be predicted: its loss would be NaN."""
+        """Raise OptionError if an item has nothing to predict: its loss would be NaN."""
         if not self.context_len:
             return
         _, starts, stops = self.source.windows(np.arange(len(self)))
         shortest = int((stops - starts).argmin())
         if stops[shortest] - starts[shortest] <= self.context_len:
             raise OptionError(
-                f"{self._where(shortest)} has nothing to predict after context_len={self.context_len}; use a shorter "
-                "context_len, or drop_last=True to leave out what fills no item."
+                f"context_len must be shorter than every item, got {self.context_len}, which leaves nothing to predict "
+                f"in {self._describe_item(shortest)}. Use a shorter context_len, or drop_last=True to leave out items "
+                "that are not full."
             )
 
 
 class ChunkedQuantizedAudioDataset(QuantizedAudioDataset):
-    """Audio data set with chunked training support: what it adds is a loader that walks it in chunks of batches."""
+    """An audio dataset with a loader that walks it in chunks of batches."""
 
     def loader(self, batch_size: int = 1, chunk_size: int | None = None, **loader: Any) -> ChunkedDataLoader:
-        """Return a loader of batches `(x, y, {"lengths"})`; without a chunk size, one that goes over all each time.
+        """Return a loader of batches `(x, y, {"lengths"})`; without a chunk size, an epoch is the whole dataset.
 
         Parameters
         ----------
         chunk_size
             Batches per chunk.
         loader
-            Any others of `ChunkedDataLoader`, and of torch's.
+            Other arguments of `ChunkedDataLoader` and torch's DataLoader.
         """
         return ChunkedDataLoader(self, batch_size, chunk_size, **{"collate_fn": self.collate_fn, **loader})
 
@@ -189,11 +191,11 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
     data_dir
         The folder of the files.
     train_percentage
-        The share of the files for training; validation and test get half of the rest each.
+        The fraction of the files for training; validation and test get half of the rest each.
     bits, sample_len, quantization, drop_last, target_sr, context_len, pad_len
-        Of `QuantizedAudioDataset`.
+        As for `QuantizedAudioDataset`.
     seed
-        Of the order and of `split_train_val`.
+        Seed of the order and of `split_train_val`.
     """
 
     _name_ = "qautoaudio"
@@ -213,10 +215,12 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
         seed: int = 42,
     ) -> None:
         super().__init__(data_dir=data_dir, seed=seed)
-        self._zero = _zero(bits, quantization)
+        self._zero = _silence(bits, quantization)
         _check_steps(sample_len, context_len, pad_len)
         if not _is_ratio(train_percentage) or not 0 < train_percentage < 1:
-            raise OptionError(f"train_percentage={train_percentage!r}; use a share between 0 and 1, such as 0.88.")
+            raise OptionError(
+                f"train_percentage must be a fraction between 0 and 1, such as 0.88, got {train_percentage!r}."
+            )
         self.bits, self.train_percentage, self.sample_len = bits, train_percentage, sample_len
         self.quantization, self.drop_last, self.target_sr = quantization, drop_last, target_sr
         self.context_len, self.pad_len = context_len, pad_len
@@ -228,41 +232,42 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
 
     @property
     def d_output(self) -> int:
-        """Codes that a model chooses from; 1 where it gives the value itself."""
+        """Number of codes that a model predicts; 1 without quantization."""
         return 1 if self.quantization is None else 1 << self.bits
 
     @property
     def l_output(self) -> int | None:
-        """Frames of an item; None where items are whole files."""
+        """Frames of an item; None if items are whole files."""
         return self.sample_len
 
     @property
     def n_tokens(self) -> int | None:
-        """Codes that `x` is made of; None where it is made of values."""
+        """Number of codes in the vocabulary of `x`; None without quantization."""
         return None if self.quantization is None else 1 << self.bits
 
     @property
     def collate_fn(self) -> Any:
-        """What makes batches: `collate_audio`, with the code of silence."""
+        """Collate function: `collate_audio` with the code of silence."""
         return partial(collate_audio, zero=self._zero)
 
     def setup(self) -> None:
-        """Make the partitions; each has one file at least."""
+        """Make the partitions, each with at least one file."""
         bounds = (0, self.train_percentage, (1 + self.train_percentage) / 2, 1)
         n_files = len(_sorted_files(self.data_dir))
-        counts = [_cut(high, n_files) - _cut(low, n_files) for low, high in pairwise(bounds)]
+        counts = [_files_below(high, n_files) - _files_below(low, n_files) for low, high in pairwise(bounds)]
         if not all(counts):
             few = n_files < len(counts)
-            cure = f"give {len(counts)} or more" if few else f"use train_percentage={(n_files - 1.5) / n_files:.4g}"
+            cure = f"Give {len(counts)} or more" if few else f"Use train_percentage={(n_files - 1.5) / n_files:.4g}"
             raise OptionError(
-                f"{n_files} files in {self.data_dir} at train_percentage={self.train_percentage} are {counts[0]} for "
-                f"training, {counts[1]} for validation and {counts[2]} for testing; {cure}."
+                f"Each partition must have a file, got {counts[0]} for training, {counts[1]} for validation and "
+                f"{counts[2]} for testing: {n_files} files in {self.data_dir} at train_percentage="
+                f"{self.train_percentage}. {cure}."
             )
         self.dataset_train, self.dataset_val, self.dataset_test = (
-            self._between(low, high) for low, high in pairwise(bounds)
+            self._make_partition(low, high) for low, high in pairwise(bounds)
         )
 
-    def _between(self, ratio_min: float, ratio_max: float) -> QuantizedAudioDataset:
+    def _make_partition(self, ratio_min: float, ratio_max: float) -> QuantizedAudioDataset:
         return QuantizedAudioDataset(
             self.data_dir,
             self.bits,
@@ -290,14 +295,14 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
 
 
 class ChunkedQuantizedAutoregressiveAudio(QuantizedAutoregressiveAudio, ChunkedSequenceDataset):
-    """Audio files for autoregressive training, walked in chunks where a chunk size is given.
+    """Audio files for autoregressive training, walked in chunks if there is a chunk size.
 
     Parameters
     ----------
     train_chunk_size, val_chunk_size, limits
-        Of `ChunkedSequenceDataset`.
+        As for `ChunkedSequenceDataset`.
     audio
-        Of `QuantizedAutoregressiveAudio`.
+        Arguments of `QuantizedAutoregressiveAudio`.
     """
 
     def __init__(
@@ -309,17 +314,17 @@ class ChunkedQuantizedAutoregressiveAudio(QuantizedAutoregressiveAudio, ChunkedS
         **audio: Any,
     ) -> None:
         super().__init__(**audio)
-        # The audio knows of no chunks, and has called this without them.
+        # QuantizedAutoregressiveAudio has called this initializer without chunk sizes.
         ChunkedSequenceDataset.__init__(
             self, train_chunk_size, val_chunk_size, limits=limits, data_dir=self.data_dir, seed=self.seed
         )
 
 
-def _zero(bits: int, quantization: str | None) -> float:
-    """Return what silence is, or say why these options cannot be."""
+def _silence(bits: int, quantization: str | None) -> float:
+    """Return the code of silence; raise OptionError if an option is wrong."""
     checked_bits(bits)
     if quantization not in ("linear", "mu-law", None):
-        raise OptionError(f"quantization={quantization!r}; use 'linear', 'mu-law' or None.")
+        raise OptionError(f"quantization must be 'linear', 'mu-law' or None, got {quantization!r}.")
     return 0.0 if quantization is None else q_zero(bits)
 
 
@@ -334,39 +339,41 @@ def _check_steps(sample_len: int | None, context_len: int | None, pad_len: int |
 
 
 def _sorted_files(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the audio files of a folder as a person would sort them."""
+    """Return the audio files of a folder in natural order."""
     folder = Path(path)
     found = audio_files(folder)
     if not found:
-        raise SourceError(f"There is no wav, flac or ogg file in {folder}.")
+        raise SourceError(f"No wav, flac or ogg file in {folder}. Give the folder of the audio files.")
     return sorted(found, key=lambda file: _natural(file.relative_to(folder)))
 
 
 def _natural(path: Path) -> tuple[list[list[str | int]], str]:
-    """Return a key that sorts numbers in names by what they are worth; names that are alike then, by their letters."""
+    """Return a sort key that compares numbers in names by value, and names that are then equal by their characters."""
     parts: list[list[str | int]] = []
     for part in path.parts:
-        pieces = re.split(r"(\d+)", part)  # words and numbers in turn, so that like is compared with like
-        parts.append([int(piece) if place % 2 else piece for place, piece in enumerate(pieces)])
+        words = re.split(r"(\d+)", part)  # text and numbers alternate, so that like is compared with like
+        parts.append([int(word) if place % 2 else word for place, word in enumerate(words)])
     return parts, str(path)
 
 
-def _share(files: list[Path], ratio_min: float, ratio_max: float, path: object) -> list[Path]:
+def _select_files(files: list[Path], ratio_min: float, ratio_max: float, path: object) -> list[Path]:
     if not (_is_ratio(ratio_min) and _is_ratio(ratio_max) and ratio_min < ratio_max):
-        raise OptionError(f"ratio_min={ratio_min!r}, ratio_max={ratio_max!r}; use 0 <= ratio_min < ratio_max <= 1.")
-    share = files[_cut(ratio_min, len(files)) : _cut(ratio_max, len(files))]
-    if not share:
         raise OptionError(
-            f"There are {len(files)} files in {path}, and none from ratio {ratio_min} to {ratio_max}; use ratios that "
-            f"are {1 / len(files):.4g} or more apart."
+            f"Ratios must be 0 <= ratio_min < ratio_max <= 1, got ratio_min={ratio_min!r}, ratio_max={ratio_max!r}."
         )
-    return share
+    selected = files[_files_below(ratio_min, len(files)) : _files_below(ratio_max, len(files))]
+    if not selected:
+        raise OptionError(
+            f"ratio_min and ratio_max must select at least one of the {len(files)} files in {path}, got {ratio_min} "
+            f"and {ratio_max}. Use ratios that are {1 / len(files):.4g} or more apart."
+        )
+    return selected
 
 
 def _is_ratio(ratio: Any) -> bool:
     return isinstance(ratio, int | float | np.number) and not isinstance(ratio, bool) and bool(0 <= ratio <= 1)
 
 
-def _cut(ratio: float, n_files: int) -> int:
-    """Return how many files are below a ratio."""
+def _files_below(ratio: float, n_files: int) -> int:
+    """Return the number of files below a ratio."""
     return int(Fraction(float(ratio)).limit_denominator(_RATIO_STEPS) * n_files)

@@ -1,4 +1,4 @@
-"""Seed 001: data modules and training loops that walk their data in chunks, where the configuration asks for it."""
+"""Data modules and training loops that walk their data in chunks, if the configuration has chunk sizes."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ _LOG = logging.getLogger("penstock")
 
 @dataclass(frozen=True, slots=True)
 class ChunkSizes:
-    """Batches per chunk of each partition; both None where there are no chunks."""
+    """Batches per chunk of each partition; both None without chunks."""
 
     train: int | None
     val: int | None
@@ -39,20 +39,20 @@ def resolve_chunk_sizes(
     val_batches: int,
     limits: Mapping[str, Any] | None = None,
 ) -> ChunkSizes:
-    """Return the chunk sizes of both partitions: what the rules of the document come to.
+    """Return the chunk sizes of both partitions.
 
-    Either size turns chunks on. The other partition then runs whole. Limits of the trainer (`limit_train_batches`,
-    `limit_val_batches`) are ignored, with a warning; without chunks they are the trainer's own affair, and never turn
-    chunks on.
+    Either size turns chunks on; a partition without a size then runs whole. With chunks, limits of the trainer
+    (`limit_train_batches`, `limit_val_batches`) are ignored, with a warning. Without chunks, limits are left to the
+    trainer, and never turn chunks on.
 
     Parameters
     ----------
     train_chunk_size, val_chunk_size
-        Batches, as the configuration has them.
+        Batches per chunk, from the configuration.
     train_batches, val_batches
         Batches of the whole partitions; known after `setup()`.
     limits
-        Those of the trainer.
+        Limits of the trainer.
 
     Examples
     --------
@@ -62,10 +62,10 @@ def resolve_chunk_sizes(
     _check_sizes(train_chunk_size, val_chunk_size)
     if train_chunk_size is None and val_chunk_size is None:
         return ChunkSizes(None, None)
-    given = {name: value for name, value in (limits or {}).items() if not _no_limit(value)}
+    given = {name: value for name, value in (limits or {}).items() if not _is_unlimited(value)}
     if given:
         _LOG.warning(
-            "%s: ignored, since %s is given; partitions are walked in chunks, or whole.",
+            "%s: ignored, because %s is set. Partitions are walked in chunks, or whole.",
             ", ".join(f"{name}={value}" for name, value in given.items()),
             "train_chunk_size" if train_chunk_size is not None else "val_chunk_size",
         )
@@ -73,16 +73,16 @@ def resolve_chunk_sizes(
 
 
 class SequenceDataset:
-    """A data module in the manner of S4: `setup()` makes the partitions, the rest makes loaders of them.
+    """An S4-style data module: `setup()` makes the partitions, the other methods make their loaders.
 
-    Subclasses set `dataset_train`, and `dataset_val` and `dataset_test` or `split_train_val`, in `setup`.
+    In `setup`, subclasses set `dataset_train`, `dataset_test` and `dataset_val`, or call `split_train_val`.
 
     Parameters
     ----------
     data_dir
-        Where the data are; for `setup` to use.
+        Folder of the data, for use in `setup`.
     seed
-        Of the split.
+        Seed of the split.
     """
 
     def __init__(self, data_dir: Any = None, *, seed: int = 42, **options: Any) -> None:
@@ -96,13 +96,13 @@ class SequenceDataset:
     def setup(self) -> None:
         """Make the partitions."""
         raise NotImplementedError(
-            f"{type(self).__name__} has no setup(); write one that sets dataset_train and others."
+            f"{type(self).__name__} must define setup(), which sets dataset_train and the other partitions."
         )
 
     def split_train_val(self, val_split: float) -> None:
-        """Move a share of the training items to validation: the same ones for the same seed."""
+        """Move a fraction of the training items to validation; the seed determines which."""
         if not 0 < val_split < 1:
-            raise OptionError(f"val_split={val_split!r}; use a share between 0 and 1, such as 0.1.")
+            raise OptionError(f"val_split must be a fraction between 0 and 1, such as 0.1, got {val_split!r}.")
         items = len(self._partition("train"))
         order = generator_for(self.seed, "split").permutation(items)
         n_val = min(items - 1, max(1, round(items * val_split)))
@@ -127,21 +127,23 @@ class SequenceDataset:
     def _partition(self, name: str) -> Any:
         found = getattr(self, f"dataset_{name}")
         if found is None:
-            raise LoaderError(f"dataset_{name} is not there yet; call setup() first, and set it there.")
+            raise LoaderError(
+                f"dataset_{name} must be set before its loader is made. Set it in setup(), and call that."
+            )
         return found
 
 
 class ChunkedSequenceDataset(SequenceDataset):
-    """A data module whose loaders walk their partitions in chunks, where a chunk size is given.
+    """A data module whose loaders walk their partitions in chunks, if it has a chunk size.
 
     Parameters
     ----------
     train_chunk_size, val_chunk_size
-        Batches per chunk; either turns chunks on, and the other partition runs whole. Neither: a plain module.
+        Batches per chunk. Either turns chunks on; a partition without a size then runs whole. Neither: a plain module.
     limits
-        `limit_train_batches` and `limit_val_batches` of the trainer, to be warned about where they are ignored.
+        `limit_train_batches` and `limit_val_batches` of the trainer, for a warning if they are ignored.
     kwargs
-        Of `SequenceDataset`.
+        Arguments of `SequenceDataset`.
     """
 
     def __init__(
@@ -160,7 +162,7 @@ class ChunkedSequenceDataset(SequenceDataset):
         self._loaders: dict[str, ChunkedDataLoader] = {}
 
     def chunk_sizes(self, batch_size: int) -> ChunkSizes:
-        """Return the sizes that hold, once `setup()` has made the partitions."""
+        """Return the chunk sizes of both partitions; call after `setup()`."""
         check_integer("batch_size", batch_size, at_least=1)
         if batch_size not in self._sizes:
             self._sizes[batch_size] = resolve_chunk_sizes(
@@ -174,12 +176,12 @@ class ChunkedSequenceDataset(SequenceDataset):
 
     @property
     def train_chunk_size(self) -> int | None:
-        """Batches per training chunk; one that is inferred is known once a loader was asked for."""
+        """Batches per training chunk; an inferred size is known once the loader is made."""
         return self._size("train", self.explicit_train_chunk_size)
 
     @property
     def val_chunk_size(self) -> int | None:
-        """Batches per validation chunk; one that is inferred is known once a loader was asked for."""
+        """Batches per validation chunk; an inferred size is known once the loader is made."""
         return self._size("val", self.explicit_val_chunk_size)
 
     def _size(self, name: str, explicit: int | None) -> int | None:
@@ -188,68 +190,68 @@ class ChunkedSequenceDataset(SequenceDataset):
         return self._loaders[name].chunk_size
 
     def train_dataloader(self, **loader: Any) -> Any:
-        """Return the loader of the training partition: a stream of chunks, or shuffled as ever."""
+        """Return the loader of the training partition: an endless stream of chunks, or shuffled if without chunks."""
         if not self.use_chunked_training:
             return super().train_dataloader(**loader)
         loader.pop("shuffle", None)
         size = self.chunk_sizes(loader.get("batch_size", 1)).train
-        return self._chunked("train", chunk_size=size, shuffle=True, seed=self.seed, **loader)
+        return self._make_chunked("train", chunk_size=size, shuffle=True, seed=self.seed, **loader)
 
     def val_dataloader(self, **loader: Any) -> Any:
-        """Return the loader of the validation partition: the chunks of one pass after the other, in order."""
+        """Return the loader of the validation partition: the chunks of one pass after another, in order."""
         if not self.use_chunked_training:
             return super().val_dataloader(**loader)
         loader.pop("shuffle", None)
         size = self.chunk_sizes(loader.get("batch_size", 1)).val
-        return self._chunked("val", chunk_size=size, **{**loader, "shuffle": False, "drop_last": False})
+        return self._make_chunked("val", chunk_size=size, **{**loader, "shuffle": False, "drop_last": False})
 
     def test_dataloader(self, **loader: Any) -> Any:
-        """Return the loader of the test partition: all of it, in order, and with chunks, dealt to the ranks."""
+        """Return the loader of the test partition: all of it, in order; with chunks, dealt to the ranks."""
         if not self.use_chunked_training:
             return super().test_dataloader(**loader)
         items, batch_size = self._partition("test"), loader.get("batch_size", 1)
         whole = max(1, -(-len(items) // batch_size))
         return ChunkedDataLoader(items, chunk_size=whole, **{**loader, "shuffle": False, "drop_last": False})
 
-    def _chunked(self, name: str, **options: Any) -> ChunkedDataLoader:
+    def _make_chunked(self, name: str, **options: Any) -> ChunkedDataLoader:
         self._loaders[name] = ChunkedDataLoader(self._partition(name), **options)
         return self._loaders[name]
 
     @property
     def current_train_chunk(self) -> int:
-        """The training chunk that comes next, counted on and on."""
+        """The next training chunk, counted over all passes."""
         return self._loaders["train"].current_chunk if "train" in self._loaders else 0
 
     @property
     def current_val_chunk(self) -> int:
-        """The validation chunk that comes next, counted on and on."""
+        """The next validation chunk, counted over all passes."""
         return self._loaders["val"].current_chunk if "val" in self._loaders else 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the chunked loaders stand."""
+        """Return the positions of the chunked loaders."""
         return {name: loader.state_dict() for name, loader in self._loaders.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken; the loaders must have been made."""
+        """Resume from a state; the loaders must have been made."""
         for name, entry in state.items():
             if name not in self._loaders:
                 raise LoaderError(
-                    f"There is no loader {name!r} yet; call {name}_dataloader() before load_state_dict()."
+                    f"The {name} loader must be made before its state is loaded. Call {name}_dataloader() first."
                 )
             self._loaders[name].load_state_dict(entry)
 
 
 class ChunkedTrainingMixin:
-    """A training loop in chunks, where the configuration has chunk sizes, and as ever where it has none.
+    """A training loop in chunks if the configuration has chunk sizes, else in whole epochs.
 
-    A class that uses it sets `data`, a `ChunkedSequenceDataset` after `setup()`, and has `training_step(batch)` and
-    `validation_step(batch)`. Position and order are the loaders' own.
+    A class that uses it sets `data` to a `ChunkedSequenceDataset` after `setup()`, and defines `training_step(batch)`
+    and `validation_step(batch)`. The loaders hold position and order.
 
     Parameters
     ----------
     config
-        With `train.train_chunk_size`, `train.val_chunk_size`, `loader` (of the loaders) and `trainer.limit_*_batches`;
-        a mapping, or what OmegaConf makes of a YAML file.
+        A mapping or OmegaConf configuration with `train.train_chunk_size`, `train.val_chunk_size`, `loader` (arguments
+        of the loaders) and `trainer.limit_*_batches`.
     """
 
     data: ChunkedSequenceDataset
@@ -264,12 +266,12 @@ class ChunkedTrainingMixin:
         self._loader_options = dict(_section(config, "loader"))
         limits = {**_limits(train), **_limits(_section(config, "trainer"))}
         self._limits = {} if self.chunked_training_enabled else limits
-        self._made: dict[str, Any] = {}
+        self._own_loaders: dict[str, Any] = {}
         if self.chunked_training_enabled:
             self.setup_chunked_training(config)
 
     def setup_chunked_training(self, config: Any) -> None:
-        """Hand the sizes to the data module; they are resolved when its partitions are there."""
+        """Pass the sizes to the data module, which resolves them once it has its partitions."""
         train = _section(config, "train")
         data = self.data
         data.explicit_train_chunk_size = train.get("train_chunk_size")
@@ -288,7 +290,7 @@ class ChunkedTrainingMixin:
         return self.data.val_chunk_size if self.chunked_training_enabled else None
 
     def train_epoch_with_chunking(self) -> dict[str, Any]:
-        """Train on the next chunk, validate, and return what was done; without chunk sizes, a standard epoch."""
+        """Train on the next chunk, validate, and return counts and results; without chunk sizes, a standard epoch."""
         if not self.chunked_training_enabled:
             return self.standard_training_epoch()
         train, val = self._loader("train"), self._loader("val")
@@ -296,11 +298,11 @@ class ChunkedTrainingMixin:
         return {**about, **self._run(train, val)}
 
     def standard_training_epoch(self) -> dict[str, Any]:
-        """Train and validate on whole partitions, or as far as the trainer's limits go."""
+        """Train and validate on whole partitions, or up to the limits of the trainer."""
         train, val = self._loader("train"), self._loader("val")
         return self._run(
-            _limited(train, self._limits.get("limit_train_batches")),
-            _limited(val, self._limits.get("limit_val_batches")),
+            _iterate_up_to(train, self._limits.get("limit_train_batches")),
+            _iterate_up_to(val, self._limits.get("limit_val_batches")),
         )
 
     def _run(self, train: Iterable[Any], val: Iterable[Any]) -> dict[str, Any]:
@@ -309,17 +311,17 @@ class ChunkedTrainingMixin:
         return {"train_batches": len(losses), "val_batches": len(checks), "train": losses, "val": checks}
 
     def _loader(self, name: str) -> Any:
-        if name not in self._made:
-            self._made[name] = getattr(self.data, f"{name}_dataloader")(**self._loader_options)
-        return self._made[name]
+        if name not in self._own_loaders:
+            self._own_loaders[name] = getattr(self.data, f"{name}_dataloader")(**self._loader_options)
+        return self._own_loaders[name]
 
     def training_step(self, batch: Any) -> Any:
-        """Do one step; a class that uses this writes its own."""
-        raise NotImplementedError(f"{type(self).__name__} has no training_step(batch); write one.")
+        """Train on one batch; defined by the class that uses this mixin."""
+        raise NotImplementedError(f"{type(self).__name__} must define training_step(batch).")
 
     def validation_step(self, batch: Any) -> Any:
-        """Look at one batch; a class that uses this writes its own."""
-        raise NotImplementedError(f"{type(self).__name__} has no validation_step(batch); write one.")
+        """Evaluate one batch; defined by the class that uses this mixin."""
+        raise NotImplementedError(f"{type(self).__name__} must define validation_step(batch).")
 
 
 def _section(config: Any, name: str) -> Mapping[str, Any]:
@@ -338,14 +340,14 @@ def _check_sizes(train: Any, val: Any) -> None:
             check_integer(name, size, at_least=1)
 
 
-def _no_limit(limit: Any) -> bool:
+def _is_unlimited(limit: Any) -> bool:
     return limit is None or (isinstance(limit, float) and limit == 1.0)
 
 
-def _limited(loader: Any, limit: float | None) -> Iterator[Any]:
-    """Yield the first batches of a loader: so many, or such a share, as Lightning means it."""
-    if _no_limit(limit):
+def _iterate_up_to(loader: Any, limit: float | None) -> Iterator[Any]:
+    """Yield the first batches of a loader: a number (int) or a fraction (float) of them, as in Lightning."""
+    if _is_unlimited(limit):
         yield from loader
     else:
-        assert limit is not None, "that is no limit"
+        assert limit is not None, "None is unlimited"
         yield from islice(loader, int(len(loader) * limit) if isinstance(limit, float) else int(limit))

@@ -1,7 +1,8 @@
-"""Seed 001: walk a data set in pieces of a fixed number of batches, validate after each, and go on anywhere.
+"""Walk a dataset in chunks of a fixed number of batches, validate after each, and resume anywhere.
 
-A chunk is a segment of a plan: for training, the next so many batches of an endless stream of passes, each in an order
-of its own; for validation, the next part of one pass, in storage order. What chunk comes next is one number.
+A chunk here is a segment of a plan, not a storage chunk. For training, it is the next `chunk_size` batches of an
+endless stream of passes, each in its own order; for validation, the next part of one pass, in storage order. One number
+says which chunk comes next.
 """
 
 import logging
@@ -47,31 +48,31 @@ def locate_chunk(segments: Segments, number: int) -> ChunkPlace:
     if segments.tail != "drop":
         chunks = int(segments.segments_per_pass)
         return ChunkPlace(*divmod(number, chunks), chunks)
-    # Whole batches: chunks may hold more items than asked for, if batch_size does not divide that number.
+    # Chunks are whole batches: they hold more items than requested if batch_size does not divide that number.
     chunk_items, n_items = segments.length * segments.batch_size, max(1, segments.plan.length)
     of_pass, item = divmod(number * chunk_items, n_items)
     return ChunkPlace(of_pass, item // chunk_items, -(-n_items // chunk_items))
 
 
 class ChunkedSampler(Sampler[int]):
-    """Gives the items of one chunk: a torch sampler. Sizes are in items.
+    """A torch sampler that yields the items of one chunk. Sizes are in items.
 
     Parameters
     ----------
     dataset_size
-        Items of the data set.
+        Items of the dataset.
     chunk_size
-        Items of a chunk, over all ranks.
+        Items of a chunk, over all ranks; rounded up to whole batches.
     seed
-        Of the order.
+        Seed of the order.
     shuffle
-        Every pass in an order of its own; False: in storage order, each pass cut exactly, its last chunk shorter.
+        Every pass in its own order; False: in storage order, each pass cut exactly, its last chunk shorter.
     batch_size
-        Items that stay together: what a rank is given at a time, and what a state counts.
+        Items that stay together: the unit dealt to ranks and counted by a state.
     world
-        Which rank this is; None: as `torch.distributed` or else the environment says.
+        Which rank this is; None: from `torch.distributed`, or else from the environment.
     identity
-        What tells this data set from another one of the same size; a saved state refuses another.
+        Distinguishes this dataset from others of the same size; a state of another dataset is refused.
 
     Examples
     --------
@@ -99,18 +100,19 @@ class ChunkedSampler(Sampler[int]):
         self.world = world or current_world()
         """Which rank this is."""
         order = Shuffle() if shuffle else Sequential()
-        # Training cycles: no batch is short. Validation sees each item once a pass: its last batch may be.
+        # Training is an endless stream of full batches. Validation sees each item once per pass: its last batch may be
+        # short.
         tail: Tail = "drop" if shuffle else "short"
         plan = Plan(Index.uniform(dataset_size, identity=identity), order, batch_size, seed, tail=tail)
         self.segments = Segments(plan, -(-chunk_size // batch_size))
         self._check_shares()
         self.progress: EpochProgress | None = None
-        """How far an iteration is that counts what it delivers."""
+        """Progress of the iteration that counts delivered batches, if there is one."""
         self.cursor = Cursor()
 
     @property
     def cursor(self) -> Cursor:
-        """Which chunk, and how many of its batches are done, over all ranks."""
+        """The chunk, and how many of its batches are done, over all ranks."""
         return self._cursor if self.progress is None else self.progress.cursor()
 
     @cursor.setter
@@ -119,29 +121,29 @@ class ChunkedSampler(Sampler[int]):
 
     @property
     def current_chunk(self) -> int:
-        """The chunk that is given next; counted on and on, over passes."""
+        """The next chunk; counted over all passes."""
         return self.cursor.epoch
 
     @property
     def total_chunks(self) -> int:
-        """Chunks that cover the data set once."""
+        """Chunks that cover the dataset once."""
         return locate_chunk(self.segments, 0).chunks if self.dataset_size else 0
 
     def get_chunk_indices(self, chunk_idx: int) -> list[int]:
-        """Return the items of a chunk, in their order, over all ranks."""
+        """Return the items of a chunk, in order, over all ranks."""
         epoch = self.segments.epoch(check_integer("chunk_idx", chunk_idx, at_least=0))
         return [item for items in epoch.items(range(epoch.n_batches)) for item in items.tolist()]
 
     def set_chunk(self, chunk_idx: int) -> None:
-        """Give this chunk next."""
+        """Yield this chunk next."""
         self.cursor = Cursor(check_integer("chunk_idx", chunk_idx, at_least=0))
 
     def advance_chunk(self) -> None:
-        """Give the next chunk from now on."""
+        """Move on to the next chunk."""
         self.set_chunk(self.current_chunk + 1)
 
     def get_chunk_info(self) -> dict[str, int]:
-        """Return where the sampler stands; passes, and chunks within one, are counted from 0."""
+        """Return the position of the sampler; passes, and chunks within a pass, are counted from 0."""
         place = locate_chunk(self.segments, self.current_chunk)
         return {
             "current_chunk": self.current_chunk,
@@ -158,7 +160,7 @@ class ChunkedSampler(Sampler[int]):
             yield from items.tolist()
 
     def __len__(self) -> int:
-        """Items that are left of this chunk, on this rank."""
+        """Items left in this chunk, on this rank."""
         share = self.share()
         if not share.n_steps:
             return 0
@@ -167,66 +169,66 @@ class ChunkedSampler(Sampler[int]):
 
     @property
     def n_batches(self) -> int:
-        """Batches of the whole chunk, on this rank."""
+        """Batches in the whole chunk, on this rank."""
         return self.segments.epoch(self.current_chunk).share(self.world).n_steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the sampler stands, as plain JSON."""
+        """Return the position of the sampler, as plain JSON."""
         return self.cursor.state(self.segments)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken; raise ResumeError where it belongs to other data, sizes or seed."""
+        """Resume from a state; raise ResumeError if it belongs to other data, sizes or seed."""
         self.cursor = Cursor.restore(state, self.segments)
 
     def share(self) -> Share:
-        """Return what is left of this chunk, on this rank."""
+        """Return the share of this rank in the rest of this chunk."""
         return self.segments.epoch(self.cursor.epoch).share(self.world, self.cursor.batch)
 
     def _check_shares(self) -> None:
-        """Refuse chunks that the ranks cannot share, and say so where they leave batches out."""
+        """Raise OptionError if the ranks cannot share a chunk; warn if they leave batches out."""
         last = 0 if self.segments.tail == "drop" else self.total_chunks - 1
         for chunk in {0, max(0, last)}:
             try:
                 left_out = self.segments.epoch(chunk).share(self.world).left_out
             except PlanError as error:
                 raise OptionError(
+                    f"The last step of a pass must have an item for each of {self.world.size} ranks, got fewer: "
                     f"{self.dataset_size} items in batches of {self.segments.batch_size} and chunks of "
-                    f"{self.segments.length} batches leave fewer items for a last step than there are ranks "
-                    f"({self.world.size}), and one would have none; use another batch_size or chunk_size."
+                    f"{self.segments.length} batches. Use another batch_size or chunk_size."
                 ) from error
             if left_out:
                 _LOG.warning(
-                    "%s of %s batches of each chunk are left out, since %s ranks cannot share them equally; "
-                    "use a chunk_size that the ranks divide.",
+                    "%s of %s batches of each chunk are left out, because %s ranks cannot share them equally. "
+                    "Use a chunk_size that is divisible by the number of ranks.",
                     left_out, self.segments.length, self.world.size,
                 )  # fmt: skip
 
 
 class ChunkedDataLoader(DataLoader[Any]):
-    """A torch DataLoader whose epochs are chunks of `chunk_size` batches; without a chunk size, a plain one.
+    """A torch DataLoader whose epochs are chunks of `chunk_size` batches; a plain DataLoader without a chunk size.
 
-    Iterating gives the chunk where the loader stands; when it was given to its end, the next one follows. An iteration
-    that is broken off, or that nobody took a batch of, changes nothing but the count of batches that were delivered.
+    Iterating yields the current chunk; after its last batch, the next chunk is current. An iteration that stops early
+    keeps the current chunk and counts the batches it delivered; one that delivers nothing changes nothing.
 
     Parameters
     ----------
     dataset
-        Map-style; one with an `identity`, such as an audio data set, refuses the states of others.
+        A map-style dataset; if it has an `identity`, like an audio dataset, states of other datasets are refused.
     batch_size
         Items per batch.
     chunk_size
-        Batches per chunk, over all ranks; None: no chunks, and all arguments mean what they mean to torch.
+        Batches per chunk, over all ranks; None: no chunks, and all arguments have torch's meaning.
     shuffle
-        With chunks, True by default: an endless stream of passes, each in an order of its own, for training. False:
-        storage order, each pass cut exactly, for validation.
+        With chunks, True by default: an endless stream of passes, each in its own order, for training. False: storage
+        order, each pass cut exactly, for validation.
     seed
-        Of the order, with chunks.
+        Seed of the order, with chunks.
     drop_last
-        With `shuffle=False`: leave out a last batch that is short. Chunks of a shuffled stream have none.
+        With `shuffle=False`: leave out a short last batch. A shuffled stream has none.
     world
-        With chunks: which rank this is; None: as `torch.distributed` or else the environment says.
+        With chunks: which rank this is; None: from `torch.distributed`, or else from the environment.
     dataloader_kwargs
-        Any others of torch's DataLoader; `persistent_workers=True` keeps workers over chunks.
+        Other arguments of torch's DataLoader; `persistent_workers=True` keeps workers alive between chunks.
 
     Examples
     --------
@@ -255,7 +257,7 @@ class ChunkedDataLoader(DataLoader[Any]):
         check_integer("batch_size", batch_size, at_least=1)
         for name in ("sampler", "batch_sampler"):
             if dataloader_kwargs.get(name) is not None:
-                raise OptionError(f"{name} and chunk_size exclude each other: chunks decide over the order.")
+                raise OptionError(f"{name} must be None with a chunk_size: chunks determine the order. Leave out one.")
         items = len(dataset)
         shuffled = True if shuffle is None else shuffle
         if drop_last and not shuffled:
@@ -282,55 +284,55 @@ class ChunkedDataLoader(DataLoader[Any]):
         """Whether there are chunks."""
         return self.chunked is not None
 
-    use_chunked = is_chunked  # both words are in use
+    use_chunked = is_chunked  # both names are in use
 
     @property
     def current_chunk(self) -> int:
-        """The chunk where the loader stands; counted on and on, over passes. 0 without chunks."""
+        """The current chunk; counted over all passes. 0 without chunks."""
         return 0 if self.chunked is None else self.chunked.current_chunk
 
     @property
     def total_chunks(self) -> int:
-        """Chunks that cover the data set once; 1 without chunks."""
+        """Chunks that cover the dataset once; 1 without chunks."""
         return 1 if self.chunked is None else self.chunked.total_chunks
 
     @property
     def remaining(self) -> int:
-        """Batches that are left of the chunk where the loader stands, on this rank; all of them without chunks."""
+        """Batches left in the current chunk, on this rank; all batches without chunks."""
         return super().__len__() if self.chunked is None else self.chunked.share().n_steps
 
     @property
     def world(self) -> World:
-        """Which rank the chunks are dealt to."""
+        """The rank that the batches are dealt to."""
         return self._sampler().world
 
     @property
     def segments(self) -> Segments:
-        """Which items each batch of each chunk holds."""
+        """The plan: the items of each batch of each chunk."""
         return self._sampler().segments
 
     def set_chunk(self, chunk_idx: int) -> None:
-        """Give this chunk next."""
+        """Yield this chunk next."""
         self._sampler().set_chunk(chunk_idx)
 
     def advance_chunk(self) -> None:
-        """Give the next chunk from now on."""
+        """Move on to the next chunk."""
         self._sampler().advance_chunk()
 
     def get_chunk_indices(self, chunk_idx: int) -> list[int]:
-        """Return the items of a chunk, in their order, over all ranks."""
+        """Return the items of a chunk, in order, over all ranks."""
         return self._sampler().get_chunk_indices(chunk_idx)
 
     def get_chunk_info(self) -> dict[str, int]:
-        """Return where the loader stands."""
+        """Return the position of the loader; passes, and chunks within a pass, are counted from 0."""
         return self._sampler().get_chunk_info()
 
     def __iter__(self) -> Any:
-        return super().__iter__() if self.chunked is None else self._counted(self.chunked)
+        return super().__iter__() if self.chunked is None else self._iterate(self.chunked)
 
-    def _counted(self, sampler: ChunkedSampler) -> Iterator[Any]:
-        """Yield batches, and count what was delivered; after the last one, the next chunk is due."""
-        if not self.remaining:  # all was delivered, to a loop that asked for no more than that
+    def _iterate(self, sampler: ChunkedSampler) -> Iterator[Any]:
+        """Yield and count batches; after the last one, the next chunk is current."""
+        if not self.remaining:  # the last loop took all batches, but never asked for one more
             sampler.advance_chunk()
         progress = EpochProgress(sampler.cursor, sampler.share())
         batches = super().__iter__()
@@ -338,16 +340,16 @@ class ChunkedDataLoader(DataLoader[Any]):
         for batch in batches:
             progress.steps += 1
             yield batch
-            del batch  # so that the next one may have its memory, which is in the cache of the processor
-        if sampler.progress is progress:  # nobody has sent the loader elsewhere
+            del batch  # the next one may reuse its memory, which is in the CPU cache
+        if sampler.progress is progress:  # the position was not set meanwhile
             sampler.cursor = Cursor(progress.start.epoch + 1)
 
     def __len__(self) -> int:
-        """Batches of the chunk where the loader stands, on this rank."""
+        """Batches in the current chunk, on this rank."""
         return super().__len__() if self.chunked is None else self.chunked.n_batches
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loader stands, counting what was delivered, as plain JSON."""
+        """Return the position of the loader after the delivered batches, as plain JSON."""
         return self._sampler().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -355,10 +357,10 @@ class ChunkedDataLoader(DataLoader[Any]):
         self._sampler().load_state_dict(state)
 
     def end_workers(self) -> None:
-        """End workers that persist; the next chunk begins with new ones."""
+        """End persistent workers; the next chunk starts new ones."""
         self._iterator = None
 
     def _sampler(self) -> ChunkedSampler:
         if self.chunked is None:
-            raise OptionError("This loader has no chunks; give it a chunk_size.")
+            raise OptionError("chunk_size must be an integer >= 1 to use chunks, got None. Make the loader with one.")
         return self.chunked
