@@ -146,7 +146,7 @@ class TestAt:
             assert loader.at(0, 0)["x"].tolist() == planned(loader.plan)[0]
 
     def test_a_batch_that_is_not_there_is_refused(self) -> None:
-        with made(MOVES) as loader, pytest.raises(PlanError, match="Batch 7 is not in epoch 1"):
+        with made(MOVES) as loader, pytest.raises(PlanError, match="batch must be >= 0 and < 7, the batches of epoch 1, got 7"):
             loader.at(1, 7)
 
 

@@ -77,7 +77,7 @@ def test_short_shares_the_one_global_order_or_refuses_when_a_rank_would_have_no_
     epoch = plan.epoch(1)
     if not splittable(epoch, size, start):
         for rank in range(size):
-            with pytest.raises(PlanError, match=rf"leaves \d+ items for the last step of {size} ranks.*tail='pad'"):
+            with pytest.raises(PlanError, match=rf"an item for each of the {size} ranks, got \d+: .*tail='pad'"):
                 epoch.share(World(rank, size), start)
         return
     made = [list(share.draws()) for share in shares(epoch, size, start)]

@@ -33,10 +33,10 @@ from penstock import (
 from penstock.core.index import Index
 from penstock.observe.curves import Curve
 from penstock.observe.durations import Trace
-from penstock.observe.faults import quarantined
+from penstock.observe.faults import read_quarantine
 from penstock.observe.run_file import is_run_file, read_run
 from penstock.observe.watcher import Watch, watch
-from penstock.plan.facts import access_map, plan_facts, plan_of
+from penstock.plan.facts import access_map, plan_facts, find_plan
 from penstock.recipes.webdataset import WebDatasetLoader
 
 
@@ -157,17 +157,17 @@ def test_the_plan_is_found_in_any_loader_that_has_one(tmp_path: Path) -> None:
     source = numbered(40)
     plan = Plan(source.index, Shuffle(), batch_size=4)
     with Loader(source, plan) as loader:
-        assert plan_of(loader) is plan
+        assert find_plan(loader) is plan
     segments = Segments(plan, 3)
     with Loader(source, segments) as loader:
-        assert plan_of(loader) is segments
+        assert find_plan(loader) is segments
         assert plan_facts(segments)["access"]["n_positions"] == 12
     create_shards_from_arrays(tmp_path / "shards", {"x": np.arange(10)}, shard_size=4)
-    by_sample = plan_of(WebDatasetLoader(tmp_path / "shards"))
+    by_sample = find_plan(WebDatasetLoader(tmp_path / "shards"))
     assert by_sample is not None
     assert (by_sample.batch_size, len(by_sample.index)) == (1, 10)
-    assert plan_of(DataLoader(TensorDataset(torch.arange(4)))) is None
-    assert plan_of([1, 2]) is None
+    assert find_plan(DataLoader(TensorDataset(torch.arange(4)))) is None
+    assert find_plan([1, 2]) is None
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def test_warnings_of_the_run_are_kept_and_still_reach_everybody_else(
 
 def test_only_whole_lines_about_this_data_set_count_as_quarantine(tmp_path: Path) -> None:
     path = tmp_path / "quarantine.jsonl"
-    assert quarantined(path, "f") == {"path": str(path), "count": 0, "entries": []}
+    assert read_quarantine(path, "f") == {"path": str(path), "count": 0, "entries": []}
     lines = [
         {"item": 7, "shard": "b.tar", "reason": "bits", "fingerprint": "f"},
         {"item": 2, "shard": "a.tar", "reason": "short", "fingerprint": "f"},
@@ -348,7 +348,7 @@ def test_only_whole_lines_about_this_data_set_count_as_quarantine(tmp_path: Path
         {"item": 9, "shard": "c.tar", "reason": "bits", "fingerprint": "other"},
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"item": 1, "sha')
-    assert quarantined(path, "f")["entries"] == [
+    assert read_quarantine(path, "f")["entries"] == [
         {"item": 2, "shard": "a.tar", "reason": "short"},
         {"item": 7, "shard": "b.tar", "reason": "bits"},
     ]

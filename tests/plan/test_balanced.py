@@ -39,7 +39,9 @@ def balanced(draw: st.DrawFn) -> Balanced:
     length=st.integers(1, 300),
     epoch=st.integers(0, 9),
 )
-def test_every_group_has_its_share_rounded_by_the_largest_remainder(parts: list[int], length: int, epoch: int) -> None:
+def test_every_group_gets_its_fraction_rounded_by_the_largest_remainder(
+    parts: list[int], length: int, epoch: int
+) -> None:
     groups = [group for group in range(len(parts)) for _ in range(3)]
     order = Balanced(groups, weights=[part / sum(parts) for part in parts], length=length)
     counts = [group_counts(order, epoch).get(group, 0) for group in range(len(parts))]
@@ -68,7 +70,7 @@ def test_members_of_a_group_come_equally_often_and_every_occurrence_has_a_visit_
 
 
 @given(balanced(), st.data())
-def test_draws_are_the_same_one_at_a_time(order: Balanced, data: st.DataObject) -> None:
+def test_positions_give_the_same_items_one_at_a_time(order: Balanced, data: st.DataObject) -> None:
     made = visited(order, seed=4, epoch=2)
     position = data.draw(st.integers(0, len(made) - 1))
     again = Balanced(order.groups, order.weights, order.length).arrange(Index.uniform(len(order.groups)), 4, 2)
@@ -92,7 +94,7 @@ def test_the_groups_are_mixed_over_the_epoch() -> None:
     assert 0.45 < np.mean(of_rare < 500) < 0.55
 
 
-def test_equal_shares_without_weights() -> None:
+def test_groups_are_equal_without_weights() -> None:
     assert group_counts(Balanced(["rare"] + ["common"] * 9, length=10)) == {"rare": 5, "common": 5}
     assert len(visited(Balanced(["rare"] + ["common"] * 9))) == 10
 
@@ -143,31 +145,31 @@ def test_the_items_are_those_of_the_source_under_a_selection() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"weights": [0.5, 0.4]}, r"weights \[0.5, 0.4\] sum to 0.9; .*1 in all. Divide them by their sum"),
-        ({"weights": [3, 1]}, r"weights \[3.0, 1.0\] sum to 4"),
-        ({"weights": [1.5, -0.5]}, r"weights \[1.5, -0.5\] .* 0 or more each"),
-        ({"weights": [float("nan"), 1.0]}, r"weights \[nan, 1.0\] .* 0 or more each"),
-        ({"weights": {"a": 1.0}}, r"weights for \['a'\], but the groups are \['a', 'b'\]"),
-        ({"weights": {"a": 0.5, "c": 0.5}}, r"weights for \['a', 'c'\], but the groups are \['a', 'b'\]"),
-        ({"weights": {"a": 0.5, "b": 0.5, "c": 0.0}}, r"weights for \['a', 'b', 'c'\], but the groups are"),
-        ({"weights": [1.0]}, r"1 weights for 2 groups \['a', 'b'\]; give one each"),
-        ({"weights": [0.2, 0.3, 0.5]}, r"3 weights for 2 groups"),
-        ({"weights": [[0.5, 0.5]]}, r"2 weights for 2 groups"),
+        ({"weights": [0.5, 0.4]}, r"sum to 1, got \(0.5, 0.4\) with sum 0.9. Divide them by their sum"),
+        ({"weights": [3, 1]}, r"weights must be .*, got \(3, 1\) with sum 4"),
+        ({"weights": [1.5, -0.5]}, r"weights must be >= 0 .*, got \(1.5, -0.5\)"),
+        ({"weights": [float("nan"), 1.0]}, r"weights must be >= 0 .*, got \(nan, 1\)"),
+        ({"weights": {"a": 1.0}}, r"weights must name the groups \['a', 'b'\], got \['a'\]"),
+        ({"weights": {"a": 0.5, "c": 0.5}}, r"weights must name the groups \['a', 'b'\], got \['a', 'c'\]"),
+        ({"weights": {"a": 0.5, "b": 0.5, "c": 0.0}}, r"weights must name the groups .*, got \['a', 'b', 'c'\]"),
+        ({"weights": [1.0]}, r"one value per group \(2: \['a', 'b'\]\), got 1"),
+        ({"weights": [0.2, 0.3, 0.5]}, r"one value per group \(2: .*, got 3"),
+        ({"weights": [[0.5, 0.5]]}, r"one value per group \(2: .*, got 2"),
         ({"length": 0}, "length must be an integer >= 1, got 0"),
         ({"length": -5}, "length must be an integer >= 1, got -5"),
-        ({"groups": []}, r"one group per item, got shape \(0,\)"),
-        ({"groups": [["a"], ["b"]]}, r"one group per item, got shape \(2, 1\)"),
-        ({"groups": "ab"}, r"one group per item, got shape \(\)"),
+        ({"groups": []}, r"one label per item, got shape \(0,\)"),
+        ({"groups": [["a"], ["b"]]}, r"one label per item, got shape \(2, 1\)"),
+        ({"groups": "ab"}, r"one label per item, got shape \(\)"),
     ],
 )
-def test_groups_and_weights_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_groups_and_weights_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         Balanced(**{"groups": ["a", "b", "b"], **arguments})
 
 
 @pytest.mark.parametrize("items", [0, 2, 4])
 def test_labels_that_are_not_one_per_item_are_refused(items: int) -> None:
-    with pytest.raises(PlanError, match=f"labels for 3 items, but the index has {items}; give one per item"):
+    with pytest.raises(PlanError, match=rf"one label per item \({items}\), got 3"):
         Plan(Index.uniform(items), Balanced(["a", "b", "b"]), batch_size=1)
 
 

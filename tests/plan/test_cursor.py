@@ -91,42 +91,42 @@ def test_another_segment_length_is_refused() -> None:
 
 @pytest.mark.parametrize("key", ["epoch", "batch", "origin", "plan"])
 def test_a_state_without_one_of_its_keys_is_damaged(key: str) -> None:
-    with pytest.raises(ResumeError, match=rf"This state lacks \['{key}'\]; it is damaged"):
+    with pytest.raises(ResumeError, match=rf"This state is damaged: \['{key}'\] is missing"):
         Cursor.restore({name: value for name, value in STATE.items() if name != key}, PLAN)
 
 
 @pytest.mark.parametrize("state", [None, [], "state", 5, {}, {"epoch": 1, "batch": 2}])
-def test_something_else_is_no_state(state: Any) -> None:
-    with pytest.raises(ResumeError, match=r"This is no loader state: .*Pass what state_dict\(\) returned"):
+def test_values_that_are_no_state_are_refused(state: Any) -> None:
+    with pytest.raises(ResumeError, match=r"state must be what state_dict\(\) returned, got "):
         Cursor.restore(state, PLAN)
 
 
 @pytest.mark.parametrize("version", [0, 2, "1", None])
 def test_another_version_is_refused(version: Any) -> None:
-    with pytest.raises(ResumeError, match=f"has version {version!r}; this Penstock reads version 1. Resume with the"):
+    with pytest.raises(ResumeError, match=f"version of a state must be 1, got {version!r}. Resume with the version"):
         Cursor.restore({**STATE, "version": version}, PLAN)
 
 
 @pytest.mark.parametrize("value", [-1, 1.0, "3", None, True, [1]])
 @pytest.mark.parametrize("key", ["epoch", "batch", "origin"])
-def test_a_count_that_is_none_is_damage(key: str, value: Any) -> None:
-    with pytest.raises(ResumeError, match=rf"This state has {key}=.*, which is no count; it is damaged"):
+def test_a_state_with_an_invalid_count_is_damaged(key: str, value: Any) -> None:
+    with pytest.raises(ResumeError, match=rf"This state is damaged: {key} must be an integer >= [01], got "):
         Cursor.restore({**STATE, key: value}, PLAN)
 
 
 @pytest.mark.parametrize("plan", [None, "plan", [], {}, {"items": 100}])
 def test_a_state_whose_plan_is_gone_is_damaged(plan: Any) -> None:
-    with pytest.raises(ResumeError, match="This state lacks its plan; it is damaged"):
+    with pytest.raises(ResumeError, match="This state is damaged: its plan is missing"):
         Cursor.restore({**STATE, "plan": plan}, PLAN)
 
 
 def test_a_batch_past_the_end_of_the_epoch_is_damage() -> None:
-    with pytest.raises(ResumeError, match="at batch 13 of an epoch that has 12; it is damaged"):
+    with pytest.raises(ResumeError, match="damaged: it is at batch 13 of an epoch that has 12"):
         Cursor.restore({**STATE, "batch": 13}, PLAN)
 
 
-def test_a_batch_past_the_end_is_damage_also_where_the_batch_size_changed() -> None:
-    with pytest.raises(ResumeError, match="at batch 13 of an epoch that has 12; it is damaged"):
+def test_a_batch_past_the_end_is_damage_also_with_another_batch_size() -> None:
+    with pytest.raises(ResumeError, match="damaged: it is at batch 13 of an epoch that has 12"):
         Cursor.restore({**STATE, "batch": 13}, replace(PLAN, batch_size=5))
 
 
@@ -141,12 +141,12 @@ def test_an_origin_outside_of_the_epoch_is_damage(plan: Plan | Segments) -> None
 
 
 @pytest.mark.parametrize("batch_size", [0, -8, "eight", None, 2.5])
-def test_a_saved_batch_size_that_cannot_be_is_damage(batch_size: Any) -> None:
+def test_an_invalid_saved_batch_size_is_damage(batch_size: Any) -> None:
     with pytest.raises(ResumeError, match="damaged"):
         Cursor.restore({**STATE, "plan": {**STATE["plan"], "batch_size": batch_size}}, PLAN)
 
 
-def test_a_changed_batch_size_goes_on_at_the_very_item() -> None:
+def test_another_batch_size_resumes_at_the_same_item() -> None:
     before, after = counting(30, 8), counting(30, 5)
     cursor = resumed(Cursor(0, 2), before, after)
     assert rest(after, cursor) == [[16, 17, 18, 19, 20], [21, 22, 23, 24, 25]]
@@ -176,14 +176,14 @@ def test_a_batch_size_that_divides_what_is_done_needs_no_origin() -> None:
 
 @pytest.mark.parametrize("tail", ["drop", "short", "pad"])
 @pytest.mark.parametrize("lanes", [1, 3])
-def test_an_epoch_that_is_through_stays_through_under_another_batch_size(tail: str, lanes: int) -> None:
+def test_a_finished_epoch_stays_finished_with_another_batch_size(tail: str, lanes: int) -> None:
     before, after = (counting(30, size, tail=tail, lanes=lanes) for size in (8, 3))
     cursor = resumed(Cursor(4, before.n_batches), before, after)
     assert rest(after, cursor) == []
     assert cursor.epoch == 4
 
 
-def test_lanes_that_can_be_cut_go_on_where_each_stopped() -> None:
+def test_each_lane_resumes_where_it_stopped_if_batch_sizes_allow() -> None:
     before, after = (counting(32, size, lanes=2) for size in (8, 4))
     assert rest(before, Cursor(0, 2)) == [[8, 9, 10, 11, 12, 13, 14, 15], [24, 25, 26, 27, 28, 29, 30, 31]]
     cursor = resumed(Cursor(0, 2), before, after)
@@ -195,9 +195,9 @@ def test_lanes_that_can_be_cut_go_on_where_each_stopped() -> None:
     [(1, 32, 4), (2, 32, 3), (2, 40, 4)],
     ids=["in the middle of a round", "not a whole number of batches", "lanes begin elsewhere"],
 )
-def test_lanes_that_cannot_be_cut_are_refused(batch: int, items: int, new_size: int) -> None:
+def test_a_batch_size_that_does_not_fit_the_lanes_is_refused(batch: int, items: int, new_size: int) -> None:
     before, after = counting(items, 8, lanes=2), counting(items, new_size, lanes=2)
-    with pytest.raises(ResumeError, match=f"from 8 to {new_size} .*2 lanes cannot be cut.*or use lanes=1"):
+    with pytest.raises(ResumeError, match=f"from 8 to {new_size} .*2 lanes do not allow.*or use lanes=1"):
         resumed(Cursor(0, batch), before, after)
 
 

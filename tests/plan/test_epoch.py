@@ -38,7 +38,7 @@ def test_pad_gives_the_ranks_that_have_nothing_left_a_batch_of_padding() -> None
     assert masks == [[True, True], [True, False], [False, False]]
 
 
-def test_short_shares_out_the_items_of_the_last_round() -> None:
+def test_short_splits_the_items_of_the_last_round_among_the_ranks() -> None:
     made = shares(9, 3, "short")
     assert [steps(share) for share in made] == [[[0, 1], [6]], [[2, 3], [7]], [[4, 5], [8]]]
     assert [list(share.draws())[-1].batch for share in made] == [3, 3, 3]
@@ -53,9 +53,9 @@ def test_the_rows_of_a_shared_round_are_still_those_of_the_windows() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_short_is_refused_where_a_rank_would_wait_for_ever(rank: int) -> None:
+def test_short_is_refused_if_a_rank_would_have_no_batch(rank: int) -> None:
     epoch = Plan(Index.uniform(8), Sequential(), batch_size=2, tail="short").epoch(0)
-    with pytest.raises(PlanError, match=r"leaves 2 items for the last step of 3 ranks.* use tail='pad'"):
+    with pytest.raises(PlanError, match=r"an item for each of the 3 ranks, got 2: .* Use tail='pad'"):
         epoch.share(World(rank, 3))
 
 

@@ -23,7 +23,7 @@ CHUNKED = Index.uniform(20_000, 50)
 def test_a_batch_of_items_taken_directly_is_explained() -> None:
     plan = Plan(Index.uniform(50, 5), Sequential(), batch_size=10)
     assert plan.explain(1, epoch=3) == (
-        "Batch 1 of 5 in epoch 3: 10 items, 10, 11, 12, 13, 14, 15, 16, 17, …. They are taken directly."
+        "Batch 1 of 5 in epoch 3: 10 items, 10, 11, 12, 13, 14, 15, 16, 17, …. They are taken directly from the source."
     )
 
 
@@ -38,8 +38,8 @@ def test_a_batch_of_rows_of_windows_is_explained_with_its_items_windows_and_padd
         assert (
             f"{len(part.rows)} of them are rows of window {part.window.number} of pass 3, which holds items {spans}."
         ) in words
-    assert ("6 of them only fill up the batch (mask False)." in words) == (batch == 6)
-    assert ("fill up" in words) == (batch == 6)
+    assert ("6 of them pad the batch (mask False)." in words) == (batch == 6)
+    assert ("pad the batch" in words) == (batch == 6)
 
 
 def test_a_window_of_many_spans_is_cut_short_in_words() -> None:
@@ -51,13 +51,13 @@ def test_a_window_of_many_spans_is_cut_short_in_words() -> None:
 def test_a_batch_over_the_end_of_a_pass_is_explained() -> None:
     stream = Segments(Plan(Index.uniform(10), Sequential(), batch_size=4), length=2)
     assert stream.explain(0, epoch=1).endswith(
-        "4 items, 8, 9, 0, 1. They are taken directly. It reaches over the end of pass 0."
+        "4 items, 8, 9, 0, 1. They are taken directly from the source. The batch crosses the end of pass 0."
     )
     assert "reaches over" not in stream.explain(1, epoch=1)
 
 
 def test_a_batch_that_does_not_exist_cannot_be_explained() -> None:
-    with pytest.raises(PlanError, match="Batch 5 is not in epoch 0, which has 5 batches"):
+    with pytest.raises(PlanError, match="batch must be >= 0 and < 5, the batches of epoch 0, got 5"):
         Plan(Index.uniform(50), Shuffle(), batch_size=10).explain(5)
 
 
@@ -170,7 +170,7 @@ def test_items_that_a_selection_skips_within_a_chunk_are_read_too() -> None:
     assert Plan(index, WindowShuffle(2), batch_size=4).mixing().read_amplification == 3.0
 
 
-def test_mixing_measures_at_most_as_many_batches_as_it_is_told() -> None:
+def test_mixing_measures_at_most_max_batches() -> None:
     assert Plan(CHUNKED, Shuffle(), batch_size=16).mixing(max_batches=7).batches_measured == 7
     assert Plan(Index.uniform(40), Shuffle(), batch_size=16).mixing().batches_measured == 2
 
@@ -198,8 +198,8 @@ def test_very_little_data_can_be_measured(items: int, batch_size: int) -> None:
         assert mixing.batches_measured == -(-items // batch_size)
 
 
-def test_mixing_says_what_it_found() -> None:
+def test_mixing_prints_its_numbers() -> None:
     assert str(Mixing(0.5, 1.25, 80)) == (
-        "mixing 0.50 (0 = storage order, 1 = uniform), reads 1.25x the items it delivers where only whole chunks can "
+        "mixing 0.50 (0 = storage order, 1 = uniform), reads 1.25x the items it delivers if only whole chunks can "
         "be read; 80 batches measured"
     )

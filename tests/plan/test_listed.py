@@ -36,7 +36,7 @@ def test_visits_count_how_often_an_item_came_before(items: list[int]) -> None:
     assert len(paths) == len(items)
 
 
-def test_its_name_tells_lists_apart_and_the_callers_list_is_not_kept() -> None:
+def test_the_repr_differs_between_lists_and_the_list_is_copied() -> None:
     given_items = np.array([3, 1, 3])
     order = Listed(given_items)
     assert repr(order) == repr(Listed([3, 1, 3])) != repr(Listed([3, 3, 1]))
@@ -45,13 +45,13 @@ def test_its_name_tells_lists_apart_and_the_callers_list_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("items", [[[1, 2]], [1.5], ["a"], 3, [True, False]])
-def test_what_is_no_list_of_numbers_is_refused(items: object) -> None:
-    with pytest.raises(PlanError, match="flat list of item numbers"):
+def test_values_that_are_no_list_of_integers_are_refused(items: object) -> None:
+    with pytest.raises(PlanError, match="1-D list of item numbers"):
         Listed(items)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [-1, 20])
-def test_a_number_that_is_no_item_is_named(wrong: int) -> None:
-    with pytest.raises(PlanError, match=f"item {wrong}, and there are 20"):
+def test_a_number_that_is_no_item_is_refused(wrong: int) -> None:
+    with pytest.raises(PlanError, match=f"items must be >= 0 and < 20, the number of items, got {wrong}"):
         Plan(Index.uniform(20), Listed([4, wrong]), 2)
     Plan(Index.uniform(20), Listed([]), 2)

@@ -68,7 +68,7 @@ def test_the_sequence_without_near_is_what_it_was() -> None:
     length=st.integers(1, 300),
     seed=st.integers(0, 9),
 )
-def test_every_stretch_has_its_share_and_repeats_nothing_before_all_have_come(
+def test_every_span_gets_its_fraction_and_repeats_nothing_before_all_have_come(
     sizes: list[int], shares: list[int], length: int, seed: int
 ) -> None:
     weights = np.array(shares[: len(sizes)], float)
@@ -84,7 +84,7 @@ def test_every_stretch_has_its_share_and_repeats_nothing_before_all_have_come(
             assert max(counts) - min(counts) <= 1
 
 
-def test_billions_of_items_take_no_memory_of_them() -> None:
+def test_memory_does_not_depend_on_the_number_of_items() -> None:
     order = BalancedSpans((0, 5 * 10**9), (0.5, 0.5), length=1000)
     items = drawn(order, 10**10)
     assert sum(item < 5 * 10**9 for item in items) == 500
@@ -94,18 +94,16 @@ def test_billions_of_items_take_no_memory_of_them() -> None:
 @pytest.mark.parametrize(
     ("starts", "weights", "message"),
     [
-        ((), (), "begin at 0"),
-        ((1,), (1.0,), "begin at 0"),
-        ((0, 5, 5), (0.2, 0.3, 0.5), "begin at 0 and grow"),
-        ((0, 5), (1.0,), "1 weights for 2"),
-        ((0, 5), (0.5, 0.6), "sum to 1.1"),
-        ((0, 5), (-0.5, 1.5), "0 or more each"),
+        ((), (), "starts must increase from 0"),
+        ((1,), (1.0,), "starts must increase from 0"),
+        ((0, 5, 5), (0.2, 0.3, 0.5), "starts must increase from 0"),
+        ((0, 5), (1.0,), r"one value per span \(2\), got 1"),
+        ((0, 5), (0.5, 0.6), "with sum 1.1"),
+        ((0, 5), (-0.5, 1.5), "must be >= 0"),
     ],
 )
-def test_stretches_that_cannot_be_are_refused(
-    starts: tuple[int, ...], weights: tuple[float, ...], message: str
-) -> None:
+def test_invalid_spans_are_refused(starts: tuple[int, ...], weights: tuple[float, ...], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         BalancedSpans(starts, weights, 10)
-    with pytest.raises(PlanError, match="begins at item 5, and there are 5"):
+    with pytest.raises(PlanError, match="items of the index, which has 5, got 5 as the last one"):
         BalancedSpans((0, 5), (0.5, 0.5), 3).check(Index.uniform(5))

@@ -113,7 +113,7 @@ def test_a_window_of_several_chunks_whose_items_are_not_permuted_is_in_storage_o
     assert items != sorted(items)
 
 
-def test_where_nothing_is_permuted_the_order_is_that_of_storage() -> None:
+def test_without_permutations_the_order_is_storage_order() -> None:
     index = Index.from_sizes([4, 0, 7, 1, 5])
     order = WindowShuffle(2, permute_chunks=False, permute_items=False)
     assert [visited(order, index, seed, epoch) for seed, epoch in ((0, 0), (3, 0), (0, 5))] == [list(range(17))] * 3
@@ -128,7 +128,7 @@ def test_what_is_still_permuted_differs_between_epochs_and_seeds(flag: str) -> N
 
 
 @pytest.mark.parametrize("flags", [{}, {"permute_chunks": False}, {"permute_items": False}], ids=str)
-def test_what_is_not_held_comes_in_the_same_sequence_without_windows(flags: dict[str, bool]) -> None:
+def test_held_false_gives_the_same_sequence_without_windows(flags: dict[str, bool]) -> None:
     index = Index.from_sizes([4, 7, 1, 5, 6, 3, 8, 2])
     held, free = WindowShuffle(3, **flags), WindowShuffle(3, **flags, held=False)
     for epoch in range(3):
@@ -139,7 +139,7 @@ def test_what_is_not_held_comes_in_the_same_sequence_without_windows(flags: dict
     assert Plan(index, free, batch_size=5).epoch(0).draw(1).parts == ()
 
 
-def test_a_state_does_not_care_whether_windows_are_held() -> None:
+def test_a_state_does_not_depend_on_held() -> None:
     index = Index.uniform(40, 5)
     held, free = (Plan(index, WindowShuffle(2, held=held), batch_size=4) for held in (True, False))
     assert held.identity() == free.identity()
@@ -158,14 +158,14 @@ def test_a_subset_has_as_many_different_items_as_asked_for(n: int, chunk: int, d
     assert set(items) <= set(range(n))
 
 
-def test_a_subset_is_drawn_anew_every_epoch_and_reaches_every_item() -> None:
+def test_every_epoch_has_another_subset_and_every_item_comes() -> None:
     epochs = [frozenset(visited(Subset(5), Index.uniform(50), epoch=epoch)) for epoch in range(100)]
     assert len(set(epochs)) == 100
     assert set().union(*epochs) == set(range(50))
 
 
 def test_a_subset_of_more_items_than_there_are_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"Subset\(count=11\) draws without replacement from 10 items; use at most 10"):
+    with pytest.raises(PlanError, match=r"count must be <= 10, the number of items, got 11: .*without replacement"):
         Plan(Index.uniform(10), Subset(11), batch_size=1)
 
 
@@ -176,7 +176,7 @@ def test_a_subset_of_more_items_than_there_are_is_refused() -> None:
     align=st.integers(1, 7),
     epoch=st.integers(0, 50),
 )
-def test_runs_are_consecutive_within_the_data_and_begin_at_multiples_of_align(
+def test_stretches_are_consecutive_items_and_start_at_multiples_of_align(
     n: int, size: int, count: int | None, align: int, epoch: int
 ) -> None:
     order = RandomChunks(size, count=count, align=align)
@@ -189,7 +189,7 @@ def test_runs_are_consecutive_within_the_data_and_begin_at_multiples_of_align(
         assert 0 <= run[0] <= n - length
 
 
-def test_runs_begin_at_every_possible_place() -> None:
+def test_stretches_start_at_every_possible_place() -> None:
     starts = np.array(visited(RandomChunks(4, count=400), Index.uniform(10))).reshape(-1, 4)[:, 0]
     assert set(starts.tolist()) == {0, 1, 2, 3, 4, 5, 6}
     aligned = np.array(visited(RandomChunks(4, count=400, align=3), Index.uniform(10))).reshape(-1, 4)[:, 0]
@@ -197,12 +197,12 @@ def test_runs_begin_at_every_possible_place() -> None:
 
 
 @pytest.mark.parametrize("align", [1, 3, 100])
-def test_data_smaller_than_a_run_gives_itself_whole_every_time(align: int) -> None:
+def test_a_stretch_is_all_items_if_there_are_fewer_than_its_size(align: int) -> None:
     assert visited(RandomChunks(10, count=3, align=align), Index.uniform(4)) == [0, 1, 2, 3] * 3
     assert visited(RandomChunks(10, align=align), Index.uniform(4)) == [0, 1, 2, 3]
 
 
-def test_shuffled_runs_hold_the_same_items_permuted_within_the_run() -> None:
+def test_shuffled_stretches_have_the_same_items_in_another_order() -> None:
     index = Index.uniform(500)
     plain = np.array(visited(RandomChunks(20, count=30), index)).reshape(30, 20)
     mixed = np.array(visited(RandomChunks(20, count=30, shuffle=True), index)).reshape(30, 20)
@@ -211,7 +211,7 @@ def test_shuffled_runs_hold_the_same_items_permuted_within_the_run() -> None:
     assert len({tuple(row) for row in (mixed - plain[:, :1]).tolist()}) == 30
 
 
-def test_with_batches_of_its_size_every_batch_is_one_run_read_in_one_piece() -> None:
+def test_batches_of_the_stretch_size_are_one_read_each() -> None:
     epoch = Plan(Index.uniform(100, 10), RandomChunks(8, count=5), batch_size=8, seed=2).epoch(0)
     for draw in epoch.draws(range(5)):
         (part,) = draw.parts
@@ -220,7 +220,7 @@ def test_with_batches_of_its_size_every_batch_is_one_run_read_in_one_piece() -> 
         assert part.window.spans.tolist() == [[first, first + 8]]
 
 
-def test_visits_tell_the_runs_that_share_an_item_apart() -> None:
+def test_visits_tell_stretches_that_share_an_item_apart() -> None:
     draws = list(Plan(Index.uniform(6), RandomChunks(4, count=20), batch_size=4).epoch(0).draws(range(20)))
     assert [draw.visits.tolist() for draw in draws] == [[run] * 4 for run in range(20)]
 
@@ -254,14 +254,14 @@ def test_an_order_that_visits_nothing_is_refused(make: Any, message: str) -> Non
     ],
     ids=["window", "window-str", "subset", "size", "count", "align", "length"],
 )
-def test_a_number_that_is_not_whole_is_refused_when_the_order_is_made(make: Any) -> None:
+def test_orders_refuse_counts_that_are_no_integers(make: Any) -> None:
     with pytest.raises(PlanError, match=r"2\.5"):
         make()
 
 
 def test_a_window_larger_than_the_data_is_refused_with_the_largest_that_fits() -> None:
     index = Index.uniform(10, 4)
-    with pytest.raises(PlanError, match=r"window=4\) is larger than the data, which has 3 chunks; use at most 3"):
+    with pytest.raises(PlanError, match=r"window must be <= 3, the number of chunks, got 4"):
         Plan(index, WindowShuffle(4), batch_size=2)
     assert sorted(visited(WindowShuffle(3), index)) == list(range(10))
 

@@ -125,7 +125,7 @@ def test_neighbours_are_any_two_items_equally_often(n: int) -> None:
 
 @pytest.mark.parametrize("n", [260, 512, 1000])
 @pytest.mark.parametrize("apart", [1, 2, 128])
-def test_positions_of_a_large_permutation_know_nothing_of_each_other(n: int, apart: int) -> None:
+def test_positions_of_a_large_permutation_are_uncorrelated(n: int, apart: int) -> None:
     tenths = permutations(n, 3000, [0, apart]) * 10 // n
     cells = np.bincount(tenths[:, 0] * 10 + tenths[:, 1], minlength=100)
     assert chi_square(cells, 30) < limit(99)

@@ -18,7 +18,7 @@ def items(stream: Segments, number: int) -> list[list[int]]:
     return [draw.items.tolist() for draw in epoch.draws(range(epoch.n_batches))]
 
 
-def test_a_cycling_stream_opens_the_next_pass_with_what_fills_the_batch() -> None:
+def test_a_cycling_stream_fills_the_last_batch_of_a_pass_from_the_next_pass() -> None:
     stream = Segments(Plan(Index.uniform(10), Sequential(), batch_size=4), length=2)
     assert [items(stream, number) for number in range(3)] == [
         [[0, 1, 2, 3], [4, 5, 6, 7]],
@@ -27,7 +27,7 @@ def test_a_cycling_stream_opens_the_next_pass_with_what_fills_the_batch() -> Non
     ]
 
 
-def test_a_batch_over_the_end_of_a_pass_says_which_item_is_of_which() -> None:
+def test_a_batch_of_two_passes_knows_the_pass_of_each_item() -> None:
     draw = Segments(Plan(Index.uniform(10), Sequential(), batch_size=4), length=2).epoch(1).draw(0)
     assert draw.epochs.tolist() == [0, 0, 1, 1]
     assert [draw.seed_path(row) for row in range(4)] == [(0, 8), (0, 9), (1, 0), (1, 1)]
@@ -40,7 +40,7 @@ def test_a_batch_larger_than_the_data_cycles_through_it() -> None:
 
 
 @pytest.mark.parametrize(("tail", "last"), [("short", [8, 9]), ("pad", [8, 9, 0, 1])])
-def test_a_validation_stream_cuts_every_pass_exactly(tail: str, last: list[int]) -> None:
+def test_a_validation_stream_ends_with_every_pass(tail: str, last: list[int]) -> None:
     stream = Segments(Plan(Index.uniform(10), Sequential(), batch_size=4, tail=tail), length=2)
     one_pass = [[[0, 1, 2, 3], [4, 5, 6, 7]], [last]]
     assert [items(stream, number) for number in range(4)] == one_pass * 2
@@ -53,18 +53,18 @@ def test_lanes_take_turns_within_every_pass_of_a_cycling_stream() -> None:
     assert items(stream, 1) == [[1, 2], [5, 6], [3, 4], [7, 8], [4, 5]]
 
 
-def test_a_segment_far_away_costs_and_holds_what_the_first_one_does() -> None:
+def test_a_segment_far_away_costs_as_much_as_the_first() -> None:
     stream = Segments(Plan(Index.uniform(10), Sequential(), batch_size=4), length=2)
     # Segment s begins at position 8 s of the stream.
     assert items(stream, 10**12) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert items(stream, 10**12 + 1) == [[8, 9, 0, 1], [2, 3, 4, 5]]
 
 
-def test_segments_per_pass_may_be_a_fraction_where_the_stream_cycles() -> None:
+def test_segments_per_pass_may_be_a_fraction_if_the_stream_cycles() -> None:
     assert Segments(Plan(Index.uniform(10), Sequential(), batch_size=4), length=5).segments_per_pass == 0.5
 
 
-def test_segments_speak_for_their_plan() -> None:
+def test_segments_have_the_attributes_of_their_plan() -> None:
     plan = Plan(Index.uniform(10), Shuffle(), batch_size=4, seed=3, lanes=2, tail="pad")
     stream = Segments(plan, length=2)
     assert (stream.index, stream.batch_size, stream.seed, stream.lanes, stream.tail) == (plan.index, 4, 3, 2, "pad")
@@ -81,7 +81,7 @@ def test_segments_over_no_items_have_no_batches(tail: str) -> None:
 
 
 @pytest.mark.parametrize("length", [0, -1, True, 2.5, "2", None])
-def test_a_length_that_is_not_whole_and_positive_is_refused(length: Any) -> None:
+def test_a_length_must_be_a_positive_integer(length: Any) -> None:
     with pytest.raises(PlanError, match=f"length must be an integer >= 1, got {length!r}"):
         Segments(Plan(Index.uniform(10), Shuffle(), batch_size=4), length)
 
@@ -96,11 +96,11 @@ def test_a_numpy_length_is_a_length() -> None:
 @pytest.mark.parametrize("tail", ["drop", "short"])
 def test_a_segment_that_does_not_exist_is_refused(tail: str, number: int, origin: int) -> None:
     stream = Segments(Plan(Index.uniform(10), Shuffle(), batch_size=4, tail=tail), 2)
-    with pytest.raises(PlanError, match=f"There is no segment {number} from position {origin} on; segments begin"):
+    with pytest.raises(PlanError, match=f"segment must be >= 0 .*, got segment {number}, origin {origin}"):
         stream.epoch(number, origin)
 
 
 def test_a_batch_past_the_end_of_a_segment_is_refused() -> None:
     stream = Segments(Plan(Index.uniform(10), Shuffle(), batch_size=4), 2)
-    with pytest.raises(PlanError, match="Batch 2 is not in epoch 5, which has 2 batches"):
+    with pytest.raises(PlanError, match="batch must be >= 0 and < 2, the batches of epoch 5, got 2"):
         stream.epoch(5).draw(2)

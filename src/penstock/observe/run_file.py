@@ -15,11 +15,11 @@ from penstock.core.errors import DamageError, OptionError, PenstockError, Source
 from penstock.core.version import __version__
 from penstock.files.durable import write_aside
 from penstock.observe.curves import Curve
-from penstock.observe.faults import Notes, quarantined
+from penstock.observe.faults import Notes, read_quarantine
 from penstock.observe.plot import Seen
 from penstock.observe.recorder import Recorded
 from penstock.observe.timing import Timings
-from penstock.plan.facts import plan_facts, plan_of
+from penstock.plan.facts import plan_facts, find_plan
 from penstock.shard.manifest import MANIFEST
 
 __all__ = ["Run", "Watched", "is_run_file", "read_run", "write_run"]
@@ -220,7 +220,7 @@ def _of_the_loader(loader: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"plan": None, "dataset": None, "quarantine": None}
     source = getattr(loader, "source", None)
     try:
-        plan = plan_of(loader)
+        plan = find_plan(loader)
         found["plan"] = None if plan is None else plan_facts(plan, source)
     except (PenstockError, OSError) as error:
         found["plan"] = {"unknown": str(error)}
@@ -229,7 +229,7 @@ def _of_the_loader(loader: Any) -> dict[str, Any]:
         return found
     found["dataset"] = str(path.parent if path.name == MANIFEST else path)
     if source.quarantine is not None:
-        found["quarantine"] = quarantined(source.quarantine, manifest.fingerprint)
+        found["quarantine"] = read_quarantine(source.quarantine, manifest.fingerprint)
     return found
 
 

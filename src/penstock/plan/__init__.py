@@ -1,4 +1,4 @@
-"""Which items each batch holds. Pure: integers in, integers out; no files, no threads, no torch."""
+"""Decides which items each batch holds. Pure: integers in, integers out; no files, threads or torch."""
 
 from penstock.core.doors import open_door
 

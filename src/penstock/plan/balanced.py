@@ -1,7 +1,7 @@
-"""Shares of an epoch for stretches of the items, however many items they have."""
+"""Orders in which groups of items get exact fractions of an epoch."""
 
 import hashlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,15 +19,16 @@ from penstock.plan.permute import permute
 __all__ = ["Balanced", "BalancedSpans"]
 
 _Int64s = NDArray[np.int64]
+_Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Balanced:
-    """Draws with replacement in which every group has its share of the epoch.
+    """Samples items with replacement; every group gets an exact fraction of the epoch.
 
-    The shares are exact: of an epoch of `length` draws, a group with weight w gets w x length, rounded so that the
-    total is right. Within a group no item comes again before every other one has come: the members are walked in a
-    permuted order, and in another one once they are through.
+    In an epoch of `length` items, a group with weight w gets w x length of them, rounded so that the total is right.
+    Within a group, no item comes again before all others have come: its items are visited in a permuted order, and in
+    another one each time all have been visited.
 
     Examples
     --------
@@ -36,55 +37,42 @@ class Balanced:
     """
 
     groups: ArrayLike
-    """The group of each item: one label per item."""
+    """Label of each item's group: one label per item."""
 
     weights: Mapping[Any, float] | Sequence[float] | None = None
-    """The share of each group, summing to 1: by label, or in the sorted order of labels. None: equal shares."""
+    """Fraction of the epoch for each group, summing to 1: by label, or in sorted order of the labels. None: equal."""
 
     length: int | None = None
-    """Draws per epoch; None: as many as there are items."""
+    """Items per epoch; None: as many as the index has."""
 
     def __post_init__(self) -> None:
         if self.length is not None:
             check_integer("length", self.length, at_least=1, error=PlanError)
         if np.ndim(self._groups) != 1 or not len(self._groups):
-            raise PlanError(f"Balanced takes a flat list with one group per item, got shape {np.shape(self._groups)}.")
-        _ = self._shares
+            raise PlanError(f"groups must be 1-D, with one label per item, got shape {np.shape(self._groups)}.")
+        _ = self._fractions
 
     def __repr__(self) -> str:
         digest = hashlib.blake2b(digest_size=8)
         for array in (self._member_starts, self._members, self._counts):
             digest.update(np.ascontiguousarray(array, "<i8").tobytes())
         groups, items = len(self._labels), len(self._members)
-        return f"Balanced({groups} groups of {items} items, length={self._n_draws}, {digest.hexdigest()})"
+        return f"Balanced({groups} groups of {items} items, length={self._length}, {digest.hexdigest()})"
 
     def check(self, index: Index) -> None:
-        """Refuse labels that are not one per item."""
+        """Raise PlanError if there is not one label per item."""
         if len(self._groups) != len(index):
-            raise PlanError(
-                f"Balanced has labels for {len(self._groups)} items, but the index has {len(index)}; give one per item."
-            )
+            raise PlanError(f"groups must have one label per item ({len(index)}), got {len(self._groups)}.")
 
     def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:
-        """Return the draws of `epoch`."""
-        ends = np.cumsum(self._counts)
-        starts = ends - self._counts
-        sizes = np.diff(self._member_starts)
-        draw_key, group_key, round_key = (key_for(seed, name, epoch) for name in ("draws", "group", "round"))
+        """Return the sequence of `epoch`."""
+        keys = (key_for(seed, "draws", epoch), key_for(seed, "group", epoch), key_for(seed, "round", epoch))
 
-        def located(positions: _Int64s) -> tuple[_Int64s, _Int64s, _Int64s]:
-            place = permute(positions, self._n_draws, draw_key)
-            group = np.searchsorted(ends, place, side="right")
-            rounds, member = np.divmod(place - starts[group], sizes[group])
-            return group, rounds, member
-
-        def items(positions: _Int64s) -> _Int64s:
-            group, rounds, member = located(positions)
-            keys = mix64(subkeys(group_key, group) ^ subkeys(round_key, rounds))
-            found: _Int64s = self._members[self._member_starts[group] + permute(member, sizes[group], keys)]
+        def item_at(group: _Int64s, member: _Int64s) -> _Int64s:
+            found: _Int64s = self._members[self._member_starts[group] + member]
             return found
 
-        return Arrangement(self._n_draws, items=items, visits=lambda positions: located(positions)[1])
+        return _arrange_groups(self._counts, np.diff(self._member_starts), keys, item_at)
 
     @cached_property
     def _groups(self) -> NDArray[Any]:
@@ -97,7 +85,7 @@ class Balanced:
 
     @cached_property
     def _members(self) -> _Int64s:
-        # Items sorted by group: the members of group g lie at _member_starts[g] … _member_starts[g + 1].
+        # Items sorted by group: the members of group g are at _member_starts[g] … _member_starts[g + 1].
         return np.argsort(self._groups, kind="stable").astype(np.int64)
 
     @cached_property
@@ -106,46 +94,37 @@ class Balanced:
         return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     @cached_property
-    def _n_draws(self) -> int:
+    def _length(self) -> int:
         return len(self._groups) if self.length is None else self.length
 
     @cached_property
-    def _shares(self) -> NDArray[np.float64]:
+    def _fractions(self) -> _Floats:
         labels = self._labels
         if self.weights is None:
             return np.full(len(labels), 1 / len(labels))
         if isinstance(self.weights, Mapping):
             if set(self.weights) != set(labels):
-                raise PlanError(f"Balanced has weights for {list(self.weights)}, but the groups are {labels}.")
-            shares = np.array([self.weights[label] for label in labels], np.float64)
+                raise PlanError(f"weights must name the groups {labels}, got {list(self.weights)}.")
+            weights = np.array([self.weights[label] for label in labels], np.float64)
         else:
-            shares = np.asarray(self.weights, np.float64)
-            if shares.shape != (len(labels),):
-                raise PlanError(f"Balanced has {shares.size} weights for {len(labels)} groups {labels}; give one each.")
-        if not np.isfinite(shares).all() or shares.min() < 0 or abs(shares.sum() - 1) > 1e-6:
-            raise PlanError(
-                f"Balanced weights {shares.tolist()} sum to {shares.sum():g}; they are shares of an epoch: "
-                "0 or more each, 1 in all. Divide them by their sum."
-            )
-        normed: NDArray[np.float64] = shares / shares.sum()
-        return normed
+            weights = np.asarray(self.weights, np.float64)
+            if weights.shape != (len(labels),):
+                raise PlanError(f"weights must have one value per group ({len(labels)}: {labels}), got {weights.size}.")
+        _check_weights(weights)
+        fractions: _Floats = weights / weights.sum()
+        return fractions
 
     @cached_property
     def _counts(self) -> _Int64s:
-        # Largest remainders get the draws that rounding down leaves over.
-        exact = self._shares * self._n_draws
-        counts = np.floor(exact + 1e-9).astype(np.int64)
-        left = self._n_draws - int(counts.sum())
-        counts[np.argsort(counts - exact, kind="stable")[:left]] += 1
-        return counts
+        return _exact_counts(self._fractions, self._length)
 
 
 @dataclass(frozen=True, slots=True)
 class BalancedSpans:
-    """Draws in which every stretch of consecutive items, such as one of several volumes, has its share of the epoch.
+    """Samples items with replacement; every span of items, such as a volume, gets an exact fraction of the epoch.
 
-    As `Balanced`, but stretches are told by where they begin, so that they may have billions of items. Shares are
-    exact, up to rounding; within a stretch no item comes again before every other one has come.
+    Like `Balanced`, but spans are given by their first items, so they may have billions of items. Fractions are exact
+    up to rounding. Within a span, no item comes again before all others have come.
 
     Examples
     --------
@@ -156,63 +135,98 @@ class BalancedSpans:
     """
 
     starts: tuple[int, ...]
-    """The first item of each stretch, growing; the first one is 0."""
+    """First item of each span, increasing from 0."""
 
     weights: tuple[float, ...]
-    """The share of each; 0 or more each, 1 in all."""
+    """Fraction of the epoch for each span, >= 0 and summing to 1."""
 
     length: int
-    """Draws per epoch."""
+    """Items per epoch."""
 
     def __post_init__(self) -> None:
         check_integer("length", self.length, at_least=1, error=PlanError)
         object.__setattr__(self, "starts", tuple(int(start) for start in self.starts))
         object.__setattr__(self, "weights", tuple(float(weight) for weight in self.weights))
         if not self.starts or self.starts[0] != 0 or list(self.starts) != sorted(set(self.starts)):
-            raise PlanError(f"starts={_short(self.starts)}; stretches begin at 0 and grow.")
-        shares = np.array(self.weights)
-        if len(shares) != len(self.starts):
-            raise PlanError(f"There are {len(shares)} weights for {len(self.starts)} stretches; give one each.")
-        if not np.isfinite(shares).all() or shares.min() < 0 or abs(shares.sum() - 1) > 1e-6:
-            raise PlanError(
-                f"weights={_short(self.weights)} sum to {shares.sum():g}; they are shares of an epoch: 0 or more each, "
-                "1 in all. Divide them by their sum."
-            )
+            raise PlanError(f"starts must increase from 0, got {_format_values(self.starts)}.")
+        if len(self.weights) != len(self.starts):
+            raise PlanError(f"weights must have one value per span ({len(self.starts)}), got {len(self.weights)}.")
+        _check_weights(np.array(self.weights))
 
     def check(self, index: Index) -> None:
-        """Refuse a stretch that begins after the data."""
+        """Raise PlanError if the last span is empty."""
         if len(index) <= self.starts[-1]:
-            raise PlanError(f"The last stretch begins at item {self.starts[-1]}, and there are {len(index)} items.")
+            raise PlanError(
+                f"starts must be items of the index, which has {len(index)}, got {self.starts[-1]} as the last one."
+            )
 
     def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:
-        """Return the draws of `epoch`."""
-        starts, counts = np.array(self.starts, np.int64), self.counts()
-        sizes = np.diff(np.append(starts, len(index)))
-        ends = np.cumsum(counts)
-        draw_key, span_key, round_key = (key_for(seed, name, epoch) for name in ("draws", "span", "round"))
+        """Return the sequence of `epoch`."""
+        starts = np.array(self.starts, np.int64)
+        keys = (key_for(seed, "draws", epoch), key_for(seed, "span", epoch), key_for(seed, "round", epoch))
 
-        def located(positions: _Int64s) -> tuple[_Int64s, _Int64s, _Int64s]:
-            place = permute(positions, self.length, draw_key)
-            span = np.searchsorted(ends, place, side="right")
-            rounds, member = np.divmod(place - (ends - counts)[span], sizes[span])
-            return span, rounds, member
-
-        def items(positions: _Int64s) -> _Int64s:
-            span, rounds, member = located(positions)
-            keys = mix64(subkeys(span_key, span) ^ subkeys(round_key, rounds))
-            found: _Int64s = starts[span] + permute(member, sizes[span], keys)
+        def item_at(span: _Int64s, member: _Int64s) -> _Int64s:
+            found: _Int64s = starts[span] + member
             return found
 
-        return Arrangement(self.length, items=items, visits=lambda positions: located(positions)[1])
+        return _arrange_groups(self.counts(), np.diff(np.append(starts, len(index))), keys, item_at)
 
     def counts(self) -> _Int64s:
-        """Return the draws of each stretch; largest remainders get those that rounding down leaves over."""
-        exact = np.array(self.weights) / sum(self.weights) * self.length
-        counts = np.floor(exact + 1e-9).astype(np.int64)
-        counts[np.argsort(counts - exact, kind="stable")[: self.length - int(counts.sum())]] += 1
-        return counts
+        """Return the number of items that each span contributes to an epoch."""
+        # Python's sum, not numpy's: they differ in the last bit, which decides between equal remainders.
+        return _exact_counts(np.array(self.weights) / sum(self.weights), self.length)
 
 
-def _short(values: Sequence[float]) -> str:
+def _check_weights(weights: _Floats) -> None:
+    if not np.isfinite(weights).all() or weights.min() < 0 or abs(weights.sum() - 1) > 1e-6:
+        raise PlanError(
+            f"weights must be >= 0 and sum to 1, got {_format_values(weights.tolist())} with sum {weights.sum():g}. "
+            "Divide them by their sum."
+        )
+
+
+def _exact_counts(fractions: _Floats, length: int) -> _Int64s:
+    """Return integers near `fractions` x `length` whose sum is `length`."""
+    exact = fractions * length
+    counts = np.floor(exact + 1e-9).astype(np.int64)
+    # The largest remainders get what rounding down leaves over.
+    counts[np.argsort(counts - exact, kind="stable")[: length - int(counts.sum())]] += 1
+    return counts
+
+
+def _arrange_groups(
+    counts: _Int64s,
+    sizes: _Int64s,
+    keys: tuple[int, int, int],
+    item_at: Callable[[_Int64s, _Int64s], _Int64s],
+) -> Arrangement:
+    """Return an epoch in which group g comes `counts[g]` times, in rounds over its `sizes[g]` members.
+
+    Parameters
+    ----------
+    keys
+        Of the permutation of the epoch, of the groups, and of the rounds.
+    item_at
+        Map groups and numbers of members to items.
+    """
+    length, ends = int(counts.sum()), np.cumsum(counts)
+    starts = ends - counts
+    draw_key, group_key, round_key = keys
+
+    def locate(positions: _Int64s) -> tuple[_Int64s, _Int64s, _Int64s]:
+        place = permute(positions, length, draw_key)
+        group = np.searchsorted(ends, place, side="right")
+        rounds, member = np.divmod(place - starts[group], sizes[group])
+        return group, rounds, member
+
+    def items(positions: _Int64s) -> _Int64s:
+        group, rounds, member = locate(positions)
+        round_keys = mix64(subkeys(group_key, group) ^ subkeys(round_key, rounds))
+        return item_at(group, permute(member, sizes[group], round_keys))
+
+    return Arrangement(length, items=items, visits=lambda positions: locate(positions)[1])
+
+
+def _format_values(values: Sequence[float]) -> str:
     shown = ", ".join(f"{value:g}" for value in values[:8])
     return f"({shown}{', …' if len(values) > 8 else ''})"

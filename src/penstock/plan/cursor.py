@@ -1,7 +1,7 @@
-"""Where a run is: all the state there is, and whose it is.
+"""Cursor: the only state there is, and the saved form of it.
 
-The saved state is plain JSON of a few hundred bytes, the same on every rank. It carries the identity of its plan by
-name, so that a state from elsewhere is refused with the difference.
+A saved state is plain JSON of a few hundred bytes, the same on every rank. It includes the identity of its plan by
+name, so the error for a state of another plan names the difference.
 """
 
 from collections.abc import Mapping
@@ -33,12 +33,12 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """`batch` batches of `epoch` are done, over all ranks."""
+    """Position of a loader: `batch` batches of `epoch` are done, over all ranks."""
 
     epoch: int = 0
     batch: int = 0
     origin: int = 0
-    """Positions of the epoch that were done under another batch size, before batch 0."""
+    """Positions of the epoch that were done with another batch size, before batch 0."""
 
     def state(self, plan: Plan | Segments) -> dict[str, Any]:
         """Return this cursor as plain JSON, with the identity of `plan`."""
@@ -52,7 +52,7 @@ class Cursor:
 
     @classmethod
     def restore(cls, state: Mapping[str, Any], plan: Plan | Segments) -> "Cursor":
-        """Return the cursor that `state` holds, for `plan`; raise ResumeError where it belongs elsewhere."""
+        """Return the cursor saved in `state`; raise ResumeError if it does not belong to `plan`."""
         _check_form(state)
         saved, current = state["plan"], plan.identity()
         changes = [
@@ -63,21 +63,20 @@ class Cursor:
         if changes:
             raise ResumeError(
                 f"This state belongs to another plan: {'; '.join(changes)}. "
-                "Build the source and the plan as they were, or start anew without the state."
+                "Build the source and the plan as they were, or start again without the state."
             )
         cursor = cls(state["epoch"], state["batch"], state["origin"])
-        before = _rebuilt(plan, saved["batch_size"])
+        before = _with_batch_size(plan, saved["batch_size"])
         try:
             limit = before.epoch(cursor.epoch, cursor.origin).n_batches
         except PlanError as error:
-            raise ResumeError(f"This state names a place that does not exist; it is damaged: {error}") from error
+            raise ResumeError(f"This state is damaged: its position does not exist: {error}") from error
         if cursor.batch > limit:
-            raise ResumeError(f"This state is at batch {cursor.batch} of an epoch that has {limit}; it is damaged.")
-        return cursor if before.batch_size == plan.batch_size else _rebatched(cursor, before, plan, limit)
+            raise ResumeError(f"This state is damaged: it is at batch {cursor.batch} of an epoch that has {limit}.")
+        return cursor if before.batch_size == plan.batch_size else _change_batch_size(cursor, before, plan, limit)
 
 
-def _rebuilt(plan: Plan | Segments, batch_size: int) -> Plan | Segments:
-    """Return the plan that a state was saved under: `plan`, with the batch size it had then."""
+def _with_batch_size(plan: Plan | Segments, batch_size: int) -> Plan | Segments:
     if isinstance(plan, Segments):
         return replace(plan, plan=replace(plan.plan, batch_size=batch_size))
     return replace(plan, batch_size=batch_size)
@@ -85,28 +84,31 @@ def _rebuilt(plan: Plan | Segments, batch_size: int) -> Plan | Segments:
 
 def _check_form(state: Mapping[str, Any]) -> None:
     if not isinstance(state, Mapping) or "version" not in state:
-        raise ResumeError(f"This is no loader state: {str(state)[:80]!r}. Pass what state_dict() returned.")
+        raise ResumeError(f"state must be what state_dict() returned, got {str(state)[:80]!r}.")
     if state["version"] != _VERSION:
         raise ResumeError(
-            f"This state has version {state['version']!r}; this Penstock reads version {_VERSION}. "
-            "Resume with the Penstock that wrote it."
+            f"The version of a state must be {_VERSION}, got {state['version']!r}. "
+            "Resume with the version of Penstock that saved it."
         )
     missing = _KEYS - set(state)
     if missing or not isinstance(state["plan"], Mapping) or "batch_size" not in state["plan"]:
-        raise ResumeError(f"This state lacks {sorted(missing) or 'its plan'}; it is damaged.")
+        raise ResumeError(f"This state is damaged: {sorted(missing) or 'its plan'} is missing.")
     counts = {key: state[key] for key in ("epoch", "batch", "origin")}
     for key, value in {**counts, "batch_size": state["plan"]["batch_size"]}.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < (key == "batch_size"):
-            raise ResumeError(f"This state has {key}={value!r}, which is no count; it is damaged.")
+        least = 1 if key == "batch_size" else 0
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ResumeError(f"This state is damaged: {key} must be an integer >= {least}, got {value!r}.")
 
 
-def _rebatched(cursor: Cursor, before: Plan | Segments, plan: Plan | Segments, limit: int) -> Cursor:
-    """Return the cursor that goes on at the very item where `cursor` stopped, in batches of another size."""
+def _change_batch_size(cursor: Cursor, before: Plan | Segments, plan: Plan | Segments, limit: int) -> Cursor:
+    """Return the cursor that resumes at the item where `cursor` stopped, with the batch size of `plan`."""
     change = f"batch_size changed from {before.batch_size} to {plan.batch_size} in the middle of epoch {cursor.epoch}"
     if isinstance(plan, Segments) or isinstance(before, Segments):
         if cursor == Cursor():
             return cursor
-        raise ResumeError(f"{change}, but segments are counted in batches and would begin elsewhere. Keep batch_size.")
+        raise ResumeError(
+            f"{change}, but segments are counted in batches and would start at other items. Keep batch_size."
+        )
     if cursor.batch == 0 and cursor.origin == 0:
         return cursor
     if cursor.batch == limit:
@@ -119,14 +121,14 @@ def _rebatched(cursor: Cursor, before: Plan | Segments, plan: Plan | Segments, l
 
 
 def _lane_batch(cursor: Cursor, before: Plan, plan: Plan, change: str) -> int:
-    """Return the batch number at which all lanes of `plan` are where those of `before` are, or refuse."""
+    """Return the batch at which all lanes of `plan` are where those of `before` are; raise ResumeError if none is."""
     rounds, over = divmod(cursor.batch, plan.lanes)
     done, rest = divmod(rounds * before.batch_size, plan.batch_size)
     same_lanes = _lane_starts(before) == _lane_starts(plan)
     if over or rest or cursor.origin or not same_lanes:
         raise ResumeError(
-            f"{change}, where {plan.lanes} lanes cannot be cut: each lane is a run of batches, and they would begin or "
-            "go on at other items. Finish the epoch with the old batch_size, or use lanes=1."
+            f"{change}, which {plan.lanes} lanes do not allow: each lane is a run of consecutive batches, and it would "
+            "start or resume at other items. Finish the epoch with the old batch_size, or use lanes=1."
         )
     return done * plan.lanes
 

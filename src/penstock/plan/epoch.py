@@ -1,7 +1,7 @@
-"""One epoch, batch by batch, and the share of it that one rank makes.
+"""The batches of one epoch, and the share that one rank makes.
 
 Positions are counted along an endless stream of passes: position p of pass e is e x length + p. A batch is a run of
-positions; where it reaches over the end of a pass (only in cycling segments), its items come from two.
+consecutive positions. If it crosses the end of a pass (only in cycling segments), its items come from two passes.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,17 +22,17 @@ Tail = Literal["drop", "short", "pad"]
 
 _Int64s = NDArray[np.int64]
 
-# Positions worked out at a time: a permutation of 16 384 costs about 1 ms, of 32 about 0.1 ms.
+# Positions computed at a time: a permutation of 16 384 costs about 1 ms, of 32 about 0.1 ms.
 _POSITIONS_AT_ONCE = 16_384
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """The endless stream of passes over the data that epochs are cut from."""
+    """Endless stream of passes over the data; epochs are cut from it."""
 
     index: Index
     arrangement: Callable[[int], Arrangement]
-    """The sequence of a pass, by its number."""
+    """Maps the number of a pass to its sequence."""
 
     length: int
     """Positions in one pass."""
@@ -46,7 +46,7 @@ class Passes:
 
 
 class Epoch:
-    """The batches of one epoch (or segment) of a plan: a pure function of the batch number."""
+    """One epoch (or segment) of a plan: a pure function from batch numbers to draws."""
 
     def __init__(
         self,
@@ -60,32 +60,34 @@ class Epoch:
     ) -> None:
         self.number = number
         self.n_batches = n_batches
-        """Exact: how many batches one process makes of this epoch."""
+        """Batches in this epoch, over all ranks; exact."""
         self.passes = passes
-        # The positions of the pass that fills up a padded batch, and whose end cuts a short one.
+        # Positions [first, stop): they repeat to pad a batch, and stop ends a short one.
         self._first, self._stop = first, stop
         self._starts = starts
         self._windows: dict[tuple[int, int], Window] = {}
 
     def draw(self, batch: int) -> Draw:
-        """Return what batch `batch` is made of; the cost does not depend on the number."""
+        """Return the draw of batch `batch`; the cost does not depend on the number."""
         if not 0 <= batch < self.n_batches:
-            raise PlanError(f"Batch {batch} is not in epoch {self.number}, which has {self.n_batches} batches.")
+            raise PlanError(
+                f"batch must be >= 0 and < {self.n_batches}, the batches of epoch {self.number}, got {batch}."
+            )
         return next(self.draws(range(batch, batch + 1)))
 
     def draws(self, batches: range) -> Iterator[Draw]:
-        """Return the draws of `batches`, worked out many at a time.
+        """Yield the draws of `batches`, computed many at a time.
 
-        Under `tail="pad"` numbers past the end are allowed: such a batch holds nothing but padding.
+        With `tail="pad"`, numbers past the end are allowed: such a batch is all padding.
         """
         at_once = max(1, _POSITIONS_AT_ONCE // self.passes.batch_size)
         for begin in range(0, len(batches), at_once):
             numbers = np.asarray(batches[begin : begin + at_once], np.int64)
             positions, valid = self.positions(numbers)
-            yield from self._drawn(numbers, positions, valid)
+            yield from self._make_draws(numbers, positions, valid)
 
     def items(self, batches: range) -> Iterator[_Int64s]:
-        """Yield the items of `batches`, end to end, many batches at a time; without those that only fill up."""
+        """Yield the items of `batches`, concatenated, many batches at a time; without padding."""
         at_once = max(1, _POSITIONS_AT_ONCE // self.passes.batch_size)
         for begin in range(0, len(batches), at_once):
             positions, valid = self.positions(np.asarray(batches[begin : begin + at_once], np.int64))
@@ -93,22 +95,22 @@ class Epoch:
             yield self._items(passes, places)[0]
 
     def positions(self, batches: _Int64s) -> tuple[_Int64s, NDArray[np.bool_]]:
-        """Return the positions of each batch, (len(batches), batch_size), and which of them exist."""
+        """Return the positions of each batch, shape (len(batches), batch_size), and a mask of those that exist."""
         real = batches < self.n_batches
         starts = np.where(real, self._starts(np.where(real, batches, 0)), self._stop)
         positions = starts[:, None] + np.arange(self.passes.batch_size)
         return positions, positions < self._stop
 
-    def drawn(self, batch: int, positions: _Int64s) -> Draw:
-        """Return the draw of any positions that exist."""
-        return next(self._drawn(np.array([batch]), positions[None, :], np.ones((1, len(positions)), np.bool_)))
+    def draw_positions(self, batch: int, positions: _Int64s) -> Draw:
+        """Return the draw of any positions that exist, as batch `batch`."""
+        return next(self._make_draws(np.array([batch]), positions[None, :], np.ones((1, len(positions)), np.bool_)))
 
-    def _drawn(self, batches: _Int64s, positions: _Int64s, valid: NDArray[np.bool_]) -> Iterator[Draw]:
+    def _make_draws(self, batches: _Int64s, positions: _Int64s, valid: NDArray[np.bool_]) -> Iterator[Draw]:
         padded = self.passes.tail == "pad"
         if padded:
             wrapped = self._first + (positions - self._stop) % max(self._stop - self._first, 1)
             positions = np.where(valid, positions, wrapped)
-        # A short batch is a run of valid positions; what follows them is worked out like any other and cut off.
+        # A short batch starts with its valid positions; the rest is computed like any other and cut off.
         passes, places = np.divmod(np.minimum(positions, max(self._stop - 1, 0)), max(self.passes.length, 1))
         items, visits = self._items(passes, places)
         windows = self._window_numbers(passes, places)
@@ -145,7 +147,7 @@ class Epoch:
         return items, visits if counted else None
 
     def _window_numbers(self, passes: _Int64s, places: _Int64s) -> _Int64s | None:
-        """Return the window of each position; None where the order has none."""
+        """Return the window number of each position; None if the order has no windows."""
         if passes.size == 0 or self.passes.arrangement(int(passes.flat[0])).window_starts is None:
             return None
         numbers = np.empty_like(places)
@@ -171,17 +173,17 @@ class Epoch:
             if len(self._windows) > 4 * self.passes.lanes:
                 self._windows.clear()
             spans = self.passes.arrangement(epoch).spans
-            assert spans is not None, "an order with windows says which spans they hold"
+            assert spans is not None, "an order with windows gives their spans"
             self._windows[key] = Window(epoch, number, self.passes.index.stored_spans(spans(number)))
         return self._windows[key]
 
     def share(self, world: World, start: int = 0) -> "Share":
-        """Return what rank `world.rank` makes of this epoch from batch `start` on."""
+        """Return the share of rank `world.rank` in this epoch, from batch `start` on."""
         return Share(self, world, start, self.passes.tail)
 
 
 def _rows(window: Window, items: _Int64s) -> _Int64s:
-    """Return where `items` lie in the window's spans, laid end to end."""
+    """Return the rows of `items` in the concatenated spans of the window."""
     starts, stops = window.spans[:, 0], window.spans[:, 1]
     before = np.cumsum(stops - starts) - (stops - starts)
     span = np.searchsorted(starts, items, side="right") - 1
@@ -190,10 +192,10 @@ def _rows(window: Window, items: _Int64s) -> _Int64s:
 
 
 class Share:
-    """The steps of one rank: equally many on every rank, by construction.
+    """Steps of one rank in an epoch; every rank has the same number of them.
 
-    Step s makes batch `start + s x size + rank`. What the ranks cannot share equally is settled by the plan's tail:
-    `drop` leaves those batches out, `pad` fills up with masked batches, `short` shares out the items of the last round.
+    Step s makes batch `start + s x size + rank`. The plan's tail decides about batches that do not divide equally among
+    the ranks: `drop` leaves them out, `pad` adds masked batches, `short` splits the items of the last round.
     """
 
     def __init__(self, epoch: Epoch, world: World, start: int, tail: Tail) -> None:
@@ -205,7 +207,7 @@ class Share:
         if tail == "pad" and over:
             self._full_steps += 1
         self.n_steps = self._full_steps + self._split
-        """How many batches this rank makes; the same on every rank."""
+        """Number of batches this rank makes; the same on every rank."""
         self.left_out = over if tail == "drop" else 0
         """Batches that no rank makes."""
         if self._split:
@@ -214,37 +216,37 @@ class Share:
     def draw(self, step: int) -> Draw:
         """Return the draw of one step."""
         if not 0 <= step < self.n_steps:
-            raise PlanError(f"Step {step} is not one of the {self.n_steps} steps that this rank makes.")
+            raise PlanError(f"step must be >= 0 and < {self.n_steps}, got {step}.")
         return next(self.draws(step, step + 1))
 
     def draws(self, first: int = 0, stop: int | None = None) -> Iterator[Draw]:
-        """Return the draws of steps `first` … `stop` - 1; to the end of the epoch where `stop` is None."""
+        """Yield the draws of steps `first` … `stop` - 1; `stop=None` is the end of the epoch."""
         size = self._world.size
         stop = self.n_steps if stop is None else stop
         full = min(stop, self._full_steps)
         yield from self.epoch.draws(self._world.batches(self._start + full * size, self._start + first * size))
         if self._split and first < self.n_steps <= stop:
-            yield self.epoch.drawn(self._start + self._full_steps * size, self._last_round())
+            yield self.epoch.draw_positions(self._start + self._full_steps * size, self._last_round())
 
     def items(self) -> Iterator[_Int64s]:
-        """Yield the items of all steps, end to end, many steps at a time."""
+        """Yield the items of all steps, concatenated, many steps at a time."""
         yield from self.epoch.items(self._world.batches(self._start + self._full_steps * self._world.size, self._start))
         if self._split:
             yield self.draw(self.n_steps - 1).items
 
     def batch_after(self, steps: int) -> int:
-        """Return how many batches of the epoch are done on all ranks after `steps` steps on each."""
+        """Return the number of batches done, over all ranks, after `steps` steps on each."""
         return min(self._start + steps * self._world.size, max(self.epoch.n_batches, self._start))
 
     def _last_round(self) -> _Int64s:
-        """Return this rank's part of the positions that are left over after the full rounds."""
+        """Return the positions of this rank in the last round, which is not full."""
         begin, size = self._start + self._full_steps * self._world.size, self._world.size
         positions, valid = self.epoch.positions(np.arange(begin, self.epoch.n_batches))
         left = positions[valid]
         if len(left) < size:
             raise PlanError(
-                f"tail='short' leaves {len(left)} items for the last step of {size} ranks, so some rank would have "
-                "none and the others would wait for it; use tail='pad' (masked) or tail='drop'."
+                f"The last step must have an item for each of the {size} ranks, got {len(left)}: a rank without a "
+                "batch would block the others. Use tail='pad' (masked) or tail='drop' instead of tail='short'."
             )
         bounds = len(left) * np.arange(size + 1) // size
         return left[bounds[self._world.rank] : bounds[self._world.rank + 1]]

@@ -1,4 +1,4 @@
-"""What a plan looks like from outside: in words, how well it mixes, and which item comes when."""
+"""Facts about a plan for run files and reports: description, mixing and access map."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,26 +10,26 @@ from penstock.core.index import Index
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
 
-__all__ = ["access_map", "plan_facts", "plan_of"]
+__all__ = ["access_map", "find_plan", "plan_facts"]
 
-_BATCHES, _POINTS = 400, 2400  # of an access map
-_MOST_BORDERS = 200  # that can be told apart in a chart
-_MOST_HASHED = 4_000_000  # items: about a second
-_MOST_LETTERS = 400
-_DEPTH = 4  # of loaders around loaders
+_MAX_BATCHES, _MAX_POINTS = 400, 2400  # in an access map
+_MAX_BORDERS = 200  # more cannot be told apart in a chart
+_MAX_HASHED_ITEMS = 4_000_000  # takes about a second
+_MAX_CHARACTERS = 400
+_MAX_DEPTH = 4  # of loaders that wrap loaders
 
 
-def plan_of(loader: Any) -> Plan | Segments | None:
-    """Return the plan that a loader of ours runs, also where something is around it; None where there is none."""
-    for _ in range(_DEPTH):
+def find_plan(loader: Any) -> Plan | Segments | None:
+    """Return the plan of a Penstock loader, also if other loaders wrap it; None if there is none."""
+    for _ in range(_MAX_DEPTH):
         for name in ("plan", "segments"):
             found = getattr(loader, name, None)
             if isinstance(found, Plan | Segments):
                 return found
-            # A WebDatasetLoader gives samples one by one, and its plan in batches.
+            # WebDatasetLoader.plan is a method: it takes a batch size, because the loader yields single samples.
             if name == "plan" and callable(found) and hasattr(loader, "get_state"):
-                made = found(1)
-                return made if isinstance(made, Plan | Segments) else None
+                plan = found(1)
+                return plan if isinstance(plan, Plan | Segments) else None
         loader = getattr(loader, "loader", None)
         if loader is None:
             return None
@@ -37,23 +37,23 @@ def plan_of(loader: Any) -> Plan | Segments | None:
 
 
 def plan_facts(plan: Plan | Segments, source: Any = None) -> dict[str, Any]:
-    """Return a plan as plain JSON: what it depends on, how well epoch 0 mixes, its hash, and its access map.
+    """Return facts about a plan as plain JSON: its identity, order hash, and the mixing and access map of epoch 0.
 
     Parameters
     ----------
     source
-        Where the items are, for the borders of its shards; None: those of the plan's chunks.
+        Source of the items, for its shard borders; None: use the chunk borders of the plan.
     """
     mixing = plan.mixing()
     identity = plan.identity()
     return {
-        "description": _described(plan)[:_MOST_LETTERS],
-        "identity": {name: str(value)[:_MOST_LETTERS] for name, value in identity.items()},
+        "description": _describe_plan(plan)[:_MAX_CHARACTERS],
+        "identity": {name: str(value)[:_MAX_CHARACTERS] for name, value in identity.items()},
         "seed": int(plan.seed),
         "batch_size": int(plan.batch_size),
         "n_batches": int(plan.epoch(0).n_batches),
-        # A hash of the whole order takes a walk through it.
-        "order_hash": plan.order_hash() if len(plan.index) <= _MOST_HASHED else None,
+        # The hash visits every item.
+        "order_hash": plan.order_hash() if len(plan.index) <= _MAX_HASHED_ITEMS else None,
         "mixing": {
             "score": mixing.score,
             "read_amplification": mixing.read_amplification,
@@ -64,52 +64,52 @@ def plan_facts(plan: Plan | Segments, source: Any = None) -> dict[str, Any]:
 
 
 def access_map(plan: Plan | Segments, source: Any = None) -> dict[str, Any]:
-    """Return positions of epoch 0 and the items that come there: all of them, or some thousand, evenly spread.
+    """Return positions of epoch 0 and the items there: all of them, or a few thousand, evenly spaced.
 
-    Items are numbered as the source has them. `borders` are the first items of all shards (or chunks) but the first;
-    None where there are too many to draw.
+    Items are numbered as in the source. `borders` are the first items of all shards (or chunks) but the first; None if
+    there are too many to plot.
     """
     epoch, size = plan.epoch(0), plan.batch_size
     n_batches = epoch.n_batches
-    batches = np.unique(np.linspace(0, max(0, n_batches - 1), min(n_batches, _BATCHES)).astype(np.int64))
-    of_each = max(1, _POINTS // max(1, len(batches)))
+    batches = np.unique(np.linspace(0, max(0, n_batches - 1), min(n_batches, _MAX_BATCHES)).astype(np.int64))
+    points_per_batch = max(1, _MAX_POINTS // max(1, len(batches)))
     positions: list[int] = []
     items: list[int] = []
     for batch in batches.tolist():
         draw = epoch.draw(batch)
         valid = np.flatnonzero(draw.mask) if draw.mask is not None else np.arange(len(draw))
-        rows = valid[np.unique(np.linspace(0, len(valid) - 1, min(len(valid), of_each)).astype(np.int64))]
+        rows = valid[np.unique(np.linspace(0, len(valid) - 1, min(len(valid), points_per_batch)).astype(np.int64))]
         positions += (batch * size + rows).tolist()
         items += draw.items[rows].tolist()
-    what, n_borders, borders = _borders(plan.index, source)
+    unit, n_borders, borders = _find_borders(plan.index, source)
     return {
         "positions": positions,
         "items": items,
         "n_positions": int(n_batches * size),
         "n_items": int(plan.index.n_stored),
-        "borders_of": what,
+        "borders_of": unit,
         "n_parts": n_borders + 1,
         "borders": borders,
     }
 
 
-def _borders(index: Index, source: Any) -> tuple[str, int, list[int] | None]:
-    """Return what the parts of the storage are, how many borders they have, and where."""
+def _find_borders(index: Index, source: Any) -> tuple[str, int, list[int] | None]:
+    """Return the unit of storage ("shards" or "chunks"), the number of borders, and the borders."""
     shards = getattr(getattr(source, "manifest", None), "shards", None)
     if shards is not None:
-        what, count = "shards", len(shards)
+        unit, count = "shards", len(shards)
         starts: Callable[[], NDArray[np.int64]] = lambda: np.cumsum([shard.n_items for shard in shards])[:-1]  # noqa: E731
     else:
         whole = getattr(source, "index", index)
-        what, count = "chunks", whole.n_chunks
-        # Of a selection, chunks are numbered by what was selected: the storage's own numbers begin them.
+        unit, count = "chunks", whole.n_chunks
+        # In a selection, items are renumbered; `stored` gives the numbers in the source.
         starts = lambda: whole.stored(whole.chunk_starts(np.arange(1, whole.n_chunks)))  # noqa: E731
-    few = 0 < count <= _MOST_BORDERS
-    return what, max(0, count - 1), [int(start) for start in starts()] if few else None
+    few = 0 < count <= _MAX_BORDERS
+    return unit, max(0, count - 1), [int(start) for start in starts()] if few else None
 
 
-def _described(plan: Plan | Segments) -> str:
+def _describe_plan(plan: Plan | Segments) -> str:
     if isinstance(plan, Segments):
-        return f"{_described(plan.plan)}, in segments of {plan.length:,} batches"
+        return f"{_describe_plan(plan.plan)}, in segments of {plan.length:,} batches"
     lanes = f", {plan.lanes} lanes" if plan.lanes > 1 else ""
     return f"{plan.order!r} over {len(plan.index):,} items, batches of {plan.batch_size:,}, seed {plan.seed}{lanes}"

@@ -1,4 +1,4 @@
-"""What an order looks like to a person: in words, as one hash, and as two numbers."""
+"""Describe an order for people: in words, as a hash, and by how well it mixes."""
 
 import hashlib
 from dataclasses import dataclass
@@ -13,51 +13,51 @@ from penstock.plan.world import slots
 
 __all__ = ["Mixing", "explain_batch", "hash_order", "measure_mixing"]
 
-_WAVES = 16  # independent looks at where a batch lies in storage; 16 bring the noise of 128 batches to about 3 %
+_WAVES = 16  # independent measures of where a batch lies in storage; 16 reduce the noise of 128 batches to about 3 %
 
 
 @dataclass(frozen=True, slots=True)
 class Mixing:
-    """How good a shuffle is, and what it costs."""
+    """How well an order shuffles, and what that costs."""
 
     score: float
-    """0: batches are runs of storage. 1: batches are as spread over the storage as uniform draws are."""
+    """0: batches are consecutive items in storage. 1: batches are spread over the storage like uniform samples."""
 
     read_amplification: float
-    """Items in the chunks that are read, over items delivered; 1.0 where every chunk is read once."""
+    """Items in the chunks that are read, divided by items delivered; 1.0 if every chunk is read once."""
 
     batches_measured: int
 
     def __str__(self) -> str:
         return (
             f"mixing {self.score:.2f} (0 = storage order, 1 = uniform), reads {self.read_amplification:.2f}x the items "
-            f"it delivers where only whole chunks can be read; {self.batches_measured} batches measured"
+            f"it delivers if only whole chunks can be read; {self.batches_measured} batches measured"
         )
 
 
 def explain_batch(epoch: Epoch, batch: int) -> str:
-    """Say in words what batch `batch` of `epoch` is."""
+    """Return a description of batch `batch` of `epoch`."""
     draw = epoch.draw(batch)
-    items = _listed(draw.items)
-    words = [f"Batch {batch} of {epoch.n_batches} in epoch {epoch.number}: {len(draw)} items, {items}."]
+    items = _format_items(draw.items)
+    sentences = [f"Batch {batch} of {epoch.n_batches} in epoch {epoch.number}: {len(draw)} items, {items}."]
     if draw.parts:
         for part in draw.parts:
             spans = ", ".join(f"{start}–{stop - 1}" for start, stop in part.window.spans[:4].tolist())
             more = f" and {len(part.window.spans) - 4} more spans" if len(part.window.spans) > 4 else ""
-            words.append(
+            sentences.append(
                 f"{len(part.rows)} of them are rows of window {part.window.number} of pass {part.window.epoch}, "
                 f"which holds items {spans}{more}."
             )
     else:
-        words.append("They are taken directly.")
+        sentences.append("They are taken directly from the source.")
     if draw.mask is not None and not draw.mask.all():
-        words.append(f"{int((~draw.mask).sum())} of them only fill up the batch (mask False).")
+        sentences.append(f"{int((~draw.mask).sum())} of them pad the batch (mask False).")
     if draw.epochs is not None and len(draw) and draw.epochs.min() != draw.epochs.max():
-        words.append(f"It reaches over the end of pass {draw.epochs.min()}.")
-    return " ".join(words)
+        sentences.append(f"The batch crosses the end of pass {draw.epochs.min()}.")
+    return " ".join(sentences)
 
 
-def _listed(items: NDArray[np.int64]) -> str:
+def _format_items(items: NDArray[np.int64]) -> str:
     shown = ", ".join(map(str, items[:8].tolist()))
     return shown if len(items) <= 8 else f"{shown}, …"
 
@@ -74,7 +74,7 @@ def hash_order(epoch: Epoch) -> str:
 
 
 def measure_mixing(epoch: Epoch, max_batches: int) -> Mixing:
-    """Measure the batches of `epoch`, or `max_batches` consecutive ones of them."""
+    """Measure the batches of `epoch`, or the first `max_batches` of them."""
     count = min(epoch.n_batches, max_batches)
     draws = list(epoch.draws(range(count)))
     delivered = sum(len(draw) for draw in draws)
@@ -88,17 +88,18 @@ def measure_mixing(epoch: Epoch, max_batches: int) -> Mixing:
 
 
 def _score(draws: list[Draw], index: Index) -> float:
-    """Return how far batches are from runs of storage, on the way to uniform draws.
+    """Return where batches are on the scale from consecutive items (0) to uniform samples (1).
 
-    A wave over the storage, averaged over a batch, is near zero if the batch is spread out and far from it if the batch
-    is a run. The variance of that average over batches is `1 / batch_size` of one item's for uniform draws, and what a
-    run gives is known; its inverse is the number of independent places in a batch, which is what the score scales.
+    A cosine wave over the storage, averaged over a batch, is near zero if the batch is spread out and far from zero if
+    its items are consecutive. Over uniform batches, the variance of that average is `1 / batch_size` of the variance
+    over single items; for consecutive items it is known, too. Its inverse is the number of independent places in a
+    batch, which the score scales.
     """
     n = index.n_stored
     size = max(len(draw) for draw in draws)
     if size < 2 or n < 2 * size:
         return _neighbour_score(draws, n)
-    # Waves whose half period holds at least two batches: finer ones would average out in a run, too.
+    # Waves whose half period holds at least two batches: finer ones would average out over consecutive items, too.
     frequency = np.arange(1, max(1, min(_WAVES, n // (4 * size))) + 1)
     observed = np.zeros(len(frequency))
     for draw in draws:
@@ -118,7 +119,7 @@ def _wave_mean(place: NDArray[np.float64], frequency: NDArray[np.int64]) -> NDAr
 
 
 def _neighbour_score(draws: list[Draw], n: int) -> float:
-    """Return the mean distance of neighbours in the order, over that of uniform draws: for batches of one item."""
+    """Return the mean distance of neighbours in the order, relative to uniform samples: for batches of one item."""
     items = np.concatenate([draw.items for draw in draws])
     if len(items) < 2 or n < 4:
         return 0.0
@@ -127,14 +128,14 @@ def _neighbour_score(draws: list[Draw], n: int) -> float:
 
 
 def _window_cost(passes: Passes, number: int, max_windows: int) -> float:
-    """Return the items in the windows of pass `number`, over its positions; a window that lanes share is read by each.
+    """Return the read amplification of the windows of pass `number`; a window that lanes share is read by each lane.
 
-    Worked out for at most `max_windows` windows, evenly spaced.
+    Measured for at most `max_windows` windows, evenly spaced.
     """
     arrangement = passes.arrangement(number)
     starts, spans = arrangement.window_starts, arrangement.spans
     assert starts is not None, "called for orders with windows only"
-    assert spans is not None, "an order with windows says which spans they hold"
+    assert spans is not None, "an order with windows gives their spans"
     borders = np.append(starts, arrangement.length)
     n_batches = passes.n_batches
     lane_starts = slots(np.arange(min(passes.lanes, n_batches)), n_batches, passes.lanes) * passes.batch_size
@@ -148,7 +149,7 @@ def _window_cost(passes: Passes, number: int, max_windows: int) -> float:
 
 
 def _chunk_items(items: NDArray[np.int64], index: Index) -> int:
-    # A selection's chunks are counted by what is selected of them: the index knows no more of the storage.
+    # Of a selection, only selected items of a chunk count: the index does not know the others.
     numbers = items if index.selected is None else np.searchsorted(index.selected, items)
     chunks = np.unique(index.locate(numbers)[0])
     return int(index.chunk_sizes(chunks).sum())

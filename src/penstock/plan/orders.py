@@ -1,8 +1,8 @@
-"""In what sequence an epoch visits the items.
+"""Orders: the sequence in which an epoch visits the items.
 
-Pure: integers in, integers out. Each order is a frozen value; `arrange` gives one epoch of it as a function of the
-position, so that any position costs what the first one costs. The repr of an order goes into saved states: it names
-everything that the sequence depends on.
+Pure: integers in, integers out. Each order is a frozen value. `arrange` returns an epoch as a function of the position,
+so every position costs the same. The repr of an order is part of saved states: it names everything that the sequence
+depends on.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ _Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Sequential:
-    """Every item once, in storage order, the same in every epoch: for validation and test."""
+    """Every item once, in storage order, the same in every epoch. For validation and test."""
 
     def check(self, index: Index) -> None:
         """Accept every index."""
 
     def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:
-        """Return storage order."""
+        """Return the storage order."""
         return Arrangement(len(index), items=lambda positions: positions)
 
 
@@ -39,7 +39,7 @@ class Sequential:
 class Shuffle:
     """Every item once, in an exact uniform permutation that is never stored.
 
-    For sources where any item is cheap to take: arrays, memory maps, local uncompressed shards.
+    For sources with cheap random access: arrays, memory maps, local uncompressed shards.
     """
 
     def check(self, index: Index) -> None:
@@ -53,7 +53,7 @@ class Shuffle:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Subset:
-    """Some of the items, each at most once, drawn anew every epoch.
+    """A new random sample of the items in every epoch, without replacement.
 
     Examples
     --------
@@ -65,11 +65,11 @@ class Subset:
     """Items per epoch."""
 
     near: int = 1
-    """Keep so many of the drawn items, that lie nearest to each other in storage, close together in the epoch: for
-    storage where they share what has to be decoded. The items are the same ones; takes memory of `count`."""
+    """Group the sampled items by this many neighbours in storage, and keep each group close together in the epoch: for
+    storage where neighbours share what has to be decoded. The items are the same; needs memory for `count` integers."""
 
     window: int = 16
-    """With `near`: groups of near items whose items are mixed with each other."""
+    """With `near`: number of groups whose items are mixed with each other."""
 
     def __post_init__(self) -> None:
         for name in ("count", "near", "window"):
@@ -79,20 +79,20 @@ class Subset:
         return f"Subset(count={self.count}{f', near={self.near}, window={self.window}' if self.near > 1 else ''})"
 
     def check(self, index: Index) -> None:
-        """Refuse to draw more items than there are."""
+        """Raise PlanError if `count` is larger than the number of items."""
         if len(index) and self.count > len(index):
             raise PlanError(
-                f"Subset(count={self.count}) draws without replacement from {len(index)} items; "
-                f"use at most {len(index)}, or Balanced to draw with replacement."
+                f"count must be <= {len(index)}, the number of items, got {self.count}: Subset samples without "
+                "replacement. Use Balanced to sample with replacement."
             )
 
     def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:
-        """Return the head of a permutation of all items."""
+        """Return the first `count` items of a permutation of all items, grouped if `near` > 1."""
         n, key = len(index), key_for(seed, "subset", epoch)
         count = min(self.count, n)
         if self.near == 1:
             return Arrangement(count, items=lambda positions: permute(positions, n, key))
-        drawn = np.sort(permute(np.arange(count), n, key))
+        sampled = np.sort(permute(np.arange(count), n, key))
         groups = permute(np.arange(-(-count // self.near)), -(-count // self.near), key_for(seed, "groups", epoch))
         sizes = np.minimum(self.near, count - groups * self.near)
         ends = np.cumsum(sizes)
@@ -105,7 +105,7 @@ class Subset:
             window = np.searchsorted(window_starts, positions, side="right") - 1
             first = window_starts[window]
             mixed = first + permute(positions - first, window_sizes[window], subkeys(window_key, window))
-            found: _Int64s = drawn[places[mixed]]
+            found: _Int64s = sampled[places[mixed]]
             return found
 
         return Arrangement(count, items=items)
@@ -116,7 +116,7 @@ class WindowShuffle:
     """Every item once: chunks in a permuted order, items permuted within a window of chunks.
 
     For storage where only whole chunks are cheap to read: compressed arrays, compressed or remote shards. Every chunk
-    is read once per epoch (once per lane that shares it). `Plan.mixing` says how good the shuffle is.
+    is read once per epoch (once per lane that shares it). `Plan.mixing` measures how good the shuffle is.
 
     Examples
     --------
@@ -125,36 +125,36 @@ class WindowShuffle:
     """
 
     window: int = 16
-    """Chunks held together. More mix better and take more memory; `Plan.mixing` puts numbers to it."""
+    """Chunks per window. Larger windows mix better and take more memory; `Plan.mixing` measures it."""
 
     permute_chunks: bool = True
     """False: windows follow storage order."""
 
     permute_items: bool = True
-    """False: only chunks are permuted, and what lies in a window comes as it is stored."""
+    """False: only chunks are permuted; the items of a window come in storage order."""
 
     held: bool = True
-    """Read windows whole and keep them. False: take items one by one, in the same sequence and without the memory;
-    for storage where any item is cheap to take and things near each other are cheaper, such as local shards."""
+    """Read whole windows and hold them in memory. False: take items one by one, in the same sequence, without that
+    memory; for storage where any item is cheap to take and neighbours are cheaper, such as local shards."""
 
     def __post_init__(self) -> None:
         check_integer("window", self.window, at_least=1, error=PlanError)
 
     def __repr__(self) -> str:
-        # The sequence does not depend on `held`; what is left at its default is not said.
+        # The sequence does not depend on `held`. Defaults are left out.
         flags = [f"{name}=False" for name in ("permute_chunks", "permute_items") if not getattr(self, name)]
         return f"WindowShuffle({', '.join([f'window={self.window}', *flags])})"
 
     def check(self, index: Index) -> None:
-        """Refuse a window larger than the data."""
+        """Raise PlanError if the window has more chunks than the data."""
         if len(index) and self.window > index.n_chunks:
             raise PlanError(
-                f"WindowShuffle(window={self.window}) is larger than the data, which has {index.n_chunks} chunks; use "
-                f"at most {index.n_chunks} (which shuffles everything and holds everything), or Shuffle()."
+                f"window must be <= {index.n_chunks}, the number of chunks, got {self.window}. A window of all chunks "
+                "holds all data in memory; Shuffle() needs no memory."
             )
 
     def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:
-        """Return the sequence of `epoch`; takes time and memory of the number of chunks, not of items."""
+        """Return the sequence of `epoch`; time and memory depend on the number of chunks, not of items."""
         n_chunks = index.n_chunks
         chunks = np.arange(n_chunks)
         if self.permute_chunks:
@@ -190,23 +190,23 @@ class WindowShuffle:
 
 @dataclass(frozen=True, slots=True)
 class RandomChunks:
-    """Runs of consecutive items that begin anywhere, drawn with replacement.
+    """Stretches of consecutive items at random starts, sampled with replacement.
 
-    An epoch is `count` runs; it is not a pass over the data (`WindowShuffle` is). With `batch_size=size`, every batch
-    is one run, read in one piece. Data smaller than a run gives itself, whole, every time.
+    An epoch is `count` stretches; unlike `WindowShuffle`, it is no pass over the data. With `batch_size=size`, every
+    batch is one stretch, read in one read. If there are fewer than `size` items, every stretch is all of them.
     """
 
     size: int
-    """Items in a run."""
+    """Items per stretch."""
 
     count: int | None = None
-    """Runs per epoch; None: as many as the data would hold side by side."""
+    """Stretches per epoch; None: as many as fit into the data without overlap."""
 
     align: int = 1
-    """A run begins at a multiple of this many items."""
+    """Stretches start at multiples of this many items."""
 
     shuffle: bool = False
-    """Permute the items within a run."""
+    """Permute the items within a stretch."""
 
     def __post_init__(self) -> None:
         for name, value in (("size", self.size), ("align", self.align), ("count", self.count)):
@@ -217,7 +217,7 @@ class RandomChunks:
         """Accept every index."""
 
     def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:
-        """Return the runs of `epoch`."""
+        """Return the stretches of `epoch`."""
         n = len(index)
         size = min(self.size, n)
         count = self.count if self.count is not None else n // max(size, 1)
@@ -226,18 +226,18 @@ class RandomChunks:
         choices = (n - size) // self.align + 1
         start_key, place_key = key_for(seed, "runs", epoch), key_for(seed, "run", epoch)
 
-        def first(runs: _Int64s) -> _Int64s:
-            # The remainder favours small starts by less than choices / 2**64.
-            return (subkeys(start_key, runs) % np.uint64(choices)).astype(np.int64) * self.align
+        def first_items(stretches: _Int64s) -> _Int64s:
+            # The modulo favours small starts by less than choices / 2**64.
+            return (subkeys(start_key, stretches) % np.uint64(choices)).astype(np.int64) * self.align
 
         def items(positions: _Int64s) -> _Int64s:
-            runs, places = np.divmod(positions, max(size, 1))
+            stretches, places = np.divmod(positions, max(size, 1))
             if self.shuffle:
-                places = permute(places, size, subkeys(place_key, runs))
-            return first(runs) + places
+                places = permute(places, size, subkeys(place_key, stretches))
+            return first_items(stretches) + places
 
-        def spans(run: int) -> _Int64s:
-            start = first(np.array([run]))
+        def spans(stretch: int) -> _Int64s:
+            start = first_items(np.array([stretch]))
             return np.stack([start, start + size], axis=1)
 
         return Arrangement(
@@ -251,7 +251,7 @@ class RandomChunks:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Listed:
-    """Items in the order of a list, the same in every epoch; one may come several times.
+    """Items in the order of a list, the same in every epoch; items may repeat.
 
     Examples
     --------
@@ -260,7 +260,7 @@ class Listed:
     """
 
     items: ArrayLike
-    """Numbers of items."""
+    """Item numbers."""
 
     _items: NDArray[np.int64] = field(init=False)
     _visits: NDArray[np.int64] = field(init=False)
@@ -268,7 +268,7 @@ class Listed:
     def __post_init__(self) -> None:
         items = np.asarray(self.items)
         if items.ndim != 1 or (items.size and not np.issubdtype(items.dtype, np.integer)):
-            raise PlanError(f"Listed takes a flat list of item numbers, got {items.dtype} of shape {items.shape}.")
+            raise PlanError(f"items must be a 1-D list of item numbers, got {items.dtype} of shape {items.shape}.")
         object.__setattr__(self, "_items", items.astype(np.int64))
         object.__setattr__(self, "_visits", _visits(self._items))
 
@@ -277,12 +277,12 @@ class Listed:
         return f"Listed({len(self._items)} items, {digest})"
 
     def check(self, index: Index) -> None:
-        """Refuse numbers that are no items."""
+        """Raise PlanError if an item does not exist."""
         if self._items.size and not 0 <= self._items.min() <= self._items.max() < len(index):
             wrong = self._items[(self._items < 0) | (self._items >= len(index))][0]
-            raise PlanError(f"Listed has item {wrong}, and there are {len(index)} items.")
+            raise PlanError(f"items must be >= 0 and < {len(index)}, the number of items, got {wrong}.")
 
-    def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:  # of the protocol
+    def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:
         """Return the list."""
         return Arrangement(
             len(self._items),
@@ -292,7 +292,7 @@ class Listed:
 
 
 def _visits(items: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how often each item has come before, so that its randomness is another each time."""
+    """Return how often each item has come before, so that each repeat has its own randomness."""
     order = np.argsort(items, kind="stable")
     first = np.flatnonzero(np.diff(items[order], prepend=-1))
     counts = np.arange(len(items)) - np.repeat(first, np.diff(np.append(first, len(items))))
@@ -304,12 +304,12 @@ def _visits(items: NDArray[np.int64]) -> NDArray[np.int64]:
 def shuffle_within(
     index: Index, reach_items: int, *, permute_chunks: bool = True, held: bool = False
 ) -> Shuffle | WindowShuffle:
-    """Return the shuffle that mixes about `reach_items` neighbours; a full shuffle if it reaches over all of them.
+    """Return an order that mixes about `reach_items` neighbours; a full shuffle if that is all items.
 
     Parameters
     ----------
     held
-        Windows are held in memory, for storage that can only be read in whole chunks.
+        Hold windows in memory, for storage that can only be read in whole chunks.
 
     Examples
     --------

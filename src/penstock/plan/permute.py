@@ -1,8 +1,8 @@
 """A keyed bijection on 0 … n-1: an exact shuffle that is never stored.
 
-A Feistel network permutes the numbers of `bits` bits, where 2**bits is the smallest power of two that holds n; a result
-of n or more is sent through again until it falls below n (cycle walking, fewer than two rounds on average), which keeps
-it a bijection. Memory is that of the positions asked for, at any n and at any position.
+A Feistel network permutes the numbers of `bits` bits, where 2**bits is the smallest power of two >= n. A result >= n is
+permuted again until it is below n (cycle walking, fewer than two rounds on average), which keeps the map a bijection.
+Memory depends only on the number of positions asked for, at any n and any position.
 """
 
 import numpy as np
@@ -15,8 +15,8 @@ __all__ = ["permute"]
 _U64 = np.uint64
 _U64s = NDArray[np.uint64]
 
-# Eight rounds leave no trace in pair statistics from 9 bits on; below that, whole permutations can be counted, and only
-# from about 20 rounds on are all of them equally frequent (tests/plan/test_permute.py).
+# From 9 bits on, eight rounds leave no trace in pair statistics. With fewer bits, whole permutations can be counted,
+# and only from about 20 rounds on are all of them equally frequent (tests/plan/test_permute.py).
 _ROUNDS = 8
 _SMALL_BITS = 8
 _SMALL_ROUNDS = 24
@@ -30,14 +30,14 @@ _SHIFTS = (_U64(32), _U64(29))
 def permute(
     positions: NDArray[np.int64], n: int | NDArray[np.int64], key: int | NDArray[np.uint64]
 ) -> NDArray[np.int64]:
-    """Return where the permutation `key` of 0 … n-1 sends each of `positions`.
+    """Return the image of each of `positions` under the permutation `key` of 0 … n-1.
 
     Parameters
     ----------
     positions
-        Each at least 0 and below its `n`.
+        Each >= 0 and < its `n`.
     n, key
-        One for all positions, or one for each.
+        One value for all positions, or one for each.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def permute(
     [0, 1, 2, 3, 4]
     """
     x = positions.astype(_U64)
-    # Arrays of one stand for one value for all: numpy warns of the wanted overflow in scalars, not in arrays.
+    # Single values become arrays of one: NumPy warns about the (wanted) overflow of scalars, but not of arrays.
     sizes, keys = np.atleast_1d(np.asarray(n, _U64)), np.atleast_1d(np.asarray(key, _U64))
     small = sizes <= _U64(1 << _SMALL_BITS)
     if small.all():
@@ -59,7 +59,7 @@ def permute(
 
 def _walk(x: _U64s, sizes: _U64s, keys: _U64s, rounds: int) -> _U64s:
     bits = _bit_length(sizes)
-    # One row for each round: one key for all positions, or one for each of them.
+    # One row per round, with one key for all positions or one for each.
     round_keys = mix64(keys[None, :] ^ _ROUND_KEYS[:rounds, None])
     y = _feistel(x, bits, round_keys)
     outside = np.flatnonzero(y >= sizes)
@@ -78,14 +78,14 @@ def _feistel(x: _U64s, bits: _U64s, round_keys: _U64s) -> _U64s:
     high, low = x >> low_bits, x & low_mask
     scratch, shifted = np.empty_like(x), np.empty_like(x)
     for number in range(0, len(round_keys), 2):
-        high ^= _mixed(low, round_keys[number], high_mask, scratch, shifted)
-        low ^= _mixed(high, round_keys[number + 1], low_mask, scratch, shifted)
+        high ^= _mix(low, round_keys[number], high_mask, scratch, shifted)
+        low ^= _mix(high, round_keys[number + 1], low_mask, scratch, shifted)
     high <<= low_bits
     high |= low
     return high
 
 
-def _mixed(half: _U64s, round_key: _U64s, mask: _U64s, scratch: _U64s, shifted: _U64s) -> _U64s:
+def _mix(half: _U64s, round_key: _U64s, mask: _U64s, scratch: _U64s, shifted: _U64s) -> _U64s:
     np.add(half, round_key, out=scratch)
     np.multiply(scratch, _FACTORS[0], out=scratch)
     np.right_shift(scratch, _SHIFTS[0], out=shifted)
@@ -97,6 +97,6 @@ def _mixed(half: _U64s, round_key: _U64s, mask: _U64s, scratch: _U64s, shifted: 
 
 
 def _bit_length(sizes: _U64s) -> _U64s:
-    """Return the bits that hold 0 … size-1, at least 1."""
-    # Exact: frexp of an integer below 2**53 gives its bit length, and no index is larger than that.
+    """Return the number of bits needed for 0 … size-1, at least 1."""
+    # Exact: frexp gives the bit length of integers below 2**53, and no index is larger than that.
     return np.maximum(np.frexp((sizes - _U64(1)).astype(np.float64))[1], 1).astype(_U64)

@@ -1,4 +1,4 @@
-"""The one idea: (index, order, seed, epoch, batch number) → what to read and which rows to take."""
+"""Plan: the pure function (index, order, seed, epoch, batch number) → draw. Everything else executes plans."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,28 +16,29 @@ from penstock.plan.world import slots
 
 __all__ = ["Plan"]
 
-# A batch reaches over at most two passes, and a loader may be asked for a batch of another epoch in between.
-_ARRANGEMENTS_KEPT = 3
+# A batch spans at most two passes, and a loader may be asked for a batch of another epoch in between.
+_CACHED_ARRANGEMENTS = 3
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What every batch of every epoch is made of; a pure function, printable and comparable.
+    """Defines what every batch of every epoch is made of. A pure function; printable and comparable.
 
     Parameters
     ----------
     index
-        How many items there are and where the chunks lie: `source.index`, or `source.index.select(mask)`.
+        Number of items and chunk borders: `source.index`, or `source.index.select(mask)`.
     order
-        In what sequence an epoch visits them.
+        Sequence in which an epoch visits the items.
     batch_size
         Items per batch, on one rank.
     lanes
-        Runs of the epoch that are visited in turn, batch by batch. Set it to the number of processes (ranks x workers)
-        that should each read windows of their own; it does not matter to orders without windows.
+        Number of runs of consecutive batches that an epoch is divided into; they are visited in turn, batch by batch.
+        Set it to the number of processes (ranks x workers) that should each read windows of their own. It makes no
+        difference to orders without windows.
     tail
-        What happens to items that do not fill a batch: `"drop"` leaves them out, `"short"` makes a smaller batch,
-        `"pad"` fills up with repeated items and a mask that is False there.
+        What to do with items that do not fill a batch: `"drop"` leaves them out, `"short"` makes a smaller batch,
+        `"pad"` repeats items and adds a mask that is False for the repeats.
 
     Examples
     --------
@@ -56,29 +57,29 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not isinstance(self.index, Index):
-            raise PlanError(f"A plan is made over an Index (source.index), got {type(self.index).__name__}.")
+            raise PlanError(f"index must be an Index (source.index), got {type(self.index).__name__}.")
         if isinstance(self.order, type) or not hasattr(self.order, "arrange"):
-            raise PlanError(f"order={self.order!r} is no order; use for example Shuffle() or Sequential().")
+            raise PlanError(f"order must be an order such as Shuffle() or Sequential(), got {self.order!r}.")
         for name, value in (("batch_size", self.batch_size), ("lanes", self.lanes)):
             check_integer(name, value, at_least=1, error=PlanError)
         check_seed(self.seed)
         if self.tail not in get_args(Tail):
-            raise PlanError(f"tail={self.tail!r} is not one of {', '.join(map(repr, get_args(Tail)))}.")
+            raise PlanError(f"tail must be one of {', '.join(map(repr, get_args(Tail)))}, got {self.tail!r}.")
         self.order.check(self.index)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without what is cached: arrangements are functions, cheap to make anew and impossible to pickle.
+        # Without cached values: arrangements are functions, cheap to make again and impossible to pickle.
         return Plan, (self.index, self.order, self.batch_size, self.seed, self.lanes, self.tail)
 
     @cached_property
     def length(self) -> int:
-        """Positions in an epoch: as many as there are items, or what the order says."""
+        """Positions in an epoch; most orders have one per item."""
         return self.arrangement(0).length
 
     @property
     def n_batches(self) -> int:
         """Batches in an epoch, over all ranks."""
-        return self._count(self.length)
+        return self._count_batches(self.length)
 
     def epoch(self, number: int, origin: int = 0) -> Epoch:
         """Return epoch `number`.
@@ -86,14 +87,14 @@ class Plan:
         Parameters
         ----------
         origin
-            Positions that are left out at the head: those that another batch size has delivered already.
+            Positions to skip at the start: those already delivered with another batch size.
         """
         if number < 0 or not 0 <= origin <= self.length:
             raise PlanError(
-                f"There is no epoch {number} from position {origin} on; a pass has {self.length} positions."
+                f"epoch must be >= 0 and origin must be in 0 … {self.length}, got epoch {number}, origin {origin}."
             )
         first = number * self.length + origin
-        n_batches = self._count(self.length - origin)
+        n_batches = self._count_batches(self.length - origin)
         return Epoch(
             self.passes,
             number,
@@ -105,29 +106,29 @@ class Plan:
 
     @cached_property
     def passes(self) -> Passes:
-        """What the epochs of this plan, and its segments, are cut from."""
+        """Stream of passes that the epochs and segments of this plan are cut from."""
         return Passes(self.index, self.arrangement, self.length, self.n_batches, self.batch_size, self.lanes, self.tail)
 
     def arrangement(self, epoch: int) -> Arrangement:
-        """Return the sequence of pass `epoch`; the last few are kept."""
-        kept = self._arrangements
-        found = kept.get(epoch)
+        """Return the sequence of pass `epoch`; the last few are cached."""
+        cached = self._arrangements
+        found = cached.get(epoch)
         if found is None:
             found = self.order.arrange(self.index, self.seed, epoch)
-            if len(kept) >= _ARRANGEMENTS_KEPT:
-                kept.clear()
-            kept[epoch] = found
+            if len(cached) >= _CACHED_ARRANGEMENTS:
+                cached.clear()
+            cached[epoch] = found
         return found
 
     @cached_property
     def _arrangements(self) -> dict[int, Arrangement]:
         return {}
 
-    def _count(self, positions: int) -> int:
+    def _count_batches(self, positions: int) -> int:
         return positions // self.batch_size if self.tail == "drop" else -(-positions // self.batch_size)
 
     def identity(self) -> dict[str, str | int]:
-        """Return, by name, everything that the order of items depends on; small, and plain JSON."""
+        """Return, by name, everything that the order of items depends on, as a small plain JSON mapping."""
         return {
             "items": len(self.index),
             "data": self.index.digest,
@@ -140,13 +141,13 @@ class Plan:
         }
 
     def explain(self, batch: int, epoch: int = 0) -> str:
-        """Say in words what batch `batch` of `epoch` is."""
+        """Return a description of batch `batch` of `epoch`."""
         return explain_batch(self.epoch(epoch), batch)
 
     def order_hash(self, epoch: int = 0) -> str:
-        """Return one short hash of the whole order of `epoch`, equal wherever the order is; takes a walk through it."""
+        """Return a short hash of the whole order of `epoch`; equal orders have equal hashes. Visits every item."""
         return hash_order(self.epoch(epoch))
 
     def mixing(self, epoch: int = 0, max_batches: int = 1024) -> Mixing:
-        """Measure how good the shuffle of `epoch` is and what it costs to read."""
+        """Measure how well `epoch` is shuffled and what it costs to read."""
         return measure_mixing(self.epoch(epoch), max_batches)

@@ -1,4 +1,4 @@
-"""Epochs of a fixed number of batches, cut from the endless stream of a plan's passes."""
+"""Segments: epochs of a fixed number of batches, cut from the endless stream of passes of a plan."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,21 +16,21 @@ from penstock.plan.world import slots
 
 __all__ = ["Segments"]
 
-# Past every position that can be reached, and small enough that sums of two stay below 2**63.
+# Beyond every reachable position, and small enough that the sum of two stays below 2**63.
 _ENDLESS = 1 << 61
 
 
 @dataclass(frozen=True)
 class Segments:
-    """A plan whose epochs are `length` batches long; the next epoch goes on where the last one ended.
+    """A plan whose epochs are `length` batches long; each epoch resumes where the last one ended.
 
-    What a pass leaves over is settled by the plan's tail:
+    The tail of the plan decides what happens at the end of a pass:
 
-    - `"drop"` (training): the stream is endless. Every segment has the same length, every batch is full, and the items
-      that do not fill the last batch of a pass open the next pass, so that over any number of batches no item is
-      visited two times more often than another. Nothing is dropped, as long as the ranks divide `length`; a loader says
-      so where they do not.
-    - `"short"`, `"pad"` (validation): every pass is cut exactly; its last segment has fewer batches.
+    - `"drop"` (training): the stream is endless. Every segment has the same length and every batch is full. Items that
+      do not fill the last batch of a pass share a batch with the first items of the next pass, so over any number of
+      batches no item is visited two times more often than another. Nothing is dropped as long as the number of ranks
+      divides `length`; a loader warns if it does not.
+    - `"short"`, `"pad"` (validation): a pass is divided into segments, and the last segment has fewer batches.
 
     Examples
     --------
@@ -57,7 +57,7 @@ class Segments:
 
     @property
     def batch_size(self) -> int:
-        """Items per batch."""
+        """Items per batch, on one rank."""
         return self.plan.batch_size
 
     @property
@@ -72,30 +72,30 @@ class Segments:
 
     @property
     def tail(self) -> Tail:
-        """The tail rule of the plan."""
+        """The tail of the plan."""
         return self.plan.tail
 
     @property
     def segments_per_pass(self) -> float:
-        """Segments in one pass over the data; a whole number where passes are cut exactly."""
+        """Segments in one pass over the data; an integer unless the tail is `"drop"`."""
         if self.plan.tail == "drop":
             return self.plan.length / (self.plan.batch_size * self.length)
         return max(1, -(-self.plan.n_batches // self.length))
 
     def epoch(self, number: int, origin: int = 0) -> Epoch:
-        """Return segment `number`, of an unbounded count."""
+        """Return segment `number`; there is no last one."""
         if number < 0 or origin:
-            raise PlanError(f"There is no segment {number} from position {origin} on; segments begin at a batch.")
+            raise PlanError(f"segment must be >= 0 and origin must be 0, got segment {number}, origin {origin}.")
         if self.plan.tail == "drop":
-            return self._cycling(number)
-        return self._partition(number)
+            return self._cycling_segment(number)
+        return self._segment_of_pass(number)
 
-    def _cycling(self, number: int) -> Epoch:
+    def _cycling_segment(self, number: int) -> Epoch:
         length, size = self.plan.length, self.plan.batch_size
 
         def starts(batches: NDArray[np.int64]) -> NDArray[np.int64]:
             streamed = number * self.length + batches
-            # A pass owns the batches that begin in it: those numbered from ceil(pass x length / size) on.
+            # A pass owns the batches that start in it: those numbered from ceil(pass x length / size) on.
             passes = streamed * size // max(length, 1)
             first, after = -(-passes * length // size), -(-(passes + 1) * length // size)
             place: NDArray[np.int64] = (first + slots(streamed - first, after - first, self.plan.lanes)) * size
@@ -104,10 +104,10 @@ class Segments:
         n_batches = self.length if length else 0
         return Epoch(self.plan.passes, number, first=0, stop=_ENDLESS, n_batches=n_batches, starts=starts)
 
-    def _partition(self, number: int) -> Epoch:
+    def _segment_of_pass(self, number: int) -> Epoch:
         per_pass = int(self.segments_per_pass)
         of_pass, segment = divmod(number, per_pass)
-        whole = self.plan.n_batches
+        total = self.plan.n_batches
         done = segment * self.length
         first = of_pass * self.plan.length
         return Epoch(
@@ -115,8 +115,8 @@ class Segments:
             number,
             first=first,
             stop=first + self.plan.length,
-            n_batches=max(0, min(self.length, whole - done)),
-            starts=lambda batches: first + slots(batches + done, whole, self.plan.lanes) * self.plan.batch_size,
+            n_batches=max(0, min(self.length, total - done)),
+            starts=lambda batches: first + slots(batches + done, total, self.plan.lanes) * self.plan.batch_size,
         )
 
     def identity(self) -> dict[str, str | int]:
@@ -124,13 +124,13 @@ class Segments:
         return {**self.plan.identity(), "segment": int(self.length)}
 
     def explain(self, batch: int, epoch: int = 0) -> str:
-        """Say in words what batch `batch` of segment `epoch` is."""
+        """Return a description of batch `batch` of segment `epoch`."""
         return explain_batch(self.epoch(epoch), batch)
 
     def order_hash(self, epoch: int = 0) -> str:
-        """Return one short hash of the whole order of segment `epoch`."""
+        """Return a short hash of the whole order of segment `epoch`."""
         return hash_order(self.epoch(epoch))
 
     def mixing(self, epoch: int = 0, max_batches: int = 1024) -> Mixing:
-        """Measure how good the shuffle of segment `epoch` is and what it costs to read."""
+        """Measure how well segment `epoch` is shuffled and what it costs to read."""
         return measure_mixing(self.epoch(epoch), max_batches)

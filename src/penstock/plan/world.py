@@ -1,4 +1,7 @@
-"""Who executes which batch: arithmetic on batch numbers, never a change of what a batch holds."""
+"""World and slots: which process makes which batch, and where in the epoch each batch lies.
+
+Only arithmetic on batch numbers; what a batch holds never depends on it.
+"""
 
 from dataclasses import dataclass
 
@@ -12,7 +15,7 @@ __all__ = ["World", "slots"]
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One executor among many: rank `rank` of `size`, and in it worker `worker` of `workers`."""
+    """One process among many: rank `rank` of `size`, and in it worker `worker` of `workers`."""
 
     rank: int = 0
     size: int = 1
@@ -22,12 +25,12 @@ class World:
     def __post_init__(self) -> None:
         for name, value, limit in (("rank", self.rank, self.size), ("worker", self.worker, self.workers)):
             if not 0 <= value < limit:
-                raise OptionError(f"{name}={value} is not one of {limit}; use 0 to {limit - 1}.")
+                raise OptionError(f"{name} must be >= 0 and < {limit}, got {value}.")
 
     def batches(self, n_batches: int, start: int = 0) -> range:
-        """Return the numbers of the batches that this executor makes, of `start` … `n_batches` - 1.
+        """Return which of batches `start` … `n_batches` - 1 this process makes.
 
-        Batches are dealt to the ranks in turn, and those of a rank to its workers in turn.
+        Batches go to the ranks in turn, and those of a rank to its workers in turn.
 
         Examples
         --------
@@ -41,10 +44,10 @@ class World:
 
 
 def slots(batches: NDArray[np.int64], n_batches: int | NDArray[np.int64], lanes: int) -> NDArray[np.int64]:
-    """Return the place of each batch in the epoch's order: the batch at slot s takes positions s * batch_size onwards.
+    """Return the slot of each batch: the batch in slot s takes the positions from s * batch_size on.
 
-    An epoch of `n_batches` is cut into `lanes` runs of consecutive slots, as equal as can be, and the runs are visited
-    in turn. The run that holds the last slot, which may be a short batch, is the one that is visited last.
+    An epoch of `n_batches` is divided into `lanes` runs of consecutive slots, as equal as possible, which are visited
+    in turn. The run with the last slot, which may be a short batch, comes last.
 
     Examples
     --------
@@ -53,7 +56,7 @@ def slots(batches: NDArray[np.int64], n_batches: int | NDArray[np.int64], lanes:
     """
     n = np.asarray(n_batches)
     base, extra = n // lanes, n % lanes
-    # The first `extra` lanes have one batch more; they stand last on the line.
+    # The first `extra` lanes have one batch more; their slots come last.
     place = (batches % lanes - extra) % lanes
     longer_before = np.maximum(place - (lanes - extra), 0)
     slot: NDArray[np.int64] = place * base + longer_before + batches // lanes
