@@ -13,12 +13,13 @@ CELLMAP := .venv-cellmap
 # The site is built from the text of the package, which is not imported: an environment without torch.
 DOCS := .venv-docs
 
-.PHONY: help test test-browser test-cellmap lint types unit demo picture docs bench soak format clean
+.PHONY: help test test-browser test-cellmap mutants lint types unit demo picture docs bench soak format clean
 
 help:
 	@echo "make test    everything CI checks: format, lint, types, architecture, tests (about 9 minutes)"
 	@echo "make test-browser    the report in a headless Chromium (apt-get install chromium)"
 	@echo "make test-cellmap    our loader over the cellmap-data package's own data sets"
+	@echo "make mutants small random changes of the code, and which of them no test notices (about 20 minutes)"
 	@echo "make demo    generate data, train, be killed, resume bit-equal (under 2 minutes)"
 	@echo "make docs    the documentation as a site, in site/ (open site/index.html)"
 	@echo "make bench   speed and memory, as ratios to limits measured in the same run"
@@ -67,6 +68,10 @@ $(CELLMAP)/.ready: constraints-cellmap.txt
 
 test-cellmap: $(READY) $(LIBRARY) $(CELLMAP)/.ready
 	PENSTOCK_CELLMAP_PYTHON=$(CURDIR)/$(CELLMAP)/bin/python $(BIN)/pytest -q tests/recipes/cellmap/test_package.py
+
+# Bounded: so many changes per folder. Folders, --count and --seed: MUTANTS="plan --count 100 --seed 3".
+mutants: $(READY) $(LIBRARY)
+	$(BIN)/python scripts/mutants.py $(MUTANTS)
 
 demo: $(READY) $(LIBRARY)
 	@$(BIN)/penstock demo

@@ -51,7 +51,7 @@ CONCURRENCY_EXCEPTIONS = {
 POSITION_NAMES = ("epoch", "cursor", "position", "delivered", "calls", "chunk", "batch", "start", "begun_at", "due")
 POSITION_EXCEPTIONS = {
     ("penstock.recipes.cellmap.dataset", "_calls"): "torch's own DataLoader does not say which epoch it is in",
-    ("penstock.recipes.cellmap.loader", "_due"): "the state of a sampler's order that is not drawn yet",
+    ("penstock.recipes.cellmap.loader", "_pending_state"): "the state of a sampler's order that is not known yet",
     ("penstock.recipes.cellmap.sampling", "epoch"): "a torch Sampler: its caller sets the epoch",
     ("penstock.recipes.chunked.loader", "_cursor"): "the one position of ChunkedSampler, as a Cursor",
     ("penstock.recipes.chunked.loader", "cursor"): "sets the same cursor",
