@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
 from penstock.transform.checks import Fill
-from penstock.transform.item_fields import part_of, with_part
+from penstock.transform.item_fields import get_field, replace_field
 
-__all__ = ["changed", "drawn_from", "filling", "need_axis", "need_floats"]
+__all__ = ["default_generator", "fill_value", "require_axis", "require_floats", "transform_field"]
 
 _Array = NDArray[Any]
 
 
-def drawn_from(rng: np.random.Generator | None) -> np.random.Generator:
+def default_generator(rng: np.random.Generator | None) -> np.random.Generator:
     """Return the generator that was handed in; without one, a new one from torch's global state, as code of old has it.
 
     Torch seeds that state anew in each worker, so that what is drawn this way depends on their number.
@@ -24,17 +24,17 @@ def drawn_from(rng: np.random.Generator | None) -> np.random.Generator:
     return np.random.default_rng(int(torch.randint(2**62, ()))) if rng is None else rng
 
 
-def changed(item: Any, field: str | int | None, change: Callable[[_Array], _Array]) -> Any:
+def transform_field(item: Any, field: str | int | None, change: Callable[[_Array], _Array]) -> Any:
     """Return `item` with `change` made to its part `field`; a tensor stays a tensor, on its device.
 
     `change` returns another array and leaves its argument as it is, or returns the argument itself.
     """
-    part = part_of(item, field)
-    made = _changed_tensor(part, change) if isinstance(part, torch.Tensor) else _changed_array(part, change)
-    return item if made is part else with_part(item, field, made)
+    part = get_field(item, field)
+    made = _transform_tensor(part, change) if isinstance(part, torch.Tensor) else _transform_array(part, change)
+    return item if made is part else replace_field(item, field, made)
 
 
-def _changed_array(part: Any, change: Callable[[_Array], _Array]) -> Any:
+def _transform_array(part: Any, change: Callable[[_Array], _Array]) -> Any:
     if not isinstance(part, np.ndarray | np.generic):
         raise OptionError(f"Transforms change numpy arrays and torch tensors, got {type(part).__name__}.")
     if part.dtype.kind not in "fiub":
@@ -46,7 +46,7 @@ def _changed_array(part: Any, change: Callable[[_Array], _Array]) -> Any:
     return made[()] if isinstance(part, np.generic) else made
 
 
-def _changed_tensor(part: torch.Tensor, change: Callable[[_Array], _Array]) -> torch.Tensor:
+def _transform_tensor(part: torch.Tensor, change: Callable[[_Array], _Array]) -> torch.Tensor:
     if part.requires_grad:
         raise OptionError("Transforms change data, and this tensor requires a gradient; give x.detach().")
     if part.is_complex() or part.is_sparse or part.is_quantized:
@@ -61,7 +61,7 @@ def _changed_tensor(part: torch.Tensor, change: Callable[[_Array], _Array]) -> t
     return tensor.to(part.dtype) if plain is not part else tensor
 
 
-def filling(array: _Array, value: Fill) -> Any:
+def fill_value(array: _Array, value: Fill) -> Any:
     """Return what to write over parts of `array`: the value, or the mean or minimum of its finite values."""
     if isinstance(value, str):
         finite = array if array.dtype.kind != "f" else array[np.isfinite(array)]
@@ -79,13 +79,13 @@ def _holds(dtype: np.dtype[Any], value: float) -> bool:
     return low <= value <= high and float(value).is_integer()
 
 
-def need_floats(array: _Array, name: str) -> None:
+def require_floats(array: _Array, name: str) -> None:
     """Refuse what would be rounded to whole numbers."""
     if array.dtype.kind != "f":
         raise OptionError(f"{name} needs floating-point data, got {array.dtype}; convert it to float32 before.")
 
 
-def need_axis(array: _Array, axis: int, name: str) -> int:
+def require_axis(array: _Array, axis: int, name: str) -> int:
     """Return `axis` counted from 0; refuse one that the array does not have."""
     if not -array.ndim <= axis < array.ndim:
         raise OptionError(f"{name} works along axis {axis}, and an item of shape {array.shape} has no such axis.")

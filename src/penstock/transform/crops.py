@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
-from penstock.transform.arrays import changed, filling, need_axis
-from penstock.transform.checks import Fill, checked_axis, checked_field, checked_fill, probability
+from penstock.transform.arrays import fill_value, require_axis, transform_field
+from penstock.transform.checks import Fill, check_axis, check_field, check_fill, check_probability
 
 __all__ = ["RandomCrop", "RandomShift"]
 
@@ -33,15 +33,15 @@ class RandomCrop:
 
     def __post_init__(self) -> None:
         check_integer("size", self.size, at_least=1)
-        checked_axis(self.axis)
-        checked_field(self.field)
+        check_axis(self.axis)
+        check_field(self.field)
 
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:
         """Return the item, cropped."""
-        return changed(item, self.field, lambda values: self._of(values, rng))
+        return transform_field(item, self.field, lambda values: self._transform(values, rng))
 
-    def _of(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-        axis = need_axis(values, self.axis, "RandomCrop")
+    def _transform(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+        axis = require_axis(values, self.axis, "RandomCrop")
         if values.shape[axis] < self.size:
             raise OptionError(
                 f"RandomCrop keeps {self.size} values along axis {self.axis}, and an item of shape {values.shape} has "
@@ -79,17 +79,17 @@ class RandomShift:
 
     def __post_init__(self) -> None:
         check_integer("most", self.most, at_least=0)
-        checked_axis(self.axis)
-        checked_fill("fill", self.fill, "wrap")
-        probability("p", self.p)
-        checked_field(self.field)
+        check_axis(self.axis)
+        check_fill("fill", self.fill, "wrap")
+        check_probability("p", self.p)
+        check_field(self.field)
 
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:
         """Return the item, shifted; the item itself where it is left as it is."""
-        return changed(item, self.field, lambda values: self._of(values, rng))
+        return transform_field(item, self.field, lambda values: self._transform(values, rng))
 
-    def _of(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-        axis = need_axis(values, self.axis, "RandomShift")
+    def _transform(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+        axis = require_axis(values, self.axis, "RandomShift")
         if rng.random() >= self.p:
             return values
         most = min(self.most, values.shape[axis])
@@ -97,5 +97,5 @@ class RandomShift:
         shifted = np.roll(values, places, axis)
         if self.fill != "wrap":
             came_in = slice(0, places) if places >= 0 else slice(values.shape[axis] + places, None)
-            shifted[(slice(None),) * axis + (came_in,)] = filling(values, self.fill)
+            shifted[(slice(None),) * axis + (came_in,)] = fill_value(values, self.fill)
         return shifted

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
-from penstock.transform.arrays import changed, need_floats
-from penstock.transform.checks import checked_field, checked_range, number, probability
+from penstock.transform.arrays import require_floats, transform_field
+from penstock.transform.checks import check_field, check_number, check_probability, check_range
 
 __all__ = ["Binarize", "Blur", "NanToNum", "Normalize", "RandomContrast", "RandomGamma"]
 
@@ -49,8 +49,8 @@ class RandomContrast:
 
     def __post_init__(self) -> None:
         _check_factors(self.low, self.high, at_least=0)
-        probability("p", self.p)
-        checked_field(self.field)
+        check_probability("p", self.p)
+        check_field(self.field)
         if self.value_range is not None:
             object.__setattr__(self, "value_range", _two("value_range", self.value_range))
 
@@ -61,10 +61,10 @@ class RandomContrast:
 
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:
         """Return the item with more or less contrast; the item itself where it is left as it is."""
-        return changed(item, self.field, lambda values: self._of(values, rng))
+        return transform_field(item, self.field, lambda values: self._transform(values, rng))
 
-    def _of(self, values: _Array, rng: np.random.Generator) -> _Array:
-        need_floats(values, "RandomContrast")
+    def _transform(self, values: _Array, rng: np.random.Generator) -> _Array:
+        require_floats(values, "RandomContrast")
         chance, factor = rng.random(), rng.uniform(self.low, self.high)
         made = values
         if chance < self.p:
@@ -106,8 +106,8 @@ class RandomGamma:
         _check_factors(self.low, self.high, at_least=0)
         if self.low == 0:
             raise OptionError("low=0 would make all values equal; use a power above 0.")
-        probability("p", self.p)
-        checked_field(self.field)
+        check_probability("p", self.p)
+        check_field(self.field)
         object.__setattr__(self, "value_range", _two("value_range", self.value_range))
         if not all(map(math.isfinite, self.value_range)):
             raise OptionError(f"value_range={self.value_range} has no end; use two finite numbers.")
@@ -124,10 +124,10 @@ class RandomGamma:
 
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:
         """Return the item, brighter or darker, within its range."""
-        return changed(item, self.field, lambda values: self._of(values, rng))
+        return transform_field(item, self.field, lambda values: self._transform(values, rng))
 
-    def _of(self, values: _Array, rng: np.random.Generator) -> _Array:
-        need_floats(values, "RandomGamma")
+    def _transform(self, values: _Array, rng: np.random.Generator) -> _Array:
+        require_floats(values, "RandomGamma")
         chance, power = rng.random(), rng.uniform(self.low, self.high)
         low, high = self.value_range
         kind = values.dtype.newbyteorder("=")
@@ -167,19 +167,19 @@ class Blur:
     def __post_init__(self) -> None:
         many = isinstance(self.sigma, Sequence) and not isinstance(self.sigma, str)
         given = tuple(self.sigma) if many else (self.sigma,)  # type: ignore[arg-type]  # many says that it is a sequence
-        checked = tuple(number("sigma", value, at_least=0) for value in given)
+        checked = tuple(check_number("sigma", value, at_least=0) for value in given)
         if not checked:
             raise OptionError("sigma=() blurs nothing; use a number, or one for each of the last axes.")
         object.__setattr__(self, "sigma", checked if many else checked[0])
         if self.scale is not None:
             self._check_scale(self.scale, len(checked) if many else 3)
-        probability("p", self.p)
-        checked_field(self.field)
+        check_probability("p", self.p)
+        check_field(self.field)
 
     def _check_scale(self, given: Any, n_axes: int) -> None:
         if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != n_axes:
             raise OptionError(f"scale={given!r}; use {n_axes} numbers, one for each axis that is blurred.")
-        scale = tuple(number("scale", step) for step in given)
+        scale = tuple(check_number("scale", step) for step in given)
         if min(scale) <= 0:
             raise OptionError(f"scale={given!r}; use world units above 0 from voxel to voxel.")
         object.__setattr__(self, "scale", scale)
@@ -193,10 +193,10 @@ class Blur:
 
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:
         """Return the item, smoother; the item itself where it is left as it is."""
-        return changed(item, self.field, lambda values: self._of(values, rng))
+        return transform_field(item, self.field, lambda values: self._transform(values, rng))
 
-    def _of(self, values: _Array, rng: np.random.Generator) -> _Array:
-        need_floats(values, "Blur")
+    def _transform(self, values: _Array, rng: np.random.Generator) -> _Array:
+        require_floats(values, "Blur")
         widths = self.sigma_voxels
         if values.ndim < len(widths):
             raise OptionError(f"Blur smooths the last {len(widths)} axes, and an item has shape {values.shape}.")
@@ -210,9 +210,9 @@ class Blur:
         for axis, sigma in enumerate(widths, values.ndim - len(widths)):
             if sigma:
                 taps = _gaussian(sigma, values.shape[axis])
-                summed = _convolved(summed, axis, taps)
+                summed = _convolve(summed, axis, taps)
                 full = np.repeat(weight, values.shape[axis], axis) if whole else weight
-                weight = _convolved(full, axis, taps)
+                weight = _convolve(full, axis, taps)
         made = np.full(values.shape, np.nan, values.dtype.newbyteorder("="))
         np.divide(summed, weight, out=made, where=known, casting="same_kind")
         return made
@@ -233,8 +233,8 @@ class Binarize:
     """Which part of an item: its name, or its place in a tuple. None: the item itself, or the first of a tuple."""
 
     def __post_init__(self) -> None:
-        number("threshold", self.threshold)
-        checked_field(self.field)
+        check_number("threshold", self.threshold)
+        check_field(self.field)
 
     @property
     def output_range(self) -> tuple[float, float]:
@@ -243,9 +243,9 @@ class Binarize:
 
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:  # noqa: ARG002  # nothing random here
         """Return the item as zeros and ones."""
-        return changed(item, self.field, self._of)
+        return transform_field(item, self.field, self._transform)
 
-    def _of(self, values: _Array) -> _Array:
+    def _transform(self, values: _Array) -> _Array:
         made = (values > self.threshold).astype(values.dtype.newbyteorder("="))
         return np.where(np.isnan(values), values, made) if values.dtype.kind == "f" else made
 
@@ -271,17 +271,17 @@ class NanToNum:
     """Which part of an item: its name, or its place in a tuple. None: the item itself, or the first of a tuple."""
 
     def __post_init__(self) -> None:
-        number("nan", self.nan)
+        check_number("nan", self.nan)
         for name in ("posinf", "neginf"):
             if getattr(self, name) is not None:
-                number(name, getattr(self, name))
-        checked_field(self.field)
+                check_number(name, getattr(self, name))
+        check_field(self.field)
 
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:  # noqa: ARG002  # nothing random here
         """Return the item without NaN; the item itself where there was nothing to replace."""
-        return changed(item, self.field, self._of)
+        return transform_field(item, self.field, self._transform)
 
-    def _of(self, values: _Array) -> _Array:
+    def _transform(self, values: _Array) -> _Array:
         if values.dtype.kind != "f" or bool(np.isfinite(values).all()):
             return values
         made = np.where(np.isnan(values), values.dtype.type(self.nan), values)
@@ -310,16 +310,16 @@ class Normalize:
     """Which part of an item: its name, or its place in a tuple. None: the item itself, or the first of a tuple."""
 
     def __post_init__(self) -> None:
-        number("shift", self.shift)
-        if number("scale", self.scale) == 0:
+        check_number("shift", self.shift)
+        if check_number("scale", self.scale) == 0:
             raise OptionError("scale=0 would make all values 0; use another number.")
-        checked_field(self.field)
+        check_field(self.field)
 
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:  # noqa: ARG002  # nothing random here
         """Return the item in the other range."""
-        return changed(item, self.field, self._of)
+        return transform_field(item, self.field, self._transform)
 
-    def _of(self, values: _Array) -> _Array:
+    def _transform(self, values: _Array) -> _Array:
         kind = values.dtype.newbyteorder("=") if values.dtype.kind == "f" else np.dtype(np.float32)
         shifted = np.add(values, self.shift, dtype=np.float64)
         made: _Array = np.multiply(shifted, self.scale, out=np.empty(values.shape, kind), casting="same_kind")
@@ -327,14 +327,14 @@ class Normalize:
 
 
 def _check_factors(low: Any, high: Any, *, at_least: float) -> None:
-    if number("low", low, at_least=at_least) > number("high", high, at_least=at_least):
+    if check_number("low", low, at_least=at_least) > check_number("high", high, at_least=at_least):
         raise OptionError(f"low={low} is above high={high}; give the smaller one first.")
 
 
 def _two(name: str, given: Any) -> tuple[float, float]:
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise OptionError(f"{name}={given!r}; use (low, high).")
-    return checked_range(name, *given)
+    return check_range(name, *given)
 
 
 def _within(values: _Array, low: float, high: float) -> _Array:
@@ -350,7 +350,7 @@ def _gaussian(sigma: float, extent: int) -> _Floats:
     return np.asarray((weights / (weights[0] + 2 * weights[1:].sum()))[:extent])
 
 
-def _convolved(values: _Floats, axis: int, taps: _Floats) -> _Floats:
+def _convolve(values: _Floats, axis: int, taps: _Floats) -> _Floats:
     """Return sums of neighbours along an axis, by their weights; what lies outside counts as 0."""
     made: _Floats = values * taps[0]
     there, here = np.moveaxis(made, axis, 0), np.moveaxis(values, axis, 0)

@@ -9,15 +9,15 @@ from typing import Any
 
 from penstock.core.errors import OptionError
 
-__all__ = ["part_of", "with_part"]
+__all__ = ["get_field", "replace_field"]
 
 
-def part_of(item: Any, field: str | int | None) -> Any:
+def get_field(item: Any, field: str | int | None) -> Any:
     """Return a part of an item; None: the item itself, or the first part of a tuple or list.
 
     Examples
     --------
-    >>> part_of(("x", "y"), None), part_of(("x", "y"), 1), part_of({"sound": "x"}, "sound")
+    >>> get_field(("x", "y"), None), get_field(("x", "y"), 1), get_field({"sound": "x"}, "sound")
     ('x', 'y', 'x')
     """
     if isinstance(item, Mapping):
@@ -35,8 +35,8 @@ def part_of(item: Any, field: str | int | None) -> Any:
     return item
 
 
-def with_part(item: Any, field: str | int | None, part: Any) -> Any:
-    """Return an item like `item`, with `part` in the place where `part_of` finds it."""
+def replace_field(item: Any, field: str | int | None, part: Any) -> Any:
+    """Return an item like `item`, with `part` in the place where `get_field` finds it."""
     if isinstance(item, Mapping):
         return {**item, field: part}
     if isinstance(item, tuple | list):

@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.core.errors import OptionError
-from penstock.transform.checks import checked_axis
-from penstock.transform.read_values import blocks_of
+from penstock.transform.checks import check_axis
+from penstock.transform.read_values import read_blocks
 
 __all__ = ["Moments"]
 
 _Floats = NDArray[np.float64]
 _Int64s = NDArray[np.int64]
 
-_PIECE_VALUES = 1 << 16  # looked at together: half a megabyte as float64, which stays in the cache of a core
+_TABLE_VALUES = 1 << 16  # looked at together: half a megabyte as float64, which stays in the cache of a core
 _VERSION, _VERSION_WITH_AXIS = 1, 2  # the second where channels do not lie on the last axis: others would misread it
 
 
@@ -72,14 +72,14 @@ class Moments:
         if per not in ("channel", "scalar"):
             raise OptionError(f"per={per!r}; use 'channel' or 'scalar'.")
         self._per = per
-        self._axis = checked_axis(axis)
+        self._axis = check_axis(axis)
         if per == "scalar" and axis != -1:
             raise OptionError(f"axis={axis} tells channels apart, and per='scalar' does not; leave out one of them.")
         self._n_channels: int | None = None
         """0 where there are none to tell apart; None before the first update."""
-        self._start(1)
+        self._reset(1)
 
-    def _start(self, width: int) -> None:
+    def _reset(self, width: int) -> None:
         self._count: _Int64s = np.zeros(width, np.int64)
         self._nan: _Int64s = np.zeros(width, np.int64)
         self._infinite: _Int64s = np.zeros(width, np.int64)
@@ -116,7 +116,7 @@ class Moments:
             What may be held at a time; one item at the least.
         """
         moments = cls(per, axis=axis)
-        for block in blocks_of(data, items, field, memory_bytes):
+        for block in read_blocks(data, items, field, memory_bytes):
             moments.update(block)
         return moments
 
@@ -133,38 +133,38 @@ class Moments:
     @property
     def count(self) -> _Int64s:
         """Finite values seen, per channel; of shape () where there is only one."""
-        return self._shaped(self._count)
+        return self._reshape(self._count)
 
     @property
     def n_nan(self) -> _Int64s:
         """NaNs seen, and left out of everything else."""
-        return self._shaped(self._nan)
+        return self._reshape(self._nan)
 
     @property
     def n_infinite(self) -> _Int64s:
         """Infinities seen, and left out of everything else."""
-        return self._shaped(self._infinite)
+        return self._reshape(self._infinite)
 
     @property
     def mean(self) -> _Floats:
         """Mean per channel; NaN where no value was seen."""
-        return self._shaped(np.where(self._count > 0, self._origin + self._offset, np.nan))
+        return self._reshape(np.where(self._count > 0, self._origin + self._offset, np.nan))
 
     @property
     def std(self) -> _Floats:
         """Standard deviation of the population, per channel: 0 where it is constant, NaN where no value was seen."""
         deviation = np.sqrt(self._squares / np.maximum(self._count, 1))
-        return self._shaped(np.where(self._count > 0, deviation, np.nan))
+        return self._reshape(np.where(self._count > 0, deviation, np.nan))
 
     @property
     def minimum(self) -> _Floats:
         """Smallest value per channel; NaN where none was seen."""
-        return self._shaped(np.where(self._count > 0, self._low, np.nan))
+        return self._reshape(np.where(self._count > 0, self._low, np.nan))
 
     @property
     def maximum(self) -> _Floats:
         """Largest value per channel; NaN where none was seen."""
-        return self._shaped(np.where(self._count > 0, self._high, np.nan))
+        return self._reshape(np.where(self._count > 0, self._high, np.nan))
 
     def update(self, block: ArrayLike) -> None:
         """Take in items, of shape (items, ...): numbers or booleans of any width."""
@@ -175,17 +175,17 @@ class Moments:
             raise OptionError("A single value is no block of items; give an array with items on its first axis.")
         if self._per == "channel" and (values.ndim > 2 or self._axis != -1):
             values = self._with_channels_last(values)
-            self._expect(values.shape[-1])
+            self._set_channels(values.shape[-1])
         else:
-            self._expect(0)
+            self._set_channels(0)
         width = len(self._count)
         if not values.size:
             return
         # table: (values of a channel, channels)
         table = values.reshape(-1, width)
-        rows = max(1, _PIECE_VALUES // width)
+        rows = max(1, _TABLE_VALUES // width)
         for begin in range(0, len(table), rows):
-            self._take(table[begin : begin + rows])
+            self._add_table(table[begin : begin + rows])
 
     def _with_channels_last(self, values: NDArray[Any]) -> NDArray[Any]:
         axis = self._axis + 1 if self._axis >= 0 else self._axis  # of the block: its first one has the items
@@ -195,7 +195,7 @@ class Moments:
             )
         return np.moveaxis(values, axis, -1)
 
-    def _take(self, piece: NDArray[Any]) -> None:
+    def _add_table(self, piece: NDArray[Any]) -> None:
         """Take in a small table of values and channels."""
         with np.errstate(over="ignore", invalid="ignore"):
             table = piece.astype(np.float64)
@@ -222,7 +222,7 @@ class Moments:
             # What rounding has left of the mean is taken out of the squares.
             squares = np.square(centred).sum(axis=0)
             squares -= np.where(np.isfinite(squares), np.square(centred.sum(axis=0)) / n_values, 0.0)
-            self._bring_in(count, origin, offset, np.maximum(squares, 0.0))
+            self._add_sums(count, origin, offset, np.maximum(squares, 0.0))
             self._low, self._high = np.minimum(self._low, low), np.maximum(self._high, high)
 
     def merge(self, other: "Moments") -> "Moments":
@@ -234,14 +234,14 @@ class Moments:
         merged = Moments.from_json(self.to_json())
         if other._n_channels is None:
             return merged
-        merged._expect(other._n_channels)
+        merged._set_channels(other._n_channels)
         merged._nan, merged._infinite = merged._nan + other._nan, merged._infinite + other._infinite
         with np.errstate(over="ignore", invalid="ignore"):
-            merged._bring_in(other._count, other._origin, other._offset, other._squares)
+            merged._add_sums(other._count, other._origin, other._offset, other._squares)
         merged._low, merged._high = np.minimum(merged._low, other._low), np.maximum(merged._high, other._high)
         return merged
 
-    def _bring_in(self, count: _Int64s, origin: _Floats, offset: _Floats, squares: _Floats) -> None:
+    def _add_sums(self, count: _Int64s, origin: _Floats, offset: _Floats, squares: _Floats) -> None:
         total = self._count + count
         share = count / np.maximum(total, 1)
         # A side that is empty leaves the other as it is, to the last bit.
@@ -252,17 +252,17 @@ class Moments:
         self._origin = np.where(empty, origin, self._origin)
         self._count = total
 
-    def _expect(self, n_channels: int) -> None:
+    def _set_channels(self, n_channels: int) -> None:
         if self._n_channels is None:
             self._n_channels = n_channels
-            self._start(n_channels or 1)
+            self._reset(n_channels or 1)
         elif self._n_channels != n_channels:
             known, given = (
                 f"{number} channels" if number else "single values" for number in (self._n_channels, n_channels)
             )
             raise OptionError(f"These moments are of {known}, and {given} were given; use one Moments for each field.")
 
-    def _shaped(self, values: NDArray[Any]) -> NDArray[Any]:
+    def _reshape(self, values: NDArray[Any]) -> NDArray[Any]:
         return values.copy() if self._n_channels else values.reshape(()).copy()
 
     def __eq__(self, other: object) -> bool:
@@ -284,13 +284,13 @@ class Moments:
             "n_nan": self._nan.tolist(),
             "n_infinite": self._infinite.tolist(),
             # For who reads the file; the three that follow are what they are made from.
-            "mean": _plain(np.atleast_1d(self.mean)),
-            "std": _plain(np.atleast_1d(self.std)),
-            "origin": _plain(self._origin),
-            "offset": _plain(self._offset),
-            "squares": _plain(self._squares),
-            "minimum": _plain(self._low),
-            "maximum": _plain(self._high),
+            "mean": _to_plain(np.atleast_1d(self.mean)),
+            "std": _to_plain(np.atleast_1d(self.std)),
+            "origin": _to_plain(self._origin),
+            "offset": _to_plain(self._offset),
+            "squares": _to_plain(self._squares),
+            "minimum": _to_plain(self._low),
+            "maximum": _to_plain(self._high),
         }
 
     @classmethod
@@ -323,6 +323,6 @@ class Moments:
         return moments
 
 
-def _plain(values: _Floats) -> list[float | str]:
+def _to_plain(values: _Floats) -> list[float | str]:
     """Return numbers that JSON holds exactly; infinities, which it does not have, as text."""
     return [value if math.isfinite(value) else repr(value) for value in values.tolist()]

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
-from penstock.transform.arrays import changed, drawn_from, need_axis, need_floats
-from penstock.transform.checks import checked_axis, checked_field, checked_range, number, probability
+from penstock.transform.arrays import default_generator, require_axis, require_floats, transform_field
+from penstock.transform.checks import check_axis, check_field, check_number, check_probability, check_range
 
 __all__ = ["Clip", "GaussianNoise", "RandomGain"]
 
@@ -38,13 +38,13 @@ class GaussianNoise:
     """Which part of an item: its name, or its place in a tuple. None: the item itself, or the first of a tuple."""
 
     def __post_init__(self) -> None:
-        number("std", self.std, at_least=0)
-        probability("p", self.p)
-        checked_field(self.field)
+        check_number("std", self.std, at_least=0)
+        check_probability("p", self.p)
+        check_field(self.field)
         if self.value_range is not None:
             if not isinstance(self.value_range, tuple | list) or len(self.value_range) != 2:
                 raise OptionError(f"value_range={self.value_range!r}; use (low, high), or None not to clip.")
-            object.__setattr__(self, "value_range", checked_range("value_range", *self.value_range))
+            object.__setattr__(self, "value_range", check_range("value_range", *self.value_range))
 
     @property
     def clips_to(self) -> tuple[float, float] | None:
@@ -56,11 +56,11 @@ class GaussianNoise:
 
         A loader hands in a generator, the same for any number of workers; without one, torch's own state is used.
         """
-        drawn = drawn_from(rng)
-        return changed(item, self.field, lambda values: self._of(values, drawn))
+        drawn = default_generator(rng)
+        return transform_field(item, self.field, lambda values: self._transform(values, drawn))
 
-    def _of(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-        need_floats(values, "GaussianNoise")
+    def _transform(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+        require_floats(values, "GaussianNoise")
         if rng.random() < self.p:
             kind = np.float64 if values.dtype.itemsize > 4 else np.float32
             noise = rng.standard_normal(values.shape, dtype=kind)
@@ -69,7 +69,7 @@ class GaussianNoise:
             noisy = noise.astype(values.dtype.newbyteorder("="), copy=False)
         else:
             noisy = values
-        return noisy if self.value_range is None else _clipped(noisy, *self.value_range)
+        return noisy if self.value_range is None else clip_values(noisy, *self.value_range)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +95,24 @@ class RandomGain:
     """Which part of an item: its name, or its place in a tuple. None: the item itself, or the first of a tuple."""
 
     def __post_init__(self) -> None:
-        if number("low", self.low) > number("high", self.high):
+        if check_number("low", self.low) > check_number("high", self.high):
             raise OptionError(f"low={self.low} is above high={self.high}; give the smaller factor first.")
         if self.axis is not None:
-            checked_axis(self.axis)
-        probability("p", self.p)
-        checked_field(self.field)
+            check_axis(self.axis)
+        check_probability("p", self.p)
+        check_field(self.field)
 
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:
         """Return the item, louder or softer; the item itself where it is left as it is."""
-        return changed(item, self.field, lambda values: self._of(values, rng))
+        return transform_field(item, self.field, lambda values: self._transform(values, rng))
 
-    def _of(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-        need_floats(values, "RandomGain")
+    def _transform(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+        require_floats(values, "RandomGain")
         if rng.random() >= self.p:
             return values
         shape = [1] * values.ndim
         if self.axis is not None:
-            axis = need_axis(values, self.axis, "RandomGain")
+            axis = require_axis(values, self.axis, "RandomGain")
             shape[axis] = values.shape[axis]
         factors = rng.uniform(self.low, self.high, shape).astype(values.dtype)
         made: NDArray[Any] = np.asarray(values * factors)
@@ -135,8 +135,8 @@ class Clip:
     """Which part of an item: its name, or its place in a tuple. None: the item itself, or the first of a tuple."""
 
     def __post_init__(self) -> None:
-        checked_range("(low, high)", self.low, self.high)
-        checked_field(self.field)
+        check_range("(low, high)", self.low, self.high)
+        check_field(self.field)
 
     @property
     def clips_to(self) -> tuple[float, float]:
@@ -145,10 +145,10 @@ class Clip:
 
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:  # noqa: ARG002  # nothing random here
         """Return the item within the range."""
-        return changed(item, self.field, lambda values: _clipped(values, self.low, self.high))
+        return transform_field(item, self.field, lambda values: clip_values(values, self.low, self.high))
 
 
-def _clipped(values: NDArray[Any], low: float, high: float) -> NDArray[Any]:
+def clip_values(values: NDArray[Any], low: float, high: float) -> NDArray[Any]:
     if values.dtype.kind == "b":
         raise OptionError("Clip needs numbers, got booleans.")
     if values.dtype.kind in "iu":

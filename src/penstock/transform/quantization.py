@@ -20,7 +20,7 @@ from penstock.core.errors import OptionError
 
 __all__ = [
     "Quantization",
-    "checked_bits",
+    "check_bits",
     "dequantize",
     "linear_decode",
     "linear_encode",
@@ -34,13 +34,13 @@ Quantization = Literal["linear", "mu-law"]
 
 _Array = TypeVar("_Array", NDArray[Any], torch.Tensor)
 
-_MOST_BITS = 16
+_MAX_BITS = 16
 
 
-def checked_bits(bits: int) -> int:
+def check_bits(bits: int) -> int:
     """Return `bits`, or say why a code cannot have so many."""
-    if check_integer("bits", bits, at_least=1) > _MOST_BITS:
-        raise OptionError(f"bits must be an integer from 1 to {_MOST_BITS}, got {bits}.")
+    if check_integer("bits", bits, at_least=1) > _MAX_BITS:
+        raise OptionError(f"bits must be an integer from 1 to {_MAX_BITS}, got {bits}.")
     return int(bits)
 
 
@@ -52,7 +52,7 @@ def q_zero(bits: int = 8) -> int:
     >>> q_zero(8)
     128
     """
-    return 1 << (checked_bits(bits) - 1)
+    return 1 << (check_bits(bits) - 1)
 
 
 def quantize(values: _Array, bits: int = 8, quantization: Quantization = "linear") -> _Array:

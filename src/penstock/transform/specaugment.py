@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
-from penstock.transform.arrays import changed, drawn_from, filling
-from penstock.transform.checks import Fill, checked_field, checked_fill, probability
+from penstock.transform.arrays import default_generator, fill_value, transform_field
+from penstock.transform.checks import Fill, check_field, check_fill, check_probability
 
 __all__ = ["SpecAugment"]
 
@@ -49,19 +49,19 @@ class SpecAugment:
     def __post_init__(self) -> None:
         for name in ("time_mask_param", "freq_mask_param", "num_time_masks", "num_freq_masks"):
             check_integer(name, getattr(self, name), at_least=0)
-        checked_fill("mask_value", self.mask_value)
-        probability("p", self.p)
-        checked_field(self.field)
+        check_fill("mask_value", self.mask_value)
+        check_probability("p", self.p)
+        check_field(self.field)
 
     def __call__(self, item: Any, rng: np.random.Generator | None = None, /) -> Any:
         """Return the item with masks; the item itself where it is left as it is.
 
         A loader hands in a generator, the same for any number of workers; without one, torch's own state is used.
         """
-        drawn = drawn_from(rng)
-        return changed(item, self.field, lambda values: self._of(values, drawn))
+        drawn = default_generator(rng)
+        return transform_field(item, self.field, lambda values: self._transform(values, drawn))
 
-    def _of(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    def _transform(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
         if values.ndim not in (2, 3):
             raise OptionError(
                 f"SpecAugment takes (frequency, time) or (channel, frequency, time), got an item of shape "
@@ -69,7 +69,7 @@ class SpecAugment:
             )
         if rng.random() >= self.p:
             return values
-        masked, fill = values.copy(), filling(values, self.mask_value)
+        masked, fill = values.copy(), fill_value(values, self.mask_value)
         n_bins, n_columns = values.shape[-2:]
         for _ in range(self.num_time_masks):
             masked[..., _stripe(n_columns, self.time_mask_param, rng)] = fill

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.core.errors import OptionError
-from penstock.transform.arrays import changed, need_axis
-from penstock.transform.checks import checked_axis, checked_field
+from penstock.transform.arrays import require_axis, transform_field
+from penstock.transform.checks import check_axis, check_field
 from penstock.transform.moments import Moments
 
 __all__ = ["Standardize"]
@@ -66,27 +66,27 @@ class Standardize:
         else:
             if std is None:
                 raise OptionError("Standardize needs std beside mean; or Moments, which hold both.")
-            self.mean, self.std = _checked("mean", mean), _divisor(_checked("std", std))
-            self.axis = _checked_along(self.mean, self.std, axis)
-        self.field = checked_field(field)
+            self.mean, self.std = _check_numbers("mean", mean), _divisor(_check_numbers("std", std))
+            self.axis = _check_shapes(self.mean, self.std, axis)
+        self.field = check_field(field)
         self.output_range = (low, high)
         """Where nearly all of the output lies: what comes after must not cut it off."""
 
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:  # noqa: ARG002  # nothing random here
         """Return the item, standardised."""
-        return changed(item, self.field, self._of)
+        return transform_field(item, self.field, self._transform)
 
-    def _of(self, values: NDArray[Any]) -> NDArray[Any]:
-        mean, std = (self._laid_along(values, numbers) for numbers in (self.mean, self.std))
+    def _transform(self, values: NDArray[Any]) -> NDArray[Any]:
+        mean, std = (self._align(values, numbers) for numbers in (self.mean, self.std))
         kind = values.dtype.newbyteorder("=") if values.dtype.kind == "f" else np.dtype(np.float32)
         # In float64 to the end: the mean may be a million deviations large.
         centred = np.subtract(values, mean, dtype=np.float64)
         made: NDArray[Any] = np.divide(centred, std, out=np.empty(values.shape, kind), casting="same_kind")
         return made
 
-    def _laid_along(self, values: NDArray[Any], numbers: _Floats) -> _Floats:
+    def _align(self, values: NDArray[Any], numbers: _Floats) -> _Floats:
         if self.axis is not None and numbers.ndim:
-            axis = need_axis(values, self.axis, "Standardize")
+            axis = require_axis(values, self.axis, "Standardize")
             if values.shape[axis] != len(numbers):
                 raise OptionError(
                     f"Standardize has {len(numbers)} values along axis {self.axis}, and an item of shape "
@@ -118,7 +118,7 @@ def _check_seen(moments: Moments) -> None:
         )
 
 
-def _checked(name: str, given: ArrayLike) -> _Floats:
+def _check_numbers(name: str, given: ArrayLike) -> _Floats:
     try:
         numbers = np.asarray(given, np.float64).copy()
     except (TypeError, ValueError) as error:
@@ -133,7 +133,7 @@ def _divisor(std: _Floats) -> _Floats:
     return np.where(std > 0, std, 1.0)
 
 
-def _checked_along(mean: _Floats, std: _Floats, axis: int | None) -> int | None:
+def _check_shapes(mean: _Floats, std: _Floats, axis: int | None) -> int | None:
     listed = [numbers for numbers in (mean, std) if numbers.ndim == 1]
     if axis is None and listed:
         raise OptionError(
@@ -144,4 +144,4 @@ def _checked_along(mean: _Floats, std: _Floats, axis: int | None) -> int | None:
         raise OptionError(f"axis={axis} is for a list of means, got shapes {mean.shape} and {std.shape}; leave it out.")
     if len({len(numbers) for numbers in listed}) > 1:
         raise OptionError(f"mean has {mean.size} values and std {std.size}; give one of each for each index of axis.")
-    return None if axis is None else checked_axis(axis)
+    return None if axis is None else check_axis(axis)

@@ -22,7 +22,7 @@ from penstock.recipes.chunked.datasets import ChunkedSequenceDataset, SequenceDa
 from penstock.recipes.chunked.loader import ChunkedDataLoader
 from penstock.source.audio.file import audio_files
 from penstock.source.audio.source import AudioSource
-from penstock.transform.quantization import Quantization, checked_bits, q_zero, quantize
+from penstock.transform.quantization import Quantization, check_bits, q_zero, quantize
 
 __all__ = [
     "ChunkedQuantizedAudioDataset",
@@ -322,7 +322,7 @@ class ChunkedQuantizedAutoregressiveAudio(QuantizedAutoregressiveAudio, ChunkedS
 
 def _silence(bits: int, quantization: str | None) -> float:
     """Return the code of silence; raise OptionError if an option is wrong."""
-    checked_bits(bits)
+    check_bits(bits)
     if quantization not in ("linear", "mu-law", None):
         raise OptionError(f"quantization must be 'linear', 'mu-law' or None, got {quantization!r}.")
     return 0.0 if quantization is None else q_zero(bits)

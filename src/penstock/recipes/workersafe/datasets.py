@@ -24,7 +24,7 @@ from penstock.recipes.workersafe.pickling import check_picklable
 from penstock.transform.compose import Compose, check_order
 from penstock.transform.moments import Moments
 from penstock.transform.noise import GaussianNoise
-from penstock.transform.read_values import asked, checked_items
+from penstock.transform.read_values import check_items, get_item
 from penstock.transform.specaugment import SpecAugment
 from penstock.transform.standardize import Standardize
 
@@ -85,7 +85,7 @@ class WorkerSafeStandardizedDataset(Dataset[Any]):
 
     def __getitem__(self, idx: int) -> Any:
         number = _number(idx, self)
-        item = asked(self.base_dataset, self.indices[number])
+        item = get_item(self.base_dataset, self.indices[number])
         try:
             return self._standardize(item, _NO_RANDOMNESS)
         except Exception as error:
@@ -201,7 +201,7 @@ class WorkerSafeAugmentedDataset(Dataset[Any]):
 
     def __getitem__(self, idx: int) -> Any:
         number = _number(idx, self)
-        item = asked(self.base_dataset, number)
+        item = get_item(self.base_dataset, number)
         if not self.training:
             return item
         epoch = self._epoch_of(number)
@@ -307,7 +307,7 @@ def compute_standardization_stats(
     >>> mean, round(std**2, 6)
     (4.0, 5.0)
     """
-    items = checked_items(indices, len(_checked_base(dataset)), type(dataset).__name__)
+    items = check_items(indices, len(_checked_base(dataset)), type(dataset).__name__)
     if sample_size is not None and check_integer("sample_size", sample_size, at_least=1) < len(items):
         items = generator_for(seed, "statistics").choice(items, sample_size, replace=False)
     moments = Moments.over(dataset, items, per="scalar") if axis is None else Moments.over(dataset, items, axis=axis)

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from penstock.core.seeds import generator_for
 from penstock.transform.spatial.deform import Field
-from penstock.transform.spatial.options import SpatialOptions, turning_plane
+from penstock.transform.spatial.options import SpatialOptions, rotation_plane
 
-__all__ = ["Change", "drawn", "reach"]
+__all__ = ["Change", "reach", "sample_change"]
 
 _Floats = NDArray[np.float64]
 
@@ -29,7 +29,7 @@ class Change:
     """Displacements in world units; None: nothing is deformed."""
 
 
-def drawn(options: SpatialOptions, half: _Floats, rng: np.random.Generator) -> Change:
+def sample_change(options: SpatialOptions, half: _Floats, rng: np.random.Generator) -> Change:
     """Return a change for arrays that reach `half` world units to each side of the centre.
 
     Always ten numbers are drawn, in one order (x, y, z to mirror, to transpose, to rotate; a key for the deformation),
@@ -51,7 +51,7 @@ def drawn(options: SpatialOptions, half: _Floats, rng: np.random.Generator) -> C
     for axis in "xyz":
         if axis in options.rotate:
             low, high = options.rotate[axis]
-            turn = _turn(options.axis_order, axis, low + rotate[axis] * (high - low))
+            turn = _rotation_matrix(options.axis_order, axis, low + rotate[axis] * (high - low))
             forward = (turn[:, :, None] * forward).sum(1)
     field = None
     if options.deform is not None and max(options.deform.most) > 0 and max(options.deform.std) > 0:
@@ -69,11 +69,11 @@ def reach(options: SpatialOptions, half: _Floats) -> _Floats:
     far = half.copy()
     for axis in "zyx":  # from what comes out to what came in
         if axis in options.rotate:
-            first, second = map(place, turning_plane(axis))
+            first, second = map(place, rotation_plane(axis))
             angles = options.rotate[axis]
             far[first], far[second] = (
-                _farthest(far[first], far[second], *angles),
-                _farthest(far[second], far[first], *angles),
+                _max_extent(far[first], far[second], *angles),
+                _max_extent(far[second], far[first], *angles),
             )
     # No turn moves anything out of the sphere around the array.
     far = np.minimum(far, math.sqrt((half * half).sum()))
@@ -83,8 +83,8 @@ def reach(options: SpatialOptions, half: _Floats) -> _Floats:
     return far if options.deform is None else far + np.array(options.deform.most)
 
 
-def _turn(axis_order: str, about: str, degrees: float) -> _Floats:
-    first, second = map(axis_order.index, turning_plane(about))
+def _rotation_matrix(axis_order: str, about: str, degrees: float) -> _Floats:
+    first, second = map(axis_order.index, rotation_plane(about))
     cosine, sine = _cosine_and_sine(degrees)
     turn = np.eye(len(axis_order))
     turn[first, first] = turn[second, second] = cosine
@@ -99,7 +99,7 @@ def _cosine_and_sine(degrees: float) -> tuple[float, float]:
     return math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
 
 
-def _farthest(along: float, across: float, low: float, high: float) -> float:
+def _max_extent(along: float, across: float, low: float, high: float) -> float:
     """Return the largest |cos a| · along + |sin a| · across, over the angles a from `low` to `high`."""
     best = math.degrees(math.atan2(across, along))
     for angle in (best, -best):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
-from penstock.transform.checks import number
+from penstock.transform.checks import check_number
 
 __all__ = ["Deformation", "Field"]
 
@@ -32,17 +32,17 @@ class Deformation:
     """Bound of a displacement along each axis."""
 
     @classmethod
-    def checked(cls, given: Mapping[str, Any], axis_order: str) -> "Deformation":
+    def from_mapping(cls, given: Mapping[str, Any], axis_order: str) -> "Deformation":
         """Return the options of a dictionary, or say what is wrong with them."""
         for name in ("spacing", "std"):
             if name not in given:
                 raise OptionError(f"deform={dict(given)} has no {name!r}; give it, in world units.")
-        spacing, std = (_each(name, given[name], axis_order) for name in ("spacing", "std"))
+        spacing, std = (_check_each_axis(name, given[name], axis_order) for name in ("spacing", "std"))
         if min(spacing) <= 0:
             raise OptionError(f"deform has spacing={given['spacing']!r}; use world units above 0.")
         most = tuple(_MOST * deviation for deviation in std)
         if given.get("most") is not None:
-            bounds = _each("most", given["most"], axis_order)
+            bounds = _check_each_axis("most", given["most"], axis_order)
             # What does not move needs no margin.
             most = tuple(bound if deviation else 0.0 for bound, deviation in zip(bounds, std, strict=True))
         return cls(spacing, std, most)
@@ -84,12 +84,12 @@ class Field:
         ]
         planes = self.points
         for axis in range(len(taps) - 1, 0, -1):
-            planes = _upsampled(planes, axis + 1, *taps[axis])
+            planes = _upsample(planes, axis + 1, *taps[axis])
         most = np.reshape(self.deformation.most, (-1, *(1,) * len(taps)))
 
         def rows(which: slice) -> _Floats:
             indices, weights = taps[0]
-            return np.clip(_upsampled(planes, 1, indices[:, which], weights[:, which]), -most, most)
+            return np.clip(_upsample(planes, 1, indices[:, which], weights[:, which]), -most, most)
 
         return rows
 
@@ -109,7 +109,7 @@ def _taps(at: _Floats, n_points: int) -> tuple[NDArray[np.intp], _Floats]:
     return indices, np.stack(weights)
 
 
-def _upsampled(values: _Floats, axis: int, indices: NDArray[np.intp], weights: _Floats) -> _Floats:
+def _upsample(values: _Floats, axis: int, indices: NDArray[np.intp], weights: _Floats) -> _Floats:
     # Sums of four, not a product of matrices: the same bits whatever the number of threads.
     shape = (-1, *(1,) * (values.ndim - axis - 1))
     made: _Floats = values.take(indices[0], axis) * weights[0].reshape(shape)
@@ -118,9 +118,9 @@ def _upsampled(values: _Floats, axis: int, indices: NDArray[np.intp], weights: _
     return made
 
 
-def _each(name: str, given: Any, axis_order: str) -> tuple[float, ...]:
+def _check_each_axis(name: str, given: Any, axis_order: str) -> tuple[float, ...]:
     if isinstance(given, Sequence) and not isinstance(given, str):
         if len(given) != len(axis_order):
             raise OptionError(f"deform has {name}={given!r}; use one number, or {len(axis_order)} for {axis_order}.")
-        return tuple(number(f"{name} of deform", value, at_least=0) for value in given)
-    return (number(f"{name} of deform", given, at_least=0),) * len(axis_order)
+        return tuple(check_number(f"{name} of deform", value, at_least=0) for value in given)
+    return (check_number(f"{name} of deform", given, at_least=0),) * len(axis_order)

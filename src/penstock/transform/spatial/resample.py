@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.transform.arrays import filling
+from penstock.transform.arrays import fill_value
 from penstock.transform.spatial.change import Change
 from penstock.transform.spatial.options import SpatialArray
 
-__all__ = ["NEGLIGIBLE", "resampled"]
+__all__ = ["NEGLIGIBLE", "resample"]
 
 _Array = NDArray[Any]
 _Floats = NDArray[np.float64]
@@ -25,21 +25,21 @@ _SLAB_VOXELS = 2**15
 """Voxels worked on at a time: their coordinates, weights and values stay in the cache."""
 
 
-def resampled(values: _Array, array: SpatialArray, change: Change) -> _Array:
+def resample(values: _Array, array: SpatialArray, change: Change) -> _Array:
     """Return the voxels of `array` after `change`, from `values` around the same centre; leading axes stay."""
     scale, shape_in = np.array(array.scale), values.shape[-len(array.shape) :]
     # Voxels of what came in, for each voxel of what goes out; exactly ±1 where the scales are equal.
     steps = change.matrix * scale / scale[:, None]
     middle_out, middle_in = ((np.array(shape) - 1) / 2 for shape in (array.shape, shape_in))
     if change.field is None:
-        moved = _moved(values, array.shape, steps, middle_in - (steps * middle_out).sum(1))
+        moved = _move_voxels(values, array.shape, steps, middle_in - (steps * middle_out).sum(1))
         if moved is not None:
             return moved
     far = (np.abs(steps) * middle_out).sum(1)
     if change.field is not None:
         far += np.array(change.field.deformation.most) / scale
     padded = bool((far > middle_in + NEGLIGIBLE).any())
-    source = _Source(values, len(shape_in), filling(values, array.pad_value) if padded else None)
+    source = _Source(values, len(shape_in), fill_value(values, array.pad_value) if padded else None)
     made = np.empty((source.n_lead, *array.shape), values.dtype)
     take = source.nearest if array.interpolation == "nearest" else source.linear
     for rows, places in _slabs(array, steps, middle_in, change):
@@ -47,7 +47,7 @@ def resampled(values: _Array, array: SpatialArray, change: Change) -> _Array:
     return made.reshape(*values.shape[: -len(shape_in)], *array.shape)
 
 
-def _moved(values: _Array, shape: tuple[int, ...], steps: _Floats, origin: _Floats) -> _Array | None:
+def _move_voxels(values: _Array, shape: tuple[int, ...], steps: _Floats, origin: _Floats) -> _Array | None:
     """Return voxels in other places and unchanged; None where some would fall between voxels, or outside."""
     ndim = len(shape)
     if not np.isin(steps, (-1.0, 0.0, 1.0)).all() or (origin != np.rint(origin)).any():
@@ -109,7 +109,7 @@ class _Source:
     def nearest(self, places: list[_Floats]) -> _Array:
         """Return the value of the voxel that each place lies in; on a border, of the one above."""
         at = self._within(places)
-        return self.flat.take(self._flattened([np.floor(place + 0.5).astype(np.intp) for place in at]), 1)
+        return self.flat.take(self._flat_indices([np.floor(place + 0.5).astype(np.intp) for place in at]), 1)
 
     def linear(self, places: list[_Floats]) -> _Array:
         """Return what lies between the voxels around each place; what has no weight does not count."""
@@ -126,17 +126,17 @@ class _Source:
                 ends.append([(index, None)])
         made: _Array | None = None
         for corner in product(*ends):
-            values = self.flat.take(self._flattened([index for index, _ in corner]), 1)
+            values = self.flat.take(self._flat_indices([index for index, _ in corner]), 1)
             weights = [weight for _, weight in corner if weight is not None]
             if not weights:
                 return values
-            weighted = self._weighted(values, math.prod(weights[1:], start=weights[0]))
+            weighted = self._weigh(values, math.prod(weights[1:], start=weights[0]))
             with np.errstate(invalid="ignore"):  # between +inf and -inf lies NaN
                 made = weighted if made is None else np.add(made, weighted, out=made)
         assert made is not None
         return made if self.flat.dtype.kind == "f" else np.rint(made)
 
-    def _weighted(self, values: _Array, weight: _Floats) -> _Floats:
+    def _weigh(self, values: _Array, weight: _Floats) -> _Floats:
         if self.finite:
             return np.asarray(values * weight, np.float64)
         # 0 · NaN is NaN: a neighbour that does not count would spread.
@@ -145,7 +145,7 @@ class _Source:
     def _within(self, places: list[_Floats]) -> list[_Floats]:
         return [np.clip(place + self.padding, 0, size - 1) for place, size in zip(places, self.shape, strict=True)]
 
-    def _flattened(self, indices: list[_Indices]) -> _Indices:
+    def _flat_indices(self, indices: list[_Indices]) -> _Indices:
         flat = indices[0]
         for index, size in zip(indices[1:], self.shape[1:], strict=True):
             flat = flat * size + index

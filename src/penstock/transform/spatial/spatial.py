@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
-from penstock.transform.arrays import changed, filling
-from penstock.transform.spatial.change import Change, drawn, reach
+from penstock.transform.arrays import fill_value, transform_field
+from penstock.transform.spatial.change import Change, reach, sample_change
 from penstock.transform.spatial.options import (
     SpatialArray,
-    checked_arrays,
-    checked_axis_order,
-    checked_transforms,
+    check_arrays,
+    check_axis_order,
+    parse_transforms,
 )
-from penstock.transform.spatial.resample import NEGLIGIBLE, resampled
+from penstock.transform.spatial.resample import NEGLIGIBLE, resample
 
 __all__ = ["Spatial"]
 
@@ -70,9 +70,9 @@ class Spatial:
     def __init__(
         self, transforms: Mapping[str, Any] | None, arrays: Mapping[str, Any], axis_order: str = "zyx"
     ) -> None:
-        self.axis_order = checked_axis_order(axis_order)
-        self.arrays: dict[str, SpatialArray] = checked_arrays(arrays, self.axis_order)
-        self._options = checked_transforms(transforms, self.axis_order)
+        self.axis_order = check_axis_order(axis_order)
+        self.arrays: dict[str, SpatialArray] = check_arrays(arrays, self.axis_order)
+        self._options = parse_transforms(transforms, self.axis_order)
         self.transforms: dict[str, Any] = dict(transforms or {})
         halves = {name: _half(array) for name, array in self.arrays.items()}
         self._half = np.max(list(halves.values()), axis=0)
@@ -88,7 +88,7 @@ class Spatial:
 
     def change(self, rng: np.random.Generator) -> Change:
         """Return a change, drawn: always ten numbers, whichever transforms are on, so that each has its own."""
-        return drawn(self._options, self._half, rng)
+        return sample_change(self._options, self._half, rng)
 
     def applied(self, item: Mapping[str, Any], change: Change) -> dict[str, Any]:
         """Return the item after a change that was drawn; arrays that it leaves as they are are the very objects."""
@@ -104,14 +104,14 @@ class Spatial:
                     f"Spatial was told of an array {name!r}, and an item has {', '.join(map(repr, item))}; leave it "
                     "out of arrays, or put it into the item."
                 )
-            made = changed(made, name, partial(self._of, name, change))
+            made = transform_field(made, name, partial(self._transform, name, change))
         return made
 
     def __call__(self, item: Mapping[str, Any], rng: np.random.Generator, /) -> dict[str, Any]:
         """Return the item after a random change; arrays that it leaves as they are are the very objects."""
         return self.applied(item, self.change(rng))
 
-    def _of(self, name: str, change: Change, values: NDArray[Any]) -> NDArray[Any]:
+    def _transform(self, name: str, change: Change, values: NDArray[Any]) -> NDArray[Any]:
         array, ndim = self.arrays[name], len(self.axis_order)
         beyond = [(came - size) / 2 for came, size in zip(values.shape[-ndim:], array.shape, strict=False)]
         if values.ndim < ndim or any(side < 0 or side % 1 for side in beyond):
@@ -126,8 +126,8 @@ class Spatial:
                 "convert to float32."
             )
         if any(side < need for side, need in zip(beyond, self._margins[name], strict=True)):
-            filling(values, array.pad_value)  # refused with every item, not only where a change happens to need it
-        return resampled(values, array, change)
+            fill_value(values, array.pad_value)  # refused with every item, not only where a change happens to need it
+        return resample(values, array, change)
 
     def _check_spacing(self) -> None:
         if self._options.deform is None:
