@@ -180,7 +180,7 @@ class TestMapThatShrinks:
         assert source.take(np.array([8, 0]))["x"].tolist() == self.ROWS[[8, 0]].tolist()
         assert source.read(Span(2, 9))["x"].tolist() == self.ROWS[2:9].tolist()
         for gone in (lambda: source.take(np.array([3, 20, 5])), lambda: source.read(Span(20, 30))):
-            with pytest.raises(ReadError, match=r"item 20 of field 'x'.*array\.npy has become shorter"):
+            with pytest.raises(ReadError, match=r"item 20 of field 'x'.*array\.npy was truncated"):
                 gone()
         with pytest.raises(ReadError, match=r"item 9 of field 'x'"):
             source.read(Span(2, 30))
@@ -193,7 +193,7 @@ class TestMapThatShrinks:
         plan = Plan(source.index, Sequential(), batch_size=4)
         with Loader(source, plan, num_workers=num_workers) as loader:
             os.truncate(tmp_path / "array.npy", 0)
-            with pytest.raises(ReadError, match="has become shorter"):
+            with pytest.raises(ReadError, match="was truncated"):
                 next(iter(loader))
 
     def test_room_of_another_kind_is_not_taken_for_bytes(self, saved: Callable[..., Any]) -> None:
@@ -313,16 +313,16 @@ class TestChunks:
 class TestBadInput:
     @pytest.mark.parametrize("given", [np.arange(3), [np.arange(3)], None, "abc"], ids=repr)
     def test_something_that_is_no_mapping_is_refused(self, given: Any) -> None:
-        with pytest.raises(SourceError, match=f"by name.*got {type(given).__name__}"):
+        with pytest.raises(SourceError, match=f"mapping of names to arrays.*got {type(given).__name__}"):
             ArraySource(given)
 
     def test_no_arrays_are_refused(self) -> None:
-        with pytest.raises(SourceError, match="no arrays"):
+        with pytest.raises(SourceError, match="at least one array"):
             ArraySource({})
 
     @pytest.mark.parametrize("shape", [(0,), (0, 5)])
     def test_zero_items_are_refused_by_name(self, shape: tuple[int, ...]) -> None:
-        with pytest.raises(SourceError, match=r"0 items \(trials, times\)"):
+        with pytest.raises(SourceError, match=r"empty arrays \(trials, times\)"):
             ArraySource({"trials": np.zeros(shape), "times": np.zeros(0)})
 
     def test_fields_of_different_length_are_listed(self) -> None:
@@ -333,22 +333,22 @@ class TestBadInput:
         "objects", [np.array([None, {}]), np.zeros(2, [("a", "O")])], ids=["object", "in a struct"]
     )
     def test_python_objects_are_refused_by_field(self, objects: np.ndarray) -> None:
-        with pytest.raises(SourceError, match="'things' holds Python objects"):
+        with pytest.raises(SourceError, match=r"'things' must hold numbers.*Python objects"):
             ArraySource({"fine": np.zeros(2), "things": objects})
 
     def test_a_single_value_is_refused_by_field(self) -> None:
-        with pytest.raises(SourceError, match="'rate' is a single value"):
+        with pytest.raises(SourceError, match=r"'rate' must have one axis or more.*a single value"):
             ArraySource({"rate": np.float64(30_000)})
 
     @pytest.mark.parametrize("name", [0, None, ("a", "b"), ""], ids=repr)
     def test_a_name_that_is_no_string_is_refused(self, name: Any) -> None:
-        with pytest.raises(SourceError, match="cannot name a field"):
+        with pytest.raises(SourceError, match="field name must be a non-empty string"):
             ArraySource({name: np.arange(3)})
 
     def test_it_is_an_option_error_and_a_value_error(self) -> None:
         with pytest.raises(OptionError):
             ArraySource({})
-        with pytest.raises(ValueError, match="no arrays"):
+        with pytest.raises(ValueError, match="at least one array"):
             ArraySource({})
 
     def test_reading_past_the_end_names_the_items_and_the_source(self) -> None:

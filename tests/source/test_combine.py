@@ -228,7 +228,9 @@ class TestBadInput:
         ids=["name", "dtype", "shape", "count"],
     )
     def test_concat_of_different_fields_is_refused_with_both(self, other: Source) -> None:
-        with pytest.raises(SourceError, match=r"(?s)of Concat.*source 0 has x: int64\[\], y: float32\[2\], but source 1, "):
+        with pytest.raises(
+            SourceError, match=r"(?s)of Concat.*source 0 has x: int64\[\], y: float32\[2\], but source 1, "
+        ):
             Concat([arrays(0, 5), other])
 
     def test_zip_of_different_lengths_is_refused_with_the_lengths(self) -> None:

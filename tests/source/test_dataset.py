@@ -120,7 +120,7 @@ class Liar(Numbers):
 
 @pytest.mark.parametrize("read", [lambda s: s.take(np.array([3, 12])), lambda s: s.read(Span(9, 13))])
 def test_a_dataset_that_lies_about_its_length_is_a_read_error_that_names_the_item(read: Any) -> None:
-    with pytest.raises(ReadError, match=r"Item 12 of DatasetSource\(Liar\).*20 items") as caught:
+    with pytest.raises(ReadError, match=r"Item 12 of DatasetSource\(Liar\).*length is 20") as caught:
         read(DatasetSource(Liar(12)))
     assert isinstance(caught.value.__cause__, IndexError)
 
@@ -147,7 +147,7 @@ class Lavish(Together):
 
 @pytest.mark.parametrize(("dataset", "gave"), [(Stingy(9), 3), (Lavish(9), 5)])
 def test_getitems_that_gives_another_number_of_items_is_a_read_error(dataset: Any, gave: int) -> None:
-    with pytest.raises(ReadError, match=f"{type(dataset).__name__}.*asked for 4 items.*gave {gave}"):
+    with pytest.raises(ReadError, match=f"{type(dataset).__name__}.*4 expected, got {gave}"):
         DatasetSource(dataset).take(np.arange(4))
 
 
@@ -191,7 +191,7 @@ def test_what_has_no_length_or_no_items_by_number_is_refused_by_name(given: Any)
 
 @pytest.mark.parametrize("empty", [[], Numbers(0), ()], ids=lambda given: type(given).__name__)
 def test_a_dataset_of_length_0_is_refused(empty: Any) -> None:
-    with pytest.raises(SourceError, match="0 items"):
+    with pytest.raises(SourceError, match="at least one item"):
         DatasetSource(empty)
 
 

@@ -1,4 +1,4 @@
-"""The copy in C: which bytes go where, checksums as the library has them, and faults that end a copy and no process."""
+"""The copy in C: bytes go to the right place, checksums equal those of xxhash, a fault ends only the copy."""
 
 import contextlib
 import ctypes
@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import PenstockError
 from penstock.source import native
-from penstock.source.native import Checks, Mapped, changed_shards, copy_items
+from penstock.source.native import ExpectedChecksums, FileMap, StoredItems, copy_items, find_changed_shards
 
 SOURCE = Path(native.__file__).with_name("native.c")
 WIDTHS = (64, 256, 512)
-STREAMED = ("-DSTREAMED_BATCH=0", "-DSTREAMED_PART=0")
+STREAMED = ("-DSTREAMED_BATCH=0", "-DSTREAMED_MEMBER=0")
 
 
 @pytest.fixture(
@@ -32,24 +32,24 @@ STREAMED = ("-DSTREAMED_BATCH=0", "-DSTREAMED_PART=0")
     ids=lambda p: f"{p[0]}{p[1]}",
 )
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
-    """The library for processors of some width, through the caches or past them, in the place of the installed one."""
+    """Replaces the installed library by one for a SIMD width, with or without non-temporal stores."""
     path, (width, more) = tmp_path_factory.mktemp("native") / "libnative.so", request.param
     flags = ["-O3", "-std=c11", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-DWIDEST_BITS={width}", *more]
     subprocess.run([os.environ.get("CC", "cc"), *flags, "-o", str(path), str(SOURCE)], check=True)
-    real, used = native._library, native._opened(path)
+    real, used = native._library, native._open_library(path)
     native._library = lambda: used  # type: ignore[assignment]
     yield used
     native._library = real
 
 
 class Stored:
-    """A file of numbered bytes, mapped."""
+    """A file of random bytes, mapped."""
 
     def __init__(self, path: Path, n_bytes: int, seed: int = 0) -> None:
         self.content = np.random.default_rng(seed).integers(0, 256, n_bytes).astype(np.uint8)
         path.write_bytes(self.content.tobytes())
         self.path, self.file = path, os.open(path, os.O_RDONLY)
-        self.mapped = Mapped(self.file, n_bytes)
+        self.mapped = FileMap(self.file, n_bytes)
 
     @property
     def row(self) -> tuple[int, int, int, int]:
@@ -60,76 +60,74 @@ class Stored:
 
 
 def aligned(n_items: int, n_bytes: int) -> np.ndarray:
-    """Rows of zeros, of which the first begins with a line of the cache."""
+    """Rows of zeros; the first one is aligned to a cache line."""
     whole = np.zeros(n_items * n_bytes + 64, np.uint8)
     return whole[-whole.ctypes.data % 64 :][: n_items * n_bytes].reshape(n_items, n_bytes)
 
 
 @st.composite
 def layouts(draw: st.DrawFn) -> list[tuple[int, int, int, int]]:
-    """Members one after the other: header, data of any length at any place, padding."""
-    parts, end = [], 0
+    """Adjacent members: header, data of any size at any offset, padding."""
+    members, end = [], 0
     step = draw(st.sampled_from([1, 64]))  # whole lines are streamed, others not
     for _ in range(draw(st.integers(1, 3))):
         head, n_bytes = step * draw(st.integers(1, 700 // step)), step * draw(st.integers(0, 3000 // step))
         least = max(0, 241 - head - n_bytes)
         after = draw(st.integers(least, least + 600))
-        parts.append((end, end + head, n_bytes, end + head + n_bytes + after))
-        end = parts[-1][3]
-    return parts
+        members.append((end, end + head, n_bytes, end + head + n_bytes + after))
+        end = members[-1][3]
+    return members
 
 
 @settings(max_examples=60, deadline=None)
-@given(parts=layouts(), n_items=st.integers(1, 9), data=st.data())
-def test_any_layout_is_copied_and_checked(
+@given(members=layouts(), n_items=st.integers(1, 9), data=st.data())
+def test_any_layout_is_copied_and_verified(
     library: ctypes.CDLL,
     tmp_path_factory: pytest.TempPathFactory,
-    parts: list[tuple[int, int, int, int]],
+    members: list[tuple[int, int, int, int]],
     n_items: int,
     data: st.DataObject,
 ) -> None:
-    folder, length, seed = tmp_path_factory.mktemp("shards"), parts[-1][3], data.draw(st.integers(0, 1 << 30))
+    folder, length, seed = tmp_path_factory.mktemp("shards"), members[-1][3], data.draw(st.integers(0, 1 << 30))
     stored = [Stored(folder / str(n), length + 500, seed + n) for n in range(2)]
     which = np.array(data.draw(st.lists(st.integers(0, 1), min_size=n_items, max_size=n_items)))
     begins = np.array(data.draw(st.lists(st.integers(0, 500), min_size=n_items, max_size=n_items)))
     unverified = np.array(data.draw(st.lists(st.booleans(), min_size=n_items, max_size=n_items)))
     rows = np.random.default_rng(seed).permutation(n_items)
-    targets = [aligned(n_items, part[2]) for part in parts]
-    sums = [[np.zeros(n_items, np.uint64) for _ in parts] for _ in stored]
+    targets = [aligned(n_items, member[2]) for member in members]
+    sums = [[np.zeros(n_items, np.uint64) for _ in members] for _ in stored]
     for item, (shard, begin) in enumerate(zip(which, begins, strict=True)):
-        piece = stored[shard].content[begin : begin + length]
-        for number, (head, _, _, end) in enumerate(parts):
-            if unverified[item]:  # the others are not looked at
-                sums[shard][number][item] = xxhash.xxh3_64_intdigest(piece[head:end].tobytes())
+        extent = stored[shard].content[begin : begin + length]
+        for number, (head, _, _, end) in enumerate(members):
+            if unverified[item]:  # the others are not verified
+                sums[shard][number][item] = xxhash.xxh3_64_intdigest(extent[head:end].tobytes())
 
-    def copied() -> tuple[int, int]:
+    def copy() -> tuple[int, int]:
         return copy_items(
-            np.array([one.row for one in stored]),
-            which,
-            begins,
-            parts=np.array(parts),
+            StoredItems(np.array([one.row for one in stored]), which, begins),
+            np.array(members),
             targets=targets,
             places=rows,
-            checks=Checks(unverified, sums, np.arange(n_items)),
+            expected=ExpectedChecksums(unverified, sums, np.arange(n_items)),
         )
 
-    assert copied() == (n_items, -1)
+    assert copy() == (n_items, -1)
     for shard, begin, row in zip(which, begins, rows, strict=True):
-        piece = stored[shard].content[begin : begin + length]
-        for number, (_, start, n_bytes, _) in enumerate(parts):
-            assert targets[number][row].tobytes() == piece[start : start + n_bytes].tobytes()
+        extent = stored[shard].content[begin : begin + length]
+        for number, (_, start, n_bytes, _) in enumerate(members):
+            assert targets[number][row].tobytes() == extent[start : start + n_bytes].tobytes()
     if unverified.any():
         item = data.draw(st.sampled_from(np.flatnonzero(unverified).tolist()))
-        part = data.draw(st.integers(0, len(parts) - 1))
-        sums[which[item]][part][item] ^= np.uint64(1 << data.draw(st.integers(0, 63)))
-        assert copied() == (item, part)
+        member = data.draw(st.integers(0, len(members) - 1))
+        sums[which[item]][member][item] ^= np.uint64(1 << data.draw(st.integers(0, 63)))
+        assert copy() == (item, member)
     for one in stored:
         one.close()
 
 
 @settings(max_examples=60, deadline=None)
-@given(members=st.lists(layouts().map(lambda parts: parts[0]), min_size=1, max_size=9), data=st.data())
-def test_members_that_each_have_a_size_of_their_own_are_copied_and_checked(
+@given(members=st.lists(layouts().map(lambda members: members[0]), min_size=1, max_size=9), data=st.data())
+def test_members_of_different_sizes_are_copied_and_verified(
     library: ctypes.CDLL,
     tmp_path_factory: pytest.TempPathFactory,
     members: list[tuple[int, int, int, int]],
@@ -139,32 +137,30 @@ def test_members_that_each_have_a_size_of_their_own_are_copied_and_checked(
     stored = Stored(tmp_path_factory.mktemp("shards") / "a", max(member[3] for member in members) + 500, seed)
     begins = np.array(data.draw(st.lists(st.integers(0, 500), min_size=n_items, max_size=n_items)))
     unverified = np.array(data.draw(st.lists(st.booleans(), min_size=n_items, max_size=n_items)))
-    pieces = [stored.content[begin:][: member[3]] for begin, member in zip(begins, members, strict=True)]
-    sums = np.array([xxhash.xxh3_64_intdigest(piece.tobytes()) for piece in pieces], np.uint64)
+    extents = [stored.content[begin:][: member[3]] for begin, member in zip(begins, members, strict=True)]
+    sums = np.array([xxhash.xxh3_64_intdigest(extent.tobytes()) for extent in extents], np.uint64)
     sizes = np.array([member[2] for member in members])
     target = np.zeros(sizes.sum(), np.uint8)
 
-    def copied() -> tuple[int, int]:
+    def copy() -> tuple[int, int]:
         return copy_items(
-            np.array([stored.row]),
-            np.zeros(n_items, np.int64),
-            begins,
-            parts=np.array(members),
+            StoredItems(np.array([stored.row]), np.zeros(n_items, np.int64), begins),
+            np.array(members),
             targets=[target],
             places=sizes.cumsum() - sizes,
-            checks=Checks(unverified, [[sums]], np.arange(n_items)),
-            each=True,
+            expected=ExpectedChecksums(unverified, [[sums]], np.arange(n_items)),
+            one_each=True,
         )
 
-    assert copied() == (n_items, -1)
-    expected = [piece[start:][:n_bytes] for piece, (_, start, n_bytes, _) in zip(pieces, members, strict=True)]
-    assert target.tobytes() == b"".join(part.tobytes() for part in expected)
+    assert copy() == (n_items, -1)
+    payloads = [extent[start:][:n_bytes] for extent, (_, start, n_bytes, _) in zip(extents, members, strict=True)]
+    assert target.tobytes() == b"".join(payload.tobytes() for payload in payloads)
     broken = data.draw(st.integers(0, n_items - 1))
     sums[broken] ^= np.uint64(1 << data.draw(st.integers(0, 63)))
-    assert copied() == ((broken, 0) if unverified[broken] else (n_items, -1))
+    assert copy() == ((broken, 0) if unverified[broken] else (n_items, -1))
     os.truncate(stored.path, 0)
-    looked_at = np.flatnonzero(unverified | (sizes > 0))
-    assert copied() == (looked_at[0] if len(looked_at) else n_items, -1)
+    touched = np.flatnonzero(unverified | (sizes > 0))
+    assert copy() == (touched[0] if len(touched) else n_items, -1)
     stored.close()
 
 
@@ -175,20 +171,22 @@ parent = os.getppid()
 with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as written:
     places = [(place, written[place], written[place] ^ 1) for place in range(first, len(written), step)]
     print("begun", flush=True)
-    while os.getppid() == parent:  # a test that is ended at its time limit ends nothing else
+    while os.getppid() == parent:  # stops if the test is killed at its time limit
         for place, right, wrong in places:
             written[place] = wrong
             written[place] = right
 """
 
 
-def test_what_was_checked_is_what_was_copied_whoever_writes_to_the_file(library: ctypes.CDLL, tmp_path: Path) -> None:
+def test_the_bytes_verified_are_the_bytes_copied_while_another_process_writes_to_the_file(
+    library: ctypes.CDLL, tmp_path: Path
+) -> None:
     n_items, n_bytes, length = 16, 8192, 8704
     stored = Stored(tmp_path / "a", n_items * length)
-    pieces = [stored.content[length * n : length * (n + 1)].tobytes() for n in range(n_items)]
-    checks = Checks(
+    extents = [stored.content[length * n : length * (n + 1)].tobytes() for n in range(n_items)]
+    expected = ExpectedChecksums(
         np.ones(n_items, bool),
-        [[np.array([xxhash.xxh3_64_intdigest(piece) for piece in pieces], np.uint64)]],
+        [[np.array([xxhash.xxh3_64_intdigest(extent) for extent in extents], np.uint64)]],
         np.arange(n_items),
     )
     target, refused = aligned(n_items, n_bytes), 0
@@ -199,48 +197,43 @@ def test_what_was_checked_is_what_was_copied_whoever_writes_to_the_file(library:
         assert writer.stdout.readline() == b"begun\n"
         while refused < 200:
             target[:] = 0
-            found, wrong = copy_items(
-                np.array([stored.row]),
-                np.zeros(n_items, np.int64),
-                np.arange(n_items) * length,
-                parts=np.array([[0, 512, n_bytes, length]]),
+            n_copied, wrong = copy_items(
+                StoredItems(np.array([stored.row]), np.zeros(n_items, np.int64), np.arange(n_items) * length),
+                np.array([[0, 512, n_bytes, length]]),
                 targets=[target],
                 places=np.arange(n_items),
-                checks=checks,
+                expected=expected,
             )
             refused += wrong == 0
-            for item in range(found):
-                assert target[item].tobytes() == pieces[item][512:]
+            for item in range(n_copied):
+                assert target[item].tobytes() == extents[item][512:]
     stored.close()
 
 
-PARTS = np.array([[0, 512, 4000, 4608]])
+MEMBERS = np.array([[0, 512, 4000, 4608]])
 
 
-def copied(stored: Stored, begins: list[int]) -> tuple[int, np.ndarray]:
+def copy_unverified(stored: Stored, begins: list[int]) -> tuple[int, np.ndarray]:
     target = np.zeros((len(begins), 4000), np.uint8)
-    none = np.zeros(len(begins), np.int64)
-    found, wrong = copy_items(
-        np.array([stored.row]),
-        none,
-        np.array(begins),
-        parts=PARTS,
+    n_copied, wrong = copy_items(
+        StoredItems(np.array([stored.row]), np.zeros(len(begins), np.int64), np.array(begins)),
+        MEMBERS,
         targets=[target],
         places=np.arange(len(begins)),
-        checks=None,
+        expected=None,
     )
     assert wrong == -1
-    return found, target
+    return n_copied, target
 
 
-def test_what_lies_outside_of_a_shard_is_not_touched(tmp_path: Path) -> None:
+def test_an_item_outside_of_its_shard_is_not_read(tmp_path: Path) -> None:
     stored = Stored(tmp_path / "a", 3 * 4608)
     for outside in (-1, -(1 << 62), 2 * 4608 + 1, 3 * 4608, 1 << 62):
-        found, target = copied(stored, [4608, outside, 0])
+        found, target = copy_unverified(stored, [4608, outside, 0])
         assert found == 1
         assert target[0].tobytes() == stored.content[4608 + 512 :][:4000].tobytes()
         assert not target[1:].any()
-    assert copied(stored, [2 * 4608])[0] == 1
+    assert copy_unverified(stored, [2 * 4608])[0] == 1
     stored.close()
 
 
@@ -249,15 +242,15 @@ def test_a_file_that_shrinks_under_its_map_ends_the_copy(tmp_path: Path) -> None
     begins = [4608 * number for number in range(20)]
     os.truncate(stored.path, 8192)
     for _ in range(3):
-        found, target = copied(stored, begins)
+        found, target = copy_unverified(stored, begins)
         assert found == 1  # the second one ends in the third page, which is gone
         assert target[0].tobytes() == stored.content[512:4512].tobytes()
     stored.path.write_bytes(stored.content.tobytes())
-    assert copied(stored, begins)[0] == 20
+    assert copy_unverified(stored, begins)[0] == 20
     stored.close()
 
 
-def test_threads_that_fault_at_once_do_not_mix_up_their_places(tmp_path: Path) -> None:
+def test_threads_that_fault_at_once_each_return_their_own_count(tmp_path: Path) -> None:
     stores = [Stored(tmp_path / str(n), 40 * 4608, seed=n) for n in range(4)]
     for number, stored in enumerate(stores):
         os.truncate(stored.path, 4608 * 8 * number + 4096)
@@ -265,48 +258,48 @@ def test_threads_that_fault_at_once_do_not_mix_up_their_places(tmp_path: Path) -
 
     def work(number: int) -> None:
         for _ in range(200):
-            found[number].add(copied(stores[number], [4608 * item for item in range(40)])[0])
+            found[number].add(copy_unverified(stores[number], [4608 * item for item in range(40)])[0])
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    # Beyond the end there are zeros up to the end of its page.
+    # The rest of the last page reads as zeros.
     ends = [-(-(4608 * 8 * number + 4096) // 4096) * 4096 // 4608 for number in range(4)]
     assert found == {number: {end} for number, end in enumerate(ends)}
     for stored in stores:
         stored.close()
 
 
-def written_in_place(path: Path) -> None:
+def write_in_place(path: Path) -> None:
     before = path.stat()
     with path.open("r+b") as file:
         file.write(b"other")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as copying programs do
 
 
-def made_longer_and_shorter(path: Path) -> None:
+def grow_and_shrink(path: Path) -> None:
     n_bytes = path.stat().st_size
     os.truncate(path, n_bytes + 1)
     os.truncate(path, n_bytes)
 
 
-def replaced(path: Path) -> None:
+def replace(path: Path) -> None:
     path.with_name("new").write_bytes(b"other")
     path.with_name("new").replace(path)
 
 
-@pytest.mark.parametrize("change", [written_in_place, made_longer_and_shorter, replaced, Path.unlink])
-def test_a_file_that_was_written_to_is_told_from_those_that_were_not(
+@pytest.mark.parametrize("change", [write_in_place, grow_and_shrink, replace, Path.unlink])
+def test_only_a_file_that_was_written_to_counts_as_changed(
     library: ctypes.CDLL, tmp_path: Path, change: Callable[[Path], Any]
 ) -> None:
     stored = [Stored(tmp_path / str(n), 1000, n) for n in range(4)]
     table = np.array([one.row for one in stored])
-    assert changed_shards(table).tolist() == [False] * 4
-    assert changed_shards(table[:0]).tolist() == []
+    assert find_changed_shards(table).tolist() == [False] * 4
+    assert find_changed_shards(table[:0]).tolist() == []
     change(stored[2].path)
-    assert changed_shards(table).tolist() == [False, False, True, False]
+    assert find_changed_shards(table).tolist() == [False, False, True, False]
     for one in stored:
         one.close()
 
@@ -314,7 +307,7 @@ def test_a_file_that_was_written_to_is_told_from_those_that_were_not(
 FAULTS = """
 import ctypes, faulthandler, mmap, os, signal, sys
 import numpy as np
-from penstock.source.native import Mapped, copy_items
+from penstock.source.native import FileMap, StoredItems, copy_items
 
 def stored(path, n_bytes=1 << 16):
     open(path, "wb").write(bytes(n_bytes))
@@ -322,14 +315,14 @@ def stored(path, n_bytes=1 << 16):
 
 def shrunk_copy(path):
     file = stored(path)
-    mapped = Mapped(file, 1 << 16)
+    mapped = FileMap(file, 1 << 16)
     os.truncate(path, 0)
-    found, _ = copy_items(
-        np.array([[file, mapped.address, 1 << 16, 0]]), np.zeros(1, np.int64), np.zeros(1, np.int64),
-        parts=np.array([[0, 512, 4000, 4608]]), targets=[np.empty((1, 4000), np.uint8)], places=np.zeros(1, np.int64),
-        checks=None,
+    shard, zero = np.array([[file, mapped.address, 1 << 16, 0]]), np.zeros(1, np.int64)
+    n_copied, _ = copy_items(
+        StoredItems(shard, zero, zero), np.array([[0, 512, 4000, 4608]]), targets=[np.empty((1, 4000), np.uint8)],
+        places=zero, expected=None,
     )
-    assert found == 0
+    assert n_copied == 0
     print("caught", flush=True)
 
 def fault_elsewhere(path):
@@ -343,7 +336,7 @@ path = os.path.join(folder, "a")
 """
 
 
-def ended(tmp_path: Path, how: str, text: str) -> subprocess.CompletedProcess[str]:
+def run_until_it_ends(tmp_path: Path, how: str, text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", FAULTS + text, str(tmp_path), how],
         capture_output=True,
@@ -365,7 +358,7 @@ if how == "faulthandler":
     shrunk_copy(path)
 fault_elsewhere(path)
 """
-    done = ended(tmp_path, how, text)
+    done = run_until_it_ends(tmp_path, how, text)
     assert done.stdout.split() == ["caught"] * (2 if how == "faulthandler" else 1)
     assert done.returncode == -signal.SIGBUS
     if how == "faulthandler":
@@ -375,20 +368,22 @@ fault_elsewhere(path)
         assert "insufficient shared memory" in done.stderr
 
 
-def test_a_signal_that_somebody_sends_is_not_swallowed(tmp_path: Path) -> None:
-    done = ended(tmp_path, "sent", "shrunk_copy(path)\nos.kill(os.getpid(), signal.SIGBUS)\nprint('survived')\n")
+def test_a_sigbus_sent_by_kill_is_not_swallowed(tmp_path: Path) -> None:
+    done = run_until_it_ends(
+        tmp_path, "sent", "shrunk_copy(path)\nos.kill(os.getpid(), signal.SIGBUS)\nprint('survived')\n"
+    )
     assert (done.stdout.split(), done.returncode) == (["caught"], -signal.SIGBUS)
 
 
-def test_without_the_library_the_cure_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PenstockError, match=r"cannot be loaded.*C compiler.*pip install"):
-        native._opened(tmp_path / "libnative.so")
+def test_a_missing_library_error_says_how_to_install_it(tmp_path: Path) -> None:
+    with pytest.raises(PenstockError, match=r"Could not load.*C compiler.*pip install"):
+        native._open_library(tmp_path / "libnative.so")
 
 
 def test_a_library_of_another_source_is_refused(tmp_path: Path) -> None:
     for name in ("native.c", "libnative.so"):
         (tmp_path / name).write_bytes(SOURCE.with_name(name).read_bytes())
-    assert native._compiled(tmp_path).penstock_copy
+    assert native._load_library(tmp_path).penstock_copy
     (tmp_path / "native.c").write_bytes(SOURCE.read_bytes() + b"\n")
     with pytest.raises(PenstockError, match=r"native\.c has changed since it was compiled"):
-        native._compiled(tmp_path)
+        native._load_library(tmp_path)

@@ -37,7 +37,7 @@ def test_room_that_is_given_is_filled() -> None:
 
 
 def test_a_name_that_is_taken_is_refused() -> None:
-    with pytest.raises(SourceError, match="field 'x' already"):
+    with pytest.raises(SourceError, match="'x' must be a new field"):
         Numbered(ArraySource({"x": VALUES}), "x")
-    with pytest.raises(SourceError, match="no names at all"):
+    with pytest.raises(SourceError, match="named fields"):
         Numbered(DatasetSource([1, 2]))

@@ -1,4 +1,4 @@
-"""Where items come from. Sources read; they know no order, no batches and no randomness."""
+"""Sources read items: they know no order, no batches and no randomness."""
 
 from penstock.core.doors import open_door
 

@@ -1,4 +1,4 @@
-"""Whether the items that a source is asked for exist, and the room for those that do."""
+"""Argument checks and output allocation shared by all sources."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,37 +10,37 @@ from penstock.core.errors import OptionError, ReadError
 from penstock.core.protocols import Source
 from penstock.core.types import Block, Field, Span
 
-__all__ = ["check_span", "checked_items", "fitting", "room_for"]
+__all__ = ["allocate_block", "check_items", "check_out", "check_span"]
 
 
-def checked_items(items: ArrayLike, source: Source) -> NDArray[np.int64]:
-    """Return `items` as an array, or say which of them `source` does not have."""
+def check_items(items: ArrayLike, source: Source) -> NDArray[np.int64]:
+    """Return `items` as an int64 array; raise ReadError if `source` does not have all of them."""
     numbers = np.asarray(items, np.int64)
-    if len(numbers) and numbers.view(np.uint64).max() >= len(source.index):  # seen as unsigned, negative ones are huge
-        raise ReadError(f"Could not read items {numbers.min()}–{numbers.max()} of {source!r}: {_has(source)}.")
+    if len(numbers) and numbers.view(np.uint64).max() >= len(source.index):  # negative numbers are huge as unsigned
+        raise ReadError(f"Could not read items {numbers.min()}–{numbers.max()} of {source!r}: {_item_range(source)}.")
     return numbers
 
 
 def check_span(span: Span, source: Source) -> None:
-    """Raise where `source` ends before `span` does."""
+    """Raise ReadError if `span` ends after the last item of `source`."""
     if span.stop > len(source.index):
-        raise ReadError(f"Could not read items {span.start}–{span.stop - 1} of {source!r}: {_has(source)}.")
+        raise ReadError(f"Could not read items {span.start}–{span.stop - 1} of {source!r}: {_item_range(source)}.")
 
 
-def room_for(fields: Mapping[str, Field], n_items: int) -> dict[str, NDArray[Any]]:
-    """Return memory for so many items, of fields that have a fixed shape."""
+def allocate_block(fields: Mapping[str, Field], n_items: int) -> dict[str, NDArray[Any]]:
+    """Return uninitialized arrays for `n_items` items of fields with a fixed shape."""
     return {name: np.empty((n_items, *(field.shape or ())), field.dtype) for name, field in fields.items()}
 
 
-def fitting(out: Block, fields: Mapping[str, Field], n_items: int) -> Block:
-    """Return `out`, or say why so many items cannot be put into it."""
+def check_out(out: Block, fields: Mapping[str, Field], n_items: int) -> Block:
+    """Return `out`; raise OptionError if an array is missing or has another shape or dtype than `n_items` need."""
     for name, field in fields.items():
         shape = (n_items, *(field.shape or ()))
         if name not in out or (out[name].shape, out[name].dtype) != (shape, field.dtype):
-            found = f"{out[name].dtype} {out[name].shape}" if name in out else "missing"
-            raise OptionError(f"out[{name!r}] is {found}; give an array of {field.dtype} {shape}.")
+            found = f"{out[name].dtype} {out[name].shape}" if name in out else "no such array"
+            raise OptionError(f"out[{name!r}] must be an array of {field.dtype} {shape}, got {found}.")
     return out
 
 
-def _has(source: Source) -> str:
+def _item_range(source: Source) -> str:
     return f"it has items 0–{len(source.index) - 1}" if len(source.index) else "it has no items"

@@ -1,4 +1,4 @@
-"""Sources made of sources: one after the other, side by side, or a part of one."""
+"""Sources built from other sources: concatenated, zipped, numbered, or a selection of one."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from penstock.core.errors import SourceError
 from penstock.core.index import Index
 from penstock.core.protocols import Source
 from penstock.core.types import UNNAMED, Block, Field, Span
-from penstock.source.checks import check_span, checked_items
+from penstock.source.checks import check_items, check_span
 
 __all__ = ["Concat", "Numbered", "Take", "Zip"]
 
@@ -20,7 +20,7 @@ _Int64s = NDArray[np.int64]
 
 
 class Concat:
-    """Several sources one after the other; all have the same fields.
+    """Several sources with the same fields, one after the other.
 
     Examples
     --------
@@ -32,14 +32,14 @@ class Concat:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         if not sources:
-            raise SourceError("Concat got no sources; give at least one.")
+            raise SourceError("sources of Concat must have at least one source, got none.")
         self._sources = tuple(sources)
         self.fields: Mapping[str, Field] = sources[0].fields
         for number, source in enumerate(sources):
             if dict(source.fields) != dict(self.fields):
                 raise SourceError(
-                    f"Source {number} of Concat, {source!r}, has fields {_described(source.fields)}, but source 0 has "
-                    f"{_described(self.fields)}. Give sources with the same names, dtypes and shapes."
+                    f"All sources of Concat must have the same fields: source 0 has {_format_fields(self.fields)}, but "
+                    f"source {number}, {source!r}, has {_format_fields(source.fields)}."
                 )
         self._offsets = np.cumsum([0, *(len(source.index) for source in sources)]).astype(np.int64)
         self.index = Index.concat([source.index for source in sources])
@@ -48,24 +48,24 @@ class Concat:
         return f"Concat({', '.join(map(repr, self._sources))})"
 
     def read(self, span: Span, out: Block | None = None) -> Block:
-        """Return consecutive items, of one source or of several."""
-        part = int(np.searchsorted(self._offsets, span.start, side="right")) - 1
-        if part < len(self._sources) and span.stop <= self._offsets[part + 1]:
-            offset = int(self._offsets[part])
-            return self._sources[part].read(Span(span.start - offset, span.stop - offset), out)
+        """Return consecutive items, from one source or several."""
+        number = int(np.searchsorted(self._offsets, span.start, side="right")) - 1
+        if number < len(self._sources) and span.stop <= self._offsets[number + 1]:
+            offset = int(self._offsets[number])
+            return self._sources[number].read(Span(span.start - offset, span.stop - offset), out)
         return self.take(np.arange(span.start, span.stop), out)
 
     def take(self, items: _Int64s, out: Block | None = None) -> Block:
         """Return any items, each from its own source."""
-        items = checked_items(items, self)
-        parts = np.searchsorted(self._offsets, items, side="right") - 1
-        present: list[int] = np.unique(parts).tolist()
+        items = check_items(items, self)
+        numbers = np.searchsorted(self._offsets, items, side="right") - 1
+        present: list[int] = np.unique(numbers).tolist()
         if len(present) == 1:
             return self._sources[present[0]].take(items - self._offsets[present[0]], out)
         block: dict[str, NDArray[Any]] = dict(out or {})
-        for part in present:
-            rows = np.flatnonzero(parts == part)
-            found = self._sources[part].take(items[rows] - self._offsets[part])
+        for number in present:
+            rows = np.flatnonzero(numbers == number)
+            found = self._sources[number].take(items[rows] - self._offsets[number])
             for name, array in found.items():
                 if name not in block:
                     block[name] = np.empty((len(items), *array.shape[1:]), array.dtype)
@@ -79,7 +79,7 @@ class Concat:
 
 
 class Numbered:
-    """A source with one more field: the number of each item.
+    """A source with an additional field: the number of each item.
 
     Examples
     --------
@@ -91,7 +91,9 @@ class Numbered:
 
     def __init__(self, source: Source, name: str = "idx") -> None:
         if name in source.fields or UNNAMED in source.fields:
-            raise SourceError(f"{source!r} has a field {name!r} already, or no names at all; choose another name.")
+            raise SourceError(
+                f"{name!r} must be a new field of a source with named fields, got {source!r}; choose another name."
+            )
         self._source, self._name = source, name
         self.fields: Mapping[str, Field] = {**source.fields, name: Field(np.dtype(np.int64), ())}
         self.index = source.index
@@ -101,20 +103,22 @@ class Numbered:
 
     def read(self, span: Span, out: Block | None = None) -> Block:
         """Return consecutive items, with their numbers."""
-        return self._with_numbers(self._source.read(span, self._rest(out)), np.arange(span.start, span.stop), out)
+        return self._add_numbers(
+            self._source.read(span, self._other_fields(out)), np.arange(span.start, span.stop), out
+        )
 
     def take(self, items: _Int64s, out: Block | None = None) -> Block:
         """Return any items, with their numbers."""
-        return self._with_numbers(self._source.take(items, self._rest(out)), items, out)
+        return self._add_numbers(self._source.take(items, self._other_fields(out)), items, out)
 
     def close(self) -> None:
         """Close the source."""
         self._source.close()
 
-    def _rest(self, out: Block | None) -> Block | None:
+    def _other_fields(self, out: Block | None) -> Block | None:
         return None if out is None else {name: array for name, array in out.items() if name != self._name}
 
-    def _with_numbers(self, block: Block, items: _Int64s, out: Block | None) -> Block:
+    def _add_numbers(self, block: Block, items: _Int64s, out: Block | None) -> Block:
         numbers = np.asarray(items, np.int64)
         if out is not None and self._name in out:
             out[self._name][...] = numbers
@@ -123,7 +127,7 @@ class Numbered:
 
 
 class Zip:
-    """Several sources side by side: item i has the fields of item i of each.
+    """Several sources of equal length, side by side: item i has the fields of item i of each.
 
     Examples
     --------
@@ -135,17 +139,21 @@ class Zip:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         if not sources:
-            raise SourceError("Zip got no sources; give at least one.")
+            raise SourceError("sources of Zip must have at least one source, got none.")
         self._sources = tuple(sources)
         lengths = [len(source.index) for source in sources]
         if len(set(lengths)) > 1:
-            raise SourceError(f"Sources of Zip differ in length: {lengths} items. Give sources of equal length.")
+            raise SourceError(f"All sources of Zip must have the same length, got {lengths} items.")
         names = [name for source in sources for name in source.fields]
         if UNNAMED in names and len(sources) > 1:
-            raise SourceError("Zip joins named fields, but a DatasetSource has none; zip the datasets instead.")
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise SourceError(f"Fields {twice} are in more than one source of Zip; rename them.")
+            raise SourceError(
+                "All sources of Zip must have named fields, but a DatasetSource has none; zip the datasets instead."
+            )
+        duplicates = sorted({name for name in names if names.count(name) > 1})
+        if duplicates:
+            raise SourceError(
+                f"Each field must be in one source of Zip only; rename {duplicates}, which are in several."
+            )
         self.fields: Mapping[str, Field] = {name: field for source in sources for name, field in source.fields.items()}
         identity = "&".join(source.index.digest for source in sources)
         self.index = replace(sources[0].index, identity=identity)
@@ -155,11 +163,15 @@ class Zip:
 
     def read(self, span: Span, out: Block | None = None) -> Block:
         """Return consecutive items."""
-        return {name: a for source in self._sources for name, a in source.read(span, _part(out, source)).items()}
+        return {
+            name: a for source in self._sources for name, a in source.read(span, _select_fields(out, source)).items()
+        }
 
     def take(self, items: _Int64s, out: Block | None = None) -> Block:
         """Return any items."""
-        return {name: a for source in self._sources for name, a in source.take(items, _part(out, source)).items()}
+        return {
+            name: a for source in self._sources for name, a in source.take(items, _select_fields(out, source)).items()
+        }
 
     def close(self) -> None:
         """Close every source."""
@@ -168,9 +180,9 @@ class Zip:
 
 
 class Take:
-    """Some items of a source, as a source of its own; in the given order, repeats allowed.
+    """A selection of items as a source of its own, in the given order; repeats are allowed.
 
-    To train on a part of a source, `source.index.select(mask)` is lighter: it keeps the item numbers of the source.
+    To train on a subset of a source, `source.index.select(mask)` is lighter: it keeps the item numbers of the source.
 
     Examples
     --------
@@ -188,10 +200,12 @@ class Take:
             selection = source.index.select(numbers)
             numbers = selection.stored(np.arange(len(selection)))
         if numbers.ndim != 1 or (numbers.size and not np.issubdtype(numbers.dtype, np.integer)):
-            raise SourceError(f"Take needs a flat mask or flat item numbers, got {numbers.dtype}, {numbers.ndim} axes.")
+            raise SourceError(
+                f"items must be a 1-d mask or 1-d item numbers, got {numbers.dtype} with {numbers.ndim} axes."
+            )
         self._items = numbers.astype(np.int64)
-        checked_items(self._items, source)
-        # Chunks stay what they are while the items ascend; in any other order no two items are near each other.
+        check_items(self._items, source)
+        # Ascending items keep the chunks of the source. In any other order, no two items count as stored together.
         sizes = np.ones(len(self._items), np.int64)
         if (np.diff(self._items) > 0).all():
             chunks, _ = source.index.locate(self._items)
@@ -203,7 +217,7 @@ class Take:
         return f"Take({len(self._items)} of {self._source!r})"
 
     def read(self, span: Span, out: Block | None = None) -> Block:
-        """Return consecutive items of this part."""
+        """Return consecutive items of the selection."""
         check_span(span, self)
         items = self._items[span.start : span.stop]
         if len(items) and items[-1] - items[0] + 1 == len(items) and (np.diff(items) == 1).all():
@@ -211,8 +225,8 @@ class Take:
         return self._source.take(items, out)
 
     def take(self, items: _Int64s, out: Block | None = None) -> Block:
-        """Return any items of this part."""
-        items = checked_items(items, self)
+        """Return any items of the selection."""
+        items = check_items(items, self)
         return self._source.take(self._items[items], out)
 
     def close(self) -> None:
@@ -220,10 +234,10 @@ class Take:
         self._source.close()
 
 
-def _part(out: Block | None, source: Source) -> Block | None:
-    part = {name: out[name] for name in source.fields if name in out} if out is not None else {}
-    return part or None
+def _select_fields(out: Block | None, source: Source) -> Block | None:
+    selected = {name: out[name] for name in source.fields if name in out} if out is not None else {}
+    return selected or None
 
 
-def _described(fields: Mapping[str, Field]) -> str:
+def _format_fields(fields: Mapping[str, Field]) -> str:
     return ", ".join(f"{name}: {field.dtype}{list(field.shape or ())}" for name, field in fields.items())

@@ -1,4 +1,4 @@
-"""Any map-style dataset: whatever has `len` and `[i]`."""
+"""Items from any map-style dataset: an object with `__len__` and `__getitem__`."""
 
 import threading
 from collections.abc import Mapping
@@ -10,25 +10,25 @@ from numpy.typing import NDArray
 from penstock.core.errors import ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import UNNAMED, Block, Field, Span
-from penstock.source.checks import check_span, checked_items
+from penstock.source.checks import check_items, check_span
 
 __all__ = ["DatasetSource"]
 
 
 class DatasetSource:
-    """Items are what a map-style dataset gives: tuples, mappings, tensors, anything.
+    """Items of a map-style dataset: tuples, mappings, tensors, any object.
 
-    A dataset with `__getitems__` (a list of numbers in, a list of items out) is asked for a whole batch at once.
+    If the dataset has `__getitems__` (list of indices in, list of items out), a whole batch is one call.
 
     Parameters
     ----------
     dataset
         A `torch.utils.data.Dataset` or anything else with `__len__` and `__getitem__`.
     identity
-        What tells this data set from another one of the same class and length, such as a version; it goes into saved
-        states, which another data set then refuses.
+        Tells this dataset from another of the same class and length, for example a version. It enters saved states, so
+        that a state of one dataset cannot be loaded for another.
     thread_safe
-        Let several threads into the dataset at once. False by default: many datasets share one file handle.
+        Whether several threads may call the dataset at once. False by default: many datasets share one file handle.
 
     Examples
     --------
@@ -42,15 +42,15 @@ class DatasetSource:
     def __init__(self, dataset: Any, *, identity: str = "", thread_safe: bool = False) -> None:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise SourceError(
-                f"{type(dataset).__name__} has no length or cannot be asked for item i; DatasetSource needs a "
-                "map-style dataset, with __len__ and __getitem__. Write a stream to disk, then read it in any order."
+                f"dataset must be map-style, with __len__ and __getitem__, got {type(dataset).__name__}. "
+                "Convert an iterable dataset to shards, then read it in any order."
             )
         self._dataset = dataset
         self._thread_safe = thread_safe
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         n_items = len(dataset)
         if not n_items:
-            raise SourceError(f"{self!r} has 0 items; check where it comes from.")
+            raise SourceError(f"dataset must have at least one item, got {self!r} with none. Check its origin.")
         self.index = Index.uniform(n_items, identity=f"{type(dataset).__qualname__} {identity}".rstrip())
 
     def __repr__(self) -> str:
@@ -63,44 +63,46 @@ class DatasetSource:
 
     def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:  # noqa: ARG002
         """Return any items, in the given order, as one array of objects."""
-        numbers: list[int] = checked_items(items, self).tolist()
+        numbers: list[int] = check_items(items, self).tolist()
         if self._thread_safe:
-            found = self._found(numbers)
+            found = self._fetch_items(numbers)
         else:
-            with self._turn:
-                found = self._found(numbers)
-        # Item by item: numpy would take a list of equally long tuples for a matrix.
+            with self._lock:
+                found = self._fetch_items(numbers)
+        # One by one: NumPy would turn a list of equally long tuples into a matrix.
         column = np.empty(len(found), object)
-        for place, item in enumerate(found):
-            column[place] = item
+        for row, item in enumerate(found):
+            column[row] = item
         return {UNNAMED: column}
 
     def close(self) -> None:
-        """Do nothing: what the dataset has open is its own."""
+        """Do nothing: the dataset owns its open files."""
 
-    def _found(self, numbers: list[int]) -> list[Any]:
+    def _fetch_items(self, numbers: list[int]) -> list[Any]:
         if not callable(getattr(self._dataset, "__getitems__", None)):
-            return [self._item(number) for number in numbers]
+            return [self._fetch_item(number) for number in numbers]
         try:
             found = list(self._dataset.__getitems__(numbers))
         except IndexError as error:
             raise ReadError(
-                f"Items {numbers} of {self!r} are not all in range, although its length says {len(self.index)} items; "
+                f"Items {numbers} of {self!r} are out of range, although its length is {len(self.index)}; "
                 "its __len__ and __getitems__ disagree."
             ) from error
         except Exception as error:
             error.add_note(f"[penstock] in __getitems__ of {self!r}, items {numbers}")
             raise
         if len(found) != len(numbers):
-            raise ReadError(f"{self!r} was asked for {len(numbers)} items by __getitems__ and gave {len(found)}.")
+            raise ReadError(
+                f"__getitems__ of {self!r} must return one item per index: {len(numbers)} expected, got {len(found)}."
+            )
         return found
 
-    def _item(self, number: int) -> Any:
+    def _fetch_item(self, number: int) -> Any:
         try:
             return self._dataset[number]
         except IndexError as error:
             raise ReadError(
-                f"Item {number} of {self!r} is out of range, although its length says {len(self.index)} items; "
+                f"Item {number} of {self!r} is out of range, although its length is {len(self.index)}; "
                 "its __len__ and __getitem__ disagree."
             ) from error
         except Exception as error:
@@ -108,7 +110,7 @@ class DatasetSource:
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_turn"}
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _turn=threading.Lock())
+        self.__dict__.update(state, _lock=threading.Lock())

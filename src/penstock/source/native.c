@@ -1,9 +1,9 @@
-/* Copies spans of mapped files into arrays, and works out their checksums on the way.
+/* Copies items from memory-mapped files into arrays, and computes their checksums in the same pass.
  *
- * A copy out of a mapped file that has become shorter is a SIGBUS, which ends the process. Here it ends the copy: the
- * items before it count. A SIGBUS from anywhere else goes where it would have gone without this.
+ * Reading from the map of a truncated file raises SIGBUS, which normally ends the process. Here it ends only the copy:
+ * the items before it are valid. A SIGBUS from anywhere else is passed to the handler that was installed before.
  *
- * Called through ctypes, which lets other Python threads run meanwhile; nothing here knows of Python.
+ * Called through ctypes, which releases the GIL; nothing here depends on Python.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -18,80 +18,80 @@
 #include <immintrin.h>
 #endif
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "Checksums are written for processors that put the low byte first."
+#error "The checksums are implemented for little-endian processors only."
 #endif
 
-#define ADVISED_BYTES (1 << 15) /* from here on, asking whether a span is in memory costs little beside copying it */
+#define READAHEAD_BYTES (1 << 15) /* from this size on, checking the page cache costs little compared with copying */
 
 #ifndef SOURCE_DIGEST
 #define SOURCE_DIGEST 0
 #endif
-const uint64_t penstock_source_digest = SOURCE_DIGEST; /* what this was compiled from */
+const uint64_t penstock_source_digest = SOURCE_DIGEST; /* of the source that this was compiled from */
 
-/* A file, the address that it is mapped to, all of it, and when it was last changed before that. */
+/* A whole file mapped into memory, and its ctime when it was mapped. */
 struct shard {
-    int64_t file; /* -1: not known */
+    int64_t file; /* descriptor; -1: unknown */
     const uint8_t *map;
     int64_t n_bytes;
     int64_t changed_ns;
 };
 
-/* One member of an item: where its bytes lie, from the beginning of the piece. As Part in pieces.py. */
-struct part {
-    int64_t begin; /* its header */
+/* One tar member: byte offsets from the beginning of its extent. Same columns as Member in tar/fixed.py. */
+struct member {
+    int64_t begin; /* of the header */
     int64_t data;
-    int64_t n_bytes; /* of its data */
-    int64_t end;     /* the end of its padding */
+    int64_t n_bytes; /* of the data */
+    int64_t end;     /* of the padding */
 };
 
-/* -- a fault in the middle of a copy ------------------------------------------------------------------------------- */
+/* -- catch SIGBUS during a copy ------------------------------------------------------------------------------------ */
 
-struct reading {
+struct guarded_read {
     sigjmp_buf escape;
-    uintptr_t low, high; /* what is being read */
+    uintptr_t low, high; /* addresses that are being read */
 };
 
-/* In memory that a thread has from its beginning: a signal handler must not be the first to ask for it. */
-static _Thread_local struct reading *volatile reading __attribute__((tls_model("initial-exec")));
-static struct sigaction before;
+/* "initial-exec": allocated when the thread starts, because a signal handler must not be the first to allocate it. */
+static _Thread_local struct guarded_read *volatile current_read __attribute__((tls_model("initial-exec")));
+static struct sigaction previous_action;
 
-static void on_bus(int number, siginfo_t *info, void *context)
+static void on_sigbus(int number, siginfo_t *info, void *context)
 {
     (void)context;
-    struct reading *mine = reading;
+    struct guarded_read *mine = current_read;
     uintptr_t at = (uintptr_t)info->si_addr;
     if (info->si_code > 0 && mine && mine->low <= at && at < mine->high)
         siglongjmp(mine->escape, 1);
-    /* None of ours. With the handler from before in its place, the same instruction faults again. That handler may put
-     * this one back, which it was set after: then it is over. */
-    struct sigaction next = before;
-    before = (struct sigaction){.sa_handler = SIG_DFL};
+    /* Not ours. With the previous handler restored, the same instruction faults again and reaches it. If that handler
+     * in turn restores this one, the next fault gets the default action, so that they cannot loop. */
+    struct sigaction next = previous_action;
+    previous_action = (struct sigaction){.sa_handler = SIG_DFL};
     sigaction(SIGBUS, &next, NULL);
-    if (info->si_code <= 0) /* it was sent, there is no instruction */
+    if (info->si_code <= 0) /* sent by kill(): no instruction would fault again */
         raise(number);
 }
 
-/* Others may have set a handler since the last copy: faulthandler, a worker of torch. */
-static int handler_is_set(void)
+/* Called before every copy: faulthandler or a torch worker may have installed another handler since the last one. */
+static int install_handler(void)
 {
     struct sigaction now;
     if (sigaction(SIGBUS, NULL, &now))
         return 0;
-    if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_bus)
+    if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_sigbus)
         return 1;
-    before = now;
-    struct sigaction ours = {.sa_sigaction = on_bus, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
+    previous_action = now;
+    struct sigaction ours = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
     sigemptyset(&ours.sa_mask);
     return !sigaction(SIGBUS, &ours, NULL);
 }
 
-/* -- copies past the caches ----------------------------------------------------------------------------------------- */
+/* -- non-temporal copies ------------------------------------------------------------------------------------------ */
 
-/* A batch that is larger than the caches is not in them any more when somebody looks at it. Written past them, it does
- * not make the processor read what it replaces. From here on that is faster, also where all of it is read right after. */
-#ifndef STREAMED_BATCH /* so that tests can try it with few bytes */
+/* A batch larger than the caches has left them by the time it is used. Non-temporal stores bypass the caches and spare
+ * reading the lines that they overwrite. From these sizes on they are faster, even if the batch is read right after. */
+#ifndef STREAMED_BATCH /* tests set smaller sizes */
 #define STREAMED_BATCH (6 << 20)
-#define STREAMED_PART (1 << 14)
+#define STREAMED_MEMBER (1 << 14)
 #endif
 
 enum { LINE = 64, AHEAD_BYTES = 2048 };
@@ -106,7 +106,7 @@ static void stream(uint8_t *to, const uint8_t *from, int64_t n_bytes)
     memcpy(to, from, (size_t)head);
     for (at = head; at + LINE <= n_bytes; at += LINE) {
         const __m128i *line = (const __m128i *)(from + at);
-        _mm_prefetch((const char *)line + AHEAD_BYTES, _MM_HINT_T0); /* hardware stops at the end of a page */
+        _mm_prefetch((const char *)line + AHEAD_BYTES, _MM_HINT_T0); /* the hardware prefetcher stops at page borders */
         __m128i words[4] = {
             _mm_loadu_si128(line), _mm_loadu_si128(line + 1), _mm_loadu_si128(line + 2), _mm_loadu_si128(line + 3)};
         for (int word = 0; word < 4; word++)
@@ -116,15 +116,15 @@ static void stream(uint8_t *to, const uint8_t *from, int64_t n_bytes)
     memcpy(to + at, from + at, (size_t)(n_bytes - at));
 }
 
-/* Let other threads see what was streamed, before whatever they are told of it. */
-static void stream_ends(void)
+/* Make streamed stores visible to other threads before any store that follows. */
+static void fence_streams(void)
 {
 #if defined(__x86_64__)
     _mm_sfence();
 #endif
 }
 
-/* -- XXH3, 64 bits, without a seed, of more than 240 bytes ---------------------------------------------------------- */
+/* -- XXH3, 64 bits, without a seed, for inputs of more than 240 bytes ---------------------------------------------- */
 
 enum { STRIPE = 64, BLOCK_STRIPES = 16, KEY_BYTES = 192, LAST_KEY = KEY_BYTES - STRIPE - 7, MERGE_KEY = 11 };
 
@@ -147,27 +147,27 @@ static const uint8_t KEY[KEY_BYTES] = {
     0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
 };
 
-static inline uint64_t number_at(const uint8_t *at)
+static inline uint64_t load_u64(const uint8_t *at)
 {
     uint64_t found;
     memcpy(&found, at, sizeof found);
     return found;
 }
 
-/* What was added up so far. */
-struct sums {
+/* The accumulators, and the number of stripes added so far. */
+struct xxh3 {
     uint64_t lanes[8];
     int64_t stripes;
 };
 
-enum storing { NOWHERE, CACHED, STREAMED };
+enum store { NOWHERE, CACHED, STREAMED };
 
-/* Add stripes that lie side by side, and store them. Each is loaded once: what is added up is what is stored, whoever
- * writes to the file meanwhile. Streamed ones go to a whole line. */
-typedef void add_stripes(struct sums *sums, const uint8_t *from, int64_t count, uint8_t *to, enum storing storing);
+/* Add consecutive stripes to the checksum, and store them. Each stripe is loaded once, so that the bytes stored are the
+ * bytes summed, even if another process writes to the file meanwhile. STREAMED needs `to` aligned to a cache line. */
+typedef void add_stripes(struct xxh3 *xxh3, const uint8_t *from, int64_t count, uint8_t *to, enum store store);
 
-/* The compiler must not look into the file again for what is in `stripe`; so it is for all __asm__ here. */
-static inline void take_stripe(uint8_t stripe[STRIPE], const uint8_t *from)
+/* The __asm__ keeps the compiler from loading the bytes from the file a second time, here and below. */
+static inline void load_stripe(uint8_t stripe[STRIPE], const uint8_t *from)
 {
     memcpy(stripe, from, STRIPE);
     __asm__("" : "+m"(*(uint8_t(*)[STRIPE])stripe));
@@ -176,25 +176,25 @@ static inline void take_stripe(uint8_t stripe[STRIPE], const uint8_t *from)
 static inline void add_stripe(uint64_t lanes[8], const uint8_t *stripe, const uint8_t *key)
 {
     for (int lane = 0; lane < 8; lane++) {
-        uint64_t value = number_at(stripe + 8 * lane), mixed = value ^ number_at(key + 8 * lane);
+        uint64_t value = load_u64(stripe + 8 * lane), mixed = value ^ load_u64(key + 8 * lane);
         lanes[lane ^ 1] += value;
         lanes[lane] += (mixed & 0xFFFFFFFF) * (mixed >> 32);
     }
 }
 
-static void add_plainly(struct sums *sums, const uint8_t *from, int64_t count, uint8_t *to, enum storing storing)
+static void add_scalar(struct xxh3 *xxh3, const uint8_t *from, int64_t count, uint8_t *to, enum store store)
 {
     for (int64_t n = 0; n < count; n++) {
         uint8_t stripe[STRIPE];
-        take_stripe(stripe, from + STRIPE * n);
-        if (storing != NOWHERE)
+        load_stripe(stripe, from + STRIPE * n);
+        if (store != NOWHERE)
             memcpy(to + STRIPE * n, stripe, STRIPE);
-        add_stripe(sums->lanes, stripe, KEY + 8 * (sums->stripes % BLOCK_STRIPES));
-        if (++sums->stripes % BLOCK_STRIPES == 0)
+        add_stripe(xxh3->lanes, stripe, KEY + 8 * (xxh3->stripes % BLOCK_STRIPES));
+        if (++xxh3->stripes % BLOCK_STRIPES == 0)
             for (int lane = 0; lane < 8; lane++) {
-                sums->lanes[lane] ^= sums->lanes[lane] >> 47;
-                sums->lanes[lane] ^= number_at(KEY + KEY_BYTES - STRIPE + 8 * lane);
-                sums->lanes[lane] *= PRIME32[0];
+                xxh3->lanes[lane] ^= xxh3->lanes[lane] >> 47;
+                xxh3->lanes[lane] ^= load_u64(KEY + KEY_BYTES - STRIPE + 8 * lane);
+                xxh3->lanes[lane] *= PRIME32[0];
             }
     }
 }
@@ -206,20 +206,20 @@ static void add_plainly(struct sums *sums, const uint8_t *from, int64_t count, u
 FOR_AVX2 static inline __m256i half_at(const void *at) { return _mm256_loadu_si256(at); }
 
 FOR_AVX2 __attribute__((always_inline))
-static inline void walk_avx2(struct sums *sums, const uint8_t *from, int64_t count, uint8_t *to, enum storing storing)
+static inline void loop_avx2(struct xxh3 *xxh3, const uint8_t *from, int64_t count, uint8_t *to, enum store store)
 {
-    __m256i sum[2] = {half_at(sums->lanes), half_at(sums->lanes + 4)}, prime = _mm256_set1_epi64x((int64_t)PRIME32[0]);
-    int64_t in_block = sums->stripes % BLOCK_STRIPES;
-    sums->stripes += count;
+    __m256i sum[2] = {half_at(xxh3->lanes), half_at(xxh3->lanes + 4)}, prime = _mm256_set1_epi64x((int64_t)PRIME32[0]);
+    int64_t in_block = xxh3->stripes % BLOCK_STRIPES;
+    xxh3->stripes += count;
     for (int64_t n = 0; n < count; n++) {
         _mm_prefetch((const char *)from + STRIPE * n + AHEAD_BYTES, _MM_HINT_T0);
         for (int half = 0; half < 2; half++) {
             const int64_t at = STRIPE * n + 32 * half;
             __m256i value = half_at(from + at);
             __asm__("" : "+x"(value));
-            if (storing == CACHED)
+            if (store == CACHED)
                 _mm256_storeu_si256((__m256i *)(to + at), value);
-            else if (storing == STREAMED)
+            else if (store == STREAMED)
                 _mm256_stream_si256((__m256i *)(to + at), value);
             __m256i mixed = _mm256_xor_si256(value, half_at(KEY + 8 * in_block + 32 * half));
             __m256i product = _mm256_mul_epu32(mixed, _mm256_srli_epi64(mixed, 32));
@@ -236,23 +236,23 @@ static inline void walk_avx2(struct sums *sums, const uint8_t *from, int64_t cou
             sum[half] = _mm256_add_epi64(_mm256_mul_epu32(mixed, prime), _mm256_slli_epi64(high, 32));
         }
     }
-    _mm256_storeu_si256((__m256i *)sums->lanes, sum[0]);
-    _mm256_storeu_si256((__m256i *)(sums->lanes + 4), sum[1]);
+    _mm256_storeu_si256((__m256i *)xxh3->lanes, sum[0]);
+    _mm256_storeu_si256((__m256i *)(xxh3->lanes + 4), sum[1]);
 }
 
 FOR_AVX512 __attribute__((always_inline))
-static inline void walk_avx512(struct sums *sums, const uint8_t *from, int64_t count, uint8_t *to, enum storing storing)
+static inline void loop_avx512(struct xxh3 *xxh3, const uint8_t *from, int64_t count, uint8_t *to, enum store store)
 {
-    __m512i sum = _mm512_loadu_si512(sums->lanes), prime = _mm512_set1_epi64((int64_t)PRIME32[0]);
-    int64_t in_block = sums->stripes % BLOCK_STRIPES;
-    sums->stripes += count;
+    __m512i sum = _mm512_loadu_si512(xxh3->lanes), prime = _mm512_set1_epi64((int64_t)PRIME32[0]);
+    int64_t in_block = xxh3->stripes % BLOCK_STRIPES;
+    xxh3->stripes += count;
     for (int64_t n = 0; n < count; n++) {
         _mm_prefetch((const char *)from + STRIPE * n + AHEAD_BYTES, _MM_HINT_T0);
         __m512i value = _mm512_loadu_si512(from + STRIPE * n);
         __asm__("" : "+v"(value));
-        if (storing == CACHED)
+        if (store == CACHED)
             _mm512_storeu_si512(to + STRIPE * n, value);
-        else if (storing == STREAMED)
+        else if (store == STREAMED)
             _mm512_stream_si512((__m512i *)(to + STRIPE * n), value);
         __m512i mixed = _mm512_xor_si512(value, _mm512_loadu_si512(KEY + 8 * in_block));
         __m512i product = _mm512_mul_epu32(mixed, _mm512_srli_epi64(mixed, 32));
@@ -266,36 +266,36 @@ static inline void walk_avx512(struct sums *sums, const uint8_t *from, int64_t c
         __m512i high = _mm512_mul_epu32(_mm512_srli_epi64(mixed, 32), prime);
         sum = _mm512_add_epi64(_mm512_mul_epu32(mixed, prime), _mm512_slli_epi64(high, 32));
     }
-    _mm512_storeu_si512(sums->lanes, sum);
+    _mm512_storeu_si512(xxh3->lanes, sum);
 }
 
-/* A loop for each way of storing. */
-#define CHOOSE(walk)                                \
-    if (storing == STREAMED)                        \
-        walk(sums, from, count, to, STREAMED);      \
-    else if (storing == CACHED)                     \
-        walk(sums, from, count, to, CACHED);        \
-    else                                            \
-        walk(sums, from, count, to, NOWHERE);
+/* One loop for each kind of store. */
+#define DISPATCH(loop)                             \
+    if (store == STREAMED)                         \
+        loop(xxh3, from, count, to, STREAMED);     \
+    else if (store == CACHED)                      \
+        loop(xxh3, from, count, to, CACHED);       \
+    else                                           \
+        loop(xxh3, from, count, to, NOWHERE);
 
 FOR_AVX2
-static void add_avx2(struct sums *sums, const uint8_t *from, int64_t count, uint8_t *to, enum storing storing)
+static void add_avx2(struct xxh3 *xxh3, const uint8_t *from, int64_t count, uint8_t *to, enum store store)
 {
-    CHOOSE(walk_avx2)
+    DISPATCH(loop_avx2)
 }
 
 FOR_AVX512
-static void add_avx512(struct sums *sums, const uint8_t *from, int64_t count, uint8_t *to, enum storing storing)
+static void add_avx512(struct xxh3 *xxh3, const uint8_t *from, int64_t count, uint8_t *to, enum store store)
 {
-    CHOOSE(walk_avx512)
+    DISPATCH(loop_avx512)
 }
 #endif
 
-#ifndef WIDEST_BITS /* so that tests can try all of them on one machine */
+#ifndef WIDEST_BITS /* tests set it, to try all widths on one machine */
 #define WIDEST_BITS 512
 #endif
 
-static add_stripes *fastest(void)
+static add_stripes *choose_add_stripes(void)
 {
 #if defined(__x86_64__)
     if (WIDEST_BITS >= 512 && __builtin_cpu_supports("avx512f"))
@@ -303,15 +303,15 @@ static add_stripes *fastest(void)
     if (WIDEST_BITS >= 256 && __builtin_cpu_supports("avx2"))
         return add_avx2;
 #endif
-    return add_plainly;
+    return add_scalar;
 }
 
-static uint64_t merged(const uint64_t lanes[8], uint64_t length)
+static uint64_t merge_lanes(const uint64_t lanes[8], uint64_t length)
 {
     uint64_t found = length * PRIME64[0];
     for (int lane = 0; lane < 8; lane += 2) {
         const uint8_t *key = KEY + MERGE_KEY + 8 * lane;
-        __uint128_t product = (__uint128_t)(lanes[lane] ^ number_at(key)) * (lanes[lane + 1] ^ number_at(key + 8));
+        __uint128_t product = (__uint128_t)(lanes[lane] ^ load_u64(key)) * (lanes[lane + 1] ^ load_u64(key + 8));
         found += (uint64_t)product ^ (uint64_t)(product >> 64);
     }
     found ^= found >> 37;
@@ -319,82 +319,82 @@ static uint64_t merged(const uint64_t lanes[8], uint64_t length)
     return found ^ found >> 32;
 }
 
-/* A member in its file, and where its data go. */
-struct member {
+/* The copy of one member: its bytes in the file, and the target of its data. */
+struct member_copy {
     const uint8_t *stored;
-    uint8_t *copied;
+    uint8_t *target;
     int64_t length, data, data_end;
     int streamed;
 };
 
-/* Take a stripe that may have data and other bytes in it; copy its data. */
-static void take_mixed(const struct member *member, int64_t at, uint8_t stripe[STRIPE])
+/* Load a stripe that may hold data and other bytes; copy only the data. */
+static void load_mixed_stripe(const struct member_copy *member, int64_t at, uint8_t stripe[STRIPE])
 {
     int64_t low = at > member->data ? at : member->data;
     int64_t high = at + STRIPE < member->data_end ? at + STRIPE : member->data_end;
-    take_stripe(stripe, member->stored + at);
+    load_stripe(stripe, member->stored + at);
     if (low < high)
-        memcpy(member->copied + (low - member->data), stripe + (low - at), (size_t)(high - low));
+        memcpy(member->target + (low - member->data), stripe + (low - at), (size_t)(high - low));
 }
 
-/* Copy the data of a member, and return the checksum of all of it. */
-static uint64_t copy_and_check(const struct member *member, add_stripes *add)
+/* Copy the data of a member; return the checksum of the whole member, header and padding included. */
+static uint64_t copy_and_sum(const struct member_copy *member, add_stripes *add)
 {
-    struct sums sums = {
+    struct xxh3 xxh3 = {
         {PRIME32[2], PRIME64[0], PRIME64[1], PRIME64[2], PRIME64[3], PRIME32[1], PRIME64[4], PRIME32[0]}, 0};
     const int64_t stripes = (member->length - 1) / STRIPE;
     uint8_t stripe[STRIPE];
-    while (sums.stripes < stripes) {
-        const int64_t at = STRIPE * sums.stripes;
+    while (xxh3.stripes < stripes) {
+        const int64_t at = STRIPE * xxh3.stripes;
         const int inside = at >= member->data && at < member->data_end;
-        int64_t count = stripes - sums.stripes;
+        int64_t count = stripes - xxh3.stripes;
         if (at < member->data_end) {
             int64_t whole = ((inside ? member->data_end : member->data) - at) / STRIPE;
             count = whole < count ? whole : count;
         }
-        if (!count) { /* a border goes through this one */
-            take_mixed(member, at, stripe);
-            add(&sums, stripe, 1, NULL, NOWHERE);
+        if (!count) { /* data begin or end within this stripe */
+            load_mixed_stripe(member, at, stripe);
+            add(&xxh3, stripe, 1, NULL, NOWHERE);
         } else if (inside) {
-            uint8_t *to = member->copied + (at - member->data);
-            add(&sums, member->stored + at, count, to, member->streamed && !((uintptr_t)to % LINE) ? STREAMED : CACHED);
+            uint8_t *to = member->target + (at - member->data);
+            add(&xxh3, member->stored + at, count, to, member->streamed && !((uintptr_t)to % LINE) ? STREAMED : CACHED);
         } else {
-            add(&sums, member->stored + at, count, NULL, NOWHERE);
+            add(&xxh3, member->stored + at, count, NULL, NOWHERE);
         }
     }
-    take_mixed(member, member->length - STRIPE, stripe);
-    add_stripe(sums.lanes, stripe, KEY + LAST_KEY);
-    return merged(sums.lanes, (uint64_t)member->length);
+    load_mixed_stripe(member, member->length - STRIPE, stripe);
+    add_stripe(xxh3.lanes, stripe, KEY + LAST_KEY);
+    return merge_lanes(xxh3.lanes, (uint64_t)member->length);
 }
 
-/* -- what Python calls ---------------------------------------------------------------------------------------------- */
+/* -- called from Python ------------------------------------------------------------------------------------------- */
 
-/* The parts of items: the same for all, or one for each. */
-struct parts {
-    const struct part *first;
+/* The members of every item: the same table for all items, or one row per item. */
+struct members {
+    const struct member *first;
     int64_t count;
-    int each;
-    int streamed; /* past the caches */
+    int one_each;
+    int streamed; /* use non-temporal stores */
 };
 
-static const struct part *parts_of(const struct parts *parts, int64_t item)
+static const struct member *members_of(const struct members *members, int64_t item)
 {
-    return parts->first + (parts->each ? item : 0);
+    return members->first + (members->one_each ? item : 0);
 }
 
-static int64_t piece_bytes(const struct parts *parts, int64_t item)
+static int64_t extent_bytes(const struct members *members, int64_t item)
 {
-    return parts_of(parts, item)[parts->count - 1].end;
+    return members_of(members, item)[members->count - 1].end;
 }
 
-/* Let the disk bring what is not in memory, for all items at once; page after page, it would take turns with us. */
-static void ask_for(int64_t n_items, const struct shard *shards, const int64_t *shard, const int64_t *begin,
-                    const struct parts *parts)
+/* Start reading all items that are not in the page cache. Page faults alone would alternate reading and copying. */
+static void request_readahead(int64_t n_items, const struct shard *shards, const int64_t *shard, const int64_t *begin,
+                              const struct members *members)
 {
     for (int64_t item = 0; item < n_items; item++) {
-        const int64_t n_bytes = piece_bytes(parts, item);
+        const int64_t n_bytes = extent_bytes(members, item);
         int file = (int)shards[shard[item]].file;
-        if (file < 0 || n_bytes < ADVISED_BYTES)
+        if (file < 0 || n_bytes < READAHEAD_BYTES)
             continue;
         uint8_t byte;
         struct iovec place = {&byte, 1};
@@ -403,91 +403,92 @@ static void ask_for(int64_t n_items, const struct shard *shards, const int64_t *
     }
 }
 
-/* Copy the parts of one item, whose piece begins at `piece`.
+/* Copy the members of one item, whose bytes begin at `extent`.
  *
- * place: its row in the arrays; with parts of each, the byte where it begins.
- * checks: NULL, or of each part, where its checksums are; `number` is that of the item.
+ * place: the row of the item in every target; with one_each, the byte of the target where it begins.
+ * checksums: NULL, or for each member the checksums of all items of the shard; `number` selects that of the item.
  *
- * Returns the first part whose checksum is another one; -1 where none is.
+ * Returns the first member whose checksum does not match, or -1.
  */
-static int64_t copy_item(const uint8_t *piece, const struct parts *parts, int64_t item, uint8_t *const *target,
-                         int64_t place, const uint64_t *const *checks, int64_t number)
+static int64_t copy_item(const uint8_t *extent, const struct members *members, int64_t item, uint8_t *const *targets,
+                         int64_t place, const uint64_t *const *checksums, int64_t number)
 {
-    add_stripes *add = fastest();
-    for (int64_t n = 0; n < parts->count; n++) {
-        const struct part *part = parts_of(parts, item) + n;
-        uint8_t *copied = target[n] + place * (parts->each ? 1 : part->n_bytes);
-        int past = parts->streamed && part->n_bytes >= STREAMED_PART;
-        if (checks) {
-            int64_t data = part->data - part->begin;
-            struct member member = {
-                piece + part->begin, copied, part->end - part->begin, data, data + part->n_bytes, past};
-            if (copy_and_check(&member, add) != checks[n][number])
+    add_stripes *add = choose_add_stripes();
+    for (int64_t n = 0; n < members->count; n++) {
+        const struct member *member = members_of(members, item) + n;
+        uint8_t *target = targets[n] + place * (members->one_each ? 1 : member->n_bytes);
+        int streamed = members->streamed && member->n_bytes >= STREAMED_MEMBER;
+        if (checksums) {
+            int64_t data = member->data - member->begin;
+            struct member_copy copy = {
+                extent + member->begin, target, member->end - member->begin, data, data + member->n_bytes, streamed};
+            if (copy_and_sum(&copy, add) != checksums[n][number])
                 return n;
-        } else if (past) {
-            stream(copied, piece + part->data, part->n_bytes);
+        } else if (streamed) {
+            stream(target, extent + member->data, member->n_bytes);
         } else {
-            memcpy(copied, piece + part->data, (size_t)part->n_bytes);
+            memcpy(target, extent + member->data, (size_t)member->n_bytes);
         }
     }
     return -1;
 }
 
-/* Copy the parts of items into the rows `place` of arrays.
+/* Copy the members of items into rows of the target arrays.
  *
- * shard, begin: of each item, which of `shards` has it, and where it begins there.
- * each: 0, or 1: every item has one part, of its own, and `place` is the byte of the one array where it begins.
- * target: of each part, the array, whose rows have the part's n_bytes.
- * unverified: NULL, or whether each item is to be compared with its checksums, of members of more than 240 bytes.
- * checks: with it, (shards, parts), where the checksums of all items of a shard are.
- * number: with it, the number of each item in its shard.
+ * shard, begin: for each item, its row in `shards` and the offset of its extent there.
+ * one_each: 1 if every item has a single member of its own size. `place` is then a byte offset in the only target.
+ * target: for each member, an array whose rows have the member's n_bytes.
+ * place: for each item, its row in the targets.
+ * unverified: NULL, or for each item whether to compare checkxxh3. Members must have more than 240 bytes.
+ * checksums: with unverified, (shards, members): the checksums of all items of a shard.
+ * number: with unverified, the number of each item in its shard.
  *
- * Returns how many items were copied: fewer than n_items where the next one reaches beyond its shard, or cannot be read,
- * and `wrong` is -1; or where its part number `wrong` is not what was written. -1 where faults cannot be caught.
+ * Returns the number of items copied. If it is less than n_items, `wrong` is the member of the next item whose checksum
+ * does not match, or -1 if that item reaches beyond its shard or cannot be read. Returns -1 if SIGBUS cannot be caught.
  */
 int64_t penstock_copy(int64_t n_items, const struct shard *shards, const int64_t *shard, const int64_t *begin,
-                      int64_t n_parts, const struct part *first_part, int64_t each, uint8_t *const *target,
-                      const int64_t *place, const uint8_t *unverified, const uint64_t *const *checks,
+                      int64_t n_members, const struct member *first_member, int64_t one_each, uint8_t *const *target,
+                      const int64_t *place, const uint8_t *unverified, const uint64_t *const *checksums,
                       const int64_t *number, int64_t *wrong)
 {
-    struct reading mine;
+    struct guarded_read mine;
     volatile int64_t item = 0;
-    struct parts parts = {first_part, n_parts, each != 0, 0};
-    if (!each) /* what has a size of its own is decoded right away */
-        parts.streamed = n_items * piece_bytes(&parts, 0) >= STREAMED_BATCH;
+    struct members members = {first_member, n_members, one_each != 0, 0};
+    if (!one_each) /* members of varying size are decoded right after, so they should stay in the caches */
+        members.streamed = n_items * extent_bytes(&members, 0) >= STREAMED_BATCH;
     *wrong = -1;
-    if (!handler_is_set())
+    if (!install_handler())
         return -1;
-    ask_for(n_items, shards, shard, begin, &parts);
+    request_readahead(n_items, shards, shard, begin, &members);
     if (!sigsetjmp(mine.escape, 0)) {
         for (; item < n_items && *wrong < 0; item += *wrong < 0) {
             const struct shard *from = shards + shard[item];
-            const int64_t n_bytes = piece_bytes(&parts, item);
+            const int64_t n_bytes = extent_bytes(&members, item);
             if (begin[item] < 0 || begin[item] > from->n_bytes - n_bytes)
                 break;
-            const uint8_t *piece = from->map + begin[item];
-            int compared = unverified && unverified[item];
-            mine.low = (uintptr_t)piece;
-            mine.high = (uintptr_t)(piece + n_bytes);
-            reading = &mine;
-            atomic_signal_fence(memory_order_seq_cst); /* nothing is read before the handler knows, or after it forgets */
-            *wrong = copy_item(piece, &parts, item, target, place[item],
-                               compared ? checks + shard[item] * n_parts : NULL, compared ? number[item] : 0);
+            const uint8_t *extent = from->map + begin[item];
+            int verify = unverified && unverified[item];
+            mine.low = (uintptr_t)extent;
+            mine.high = (uintptr_t)(extent + n_bytes);
+            current_read = &mine;
+            atomic_signal_fence(memory_order_seq_cst); /* all reads happen while current_read is set */
+            *wrong = copy_item(extent, &members, item, target, place[item],
+                               verify ? checksums + shard[item] * n_members : NULL, verify ? number[item] : 0);
             atomic_signal_fence(memory_order_seq_cst);
-            reading = NULL;
+            current_read = NULL;
         }
     }
-    reading = NULL;
-    stream_ends();
+    current_read = NULL;
+    fence_streams();
     return item;
 }
 
-/* Say of each shard whether its file was written to since. */
+/* Set changed[n] to whether the file of shard n was written to since it was mapped. */
 void penstock_changed(int64_t n_shards, const struct shard *shards, uint8_t *changed)
 {
     for (int64_t n = 0; n < n_shards; n++) {
         struct stat now;
-        /* Not the time of the last writing, which a copying program may set back. */
+        /* Compare ctime, not mtime: copying programs may set mtime back. */
         changed[n] = fstat((int)shards[n].file, &now) || now.st_size != shards[n].n_bytes ||
                      now.st_ctim.tv_sec * 1000000000 + now.st_ctim.tv_nsec != shards[n].changed_ns;
     }

@@ -1,7 +1,7 @@
-"""Spans of mapped files, copied and checked by a few lines of C: native.c, compiled when Penstock is installed.
+"""Copies items from memory-mapped files and verifies their checksums, in C (native.c, compiled at installation).
 
-A copy out of a mapped file that has become shorter ends a process with SIGBUS. The copy in C comes back with what there
-was. All items of a batch are one call, during which other threads run.
+Reading from the map of a truncated file ends a process with SIGBUS; the C code catches it and returns how many items it
+copied. All items of a batch are one call, which releases the GIL.
 """
 
 import ctypes
@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import PenstockError, ReadError
 
-__all__ = ["Checks", "Mapped", "changed_shards", "copy_items", "copy_rows"]
+__all__ = ["ExpectedChecksums", "FileMap", "StoredItems", "copy_items", "copy_rows", "find_changed_shards"]
 
 _Int64s = NDArray[np.int64]
 
-_NOTHING = ctypes.c_void_p(-1).value  # what mmap returns where it fails
+_MAP_FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.mmap.restype = ctypes.c_void_p
@@ -31,8 +31,8 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-class Mapped:
-    """Where a file lies in memory. There is no way to look into it from Python, which a shrinking file would end."""
+class FileMap:
+    """A file mapped into memory. Python cannot read from it: if the file shrank, that would end the process."""
 
     __slots__ = ("address", "n_bytes")
 
@@ -40,13 +40,13 @@ class Mapped:
         self.address, self.n_bytes = 0, n_bytes
         if not n_bytes:
             return
-        # Python's own mmap would hold a second handle to each file.
+        # Python's own mmap would duplicate the file descriptor.
         address: int = _libc.mmap(None, n_bytes, mmap.PROT_READ, mmap.MAP_SHARED, file, 0)
-        if address == _NOTHING:
+        if address == _MAP_FAILED:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
         self.address = address
-        _libc.madvise(address, n_bytes, mmap.MADV_RANDOM)  # a shuffled order has no use for what lies around an item
+        _libc.madvise(address, n_bytes, mmap.MADV_RANDOM)  # a shuffled order makes no use of readahead
 
     def __del__(self) -> None:
         if self.address:
@@ -54,132 +54,140 @@ class Mapped:
 
 
 @dataclass(frozen=True, slots=True)
-class Checks:
-    """What items are compared with."""
+class StoredItems:
+    """Where items lie: a table of shards, and the shard and offset of each item."""
 
-    wanted: NDArray[np.bool_]
-    """Of each item: whether it is to be compared."""
+    shards: _Int64s
+    """(shards, 4): file descriptor (-1: unknown), address of the map, size in bytes, ctime in ns."""
+
+    which: _Int64s
+    """Row in `shards` of each item."""
+
+    begins: _Int64s
+    """Byte offset of each item in its shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedChecksums:
+    """Expected checksums: which items to verify, and the sums of each shard and member."""
+
+    unverified: NDArray[np.bool_]
+    """Whether to verify each item."""
 
     sums: Sequence[Sequence[NDArray[np.uint64]]]
-    """Of each shard and each part: the checksums of all items of the shard."""
+    """For each shard and member: the checksums of all items of the shard."""
 
-    numbers: _Int64s
-    """Of each item: its number in its shard."""
+    rows: _Int64s
+    """Number of each item in its shard."""
 
 
 def copy_items(
-    shards: _Int64s,
-    which: _Int64s,
-    begins: _Int64s,
+    stored: StoredItems,
+    members: _Int64s,
     *,
-    parts: _Int64s,
     targets: Sequence[NDArray[np.uint8]],
     places: _Int64s,
-    checks: Checks | None,
-    each: bool = False,
+    expected: ExpectedChecksums | None,
+    one_each: bool = False,
 ) -> tuple[int, int]:
-    """Copy items into the rows of arrays, and compare the checksums of their members, of the data as they were copied.
+    """Copy items into rows of arrays, and verify the checksums of exactly the bytes that were copied.
 
     Parameters
     ----------
-    shards
-        (shards, 4): the file (-1: not known), the address of its map, its bytes, and when it was last changed.
-    which, begins
-        Of each item: its row in `shards`, and where it begins there.
-    parts
-        (parts, 4): begin, data, bytes of data and end of each member, from where an item begins.
+    members
+        (members, 4): begin, data offset, data size and end of each member, in bytes from the beginning of an item.
     targets
-        Of each part: contiguous rows, which have its bytes.
+        For each member: contiguous rows of its data size.
     places
-        Of each item: the row where it goes.
-    each
-        Items have one member each, of any size: `parts` is (items, 4), and `places` are the bytes of the one target
-        where they go.
+        Target row of each item.
+    one_each
+        Each item has one member, of any size: `members` is (items, 4), and `places` are byte offsets in the only
+        target.
 
     Returns
     -------
-    How many items were copied, and -1. Fewer than all, and -1: the next one is not in its shard, or cannot be read.
-    Fewer, and the number of a part: that part of the next one is not what was written.
+    Number of items copied, and -1. If fewer than all were copied: -1 if the next item is not within its shard or cannot
+    be read, else the number of the member of the next item whose checksum does not match.
     """
     addresses = np.array([target.ctypes.data for target in targets], np.int64)
-    sums = numbers = wanted = None
-    if checks is not None:
-        sums = np.array([[_at(column) for column in columns] for columns in checks.sums], np.int64)
-        numbers, wanted = checks.numbers, checks.wanted
+    sums = rows = unverified = None
+    if expected is not None:
+        sums = np.array([[_address(column) for column in columns] for columns in expected.sums], np.int64)
+        rows, unverified = expected.rows, expected.unverified
     wrong = ctypes.c_int64()
-    found: int = _library().penstock_copy(
-        len(begins), _at(shards), _at(which), _at(begins), 1 if each else len(parts), _at(parts), each,
-        _at(addresses), _at(places), _at(wanted), _at(sums), _at(numbers), ctypes.byref(wrong),
+    n_copied: int = _library().penstock_copy(
+        len(stored.begins), _address(stored.shards), _address(stored.which), _address(stored.begins),
+        1 if one_each else len(members), _address(members), one_each, _address(addresses), _address(places),
+        _address(unverified), _address(sums), _address(rows), ctypes.byref(wrong),
     )  # fmt: skip
-    if found < 0:
-        raise ReadError("The system does not let Penstock catch faults of mapped files (sigaction fails).")
-    return found, wrong.value
+    if n_copied < 0:
+        raise ReadError("Could not install the SIGBUS handler that protects reads from memory maps: sigaction failed.")
+    return n_copied, wrong.value
 
 
 def copy_rows(array: NDArray[Any], begins: _Int64s, out: NDArray[Any]) -> int:
-    """Copy bytes of a mapped array into the rows of `out`; both are contiguous.
+    """Copy bytes of a memory-mapped array into the rows of `out`; both must be contiguous.
 
     Parameters
     ----------
     begins
-        Of each row of `out`: where its bytes begin in the array.
+        Byte offset in `array` of each row of `out`.
 
     Returns
     -------
-    How many rows were copied: fewer than all where the next one is not in the file any more, or cannot be read.
+    Number of rows copied. If fewer than all were copied, the next one is no longer in the file or cannot be read.
     """
     n_bytes = out.nbytes // max(1, len(out))
     if not n_bytes:
         return len(out)
-    found, _ = copy_items(
-        np.array([[-1, array.ctypes.data, array.nbytes, 0]], np.int64),
-        np.zeros(len(out), np.int64),
-        begins,
-        parts=np.array([[0, 0, n_bytes, n_bytes]], np.int64),
+    shard = np.array([[-1, array.ctypes.data, array.nbytes, 0]], np.int64)
+    n_copied, _ = copy_items(
+        StoredItems(shard, np.zeros(len(out), np.int64), begins),
+        np.array([[0, 0, n_bytes, n_bytes]], np.int64),
         targets=[out.reshape(-1).view(np.uint8)],
         places=np.arange(len(out)),
-        checks=None,
+        expected=None,
     )
-    return found
+    return n_copied
 
 
-def changed_shards(shards: _Int64s) -> NDArray[np.bool_]:
-    """Return which files have another size now, or were changed at another time; `shards` are as for `copy_items`."""
+def find_changed_shards(shards: _Int64s) -> NDArray[np.bool_]:
+    """Return which files have another size or ctime than in `shards`, a table as in `StoredItems`."""
     changed = np.empty(len(shards), np.bool_)
-    _library().penstock_changed(len(shards), _at(shards), _at(changed))
+    _library().penstock_changed(len(shards), _address(shards), _address(changed))
     return changed
 
 
-def _at(array: NDArray[Any] | None) -> int | None:
-    """Return the address of numbers that lie one after the other."""
-    assert array is None or array.flags.c_contiguous, "C does not know of strides"
+def _address(array: NDArray[Any] | None) -> int | None:
+    """Return the address of a contiguous array."""
+    assert array is None or array.flags.c_contiguous, "the C code does not support strides"
     return None if array is None else array.ctypes.data
 
 
 @cache
 def _library() -> ctypes.CDLL:
-    return _compiled(Path(__file__).parent)
+    return _load_library(Path(__file__).parent)
 
 
-def _compiled(folder: Path) -> ctypes.CDLL:
-    library, source = _opened(folder / "libnative.so"), folder / "native.c"
-    # In a clone, the text may be newer than what was compiled; a wheel has no text.
+def _load_library(folder: Path) -> ctypes.CDLL:
+    library, source = _open_library(folder / "libnative.so"), folder / "native.c"
+    # In a clone, the source may be newer than the library. A wheel has no source.
     if source.exists():
         wanted = int(hashlib.sha256(source.read_bytes()).hexdigest()[:16], 16)
         if ctypes.c_uint64.in_dll(library, "penstock_source_digest").value != wanted:
             raise PenstockError(
-                f"{source} has changed since it was compiled. Run: pip install -e . (or make in a clone)."
+                f"{source} has changed since it was compiled. Run `pip install -e .` (or `make` in a clone)."
             )
     return library
 
 
-def _opened(path: Path) -> ctypes.CDLL:
+def _open_library(path: Path) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise PenstockError(
-            f"The compiled part of Penstock cannot be loaded: {error}. Install Penstock anew, with a C compiler there: "
-            "pip install --force-reinstall --no-deps penstock, or pip install -e . in a clone."
+            f"Could not load the compiled library of Penstock: {error}. Install Penstock again, with a C compiler: "
+            "`pip install --force-reinstall --no-deps penstock`, or `pip install -e .` in a clone."
         ) from error
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     library.penstock_copy.restype = number

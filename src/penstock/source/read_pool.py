@@ -1,46 +1,46 @@
-"""Threads that help a reader with what it has to do, for as long as one read lasts: none is left between two reads."""
+"""Helper threads for one read at a time: started for the read and joined before it returns."""
 
 import os
 import threading
 from collections.abc import Callable
 from multiprocessing import parent_process
 
-__all__ = ["Together"]
+__all__ = ["ReadPool"]
 
-_MOST_THREADS = 8
+_MAX_THREADS = 8
 
 
-class Together:
-    """Shares out tasks that let go of the interpreter's lock: system calls, decompression, checksums.
+class ReadPool:
+    """Runs tasks that release the GIL in several threads: system calls, decompression, checksums.
 
     Parameters
     ----------
     threads
-        How many work at once, readers included; None: one for each CPU of this process, and one in a worker process,
-        of which there are several. Where as many readers as that are at work, none of them is helped.
+        Number of threads that work at once, callers included. A caller gets no helpers while that many are busy. None:
+        one per CPU of this process, at most 8; one in a worker process, because there are several of those.
     """
 
     def __init__(self, threads: int | None = None) -> None:
         if threads is None:
-            threads = 1 if parent_process() is not None else min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+            threads = 1 if parent_process() is not None else min(_MAX_THREADS, len(os.sched_getaffinity(0)))
         self.threads = threads
         self._free = threading.Semaphore(threads)
 
     def run(self, tasks: list[Callable[[], int]]) -> list[int]:
-        """Return the results of all tasks; the first error, when nothing of them runs any more."""
-        taken = 0
+        """Return the results of all tasks; if some fail, raise the first error once no task is running any more."""
+        acquired = 0
         try:
-            # One for the reader itself, which works in any case.
-            while taken < len(tasks) and self._free.acquire(blocking=False):
-                taken += 1
-            return _shared(tasks, taken - 1) if taken > 1 else [task() for task in tasks]
+            # One slot is for the caller itself, which works in any case.
+            while acquired < len(tasks) and self._free.acquire(blocking=False):
+                acquired += 1
+            return _run_in_threads(tasks, acquired - 1) if acquired > 1 else [task() for task in tasks]
         finally:
-            for _ in range(taken):
+            for _ in range(acquired):
                 self._free.release()
 
 
-def _shared(tasks: list[Callable[[], int]], helpers: int) -> list[int]:
-    """Do tasks in this thread and in `helpers` others."""
+def _run_in_threads(tasks: list[Callable[[], int]], n_helpers: int) -> list[int]:
+    """Run tasks in this thread and in `n_helpers` others."""
     todo, results, errors = list(reversed(range(len(tasks)))), [0] * len(tasks), dict[int, BaseException]()
 
     def work() -> None:
@@ -54,11 +54,11 @@ def _shared(tasks: list[Callable[[], int]], helpers: int) -> list[int]:
             except BaseException as error:
                 errors[number] = error
 
-    threads = [threading.Thread(target=work, name="penstock-help", daemon=True) for _ in range(helpers)]
+    threads = [threading.Thread(target=work, name="penstock-help", daemon=True) for _ in range(n_helpers)]
     for thread in threads:
         thread.start()
     work()
-    # What is written to must not be given to others while somebody still writes to it.
+    # The output buffers must not reach the caller while a thread still writes to them.
     for thread in threads:
         thread.join()
     if errors:

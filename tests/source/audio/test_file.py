@@ -11,7 +11,7 @@ import soundfile
 
 from penstock.core.errors import ReadError, SourceError
 from penstock.core.types import Span
-from penstock.source import chunked_rows as blocks
+from penstock.source import chunked_rows
 from penstock.source.audio import file as audio_file
 from penstock.source.audio import source as audio
 from penstock.source.audio.file import AudioFile
@@ -85,13 +85,13 @@ def test_damage_in_the_middle_is_a_read_error_that_names_the_file(tmp_path, exte
 
 
 @pytest.mark.parametrize("rate", [None, 12_000])
-def test_windows_of_an_ogg_file_of_many_blocks_are_exact_in_any_order(tmp_path, monkeypatch, rate):
+def test_windows_of_a_long_ogg_file_are_exact_in_any_order(tmp_path, monkeypatch, rate):
     path = noise(tmp_path / "a.ogg", 100_000)
     whole = AudioSource(path, rate_hz=rate).take(np.array([0]))["audio"][0]
     if rate is None:
         np.testing.assert_array_equal(whole, soundfile.read(path, dtype="float32", always_2d=True)[0])
-    monkeypatch.setattr(blocks, "_BLOCK_BYTES", 1 << 16)
-    monkeypatch.setattr(audio, "_KEPT_BYTES", 1 << 17)
+    monkeypatch.setattr(chunked_rows, "_GROUP_BYTES", 1 << 16)
+    monkeypatch.setattr(audio, "_CACHE_BYTES", 1 << 17)
     source = AudioSource(path, window_frames=1000, rate_hz=rate)
     for item in [99, 3, 50, 51, 17, 98, 0, 16]:
         found = source.take(np.array([item]))["audio"][0]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock_test_parts import Surroundings, answer, isolated, own_threads, plain, planned, script
 
 from penstock import DamageError, Loader, Plan, ReadError, RunOptions, Span, WindowShuffle
-from penstock.source import read_pool as together
+from penstock.source import read_pool
 from penstock.source.stored.source import ZarrSource
 from penstock.source.stored.zarr import local as zarr_store
 
@@ -105,13 +105,13 @@ def test_one_thread_is_none_besides_the_reader(tmp_path: Path) -> None:
 
 
 def test_threads_are_counted_by_the_cpus_and_by_one_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together.os, "sched_getaffinity", lambda _: set(range(6)))
-    assert together.Together(None).threads == 6
-    monkeypatch.setattr(together.os, "sched_getaffinity", lambda _: set(range(600)))
-    assert together.Together(None).threads == 8
-    monkeypatch.setattr(together, "parent_process", lambda: "a parent")
-    assert together.Together(None).threads == 1
-    assert together.Together(3).threads == 3
+    monkeypatch.setattr(read_pool.os, "sched_getaffinity", lambda _: set(range(6)))
+    assert read_pool.ReadPool(None).threads == 6
+    monkeypatch.setattr(read_pool.os, "sched_getaffinity", lambda _: set(range(600)))
+    assert read_pool.ReadPool(None).threads == 8
+    monkeypatch.setattr(read_pool, "parent_process", lambda: "a parent")
+    assert read_pool.ReadPool(None).threads == 1
+    assert read_pool.ReadPool(3).threads == 3
 
 
 def test_close_during_reads_harms_none_of_them(source: ZarrSource) -> None:

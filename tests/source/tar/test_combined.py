@@ -61,7 +61,7 @@ class TestTarSource(TarSuite):
 def test_a_concat_whose_parts_differ_in_what_is_fixed_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "fixed", uniform(0, 4))
     write(tmp_path / "ragged", [{"x": np.int64(i), "y": np.zeros((i, 3), np.float32)} for i in range(4)])
-    with pytest.raises(SourceError, match="has fields"):
+    with pytest.raises(SourceError, match="must have the same fields"):
         Concat([TarSource(tmp_path / "fixed"), TarSource(tmp_path / "ragged")])
 
 

@@ -46,17 +46,17 @@ def test_a_field_whose_size_varies_says_about_how_large_it_is(folder: Path, tmp_
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"fields": ["z"]}, SourceError, r"no field 'z'; the data set has \['x', 'y', 'metadata'\]"),
-        ({"fields": "x"}, OptionError, "fields='x'; give a list"),
-        ({"fields": []}, OptionError, r"fields=\[\]; give a list"),
-        ({"verify": "sometimes"}, OptionError, "verify='sometimes'; use one of first, always, never"),
-        ({"on_error": "ignore"}, OptionError, "on_error='ignore'; use one of raise, substitute"),
+        ({"fields": ["z"]}, SourceError, r"fields must be names of \['x', 'y', 'metadata'\], got 'z'"),
+        ({"fields": "x"}, OptionError, "fields must be a list of names.*got 'x'"),
+        ({"fields": []}, OptionError, r"fields must be a list of names.*got \[\]"),
+        ({"verify": "sometimes"}, OptionError, "verify must be one of 'first', 'always', 'never', got 'sometimes'"),
+        ({"on_error": "ignore"}, OptionError, "on_error must be one of 'raise', 'substitute', got 'ignore'"),
         ({"chunk_items": 0}, OptionError, "chunk_items must be an integer >= 1, got 0"),
         ({"chunk_items": 2.5}, OptionError, r"chunk_items must be an integer >= 1, got 2\.5"),
         ({"on_error": "substitute", "max_bad_items": -1}, OptionError, "max_bad_items must be an integer >= 0, got -1"),
     ],
 )
-def test_an_option_that_cannot_work_is_refused_with_what_can(
+def test_an_invalid_option_raises_an_error_that_says_what_is_allowed(
     folder: Path, options: Sample, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -64,7 +64,7 @@ def test_an_option_that_cannot_work_is_refused_with_what_can(
 
 
 def test_a_folder_without_shards_says_so(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="No shards found: there is no folder"):
+    with pytest.raises(SourceError, match=r"No shards found: the folder .* does not exist"):
         TarSource(tmp_path / "nowhere" / "set.json")
     with pytest.raises(SourceError, match="No shards found"):
         TarSource(tmp_path)

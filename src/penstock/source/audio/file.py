@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from penstock.core.errors import MissingDependency, OptionError, PenstockError, ReadError, SourceError
 from penstock.files.kinds import opened
 from penstock.source.audio.resample import Resampler
-from penstock.source.chunked_rows import BlockReader
+from penstock.source.chunked_rows import ChunkedRowReader
 
 __all__ = ["EXTENSIONS", "AudioFile", "AudioTrack", "Channels", "audio_files", "check_positive", "check_sound"]
 
@@ -151,15 +151,15 @@ class AudioTrack:
     ----------
     rate_hz
         None: that of the file.
-    kept_bytes
-        Decode in blocks, and keep so much of what was decoded, for slices that overlap or lie close to each other; 0:
-        decode what is asked for. None: as `BlockReader` does.
+    cache_bytes
+        Size of the cache of decoded frames, for slices that overlap or lie close together. 0: no cache. None: the
+        default of `ChunkedRowReader`.
     """
 
-    def __init__(self, file: AudioFile, rate_hz: float | None, *, kept_bytes: int | None = None) -> None:
+    def __init__(self, file: AudioFile, rate_hz: float | None, *, cache_bytes: int | None = None) -> None:
         self.file = file
         self.rate_hz, self.n_frames = file.rate_hz, len(file)
-        self._blocks = None if kept_bytes == 0 else BlockReader(file, kept_bytes)
+        self._blocks = None if cache_bytes == 0 else ChunkedRowReader(file, cache_bytes)
         self._resampler: Resampler | None = None
         if rate_hz is not None and rate_hz != file.rate_hz:
             self._resampler = Resampler(file.rate_hz, rate_hz)

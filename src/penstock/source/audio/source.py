@@ -20,7 +20,7 @@ from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
 from penstock.source.audio.file import AudioFile, AudioTrack, Channels, audio_files, check_sound
 from penstock.source.audio.resample import Resampler
-from penstock.source.checks import check_span, check_items
+from penstock.source.checks import check_items, check_span
 
 __all__ = ["AudioSource"]
 

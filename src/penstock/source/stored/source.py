@@ -13,7 +13,7 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
-from penstock.source.checks import check_span, check_items, check_out, allocate_block
+from penstock.source.checks import allocate_block, check_items, check_out, check_span
 from penstock.source.read_pool import ReadPool
 from penstock.source.stored.open_array import StoredArray, opened_array
 from penstock.source.stored.zarr.local import Selection

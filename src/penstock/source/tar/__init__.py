@@ -1,1 +1,1 @@
-"""Items in tar shards, read like an array."""
+"""Random access to items in tar shards."""

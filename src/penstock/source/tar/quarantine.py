@@ -1,4 +1,4 @@
-"""The list of bad items: what, where and why, one line of JSON each, shared by all processes that read the data set."""
+"""The list of bad items: item, shard and reason, one line of JSON each, shared by all reading processes."""
 
 import fcntl
 import json
@@ -15,30 +15,30 @@ _LOG = logging.getLogger("penstock")
 
 
 class Quarantine:
-    """Notes each bad item once, and raises when there are more than `most`.
+    """Records each bad item once, and raises DamageError if there are more than `max_items`.
 
-    What is in the list does not decide what is read: an item that is healthy again is delivered again.
+    The list does not decide what is read: an item that is healthy again is delivered again.
     """
 
-    def __init__(self, path: str | os.PathLike[str], fingerprint: str, most: int) -> None:
-        self.path, self._fingerprint, self._most = Path(path).absolute(), fingerprint, most
+    def __init__(self, path: str | os.PathLike[str], fingerprint: str, max_items: int) -> None:
+        self.path, self._fingerprint, self._max_items = Path(path).absolute(), fingerprint, max_items
         where = self.path if self.path.exists() else self.path.parent
         if not os.access(where, os.W_OK) or self.path.is_dir():
             raise OptionError(
-                f"on_error='substitute' lists bad items in {self.path}, which cannot be written. "
-                "Name another file with quarantine=..."
+                f"quarantine must be a writable file for on_error='substitute', got {self.path}. "
+                "Choose another file with quarantine=..."
             )
 
     def items(self) -> set[int]:
-        """Return the bad items of this data set, as all processes have found them."""
+        """Return the bad items of this dataset that any process has found."""
         try:
             lines = self.path.read_bytes().splitlines()
         except FileNotFoundError:
             return set()
-        return {entry["item"] for line in lines if (entry := self._entry(line)) is not None}
+        return {entry["item"] for line in lines if (entry := self._parse_entry(line)) is not None}
 
-    def _entry(self, line: bytes) -> dict[str, Any] | None:
-        """Return a line about this data set; None for one about another, and for one that was cut off."""
+    def _parse_entry(self, line: bytes) -> dict[str, Any] | None:
+        """Return the entry if it is about this dataset; None if it is about another, or the line is truncated."""
         try:
             entry = json.loads(line)
         except ValueError:
@@ -47,20 +47,20 @@ class Quarantine:
         return entry if mine and isinstance(entry.get("item"), int) else None
 
     def add(self, item: int, shard: str, error: DamageError) -> None:
-        """Note a bad item; raise where there are too many."""
+        """Record a bad item; raise DamageError if there are too many."""
         entry = {"item": item, "shard": shard, "reason": error.reason, "fingerprint": self._fingerprint}
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)  # counting and adding are one thing for all processes and threads
+            fcntl.flock(handle, fcntl.LOCK_EX)  # counting and adding must be atomic across processes and threads
             bad = self.items()
-            if len(bad | {item}) > self._most:
-                over = f"{error.reason}; with it, more than max_bad_items={self._most} items are bad, see {self.path}"
-                raise DamageError(shard, item, over) from error
+            if len(bad | {item}) > self._max_items:
+                reason = f"{error.reason}; more than max_bad_items={self._max_items} items are bad, see {self.path}"
+                raise DamageError(shard, item, reason) from error
             if item in bad:
                 return
             size = os.fstat(handle).st_size
-            cut_off = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
-            os.write(handle, (b"\n" if cut_off else b"") + json.dumps(entry).encode() + b"\n")
+            truncated = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+            os.write(handle, (b"\n" if truncated else b"") + json.dumps(entry).encode() + b"\n")
         finally:
             os.close(handle)
-        _LOG.warning("Item %s in %s is replaced by another one: %s (see %s).", item, shard, error.reason, self.path)
+        _LOG.warning("Item %s in %s is damaged and substituted: %s (see %s).", item, shard, error.reason, self.path)

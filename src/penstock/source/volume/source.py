@@ -14,7 +14,7 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError
 from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
-from penstock.source.checks import check_span, check_items, check_out, allocate_block
+from penstock.source.checks import allocate_block, check_items, check_out, check_span
 from penstock.source.read_pool import ReadPool
 from penstock.source.volume.array import PlacedArray, VolumeArray, placed_arrays
 from penstock.source.volume.cache import ChunkCache
