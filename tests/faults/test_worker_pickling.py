@@ -33,7 +33,7 @@ def test_what_cannot_be_pickled_is_named_before_any_worker_starts(
 ) -> None:
     options = RunOptions(executor="processes", start_method=method)
     plan = Plan(source.index, Sequential(), batch_size=4)
-    with pytest.raises(OptionError, match=rf"(?s){name}.*cannot be pickled.*{method}.*executor='threads'"):
+    with pytest.raises(OptionError, match=rf"(?s){method}.*{name}.*cannot be pickled.*executor='threads'"):
         with Loader(source, plan, num_workers=1, options=options, **others) as loader:
             next(iter(loader))
     assert workers() == []

@@ -8,7 +8,7 @@ import torch
 from penstock_test_parts import MixedSource, Numbers, Pairs, Records, Together, numbered, plain, with_noise
 
 from penstock import ArraySource, DatasetSource, Loader, OptionError, Plan, RunOptions, Sequential, Shuffle
-from penstock.feed.collate import block_batch
+from penstock.feed.collate import collate_block
 
 THREADS = RunOptions(executor="threads")
 FORK = RunOptions(executor="processes", start_method="fork")
@@ -63,7 +63,7 @@ class TestArrays:
     @pytest.mark.parametrize("options", [None, THREADS], ids=["inline", "threads"])
     def test_a_dtype_without_a_tensor_is_refused_by_field(self, dtype: Any, options: Any) -> None:
         source = ArraySource({"x": np.arange(6), "when": np.zeros(6, dtype)})
-        with pytest.raises(OptionError, match=r"'when' has dtype .*no tensor.*transform"):
+        with pytest.raises(OptionError, match=r"'when' must have a dtype that torch supports.*transform"):
             batches(source, num_workers=0 if options is None else 1, options=options)
 
     def test_a_transform_can_convert_a_dtype_without_a_tensor(self) -> None:
@@ -115,7 +115,7 @@ class TestObjects:
     def test_arrays_among_the_objects_become_tensors_on_their_own_memory(self) -> None:
         ragged = np.empty(3, object)
         ragged[:] = [np.arange(n, dtype=np.int16) for n in range(3)]
-        batch = block_batch({"ragged": ragged, "x": np.arange(3)})
+        batch = collate_block({"ragged": ragged, "x": np.arange(3)})
         assert [(type(value), value.dtype, value.tolist()) for value in batch["ragged"]] == [
             (torch.Tensor, torch.int16, list(range(n))) for n in range(3)
         ]
@@ -125,19 +125,19 @@ class TestObjects:
     def test_objects_that_are_no_arrays_are_the_very_same(self) -> None:
         values = np.empty(5, object)
         values[:] = [{"a": 1}, None, "left", b"raw", [1, 2]]
-        batch = block_batch({"note": values})
+        batch = collate_block({"note": values})
         assert all(found is given for found, given in zip(batch["note"], values, strict=True))
 
     def test_strings_in_an_array_among_the_objects_become_lists(self) -> None:
         values = np.empty(2, object)
         values[:] = [np.array(["left", "right"]), np.array(["up"])]
-        assert block_batch({"names": values})["names"] == [["left", "right"], ["up"]]
+        assert collate_block({"names": values})["names"] == [["left", "right"], ["up"]]
 
     def test_an_array_without_a_tensor_among_the_objects_is_refused_by_field(self) -> None:
         values = np.empty(1, object)
         values[:] = [np.zeros(2, "M8[s]")]
-        with pytest.raises(OptionError, match=r"'when' has dtype .*no tensor"):
-            block_batch({"when": values})
+        with pytest.raises(OptionError, match=r"'when' must have a dtype that torch supports"):
+            collate_block({"when": values})
 
     def test_a_padded_batch_of_objects_says_which_are_padding(self) -> None:
         second = batches(MixedSource(6), tail="pad")[1]
@@ -222,7 +222,7 @@ class TestPadding:
     def test_a_field_named_mask_is_refused_where_the_loader_is_made(self) -> None:
         source = ArraySource({"x": np.arange(6), "mask": np.ones(6)})
         plan = Plan(source.index, Sequential(), batch_size=4, tail="pad")
-        with pytest.raises(OptionError, match=r"'mask'.*rename"):
+        with pytest.raises(OptionError, match=r"'mask'.*Rename"):
             Loader(source, plan)
 
     @pytest.mark.parametrize("tail", ["drop", "short"])

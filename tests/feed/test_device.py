@@ -14,7 +14,7 @@ import torch
 from penstock_test_parts import Mishap, mishap_in_the_users_code
 
 from penstock import ArraySource, Loader, OptionError, Plan, Sequential
-from penstock.feed.device import checked_device, mapped, on_device
+from penstock.feed.device import map_tensors, move_to_device, resolve_device
 
 CUDA = torch.device("cuda")
 Pair = namedtuple("Pair", "left right")
@@ -58,19 +58,19 @@ class Streams:
         self.calls.append(("move", number))
         return tensor.clone()
 
-    def copied(self) -> Event:
+    def record_copy(self) -> Event:
         event = Event(len(self.events))
         self.events.append(event)
-        self.calls.append(("copied", event.number))
+        self.calls.append(("record_copy", event.number))
         return event
 
     def wait(self, event: Event) -> None:
         assert not self.on_side, "the consumer's stream is the one that waits"
         self.calls.append(("wait", event.number))
 
-    def kept(self, tensor: torch.Tensor) -> torch.Tensor:
+    def record_use(self, tensor: torch.Tensor) -> torch.Tensor:
         assert not self.on_side
-        self.calls.append(("kept", int(tensor[0])))
+        self.calls.append(("record_use", int(tensor[0])))
         return tensor
 
 
@@ -101,21 +101,23 @@ def generated(batches: list[Any]) -> Generator[Any, None, None]:
 
 def test_every_batch_arrives_in_order() -> None:
     streams = Streams()
-    assert [batch.tolist() for batch in on_device(Host(5).batches(), CUDA, streams)] == [[n, n * 10] for n in range(5)]
+    assert [batch.tolist() for batch in move_to_device(Host(5).batches(), CUDA, streams)] == [
+        [n, n * 10] for n in range(5)
+    ]
 
 
-def test_each_batch_is_moved_aside_then_waited_for_then_kept() -> None:
+def test_each_batch_is_moved_on_the_side_stream_then_waited_for_then_recorded_as_used() -> None:
     streams = Streams()
-    list(on_device(Host(4).batches(), CUDA, streams))
+    list(move_to_device(Host(4).batches(), CUDA, streams))
     for number in range(4):
-        steps = [streams.calls.index((step, number)) for step in ("move", "copied", "wait", "kept")]
+        steps = [streams.calls.index((step, number)) for step in ("move", "record_copy", "wait", "record_use")]
         assert steps == sorted(steps)
     assert len(streams.calls) == 16
 
 
 def test_two_batches_are_in_flight_and_no_more() -> None:
     host, streams = Host(6), Streams()
-    batches = on_device(host.batches(), CUDA, streams)
+    batches = move_to_device(host.batches(), CUDA, streams)
     for taken in range(1, 5):
         next(batches)
         # The one that was handed out, and one whose copy is under way.
@@ -126,7 +128,7 @@ def test_two_batches_are_in_flight_and_no_more() -> None:
 
 def test_host_memory_is_kept_until_its_copy_is_over() -> None:
     host, streams = Host(8), Streams()
-    batches = on_device(host.batches(), CUDA, streams)
+    batches = move_to_device(host.batches(), CUDA, streams)
     taken = list(islice(batches, 4))
     assert host.alive() == [0, 1, 2, 3, 4]  # no copy is over; the fifth is under way
     streams.events[0].over = streams.events[1].over = True
@@ -141,7 +143,7 @@ def test_host_memory_is_kept_until_its_copy_is_over() -> None:
 @pytest.mark.parametrize("end", ["close", "drop", "exhaust", "error"])
 def test_host_memory_is_kept_until_its_copy_is_over_also_when_the_consumer_stops(end: str) -> None:
     host, streams = Host(3, fail_at=2 if end == "error" else None), Streams()
-    batches = on_device(host.batches(), CUDA, streams)
+    batches = move_to_device(host.batches(), CUDA, streams)
     next(batches)
     if end == "close":
         batches.close()
@@ -161,14 +163,14 @@ def test_host_memory_is_kept_until_its_copy_is_over_also_when_the_consumer_stops
 def test_an_error_comes_after_the_batches_before_it() -> None:
     found: list[int] = []
     with pytest.raises(Mishap) as caught:
-        found.extend(int(batch[0]) for batch in on_device(Host(9, fail_at=4).batches(), CUDA, Streams()))
+        found.extend(int(batch[0]) for batch in move_to_device(Host(9, fail_at=4).batches(), CUDA, Streams()))
     assert (found, caught.value.where) == ([0, 1, 2, 3], "host")
 
 
 def test_an_error_of_the_copy_comes_after_the_batches_before_it_and_once() -> None:
     host, streams, found = Host(9), Streams(), []
     streams.fail_at = 3
-    batches = on_device(host.batches(), CUDA, streams)
+    batches = move_to_device(host.batches(), CUDA, streams)
     with pytest.raises(Mishap) as caught:
         found.extend(int(batch[0]) for batch in batches)
     assert (found, caught.value.where, len(host.made)) == ([0, 1, 2], "move", 4)
@@ -177,19 +179,20 @@ def test_an_error_of_the_copy_comes_after_the_batches_before_it_and_once() -> No
 
 def test_no_batches_are_no_calls() -> None:
     streams = Streams()
-    assert (list(on_device(Host(0).batches(), CUDA, streams)), streams.calls) == ([], [])
+    assert (list(move_to_device(Host(0).batches(), CUDA, streams)), streams.calls) == ([], [])
 
 
 def test_on_the_cpu_batches_pass_as_they_are() -> None:
     given = [{"x": torch.arange(3)}, (torch.ones(2), "text")]
     assert all(
-        found is wanted for found, wanted in zip(on_device(generated(given), torch.device("cpu")), given, strict=True)
+        found is wanted
+        for found, wanted in zip(move_to_device(generated(given), torch.device("cpu")), given, strict=True)
     )
 
 
 def test_another_kind_of_device_gets_every_tensor_moved() -> None:
     given = [{"x": torch.arange(3.0), "deep": [torch.ones(2), "text"]}]
-    (found,) = on_device(generated(given), torch.device("meta"))
+    (found,) = move_to_device(generated(given), torch.device("meta"))
     assert (found["x"].device.type, found["deep"][0].device.type, found["deep"][1]) == ("meta", "meta", "text")
 
 
@@ -200,7 +203,7 @@ def test_tensors_are_found_in_everything_a_batch_is_made_of() -> None:
         "c": (torch.tensor(3), Pair(torch.tensor(4), 5)),
         "d": None,
     }
-    found = mapped(batch, lambda tensor: tensor * 10)
+    found = map_tensors(batch, lambda tensor: tensor * 10)
     assert found == {"a": 10, "b": [20, "s"], "c": (30, Pair(40, 5)), "d": None}
     assert type(found["c"][1]) is Pair
     assert batch["a"] == 1
@@ -208,8 +211,8 @@ def test_tensors_are_found_in_everything_a_batch_is_made_of() -> None:
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", 1.5, object()], ids=["gpu", "cuda:x", "1.5", "object"])
 def test_a_device_that_is_none_is_refused_with_an_example(device: Any) -> None:
-    with pytest.raises(OptionError, match=r"(?s)no torch device.*'cuda:0'"):
-        checked_device(device)
+    with pytest.raises(OptionError, match=r"(?s)must be a torch device such as 'cuda:0'.*got"):
+        resolve_device(device)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -221,7 +224,7 @@ def test_cuda_without_a_cuda_device_is_refused_when_the_loader_is_made() -> None
 
 @pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
 def test_the_cpu_is_the_default(device: Any) -> None:
-    assert checked_device(device) == torch.device("cpu")
+    assert resolve_device(device) == torch.device("cpu")
 
 
 def test_a_loader_delivers_to_its_device() -> None:

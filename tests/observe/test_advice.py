@@ -14,8 +14,8 @@ from matplotlib.text import Text
 
 import penstock.observe.watcher as watching
 from penstock import MissingDependency, OptionError, WriteError
-from penstock.observe.advice import advice, duration, live_line, rate, size, summary
-from penstock.observe.plot import draw_benchmark
+from penstock.observe.advice import advice, format_bytes, format_duration, format_rate, live_line, summary
+from penstock.observe.plot import plot_benchmark
 from penstock.observe.watcher import Watch, watch
 
 CALM: dict[str, Any] = {
@@ -115,18 +115,18 @@ def test_the_summary_has_a_line_for_each_part() -> None:
     [(0.0, "0 µs"), (0.9994, "999 µs"), (1.0, "1 ms"), (999.4, "999 ms"), (999.6, "1 s"), (59_000, "59 s")],
 )
 def test_durations_change_their_unit_where_a_person_would(value: float, words: str) -> None:
-    assert duration(value) == words
+    assert format_duration(value) == words
 
 
 def test_sizes_and_rates_are_never_powers_of_ten() -> None:
-    assert [size(value) for value in (0, 999, 1000, 123_456, 5e12)] == [
+    assert [format_bytes(value) for value in (0, 999, 1000, 123_456, 5e12)] == [
         "0 bytes",
         "999 bytes",
         "1 kB",
         "123 kB",
         "5,000 GB",
     ]
-    assert [rate(value) for value in (0.0123, 1.0, 99.96, 123456.0)] == ["0.0123", "1", "100", "123,456"]
+    assert [format_rate(value) for value in (0.0123, 1.0, 99.96, 123456.0)] == ["0.0123", "1", "100", "123,456"]
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
@@ -173,8 +173,8 @@ def test_the_picture_has_the_verdict_waiting_steps_starts_and_memory(
     texts = " | ".join(text.get_text() for text in figure.findobj(Text))
     found = seen.to_dict()
     assert f"The training waited {100 * found['wait_fraction']:.0f} % of the time for data" in texts
-    assert f"p50 {duration(found['wait_p50_ms'])}" in texts
-    assert f"p95 {duration(found['wait_p95_ms'])}" in texts
+    assert f"p50 {format_duration(found['wait_p50_ms'])}" in texts
+    assert f"p95 {format_duration(found['wait_p95_ms'])}" in texts
     assert "+120 MB per minute" in texts
     above, below, memory = figure.axes
     lines = {line.get_label(): line for line in above.lines}
@@ -198,14 +198,14 @@ def test_a_watch_of_nothing_can_be_drawn(tmp_path: Path) -> None:
 
 def test_a_benchmark_is_drawn_with_its_settings(tmp_path: Path) -> None:
     figures = {"batches_per_second": 1234.0, "mean_batch_time": 0.0008, "std_batch_time": 0.0001, "startup_time": 0.02}
-    draw_benchmark(
+    plot_benchmark(
         {"config_1": {"num_workers": 0, "pin_memory": False, **figures}, "mine": figures}, tmp_path / "b.svg"
     )
     text = (tmp_path / "b.svg").read_text()
     for words in ("config_1: workers 0", "mine: as given", "1,234/s  (800 µs ± 100 µs)", "20 ms"):
         assert words in text
     with pytest.raises(OptionError, match="no results"):
-        draw_benchmark({}, tmp_path / "c.png")
+        plot_benchmark({}, tmp_path / "c.png")
 
 
 def test_a_path_that_cannot_be_drawn_to_is_refused(seen: Watch[int], tmp_path: Path) -> None:

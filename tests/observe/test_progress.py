@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from penstock.observe import progress as module
-from penstock.observe.progress import on_terminal, phases, progress
+from penstock.observe.progress import is_terminal, track_phases, track_progress
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def terminal(monkeypatch, **environment):
 
 def test_lines_elsewhere_than_on_a_terminal(at_once):
     out = io.StringIO()
-    with progress("Reading", 4_000_000, "bytes", out=out) as told:
+    with track_progress("Reading", 4_000_000, "bytes", out=out) as told:
         told.advance(1_000_000)
         told.advance(3_000_000, "a.tar")
     lines = out.getvalue().splitlines()
@@ -54,7 +54,7 @@ def test_lines_elsewhere_than_on_a_terminal(at_once):
 def test_a_terminal_shows_a_bar_without_a_thread_and_gets_its_cursor_back(at_once, monkeypatch):
     before = threading.active_count()
     with terminal(monkeypatch) as (out, text):
-        with contextlib.suppress(KeyboardInterrupt), progress("Reading [red]", 4, "files", out=out) as told:
+        with contextlib.suppress(KeyboardInterrupt), track_progress("Reading [red]", 4, "files", out=out) as told:
             told.advance(1)
             assert threading.active_count() == before
             told.advance(1, "a" * 200)
@@ -68,8 +68,8 @@ def test_a_terminal_shows_a_bar_without_a_thread_and_gets_its_cursor_back(at_onc
 
 def test_a_dumb_terminal_gets_lines(at_once, monkeypatch):
     with terminal(monkeypatch, TERM="dumb") as (out, text):
-        assert not on_terminal(out)
-        with progress("Reading", 2, "files", out=out) as told:
+        assert not is_terminal(out)
+        with track_progress("Reading", 2, "files", out=out) as told:
             told.advance(2)
     assert "\x1b" not in text[0]
     assert text[0].startswith("Reading: 2 of 2 files (100%)")
@@ -77,18 +77,18 @@ def test_a_dumb_terminal_gets_lines(at_once, monkeypatch):
 
 def test_what_is_over_at_once_or_quiet_says_nothing(at_once, monkeypatch):
     out = io.StringIO()
-    with phases(show=False, out=out) as told:
+    with track_phases(show=False, out=out) as told:
         told("Scanning", "files", 0, 2, "")
         told("Scanning", "files", 2, 2, "")
     monkeypatch.setattr(module, "_QUIET_SECONDS", 1000.0)
-    with progress("Reading", 2, "files", out=out) as counted:
+    with track_progress("Reading", 2, "files", out=out) as counted:
         counted.advance(2)
     assert out.getvalue() == ""
 
 
 def test_each_phase_is_told_and_what_was_done_before_is_no_speed(at_once):
     out = io.StringIO()
-    with phases(out=out) as told:
+    with track_phases(out=out) as told:
         for what in ("Scanning", "Writing"):
             told(what, "shards", 6, 10, "")
             told(what, "shards", 10, 10, "")

@@ -36,7 +36,7 @@ from penstock.observe.durations import Trace
 from penstock.observe.faults import read_quarantine
 from penstock.observe.run_file import is_run_file, read_run
 from penstock.observe.watcher import Watch, watch
-from penstock.plan.facts import access_map, plan_facts, find_plan
+from penstock.plan.facts import access_map, find_plan, plan_facts
 from penstock.recipes.webdataset import WebDatasetLoader
 
 

@@ -12,10 +12,10 @@ import pytest
 from penstock_test_parts import CountingSource, Mishap, MishapAt, delivered, numbered, planned
 
 from penstock import Loader, Plan, RunOptions, Sequential
-from penstock.feed.collate import Merge
-from penstock.run import auto as choose
+from penstock.feed.collate import Collator
+from penstock.run import auto
 from penstock.run.auto import threads_overlap
-from penstock.run.make_batch import Work
+from penstock.run.make_batch import BatchMaker
 
 SOURCE = numbered(8)
 PLAN = Plan(SOURCE.index, Sequential(), batch_size=1)
@@ -23,12 +23,12 @@ DRAWS = [PLAN.epoch(0).draw(n) for n in range(2)]
 _NEVER = threading.Event()
 
 
-def work(transform: Callable[..., Any]) -> Work:
-    return Work(SOURCE, 0, transform, None, Merge(), windows_held=0)
+def make_maker(transform: Callable[..., Any]) -> BatchMaker:
+    return BatchMaker(SOURCE, 0, transform, None, Collator(), windows_held=0)
 
 
 def most_say(transform: Callable[..., Any], turns: int = 5) -> bool:
-    return sum(threads_overlap(DRAWS, work(transform)) for _ in range(turns)) > turns // 2
+    return sum(threads_overlap(DRAWS, make_maker(transform)) for _ in range(turns)) > turns // 2
 
 
 def waits(item: Any, rng: Any) -> Any:
@@ -68,8 +68,8 @@ def test_threads_that_wait_for_each_other_do_not() -> None:
 def test_a_draw_with_threads_of_its_own_stays_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of them take turns for lack of processors; in processes, each would read again what another has read."""
     busy = iter(range(1000))
-    monkeypatch.setattr(choose.time, "process_time", lambda: float(next(busy)))  # a second of processor time for each
-    assert threads_overlap(DRAWS, work(TakesTurns()))
+    monkeypatch.setattr(auto.time, "process_time", lambda: float(next(busy)))  # a second of processor time for each
+    assert threads_overlap(DRAWS, make_maker(TakesTurns()))
 
 
 def test_draws_too_short_to_time_stay_in_threads() -> None:
@@ -77,12 +77,12 @@ def test_draws_too_short_to_time_stay_in_threads() -> None:
 
 
 def test_one_draw_alone_stays_in_threads() -> None:
-    assert threads_overlap(DRAWS[:1], work(computes))
+    assert threads_overlap(DRAWS[:1], make_maker(computes))
 
 
 def test_a_draw_that_fails_says_nothing_about_speed() -> None:
-    assert threads_overlap(DRAWS, work(MishapAt(in_transform=0)))
-    assert threads_overlap(DRAWS, work(MishapAt(in_transform=1)))
+    assert threads_overlap(DRAWS, make_maker(MishapAt(in_transform=0)))
+    assert threads_overlap(DRAWS, make_maker(MishapAt(in_transform=1)))
 
 
 def test_auto_delivers_what_it_timed_like_everything_else() -> None:

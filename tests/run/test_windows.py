@@ -105,9 +105,9 @@ def got_by_threads(store: WindowStore, gate: Gate, count: int = 4) -> list[Any]:
     assert gate.reached.wait(10)
     for _ in threads:
         assert asking.acquire(timeout=10)
-    held = store._held[(0, 0)]
+    entry = store._entries[(0, 0)]
     # All the others wait for the one who reads.
-    assert eventually(lambda: len(held.done._cond._waiters) == count - 1)
+    assert eventually(lambda: len(entry.done._cond._waiters) == count - 1)
     gate.open.set()
     for thread in threads:
         thread.join()

@@ -1,4 +1,4 @@
-"""`penstock convert --dry-run`: what a conversion would write, from a slice that is written elsewhere."""
+"""`penstock convert --dry-run`: estimate a conversion from a slice that is written to a temporary folder."""
 
 import shutil
 import tempfile
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from penstock.cli.screen import print_json
+from penstock.cli.screen import count, print_json
 
 if TYPE_CHECKING:
     from penstock.convert.engines import Engine
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 
 __all__ = ["estimate", "print_notes"]
 
-_MEASURED_SAMPLES = 64
+_MEASURED_ITEMS = 64
 
 
 def estimate(
     inputs: "list[Input]", output: Path, options: "ConvertOptions", engine: "Engine", *, show: bool, as_json: bool
 ) -> None:
-    """Say what would be written, how large it is and how long it takes, from a slice that is written elsewhere."""
-    from penstock.convert.scan import jobs_of, scanned  # noqa: PLC0415
+    """Print what would be written, its size and the time it takes, measured on a slice in a temporary folder."""
+    from penstock.convert.scan import make_jobs, scan_inputs  # noqa: PLC0415
     from penstock.convert.shard_task import close_recordings, write_task  # noqa: PLC0415
-    from penstock.observe.progress import phases  # noqa: PLC0415
+    from penstock.observe.progress import track_phases  # noqa: PLC0415
 
     bad: dict[Path, str] = {}
-    with phases(show=show) as told:
-        jobs = jobs_of(scanned(inputs, options, engine, told, bad), output.absolute(), options, bad)
+    with track_phases(show=show) as on_progress:
+        jobs = make_jobs(scan_inputs(inputs, options, engine, on_progress, bad), output.absolute(), options, bad)
     engine.close()
-    total = sum(job.n_samples for job in jobs)
+    total = sum(job.n_items for job in jobs)
     scratch = Path(tempfile.mkdtemp(prefix="penstock-dry-run-"))
     try:
         task = jobs[0].task(0)
-        measured = min(_MEASURED_SAMPLES, len(task.which))
-        task = replace(task, writing=scratch, which=task.which[:measured], samples=task.samples[:measured])
-        write_task(task)  # opens files and imports what they need
+        measured = min(_MEASURED_ITEMS, len(task.which))
+        task = replace(task, writing=scratch, which=task.which[:measured], numbers=task.numbers[:measured])
+        write_task(task)  # warm-up: opens files and imports packages
         began = time.perf_counter()
         write_task(task)
         seconds = (time.perf_counter() - began) / measured * total / engine.workers
@@ -49,33 +49,33 @@ def estimate(
         close_recordings()
         shutil.rmtree(scratch, ignore_errors=True)
     seconds *= 2 if options.shuffle_seed is not None else 1
-    found = {job.folder.name if len(jobs) > 1 else "all": (job.n_samples, job.n_shards) for job in jobs}
+    found = {job.folder.name if len(jobs) > 1 else "all": (job.n_items, job.n_shards) for job in jobs}
     if as_json:
         answer = {
             "samples": total,
             "bytes": round(n_bytes),
             "seconds": round(seconds, 1),
-            "splits": {name: {"samples": samples, "shards": shards} for name, (samples, shards) in found.items()},
+            "splits": {name: {"samples": n_items, "shards": n_shards} for name, (n_items, n_shards) in found.items()},
             "bad": {str(path): reason for path, reason in bad.items()},
         }
         print_json(answer)
         return
-    for name, (samples, shards) in found.items():
-        typer.echo(f"{name}: {samples:,} samples in {shards:,} shards")
+    for name, (n_items, n_shards) in found.items():
+        typer.echo(f"{name}: {count(n_items, 'item')} in {count(n_shards, 'shard')}")
     print_notes([{"file": scan.name, "notes": scan.notes} for scan in jobs[0].scans])
     for path, reason in bad.items():
         typer.echo(f"Would be skipped: {path}: {reason}", err=True)
     duration = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
     typer.echo(
-        f"About {n_bytes / 1e6:,.1f} MB and {duration} with {engine.workers} "
-        f"worker{'s' if engine.workers > 1 else ''}, by {measured} samples. Nothing was written."
+        f"About {n_bytes / 1e6:,.1f} MB in {duration} with {count(engine.workers, 'worker')}, measured on "
+        f"{count(measured, 'item')}. Nothing was written."
     )
 
 
 def print_notes(inputs: Sequence[dict[str, Any]]) -> None:
-    """Say what was left out: all of it for a few inputs, the beginning for many."""
+    """Print the notes of all inputs, at most ten of them."""
     notes = [f"{entry['file']}: {note}" for entry in inputs for note in entry["notes"]]
     for note in notes[:10]:
         typer.echo(f"Note: {note}", err=True)
     if len(notes) > 10:
-        typer.echo(f"Note: … and {len(notes) - 10:,} more; all are in the manifest.", err=True)
+        typer.echo(f"Note: … and {len(notes) - 10:,} more; the manifest has all of them.", err=True)

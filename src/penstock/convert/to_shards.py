@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.convert.convert import convert
+from penstock.convert.convert import convert, existing_from_flags
 from penstock.convert.engines import Engine, LocalEngine
-from penstock.convert.formats import Format, ReadOptions, expanded, inputs_of
+from penstock.convert.formats import Format, ReadOptions, expand_paths, inputs_of
 from penstock.convert.inputs.function import FunctionInput
 from penstock.convert.inputs.protocol import Input
 from penstock.convert.scan import ConvertOptions
 from penstock.core.errors import OptionError
-from penstock.observe.progress import phases
+from penstock.observe.progress import track_phases
 from penstock.shard.manifest import Manifest
 
 __all__ = ["convert_to_shards", "summaries"]
@@ -24,7 +24,7 @@ def convert_to_shards(
     inputs: _Path | Sequence[_Path | Input],
     output_dir: _Path,
     *,
-    format: Format | Callable[[Path], Iterable[Any]] = "auto",  # noqa: A002  # the document's name
+    format: Format | Callable[[Path], Iterable[Any]] = "auto",  # noqa: A002  # a public name
     reading: ReadOptions | None = None,
     options: ConvertOptions | None = None,
     workers: int = 1,
@@ -33,32 +33,32 @@ def convert_to_shards(
     overwrite: bool = False,
     show_progress: bool = True,
 ) -> dict[str, Any]:
-    """Turn recordings into tar shards, and return what the manifest says; with a split, that of each part, by name.
+    """Convert recordings to tar shards and return the summary of the manifest; with a split, one summary per name.
 
     The result has the same bytes for any number of workers, on any engine, interrupted and resumed or not.
 
     Parameters
     ----------
     inputs
-        Files, patterns (`"data/*.nwb"`), folders of audio, zarr stores, folders of shards, or inputs made by hand.
+        Files, patterns (`"data/*.nwb"`), folders of audio, zarr stores, folders of shards, or `Input` objects.
     output_dir
-        The folder of the data set; with a split, of one folder for each part.
+        The folder of the dataset; with a split, the folder that holds one dataset per split.
     format
-        `"auto"`, what all inputs are, or a function that takes a path and yields samples.
+        `"auto"`, the format of all inputs, or a function that takes a path and yields items.
     reading
         How inputs are read: windows, fields, rates.
     options
-        How shards are written: their size, the split, the shuffle, statistics, what happens to bad inputs.
+        How shards are written: their size, split, shuffling, statistics, and what to do with bad inputs.
     workers
-        Processes that write shards at once.
+        Number of processes that write shards.
     engine
-        Who does the work instead: a `DaskEngine`.
+        Runs the work instead of local processes, such as a `DaskEngine`.
     resume
-        Go on where an interrupted call stopped.
+        Resume an interrupted conversion of the same inputs with the same options.
     overwrite
-        Replace what is in the folder.
+        Replace the dataset in the folder.
     show_progress
-        Tell how far it is, on standard error.
+        Show progress on standard error.
 
     Examples
     --------
@@ -71,22 +71,24 @@ def convert_to_shards(
     """
     if engine is not None and workers != 1:
         raise OptionError(
-            f"workers={workers} and engine={engine!r}: an engine has workers of its own; give one of them."
+            f"At most one of workers and engine must be given, got workers={workers} and engine={engine!r}. An engine "
+            "has workers of its own."
         )
-    found, where = _inputs(inputs, format, reading), Path(output_dir)
+    found, where = _make_inputs(inputs, format, reading), Path(output_dir)
     engine = engine if engine is not None else LocalEngine(workers)
-    with phases(show=show_progress) as told:
-        return summaries(convert(found, where, options, engine=engine, resume=resume, overwrite=overwrite, told=told))
+    existing = existing_from_flags(resume=resume, overwrite=overwrite)
+    with track_phases(show=show_progress) as on_progress:
+        return summaries(convert(found, where, options, engine=engine, existing=existing, on_progress=on_progress))
 
 
 def summaries(manifests: dict[str, Manifest]) -> dict[str, Any]:
-    """Return what the manifests of a conversion say: one by itself, several by name."""
+    """Return the summary of the manifest; with a split, the summaries by name."""
     if list(manifests) == [""]:
         return manifests[""].summary()
     return {name: manifest.summary() for name, manifest in manifests.items()}
 
 
-def _inputs(
+def _make_inputs(
     given: _Path | Sequence[_Path | Input],
     format: Format | Callable[[Path], Iterable[Any]],  # noqa: A002
     reading: ReadOptions | None,
@@ -95,5 +97,5 @@ def _inputs(
     paths = [Path(entry) for entry in each if isinstance(entry, str | os.PathLike)]
     ready: list[Input] = [entry for entry in each if not isinstance(entry, str | os.PathLike)]
     if callable(format):
-        return [*ready, *(FunctionInput(path, format) for path in expanded(paths))]
+        return [*ready, *(FunctionInput(path, format) for path in expand_paths(paths))]
     return [*ready, *(inputs_of(paths, format, reading) if paths else ())]

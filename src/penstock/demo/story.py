@@ -4,7 +4,7 @@ import sys
 import textwrap
 import time
 
-from penstock.observe.progress import on_terminal
+from penstock.observe.progress import is_terminal
 
 __all__ = ["Story"]
 
@@ -17,7 +17,7 @@ class Story:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
-        self._live = not quiet and on_terminal(sys.stdout)
+        self._live = not quiet and is_terminal(sys.stdout)
         self._told, self._line = time.monotonic(), ""
         self._chapters = 0
         self.checks: list[tuple[str, bool, str]] = []

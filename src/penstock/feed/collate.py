@@ -1,4 +1,4 @@
-"""Blocks and lists of items become batches of tensors."""
+"""Make batches of tensors from blocks and from lists of items."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,38 +11,38 @@ from torch.utils.data import default_collate
 from penstock.core.errors import OptionError
 from penstock.core.types import Block
 
-__all__ = ["MASK", "Merge", "block_batch"]
+__all__ = ["MASK", "Collator", "collate_block"]
 
 MASK = "mask"
-"""The name under which a padded batch carries its mask."""
+"""Name of the mask in a padded batch."""
 
 _Mask = NDArray[np.bool_] | None
 
 
-def block_batch(block: Block, mask: _Mask = None) -> dict[str, Any]:
-    """Return named arrays as tensors on the same memory; strings, and what has no fixed shape, as lists."""
-    batch = {name: _tensor(name, array) for name, array in block.items()}
+def collate_block(block: Block, mask: _Mask = None) -> dict[str, Any]:
+    """Return the arrays of a block as tensors on the same memory; strings and fields of varying shape as lists."""
+    batch = {name: _to_tensor(name, array) for name, array in block.items()}
     if mask is not None:
         batch[MASK] = torch.from_numpy(mask.copy())
     return batch
 
 
-def _tensor(name: str, array: NDArray[Any]) -> Any:
+def _to_tensor(name: str, array: NDArray[Any]) -> Any:
     if array.dtype.kind in "US":
         return array.tolist()
     if array.dtype.hasobject and array.ndim == 1:
-        return [_tensor(name, value) if isinstance(value, np.ndarray) else value for value in array]
+        return [_to_tensor(name, value) if isinstance(value, np.ndarray) else value for value in array]
     try:
         return torch.from_numpy(array)
     except TypeError as error:
         raise OptionError(
-            f"Field {name!r} has dtype {array.dtype}, for which torch has no tensor; convert it in the transform, "
+            f"Field {name!r} must have a dtype that torch supports, got {array.dtype}. Convert it in the transform, "
             "or leave the field out of the source."
         ) from error
 
 
-class Merge:
-    """Merges items into a batch: with the user's function, or as torch does, tuples staying tuples."""
+class Collator:
+    """Makes a batch from items: with the user's function, or with torch's default, except that tuples stay tuples."""
 
     def __init__(self, collate: Callable[[list[Any]], Any] | None = None) -> None:
         self._collate = collate
@@ -52,24 +52,24 @@ class Merge:
 
     def __call__(self, items: list[Any], mask: _Mask = None) -> Any:
         """Return the batch of `items`; a mask is added by name, or at the end of a tuple."""
-        batch = _merged(items) if self._collate is None else self._collate(items)
+        batch = _collate_by_default(items) if self._collate is None else self._collate(items)
         if mask is None:
             return batch
         padding = torch.from_numpy(mask.copy())
         if isinstance(batch, Mapping):
             if MASK in batch:
-                raise OptionError(f"tail='pad' adds {MASK!r} to a batch that has one already; rename the user's own.")
+                raise OptionError(f"tail='pad' adds {MASK!r} to each batch, but this one already has it. Rename yours.")
             return {**batch, MASK: padding}
         return (*batch, padding) if isinstance(batch, tuple) else (batch, padding)
 
 
-def _merged(items: list[Any]) -> Any:
+def _collate_by_default(items: list[Any]) -> Any:
     try:
         batch = default_collate(items)
     except (RuntimeError, TypeError) as error:
         error.add_note(
-            "[penstock] Items that differ in shape or type need a function: Loader(..., collate=merge_items)."
+            "[penstock] Items that differ in shape or type need a collate function: Loader(..., collate=merge_items)."
         )
         raise
-    # Torch turns tuples into lists; a dataset of tuples gives batches that are tuples.
+    # Torch turns tuples into lists; a dataset of tuples should give batches that are tuples.
     return tuple(batch) if isinstance(batch, list) and isinstance(items[0], tuple) else batch

@@ -1,8 +1,8 @@
-"""Batches move to the device while the step before them computes.
+"""Copy batches to the device while the step before them computes.
 
-On the CPU nothing happens. On CUDA, one batch or more is in flight besides the one that computes. They are copied from
-pinned memory on a stream of their own, the consumer's stream waits for the copy's event and not for the host, and
-`record_stream` keeps the allocator from giving a batch's memory away while kernels on it are still queued. The logic is
+On the CPU nothing happens. On CUDA, one or more batches are in flight besides the one in use. They are copied from
+pinned memory on a side stream. The consumer's stream, not the host, waits for the event of the copy, and
+`record_stream` keeps the allocator from reusing the memory of a batch while kernels on it are still queued. This is
 tested on the CPU with a stand-in for `CudaStreams`; it has not been run on CUDA hardware.
 """
 
@@ -18,61 +18,61 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
 
-__all__ = ["CudaStreams", "checked_device", "on_device", "pinned_memory"]
+__all__ = ["CudaStreams", "allocate_pinned", "map_tensors", "move_to_device", "resolve_device"]
 
 
-def checked_device(device: str | torch.device | None) -> torch.device:
-    """Return the device, or say why it cannot be used."""
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    """Return the torch device; raise OptionError if it cannot be used."""
     if device is None:
         return torch.device("cpu")
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise OptionError(
-            f"device={device!r} is no torch device: {error}. Use for example 'cuda:0' or 'cpu'."
+            f"device must be a torch device such as 'cuda:0' or 'cpu', got {device!r}: {error}"
         ) from error
     if found.type == "cuda" and not torch.cuda.is_available():
-        raise OptionError(f"device={device!r}, but this torch sees no CUDA device; use device='cpu' or None.")
+        raise OptionError(f"device={device!r} needs CUDA, but torch finds no CUDA device. Use device='cpu' or None.")
     return found
 
 
-def pinned_memory(n_bytes: int) -> NDArray[np.uint8]:
-    """Return page-locked host memory, from which the device copies by itself."""
+def allocate_pinned(n_bytes: int) -> NDArray[np.uint8]:
+    """Return page-locked host memory, which the device can copy from asynchronously."""
     memory: NDArray[np.uint8] = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True).numpy()
     return memory
 
 
 class CudaStreams:
-    """What a transfer needs of CUDA, in one place so that a test can stand in for it."""
+    """The CUDA calls of a transfer, in one class that a test can replace."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def side(self) -> AbstractContextManager[Any]:
-        """Issue what follows on the transfer stream."""
+        """Return a context manager that issues work on the transfer stream."""
         return torch.cuda.stream(self._side)
 
-    def copied(self) -> Any:
-        """Return an event that is over when all that was issued on the transfer stream is."""
+    def record_copy(self) -> Any:
+        """Return an event recorded after all work issued on the transfer stream so far."""
         return self._side.record_event()
 
     def wait(self, event: Any) -> None:
         """Let the consumer's stream, not the host, wait for `event`."""
         torch.cuda.current_stream(self._device).wait_event(event)
 
-    def kept(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return `tensor`, of which the allocator now knows that the consumer's stream uses it, too."""
+    def record_use(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Let the allocator know that the consumer's stream uses `tensor` as well, and return it."""
         tensor.record_stream(torch.cuda.current_stream(self._device))
         return tensor
 
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy on the device, perhaps still on its way."""
+        """Return a copy on the device; it may still be in flight."""
         pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
         return pinned.to(self._device, non_blocking=True)
 
 
-def on_device(
+def move_to_device(
     batches: Generator[Any, None, None],
     device: torch.device,
     streams: CudaStreams | None = None,
@@ -80,93 +80,93 @@ def on_device(
     ahead: int = 1,
     record: Callable[[str, float, int], None] | None = None,
 ) -> Generator[Any, None, None]:
-    """Yield each batch on `device`, `ahead` others being copied meanwhile.
+    """Yield each batch on `device`, while `ahead` others are copied.
 
-    1. Reading, merging or copying a batch fails: the batches before it are delivered first, then the error.
-    2. The consumer stops early: the copies under way end by themselves; their host memory is kept until they have.
+    1. Reading, collating or copying a batch fails: the batches before it are delivered first, then the error.
+    2. The consumer stops early: copies in flight end by themselves; their host memory is kept until then.
     """
     with closing(batches):
         if device.type == "cpu":
             yield from batches
         elif device.type != "cuda":
             for batch in batches:
-                yield mapped(batch, lambda tensor: tensor.to(device))
+                yield map_tensors(batch, lambda tensor: tensor.to(device))
         else:
-            yield from _overlapped(batches, streams or CudaStreams(device), ahead + 1, record)
+            yield from _overlap_copies(batches, streams or CudaStreams(device), ahead + 1, record)
 
 
-def _overlapped(
+def _overlap_copies(
     batches: Iterator[Any],
     streams: CudaStreams,
     in_flight: int,
     record: Callable[[str, float, int], None] | None,
 ) -> Generator[Any, None, None]:
-    moving: deque[tuple[Any, Any, Any]] = deque()
-    # Host batches whose copy may not be over: their memory must not go back to the pool before.
-    reading: deque[tuple[Any, Any]] = deque()
+    copying: deque[tuple[Any, Any, Any]] = deque()
+    # Host batches whose copy may not have finished: their memory must not return to the pool before it has.
+    sources: deque[tuple[Any, Any]] = deque()
     try:
-        yield from _delivered(_sent(batches, streams, record), streams, moving, reading, in_flight)
+        yield from _deliver(_start_copies(batches, streams, record), streams, copying, sources, in_flight)
     finally:
-        for *_, event in (*moving, *reading):
+        for *_, event in (*copying, *sources):
             event.synchronize()
 
 
-def _sent(
+def _start_copies(
     batches: Iterator[Any], streams: CudaStreams, record: Callable[[str, float, int], None] | None
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield each batch with its copy, which is under way, and the event that is over when it has come."""
+    """Yield (host batch, device copy in flight, event recorded after the copy)."""
     for host in batches:
         began = time.perf_counter()
         with streams.side():
-            batch = mapped(host, streams.move)
-        event = streams.copied()
+            batch = map_tensors(host, streams.move)
+        event = streams.record_copy()
         if record is not None:
             record("device", time.perf_counter() - began, 0)
         yield host, batch, event
         del host, batch, event
 
 
-def _delivered(
-    sent: Iterator[tuple[Any, Any, Any]],
+def _deliver(
+    copies: Iterator[tuple[Any, Any, Any]],
     streams: CudaStreams,
-    moving: deque[tuple[Any, Any, Any]],
-    reading: deque[tuple[Any, Any]],
+    copying: deque[tuple[Any, Any, Any]],
+    sources: deque[tuple[Any, Any]],
     in_flight: int,
 ) -> Generator[Any, None, None]:
     error: Exception | None = None
     while True:
-        while error is None and len(moving) < in_flight:
+        while error is None and len(copying) < in_flight:
             try:
-                found = next(sent, None)
+                found = next(copies, None)
             except Exception as failed:
                 error = failed
             else:
                 if found is None:
                     break
-                moving.append(found)
+                copying.append(found)
                 del found
-        if not moving:
+        if not copying:
             if error is not None:
                 raise error
             return
-        host, batch, event = moving.popleft()
-        reading.append((host, event))
+        host, batch, event = copying.popleft()
+        sources.append((host, event))
         streams.wait(event)
-        mapped(batch, streams.kept)
-        while reading and reading[0][1].query():
-            reading.popleft()
+        map_tensors(batch, streams.record_use)
+        while sources and sources[0][1].query():
+            sources.popleft()
         del host, event
         yield batch
 
 
-def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return `batch` with every tensor in its mappings, tuples and lists changed."""
+def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return `batch` with `change` applied to every tensor in its mappings, tuples and lists."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, Mapping):
-        return {name: mapped(value, change) for name, value in batch.items()}
+        return {name: map_tensors(value, change) for name, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(mapped(value, change) for value in batch))
+        return type(batch)(*(map_tensors(value, change) for value in batch))
     if isinstance(batch, tuple | list):
-        return type(batch)(mapped(value, change) for value in batch)
+        return type(batch)(map_tensors(value, change) for value in batch)
     return batch

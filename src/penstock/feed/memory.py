@@ -1,4 +1,4 @@
-"""How much memory a loader will take, told before it takes any."""
+"""Estimate the memory of a loader before it allocates any."""
 
 import math
 from dataclasses import dataclass
@@ -8,34 +8,34 @@ import numpy as np
 import torch
 
 from penstock.core.types import Arrangement
-from penstock.feed.device import mapped
+from penstock.feed.device import map_tensors
 from penstock.plan.plan import Plan
 
-__all__ = ["MemoryEstimate", "largest_window", "tensor_bytes", "window_room"]
+__all__ = ["MemoryEstimate", "max_window_items", "tensor_bytes", "window_capacity"]
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes at the peak of an epoch, beyond the process itself and the page cache."""
+    """Peak memory of an epoch in bytes, beyond the process itself and the page cache."""
 
     batch_bytes: int
-    """One batch."""
+    """Bytes of one batch."""
 
     batches_held: int
     """Batches made ahead, being made, and held by the consumer."""
 
     window_bytes: int
-    """The largest window; 0 for orders without windows."""
+    """Bytes of the largest shuffle window; 0 for orders without windows."""
 
     windows_held: int
-    """Windows kept, over all workers."""
+    """Windows kept by all workers."""
 
     device_bytes: int
-    """On the device: what computes and what is on its way."""
+    """Bytes on the device: batches in use and in flight."""
 
     @property
     def host_bytes(self) -> int:
-        """In main memory, over all workers."""
+        """Bytes in main memory, over all workers."""
         return self.batch_bytes * self.batches_held + self.window_bytes * self.windows_held
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class MemoryEstimate:
 
 
 def tensor_bytes(batch: Any) -> int:
-    """Return the bytes of the tensors in a batch, however it is nested."""
+    """Return the bytes of all tensors in a nested batch."""
     total = 0
 
     def add(tensor: torch.Tensor) -> torch.Tensor:
@@ -54,12 +54,12 @@ def tensor_bytes(batch: Any) -> int:
         total += tensor.nbytes
         return tensor
 
-    mapped(batch, add)
+    map_tensors(batch, add)
     return total
 
 
-def largest_window(plan: Plan) -> int:
-    """Return the items in the largest window of an epoch; 0 for orders without windows."""
+def max_window_items(plan: Plan) -> int:
+    """Return the number of items in the largest window of an epoch; 0 for orders without windows."""
     arrangement = plan.arrangement(0)
     if arrangement.window_starts is None or not len(arrangement.window_starts):
         return 0
@@ -68,30 +68,30 @@ def largest_window(plan: Plan) -> int:
 
 
 def _stored_items(plan: Plan, arrangement: Arrangement, window: int) -> int:
-    assert arrangement.spans is not None, "an order with windows says which spans they hold"
+    assert arrangement.spans is not None, "an order with windows gives their spans"
     spans = plan.index.stored_spans(arrangement.spans(window))
     return int((spans[:, 1] - spans[:, 0]).sum())
 
 
-def window_room(plan: Plan, *, lanes: int, in_flight: int) -> tuple[int, int]:
-    """Return how many windows a process keeps, and how many batches ahead of the workers it reads them.
+def window_capacity(plan: Plan, *, lanes: int, in_flight: int) -> tuple[int, int]:
+    """Return how many windows a process keeps, and how many batches ahead of its threads it reads them.
 
     Parameters
     ----------
     lanes
         Lanes that this process visits.
     in_flight
-        Batches that threads may be working on at once; 0: windows are read when they are needed.
+        Batches that threads may make at once; 0: windows are read when they are needed.
     """
     starts = plan.arrangement(0).window_starts
     if starts is None or not len(starts):
         return 0, 0
     size, window = plan.batch_size, plan.length / len(starts)
     if in_flight == 0:
-        # Each lane comes back to the window it was in; a batch of many small windows needs all of them.
+        # Each lane returns to its last window; a batch of many small windows needs all of them.
         return min(lanes + math.ceil(size / window) + 1, len(starts)), 0
-    # From the last batch that is still worked on to the one that is read ahead, a lane has `reached` batches. They are
-    # as many as fit into one window, so that no more than two of them are held; small windows are held by the dozen.
+    # From the oldest batch in progress to the one that is read ahead, a lane spans `reached` batches: as many as fit
+    # into one window, so that no more than two windows are held. Small windows are held by the dozen.
     working = math.ceil(in_flight / lanes)
     ahead = max(1, int(window // size) - working - 1)
     reached = ahead + working + 1

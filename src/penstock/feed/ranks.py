@@ -1,4 +1,4 @@
-"""Which rank this process is."""
+"""Find the rank of this process."""
 
 import os
 
@@ -24,6 +24,6 @@ def current_world() -> World:
         return World(int(rank or ""), int(size or ""))
     except ValueError as error:
         raise OptionError(
-            f"RANK={rank!r} and WORLD_SIZE={size!r} in the environment do not say which rank this is; "
-            "set both as torchrun does, unset both, or pass world=World(rank, size)."
+            f"The environment must give a valid rank and world size, got RANK={rank!r} and WORLD_SIZE={size!r}. "
+            "Set both as torchrun does, unset both, or pass world=World(rank, size)."
         ) from error

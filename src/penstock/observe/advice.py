@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["advice", "duration", "live_line", "rate", "size", "summary"]
+__all__ = ["advice", "format_bytes", "format_duration", "format_rate", "live_line", "summary"]
 
 DATA_BOUND = 0.2  # of the time waited: a loader that never lets wait would train a quarter faster
 _NOTICEABLE = 0.05
@@ -16,12 +16,12 @@ _GROWTH_BYTES, _GROWTH_SHARE = 64e6, 0.05
 Figures = Mapping[str, Any]
 
 
-def duration(milliseconds: float) -> str:
+def format_duration(milliseconds: float) -> str:
     """Return milliseconds as a person would say them.
 
     Examples
     --------
-    >>> duration(0.0123), duration(80.04), duration(1234.0), duration(1.2e6)
+    >>> format_duration(0.0123), format_duration(80.04), format_duration(1234.0), format_duration(1.2e6)
     ('12.3 µs', '80 ms', '1.23 s', '20.0 min')
     """
     if milliseconds < 1:
@@ -31,12 +31,12 @@ def duration(milliseconds: float) -> str:
     return f"{milliseconds / 1000:.3g} s" if milliseconds < 300_000 else f"{milliseconds / 60_000:,.1f} min"
 
 
-def size(nbytes: float) -> str:
+def format_bytes(nbytes: float) -> str:
     """Return bytes as a person would say them.
 
     Examples
     --------
-    >>> size(512), size(1_500_000), size(2.34e9)
+    >>> format_bytes(512), format_bytes(1_500_000), format_bytes(2.34e9)
     ('512 bytes', '1.5 MB', '2.34 GB')
     """
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
@@ -45,12 +45,12 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.0f} bytes"
 
 
-def rate(per_second: float) -> str:
+def format_rate(per_second: float) -> str:
     """Return a number per second to three digits, and never as a power of ten.
 
     Examples
     --------
-    >>> rate(12345.6), rate(7.4146)
+    >>> format_rate(12345.6), format_rate(7.4146)
     ('12,346', '7.41')
     """
     return f"{per_second:,.0f}" if per_second >= 99.95 else f"{per_second:.3g}"
@@ -67,11 +67,11 @@ def live_line(figures: Figures, total: int | None) -> str:
     parts = [f"batch {figures['epoch_batch']:,}{of} of epoch {figures['epochs']}"]
     if figures["wait_fraction"] is not None:
         parts.append(
-            f"{100 * figures['wait_fraction']:.0f} % waiting for data (p50 {duration(figures['wait_p50_ms'])})"
+            f"{100 * figures['wait_fraction']:.0f} % waiting for data (p50 {format_duration(figures['wait_p50_ms'])})"
         )
-        parts.append(f"{rate(figures['batches_per_second'])} batches/s")
+        parts.append(f"{format_rate(figures['batches_per_second'])} batches/s")
     if figures["resident_bytes"] is not None:
-        parts.append(size(figures["resident_bytes"]))
+        parts.append(format_bytes(figures["resident_bytes"]))
     if "gpu_utilization_percent" in figures:
         parts.append(f"GPU {figures['gpu_utilization_percent']:.0f} %")
     return ", ".join(parts)
@@ -91,35 +91,37 @@ def advice(figures: Figures, *, workers_end: bool) -> list[str]:
 def _facts(figures: Figures) -> Iterator[str]:
     epochs = f"{figures['epochs']} epoch{'' if figures['epochs'] == 1 else 's'}"
     items = f", {figures['items']:,} items" if figures["items"] is not None else ""
-    content = f"{items}, {size(figures['bytes'])}" if figures["bytes"] else items
-    took = duration(1000 * figures["elapsed_seconds"])
+    content = f"{items}, {format_bytes(figures['bytes'])}" if figures["bytes"] else items
+    took = format_duration(1000 * figures["elapsed_seconds"])
     yield f"Watched: {figures['batches']:,} batches in {epochs}{content}, {took}"
     for name, what in (("wait", "Waiting for a batch"), ("step", "Training on a batch")):
         if figures[f"{name}_p50_ms"] is not None:
-            times = ", ".join(f"{key} {duration(figures[f'{name}_{key}_ms'])}" for key in ("mean", "p50", "p95", "max"))
+            times = ", ".join(
+                f"{key} {format_duration(figures[f'{name}_{key}_ms'])}" for key in ("mean", "p50", "p95", "max")
+            )
             share = (
                 f" ({100 * figures['wait_fraction']:.0f} % of the time)" if name == "wait" and _judged(figures) else ""
             )
             yield f"{what}: {times}{share}"
     if _judged(figures):
-        rates = [f"{rate(figures['batches_per_second'])} batches/s"]
+        rates = [f"{format_rate(figures['batches_per_second'])} batches/s"]
         if figures["items_per_second"] is not None:
-            rates.append(f"{rate(figures['items_per_second'])} items/s")
+            rates.append(f"{format_rate(figures['items_per_second'])} items/s")
         if figures["bytes_per_second"]:
-            rates.append(f"{size(figures['bytes_per_second'])}/s")
+            rates.append(f"{format_bytes(figures['bytes_per_second'])}/s")
         yield f"Speed: {', '.join(rates)}"
     if figures["startup_ms"] is not None:
-        ending = f", its end {duration(figures['shutdown_ms'])}" if figures["shutdown_ms"] is not None else ""
+        ending = f", its end {format_duration(figures['shutdown_ms'])}" if figures["shutdown_ms"] is not None else ""
         share = f" ({100 * figures['startup_fraction']:.0f} % of the time)"
-        yield f"Start of an epoch, with its first batch: {duration(figures['startup_ms'])}{ending}{share}"
+        yield f"Start of an epoch, with its first batch: {format_duration(figures['startup_ms'])}{ending}{share}"
     if figures["resident_peak_bytes"] is not None:
         slope = figures["resident_slope_mb_per_minute"]
         growth = f", {slope:+.3g} MB per minute" if slope is not None else ""
-        yield f"Memory of all processes: {size(figures['resident_peak_bytes'])} at most{growth}"
+        yield f"Memory of all processes: {format_bytes(figures['resident_peak_bytes'])} at most{growth}"
     if "gpu_utilization_percent" in figures:
         yield (
             f"GPU: {figures['gpu_utilization_percent']:.0f} % busy, "
-            f"{size(figures['gpu_memory_peak_bytes'])} of its memory at most"
+            f"{format_bytes(figures['gpu_memory_peak_bytes'])} of its memory at most"
         )
 
 
@@ -135,11 +137,11 @@ def _on_waiting(figures: Figures) -> Iterator[str]:
             f"first of each epoch and {figures['warmup_batches']} of warm-up do not count."
         )
         return
-    percent, median = f"{100 * fraction:.{0 if fraction >= 0.1 else 1}f} %", duration(figures["wait_p50_ms"])
+    percent, median = f"{100 * fraction:.{0 if fraction >= 0.1 else 1}f} %", format_duration(figures["wait_p50_ms"])
     if fraction > 1 - _ALONE:
         yield (
             "There was next to no training between the batches, so this is the speed of the loader alone: "
-            f"{rate(figures['batches_per_second'])} batches/s (p50 {median} per batch)."
+            f"{format_rate(figures['batches_per_second'])} batches/s (p50 {median} per batch)."
         )
     elif fraction >= DATA_BOUND:
         yield (
@@ -158,7 +160,7 @@ def _on_waiting(figures: Figures) -> Iterator[str]:
         )
     if _NOTICEABLE <= fraction <= 1 - _ALONE and figures["wait_mean_ms"] > 3 * figures["wait_p50_ms"]:
         yield (
-            f"Few batches take most of the waiting (p50 {median}, max {duration(figures['wait_max_ms'])}): more "
+            f"Few batches take most of the waiting (p50 {median}, max {format_duration(figures['wait_max_ms'])}): more "
             "batches ahead (prefetch) would even that out."
         )
 
@@ -175,7 +177,7 @@ def _on_starting(figures: Figures, workers_end: bool) -> Iterator[str]:
     )
     yield (
         f"Starting and ending epochs took {100 * figures['startup_fraction']:.0f} % of the time "
-        f"({duration(figures['startup_ms'])} to the first batch): {cure}"
+        f"({format_duration(figures['startup_ms'])} to the first batch): {cure}"
     )
 
 
@@ -188,6 +190,6 @@ def _on_memory(figures: Figures) -> Iterator[str]:
     if growth_bytes < max(_GROWTH_BYTES, _GROWTH_SHARE * figures["resident_peak_bytes"]) or late < slope / 2:
         return
     yield (
-        f"Memory grew by {size(slope * 1e6)} per minute, and did not stop: look for lists that keep batches, and for "
+        f"Memory grew by {format_bytes(slope * 1e6)} per minute, and did not stop: look for lists that keep batches, and for "
         "losses that are kept with their graph (keep loss.item())."
     )

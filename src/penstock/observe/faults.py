@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Notes", "quarantined"]
+__all__ = ["Notes", "read_quarantine"]
 
 _MOST = 100  # notes, and entries of a quarantine, that are kept; all are counted
 _MOST_LETTERS = 500
@@ -43,7 +43,7 @@ class Notes(logging.Filter):
         return True
 
 
-def quarantined(path: Path, fingerprint: str) -> dict[str, Any]:
+def read_quarantine(path: Path, fingerprint: str) -> dict[str, Any]:
     """Return the bad items that a quarantine lists of one data set: how many, and the first of them.
 
     Parameters

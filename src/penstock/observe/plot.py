@@ -11,15 +11,15 @@ import numpy as np
 
 from penstock.core.errors import MissingDependency, OptionError
 from penstock.files.figures import save_figure
-from penstock.observe.advice import duration, rate
+from penstock.observe.advice import format_duration, format_rate
 from penstock.observe.durations import Durations, Floats, Trace, Waits
-from penstock.observe.text import GREY, SANS, shortened
+from penstock.observe.text import GREY, SANS, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Seen", "draw_benchmark", "draw_watch"]
+__all__ = ["Seen", "plot_benchmark", "plot_watch"]
 
 # Okabe and Ito's colours, as in the other figures.
 _WAIT, _STEP, _MEMORY, _GPU = "#D55E00", "#0072B2", "#009E73", "#CC79A7"
@@ -41,7 +41,7 @@ class Seen:
     """Of each batch, warm-up and all."""
 
 
-def draw_watch(seen: Seen, waits: Waits, figures: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+def plot_watch(seen: Seen, waits: Waits, figures: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Draw waiting and training over time, how both are distributed, and the memory."""
     figure = _figure(10.0, 6.6)
     grid = figure.add_gridspec(2, 2, height_ratios=(1.25, 1))
@@ -61,13 +61,13 @@ def draw_watch(seen: Seen, waits: Waits, figures: Mapping[str, Any], path: str |
     _distributions(_axes(figure, grid[1, 0], "How long, how often", "", "batches"), waits)
     _memory(_axes(figure, grid[1, 1], "Memory of all processes", f"time ({name})", "MB"), seen, figures, unit)
     figure.suptitle(
-        shortened(figures["advice"][0].split(". ")[0], 130),
+        shorten(figures["advice"][0].split(". ")[0], 130),
         x=0.01, ha="left", size=10.5, family=SANS, parse_math=False,
     )  # fmt: skip
     save_figure(figure, Path(path), _DPI)
 
 
-def draw_benchmark(results: Mapping[str, Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
+def plot_benchmark(results: Mapping[str, Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
     """Draw, for each setting, the batches per second and the time to the first batch.
 
     Parameters
@@ -88,13 +88,16 @@ def draw_benchmark(results: Mapping[str, Mapping[str, Any]], path: str | os.Path
     left.barh(rows, rates, height=0.62, color=[_MEMORY if row == best else _STEP for row in rows])
     left.set_yticks(rows, [_setting(name, entry) for name, entry in results.items()])
     notes = [
-        f" {rate(speed)}/s  ({duration(1000 * entry['mean_batch_time'])} ± {duration(1000 * entry['std_batch_time'])})"
+        f" {format_rate(speed)}/s  ({format_duration(1000 * entry['mean_batch_time'])} ± {format_duration(1000 * entry['std_batch_time'])})"
         for speed, entry in zip(rates, results.values(), strict=True)
     ]
     right = _axes(figure, grid[0, 1], "Time to the first batch", "", "")
     right.barh(rows, starts, height=0.62, color="#999999")
     right.set_yticks([])
-    for ax, widths, texts in ((left, rates, notes), (right, starts, [f" {duration(start)}" for start in starts])):
+    for ax, widths, texts in (
+        (left, rates, notes),
+        (right, starts, [f" {format_duration(start)}" for start in starts]),
+    ):
         ax.invert_yaxis()
         ax.set_xticks([])
         ax.spines["bottom"].set_visible(False)
@@ -108,7 +111,7 @@ def _setting(name: str, entry: Mapping[str, Any]) -> str:
     """Return the options of a setting, without what was measured, on two lines at most."""
     kept = {key: value for key, value in entry.items() if key in _OPTIONS and value is not False}
     words = [f"{_OPTIONS[key]} {value}" if value is not True else _OPTIONS[key] for key, value in kept.items()]
-    return shortened(f"{name}: {', '.join(words) or 'as given'}", 70)
+    return shorten(f"{name}: {', '.join(words) or 'as given'}", 70)
 
 
 _OPTIONS = {
@@ -149,7 +152,9 @@ def _marks(ax: "Axes", wait: Durations, top: int) -> None:
     for share, high in ((0.5, 1.15), (0.95, 1.06)):
         at = max(1000 * wait.quantile(share), _SHORTEST_MS)
         ax.axvline(at, ymax=high / 1.22, color=_WAIT, linewidth=0.9, linestyle="--")
-        ax.text(at, high * top, f" p{100 * share:.0f} {duration(at)}", color=_WAIT, size=8, family=SANS, va="center")
+        ax.text(
+            at, high * top, f" p{100 * share:.0f} {format_duration(at)}", color=_WAIT, size=8, family=SANS, va="center"
+        )
 
 
 def _memory(ax: "Axes", seen: Seen, figures: Mapping[str, Any], unit: float) -> None:
@@ -191,7 +196,7 @@ def _log_durations(ax: "Axes", axis: str) -> None:
     ax.set(**{f"{axis}lim": (max(limits[0], _SHORTEST_MS / 2), limits[1])})
     few = limits[1] < 1e4 * limits[0]
     scale.set_major_locator(LogLocator(subs=(1, 2, 5) if few and axis == "x" else (1,), numticks=14))
-    scale.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
+    scale.set_major_formatter(FuncFormatter(lambda value, _: format_duration(value)))
     scale.set_minor_formatter(NullFormatter())
 
 

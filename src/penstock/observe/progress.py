@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-__all__ = ["Progress", "on_terminal", "phases", "progress"]
+__all__ = ["Progress", "is_terminal", "track_phases", "track_progress"]
 
 _QUIET_SECONDS = 1.0
 _BAR_WIDTH = 24
 _EVERY_SECONDS = {True: 0.2, False: 10.0}  # on a terminal, and elsewhere
 
 
-def on_terminal(out: TextIO) -> bool:
+def is_terminal(out: TextIO) -> bool:
     """Return whether a person looks at `out`, on a screen that can change what it shows."""
     return out.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
@@ -29,7 +29,7 @@ class Progress:
         self._what, self._total, self._unit, self._show, self._out = what, total, unit, show, out
         self._done = self._before = before
         self._began = self._told = time.monotonic()
-        self._live = on_terminal(out)
+        self._live = is_terminal(out)
         self._bar: _Bar | None = None
         self._shown = False
 
@@ -111,7 +111,9 @@ class _Bar:
 
 
 @contextmanager
-def progress(what: str, total: int, unit: str, *, show: bool = True, out: TextIO | None = None) -> Iterator[Progress]:
+def track_progress(
+    what: str, total: int, unit: str, *, show: bool = True, out: TextIO | None = None
+) -> Iterator[Progress]:
     """Tell how far a job is; `unit="bytes"` is told in MB, and a total of 0 is unknown."""
     told = Progress(what, total, unit, show=show, out=out or sys.stderr)
     try:
@@ -121,7 +123,9 @@ def progress(what: str, total: int, unit: str, *, show: bool = True, out: TextIO
 
 
 @contextmanager
-def phases(*, show: bool = True, out: TextIO | None = None) -> Iterator[Callable[[str, str, int, int, str], None]]:
+def track_phases(
+    *, show: bool = True, out: TextIO | None = None
+) -> Iterator[Callable[[str, str, int, int, str], None]]:
     """Tell how far a job of several phases is: which one, its unit, how far, of how much, and where it is just now.
 
     What a phase begins with was done before, and does not count for its speed.

@@ -19,7 +19,7 @@ from penstock.observe.faults import Notes, read_quarantine
 from penstock.observe.plot import Seen
 from penstock.observe.recorder import Recorded
 from penstock.observe.timing import Timings
-from penstock.plan.facts import plan_facts, find_plan
+from penstock.plan.facts import find_plan, plan_facts
 from penstock.shard.manifest import MANIFEST
 
 __all__ = ["Run", "Watched", "is_run_file", "read_run", "write_run"]

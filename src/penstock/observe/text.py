@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["GREY", "MONO", "SANS", "array_lines", "drawable", "number", "shortened", "table_lines"]
+__all__ = ["GREY", "MONO", "SANS", "array_lines", "format_number", "replace_missing_glyphs", "shorten", "table_lines"]
 
 # These two come with matplotlib, so that a figure looks the same on every machine.
 SANS, MONO = "DejaVu Sans", "DejaVu Sans Mono"
@@ -23,29 +23,29 @@ _ARRAY_LINES = 6
 _TABLE_LINES = 48
 
 
-def drawable(text: str) -> str:
+def replace_missing_glyphs(text: str) -> str:
     """Return `text` on one line, with □ for what the fonts lack, so that matplotlib has nothing to warn about."""
     glyphs = _glyphs()
     return "".join(letter if ord(letter) in glyphs else "□" for letter in " ".join(text.split()))
 
 
-def shortened(text: str, most: int) -> str:
+def shorten(text: str, most: int) -> str:
     """Return at most `most` characters, the last of which is an ellipsis where some are missing.
 
     Examples
     --------
-    >>> shortened("penstock", 5)
+    >>> shorten("penstock", 5)
     'pens…'
     """
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def number(value: Any) -> str:
+def format_number(value: Any) -> str:
     """Return a number as an axis would print it: integers in full, others to four digits.
 
     Examples
     --------
-    >>> number(np.int16(-300)), number(3.14159)
+    >>> format_number(np.int16(-300)), format_number(3.14159)
     ('−300', '3.142')
     """
     text = f"{value:.4g}" if isinstance(value, float | np.floating) else str(int(value))
@@ -59,16 +59,16 @@ def array_lines(array: NDArray[Any]) -> list[str]:
     if array.dtype.hasobject:
         return _wrapped(_brief(array.tolist()), _WIDTH, _ARRAY_LINES)
     text = np.array2string(array, precision=4, threshold=60, edgeitems=4, max_line_width=_WIDTH)
-    lines = [shortened(line, _WIDTH) for line in text.splitlines()]
+    lines = [shorten(line, _WIDTH) for line in text.splitlines()]
     if len(lines) > _ARRAY_LINES:
         lines = [*lines[: _ARRAY_LINES - 1], "…"]
-    # Indentation shows the nesting, and drawable() would take it away.
-    return [" " * (len(line) - len(line.lstrip())) + drawable(line) for line in lines]
+    # Indentation shows the nesting, and replace_missing_glyphs() would take it away.
+    return [" " * (len(line) - len(line.lstrip())) + replace_missing_glyphs(line) for line in lines]
 
 
 def table_lines(entries: Iterable[tuple[str, Any]]) -> list[str]:
     """Return names, sizes and values as the lines of a table."""
-    rows = [(shortened(drawable(name), 28), _size(value), value) for name, value in entries]
+    rows = [(shorten(replace_missing_glyphs(name), 28), _size(value), value) for name, value in entries]
     wide = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     room = _WIDTH - sum(wide) - 4
     lines: list[str] = []
@@ -115,7 +115,7 @@ def _size(value: Any) -> str:
 
 
 def _wrapped(text: str, width: int, most: int) -> list[str]:
-    kept = drawable(shortened(text, width * (most + 1)))
+    kept = replace_missing_glyphs(shorten(text, width * (most + 1)))
     return textwrap.wrap(kept, width, max_lines=most, placeholder="…", break_on_hyphens=False) or ["(empty)"]
 
 

@@ -20,7 +20,7 @@ from penstock.observe.faults import Notes
 from penstock.observe.gpu import Gpus
 from penstock.observe.live import LiveLine, Log, log_function
 from penstock.observe.machine import resident_bytes
-from penstock.observe.plot import Seen, draw_watch
+from penstock.observe.plot import Seen, plot_watch
 from penstock.observe.recorder import Recorded
 from penstock.observe.run_file import Watched, write_run
 
@@ -242,7 +242,7 @@ class Watch(Generic[T]):
         MissingDependency
             matplotlib is not installed.
         """
-        draw_watch(self._seen, self._waits, self.to_dict(), path)
+        plot_watch(self._seen, self._waits, self.to_dict(), path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was watched into a run file, from which `penstock report` makes a page; whole, or not at all.

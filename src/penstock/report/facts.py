@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import DamageError, OptionError, SourceError
-from penstock.observe.faults import quarantined
+from penstock.observe.faults import read_quarantine
 from penstock.shard.manifest import MANIFEST, METADATA, Manifest, manifest_path
 from penstock.shard.summary import find_problems
 from penstock.transform.moments import Moments
@@ -74,7 +74,7 @@ def dataset_facts(where: str) -> dict[str, Any]:
             if name not in _OF_CONVERSIONS
         },
         "problems": find_problems(manifest),
-        "quarantine": quarantined(manifest_path(where).with_name("quarantine.jsonl"), manifest.fingerprint),
+        "quarantine": read_quarantine(manifest_path(where).with_name("quarantine.jsonl"), manifest.fingerprint),
     }
 
 

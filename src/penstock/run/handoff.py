@@ -1,4 +1,4 @@
-"""Results handed over in order, a bounded number ahead."""
+"""Hand results from many threads to one consumer, in order and a bounded number ahead."""
 
 import threading
 from typing import Any
@@ -11,11 +11,11 @@ class Closed(Exception):  # noqa: N818  # not an error: the order to stop
 
 
 class Handoff:
-    """Many producers, one consumer. Results are numbered 0, 1, 2 … and leave in that order.
+    """Many producers, one consumer. Results are numbered 0, 1, 2 … and are taken in that order.
 
-    1. A producer is `capacity` results ahead: `reserve` waits, before the work is done and its memory is taken.
+    1. A producer is `capacity` results ahead: `reserve` waits, before the work is done and its memory is allocated.
     2. The consumer is early: `take` waits, at most `timeout_seconds`.
-    3. `close`: everyone who waits wakes up with Closed, now and ever after; twice is fine.
+    3. `close`: everyone who waits, now or later, gets Closed. Idempotent.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -27,7 +27,7 @@ class Handoff:
         self._room, self._ready = threading.Condition(lock), threading.Condition(lock)
 
     def reserve(self, number: int) -> None:
-        """Wait until result `number` may be worked on."""
+        """Wait until work on result `number` may begin."""
         with self._room:
             while number >= self._taken + self._capacity and not self._closed:
                 self._room.wait()
@@ -44,7 +44,7 @@ class Handoff:
                 self._ready.notify()
 
     def take(self, timeout_seconds: float | None = None) -> Any:
-        """Return the next result; raise TimeoutError where it does not come in time."""
+        """Return the next result; raise TimeoutError if it does not come in time."""
         with self._ready:
             if not self._ready.wait_for(lambda: self._closed or self._taken in self._results, timeout_seconds):
                 raise TimeoutError
@@ -56,7 +56,7 @@ class Handoff:
             return result
 
     def close(self) -> None:
-        """Wake everyone up, for good."""
+        """Wake everyone who waits; every later call raises Closed."""
         with self._ready:
             self._closed = True
             self._results.clear()

@@ -1,4 +1,4 @@
-"""Memory that comes back by itself when the last array or tensor that looks into it is gone."""
+"""Lend memory, and get it back when the last array or tensor over it is gone."""
 
 import weakref
 from collections.abc import Callable
@@ -11,31 +11,31 @@ __all__ = ["Leases"]
 
 
 class Leases:
-    """Lends memory out and is told when it is no longer looked at.
+    """Lends memory, and calls `on_return` when nothing refers to it any more.
 
-    `returned` runs wherever the last reference dies, on any thread, perhaps in the middle of anything: it does nothing
-    but single, atomic operations, such as appending to a deque.
+    `on_return` runs wherever the last reference dies: on any thread, at any moment. It must do no more than single
+    atomic operations, such as appending to a deque.
     """
 
-    def __init__(self, returned: Callable[[Any], None]) -> None:
-        self._returned = returned
+    def __init__(self, on_return: Callable[[Any], None]) -> None:
+        self._on_return = on_return
         self._lent: dict[weakref.ref[_Lease], Any] = {}
 
     def lend(self, memory: NDArray[np.uint8], tag: Any) -> NDArray[np.uint8]:
-        """Return `memory` as an array; `returned(tag)` is called when no array, tensor or view of it is left."""
+        """Return `memory` as an array; `on_return(tag)` is called when no array, tensor or view of it is left."""
         lease = _Lease(memory)
-        self._lent[weakref.ref(lease, self._ended)] = tag
+        self._lent[weakref.ref(lease, self._end_lease)] = tag
         return np.asarray(lease)
 
     def __len__(self) -> int:
         return len(self._lent)
 
-    def _ended(self, lease: "weakref.ref[_Lease]") -> None:
-        self._returned(self._lent.pop(lease))
+    def _end_lease(self, lease: "weakref.ref[_Lease]") -> None:
+        self._on_return(self._lent.pop(lease))
 
 
 class _Lease:
-    """The base of the arrays that are lent: numpy keeps it alive for as long as any of them is."""
+    """Base object of the lent arrays: numpy keeps it alive for as long as any of them is."""
 
     __slots__ = ("__array_interface__", "__weakref__", "_memory")
 

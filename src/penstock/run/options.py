@@ -1,4 +1,4 @@
-"""How a plan is executed."""
+"""Options of plan execution."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -16,54 +16,52 @@ class RunOptions:
     """How a plan is executed; never changes what it yields."""
 
     executor: Executor = "auto"
-    """`"auto"`: inline without workers; with them, threads, or processes where a few timed draws show that threads
+    """`"auto"`: inline without workers; with workers, threads, or processes if a few timed draws show that threads
     wait for each other (Python-heavy datasets and transforms)."""
 
     prefetch: int = 2
     """Batches that each worker may be ahead of the consumer."""
 
     start_method: StartMethod | None = None
-    """How worker processes start; None: what Python does on this system."""
+    """How worker processes start; None: Python's default on this system."""
 
     persistent: bool = False
     """Keep worker processes after an epoch, until `close()`. Saves their start; costs their memory."""
 
     timeout_seconds: float | None = None
-    """Give up on a batch that takes longer than this, with an error that names its items; None: wait for ever."""
+    """Raise an error that names the items if a batch takes longer than this; None: no limit."""
 
     device_ahead: int = 1
-    """Batches that are copied to the device ahead of the one that computes; each takes its bytes there."""
+    """Batches copied to the device ahead of the one in use; each takes its bytes there."""
 
     pin_memory: bool = False
-    """Give batches page-locked memory where there is a CUDA device, also where `device` is not that device."""
+    """Allocate batches in page-locked memory if there is a CUDA device, even if `device` is another one."""
 
     memory_bytes: int | None = None
-    """Refuse to start where `memory_estimate()` says that more is needed; None: no limit."""
+    """Refuse to start if `memory_estimate()` is larger; None: no limit."""
 
     def __post_init__(self) -> None:
         if self.executor not in get_args(Executor):
-            raise OptionError(f"executor={self.executor!r} is not one of {', '.join(map(repr, get_args(Executor)))}.")
-        if self.prefetch < 1:
-            raise OptionError(f"prefetch={self.prefetch} leaves nothing to train on; use 1 or more.")
-        if self.device_ahead < 1:
-            raise OptionError(f"device_ahead={self.device_ahead} leaves no copy to overlap with; use 1 or more.")
+            allowed = ", ".join(map(repr, get_args(Executor)))
+            raise OptionError(f"executor must be one of {allowed}, got {self.executor!r}.")
+        for name, count in (("prefetch", self.prefetch), ("device_ahead", self.device_ahead)):
+            if count < 1:
+                raise OptionError(f"{name} must be an integer >= 1, got {count!r}.")
         if self.start_method is not None and self.start_method not in get_args(StartMethod):
             allowed = ", ".join(map(repr, get_args(StartMethod)))
-            raise OptionError(f"start_method={self.start_method!r} is not one of {allowed}.")
+            raise OptionError(f"start_method must be one of {allowed}, or None, got {self.start_method!r}.")
         for name, value in (("timeout_seconds", self.timeout_seconds), ("memory_bytes", self.memory_bytes)):
             if value is not None and value <= 0:
-                raise OptionError(f"{name}={value} allows nothing; use more than 0, or None for no limit.")
+                raise OptionError(f"{name} must be > 0, or None for no limit, got {value!r}.")
 
     def executor_for(self, num_workers: int) -> Executor:
-        """Return what executes a plan with that many workers; raise OptionError where it cannot have them."""
+        """Return the executor for `num_workers` workers; raise OptionError if the two do not go together."""
         if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
-            raise OptionError(f"num_workers={num_workers!r} cannot be; use 0 (no workers) or more.")
+            raise OptionError(f"num_workers must be an integer >= 0, got {num_workers!r}.")
         if num_workers == 0:
             if self.executor in ("threads", "processes"):
-                raise OptionError(f"executor={self.executor!r} needs num_workers of 1 or more, got 0.")
+                raise OptionError(f"executor={self.executor!r} needs num_workers >= 1, got 0.")
             return "inline"
         if self.executor == "inline":
-            raise OptionError(
-                f"executor='inline' has no workers, but num_workers={num_workers}; use 0, or another executor."
-            )
+            raise OptionError(f"executor='inline' needs num_workers=0, got {num_workers}. Use 0, or another executor.")
         return self.executor

@@ -1,11 +1,11 @@
-"""Draws executed here, or in threads of this process.
+"""Make batches in the consumer's thread, or in threads of this process.
 
 Both are generators: closing one, or dropping it, ends everything it started.
 
 1. A draw fails: the consumer gets the error in place of the batch, with its traceback; then the epoch is over.
-2. The consumer stops early: the threads wake up and are joined, which takes as long as the reads that are under way.
-3. A draw takes longer than the timeout: WorkerError, naming the draw. Its thread cannot be stopped from outside; it is
-   left behind as a daemon, with a line in the log.
+2. The consumer stops early: the threads wake up and are joined, which takes as long as the reads in progress.
+3. A draw takes longer than the timeout: WorkerError, naming the draw. Its thread cannot be stopped from outside; it
+   stays behind as a daemon, and a warning is logged.
 """
 
 import itertools
@@ -14,68 +14,74 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.errors import WorkerError
 from penstock.core.types import Draw
 from penstock.run.handoff import Closed, Handoff
-from penstock.run.make_batch import Failure, Record, Work
+from penstock.run.make_batch import BatchMaker, Failure, Record
 
-__all__ = ["inline", "threaded"]
+__all__ = ["ThreadSetup", "run_in_threads", "run_inline"]
 
 _LOG = logging.getLogger("penstock")
 _JOIN_SECONDS = 5.0
 
 
-def inline(draws: Iterable[Draw], work: Work, *, together: int, record: Record) -> Generator[Any, None, None]:
+@dataclass(frozen=True, slots=True)
+class ThreadSetup:
+    """How many threads make batches, and how far ahead."""
+
+    threads: int
+    windows_ahead: int
+    """How many batches ahead of the threads shuffle windows are read; 0 if the order has no windows."""
+
+    group_size: int
+    """Draws that one thread makes at a time, if each of them is small."""
+
+    timeout_seconds: float | None
+
+
+def run_inline(
+    draws: Iterable[Draw], maker: BatchMaker, *, group_size: int, record: Record
+) -> Generator[Any, None, None]:
     """Yield the batch of each draw, made when it is asked for."""
-    for some in _grouped(draws, together):
-        for result in work.batches(some, record):
+    for group in _group_draws(draws, group_size):
+        for result in maker.make_batches(group, record):
             if isinstance(result, Failure):
                 raise result.error
             yield result
 
 
-def threaded(
-    draws: Callable[[], Iterator[Draw]],
-    work: Work,
-    *,
-    threads: int,
-    handoff: Handoff,
-    windows_ahead: int,
-    together: int,
-    timeout_seconds: float | None,
-    record: Record,
+def run_in_threads(
+    draws: Callable[[], Iterator[Draw]], maker: BatchMaker, *, setup: ThreadSetup, handoff: Handoff, record: Record
 ) -> Generator[Any, None, None]:
-    """Return the batches of all draws, in order, made ahead by `threads` threads, which begin at once.
+    """Return the batches of all draws, in order. The threads start at once.
 
     Parameters
     ----------
     draws
-        Gives the draws from the start, anew with each call: one thread reads windows ahead of the others.
+        Returns a new iterator over all draws with each call: one thread reads windows ahead of the others.
     handoff
         Holds as many results as may be made ahead; closing it, from any thread, ends the iteration.
-    windows_ahead
-        Batches that windows are read ahead of the threads; 0 if the order has no windows.
-    together
-        Draws that are worked on at once where each of them is small.
     """
-    tasks = _Tasks(_grouped(draws(), together))
+    tasks = _Tasks(_group_draws(draws(), setup.group_size))
     pace = _Pace()
-    shared = (tasks, handoff, pace, work, record)
-    running = [
-        threading.Thread(target=_work_through, args=shared, name=f"penstock-{n}", daemon=True) for n in range(threads)
+    shared = (tasks, handoff, pace, maker, record)
+    threads = [
+        threading.Thread(target=_make_batches, args=shared, name=f"penstock-{n}", daemon=True)
+        for n in range(setup.threads)
     ]
-    if windows_ahead:
-        arguments = (draws(), windows_ahead, pace, work)
-        running.append(threading.Thread(target=_read_ahead, args=arguments, name="penstock-ahead", daemon=True))
-    batches = _delivered(running, handoff, tasks, pace, timeout_seconds)
+    if setup.windows_ahead:
+        arguments = (draws(), setup.windows_ahead, pace, maker)
+        threads.append(threading.Thread(target=_read_ahead, args=arguments, name="penstock-ahead", daemon=True))
+    batches = _run_threads(threads, handoff, tasks, pace, setup.timeout_seconds)
     next(batches)  # from here on, closing or dropping it ends the threads
     return batches
 
 
-def _delivered(
-    running: list[threading.Thread],
+def _run_threads(
+    threads: list[threading.Thread],
     handoff: Handoff,
     tasks: "_Tasks",
     pace: "_Pace",
@@ -84,10 +90,10 @@ def _delivered(
     """Start the threads, yield None, then the batches."""
     failed = True
     try:
-        for thread in running:
+        for thread in threads:
             thread.start()
         yield None
-        yield from _taken(handoff, tasks, timeout_seconds)
+        yield from _take_batches(handoff, tasks, timeout_seconds)
         failed = False
     except GeneratorExit:
         failed = False
@@ -95,21 +101,25 @@ def _delivered(
     finally:
         handoff.close()
         pace.stop()
-        if not failed:  # an error does not wait for what the other threads are at; they end by themselves
-            _join(running)
+        if not failed:  # an error does not wait for the other threads; they end by themselves
+            _join(threads)
 
 
-def _taken(handoff: Handoff, tasks: "_Tasks", timeout_seconds: float | None) -> Iterator[Any]:
+def _take_batches(handoff: Handoff, tasks: "_Tasks", timeout_seconds: float | None) -> Iterator[Any]:
     for number in itertools.count():
         try:
             results = handoff.take(timeout_seconds)
         except Closed:
             return
         except TimeoutError:
-            draw = tasks.begun(number)
+            draw = tasks.first_draw(number)
             raise WorkerError(
                 f"No batch within timeout_seconds={timeout_seconds}: "
-                + (f"batch {draw.batch} of epoch {draw.epoch}, items {draw.items.tolist()}." if draw else "not begun.")
+                + (
+                    f"batch {draw.batch} of epoch {draw.epoch}, items {draw.items.tolist()}."
+                    if draw
+                    else "not started."
+                )
             ) from None
         if results is None:
             return
@@ -121,63 +131,63 @@ def _taken(handoff: Handoff, tasks: "_Tasks", timeout_seconds: float | None) -> 
 
 
 class _Tasks:
-    """The groups of draws, numbered, given out one at a time."""
+    """Numbered groups of draws, handed out one at a time."""
 
     def __init__(self, groups: Iterator[list[Draw]]) -> None:
         self._groups = groups
         self._lock = threading.Lock()
         self._count = itertools.count()
-        self._begun: dict[int, Draw] = {}
+        self._first_draws: dict[int, Draw] = {}
 
     def next(self) -> tuple[int, list[Draw] | Failure | None]:
-        """Return the next number and its draws; None after the last, a Failure where the plan itself fails."""
+        """Return the next number and its draws; None after the last group, a Failure if the plan itself fails."""
         with self._lock:
             number = next(self._count)
             try:
-                some = next(self._groups, None)
+                group = next(self._groups, None)
             except Exception as error:
                 return number, Failure(error)
-            if some:
-                self._begun[number] = some[0]
-            return number, some
+            if group:
+                self._first_draws[number] = group[0]
+            return number, group
 
-    def begun(self, number: int) -> Draw | None:
-        return self._begun.get(number)
+    def first_draw(self, number: int) -> Draw | None:
+        return self._first_draws.get(number)
 
     def forget(self, number: int) -> None:
-        self._begun.pop(number, None)
+        self._first_draws.pop(number, None)
 
 
-def _work_through(tasks: _Tasks, handoff: Handoff, pace: "_Pace", work: Work, record: Record) -> None:
+def _make_batches(tasks: _Tasks, handoff: Handoff, pace: "_Pace", maker: BatchMaker, record: Record) -> None:
     with suppress(Closed):
         while True:
-            number, some = tasks.next()
+            number, group = tasks.next()
             handoff.reserve(number)
-            if some is None:
+            if group is None:
                 handoff.put(number, None)
                 return
-            if isinstance(some, Failure):
-                handoff.put(number, [some])
+            if isinstance(group, Failure):
+                handoff.put(number, [group])
                 return
-            pace.reached(some[0].batch)
-            handoff.put(number, list(work.batches(some, record)))
+            pace.advance_to(group[0].batch)
+            handoff.put(number, list(maker.make_batches(group, record)))
 
 
 class _Pace:
-    """How far the workers are, for the one who reads ahead of them."""
+    """How far the workers have come; the thread that reads ahead waits for it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._batch = -1
         self._stopped = False
 
-    def reached(self, batch: int) -> None:
+    def advance_to(self, batch: int) -> None:
         with self._changed:
             self._batch = max(self._batch, batch)
             self._changed.notify()
 
     def wait_until_near(self, batch: int, reach: int) -> bool:
-        """Wait until the workers are within `reach` of `batch`; False where they are done."""
+        """Wait until the workers are within `reach` of `batch`; return False if they have stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or batch <= self._batch + reach)
             return not self._stopped
@@ -188,26 +198,26 @@ class _Pace:
             self._changed.notify_all()
 
 
-def _read_ahead(draws: Iterator[Draw], reach: int, pace: _Pace, work: Work) -> None:
-    """Read each window while the one before it in its lane is being used."""
+def _read_ahead(draws: Iterator[Draw], reach: int, pace: _Pace, maker: BatchMaker) -> None:
+    """Read each window while the one before it in its lane is in use."""
     try:
         for draw in draws:
             if not draw.parts:
                 return
             if not pace.wait_until_near(draw.batch, reach):
                 return
-            work.prepare(draw)
+            maker.read_windows(draw)
     except Exception:
-        # Whoever needs the window meets the same error, in its own place in the order.
+        # The thread that needs the window meets the same error, at its place in the order.
         return
 
 
-def _grouped(draws: Iterable[Draw], together: int) -> Iterator[list[Draw]]:
-    """Yield draws in groups that grow from one to `together`, so that the first batch does not wait for many others."""
-    steps, size = iter(draws), 1
-    while some := list(itertools.islice(steps, size)):
-        yield some
-        size = min(2 * size, together)
+def _group_draws(draws: Iterable[Draw], group_size: int) -> Iterator[list[Draw]]:
+    """Yield draws in groups that grow from 1 to `group_size`, so that the first batch does not wait for many others."""
+    remaining, size = iter(draws), 1
+    while group := list(itertools.islice(remaining, size)):
+        yield group
+        size = min(2 * size, group_size)
 
 
 def _join(threads: list[threading.Thread]) -> None:
@@ -217,4 +227,6 @@ def _join(threads: list[threading.Thread]) -> None:
             continue
         thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
-            _LOG.warning("Thread %s is still in a read or a transform; it is left to end by itself.", thread.name)
+            _LOG.warning(
+                "Thread %s is still reading or transforming; it ends by itself when that is done.", thread.name
+            )

@@ -56,18 +56,18 @@ KINDS: dict[str, Callable[[CellMapDataset], dict[str, Any]]] = {
     "weighted": lambda dataset: {"weighted_sampler": True, "iterations_per_epoch": 3},
     "validation": lambda dataset: {"is_train": False, "batch_size": 5},
     "sampler": lambda dataset: {"sampler": seeded(dataset)},
-    "told sampler": lambda dataset: {"sampler": ClassBalancedSampler(dataset, 9)},
+    "epochs_set sampler": lambda dataset: {"sampler": ClassBalancedSampler(dataset, 9)},
     "function": lambda dataset: {"sampler": lambda: SequentialSampler(range(9))},
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_resuming_at_every_batch_gives_what_was_left_augmented_alike(folder: Path, kind: str) -> None:
-    def made() -> CellMapDataLoader:
+def test_resuming_at_any_batch_gives_the_remaining_batches_with_the_same_augmentation(folder: Path, kind: str) -> None:
+    def make() -> CellMapDataLoader:
         dataset = augmented(folder)
         return CellMapDataLoader(**({"dataset": dataset, "batch_size": 3} | KINDS[kind](dataset)))
 
-    loader, whole, states = made(), [], [(0, made().state_dict())]
+    loader, whole, states = make(), [], [(0, make().state_dict())]
     for _ in range(2):
         for batch in loader:
             whole.append(flat(batch))
@@ -78,7 +78,7 @@ def test_resuming_at_every_batch_gives_what_was_left_augmented_alike(folder: Pat
     assert set(whole[:length]).isdisjoint(whole[length:])  # another order, or else other augmentation
     for place, state in states:
         assert len(json.dumps(state)) < 1000
-        resumed = made()
+        resumed = make()
         resumed.load_state_dict(json.loads(json.dumps(state)))
         assert resumed.state_dict() == state
         left = [flat(batch) for batch in resumed]
@@ -116,9 +116,7 @@ def test_order_and_augmented_voxels_do_not_depend_on_workers(
     assert found[0] != found[1]
 
 
-def test_a_state_that_was_saved_without_workers_is_gone_on_from_with_them(
-    folder: Path, inline: list[list[tuple[Any, ...]]]
-) -> None:
+def test_a_state_saved_without_workers_resumes_with_workers(folder: Path, inline: list[list[tuple[Any, ...]]]) -> None:
     alone, resumed = loader_of_six(folder), loader_of_six(folder, **WORKERS["two forks"])
     batches = [flat(next(iterator)) for iterator in [iter(alone)] for _ in range(2)]
     resumed.load_state_dict(alone.state_dict())
@@ -130,7 +128,7 @@ def test_order_and_augmented_voxels_are_the_same_in_threads(folder: Path, inline
     assert epochs(threads) == inline
 
 
-def test_patches_of_training_are_slices_each_once(folder: Path) -> None:
+def test_training_visits_every_patch_once_and_patches_are_slices(folder: Path) -> None:
     dataset = cell(folder, pad=False)
     loader = CellMapDataLoader(dataset, batch_size=16, rng=torch.Generator().manual_seed(1))
     orders = []
@@ -144,7 +142,7 @@ def test_patches_of_training_are_slices_each_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("iterations", [1, 7, 200])
-def test_iterations_count_batches_and_all_are_full(folder: Path, iterations: int) -> None:
+def test_iterations_per_epoch_counts_full_batches(folder: Path, iterations: int) -> None:
     dataset = cell(folder, pad=False)  # 539 items: 200 batches of 6 are more than twice all of them
     loader = CellMapDataLoader(dataset, batch_size=6, iterations_per_epoch=iterations)
     epoch = [batch["idx"].tolist() for batch in loader]
@@ -155,7 +153,7 @@ def test_iterations_count_batches_and_all_are_full(folder: Path, iterations: int
     assert [batch["idx"].tolist() for batch in loader] != epoch
 
 
-def test_a_part_of_a_data_set_comes_in_its_own_order(folder: Path) -> None:
+def test_a_subset_keeps_its_own_order(folder: Path) -> None:
     dataset = cell(folder)
     chosen = [900, 3, 77, 3, 500]
     part = Subset(Subset(dataset, [5, *chosen]), [1, 2, 3, 4, 5])
@@ -166,27 +164,27 @@ def test_a_part_of_a_data_set_comes_in_its_own_order(folder: Path) -> None:
     sampled = CellMapDataLoader(part, batch_size=2, sampler=SequentialSampler(range(4)))
     assert [item for batch in sampled for item in check(batch, dataset)] == chosen[:4]
     assert sorted(item for batch in CellMapDataLoader(part) for item in batch["idx"].tolist()) == sorted(chosen)
-    with pytest.raises(OptionError, match=r"knows its crops.*got Subset"):
+    with pytest.raises(OptionError, match=r"dataset with crops.*got Subset"):
         CellMapDataLoader(part, weighted_sampler=True)
 
 
 class Epochs(Sampler[int]):
-    """A sampler that is told the epoch and says what it was told."""
+    """A sampler that records the epochs given to `set_epoch`."""
 
     def __init__(self) -> None:
-        self.told: list[int] = []
+        self.epochs_set: list[int] = []
 
     def set_epoch(self, epoch: int) -> None:
-        self.told.append(epoch)
+        self.epochs_set.append(epoch)
 
     def __iter__(self) -> Iterator[int]:
-        return iter([self.told[-1] * 10 + place for place in range(5)])
+        return iter([self.epochs_set[-1] * 10 + place for place in range(5)])
 
     def __len__(self) -> int:
         return 5
 
 
-def test_a_sampler_decides_and_is_told_the_epoch(folder: Path) -> None:
+def test_a_sampler_sets_the_order_and_gets_the_epoch(folder: Path) -> None:
     dataset, sampler = cell(folder), Epochs()
     loader = CellMapDataLoader(dataset, batch_size=2, sampler=sampler)
     assert len(loader) == 3
@@ -201,19 +199,19 @@ def test_a_sampler_decides_and_is_told_the_epoch(folder: Path) -> None:
     iterator = iter(loader)
     assert next(iterator)["idx"].tolist() == [20, 21]
     state = loader.state_dict()
-    assert sampler.told == [0, 1, 2]
+    assert sampler.epochs_set == [0, 1, 2]
     again = Epochs()
     resumed = CellMapDataLoader(dataset, batch_size=2, sampler=again, drop_last=False)
     resumed.load_state_dict(state)
     assert [batch["idx"].tolist() for _ in range(2) for batch in resumed][:3] == [[22, 23], [24], [30, 31]]
-    assert again.told[-1] == 3
+    assert again.epochs_set[-1] == 3
     other = CellMapDataLoader(dataset, batch_size=2, sampler=SequentialSampler(range(5)))
     other.load_state_dict(state)
-    with pytest.raises(ResumeError, match="The sampler gives another order"):
+    with pytest.raises(ResumeError, match="The sampler must give the order that the state was saved with"):
         next(iter(other))
 
 
-def test_functions_that_make_samplers_are_asked_once_an_epoch(folder: Path) -> None:
+def test_functions_that_make_samplers_are_called_once_per_epoch(folder: Path) -> None:
     asked: list[int] = []
 
     def make() -> Sampler[int]:
@@ -228,24 +226,24 @@ def test_functions_that_make_samplers_are_asked_once_an_epoch(folder: Path) -> N
         ]
         assert length == (epoch + 1) * 3 // 2
     assert asked == [0, 1, 2]
-    with pytest.raises(OptionError, match="sampler gave 3"):
+    with pytest.raises(OptionError, match="sampler must be a torch sampler or a function that returns one, got 3"):
         next(iter(CellMapDataLoader(cell(folder), sampler=lambda: 3)))
-    with pytest.raises(PlanError, match="item 99999"):
+    with pytest.raises(PlanError, match="got 99999"):
         next(iter(CellMapDataLoader(cell(folder), sampler=[0, 99999])))  # type: ignore[arg-type]
 
 
-def test_refresh_draws_anew_and_workers_stay(folder: Path) -> None:
+def test_refresh_starts_a_new_epoch_and_keeps_workers(folder: Path) -> None:
     dataset = cell(folder)
     loader = CellMapDataLoader(
         dataset, batch_size=4, iterations_per_epoch=3, num_workers=1, multiprocessing_context="fork"
     )
     plain = CellMapDataLoader(dataset, batch_size=4, iterations_per_epoch=3)
     expected = [[batch["idx"].tolist() for batch in plain] for _ in range(3)]
-    loader.refresh()  # nothing has come yet
+    loader.refresh()  # before the first batch
     assert [batch["idx"].tolist() for batch in loader] == expected[0]
     workers = {process.pid for process in multiprocessing.active_children()}
     assert len(workers) == 1
-    loader.refresh()  # between epochs: each draws anew by itself
+    loader.refresh()  # between epochs: the next one is new anyway
     broken = iter(loader)
     assert next(broken)["idx"].tolist() == expected[1][0]
     loader.refresh()
@@ -267,13 +265,13 @@ def test_refresh_draws_anew_and_workers_stay(folder: Path) -> None:
 def test_batches_arrive_on_the_device_and_it_can_change_in_the_middle(folder: Path, sampled: bool) -> None:
     dataset = cell(folder)
 
-    def made(**more: Any) -> CellMapDataLoader:
+    def make(**more: Any) -> CellMapDataLoader:
         options = {"sampler": seeded(dataset, 12)} if sampled else {"iterations_per_epoch": 3}
         return CellMapDataLoader(dataset, batch_size=4, **options, **more)
 
-    reference = made()
+    reference = make()
     expected = [check(batch, dataset) for _ in range(2) for batch in reference]
-    loader = made(device="cpu")
+    loader = make(device="cpu")
     iterator = iter(loader)
     assert check(next(iterator), dataset) == expected[0]
     assert loader.to("meta") is loader
@@ -281,7 +279,7 @@ def test_batches_arrive_on_the_device_and_it_can_change_in_the_middle(folder: Pa
     assert {value.device.type for value in batch.values()} == {"meta"}
     assert loader.to(torch.device("cpu")).device == torch.device("cpu")
     assert [check(batch, dataset) for batch in loader] == expected[3:]
-    with pytest.raises(OptionError, match="no torch device"):
+    with pytest.raises(OptionError, match=r"device must be a torch device .*got 'nonsense'"):
         loader.to("nonsense")
     assert loader.device == torch.device("cpu")
     assert len(list(loader)) == 3
@@ -329,31 +327,37 @@ def test_a_prefetch_factor_is_a_positive_integer(folder: Path, prefetch: Any, wo
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"shuffle": True}, "shuffle: not known here; allowed are pin_memory"),
+        ({"shuffle": True}, "Options must be among pin_memory.*got shuffle"),
         ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
         ({"num_workers": -1}, "num_workers must be an integer >= 0, got -1"),
         ({"iterations_per_epoch": 0}, "iterations_per_epoch must be an integer >= 1, got 0"),
         ({"near": 0}, "near must be an integer >= 1, got 0"),
-        ({"classes": ["er"]}, "but the data set has"),
-        ({"sampler": [1], "weighted_sampler": True}, "sampler decides"),
-        ({"sampler": [1], "iterations_per_epoch": 3}, "sampler decides"),
-        ({"is_train": False, "weighted_sampler": True}, "takes all there is"),
-        ({"is_train": False, "iterations_per_epoch": 3}, "takes all there is"),
-        ({"multiprocessing_context": "fork"}, "num_workers of 1 or more"),
-        ({"multiprocessing_context": "thread", "num_workers": 1}, "start_method='thread'"),
-        ({"device": "cuda"}, "sees no CUDA"),
-        ({"device": "nonsense"}, "no torch device"),
+        ({"classes": ["er"]}, r"must be those of the dataset, .*got \['er'\]"),
+        ({"sampler": [1], "weighted_sampler": True}, "sampler excludes weighted_sampler and iterations_per_epoch"),
+        ({"sampler": [1], "iterations_per_epoch": 3}, "sampler excludes weighted_sampler and iterations_per_epoch"),
+        (
+            {"is_train": False, "weighted_sampler": True},
+            "is_train=False excludes weighted_sampler and iterations_per_epoch",
+        ),
+        (
+            {"is_train": False, "iterations_per_epoch": 3},
+            "is_train=False excludes weighted_sampler and iterations_per_epoch",
+        ),
+        ({"multiprocessing_context": "fork"}, "needs num_workers >= 1, got 0"),
+        ({"multiprocessing_context": "thread", "num_workers": 1}, "start_method must be one of .*got 'thread'"),
+        ({"device": "cuda"}, "finds no CUDA"),
+        ({"device": "nonsense"}, "device must be a torch device .*got 'nonsense'"),
         ({"rng": -4}, "seed must be an integer >= 0, got -4"),
     ],
 )
-def test_what_cannot_be_is_said(folder: Path, options: dict[str, Any], said: str) -> None:
-    if "cuda" in said.lower() and torch.cuda.is_available():
+def test_invalid_options_are_refused_by_name(folder: Path, options: dict[str, Any], said: str) -> None:
+    if "finds no CUDA" in said and torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
     with pytest.raises(OptionError, match=said):
         CellMapDataLoader(cell(folder), **options)
 
 
-def test_items_of_several_volumes_have_one_number_each(folder: Path) -> None:
+def test_items_of_several_volumes_have_unique_numbers(folder: Path) -> None:
     multi = CellMapMultiDataset(CLASSES, datasets=[cell(folder, pad=False), cell(folder)])
     loader = CellMapDataLoader(multi, batch_size=32, iterations_per_epoch=9)
     items = [item for batch in loader for item in check(batch, multi)]

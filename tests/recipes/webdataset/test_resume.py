@@ -86,7 +86,7 @@ def test_an_iteration_that_set_state_ended_says_so(sets: Callable[..., Path]) ->
     samples = iter(loader)
     next(samples)
     loader.set_state(loader.get_state())
-    with pytest.raises(LoaderError, match="iterate anew"):
+    with pytest.raises(LoaderError, match="during this iteration"):
         next(samples)
 
 

@@ -135,11 +135,11 @@ def test_tensors_without_elements_arrive_beside_others_whatever_their_strides() 
     empty = np.arange(0, dtype=np.float32) + 1
     ring = Ring(1)
     batch = [torch.from_numpy(empty), torch.zeros(2, 0, dtype=torch.int64), torch.ones(3), torch.from_numpy(empty[:0])]
-    slot = ring.ask()
+    slot = ring.acquire()
     assert slot is not None
-    shipped = ring.written(slot, batch)
-    assert shipped is not None
-    found = ring.opened(shipped)
+    packed = ring.pack(slot, batch)
+    assert packed is not None
+    found = ring.unpack(packed)
     assert [(value.dtype, tuple(value.shape), value.tolist()) for value in found] == [
         (value.dtype, tuple(value.shape), value.tolist()) for value in batch
     ]

@@ -1,4 +1,4 @@
-"""Seed 003: batches of patches, under the names that CellMap's users have, on top of the one loader there is."""
+"""`CellMapDataLoader`: the interface that CellMap users know, on top of `Loader`."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, PenstockError, ResumeError
 from penstock.core.index import Index
 from penstock.core.protocols import Order, Source, Transform
-from penstock.feed.device import checked_device, mapped
+from penstock.feed.device import map_tensors, resolve_device
 from penstock.feed.loader import Loader
 from penstock.observe.machine import this_machine
 from penstock.plan.balanced import BalancedSpans
@@ -22,7 +22,7 @@ from penstock.plan.orders import Subset as SubsetOrder
 from penstock.plan.plan import Plan
 from penstock.recipes.cellmap.dataset import CellMapDataset
 from penstock.recipes.cellmap.multi import CellMapMultiDataset
-from penstock.recipes.cellmap.package import MadeWithGenerator, keepers_of
+from penstock.recipes.cellmap.package import ItemReader, generator_owners
 from penstock.recipes.cellmap.sampling import crop_starts, crop_weights, seed_of
 from penstock.run.options import RunOptions
 from penstock.source.combine import Take
@@ -31,51 +31,53 @@ from penstock.source.dataset import DatasetSource
 __all__ = ["CellMapDataLoader"]
 
 _LOG = logging.getLogger("penstock")
-_MIXED_GROUPS = 4  # of near patches: more mix better, and their chunks need more room in the cache (bench/volumes.py)
-_PINNED_SHARE = 4  # of the memory that is free, batches may pin one part in so many
+_MIXED_GROUPS = 4  # groups of near patches: more mix better, but need a larger chunk cache (bench/volumes.py)
+_PINNED_DIVISOR = 4  # pinned batches may take one part in so many of the free memory
 
 
 class CellMapDataLoader:
-    """Gives batches of a data set: ours, cellmap-data's own, or any map-style one of torch.
+    """Batches of a dataset: a `CellMapDataset`, one of the cellmap-data package, or any map-style torch dataset.
 
     Every iteration is the next epoch. Order and augmentation are a function of (seed, epoch), for any number of
-    workers; `state_dict` and `load_state_dict` go on at any batch. Training draws patches uniformly, or so many an
-    epoch (`iterations_per_epoch`), or with every class in its share (`weighted_sampler`); validation
-    (`is_train=False`) takes patches side by side that cover everything.
+    workers; `state_dict` and `load_state_dict` resume at any batch. Training visits all patches in random order, or
+    a random subset per epoch (`iterations_per_epoch`), or samples all classes equally (`weighted_sampler`).
+    Validation (`is_train=False`) visits patches side by side that cover the volume.
 
     Parameters
     ----------
     dataset
-        A `CellMapDataset`, `CellMapMultiDataset`, a `Subset` of one, or any map-style data set.
+        A `CellMapDataset`, `CellMapMultiDataset`, a `Subset` of one, or any map-style dataset.
     classes
-        Those of the data set; for data sets that do not say.
+        Class names, for datasets that have none; otherwise those of the dataset.
     batch_size
         Patches per batch.
     num_workers
-        That make batches; threads, or processes where a few timed batches show that threads would wait for each other.
+        Number of workers that make batches: threads, or processes if a few timed batches show that threads would
+        block each other.
     weighted_sampler
-        Give every class the same share: a crop that has the class, then any place in it.
+        Sample every class equally often: first a crop that has the class, then any patch of the crop.
     sampler
-        A torch sampler, or a function without arguments that returns one; asked anew for each epoch. One that has
-        `set_epoch` is told the epoch. With a state of a later epoch, one that has not is asked for the epochs before,
-        so that a seeded generator of its own gets to where it was.
+        A torch sampler, or a function without arguments that returns one; used again for each epoch. If it has
+        `set_epoch`, that is called first. Otherwise, resuming in a later epoch iterates it for the epochs before, so
+        that a seeded generator of its own reaches the same state.
     is_train
-        False: all of the data set, in order; of volumes, patches that cover them, in the order of storage. Whether
-        patches are augmented is said by the data set.
+        False for the whole dataset in order; for volumes, patches that cover them, in storage order. Whether patches
+        are augmented is an option of the dataset.
     rng
-        A torch generator, or a seed.
+        Torch generator or seed of order and augmentation. None for the seed of the dataset: then `dataset[i]` has the
+        augmentation that the loader gives item i in the epoch of `dataset.set_epoch`.
     device
-        Where batches arrive; None: main memory.
+        Device of the batches; None for main memory.
     iterations_per_epoch
-        Batches per epoch, drawn anew each time, no patch twice before all have come.
+        Batches per epoch, chosen at random each time; no patch repeats before all have come.
     near
-        With `iterations_per_epoch`: so many of the drawn patches, that lie near each other, come close together, so
-        that chunks are decoded more rarely. 1: no such thing.
+        With `iterations_per_epoch`: size of groups of nearby patches that are visited close together, so that fewer
+        chunks are decoded. 1 for no grouping.
     kwargs
-        As torch's DataLoader has them: `pin_memory` (None: where the device is CUDA, and memory allows it),
-        `persistent_workers` (True by default; never where a data set of another kind has `set_epoch`),
+        As in torch's DataLoader: `pin_memory` (None: if the device is CUDA and memory allows it),
+        `persistent_workers` (True by default; always False for datasets of other kinds with `set_epoch`),
         `prefetch_factor` (2), `drop_last` (False), `collate_fn`, `timeout`, `multiprocessing_context` (a name or a
-        context; workers are processes, then).
+        context; workers are processes then).
     """
 
     def __init__(
@@ -101,205 +103,206 @@ class CellMapDataLoader:
         if iterations_per_epoch is not None:
             check_integer("iterations_per_epoch", iterations_per_epoch, at_least=1)
         if sampler is not None and (weighted_sampler or iterations_per_epoch is not None):
-            raise OptionError("sampler decides over the order; leave out weighted_sampler and iterations_per_epoch.")
+            raise OptionError("sampler excludes weighted_sampler and iterations_per_epoch: it sets the order itself.")
         if not is_train and (weighted_sampler or iterations_per_epoch is not None):
             raise OptionError(
-                "is_train=False takes all there is, in order; leave out weighted_sampler and iterations_per_epoch, or "
-                "give a Subset or a sampler to take less."
+                "is_train=False excludes weighted_sampler and iterations_per_epoch: it visits everything in order. "
+                "Use a Subset or a sampler to visit less."
             )
-        self._volume, self._selected = _own(dataset)
-        self.classes = self._checked_classes(classes)
-        self._take_options(dict(kwargs))
+        self._volume, self._selected = _find_volume(dataset)
+        self.classes = self._resolve_classes(classes)
+        self._set_options(dict(kwargs))
         self._source, self._transform = self._source_and_transform()
         self._n_sampled = 0
-        """Epochs that the sampler was asked for."""
+        """Epochs that the sampler has given."""
         self._next_sampler: Any = None
-        self._due: Mapping[str, Any] | None = None
-        self._goes_on = False
-        self._order = self._first_order()
-        self._loader = self._made()
+        self._pending_state: Mapping[str, Any] | None = None
+        self._is_resumed = self._is_closed = False
+        self._order = self._make_order()
+        self._loader = self._make_loader()
 
     # -- iterating -----------------------------------------------------------------------------------------------------
 
     @property
     def loader(self) -> "CellMapDataLoader":
-        """What is iterated over: this object."""
+        """The object to iterate over: this one."""
         return self
 
     @property
     def _pytorch_loader(self) -> Loader:
-        """The loader underneath."""
+        """The underlying `Loader`."""
         return self._loader
 
     def __iter__(self) -> Iterator[Any]:
-        if self.sampler is not None and not self._goes_on:
-            self._sample()
-        self._goes_on = False
+        if self.sampler is not None and not self._is_resumed:
+            self._begin_sampled_epoch()
+        self._is_resumed = False
         iteration = iter(self._loader)
-        if self._is_told_epochs():
+        if self._needs_epoch():
             self.dataset.set_epoch(self._loader.epoch)
         return iteration
 
     def __len__(self) -> int:
         if self.sampler is not None:
-            items = len(self._asked_sampler())
+            items = len(self._next_epoch_sampler())
             return items // self.batch_size if self._drop_last else -(-items // self.batch_size)
         return len(self._loader)
 
     def __getitem__(self, indices: int | Sequence[int]) -> Any:
-        """Return some items as a batch, on the device."""
+        """Return items by number as one batch, on the device."""
         numbers = np.atleast_1d(np.asarray(indices))
         if numbers.ndim != 1 or not numbers.size or not np.issubdtype(numbers.dtype, np.integer):
-            raise OptionError(f"loader[{indices!r}]: give the number of an item, or a list of one or more.")
+            raise OptionError(f"loader[...] takes an item number, or a list of one or more, got {indices!r}.")
         items = [self.dataset[number] for number in numbers.tolist()]
         batch = (self._collate or self.collate_fn)(items)
-        return batch if self.device is None else mapped(batch, lambda tensor: tensor.to(self.device))
+        return batch if self.device is None else map_tensors(batch, lambda tensor: tensor.to(self.device))
 
     def refresh(self) -> None:
-        """Leave out what is left of this epoch: the next iteration draws anew. Workers stay."""
+        """Skip the rest of this epoch: the next iteration is a new one. Workers keep running."""
         if self.sampler is None:
             self._loader.set_epoch(self._loader.epoch + bool(self._loader.remaining < len(self._loader)))
             return
-        self._goes_on, self._next_sampler = False, None
+        self._is_resumed, self._next_sampler = False, None
         if callable(getattr(self.sampler, "refresh", None)):
-            self.sampler.refresh()  # type: ignore[union-attr]  # a MutableSubsetRandomSampler, or one like it
+            self.sampler.refresh()  # type: ignore[union-attr]  # such as MutableSubsetRandomSampler
 
     def to(self, device: str | torch.device) -> "CellMapDataLoader":
-        """Let batches arrive on `device`, from where the loader stands; return the loader."""
+        """Return this loader; the next batches arrive on `device`."""
         before, self.device = self.device, device
         try:
-            moved = self._made()
+            replacement = self._make_loader()
         except PenstockError:
             self.device = before
             raise
         state = self._loader.state_dict()
         self._loader.close()
-        self._loader = moved
+        self._loader, self._is_closed = replacement, False
         self._loader.load_state_dict(state)
-        self._goes_on = self._goes_on or bool(state["batch"])
+        self._is_resumed = self._is_resumed or bool(state["batch"])
         return self
 
     def close(self) -> None:
         """End all workers."""
         self._loader.close()
+        self._is_closed = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loader stands: small plain JSON."""
-        return dict(self._due) if self._due is not None else self._loader.state_dict()
+        """Return the position of the loader as small, plain JSON."""
+        return dict(self._pending_state) if self._pending_state is not None else self._loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken; a sampler must give the order again that it gave then."""
+        """Resume at `state`; a sampler must give the same order as when it was saved."""
         if self.sampler is None:
             self._loader.load_state_dict(state)
         else:
-            self._due, self._goes_on = dict(state), False
+            self._pending_state, self._is_resumed = dict(state), False
 
     @staticmethod
     def collate_fn(batch: list[Any]) -> Any:
-        """Stack what has one shape; keep the rest as lists. All items have the same keys."""
+        """Stack values of one shape and return the rest as lists. All items must have the same keys."""
         if not isinstance(batch[0], Mapping):
             return default_collate(batch)
         for item in batch[1:]:
             if set(item) != set(batch[0]):
-                raise OptionError(f"Items of one batch have other keys: {sorted(item)} and {sorted(batch[0])}.")
-        return {name: _stacked([item[name] for item in batch]) for name in batch[0]}
+                raise OptionError(
+                    f"Items of one batch must have the same keys, got {sorted(batch[0])} and {sorted(item)}."
+                )
+        return {name: _stack([item[name] for item in batch]) for name in batch[0]}
 
     def __repr__(self) -> str:
         return f"CellMapDataLoader({self.dataset!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _checked_classes(self, classes: Sequence[str] | None) -> list[str]:
+    def _resolve_classes(self, classes: Sequence[str] | None) -> list[str]:
         own = list(getattr(self._volume if self._volume is not None else self.dataset, "classes", None) or [])
         if classes is not None and own and list(classes) != own:
-            raise OptionError(
-                f"classes={list(classes)}, but the data set has {own}; make it with the classes you want."
-            )
+            raise OptionError(f"classes must be those of the dataset, {own}, got {list(classes)}.")
         return own or list(classes or [])
 
-    def _is_told_epochs(self) -> bool:
-        """Whether the data set augments by an epoch that it is told; of our own volumes, the loader knows it."""
+    def _needs_epoch(self) -> bool:
+        """Whether `set_epoch` of the dataset must be called; for our own datasets the loader knows the epoch."""
         return self._volume is None and callable(getattr(self.dataset, "set_epoch", None))
 
-    def _take_options(self, given: dict[str, Any]) -> None:
+    def _set_options(self, given: dict[str, Any]) -> None:
         self.default_kwargs = dict(given)
         prefetch = given.pop("prefetch_factor", None)
         if prefetch is not None and (isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1):
             raise OptionError(f"prefetch_factor must be a positive integer, got {prefetch!r}.")
         self._prefetch_factor = (2 if prefetch is None else prefetch) if self.num_workers else None
-        # Workers that stay would not learn what another data set is told in this process.
-        stay = bool(given.pop("persistent_workers", True)) and not self._is_told_epochs()
+        # Persistent workers would not see `set_epoch` of a dataset in this process.
+        stay = bool(given.pop("persistent_workers", True)) and not self._needs_epoch()
         self._persistent_workers = stay and self.num_workers > 0
         self._drop_last = bool(given.pop("drop_last", False))
         self._collate = given.pop("collate_fn", None)
         self._timeout = given.pop("timeout", None) or None
         context = given.pop("multiprocessing_context", None)
         if context is not None and not self.num_workers:
-            raise OptionError("multiprocessing_context says how workers start; use num_workers of 1 or more with it.")
+            raise OptionError("multiprocessing_context needs num_workers >= 1, got 0.")
         self._start_method: Any = context if context is None or isinstance(context, str) else context.get_start_method()
-        self._wants_pinned = given.pop("pin_memory", None)
-        if self._wants_pinned and not torch.cuda.is_available():
-            _LOG.warning("pin_memory=True has no effect: this torch sees no CUDA device.")
+        self._pin_requested = given.pop("pin_memory", None)
+        if self._pin_requested and not torch.cuda.is_available():
+            _LOG.warning("pin_memory=True has no effect: torch finds no CUDA device.")
         if given:
             raise OptionError(
-                f"{', '.join(sorted(given))}: not known here; allowed are pin_memory, persistent_workers, "
-                "prefetch_factor, drop_last, collate_fn, timeout and multiprocessing_context."
+                "Options must be among pin_memory, persistent_workers, prefetch_factor, drop_last, collate_fn, timeout "
+                f"and multiprocessing_context, got {', '.join(sorted(given))}."
             )
 
     @property
     def _pin_memory(self) -> bool:
-        """Whether batches are pinned: as was said, or where the device is CUDA and there is memory for it."""
-        cuda = checked_device(self.device).type == "cuda"
-        if self._wants_pinned is not None:
-            return bool(self._wants_pinned) and (cuda or torch.cuda.is_available())
-        return cuda and self._fits_pinned()
+        """Whether batches are pinned: as given, or if the device is CUDA and memory allows it."""
+        cuda = resolve_device(self.device).type == "cuda"
+        if self._pin_requested is not None:
+            return bool(self._pin_requested) and (cuda or torch.cuda.is_available())
+        return cuda and self._has_room_to_pin()
 
-    def _fits_pinned(self) -> bool:
+    def _has_room_to_pin(self) -> bool:
         sizes = [field.item_bytes for field in self._source.fields.values()]
         if any(size is None for size in sizes):
             return True
         batch = self.batch_size * sum(size or 0 for size in sizes)
         held = 2 + self.num_workers * (self._prefetch_factor or 0)
-        return held * batch * _PINNED_SHARE <= this_machine().memory_bytes
+        return held * batch * _PINNED_DIVISOR <= this_machine().memory_bytes
 
-    def _first_order(self) -> Order:
+    def _make_order(self) -> Order:
         if self.sampler is not None:
-            return Sequential()  # in the place of what the sampler gives, which is asked for when an epoch begins
+            return Sequential()  # replaced when an epoch begins, by what the sampler gives
         if not self.is_train:
             return Sequential()
         count = None if self.iterations_per_epoch is None else self.iterations_per_epoch * self.batch_size
         items = len(self._index())
         if self.weighted_sampler:
-            return self._weighted(count or items)
+            return self._make_weighted_order(count or items)
         if count is None:
             return Shuffle()
-        if count > items:  # each as often as any other
+        if count > items:  # every item equally often
             return BalancedSpans((0,), (1.0,), count)
         near = min(self._near, count) if self._volume is not None else 1
         return SubsetOrder(count, near=near, window=_MIXED_GROUPS)
 
-    def _weighted(self, count: int) -> Order:
+    def _make_weighted_order(self, count: int) -> Order:
         starts = None if self._selected is not None else crop_starts(self.dataset)
         if starts is None:
             raise OptionError(
-                f"weighted_sampler=True needs a data set that knows its crops, such as CellMapMultiDataset, got "
-                f"{type(self.dataset).__name__}; use a sampler of your own."
+                "weighted_sampler=True needs a dataset with crops, such as CellMapMultiDataset, got "
+                f"{type(self.dataset).__name__}. Use a sampler of your own."
             )
         weights = crop_weights(self.dataset.get_crop_class_matrix(), self.classes)
         return BalancedSpans(tuple(starts), tuple(weights), count)
 
     def _source_and_transform(self) -> tuple[Source, Transform | None]:
         if self._volume is None:
-            keepers = keepers_of(self.dataset)
-            if not keepers:
+            owners = generator_owners(self.dataset)
+            if not owners:
                 return DatasetSource(self.dataset), None
             numbers = DatasetSource(range(len(self.dataset)), identity=type(self.dataset).__qualname__)
-            return numbers, MadeWithGenerator(self.dataset, keepers)
+            return numbers, ItemReader(self.dataset, owners)
         source: Source = self._volume.source
-        if self._selected is not None:  # in the order of the Subset, which an index would sort
+        if self._selected is not None:  # keeps the order of the Subset; an index would sort it
             source = Take(source, np.asarray(self._selected, np.int64))
         changes = self._volume.changes
-        return source, changes if changes.needed else None
+        return source, changes if changes.is_needed else None
 
     def _index(self) -> Index:
         index = self._source.index
@@ -307,9 +310,12 @@ class CellMapDataLoader:
             return index
         return index.select(np.asarray(self._volume.validation_indices, np.int64))
 
-    def _made(self) -> Loader:
+    def _make_plan(self) -> Plan:
         tail: Tail = "drop" if self._drop_last else "short"
         seed = seed_of(self.rng, getattr(self._volume, "seed", 0))
+        return Plan(self._index(), self._order, self.batch_size, seed, tail=tail)
+
+    def _make_loader(self) -> Loader:
         options = RunOptions(
             executor="auto" if self._start_method is None else "processes",
             prefetch=self._prefetch_factor or 2,
@@ -320,7 +326,7 @@ class CellMapDataLoader:
         )
         return Loader(
             self._source,
-            Plan(self._index(), self._order, self.batch_size, seed, tail=tail),
+            self._make_plan(),
             transform=self._transform,
             collate=self._collate or (None if self._volume is not None else self.collate_fn),
             num_workers=self.num_workers,
@@ -328,57 +334,64 @@ class CellMapDataLoader:
             options=options,
         )
 
-    def _asked_sampler(self) -> Any:
-        """Return the sampler of the epoch that comes next; a function is called once for each epoch."""
+    def _next_epoch_sampler(self) -> Any:
+        """Return the sampler of the next epoch; a function is called once per epoch."""
         if not callable(self.sampler) or isinstance(self.sampler, Sampler):
             return self.sampler
         if self._next_sampler is None:
             self._next_sampler = self.sampler()
         return self._next_sampler
 
-    def _sampled(self, epoch: int) -> list[int]:
-        sampler, self._next_sampler = self._asked_sampler(), None
+    def _sample_items(self, epoch: int) -> list[int]:
+        sampler, self._next_sampler = self._next_epoch_sampler(), None
         if not isinstance(sampler, Iterable):
-            raise OptionError(f"sampler gave {sampler!r}; give a torch sampler, or a function that returns one.")
+            raise OptionError(f"sampler must be a torch sampler or a function that returns one, got {sampler!r}.")
         if callable(getattr(sampler, "set_epoch", None)):
-            sampler.set_epoch(epoch)  # type: ignore[attr-defined]  # as that of DistributedSampler
+            sampler.set_epoch(epoch)  # type: ignore[attr-defined]  # such as DistributedSampler
         self._n_sampled = epoch + 1
         return [int(item) for item in sampler]
 
-    def _sample(self) -> None:
-        """Make a loader of the items that the sampler gives for the epoch that comes."""
-        due = self._due
-        epoch = self._n_sampled if due is None else int(due["epoch"])
+    def _begin_sampled_epoch(self) -> None:
+        """Point the loader at the items that the sampler gives for the next epoch.
+
+        The loader and its workers are kept if the order is that of the epoch before. A plan is immutable and workers
+        hold a copy of it, so that another order needs a new loader.
+        """
+        pending = self._pending_state
+        epoch = self._n_sampled if pending is None else int(pending["epoch"])
         while self._n_sampled < epoch:
-            self._sampled(self._n_sampled)
-        self._order = Listed(np.array(self._sampled(epoch), np.int64))
-        made = self._made()
-        made.set_epoch(epoch)  # the list is the same in every epoch, augmentation is not
-        if due is not None and not (due["batch"] or due["origin"]):  # nothing of this epoch's order has come yet
-            due = {**due, "plan": {**due["plan"], "order": made.state_dict()["plan"]["order"]}}
-        if due is not None:
+            self._sample_items(self._n_sampled)
+        self._order = Listed(np.array(self._sample_items(epoch), np.int64))
+        is_same = not self._is_closed and self._make_plan().identity() == self._loader.plan.identity()
+        loader = self._loader if is_same else self._make_loader()
+        if pending is None:
+            loader.set_epoch(epoch)  # the list is the same in every epoch; augmentation differs
+        else:
+            if not (pending["batch"] or pending["origin"]):  # nothing was delivered yet, so any order is right
+                pending = {**pending, "plan": {**pending["plan"], "order": repr(self._order)}}
             try:
-                made.load_state_dict(due)
+                loader.load_state_dict(pending)
             except ResumeError as error:
-                raise ResumeError(f"The sampler gives another order than when the state was saved: {error}") from error
-        self._due = None
-        self._loader.close()
-        self._loader = made
+                raise ResumeError(f"The sampler must give the order that the state was saved with: {error}") from error
+        self._pending_state = None
+        if loader is not self._loader:
+            self._loader.close()
+            self._loader, self._is_closed = loader, False
 
 
-def _own(dataset: Any) -> tuple[CellMapDataset | CellMapMultiDataset | None, list[int] | None]:
-    """Return the volumes under a data set, and which of their items; None where it has none of ours."""
+def _find_volume(dataset: Any) -> tuple[CellMapDataset | CellMapMultiDataset | None, list[int] | None]:
+    """Return the volumes inside a dataset, and which of their items; None for datasets of other kinds."""
     selected: list[int] | None = None
     while isinstance(dataset, Subset):
         indices = [int(index) for index in dataset.indices]
-        selected = indices if selected is None else [indices[place] for place in selected]
+        selected = indices if selected is None else [indices[position] for position in selected]
         dataset = dataset.dataset
     if isinstance(dataset, CellMapDataset | CellMapMultiDataset):
         return dataset, selected
     return None, None
 
 
-def _stacked(values: list[Any]) -> Any:
+def _stack(values: list[Any]) -> Any:
     if isinstance(values[0], torch.Tensor) and len({tuple(value.shape) for value in values}) == 1:
         return torch.stack(values)
     if isinstance(values[0], int | float | np.ndarray | np.generic):

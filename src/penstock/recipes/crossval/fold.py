@@ -23,7 +23,7 @@ from torch import nn
 from penstock.core.errors import OptionError, ReadError, ResumeError
 from penstock.core.seeds import key_for
 from penstock.files.durable import write_aside
-from penstock.observe.progress import progress
+from penstock.observe.progress import track_progress
 from penstock.recipes.crossval.results import accuracy_and_f1
 from penstock.run.processes.workers import end_iterator
 
@@ -115,7 +115,7 @@ class FoldTraining:
             watched = watch(loader)
         # Where the loader is watched, that shows how far it is.
         show = self._config["progress"] and not self._config["benchmark_performance"]
-        with progress(name, epochs, "epochs", show=show) as told, watched as batches:
+        with track_progress(name, epochs, "epochs", show=show) as told, watched as batches:
             told.advance(self.history["total_epochs"])
             while not self._ended():
                 self._run_epoch(batches)

@@ -20,7 +20,7 @@ from penstock.core.errors import OptionError
 from penstock.core.seeds import check_seed, generator_for
 from penstock.files.durable import write_aside
 from penstock.observe.machine import this_machine
-from penstock.observe.progress import progress
+from penstock.observe.progress import track_progress
 from penstock.recipes.crossval.attempts import Attempts, Task
 from penstock.recipes.crossval.group_table import Table, check_members, coded, columns
 
@@ -294,7 +294,7 @@ def _best(
 
 def _searched(task: Task, max_attempts: int, workers: int | None, *, show: bool) -> tuple[float, int]:
     blocks = [range(begin, min(begin + _BLOCK, max_attempts)) for begin in range(0, max_attempts, _BLOCK)]
-    with progress("Searching for folds", max_attempts, "attempts", show=show) as told:
+    with track_progress("Searching for folds", max_attempts, "attempts", show=show) as told:
         began = time.monotonic()
         best = _best_of(task, blocks[0])
         told.advance(len(blocks[0]))

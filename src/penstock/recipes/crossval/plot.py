@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.core.errors import MissingDependency
 from penstock.files.figures import save_figure
-from penstock.observe.text import GREY, SANS, drawable, shortened
+from penstock.observe.text import GREY, SANS, replace_missing_glyphs, shorten
 from penstock.recipes.crossval.results import folds_of
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _confusion(axes: "Axes", confusion: Any, classes: Sequence[str] | None) -> N
     shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     many = len(confusion)
-    names = [shortened(drawable(name), _NAME_LETTERS) for name in classes or map(str, range(many))]
+    names = [shorten(replace_missing_glyphs(name), _NAME_LETTERS) for name in classes or map(str, range(many))]
     if many <= _MOST_NAMES and len(names) == many:
         size = 8 if many <= _MOST_NUMBERS else 6
         axes.set_xticks(range(many), names, rotation=45 if max(map(len, names)) > 2 else 0, ha="right", size=size)

@@ -10,7 +10,7 @@ from penstock.convert.nwb.input import NWBInput, NWBOptions
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.to_shards import convert_to_shards
 from penstock.core.errors import OptionError
-from penstock.observe.progress import progress
+from penstock.observe.progress import track_progress
 from penstock.shard.compression import Compression
 from penstock.shard.writer import WriteOptions
 
@@ -92,7 +92,7 @@ class NWBToWebDatasetConverter:
         if self._summary is not None:
             raise OptionError(f"The data set in {self._output} is finished; use another converter for more files.")
         known, added, windows = {given.path.resolve() for given in self._inputs}, [], 0
-        with progress("Looking at inputs", len(paths), "inputs", show=show_progress) as told:
+        with track_progress("Looking at inputs", len(paths), "inputs", show=show_progress) as told:
             for path in map(Path, paths):
                 if path.resolve() in known:
                     raise OptionError(f"{path} is given twice; its windows would be in the data set twice.")

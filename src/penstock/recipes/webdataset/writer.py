@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.core.errors import OptionError
-from penstock.observe.progress import progress
+from penstock.observe.progress import track_progress
 from penstock.shard.codec import ArrayFormat
 from penstock.shard.compression import Compression
 from penstock.shard.writer import ShardWriter, WriteOptions
@@ -93,7 +93,7 @@ class WebDatasetWriter:
                 f"write_batch() got {len(samples)} samples, {len(ids)} sample_ids and {len(each)} metadata; "
                 "give as many of each."
             )
-        with progress("Writing", len(samples), "samples", show=show_progress) as told:
+        with track_progress("Writing", len(samples), "samples", show=show_progress) as told:
             for sample, sample_id, about in zip(samples, ids, each, strict=True):
                 self._writer.write(sample, sample_id, about)
                 told.advance()
@@ -157,7 +157,7 @@ def create_shards_from_arrays(
     whole = metadata if isinstance(metadata, Mapping) else None
     options = {"shard_size": shard_size, "metadata": whole, "resume": resume, **writer_options}
     with WebDatasetWriter(output_dir, **options) as writer:
-        with progress("Writing", n_samples, "samples", show=show_progress) as told:
+        with track_progress("Writing", n_samples, "samples", show=show_progress) as told:
             told.advance(writer.written)
             for number in range(writer.written, n_samples):
                 sample = {name: array[number] for name, array in data_dict.items()}

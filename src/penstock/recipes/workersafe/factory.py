@@ -18,7 +18,7 @@ from penstock.plan.orders import Shuffle
 from penstock.recipes.tune.tuning import Tuning
 from penstock.recipes.workersafe.datasets import worker_init_fn
 from penstock.recipes.workersafe.pickling import check_picklable
-from penstock.run.processes.workers import quietly
+from penstock.run.processes.workers import ignore_worker_count_warning
 
 __all__ = ["DataLoaderConfigLogger", "EpochDataLoader", "OptimalDataLoaderFactory"]
 
@@ -164,7 +164,7 @@ class EpochDataLoader(DataLoader[Any]):
             self.sampler.set_epoch(self.epoch)
         _tell_epoch(self.dataset, self.epoch)
         self.epoch += 1
-        with quietly():
+        with ignore_worker_count_warning():
             batches = super().__iter__()
         return _named(batches) if self.num_workers else batches
 
@@ -222,7 +222,7 @@ def _made(
     _check_start(dataset, config)
     DataLoaderConfigLogger.log_config(kind, config, len(dataset))
     try:
-        with quietly():
+        with ignore_worker_count_warning():
             return EpochDataLoader(dataset, **config)
     except (TypeError, ValueError) as error:
         raise OptionError(f"These settings do not go together, for torch: {error}") from error

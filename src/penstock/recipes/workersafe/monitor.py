@@ -14,13 +14,13 @@ from torch.utils.data import DataLoader
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError
-from penstock.observe.advice import duration, rate
+from penstock.observe.advice import format_duration, format_rate
 from penstock.observe.gpu import Gpus
 from penstock.observe.machine import this_machine
-from penstock.observe.plot import draw_benchmark
+from penstock.observe.plot import plot_benchmark
 from penstock.observe.watcher import watch
 from penstock.recipes.workersafe.factory import OptimalDataLoaderFactory
-from penstock.run.processes.workers import end_workers, quietly
+from penstock.run.processes.workers import end_workers, ignore_worker_count_warning
 
 __all__ = ["DataLoaderPerformanceMonitor", "quick_benchmark"]
 
@@ -167,7 +167,7 @@ class DataLoaderPerformanceMonitor:
         MissingDependency
             matplotlib is not installed.
         """
-        draw_benchmark({name: entry for name, entry in results.items() if isinstance(entry, Mapping)}, path)
+        plot_benchmark({name: entry for name, entry in results.items() if isinstance(entry, Mapping)}, path)
 
     def monitor_gpu_utilization(self) -> list[dict[str, Any]]:
         """Return what each GPU that is visible does now, and keep how busy they are on average; none without NVML."""
@@ -198,7 +198,7 @@ class DataLoaderPerformanceMonitor:
 
     def _timed(self, dataloader: Iterable[Any], num_batches: int, warmup: int) -> list[float]:
         """Return how long each batch was waited for."""
-        with watch(dataloader, warmup=warmup, show=False) as watched, quietly():
+        with watch(dataloader, warmup=warmup, show=False) as watched, ignore_worker_count_warning():
             epoch = iter(watched)
             waits = [watched.last_wait_seconds for _ in islice(epoch, num_batches)]  # never asks for one more
         figures = watched.to_dict()
@@ -245,8 +245,9 @@ def quick_benchmark(
     found = DataLoaderPerformanceMonitor().benchmark_configurations(dataset, batch_size, configs, num_batches, repeats)
     for name, entry in found.items():
         sys.stdout.write(
-            f"{name}: {rate(entry['batches_per_second'])} batches/s, {duration(1000 * entry['mean_batch_time'])} per "
-            f"batch, {duration(1000 * entry['startup_time'])} to the first\n"
+            f"{name}: {format_rate(entry['batches_per_second'])} batches/s, "
+            f"{format_duration(1000 * entry['mean_batch_time'])} per batch, "
+            f"{format_duration(1000 * entry['startup_time'])} to the first\n"
         )
     best = max(found, key=lambda name: float(found[name]["batches_per_second"]))
     sys.stdout.write(f"Fastest: {best}, with {found[best]['num_workers']} workers\n")
@@ -299,7 +300,7 @@ def _settings(loader: DataLoader[Any]) -> dict[str, Any]:
 
 def _loader(dataset: Any, batch_size: int, config: Mapping[str, Any]) -> DataLoader[Any]:
     try:
-        with quietly():
+        with ignore_worker_count_warning():
             return DataLoader(dataset, batch_size=batch_size, **config)
     except (TypeError, ValueError) as error:
         raise OptionError(f"torch refuses batch_size={batch_size}, {dict(config)}: {error}") from error

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import MissingDependency, OptionError
 from penstock.files.figures import checked_format, save_figure
-from penstock.observe.text import GREY, SANS, array_lines, drawable, number, shortened, table_lines
+from penstock.observe.text import GREY, SANS, array_lines, format_number, replace_missing_glyphs, shorten, table_lines
 from penstock.report.figures import panels
 from penstock.report.figures.panels import Sight
 
@@ -200,7 +200,13 @@ def _compose(figure: "Figure", item: Mapping[str, Any], title: str) -> None:
         panels.inked(figure, grid[row + 1, 0], lines)
     if title:
         figure.suptitle(
-            shortened(drawable(title), 80), x=0.012, ha="left", size=12, weight="bold", family=SANS, parse_math=False
+            shorten(replace_missing_glyphs(title), 80),
+            x=0.012,
+            ha="left",
+            size=12,
+            weight="bold",
+            family=SANS,
+            parse_math=False,
         )
     grid.set_height_ratios(heights)
     figure.set_figheight(sum(heights) + 0.08 * len(heights) + (0.45 if title else 0.1))
@@ -213,7 +219,7 @@ def _write_heading(figure: "Figure", cell: "SubplotSpec", name: str, facts: str,
     plain: dict[str, Any] = {"textcoords": "offset points", "va": "bottom", "family": SANS, "parse_math": False}
     grey: dict[str, Any] = {"color": GREY, **plain}
     bold = ax.annotate(
-        shortened(drawable(name), 40) or "(unnamed)",
+        shorten(replace_missing_glyphs(name), 40) or "(unnamed)",
         xy=(0, 0),
         xycoords="axes fraction",
         xytext=(0, 12 if notes else 0),
@@ -221,9 +227,11 @@ def _write_heading(figure: "Figure", cell: "SubplotSpec", name: str, facts: str,
         weight="bold",
         **plain,
     )
-    beside = ax.annotate(shortened(drawable(facts), 84), xy=(1, 0), xycoords=bold, xytext=(10, 0.4), size=8.5, **grey)
+    beside = ax.annotate(
+        shorten(replace_missing_glyphs(facts), 84), xy=(1, 0), xycoords=bold, xytext=(10, 0.4), size=8.5, **grey
+    )
     below = ax.annotate(
-        shortened(drawable(notes), 140), xy=(0, 0), xycoords="axes fraction", xytext=(0, 0), size=8, **grey
+        shorten(replace_missing_glyphs(notes), 140), xy=(0, 0), xycoords="axes fraction", xytext=(0, 0), size=8, **grey
     )
     for text in (bold, beside, below):
         text.set_in_layout(False)
@@ -256,7 +264,7 @@ def _sorted_out(item: Mapping[str, Any]) -> tuple[list[_Panel], list[tuple[str, 
         sight = Sight(
             array if kinds[name] == "values" else _real(array),
             rate,
-            drawable(unit)[:16] if isinstance(unit, str) else "",
+            replace_missing_glyphs(unit)[:16] if isinstance(unit, str) else "",
         )
         found.append(_Panel(name, facts, notes, kinds[name], sight))
     return found, listed + about
@@ -295,8 +303,8 @@ def _facts(array: NDArray[Any], value: Any) -> tuple[str, tuple[str, ...]]:
         finite = np.isfinite(numbers)
         seen = numbers if finite.all() else numbers[finite]
         if seen.size and array.size > 1:
-            low, high = seen.min(), seen.max()
-            words.append(f"{number(low)} – {number(high)}" if low < high else f"constant {number(low)}")
+            low, high = format_number(seen.min()), format_number(seen.max())
+            words.append(f"{low} – {high}" if seen.min() < seen.max() else f"constant {low}")
         if array.dtype.kind == "c":
             notes.append("magnitude")
         n_nan = int(np.isnan(numbers).sum()) if numbers.dtype.kind == "f" else 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.observe.text import GREY, MONO, SANS, array_lines, number
+from penstock.observe.text import GREY, MONO, SANS, array_lines, format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,7 +122,7 @@ def traces(figure: "Figure", cells: list["SubplotSpec"], sight: Sight) -> list[s
     margin = 0.7 if few else 1.0
     ax.set_ylim(1 - len(chosen) - margin, margin)
     ax.set_xlim(0, sight.times(n_times))
-    apart = f"traces {number(float(steps[0]))}{f' {sight.unit}' if sight.unit else ''} apart"
+    apart = f"traces {format_number(float(steps[0]))}{f' {sight.unit}' if sight.unit else ''} apart"
     notes = ["each channel has its own scale" if alone else apart] if spreads.any() else []
     return [f"{len(chosen)} of {n_channels} channels, evenly chosen", *notes] if len(chosen) < n_channels else notes
 
@@ -276,7 +276,7 @@ def _coloured(pixels: Floats, dtype: np.dtype[Any]) -> tuple[Floats, list[str]]:
     elif low >= 0 and high <= 1:
         low, high = 0.0, 1.0
     else:
-        notes = [f"colours stretched from {number(low)} – {number(high)}"]
+        notes = [f"colours stretched from {format_number(low)} – {format_number(high)}"]
     seen = np.isfinite(pixels).all(axis=2)
     scaled = np.clip((np.nan_to_num(pixels) - low) / ((high - low) or 1.0), 0, 1)
     alpha = scaled[..., 3] if scaled.shape[2] == 4 else np.ones(seen.shape)

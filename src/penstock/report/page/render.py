@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock.observe.advice import duration, rate, size
+from penstock.observe.advice import format_bytes, format_duration, format_rate
 from penstock.report.content import Report
 from penstock.report.page.html import Html, joined, tag
 from penstock.report.page.layout import document, notes, table, tiles
@@ -52,10 +52,10 @@ def _glance(report: Report) -> Html:
             (
                 "",
                 f"The data set{part} holds {data['items']:,} items in {_counted(data['shards'], 'shard')}, "
-                f"{size(data['bytes'])}: {', '.join(fields)}.",
+                f"{format_bytes(data['bytes'])}: {', '.join(fields)}.",
             )
         )
-        figures += [("items", f"{data['items']:,}"), ("size", size(data["bytes"]))]
+        figures += [("items", f"{data['items']:,}"), ("size", format_bytes(data["bytes"]))]
     lines.append(_health(report))
     known = report.shuffle is not None and "mixing" in report.shuffle
     if known and report.shuffle is not None:
@@ -68,7 +68,8 @@ def _glance(report: Report) -> Html:
         lines.append(
             (
                 "",
-                f"The training took {batches} in {epochs}{items}, in {duration(1000 * seen['elapsed_seconds'])}.",
+                f"The training took {batches} in {epochs}{items}, "
+                f"in {format_duration(1000 * seen['elapsed_seconds'])}.",
             )
         )
         waited = seen["wait_fraction"]
@@ -77,7 +78,7 @@ def _glance(report: Report) -> Html:
         if waited is not None:
             figures.append(("waiting for data", f"{100 * waited:.{0 if waited >= 0.1 else 1}f} %"))
         if seen["items_per_second"]:
-            figures.append(("items per second", rate(seen["items_per_second"])))
+            figures.append(("items per second", format_rate(seen["items_per_second"])))
         for name, value in list(seen.get("values", {}).items())[:2]:
             figures.append((f"{name}, at the end", f"{value:.3g}".replace("-", "−")))
     figures.append(("faults", f"{len(report.faults):,}" if report.faults else "none"))

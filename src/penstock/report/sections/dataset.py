@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.observe.advice import size
-from penstock.observe.text import number
+from penstock.observe.advice import format_bytes
+from penstock.observe.text import format_number
 from penstock.report.content import Drawn
 from penstock.report.page.html import Html, joined, tag
 from penstock.report.page.layout import figure, picture, table
@@ -23,7 +23,7 @@ def dataset_section(data: dict[str, Any], drawn: Sequence[Drawn], not_drawn: str
     inputs = f" Converted from {data['inputs']:,} inputs." if data["inputs"] else ""
     shards = f"{data['shards']:,} shard{'s' if data['shards'] != 1 else ''} of {each}"
     return joined(
-        tag("p", f"{shards}, {size(data['bytes'])}, {packed}.{inputs}"),
+        tag("p", f"{shards}, {format_bytes(data['bytes'])}, {packed}.{inputs}"),
         tag("h3", "Fields"),
         _fields(data),
         _bytes(data),
@@ -41,7 +41,7 @@ def _fields(data: dict[str, Any]) -> Html:
             entry["name"],
             entry["dtype"] or entry["stored_as"],
             "varies" if entry["shape"] is None else _shape(entry["shape"]) if entry["dtype"] else "–",
-            "varies" if entry["item_bytes"] is None else size(entry["item_bytes"]),
+            "varies" if entry["item_bytes"] is None else format_bytes(entry["item_bytes"]),
             f".{entry['stored_as']}",
         ]
         for entry in data["fields"]
@@ -62,14 +62,15 @@ def _bytes(data: dict[str, Any]) -> Html | None:
     largest = known[0]
     chart = Chart(
         title="Where the bytes of an item are",
-        finding=f"{largest['name']} takes {100 * largest['item_bytes'] / total:.0f} % of the {size(total)} of an item, "
-        "where fields of fixed shape are counted. A loader that does not need a field can leave it out (fields=[...]).",
+        finding=f"{largest['name']} takes {100 * largest['item_bytes'] / total:.0f} % of the {format_bytes(total)} "
+        "of an item, where fields of fixed shape are counted. A loader that does not need a field can leave it out "
+        "(fields=[...]).",
         x=Axis("", 0, 1),
         y=Axis("", 0, 1),
         content=(
             Bars(
                 tuple(entry["name"] for entry in known),
-                tuple(size(entry["item_bytes"]) for entry in known),
+                tuple(format_bytes(entry["item_bytes"]) for entry in known),
                 tuple(float(entry["item_bytes"]) for entry in known),
             ),
         ),
@@ -88,7 +89,7 @@ def _splits(data: dict[str, Any]) -> Html | None:
             entry["name"] + (" (this one)" if entry["name"] == data["split"] else ""),
             f"{entry['items']:,}",
             f"{entry['shards']:,}",
-            size(entry["bytes"]),
+            format_bytes(entry["bytes"]),
             _named(entry["groups"]),
         ]
         for entry in data["splits"]
@@ -118,7 +119,7 @@ def _statistics(statistics: dict[str, Any] | None) -> Html | None:
     rows = [
         [
             entry["name"],
-            *(number(float(f"{entry[key]:.4g}")) for key in ("mean", "std", "min", "max")),
+            *(format_number(float(f"{entry[key]:.4g}")) for key in ("mean", "std", "min", "max")),
             f"{entry['channels']:,}",
             f"{entry['nan']:,}",
         ]

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from penstock.observe.advice import duration, rate, size
+from penstock.observe.advice import format_bytes, format_duration, format_rate
 from penstock.observe.curves import Curve
 from penstock.observe.durations import Floats
 from penstock.observe.run_file import Run
-from penstock.observe.text import number
+from penstock.observe.text import format_number
 from penstock.report.page.html import Html, joined, tag
 from penstock.report.page.layout import figure, table
 from penstock.report.page.svg import Axis, Chart, Line, Stack
@@ -56,7 +56,7 @@ def pace(run: Run) -> Html:
         [
             what,
             *(
-                "–" if figures[f"{name}_{which}_ms"] is None else duration(figures[f"{name}_{which}_ms"])
+                "–" if figures[f"{name}_{which}_ms"] is None else format_duration(figures[f"{name}_{which}_ms"])
                 for which in ("mean", "p50", "p95", "max")
             ),
         ]
@@ -64,7 +64,7 @@ def pace(run: Run) -> Html:
     ]
     about = (
         f"Without the first {figures['warmup_batches']:,} batches and the first of each epoch; starting an epoch took "
-        f"{duration(figures['startup_ms'] or 0.0)} on average. p95: 95 of 100 batches took no longer."
+        f"{format_duration(figures['startup_ms'] or 0.0)} on average. p95: 95 of 100 batches took no longer."
     )
     return joined(
         *parts,
@@ -83,13 +83,13 @@ def _throughput(items: Curve, edges: Floats, unit: tuple[float, str]) -> Html:
     mean = total / max(float(edges[-1]), 1e-9)
     chart = Chart(
         title="Throughput over time",
-        finding=f"{rate(mean)} {what} per second over the whole run, starting and validating included; between "
-        f"{rate(float(speed.min()))} and {rate(float(speed.max()))}.",
+        finding=f"{format_rate(mean)} {what} per second over the whole run, starting and validating included; between "
+        f"{format_rate(float(speed.min()))} and {format_rate(float(speed.max()))}.",
         x=Axis(f"time ({unit[1]})", 0, float(edges[-1]) / unit[0]),
         y=Axis(f"{what} per second", 0, max(1.08 * float(speed.max()), 1e-9)),
         content=(Line(what, middle, speed),),
     )
-    rows = [[number(float(at)), rate(float(value))] for at, value in zip(middle, speed, strict=True)]
+    rows = [[format_number(float(at)), format_rate(float(value))] for at, value in zip(middle, speed, strict=True)]
     return figure("chart-throughput", chart, [f"time ({unit[1]})", f"{what} per second"], rows[:: _every(len(rows))])
 
 
@@ -124,9 +124,9 @@ def stages(run: Run) -> Html:
     top = float(np.sum(heights, axis=0).max())
     chart = Chart(
         title="What the loader was at",
-        finding=f"Of the loader's own stages, {most} took the most: {duration(1000 * seconds[most])} in "
-        f"{duration(1000 * run.figures['elapsed_seconds'])}. Stages run beside each other and beside the training, so "
-        "that they may add up to more than one second per second.",
+        finding=f"Of the loader's own stages, {most} took the most: {format_duration(1000 * seconds[most])} in "
+        f"{format_duration(1000 * run.figures['elapsed_seconds'])}. Stages run beside each other and beside the "
+        "training, so that they may add up to more than one second per second.",
         x=Axis(f"time ({unit[1]})", 0, float(edges[-1]) / unit[0]),
         y=Axis("seconds per second", 0, max(1.05 * top, 1e-9)),
         content=(Stack(tuple(names), edges / unit[0], heights),),
@@ -135,9 +135,9 @@ def stages(run: Run) -> Html:
         [
             name,
             f"{run.stages[name]['calls']:,}",
-            duration(1000 * seconds[name]),
-            duration(1000 * seconds[name] / max(1, run.stages[name]["calls"])),
-            size(run.stages[name]["bytes"]) if run.stages[name]["bytes"] else "–",
+            format_duration(1000 * seconds[name]),
+            format_duration(1000 * seconds[name] / max(1, run.stages[name]["calls"])),
+            format_bytes(run.stages[name]["bytes"]) if run.stages[name]["bytes"] else "–",
         ]
         for name in names
     ]
@@ -164,13 +164,13 @@ def memory(run: Run) -> Html | None:
         )
         chart = Chart(
             title="Memory of all processes",
-            finding=f"{size(float(resident.peak.max()))} at most. {growth}",
+            finding=f"{format_bytes(float(resident.peak.max()))} at most. {growth}",
             x=time_axis,
             y=Axis(f"memory ({name})", 0, 1.08 * float(values.max())),
             content=(Line("memory", resident.x / unit[0], values),),
         )
         rows = [
-            [number(float(at)), number(float(f"{value:.4g}"))]
+            [format_number(float(at)), format_number(float(f"{value:.4g}"))]
             for at, value in zip(resident.x / unit[0], values, strict=True)
         ]
         parts.append(figure("chart-memory", chart, [time_axis.label, f"memory ({name})"], rows[:: _every(len(rows))]))
@@ -183,7 +183,8 @@ def memory(run: Run) -> Html | None:
             y=Axis("busy (%)", 0, 100),
             content=(Line("GPU", gpu.x / unit[0], gpu.mean),),
         )
-        rows = [[number(float(at)), number(float(value))] for at, value in zip(gpu.x / unit[0], gpu.mean, strict=True)]
+        points = zip(gpu.x / unit[0], gpu.mean, strict=True)
+        rows = [[format_number(float(at)), format_number(float(value))] for at, value in points]
         parts.append(figure("chart-gpu", chart, [time_axis.label, "busy (%)"], rows[:: _every(len(rows))]))
     return joined(*parts) if parts else None
 
@@ -218,9 +219,9 @@ def _together(curves: Mapping[str, Curve]) -> list[list[str]]:
 def _went(name: str, curve: Curve) -> str:
     first, last = float(curve.mean[0]), float(curve.mean[-1])
     if len(curve) == 1:
-        return f"{name} is {number(last)}."
-    low, high = number(float(curve.mean.min())), number(float(curve.mean.max()))
-    return f"{name} went from {number(first)} to {number(last)} (lowest {low}, highest {high})."
+        return f"{name} is {format_number(last)}."
+    low, high = format_number(float(curve.mean.min())), format_number(float(curve.mean.max()))
+    return f"{name} went from {format_number(first)} to {format_number(last)} (lowest {low}, highest {high})."
 
 
 def _room(label: str, low: float, high: float) -> Axis:
@@ -235,10 +236,10 @@ def _curve_table(curves: Mapping[str, Curve]) -> tuple[list[str], list[list[str]
     batches = np.unique(np.concatenate([curve.x for curve in curves.values()]))
     rows = []
     for batch in batches[:: _every(len(batches))]:
-        cells = [number(float(f"{batch:.6g}"))]
+        cells = [format_number(float(f"{batch:.6g}"))]
         for curve in curves.values():
             at = int(np.searchsorted(curve.x, batch, side="right")) - 1
-            cells.append("–" if at < 0 else number(float(curve.mean[at])))
+            cells.append("–" if at < 0 else format_number(float(curve.mean[at])))
         rows.append(cells)
     return ["batch", *curves], rows
 
@@ -248,7 +249,7 @@ def _stack_table(
 ) -> tuple[list[str], list[list[str]]]:
     middle = (edges[:-1] + edges[1:]) / 2 / unit[0]
     rows = [
-        [number(float(f"{at:.4g}")), *(number(float(f"{height[row]:.3g}")) for height in heights)]
+        [format_number(float(f"{at:.4g}")), *(format_number(float(f"{height[row]:.3g}")) for height in heights)]
         for row, at in enumerate(middle)
     ]
     return [f"time ({unit[1]})", *names], rows[:: _every(len(rows))]

@@ -1,1 +1,1 @@
-"""Worker processes."""
+"""Executor in worker processes."""

@@ -1,8 +1,7 @@
-"""Draws executed in torch DataLoader worker processes.
+"""Make batches in the worker processes of a torch DataLoader.
 
-The DataLoader is handed numbers (epoch, step) and hands back batches, in order. Workers hold no position: each works
-out the draw it is asked for, so that a worker that dies is replaced and its draw made again, by another process, with
-the same result.
+The DataLoader receives tickets (epoch, step) and returns batches, in order. Workers hold no position: each works out
+the draw of its ticket, so a worker that dies is replaced and another process makes the same batch again.
 
 1. A draw fails: the consumer gets the error in place of the batch, with the worker's traceback; then the epoch is over.
 2. The consumer stops early: workers end, unless they are persistent; `close` ends those.
@@ -29,11 +28,11 @@ from penstock.core.types import Draw
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
 from penstock.plan.world import World
-from penstock.run.make_batch import Record, Work
+from penstock.run.make_batch import BatchMaker, Record
 from penstock.run.options import RunOptions
-from penstock.run.processes.messages import Asked, Draws, Tickets
+from penstock.run.processes.messages import TicketRange, TicketSampler, WorkerDataset
 from penstock.run.processes.ring import Ring
-from penstock.run.processes.workers import WorkerFailedError, Workers, quietly
+from penstock.run.processes.workers import WorkerFailedError, Workers, ignore_worker_count_warning
 
 __all__ = ["WorkerPool"]
 
@@ -43,28 +42,30 @@ _SLOTS_FOR_CONSUMER = 3  # the batch it works on, the one before, and the one it
 
 
 class WorkerPool:
-    """Worker processes for one loader."""
+    """Worker processes of one loader."""
 
-    def __init__(self, plan: Plan | Segments, world: World, work: Work, *, workers: int, options: RunOptions) -> None:
-        self._plan, self._world, self._work = plan, world, work
+    def __init__(
+        self, plan: Plan | Segments, world: World, maker: BatchMaker, *, workers: int, options: RunOptions
+    ) -> None:
+        self._plan, self._world, self._maker = plan, world, maker
         self._n_workers, self._options = workers, options
         self._method = options.start_method or mp.get_start_method()
         if self._method != "fork":
-            _check_picklable(plan, work, self._method)
+            _check_picklable(plan, maker, self._method)
         self._workers: Workers | None = None
         self._ending: list[threading.Thread] = []
 
     def run(self, epoch: int, origin: int, start: int, record: Record) -> Generator[Any, None, None]:
         """Yield the batches of an epoch from batch `start` on."""
         share = self._plan.epoch(epoch, origin).share(self._world, start)
-        step, deaths, careful = 0, 0, 0
+        step, deaths, one_by_one_until = 0, 0, 0
         try:
             while step < share.n_steps:
-                # A worker that dies takes batches with it that it had made before. Where one has died, the next ones
-                # are asked for one at a time, so that it is certain which of them is deadly.
-                stop = share.n_steps if step >= careful else step + 1
+                # A worker that dies takes finished batches with it. After a death, the next batches are requested one
+                # at a time, so that it is certain which of them kills workers.
+                stop = share.n_steps if step >= one_by_one_until else step + 1
                 try:
-                    workers = self._begun(Tickets(epoch, origin, start, range(step, stop)))
+                    workers = self._start_workers(TicketRange(epoch, origin, start, range(step, stop)))
                     while step < stop:
                         batch = workers.next(record)
                         step, deaths = step + 1, 0
@@ -75,48 +76,48 @@ class WorkerPool:
                     draw = share.draw(step)
                     deaths += stop == step + 1
                     if deaths > 1 or failed.timed_out:
-                        raise WorkerError(_blame(failed, draw)) from None
-                    careful = max(careful, step + self._n_workers * self._options.prefetch + 1)
+                        raise WorkerError(_describe_failure(failed, draw)) from None
+                    one_by_one_until = max(one_by_one_until, step + self._n_workers * self._options.prefetch + 1)
                     _LOG.warning("%s Started again at batch %s of epoch %s.", failed, draw.batch, epoch)
         except GeneratorExit:
             self._end_unless_persistent(wait=True)
             raise
         except BaseException:
-            # The error does not wait for what the other workers are at.
+            # An error does not wait for the other workers.
             self._end_unless_persistent(wait=False)
             raise
         self._end_unless_persistent(wait=True)
 
     def close(self) -> None:
-        """End the workers, also those that an error left to end by themselves; the next run starts others."""
+        """End the workers, including those that an error left to end by themselves; the next run starts new ones."""
         self._end(wait=True)
         for thread in self._ending:
             thread.join()
         self._ending.clear()
 
-    def _begun(self, tickets: "Tickets") -> "Workers":
+    def _start_workers(self, tickets: TicketRange) -> Workers:
         if self._workers is None:
             ring = Ring(self._n_workers * (self._options.prefetch + 1) + _SLOTS_FOR_CONSUMER)
-            asked = Asked(ring)
-            draws = Draws(self._plan, self._world, self._work, ring)
-            self._workers = Workers(self._torch_loader(draws, asked), asked, ring)
+            sampler = TicketSampler(ring)
+            dataset = WorkerDataset(self._plan, self._world, self._maker, ring)
+            self._workers = Workers(self._torch_loader(dataset, sampler), sampler, ring)
         self._workers.begin(tickets)
         return self._workers
 
-    def _torch_loader(self, draws: "Draws", asked: "Asked") -> "DataLoader[Any]":
-        with quietly():
+    def _torch_loader(self, dataset: WorkerDataset, sampler: TicketSampler) -> "DataLoader[Any]":
+        with ignore_worker_count_warning():
             return DataLoader(
-                draws,
+                dataset,
                 batch_size=None,
-                sampler=asked,
+                sampler=sampler,
                 num_workers=self._n_workers,
-                collate_fn=_unchanged,
+                collate_fn=_return_unchanged,
                 worker_init_fn=_EndWithParent(os.getpid() if self._method != "forkserver" else None),
                 prefetch_factor=self._options.prefetch,
                 timeout=self._options.timeout_seconds or 0,
                 multiprocessing_context=self._method,
                 persistent_workers=self._options.persistent,
-                # Its own generator: torch would draw the workers' seed from the user's and shift their numbers.
+                # Its own generator: torch would take the workers' seed from the user's and shift their random numbers.
                 generator=torch.Generator().manual_seed(key_for(self._plan.seed, "workers") >> 1),
             )
 
@@ -131,22 +132,22 @@ class WorkerPool:
         if wait:
             workers.end()
         else:
-            # Torch gives each worker five seconds to finish what it is at.
+            # Torch gives each worker five seconds to finish its batch.
             thread = threading.Thread(target=workers.end, name="penstock-end", daemon=True)
             thread.start()
             self._ending = [*(other for other in self._ending if other.is_alive()), thread]
 
 
-def _blame(failed: WorkerFailedError, draw: Draw) -> str:
-    items = f"batch {draw.batch} of epoch {draw.epoch} (items {draw.items.tolist()})"
-    return f"{failed} It was asked for {items}. Look at what these items need."
+def _describe_failure(failed: WorkerFailedError, draw: Draw) -> str:
+    where = f"batch {draw.batch} of epoch {draw.epoch} (items {draw.items.tolist()})"
+    return f"{failed} The batch in progress was {where}. Check what these items need."
 
 
-def _check_picklable(plan: Plan | Segments, work: Work, method: str) -> None:
+def _check_picklable(plan: Plan | Segments, maker: BatchMaker, method: str) -> None:
     parts: dict[str, Any] = {
-        "source": work.source,
-        "transform": work.transform,
-        "collate": work.merge_items,
+        "source": maker.source,
+        "transform": maker.transform,
+        "collate": maker.collate_items,
         "plan": plan,
     }
     for name, part in parts.items():
@@ -154,7 +155,7 @@ def _check_picklable(plan: Plan | Segments, work: Work, method: str) -> None:
             pickle.dumps(part)
         except Exception as error:
             raise OptionError(
-                f"The {name} {part!r} cannot be pickled, which start_method={method!r} needs: {error}. "
+                f"start_method={method!r} needs to pickle the {name}, but {part!r} cannot be pickled: {error}. "
                 "Define it at the top of a module (no lambda, no local function), or use executor='threads'."
             ) from error
 
@@ -164,12 +165,12 @@ class _EndWithParent:
     """Ends a worker whose parent was killed while it started: torch looks for a change of parent, and sees none."""
 
     parent: int | None
-    """The process number; None where workers are children of a fork server."""
+    """The process number; None if workers are children of a fork server."""
 
     def __call__(self, _worker: int) -> None:
         if self.parent is not None and os.getppid() != self.parent:
             os._exit(1)
 
 
-def _unchanged(batch: Any) -> Any:
+def _return_unchanged(batch: Any) -> Any:
     return batch

@@ -1,4 +1,4 @@
-"""What crosses between the consumer's process and its workers: which draw is wanted, and what came of it."""
+"""Messages between the consumer's process and its workers: tickets for draws, and deliveries of batches."""
 
 import pickle
 import traceback
@@ -13,15 +13,15 @@ from penstock.plan.epoch import Share
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
 from penstock.plan.world import World
-from penstock.run.make_batch import Failure, Work
+from penstock.run.make_batch import BatchMaker, Failure
 from penstock.run.processes.ring import Ring
 
-__all__ = ["Asked", "Delivered", "Draws", "Ticket", "Tickets"]
+__all__ = ["Delivery", "Ticket", "TicketRange", "TicketSampler", "WorkerDataset"]
 
 
 @dataclass(frozen=True, slots=True)
-class Tickets:
-    """Which draws are wanted: `steps` of an epoch that a rank goes on with at batch `start`."""
+class TicketRange:
+    """The requested draws: `steps` of an epoch that a rank resumes at batch `start`."""
 
     epoch: int
     origin: int
@@ -31,53 +31,53 @@ class Tickets:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One draw that a worker is asked for."""
+    """One draw requested from a worker."""
 
     epoch: int
     origin: int
     start: int
     step: int
     slot: int | None
-    """Where in the ring the batch may be put."""
+    """Slot of the ring that the batch may be written to."""
 
 
-class Asked(Sampler[Ticket]):
-    """What the workers are asked for; read in the main process, one ticket whenever a worker has room for it."""
+class TicketSampler(Sampler[Ticket]):
+    """Yields tickets; read in the main process, one whenever a worker has room for it."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self.tickets: Tickets | None = None
+        self.tickets: TicketRange | None = None
 
     def __iter__(self) -> Iterator[Ticket]:
-        # Torch asks for the first ticket when the workers are new, or have answered all that was asked of them before.
+        # Torch takes the first ticket when the workers are new, or have answered all earlier tickets.
         self._ring.reclaim()
-        if (wanted := self.tickets) is not None:
-            for step in wanted.steps:
-                yield Ticket(wanted.epoch, wanted.origin, wanted.start, step, self._ring.ask())
+        if (requested := self.tickets) is not None:
+            for step in requested.steps:
+                yield Ticket(requested.epoch, requested.origin, requested.start, step, self._ring.acquire())
 
     def __len__(self) -> int:
         return len(self.tickets.steps) if self.tickets is not None else 0
 
 
-class Draws(Dataset[Any]):
-    """What a worker process has: the plan, and the work to do."""
+class WorkerDataset(Dataset[Any]):
+    """What a worker process holds: the plan, and the maker of batches."""
 
-    def __init__(self, plan: Plan | Segments, world: World, work: Work, ring: Ring) -> None:
-        self.plan, self.world, self.work = plan, world, work
+    def __init__(self, plan: Plan | Segments, world: World, maker: BatchMaker, ring: Ring) -> None:
+        self.plan, self.world, self.maker = plan, world, maker
         self._ring = ring
         self._share: tuple[tuple[int, int, int], Share] | None = None
 
-    def __getitem__(self, ticket: Ticket) -> "Delivered":
+    def __getitem__(self, ticket: Ticket) -> "Delivery":
         records: list[tuple[str, float, int]] = []
         try:
             draw = self._share_of(ticket).draw(ticket.step)
-            result = next(self.work.batches([draw], lambda *stage: records.append(stage)))
+            result = next(self.maker.make_batches([draw], lambda *stage: records.append(stage)))
         except Exception as error:  # the plan itself failed
             result = Failure(error)
         if isinstance(result, Failure):
-            return Delivered(None, ticket.slot, _RemoteFailure.of(result.error), records)
-        shipped = None if ticket.slot is None else self._ring.written(ticket.slot, result)
-        return Delivered(shipped or result, ticket.slot, None, records)
+            return Delivery(None, ticket.slot, _RemoteFailure.of(result.error), records)
+        packed = None if ticket.slot is None else self._ring.pack(ticket.slot, result)
+        return Delivery(packed or result, ticket.slot, None, records)
 
     def _share_of(self, ticket: Ticket) -> Share:
         key = (ticket.epoch, ticket.origin, ticket.start)
@@ -90,11 +90,11 @@ class Draws(Dataset[Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
-    """What came of a ticket."""
+class Delivery:
+    """A worker's answer to a ticket."""
 
     batch: Any
-    """The batch itself, or where in the ring it lies; None where it failed."""
+    """The batch itself, or a PackedBatch in the ring; None if it failed."""
 
     slot: int | None
     failure: "_RemoteFailure | None"
@@ -120,7 +120,9 @@ class _RemoteFailure:
 
     def error(self) -> BaseException:
         found = (
-            pickle.loads(self.pickled) if self.pickled is not None else WorkerError("An error that cannot be pickled.")
+            pickle.loads(self.pickled)
+            if self.pickled is not None
+            else WorkerError("A worker raised an error that cannot be pickled.")
         )
         assert isinstance(found, BaseException), "only exceptions are put in"
         found.add_note(f"[penstock] in a worker process:\n{self.text}")

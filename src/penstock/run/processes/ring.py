@@ -1,15 +1,15 @@
-"""Batches cross from worker processes through a fixed set of shared-memory slots that are used again and again.
+"""Pass batches from worker processes through a fixed set of reusable shared-memory slots.
 
-Torch makes a new shared-memory segment for every tensor of every batch: its creation and its page faults cost more than
-the copy. Here a worker copies the arrays of a batch into a slot that it is told of, and sends the rest, a few hundred
-bytes of pickle that refer to them; the consumer's tensors lie in the slot, which is free again when they are gone.
+Torch creates a new shared-memory segment for every tensor of every batch: its creation and its page faults cost more
+than the copy. Here a worker copies the arrays of a batch into the slot named in its ticket, and sends a few hundred
+bytes of pickle that refer to them. The consumer's tensors lie in the slot, which is free again when they are gone.
 
-The memory is anonymous (memfd): it has no name to leave behind, and is not bound by the size of /dev/shm. Slots are
-large and empty: only what is touched takes memory.
+The memory is anonymous (memfd): it has no name to leave behind, and the size of /dev/shm does not limit it. Slots are
+large and sparse: only pages that are touched take memory.
 
-1. No slot is free, since the consumer keeps batches, or the system has no such memory (it is Linux's): the batch
-   travels as torch sends it.
-2. A batch does not fit into a slot: the same.
+1. No slot is free because the consumer keeps batches, or the system has no memfd (only Linux has): torch sends the
+   batch as usual.
+2. A batch does not fit into a slot: as in 1.
 3. The ring is dropped while batches in it are in use: they stay valid.
 """
 
@@ -29,24 +29,24 @@ from numpy.typing import NDArray
 
 from penstock.run.leases import Leases
 
-__all__ = ["Ring", "Shipped"]
+__all__ = ["PackedBatch", "Ring"]
 
 _SLOT_BYTES = 1 << 28
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Shipped:
-    """A batch that lies in a slot."""
+class PackedBatch:
+    """A batch whose arrays lie in a slot."""
 
     slot: int
     pickled: bytes
     places: list[tuple[int, int]]
-    """Begin and end of each array, in bytes from the start of the slot."""
+    """First and last byte (exclusive) of each array, from the start of the slot."""
 
 
 class Ring:
-    """Slots, given out by the consumer's process and written by the workers'."""
+    """Slots of shared memory, assigned by the consumer's process and written by the workers."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots if hasattr(os, "memfd_create") else 0
@@ -56,42 +56,42 @@ class Ring:
             os.ftruncate(self._fd, slots * _SLOT_BYTES)
             weakref.finalize(self, os.close, self._fd)
         self._free = deque(range(self._slots))
-        self._asked: set[int] = set()
+        self._acquired: set[int] = set()
         self._leases = Leases(self._free.append)
         self._mapped: NDArray[np.uint8] | None = None
 
     # -- in the consumer's process -------------------------------------------------------------------------------------
 
-    def ask(self) -> int | None:
-        """Return a free slot for a worker to write into; None where there is none."""
+    def acquire(self) -> int | None:
+        """Return a free slot for a worker to write to; None if there is none."""
         try:
             slot = self._free.pop()
         except IndexError:
             return None
-        self._asked.add(slot)
+        self._acquired.add(slot)
         return slot
 
     def reclaim(self) -> None:
-        """Take back the slots whose batches will never come: those of an iteration that was broken off."""
-        self._free.extend(self._asked)
-        self._asked.clear()
+        """Take back the slots whose batches will never come: those of an iteration that stopped early."""
+        self._free.extend(self._acquired)
+        self._acquired.clear()
 
-    def unused(self, slot: int | None) -> None:
+    def release(self, slot: int | None) -> None:
         """Take back a slot that its batch did not use."""
         if slot is not None:
-            self._asked.discard(slot)
+            self._acquired.discard(slot)
             self._free.append(slot)
 
-    def opened(self, shipped: Shipped) -> Any:
-        """Return the batch, its tensors lying in the slot."""
-        self._asked.discard(shipped.slot)
-        whole = self._leases.lend(self._slot(shipped.slot), shipped.slot)
-        return pickle.loads(shipped.pickled, buffers=[whole[begin:end] for begin, end in shipped.places])
+    def unpack(self, packed: PackedBatch) -> Any:
+        """Return the batch; its tensors lie in the slot."""
+        self._acquired.discard(packed.slot)
+        whole = self._leases.lend(self._slot(packed.slot), packed.slot)
+        return pickle.loads(packed.pickled, buffers=[whole[begin:end] for begin, end in packed.places])
 
     # -- in a worker's process -----------------------------------------------------------------------------------------
 
-    def written(self, slot: int, batch: Any) -> Shipped | None:
-        """Copy the arrays of `batch` into a slot; None where they do not fit."""
+    def pack(self, slot: int, batch: Any) -> PackedBatch | None:
+        """Copy the arrays of `batch` into a slot; return None if they do not fit."""
         arrays: list[pickle.PickleBuffer] = []
         stream = io.BytesIO()
         _Pickler(stream, protocol=5, buffer_callback=arrays.append).dump(batch)
@@ -105,7 +105,7 @@ class Ring:
         memory = self._slot(slot)
         for raw, (begin, end) in zip(raws, places, strict=True):
             memory[begin:end] = raw
-        return Shipped(slot, stream.getvalue(), places)
+        return PackedBatch(slot, stream.getvalue(), places)
 
     # -- in both -------------------------------------------------------------------------------------------------------
 
@@ -123,20 +123,20 @@ class Ring:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors as the bytes they lie in, out of band."""
+    """Pickles CPU tensors as raw bytes, out of band."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type == "cpu":
-            if not value.numel():  # no bytes to send, and strides that torch may not take for bytes
-                return _empty, (value.dtype, value.shape)
+            if not value.numel():  # no bytes to send, and strides with which torch may refuse a view as bytes
+                return _make_empty, (value.dtype, value.shape)
             plain = value.detach().contiguous()
-            return _tensor, (plain.reshape(-1).view(torch.uint8).numpy(), plain.dtype, plain.shape)
+            return _make_tensor, (plain.reshape(-1).view(torch.uint8).numpy(), plain.dtype, plain.shape)
         return NotImplemented
 
 
-def _tensor(raw: NDArray[np.uint8], dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+def _make_tensor(raw: NDArray[np.uint8], dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
     return torch.from_numpy(raw).view(dtype).reshape(shape)
 
 
-def _empty(dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+def _make_empty(dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype)
