@@ -172,7 +172,7 @@ def test_a_malicious_pickle_inside_of_a_tensor_is_refused(tmp_path: Path) -> Non
 )
 def test_a_name_outside_of_the_list_is_refused_with_its_name(name: str) -> None:
     module, _, attribute = name.partition(" ")
-    with pytest.raises(PickleRefused, match=rf"it names {module}\.{attribute}"):
+    with pytest.raises(PickleRefused, match=rf"it uses {module}\.{attribute}"):
         unpickle(f"c{module}\n{attribute}\n.".encode())
 
 
@@ -185,9 +185,9 @@ def test_a_refused_module_is_not_even_imported(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_reference_to_something_outside_is_refused() -> None:
-    with pytest.raises(PickleRefused, match="outside of itself"):
+    with pytest.raises(PickleRefused, match="outside the pickle"):
         unpickle(b"Pfile:///etc/passwd\n.")
-    with pytest.raises(PickleRefused, match="outside of itself"):
+    with pytest.raises(PickleRefused, match="outside the pickle"):
         unpickle(b"\x80\x04\x8c\x01aQ.")
 
 
@@ -346,7 +346,7 @@ def test_a_list_that_holds_itself_is_read_or_refused() -> None:
 @pytest.mark.parametrize("length", [0, 1, 5, 20, 40, -1])
 def test_a_pickle_that_was_cut_off_is_refused(length: int) -> None:
     whole = pickle.dumps(np.arange(10))
-    with pytest.raises(PickleRefused, match="no valid pickle"):
+    with pytest.raises(PickleRefused, match="not a valid pickle"):
         unpickle(whole[:length])
 
 

@@ -14,10 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.shard.codec import Payload
-from penstock.shard.shard_file import _WRITTEN_BYTES, ShardFile
+from penstock.shard.shard_file import _WRITE_BYTES, ShardFile
 
 TAR_BLOCK = 512
-AT_ONCE = _WRITTEN_BYTES
+AT_ONCE = _WRITE_BYTES
 
 
 def payload(number: int, size: int) -> bytes:

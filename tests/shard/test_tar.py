@@ -68,7 +68,7 @@ def test_the_standard_library_reads_names_of_up_to_a_hundred_bytes(length: int) 
 
 
 def test_a_longer_name_is_refused_with_its_length() -> None:
-    with pytest.raises(OptionError, match="101 bytes; a tar header holds 100"):
+    with pytest.raises(OptionError, match="at most 100 bytes, got .* with 101"):
         header("é" * 50 + "a", 1)
 
 
@@ -126,7 +126,7 @@ def test_members_are_found_where_the_standard_library_finds_them(parts: list[tup
     assert [(m.name, m.begin, m.offset, m.size) for m in ours] == theirs
     assert [(m.name, m.head) for m in ours] == parts
     ends = [m.offset + padded_size(m.size) for m in ours]
-    assert [m.check for m in ours] == [
+    assert [m.checksum for m in ours] == [
         xxhash.xxh3_64_intdigest(content[m.begin : end]) for m, end in zip(ours, ends, strict=True)
     ]
 
@@ -193,7 +193,7 @@ def test_what_is_no_file_is_refused(kind: bytes, what: str) -> None:
 
 @pytest.mark.parametrize("kind", [b"S", b"D", b"M", b"V", b"Z"])
 def test_members_of_unknown_type_are_refused(kind: bytes) -> None:
-    refused(raw(b"b.bin", b"abc", kind=kind) + END, "unknown type")
+    refused(raw(b"b.bin", b"abc", kind=kind) + END, "unknown member type")
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../a.bin", "a/../../b.bin", "a/.."])
@@ -212,7 +212,7 @@ def test_a_name_that_is_empty_is_refused() -> None:
     "size", [b"\xff" * 12, b"\xff" + bytes(11), b"zzzzzzzzzzz", b"99999999999", b"-0000000003", b""]
 )
 def test_a_size_that_is_no_number_is_refused(size: bytes) -> None:
-    refused(raw(b"a.bin", b"abc", size=size) + END, "no valid size")
+    refused(raw(b"a.bin", b"abc", size=size) + END, "an invalid size")
 
 
 @pytest.mark.parametrize("size", [b"\x80\x7f" + b"\xff" * 10, b"77777777777"])
@@ -234,7 +234,7 @@ def test_a_malformed_pax_header_is_refused(records: bytes) -> None:
 
 @pytest.mark.parametrize("records", [record("path", "all.bin"), record("size", "1")])
 def test_a_global_header_that_names_all_members_alike_is_refused(records: bytes) -> None:
-    refused(raw(b"g", records, kind=b"g") + raw(b"a.bin", b"abc") + END, "one name or size")
+    refused(raw(b"g", records, kind=b"g") + raw(b"a.bin", b"abc") + END, "the same name or size")
 
 
 def test_a_sparse_file_is_refused_rather_than_read_as_what_it_is_not() -> None:
@@ -243,12 +243,12 @@ def test_a_sparse_file_is_refused_rather_than_read_as_what_it_is_not() -> None:
 
 
 def test_endless_extension_headers_are_refused() -> None:
-    refused(pax(record("path", "a.bin")) * 100 + raw(b"a.bin", b"abc") + END, "more than 8 headers")
+    refused(pax(record("path", "a.bin")) * 100 + raw(b"a.bin", b"abc") + END, "more than 8 extension headers")
 
 
 @pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K"])
 def test_an_extension_header_of_absurd_size_is_refused_before_it_is_read(kind: bytes) -> None:
-    refused(raw(b"x", size=b"77777777777", kind=kind) + END, "extension header of 8589934591 bytes")
+    refused(raw(b"x", size=b"77777777777", kind=kind) + END, "at most 1048576 bytes, got 8589934591")
 
 
 @pytest.mark.parametrize("extension", [pax(record("path", "a.bin")), raw(b"L", b"a.bin\0", kind=b"L")])
@@ -305,5 +305,5 @@ def test_anything_but_zeros_after_the_end_is_refused(after: bytes) -> None:
 
 def test_an_archive_that_ends_in_one_block_of_zeros_is_truncated() -> None:
     refused(raw(b"a.bin", b"abc") + bytes(TAR_BLOCK), "truncated")
-    refused(raw(b"a.bin", b"abc"), "without the blocks that end an archive")
+    refused(raw(b"a.bin", b"abc"), "without the tar blocks that end an archive")
     refused(b"", "truncated")

@@ -86,7 +86,7 @@ def test_several_damaged_items_are_all_listed(tmp_path: Path) -> None:
 def test_the_blocks_at_the_end_are_checked(tmp_path: Path) -> None:
     write(tmp_path)
     flip(tmp_path / SECOND, 3 * 3072 + 5)
-    assert found(tmp_path) == [(SECOND, None, "the blocks of zeros that end the archive are damaged")]
+    assert found(tmp_path) == [(SECOND, None, "the tar blocks of zeros that end the archive are damaged")]
 
 
 @pytest.mark.parametrize("length", [0, 100, 512, 1024, 3072, 5000, 3 * 3072, 3 * 3072 + 512])
@@ -168,7 +168,7 @@ def test_a_shard_that_the_manifest_does_not_name_is_listed(tmp_path: Path) -> No
     for suffix in ("", ".index"):
         (tmp_path / f"shard_000007.tar{suffix}").write_bytes((tmp_path / f"{SECOND}{suffix}").read_bytes())
     assert found(tmp_path) == [
-        ("shard_000007.tar", None, "the manifest does not name it; it is no part of the data set")
+        ("shard_000007.tar", None, "it is not listed in the manifest, so it is not part of the dataset")
     ]
 
 

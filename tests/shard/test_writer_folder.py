@@ -75,11 +75,11 @@ def test_the_old_data_set_is_readable_until_the_new_one_is_there(tmp_path: Path)
     assert numbers(tmp_path) == [100, 101, 102, 103, 104]
 
 
-def test_replacing_a_data_set_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_replacing_a_dataset_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, 7)
     assert not caplog.messages
     write(tmp_path, 2)
-    assert [message for message in caplog.messages if "data set of 7 samples" in message]
+    assert [message for message in caplog.messages if "Replacing the dataset of 7 samples" in message]
 
 
 # -- two writers -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Whole archives compressed with gzip, bzip2 or xz: written deterministically, read within bounds."""
+"""Compression of whole archives with gzip, bzip2 or xz: deterministic output, bounded decompression."""
 
 import bz2
 import lzma
@@ -14,8 +14,8 @@ __all__ = [
     "Compression",
     "Compressor",
     "DecompressedStream",
-    "make_compressor",
     "detect_compression",
+    "make_compressor",
     "max_decompressed_bytes",
 ]
 
@@ -23,109 +23,109 @@ Compression = Literal["none", "gz", "bz2", "xz"]
 COMPRESSIONS: tuple[Compression, ...] = ("none", "gz", "bz2", "xz")
 
 _MAGIC: dict[bytes, Compression] = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz"}
-_PIECE_BYTES = 1 << 18
+_READ_BYTES = 1 << 18
 
-# What an archive may grow to when it is decompressed. A shard of recordings shrinks by a factor of ten at the very
-# best; a bomb by a thousand or a million.
-_ALWAYS_BYTES, _MOST_RATIO = 1 << 30, 100
-_XZ_MEMORY_BYTES = 256 << 20  # what the highest preset needs, four times over
+# Bounds of a decompressed archive. A shard of recordings shrinks by a factor of ten at the very best; a decompression
+# bomb by a thousand or a million.
+_ALWAYS_ALLOWED_BYTES, _MAX_RATIO = 1 << 30, 100
+_XZ_MEMORY_BYTES = 256 << 20  # four times what the highest preset needs
 
 
 class Compressor(Protocol):
-    """Takes bytes, gives compressed ones."""
+    """An incremental compressor."""
 
     def compress(self, data: bytes | memoryview, /) -> bytes:
-        """Return what is ready."""
+        """Compress `data`; return the output that is ready."""
         ...
 
     def flush(self) -> bytes:
-        """Return the rest."""
+        """Return the remaining output."""
         ...
 
 
 def make_compressor(compression: Compression) -> Compressor | None:
-    """Return a compressor whose output depends on its input alone (no time, no name); None for plain archives."""
-    made: dict[str, Callable[[], Compressor]] = {
+    """Return a compressor whose output depends only on its input (no time, no name); None for plain archives."""
+    factories: dict[str, Callable[[], Compressor]] = {
         "gz": lambda: zlib.compressobj(6, zlib.DEFLATED, 31),
         "bz2": bz2.BZ2Compressor,
         "xz": lambda: lzma.LZMACompressor(preset=1),
     }
-    return made[compression]() if compression != "none" else None
+    return factories[compression]() if compression != "none" else None
 
 
 def detect_compression(path: Path) -> Compression:
-    """Return how a file is compressed, by its first bytes: names are often wrong."""
+    """Return the compression of a file, detected from its first bytes; file names are often wrong."""
     with path.open("rb") as file:
         head = file.read(8)
     return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "none")
 
 
 def max_decompressed_bytes(stored_bytes: int) -> int:
-    """Return how many bytes a compressed file of this size may hold."""
-    return max(_ALWAYS_BYTES, _MOST_RATIO * stored_bytes)
+    """Return how many bytes a compressed file of this size may decompress to."""
+    return max(_ALWAYS_ALLOWED_BYTES, _MAX_RATIO * stored_bytes)
 
 
 class DecompressedStream:
-    """The bytes that a compressed file holds, as a stream.
+    """The decompressed content of a file, as a stream.
 
     1. The compressed data are damaged or end too early: DamageError.
-    2. They hold more than `limit` bytes: DamageError, before the memory is taken.
+    2. They decompress to more than `limit` bytes: DamageError, before the memory is allocated.
     """
 
     def __init__(self, file: BinaryIO, compression: Compression, shard: str, limit: int) -> None:
         self._file, self._shard, self._limit = file, shard, limit
-        self._engine = _engine(compression)
+        self._decompressor = _make_decompressor(compression)
         self._compression: Compression = compression
         self._ready = b""
-        self._given = 0
+        self._n_read = 0
 
     def read(self, size: int, /) -> bytes:
         """Return `size` bytes; fewer only at the end."""
-        pieces: list[bytes] = []
-        wanted = size
-        while wanted:
+        parts: list[bytes] = []
+        missing = size
+        while missing:
             if not self._ready:
-                self._ready = self._decompressed()
+                self._ready = self._decompress_next()
                 if not self._ready:
                     break
-            pieces.append(self._ready[:wanted])
-            self._ready = self._ready[wanted:]
-            wanted -= len(pieces[-1])
-        self._given += size - wanted
-        if self._given > self._limit:
+            parts.append(self._ready[:missing])
+            self._ready = self._ready[missing:]
+            missing -= len(parts[-1])
+        self._n_read += size - missing
+        if self._n_read > self._limit:
             raise DamageError(
                 self._shard,
                 None,
                 f"it decompresses to more than {self._limit} bytes, which looks like a decompression bomb; if it is "
-                "none, decompress it and read the plain archive",
+                "not, decompress it and use the plain archive",
             )
-        return b"".join(pieces)
+        return b"".join(parts)
 
-    def _decompressed(self) -> bytes:
-        """Return the next piece; nothing at the end."""
+    def _decompress_next(self) -> bytes:
+        """Return the next decompressed bytes; empty at the end."""
         try:
             while True:
-                if self._engine.eof:
-                    rest = (self._engine.unused_data or self._file.read(_PIECE_BYTES)).lstrip(b"\0")
-                    while not rest and (piece := self._file.read(_PIECE_BYTES)):
-                        rest = piece.lstrip(b"\0")  # padding between streams, or after the last
+                if self._decompressor.eof:
+                    rest = (self._decompressor.unused_data or self._file.read(_READ_BYTES)).lstrip(b"\0")
+                    while not rest and (more := self._file.read(_READ_BYTES)):
+                        rest = more.lstrip(b"\0")  # padding between streams, or after the last
                     if not rest:
                         return b""
-                    self._engine = _engine(self._compression)  # one stream after another is one stream
+                    self._decompressor = _make_decompressor(self._compression)  # concatenated streams are one stream
                 else:
-                    rest = b"" if not self._engine.needs_input else self._file.read(_PIECE_BYTES)
-                    if not rest and self._engine.needs_input:
+                    rest = b"" if not self._decompressor.needs_input else self._file.read(_READ_BYTES)
+                    if not rest and self._decompressor.needs_input:
                         raise DamageError(self._shard, None, "truncated: its compressed data end too early")
-                if piece := self._engine.decompress(rest, _PIECE_BYTES):
-                    return piece
+                if content := self._decompressor.decompress(rest, _READ_BYTES):
+                    return content
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             if isinstance(error, DamageError):
                 raise
             raise DamageError(self._shard, None, f"its compressed data are damaged: {error}") from error
 
 
-class _Engine(Protocol):
-    """How bz2 and lzma decompress, with a bound on each piece."""
+class _Decompressor(Protocol):
+    """The interface of the decompressors in bz2 and lzma, which bound each output."""
 
     eof: bool
     needs_input: bool
@@ -135,7 +135,7 @@ class _Engine(Protocol):
 
 
 class _Gzip:
-    """zlib, seen as bz2 and lzma are."""
+    """zlib with the interface of bz2 and lzma."""
 
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(31)
@@ -150,16 +150,16 @@ class _Gzip:
         return not self._zlib.unconsumed_tail and not self._zlib.eof
 
     def decompress(self, data: bytes, max_length: int, /) -> bytes:
-        piece = self._zlib.decompress(self._zlib.unconsumed_tail + data, max_length)
+        content = self._zlib.decompress(self._zlib.unconsumed_tail + data, max_length)
         self.unused_data = self._zlib.unused_data
-        return piece
+        return content
 
 
-def _engine(compression: Compression) -> _Engine:
-    made: dict[str, Any] = {"gz": _Gzip, "bz2": bz2.BZ2Decompressor, "xz": _xz}
-    engine: _Engine = made[compression]()
-    return engine
+def _make_decompressor(compression: Compression) -> _Decompressor:
+    factories: dict[str, Any] = {"gz": _Gzip, "bz2": bz2.BZ2Decompressor, "xz": _make_xz_decompressor}
+    decompressor: _Decompressor = factories[compression]()
+    return decompressor
 
 
-def _xz() -> lzma.LZMADecompressor:
+def _make_xz_decompressor() -> lzma.LZMADecompressor:
     return lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)

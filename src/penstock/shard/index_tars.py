@@ -1,4 +1,4 @@
-"""Archives that others wrote get a side index and a manifest, without a byte of them being changed."""
+"""Indexing of existing tar archives: a side index for each and a manifest; the archives stay unchanged."""
 
 import os
 import re
@@ -23,14 +23,14 @@ from penstock.shard.tar import Member, Readable, read_members
 __all__ = ["ARCHIVE", "Problem", "expand_archives", "index_archives"]
 
 ARCHIVE = re.compile(r"\.(tar|tar\.gz|tar\.bz2|tar\.xz|tgz)$")
-"""What the name of an archive ends with."""
+"""The file name extensions of archives."""
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong with a shard, or with one of its items."""
+    """A problem of a shard or of one of its items."""
 
     shard: str
     item: int | None
@@ -41,7 +41,7 @@ class Problem:
 
 
 def expand_archives(where: str | os.PathLike[str]) -> list[Path]:
-    """Return the archives that a folder, a brace pattern, a glob or a path means, in order.
+    """Return the archives of a folder, brace pattern, glob or path, in order.
 
     Examples
     --------
@@ -61,9 +61,11 @@ def expand_archives(where: str | os.PathLike[str]) -> list[Path]:
         found = [path]
     missing = [entry for entry in found if not entry.is_file()]
     if missing:
-        raise SourceError(f"{where} names {len(missing)} archives that are not there: {missing[0]}, ….")
+        raise SourceError(
+            f"All archives of {where} must exist, but {len(missing)} of {len(found)} are missing: {missing[0]}, …."
+        )
     if not found:
-        raise SourceError(f"No shards found: {where} has no tar archives.")
+        raise SourceError(f"No shards found: there are no tar archives in {where}.")
     return found
 
 
@@ -74,11 +76,11 @@ def _expand_braces(pattern: str) -> Iterator[Path]:
         return
     first, dots, last = match[1].partition("..")
     if dots and not (first.isdigit() and last.isdigit()):
-        raise SourceError(f"{{{match[1]}}} is no range of numbers; use for example {{000000..000009}} or {{a,b}}.")
+        raise SourceError(f"A brace range must be like {{000000..000009}} or {{a,b}}, got {{{match[1]}}}.")
     width = len(first) if first.startswith("0") else 0
-    parts = [f"{n:0{width}d}" for n in range(int(first), int(last) + 1)] if dots else match[1].split(",")
-    for part in parts:
-        yield from _expand_braces(pattern[: match.start()] + part + pattern[match.end() :])
+    choices = [f"{n:0{width}d}" for n in range(int(first), int(last) + 1)] if dots else match[1].split(",")
+    for choice in choices:
+        yield from _expand_braces(pattern[: match.start()] + choice + pattern[match.end() :])
 
 
 def index_archives(
@@ -88,97 +90,101 @@ def index_archives(
     allow_missing: bool = False,
     progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[Manifest | None, list[Problem]]:
-    """Read every archive once, check it, and write its side index; the manifest last, and only if nothing is wrong.
+    """Read and check every archive and write its side index, then the manifest; write nothing if there are problems.
 
     Parameters
     ----------
     where
         A folder of archives, or a pattern such as `train-{000000..000009}.tar`.
     workers
-        Archives that are read at once.
+        Number of archives to read at once.
     allow_missing
-        Take items that lack a member which others have; they give None for it.
+        Accept items that lack a member which others have; the field is then None.
     progress
-        Told the bytes of each archive that is done.
+        Called with the size in bytes of each archive that is done.
+
+    Returns
+    -------
+    The manifest and no problems, or None and the problems.
     """
     archives = expand_archives(where)
-    _refuse_own(manifest_path(where))
+    path = manifest_path(where)
+    _check_replaceable(path)
     folders = {archive.parent for archive in archives}
     if len(folders) > 1:
-        raise SourceError(f"{where} names archives in {len(folders)} folders; index each folder by itself.")
+        raise SourceError(f"All archives must be in one folder, got {len(folders)} for {where}. Index each by itself.")
     with ThreadPoolExecutor(max(1, workers)) as pool:
         done = []
-        for archive, (layout, problems) in zip(archives, pool.map(_indexed, archives), strict=True):
+        for archive, (side_index, problems) in zip(archives, pool.map(_index_archive, archives), strict=True):
             progress(archive.stat().st_size)
-            done.append((archive, layout, problems))
+            done.append((archive, side_index, problems))
     problems = [problem for *_, found in done for problem in found]
-    layouts = [(archive.name, layout) for archive, layout, _ in done if layout is not None]
-    problems += _twice(layouts)
+    indexed = [(archive, side_index) for archive, side_index, _ in done if side_index is not None]
+    problems += _find_duplicate_keys(indexed)
     if not allow_missing:
-        problems += _missing(layouts)
+        problems += _find_missing_members(indexed)
     if problems:
         return None, problems
-    shards = [_stored(archive, layout) for archive, layout, _ in done if layout is not None]
-    fields = _fields([layout for _, layout in layouts])
+    shards = [_write_side_index(archive, side_index) for archive, side_index in indexed]
+    fields = _merge_columns([side_index for _, side_index in indexed])
     manifest = Manifest(archives[0].parent, fields, tuple(shards), None, "as found")
-    path = manifest_path(where)
-    _keep_other(path)
+    _keep_other_manifest(path)
     write_aside(path, manifest.to_bytes())
     return manifest, []
 
 
-def _indexed(archive: Path) -> tuple[SideIndex | None, list[Problem]]:
-    """Return the layout of an archive, or what is wrong with it."""
+def _index_archive(archive: Path) -> tuple[SideIndex | None, list[Problem]]:
+    """Read an archive; return its side index, or None if it is unusable, and its problems."""
     compression, size = detect_compression(archive), archive.stat().st_size
     builder = SideIndexBuilder()
     problems: list[Problem] = []
     with archive.open("rb") as file:
-        stream: Readable = (
-            file
-            if compression == "none"
-            else DecompressedStream(file, compression, archive.name, max_decompressed_bytes(size))
-        )
-        counted = _Counted(stream)
+        stream: Readable = file
+        if compression != "none":
+            stream = DecompressedStream(file, compression, archive.name, max_decompressed_bytes(size))
+        counted = _CountingStream(stream)
         try:
-            for key, suffix, member in _grouped(read_members(counted, archive.name), archive.name, problems):
+            for key, suffix, member in _group_members(read_members(counted, archive.name), archive.name, problems):
                 if key is not None:
                     builder.begin_item(key.encode(errors="surrogateescape"))
                 if builder.has(suffix):
-                    problems.append(Problem(archive.name, builder.n_items - 1, f"{member.name!r} is there twice"))
+                    problems.append(Problem(archive.name, builder.n_items - 1, f"{member.name!r} appears twice"))
                     continue
-                npy = _npy(suffix, member, archive.name, builder.n_items - 1, problems)
-                builder.add(suffix, (member.begin, member.offset, member.size), member.check, npy)
+                npy = _read_npy_header(suffix, member, archive.name, builder.n_items - 1, problems)
+                builder.add(suffix, (member.begin, member.offset, member.size), member.checksum, npy)
         except DamageError as error:
             return None, [*problems, Problem(archive.name, error.item, error.reason)]
     if not builder.n_items:
-        return None, [*problems, Problem(archive.name, None, "it holds no items, named KEY.FIELD")]
+        return None, [*problems, Problem(archive.name, None, "it has no items; members must be named KEY.FIELD")]
     return builder.build(counted.position), problems
 
 
-class _Counted:
-    """Counts what is read."""
+class _CountingStream:
+    """Counts the bytes that are read."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
         self.position = 0
 
     def read(self, size: int, /) -> bytes:
-        piece = self._stream.read(size)
-        self.position += len(piece)
-        return piece
+        content = self._stream.read(size)
+        self.position += len(content)
+        return content
 
 
-def _grouped(found: Iterator[Member], shard: str, problems: list[Problem]) -> Iterator[tuple[str | None, str, Member]]:
-    """Yield key, suffix and member; the key only where a new item begins."""
+def _group_members(
+    found: Iterator[Member], shard: str, problems: list[Problem]
+) -> Iterator[tuple[str | None, str, Member]]:
+    """Yield (key, suffix, member) for each member; the key is None unless a new item begins."""
     current, seen, n_items = "", set[str](), 0
     for member in found:
         key, suffix = split_name(member.name)
         if not key:
             if not Path(member.name).name.startswith("."):
-                problems.append(Problem(shard, None, f"{member.name!r} has no key and extension"))
+                problems.append(Problem(shard, None, f"the name {member.name!r} must have a key and an extension"))
             continue
         if key != current and key in seen:
-            reason = f"members of {key!r} are interleaved with those of others: {member.name!r} comes too late"
+            reason = f"members of {key!r} are interleaved with those of other items: {member.name!r} comes too late"
             problems.append(Problem(shard, max(0, n_items - 1), reason))
             continue
         if key != current:
@@ -188,7 +194,7 @@ def _grouped(found: Iterator[Member], shard: str, problems: list[Problem]) -> It
         current = key
 
 
-def _npy(suffix: str, member: Member, shard: str, item: int, problems: list[Problem]) -> NpyHeader | None:
+def _read_npy_header(suffix: str, member: Member, shard: str, item: int, problems: list[Problem]) -> NpyHeader | None:
     if suffix.rpartition(".")[2].lower() != "npy":
         return None
     try:
@@ -198,71 +204,74 @@ def _npy(suffix: str, member: Member, shard: str, item: int, problems: list[Prob
         return None
 
 
-def _missing(layouts: list[tuple[str, SideIndex]]) -> list[Problem]:
-    """Return the members that some items lack and others have."""
-    suffixes = dict.fromkeys(column.suffix for _, layout in layouts for column in layout.columns)
+def _find_missing_members(indexed: list[tuple[Path, SideIndex]]) -> list[Problem]:
+    """Return a problem for each member that some items lack and others have."""
+    suffixes = dict.fromkeys(column.suffix for _, side_index in indexed for column in side_index.columns)
     problems = []
-    for name, layout in layouts:
-        columns = {column.suffix: column for column in layout.columns}
-        rows = np.arange(layout.n_items)
+    for archive, side_index in indexed:
+        n_items = side_index.n_items
+        columns = {column.suffix: column for column in side_index.columns}
+        rows = np.arange(n_items)
         for suffix in suffixes:
-            lacking = columns[suffix].begins.at(rows) == MISSING if suffix in columns else np.ones(layout.n_items, bool)
-            if lacking.any():
-                reason = f"{lacking.sum()} of {layout.n_items} items have no .{suffix}"
-                problems.append(Problem(name, None, reason))
+            is_missing = columns[suffix].begins.at(rows) == MISSING if suffix in columns else np.ones(n_items, bool)
+            if is_missing.any():
+                reason = f"{is_missing.sum()} of {n_items} items have no .{suffix}"
+                problems.append(Problem(archive.name, None, reason))
     return problems
 
 
-def _twice(layouts: list[tuple[str, SideIndex]]) -> list[Problem]:
-    """Return the keys that more than one archive has."""
+def _find_duplicate_keys(indexed: list[tuple[Path, SideIndex]]) -> list[Problem]:
+    """Return a problem for each key that more than one archive has."""
     seen: dict[int, str] = {}
     problems = []
-    for name, layout in layouts:
-        for row, key in enumerate(layout.keys.tolist()):
-            other = seen.setdefault(key, name)
-            if other != name:
-                problems.append(Problem(name, row, f"its key is in {other}, too"))
+    for archive, side_index in indexed:
+        for row, key in enumerate(side_index.keys.tolist()):
+            other = seen.setdefault(key, archive.name)
+            if other != archive.name:
+                problems.append(Problem(archive.name, row, f"its key is also in {other}"))
     return problems
 
 
-def _stored(archive: Path, layout: SideIndex) -> ShardEntry:
-    stored = layout.to_bytes()
+def _write_side_index(archive: Path, side_index: SideIndex) -> ShardEntry:
+    stored = side_index.to_bytes()
     write_aside(archive.with_name(index_name(archive.name)), stored)
     digest, size = xxhash.xxh3_128_hexdigest(stored), archive.stat().st_size
-    return ShardEntry(archive.name, layout.n_items, layout.tar_bytes, size, digest, detect_compression(archive))
+    n_items, tar_bytes = side_index.n_items, side_index.tar_bytes
+    return ShardEntry(archive.name, n_items, tar_bytes, size, digest, detect_compression(archive))
 
 
-def _fields(layouts: list[SideIndex]) -> dict[str, FieldInfo]:
+def _merge_columns(side_indexes: list[SideIndex]) -> dict[str, FieldInfo]:
+    """Return the fields of all archives; the metadata come last."""
     infos: dict[str, FieldInfo] = {}
-    for layout in layouts:
-        for column in layout.columns:
+    for side_index in side_indexes:
+        for column in side_index.columns:
             info = FieldInfo(column.suffix, column.dtype, column.shape)
             infos[column.suffix] = infos[column.suffix].merge(info) if column.suffix in infos else info
-    # A column that one archive lacks has no fixed shape either.
-    present = Counter(column.suffix for layout in layouts for column in layout.columns)
+    # A column that one archive lacks has no fixed shape.
+    counts = Counter(column.suffix for side_index in side_indexes for column in side_index.columns)
     for suffix, info in infos.items():
-        if present[suffix] < len(layouts):
+        if counts[suffix] < len(side_indexes):
             infos[suffix] = FieldInfo(suffix, info.dtype, None)
     names = field_names(infos)
     ordered = sorted(infos, key=lambda suffix: names[suffix] == METADATA)
     return {names[suffix]: infos[suffix] for suffix in ordered}
 
 
-def _refuse_own(path: Path) -> None:
-    """Refuse to replace the manifest of a data set that a writer of ours made: it says more than an index knows."""
+def _check_replaceable(path: Path) -> None:
+    """Refuse to replace the manifest of a dataset that Penstock wrote: it holds more than indexing can recover."""
     try:
-        own = Manifest.read(path).shard_size is not None
+        is_own = Manifest.read(path).shard_size is not None
     except (SourceError, DamageError):
         return
-    if own:
+    if is_own:
         raise SourceError(
-            f"{path.parent} was written by Penstock and has an index; `penstock verify` checks it. "
-            f"Remove {path.name} to give the archives a new one."
+            f"{path.parent} was written by Penstock and already has an index. Run `penstock verify` to check it, or "
+            f"remove {path.name} to index the archives again."
         )
 
 
-def _keep_other(path: Path) -> None:
-    """Move another program's manifest out of the way, without losing it."""
+def _keep_other_manifest(path: Path) -> None:
+    """Rename another program's manifest, so that it is not overwritten."""
     if path.name != MANIFEST or not path.exists():
         return
     try:

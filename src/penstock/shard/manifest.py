@@ -1,8 +1,8 @@
-"""The manifest of a data set, `dataset_metadata.json`: the only commit point.
+"""The manifest of a dataset, `dataset_metadata.json`: the only commit point.
 
-What it does not name does not exist. It is written last, aside, and renamed into place; each shard is named with the
-digest of its side index, which in turn has the checksum of every member, so that the fingerprint of the manifest stands
-for every byte of the data set.
+Shards that it does not list do not exist. It is written last, to a temporary file that is renamed into place. It lists
+each shard with the digest of its side index, which holds the checksum of every member. The fingerprint of the manifest
+thus covers every byte of the dataset.
 """
 
 import errno
@@ -20,39 +20,39 @@ import xxhash
 from penstock.core.errors import DamageError, SourceError
 from penstock.core.types import Field
 from penstock.shard.compression import COMPRESSIONS, Compression, max_decompressed_bytes
-from penstock.shard.side_index import SideIndex, index_name, parse_dtype, parse_shape, whole
+from penstock.shard.side_index import SideIndex, index_name, parse_dtype, parse_int, parse_shape, parse_text
 from penstock.shard.tar import TAR_BLOCK
 
 __all__ = ["MANIFEST", "METADATA", "FieldInfo", "Manifest", "ShardEntry", "manifest_path"]
 
 MANIFEST = "dataset_metadata.json"
 METADATA = "metadata"
-"""The field that holds what is known of an item."""
+"""The field that holds the metadata of an item."""
 
 _FORMAT, _VERSION = "penstock-shards", 1
 
 
 @dataclass(frozen=True, slots=True)
 class FieldInfo:
-    """One field of all items."""
+    """How one field is stored, for all items."""
 
     suffix: str
-    """What follows the key in the names of its members."""
+    """The part of its members' names after the key."""
 
     dtype: np.dtype[Any] | None
-    """None for what is no array."""
+    """None if the field is not an array, or its dtype differs between items."""
 
     shape: tuple[int, ...] | None
-    """None where it varies."""
+    """None if it varies."""
 
     def field(self) -> Field:
-        """Return what a reader gives: numbers in the machine's byte order, objects otherwise."""
+        """Return the field as sources deliver it: native byte order if its shape is fixed, objects otherwise."""
         if self.dtype is None or self.shape is None:
             return Field(np.dtype(object), None)
         return Field(self.dtype.newbyteorder("="), self.shape)
 
     def merge(self, other: "FieldInfo") -> "FieldInfo":
-        """Return what this field is in two shards together."""
+        """Return the description that holds for the shards of both."""
         same = self.dtype == other.dtype
         return FieldInfo(
             self.suffix, self.dtype if same else None, self.shape if same and self.shape == other.shape else None
@@ -61,58 +61,58 @@ class FieldInfo:
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """What the manifest says of one shard."""
+    """One shard, as listed in the manifest."""
 
     name: str
     n_items: int
     tar_bytes: int
-    """The archive, decompressed."""
+    """Size of the decompressed archive."""
 
     stored_bytes: int
-    """The file."""
+    """Size of the file."""
 
     digest: str
-    """Of the side index."""
+    """Digest of the side index."""
 
     compression: Compression = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a data set holds."""
+    """The fields and shards of a dataset."""
 
     folder: Path
     fields: Mapping[str, FieldInfo]
     shards: tuple[ShardEntry, ...]
     shard_size: int | None = None
-    """Items per shard as asked for; None for archives that others wrote."""
+    """Requested items per shard; None for archives that were written elsewhere and indexed."""
 
     array_format: str = "npy"
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """What the user says of the whole data set."""
+    """The user's metadata about the whole dataset."""
 
     @property
     def n_items(self) -> int:
-        """Items in all shards."""
+        """Number of items in all shards."""
         return sum(shard.n_items for shard in self.shards)
 
     @property
     def compression(self) -> str:
-        """How the shards are compressed: one word, or all of them."""
+        """The compression of the shards; several are joined by `+`."""
         return "+".join(sorted({shard.compression for shard in self.shards})) or "none"
 
     @property
     def modalities(self) -> list[str]:
-        """The fields besides the metadata."""
+        """All fields except the metadata."""
         return [name for name in self.fields if name != METADATA]
 
     @property
     def fingerprint(self) -> str:
-        """Stands for every byte of the items, and for their order; not for where the data set lies."""
+        """Digest of every byte of the items and of their order; independent of the folder."""
         return xxhash.xxh3_128_hexdigest("\n".join(shard.digest for shard in self.shards).encode())
 
     def summary(self) -> dict[str, Any]:
-        """Return the manifest as it is stored."""
+        """Return the manifest as the JSON object that is stored."""
         stored: dict[str, Any] = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -149,38 +149,38 @@ class Manifest:
         return stored
 
     def to_bytes(self) -> bytes:
-        """Return the file's content."""
+        """Return the content of the file."""
         return json.dumps(self.summary(), indent=1, ensure_ascii=False).encode() + b"\n"
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
-        """Return the manifest at `path`; raise where it is missing, damaged or another program's."""
+        """Read the manifest at `path`; raise if it is missing, damaged or was written by another program."""
         try:
             stored = json.loads(path.read_bytes())
         except FileNotFoundError as error:
-            raise _not_found(path) from error
+            raise _make_not_found_error(path) from error
         except (ValueError, RecursionError) as error:
-            raise DamageError(str(path), None, f"the manifest is no valid JSON (truncated?): {error}") from error
+            raise DamageError(str(path), None, f"the manifest is not valid JSON (truncated?): {error}") from error
         if not isinstance(stored, dict) or stored.get("format") != _FORMAT:
             raise SourceError(
-                f"{path} was not written by Penstock. Run `penstock index {path.parent}` to give these shards an index."
+                f"{path} was not written by Penstock. Run `penstock index {path.parent}` to index these shards."
             )
         if stored.get("version") != _VERSION:
             raise SourceError(
-                f"{path} has version {stored.get('version')!r}; this Penstock reads {_VERSION}. Update Penstock."
+                f"The version of {path} must be {_VERSION}, got {stored.get('version')!r}. Update Penstock."
             )
         if stored.pop("checksum", None) != _checksum(stored):
             raise DamageError(str(path), None, "the manifest does not match its own checksum")
         try:
-            return cls._parsed(stored, path.parent)
+            return cls._parse(stored, path.parent)
         except (AttributeError, LookupError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
             raise DamageError(str(path), None, f"the manifest is malformed: {error}") from error
 
     @classmethod
-    def _parsed(cls, stored: dict[str, Any], folder: Path) -> "Manifest":
-        shards = tuple(_entry(entry) for entry in stored["shards"])
+    def _parse(cls, stored: dict[str, Any], folder: Path) -> "Manifest":
+        shards = tuple(_parse_shard(entry) for entry in stored["shards"])
         fields = {
-            name: FieldInfo(_text(entry["suffix"]), parse_dtype(entry["dtype"]), parse_shape(entry["shape"]))
+            name: FieldInfo(parse_text(entry["suffix"]), parse_dtype(entry["dtype"]), parse_shape(entry["shape"]))
             for name, entry in stored["fields"].items()
         }
         largest = max((shard.tar_bytes for shard in shards), default=0)
@@ -192,11 +192,11 @@ class Manifest:
             ):
                 raise ValueError(f"field {name!r} is larger than any shard: {info.dtype} {info.shape}")
         if not shards or not fields or not isinstance(stored["metadata"], dict):
-            raise ValueError("it has no shards, no fields or no metadata")
+            raise ValueError("it must have shards, fields and metadata")
         return cls(folder, fields, shards, stored["shard_size"], stored["array_format"], stored["metadata"])
 
     def side_index(self, number: int) -> SideIndex:
-        """Return the side index of a shard; raise where it is not the one that the manifest names."""
+        """Read the side index of a shard; raise if it is not the one that the manifest lists."""
         entry = self.shards[number]
         path = self.folder / index_name(entry.name)
         try:
@@ -205,25 +205,25 @@ class Manifest:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise
             raise DamageError(entry.name, None, f"its side index {path.name} cannot be read: {error}") from error
-        layout = SideIndex.from_bytes(stored, path.name)
-        alike = (layout.n_items, layout.tar_bytes) == (entry.n_items, entry.tar_bytes)
-        if xxhash.xxh3_128_hexdigest(stored) != entry.digest or not alike:
+        side_index = SideIndex.from_bytes(stored, path.name)
+        has_listed_size = (side_index.n_items, side_index.tar_bytes) == (entry.n_items, entry.tar_bytes)
+        if xxhash.xxh3_128_hexdigest(stored) != entry.digest or not has_listed_size:
             raise DamageError(
                 entry.name,
                 None,
-                "its side index is not the one that the manifest names: the shard was replaced, swapped with another "
+                "its side index is not the one that the manifest lists: the shard was replaced, swapped with another "
                 "one or rewritten after the manifest",
             )
-        return layout
+        return side_index
 
 
 def manifest_path(where: str | os.PathLike[str]) -> Path:
-    """Return where the manifest of a data set lies: of a folder, of a pattern of archives, or the file itself."""
-    path = Path(where).absolute()  # a process may change its folder
+    """Return the path of the manifest, given a folder, a pattern of archives or the manifest itself."""
+    path = Path(where).absolute()  # the process may change its working directory
     if path.suffix == ".json" and not path.is_dir():
         return path
-    pattern = any(letter in path.name for letter in "{*?[") or ".tar" in path.suffixes
-    return path.with_name(f"{path.name}.metadata.json") if pattern and not path.is_dir() else path / MANIFEST
+    is_pattern = any(letter in path.name for letter in "{*?[") or ".tar" in path.suffixes
+    return path.with_name(f"{path.name}.metadata.json") if is_pattern and not path.is_dir() else path / MANIFEST
 
 
 def _checksum(stored: Mapping[str, Any]) -> str:
@@ -231,50 +231,44 @@ def _checksum(stored: Mapping[str, Any]) -> str:
     return xxhash.xxh3_64_hexdigest(content.encode())
 
 
-def _entry(entry: dict[str, Any]) -> ShardEntry:
-    """Return what a manifest says of a shard; raise ValueError where no shard could be like that."""
-    compression = _known(entry["compression"])
-    items, tar_bytes = whole(entry["num_samples"], 1), whole(entry["tar_bytes"], 0)
-    stored_bytes = whole(entry["stored_bytes"], 0)
-    name = _plain_name(entry["shard_name"])
-    if items * TAR_BLOCK > tar_bytes or (compression == "none" and tar_bytes != stored_bytes):
-        raise ValueError(f"{name} cannot hold {items} items in {stored_bytes} bytes")
+def _parse_shard(entry: dict[str, Any]) -> ShardEntry:
+    """Return the entry of a shard; raise ValueError if no shard can have these sizes."""
+    compression = _parse_compression(entry["compression"])
+    n_items, tar_bytes = parse_int(entry["num_samples"], 1), parse_int(entry["tar_bytes"], 0)
+    stored_bytes = parse_int(entry["stored_bytes"], 0)
+    name = _parse_shard_name(entry["shard_name"])
+    if n_items * TAR_BLOCK > tar_bytes or (compression == "none" and tar_bytes != stored_bytes):
+        raise ValueError(f"{name} cannot hold {n_items} items in {stored_bytes} bytes")
     if tar_bytes > (stored_bytes if compression == "none" else max_decompressed_bytes(stored_bytes)):
         raise ValueError(f"{name} would decompress to {tar_bytes} bytes")
-    return ShardEntry(name, items, tar_bytes, stored_bytes, _text(entry["index_digest"]), compression)
+    return ShardEntry(name, n_items, tar_bytes, stored_bytes, parse_text(entry["index_digest"]), compression)
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
-    return value
-
-
-def _plain_name(name: str) -> str:
+def _parse_shard_name(name: str) -> str:
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise ValueError(f"the shard name {name!r} points outside of the folder")
+        raise ValueError(f"the shard name {name!r} points outside the folder")
     return name
 
 
-def _known(compression: str) -> Compression:
+def _parse_compression(compression: str) -> Compression:
     if compression not in COMPRESSIONS:
-        raise ValueError(f"the compression {compression!r} is unknown")
+        raise ValueError(f"compression must be one of {COMPRESSIONS}, got {compression!r}")
     return compression
 
 
-def _not_found(path: Path) -> SourceError:
+def _make_not_found_error(path: Path) -> SourceError:
     folder = path.parent
     if not folder.is_dir():
-        return SourceError(f"No shards found: there is no folder {folder}.")
+        return SourceError(f"No shards found: the folder {folder} does not exist.")
     archives = sorted(entry.name for entry in folder.iterdir() if ".tar" in entry.suffixes or entry.suffix == ".tgz")
     if (folder / ".writing").is_dir():
         return SourceError(
-            f"No data set in {folder}: a writer has not finished there. Run it again with resume=True to go on, or "
-            "without to start anew."
+            f"No dataset in {folder}: a writer has not finished there. Run it again with resume=True to continue, or "
+            "with resume=False to start over."
         )
     if archives:
         return SourceError(
-            f"No manifest {path.name} in {folder}, which has {len(archives)} archives ({archives[0]}, …). "
-            f"Run `penstock index {folder}` to give them an index."
+            f"No manifest {path.name} in {folder}, which holds {len(archives)} archives ({archives[0]}, …). "
+            f"Run `penstock index {folder}` to index them."
         )
     return SourceError(f"No shards found in {folder}: it has neither a manifest ({path.name}) nor tar archives.")

@@ -1,7 +1,7 @@
-"""How members are named: `KEY.FIELD.EXTENSION`, so that no two items and no two fields can be taken for one.
+"""Member names, `KEY.FIELD.EXTENSION`: unambiguous for every item and every field.
 
-The webdataset library takes everything up to the first dot for the key, and compares what follows without regard to
-case. A sample id may hold dots and slashes all the same: they are percent-encoded in the key.
+The webdataset library takes everything up to the first dot as the key and ignores case in the rest. Sample ids may
+still contain dots and slashes: they are percent-encoded in the key.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from functools import lru_cache
 from penstock.core.errors import OptionError
 from penstock.shard.tar import MAX_NAME
 
-__all__ = ["automatic_key", "check_fields", "check_name_length", "field_names", "encode_key", "split_name"]
+__all__ = ["automatic_key", "check_fields", "check_name_length", "encode_key", "field_names", "split_name"]
 
 _ENCODED = {ord(letter): f"%{ord(letter):02X}" for letter in "%./\\"} | {
     code: f"%{code:02X}" for code in (*range(32), 127)
@@ -21,7 +21,7 @@ _DECODABLE = {"npy", "npz", "json", "jsn", "txt", "text", "pyd", "pkl", "pickle"
 
 
 def automatic_key(number: int) -> str:
-    """Return the key of a sample that was given no id."""
+    """Return the key of a sample without an id."""
     return f"{_PREFIX}{number:09d}"
 
 
@@ -34,60 +34,63 @@ def encode_key(sample_id: str) -> str:
     'sub-01%2Eses-2%2Frun 1'
     """
     if not isinstance(sample_id, str) or not sample_id:
-        raise OptionError(f"sample_id={sample_id!r}; use a string that is not empty, such as 'sub-01_trial-7'.")
+        raise OptionError(f"sample_id must be a non-empty string such as 'sub-01_trial-7', got {sample_id!r}.")
     try:
         sample_id.encode()
     except UnicodeEncodeError as error:
-        raise OptionError(f"sample_id={sample_id!r} is no valid text: {error}.") from error
+        raise OptionError(f"sample_id must be valid Unicode, got {sample_id!r}: {error}.") from error
     return sample_id.translate(_ENCODED)
 
 
 def check_fields(names: Iterable[str], reserved: str) -> None:
-    """Raise OptionError where a field cannot be the name of a member, or where two of them would be one."""
+    """Raise OptionError if a field name cannot be part of a member name, or if two would be the same."""
     lowered: dict[str, str] = {}
     for name in names:
         if not isinstance(name, str) or not name or not name.isprintable():
-            raise OptionError(f"{name!r} cannot name a field; use a string of printable characters.")
+            raise OptionError(f"A field name must be a non-empty string of printable characters, got {name!r}.")
         if name.lower() == reserved or name.startswith("__"):
             raise OptionError(
-                f"The field name {name!r} is taken; the keyword `metadata` holds what is known of a sample."
+                f"The field name {name!r} is reserved. Pass metadata of a sample as the keyword `metadata`."
             )
         if "/" in name or "\\" in name or name.startswith(".") or name.endswith(".") or ".." in name:
-            raise OptionError(f"The field name {name!r} has a slash, or a dot at its end; use for example 'lfp.left'.")
+            raise OptionError(
+                f"A field name must have no slash, and dots only inside, such as 'lfp.left'; got {name!r}."
+            )
         other = lowered.setdefault(name.lower(), name)
         if other != name:
             raise OptionError(
-                f"The fields {other!r} and {name!r} differ in case only; the webdataset library merges them."
+                f"Field names must differ in more than case, got {other!r} and {name!r}: the webdataset library "
+                "merges them. Rename one."
             )
 
 
 def check_name_length(key: str, suffixes: tuple[str, ...]) -> None:
-    """Raise OptionError where a member's name would not fit into a tar header."""
+    """Raise OptionError if a member name does not fit into a tar header."""
     length = len(key.encode()) + 1
-    if length + _longest(suffixes) <= MAX_NAME:
+    if length + _longest_suffix_bytes(suffixes) <= MAX_NAME:
         return
     for suffix in suffixes:
         if length + len(suffix.encode()) > MAX_NAME:
             raise OptionError(
-                f"The member name '{key}.{suffix}' has {length + len(suffix.encode())} bytes; a tar header holds "
-                f"{MAX_NAME}. Use a shorter sample id or field name."
+                f"A member name must have at most {MAX_NAME} bytes, got '{key}.{suffix}' with "
+                f"{length + len(suffix.encode())}. Use a shorter sample id or field name."
             )
 
 
 @lru_cache(maxsize=16)
-def _longest(suffixes: tuple[str, ...]) -> int:
+def _longest_suffix_bytes(suffixes: tuple[str, ...]) -> int:
     return max(len(suffix.encode()) for suffix in suffixes)
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return the key and the suffix of a member's name, as the webdataset library splits it; ('', '') for none."""
+    """Split a member name into key and suffix as the webdataset library does; ('', '') if it has none."""
     folder, slash, last = name.rpartition("/")
     key, dot, suffix = last.partition(".")
     return (f"{folder}{slash}{key}", suffix) if key and dot and suffix else ("", "")
 
 
 def field_names(suffixes: Iterable[str]) -> Mapping[str, str]:
-    """Return the field of each suffix: without the extension, unless two fields would then have one name.
+    """Return the field name of each suffix: without the extension, unless two fields would then share a name.
 
     Examples
     --------
@@ -95,11 +98,11 @@ def field_names(suffixes: Iterable[str]) -> Mapping[str, str]:
     {'spikes.npy': 'spikes', 'jpg': 'jpg', 'left.png': 'left.png', 'left.json': 'left'}
     """
     suffixes = list(suffixes)
-    short = {suffix: _without_extension(suffix) for suffix in suffixes}
+    short = {suffix: _strip_extension(suffix) for suffix in suffixes}
     counts = Counter(short.values())
     return {suffix: name if counts[name] == 1 else suffix for suffix, name in short.items()}
 
 
-def _without_extension(suffix: str) -> str:
+def _strip_extension(suffix: str) -> str:
     name, _, extension = suffix.rpartition(".")
     return name if name and extension.lower() in _DECODABLE else suffix

@@ -1,14 +1,14 @@
-"""From finished shards to a data set: a sequence of renames that a killed process can be followed up on.
+"""Publishing finished shards as a dataset: a sequence of renames that can resume after a kill at any point.
 
-.writing/options.json             a write was begun
-.writing/NAME.HOST-PID.part       a shard being written: not there yet
+.writing/options.json             a write has begun
+.writing/NAME.HOST-PID.part       a shard that is being written
 .writing/NAME, NAME.index         a finished shard
 .writing/dataset_metadata.json    all shards are finished: from here on, a resumed writer only moves files
-.writing/replaced.json            the manifest of the data set that was here before
-.writing/finished.json            the options, when the data set is about to appear, or has just done so
-.writing/stale.json               what an earlier write that never finished may have left in the folder
-.written                          the same folder, on its way to be removed
-dataset_metadata.json             the data set is there
+.writing/replaced.json            the manifest of the previous dataset
+.writing/finished.json            the options, just before and after the dataset appears
+.writing/stale.json               shards that an earlier, unfinished write may have left in the folder
+.written                          the same folder, while it is being removed
+dataset_metadata.json             the dataset is published
 """
 
 import json
@@ -28,9 +28,9 @@ __all__ = [
     "OPTIONS",
     "WRITING",
     "clear_unfinished",
-    "finish_publication",
     "find_finished_shard",
     "find_finished_shards",
+    "finish_publication",
     "prepare_publication",
     "publish",
     "read_published",
@@ -42,22 +42,22 @@ _FINISHED, _REPLACED, _STALE = "finished.json", "replaced.json", "stale.json"
 
 
 def read_published(folder: Path) -> Manifest | None:
-    """Return the manifest of a data set of ours in `folder`, where there is one."""
+    """Return the manifest of the dataset in `folder`; None if Penstock has published none there."""
     try:
         return Manifest.read(folder / MANIFEST)
     except (SourceError, DamageError):
         return None
 
 
-def _pending(folder: Path) -> bool:
-    """Return whether a writer was stopped while it moved a finished data set into place."""
+def _is_publishing(folder: Path) -> bool:
+    """Return whether a writer was stopped while it moved a finished dataset into place."""
     return (folder / WRITING / MANIFEST).exists()
 
 
 def find_finished_shards(
     folder: Path, shard_name: Callable[[int], str], compression: Compression
 ) -> list[tuple[ShardEntry, SideIndex]]:
-    """Return the shards that an unfinished writer left whole, and remove what it left in pieces."""
+    """Return the shards that an unfinished writer completed, and remove its incomplete files."""
     writing = folder / WRITING
     found: list[tuple[ShardEntry, SideIndex]] = []
     while (finished := find_finished_shard(writing, shard_name(len(found)), compression)) is not None:
@@ -70,26 +70,27 @@ def find_finished_shards(
 
 
 def find_finished_shard(writing: Path, name: str, compression: Compression) -> tuple[ShardEntry, SideIndex] | None:
-    """Return a shard that was written whole, None where it was not."""
+    """Return a shard that was written completely; None if it was not."""
     try:
         stored = (writing / index_name(name)).read_bytes()
-        layout = SideIndex.from_bytes(stored, name)
+        side_index = SideIndex.from_bytes(stored, name)
         size = (writing / name).stat().st_size
     except (FileNotFoundError, DamageError):
         return None
+    if compression == "none" and size != side_index.tar_bytes:
+        return None
     digest = xxhash.xxh3_128_hexdigest(stored)
-    whole = compression != "none" or size == layout.tar_bytes
-    return (ShardEntry(name, layout.n_items, layout.tar_bytes, size, digest, compression), layout) if whole else None
+    return ShardEntry(name, side_index.n_items, side_index.tar_bytes, size, digest, compression), side_index
 
 
 def publish(manifest: Manifest, shard_name: Callable[[int], str]) -> None:
-    """Move the finished shards in `.writing` into place, and the manifest last."""
+    """Move the finished shards in `.writing` into place, then the manifest."""
     prepare_publication(manifest)
     _roll_forward(manifest.folder, shard_name)
 
 
 def prepare_publication(manifest: Manifest) -> None:
-    """Let all that is in `.writing` last, so that nothing but `finish` is left to do."""
+    """Make everything in `.writing` durable, so that only `finish_publication` remains."""
     writing = manifest.folder / WRITING
     for shard in manifest.shards:
         sync(writing / index_name(shard.name))
@@ -97,45 +98,47 @@ def prepare_publication(manifest: Manifest) -> None:
 
 
 def _roll_forward(folder: Path, shard_name: Callable[[int], str]) -> Manifest:
-    """Do what is left to do of a publication, wherever it was stopped."""
+    """Complete a publication, wherever it was stopped."""
     writing = folder / WRITING
     manifest = Manifest.read(writing / MANIFEST)
     try:
         if (folder / MANIFEST).exists():
-            (folder / MANIFEST).replace(writing / _REPLACED)  # from here on, there is no data set until the last line
+            (folder / MANIFEST).replace(
+                writing / _REPLACED
+            )  # from here on, there is no dataset until the manifest moves
             sync(folder)
         names = [file for shard in manifest.shards for file in (shard.name, index_name(shard.name))]
         for name in names:
             if (writing / name).exists():
                 (writing / name).replace(folder / name)
-        for name in _stale(folder, writing / _REPLACED, len(manifest.shards), shard_name) - set(names):
+        for name in _find_stale_files(folder, writing / _REPLACED, len(manifest.shards), shard_name) - set(names):
             (folder / name).unlink(missing_ok=True)
         if (writing / OPTIONS).exists():
             (writing / OPTIONS).replace(writing / _FINISHED)
         sync(folder)
         (writing / MANIFEST).replace(folder / MANIFEST)
         sync(folder)
-        _remove(writing)
+        _remove_writing(writing)
     except OSError as error:
         raise WriteError(
-            f"Could not move the finished shards into {folder}: {error}. Go on with resume=True."
+            f"Could not move the finished shards into {folder}: {error}. Continue with resume=True."
         ) from error
     return Manifest.read(folder / MANIFEST)
 
 
 def finish_publication(folder: Path, shard_name: Callable[[int], str]) -> None:
-    """Do what is left to do where a writer was stopped after its last sample."""
-    if _pending(folder):
+    """Complete a publication if a writer was stopped after its last sample; idempotent."""
+    if _is_publishing(folder):
         _roll_forward(folder, shard_name)
     elif (folder / WRITING / _FINISHED).exists():
-        _remove(folder / WRITING)
+        _remove_writing(folder / WRITING)
     shutil.rmtree(folder / _WRITTEN, ignore_errors=True)
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Forget an unfinished write, but not which files it may have moved into the folder already."""
+    """Discard an unfinished write, but remember which shards it may have moved into the folder already."""
     writing = folder / WRITING
-    stale = _noted(writing) | _named(writing / MANIFEST) | _named(writing / _REPLACED)
+    stale = _read_stale(writing) | _read_shard_names(writing / MANIFEST) | _read_shard_names(writing / _REPLACED)
     shutil.rmtree(folder / _WRITTEN, ignore_errors=True)
     shutil.rmtree(writing, ignore_errors=True)
     if stale:
@@ -143,32 +146,32 @@ def clear_unfinished(folder: Path) -> None:
         write_aside(writing / _STALE, json.dumps(sorted(stale)).encode())
 
 
-def _remove(writing: Path) -> None:
-    """Remove the folder of a finished write: its name at once, then what is in it."""
+def _remove_writing(writing: Path) -> None:
+    """Remove the folder of a finished write: rename it first, then delete its content."""
     written = writing.with_name(_WRITTEN)
     shutil.rmtree(written, ignore_errors=True)
     writing.replace(written)
     shutil.rmtree(written)
 
 
-def _stale(folder: Path, replaced: Path, n_shards: int, shard_name: Callable[[int], str]) -> set[str]:
-    """Return the files of the data set that was here before, and of one that never was finished."""
-    stale = _noted(replaced.parent) | _named(replaced)
+def _find_stale_files(folder: Path, replaced: Path, n_shards: int, shard_name: Callable[[int], str]) -> set[str]:
+    """Return the files of the previous dataset and of an unfinished write."""
+    stale = _read_stale(replaced.parent) | _read_shard_names(replaced)
     while (folder / index_name(shard_name(n_shards))).exists():
         stale.add(shard_name(n_shards))
         n_shards += 1
     return stale | {index_name(name) for name in stale}
 
 
-def _named(manifest: Path) -> set[str]:
-    """Return the shards that a manifest of ours names; another program's are not ours to remove."""
+def _read_shard_names(manifest: Path) -> set[str]:
+    """Return the shards listed in a manifest of Penstock; files of other programs are never removed."""
     try:
         return {shard.name for shard in Manifest.read(manifest).shards}
     except (SourceError, DamageError):
         return set()
 
 
-def _noted(writing: Path) -> set[str]:
+def _read_stale(writing: Path) -> set[str]:
     try:
         return {name for name in json.loads((writing / _STALE).read_bytes()) if Path(name).name == name}
     except (OSError, ValueError, TypeError):

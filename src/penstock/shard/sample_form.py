@@ -1,4 +1,4 @@
-"""Samples become members of a shard: the same fields, of the same dtypes, in all of them."""
+"""Turning samples into members of a shard, with the same fields and dtypes in all of them."""
 
 import json
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ from penstock.shard.shard_file import ShardFile
 
 __all__ = ["SampleForm"]
 
-_OWN_KEYS = ("sample_id", "modalities", "shard_idx", "sample_idx_in_shard")
+_RESERVED_KEYS = ("sample_id", "modalities", "shard_idx", "sample_idx_in_shard")
 _METADATA = f"{METADATA}.json"
-_ENCODE = json.JSONEncoder(ensure_ascii=False).encode
+_ENCODE_JSON = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class SampleForm:
-    """What all samples of a data set have in common; learned from the first one.
+    """The fields and dtypes that all samples of a dataset share; learned from the first sample.
 
     Parameters
     ----------
     array_format
         How arrays are stored.
     fields
-        What is known already, from shards that are there.
+        Fields of existing shards, if any.
     """
 
     def __init__(self, array_format: ArrayFormat, fields: Mapping[str, FieldInfo] | None = None) -> None:
@@ -38,18 +38,18 @@ class SampleForm:
         self._dtypes: dict[str, np.dtype[Any] | None] = {name: info.dtype for name, info in known.items()}
 
     def encode(self, sample: Mapping[str, Any], number: int) -> dict[str, Payload]:
-        """Return the fields of sample `number` as they are stored; raise where it is not like those before it."""
+        """Encode the fields of sample `number`; raise OptionError if they differ from those of earlier samples."""
         if not isinstance(sample, Mapping) or not sample:
-            kind = "empty" if isinstance(sample, Mapping) else f"a {type(sample).__name__}"
-            raise OptionError(f"Sample {number} is {kind}; give a dict of at least one field.")
+            got = "an empty one" if isinstance(sample, Mapping) else type(sample).__name__
+            raise OptionError(f"Sample {number} must be a dict with at least one field, got {got}.")
         if not self._suffixes:
             check_fields(sample, METADATA)
             return {name: encode(name, value, self._array_format) for name, value in sample.items()}
         if sample.keys() != self._suffixes.keys():
-            lacks, has = sorted(self._suffixes.keys() - sample.keys()), sorted(sample.keys() - self._suffixes.keys())
+            lacks, adds = sorted(self._suffixes.keys() - sample.keys()), sorted(sample.keys() - self._suffixes.keys())
             raise OptionError(
-                f"Sample {number} lacks {lacks} and has {has}, unlike the samples before it; all samples of a "
-                "data set have the same fields. Fill in what is missing (an empty array, ''), or write two sets."
+                f"All samples of a dataset must have the same fields, but sample {number} lacks {lacks} and adds "
+                f"{adds}. Fill in missing fields (an empty array, ''), or write two datasets."
             )
         payloads = {}
         for name, suffix in self._suffixes.items():
@@ -57,30 +57,30 @@ class SampleForm:
             dtype = self._dtypes[name]
             if (payload.dtype is not dtype and payload.dtype != dtype) or not suffix.endswith(payload.extension):
                 raise OptionError(
-                    f"Field {name!r} of sample {number} is {payload.dtype or payload.extension}, but "
-                    f"{dtype or suffix} in those before it; convert it."
+                    f"Field {name!r} must be {dtype or suffix} as in earlier samples, got "
+                    f"{payload.dtype or payload.extension} in sample {number}. Convert it."
                 )
         return payloads
 
     def make_members(
         self, key: str, sample_id: str, payloads: Mapping[str, Payload], metadata: Mapping[str, Any] | None
     ) -> "Members":
-        """Return the members of one sample, ready to be added to a shard."""
+        """Return the members of one sample, ready to add to a shard."""
         suffixes = self._suffixes or {name: f"{name}.{payload.extension}" for name, payload in payloads.items()}
         names = (*suffixes.values(), _METADATA)
         check_name_length(key, names)
-        before, after = _metadata(sample_id, tuple(suffixes), metadata)
+        before, after = _encode_metadata(sample_id, tuple(suffixes), metadata)
         return Members(key, names, tuple(payloads.values()), before, after)
 
     def learn(self, payloads: Mapping[str, Payload]) -> None:
-        """Take a sample that was added as the measure of those that follow."""
+        """Take the fields and dtypes of the first sample as those of all that follow."""
         if not self._suffixes:
             self._suffixes = {name: f"{name}.{payload.extension}" for name, payload in payloads.items()}
             self._dtypes = {name: payload.dtype for name, payload in payloads.items()}
 
 
 class Members:
-    """The members of one sample; the last one is what is known of it, with its place in the shard."""
+    """The members of one sample; the last one holds its metadata, with its place in the shard."""
 
     __slots__ = ("_after", "_before", "_key", "_payloads", "_suffixes")
 
@@ -91,32 +91,34 @@ class Members:
 
     @property
     def payloads(self) -> tuple[Payload, ...]:
-        """All but the metadata."""
+        """All payloads except the metadata."""
         return self._payloads
 
     @property
     def metadata_bytes(self) -> int:
-        """Of the metadata, without the place in the shard."""
+        """Size of the metadata without the place in the shard."""
         return len(self._before) + len(self._after)
 
     def add_to(self, shard: ShardFile, shard_number: int) -> None:
         """Add the sample to a shard."""
         place = b'"shard_idx":%d,"sample_idx_in_shard":%d' % (shard_number, shard.n_items)
-        about = self._before + place + self._after
-        shard.add(self._key, self._suffixes, [*self._payloads, Payload("json", (about,), len(about))])
+        metadata = self._before + place + self._after
+        shard.add(self._key, self._suffixes, [*self._payloads, Payload("json", (metadata,), len(metadata))])
 
 
-def _metadata(sample_id: str, modalities: tuple[str, ...], metadata: Mapping[str, Any] | None) -> tuple[bytes, bytes]:
-    """Return what is known of a sample, as JSON: what comes before its place in the shard, and what comes after."""
+def _encode_metadata(
+    sample_id: str, modalities: tuple[str, ...], metadata: Mapping[str, Any] | None
+) -> tuple[bytes, bytes]:
+    """Encode the metadata of a sample as JSON; return the bytes before and after its place in the shard."""
     if metadata is not None and not isinstance(metadata, Mapping):
-        raise OptionError(f"metadata={metadata!r} is no dict; give names and values, such as {{'trial_id': 7}}.")
-    before = b'{"sample_id":%b,"modalities":%b,' % (_ENCODE(sample_id).encode(), _names(modalities))
+        raise OptionError(f"metadata must be a dict such as {{'trial_id': 7}}, got {metadata!r}.")
+    before = b'{"sample_id":%b,"modalities":%b,' % (_ENCODE_JSON(sample_id).encode(), _encode_names(modalities))
     if not metadata:
         return before, b"}"
-    given = {name: value for name, value in metadata.items() if name not in _OWN_KEYS}
+    given = {name: value for name, value in metadata.items() if name not in _RESERVED_KEYS}
     return before, b"," + json_bytes(given, "metadata")[1:] if given else b"}"
 
 
 @lru_cache(maxsize=16)
-def _names(modalities: tuple[str, ...]) -> bytes:
+def _encode_names(modalities: tuple[str, ...]) -> bytes:
     return json_bytes(list(modalities), "fields")

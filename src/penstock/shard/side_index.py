@@ -1,8 +1,8 @@
-"""The side index of a shard: where every member lies, how long it is, and the checksum of its bytes.
+"""The side index of a shard: offset, size and checksum of every member.
 
-A file of its own beside the shard, `NAME.index`: a small JSON header, then arrays of 64-bit numbers, then a checksum of
-it all. Where members lie at regular distances (items of one shape: the usual case), two numbers stand for an array.
-Members are checked from the first byte of their tar header to the last byte of their padding, so that no bit of an
+It is stored beside the shard as `NAME.index`: a small JSON header, arrays of 64-bit integers, and a checksum of the
+whole file. If members lie at regular distances (the usual case: all items have one shape), two integers replace an
+array. Checksums cover a member from the first byte of its tar header to the last byte of its padding, so no bit of an
 item can change unnoticed.
 """
 
@@ -22,32 +22,33 @@ from penstock.shard.tar import TAR_BLOCK
 __all__ = [
     "MISSING",
     "Column",
-    "SideIndexBuilder",
     "Numbers",
     "SideIndex",
+    "SideIndexBuilder",
     "index_name",
     "parse_dtype",
+    "parse_int",
     "parse_shape",
-    "whole",
+    "parse_text",
 ]
 
 _Int64s = NDArray[np.int64]
 
 _MAGIC = b"PENSTOCK-INDEX\x00\x01"
-_CHECK_BYTES = 16
-_LONGEST_DESCR = 1 << 14
+_CHECKSUM_BYTES = 16
+_MAX_DESCR = 1 << 14
 MISSING = -1
-"""Where an item lacks a member."""
+"""The offset and size of a member that an item lacks."""
 
 
 def index_name(shard_name: str) -> str:
-    """Return the name of the side index of a shard."""
+    """Return the file name of the side index of a shard."""
     return f"{shard_name}.index"
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """One number per item: `first + item × step`, or as listed."""
+    """One integer per item: `first + item × step`, or explicit `values`."""
 
     first: int
     step: int
@@ -55,7 +56,7 @@ class Numbers:
 
     @classmethod
     def from_values(cls, values: list[int]) -> "Numbers":
-        """Return `values` in the shortest way."""
+        """Return `values` in their most compact form."""
         array = np.array(values, np.int64)
         steps = np.diff(array)
         if MISSING not in values and (not len(steps) or (steps == steps[0]).all()):
@@ -63,11 +64,11 @@ class Numbers:
         return cls(0, 0, array)
 
     def at(self, rows: _Int64s) -> _Int64s:
-        """Return the numbers of some items."""
+        """Return the numbers of several items."""
         return self.first + rows * self.step if self.values is None else self.values[rows]
 
     def bounds(self, n_items: int) -> tuple[int, int]:
-        """Return the smallest and the largest number, in Python's whole numbers, which do not overflow."""
+        """Return the smallest and the largest number as Python integers, which do not overflow."""
         if self.values is not None:
             return int(self.values.min()), int(self.values.max())
         ends = (self.first, self.first + (n_items - 1) * self.step)
@@ -83,70 +84,70 @@ class Column:
     """The members that hold one field, one per item."""
 
     suffix: str
-    """What follows the key in their names: `spikes.npy`."""
+    """The part of their names after the key, such as `spikes.npy`."""
 
     begins: Numbers
-    """Where their headers begin; MISSING where an item lacks the member."""
+    """Byte offsets of their first headers; MISSING if an item lacks the member."""
 
     offsets: Numbers
-    """Where their payloads begin."""
+    """Byte offsets of their payloads."""
 
     sizes: Numbers
-    """The bytes of their payloads."""
+    """Payload sizes in bytes."""
 
     checksums: NDArray[np.uint64]
     dtype: np.dtype[Any] | None
-    """Of the arrays, where all have the same; None for members that are no `.npy`."""
+    """Common dtype of the arrays; None if it differs or the members are not arrays."""
 
     shape: tuple[int, ...] | None
-    """Of the arrays, where all have the same and lie in C order; None where it varies."""
+    """Common shape of the arrays; None if it varies or an array is in Fortran order."""
 
     data_offset: int
-    """Where the data begin in a payload, where `shape` is known."""
+    """Byte offset of the data in a payload; 0 if `shape` is None."""
 
     @property
     def extension(self) -> str:
-        """What the members are encoded as."""
+        """The file extension, which selects the decoder."""
         return self.suffix.rpartition(".")[2]
 
     def ends(self, rows: _Int64s) -> _Int64s:
-        """Return where the padding of some members ends."""
+        """Return the byte offsets at which the padding of several members ends."""
         return self.offsets.at(rows) + -(-self.sizes.at(rows) // TAR_BLOCK) * TAR_BLOCK
 
     def validate(self, n_items: int, tar_bytes: int) -> None:
-        """Raise ValueError where a member would lie outside of the archive, or hold other than it says."""
+        """Raise ValueError if a member lies outside the archive or its size contradicts its shape."""
         regular = self.begins.values is None and self.offsets.values is None and self.sizes.values is None
         for numbers in (self.begins, self.offsets, self.sizes):
             low, high = numbers.bounds(n_items)
             if not MISSING <= low <= high <= tar_bytes:
-                raise ValueError(f"{self.suffix!r} lies outside of the archive")
-        # They are small enough now to be added; the ends of a regular sequence bound all of it.
+                raise ValueError(f"{self.suffix!r} lies outside the archive")
+        # Now all values are small enough to add without overflow. The two ends of a regular sequence bound all of it.
         rows = np.array([0, n_items - 1]) if regular else np.arange(n_items)
         begins, offsets, sizes = self.begins.at(rows), self.offsets.at(rows), self.sizes.at(rows)
-        there = begins != MISSING
+        is_present = begins != MISSING
         wrong = (offsets <= begins) | (sizes < 0) | (offsets + -(-sizes // TAR_BLOCK) * TAR_BLOCK > tar_bytes)
-        if (wrong & there).any() or (regular and not there.all()):
-            raise ValueError(f"{self.suffix!r} lies outside of the archive")
+        if (wrong & is_present).any() or (regular and not is_present.all()):
+            raise ValueError(f"{self.suffix!r} lies outside the archive")
         if self.shape is not None and self.dtype is not None and self.extension == "npy":
-            data = math.prod(self.shape) * self.dtype.itemsize
-            if (sizes != data + self.data_offset).any():
-                raise ValueError(f"{self.suffix!r} has other bytes than its shape says")
+            data_bytes = math.prod(self.shape) * self.dtype.itemsize
+            if (sizes != data_bytes + self.data_offset).any():
+                raise ValueError(f"the size of {self.suffix!r} does not match its shape")
 
 
 @dataclass(frozen=True, slots=True)
 class SideIndex:
-    """All that is known of one shard without reading it."""
+    """Where the members of one shard lie, and their checksums."""
 
     n_items: int
     tar_bytes: int
-    """The archive, decompressed."""
+    """Size of the decompressed archive."""
 
     columns: tuple[Column, ...]
     keys: NDArray[np.uint64]
-    """A hash of each item's key."""
+    """Hash of each item's key."""
 
     def to_bytes(self) -> bytes:
-        """Return the side index as it is stored."""
+        """Return the stored form."""
         arrays: list[bytes] = [self.keys.astype("<u8").tobytes()]
         columns = []
         for column in self.columns:
@@ -170,34 +171,34 @@ class SideIndex:
 
     @classmethod
     def from_bytes(cls, stored: bytes, name: str) -> "SideIndex":
-        """Return what `to_bytes` stored; raise DamageError where a bit of it has changed."""
+        """Parse the output of `to_bytes`; raise DamageError if any bit has changed."""
         if stored[: len(_MAGIC)] != _MAGIC:
-            raise DamageError(name, None, "it is no side index of this version of Penstock")
-        if xxhash.xxh3_128_digest(stored[:-_CHECK_BYTES]) != stored[-_CHECK_BYTES:]:
+            raise DamageError(name, None, "not a side index that this version of Penstock can read")
+        if xxhash.xxh3_128_digest(stored[:-_CHECKSUM_BYTES]) != stored[-_CHECKSUM_BYTES:]:
             raise DamageError(name, None, "the side index does not match its own checksum")
         try:
-            return cls._parsed(stored)
+            return cls._parse(stored)
         except (LookupError, TypeError, ValueError, SyntaxError, OverflowError, RecursionError, MemoryError) as error:
             raise DamageError(name, None, f"the side index is malformed: {error}") from error
 
     @classmethod
-    def _parsed(cls, stored: bytes) -> "SideIndex":
+    def _parse(cls, stored: bytes) -> "SideIndex":
         at = len(_MAGIC) + 8
         length = int.from_bytes(stored[len(_MAGIC) : at], "little")
         head = json.loads(stored[at : at + length])
-        n_items, tar_bytes = whole(head["items"], 1), whole(head["tar_bytes"], 0)
-        arrays = _Arrays(stored, at + length, n_items)
+        n_items, tar_bytes = parse_int(head["items"], 1), parse_int(head["tar_bytes"], 0)
+        arrays = _ArrayReader(stored, at + length, n_items)
         keys = arrays.next("<u8")
         columns = [
             Column(
-                suffix=_text(entry["suffix"]),
-                begins=arrays.numbers(entry["begins"]),
-                offsets=arrays.numbers(entry["offsets"]),
-                sizes=arrays.numbers(entry["sizes"]),
+                suffix=parse_text(entry["suffix"]),
+                begins=arrays.next_numbers(entry["begins"]),
+                offsets=arrays.next_numbers(entry["offsets"]),
+                sizes=arrays.next_numbers(entry["sizes"]),
                 checksums=arrays.next("<u8"),
                 dtype=parse_dtype(entry["dtype"]),
                 shape=parse_shape(entry["shape"]),
-                data_offset=whole(entry["data_offset"], 0),
+                data_offset=parse_int(entry["data_offset"], 0),
             )
             for entry in head["columns"]
         ]
@@ -206,22 +207,29 @@ class SideIndex:
         return cls(n_items, tar_bytes, tuple(columns), keys)
 
 
-def whole(value: Any, least: int) -> int:
-    """Return a whole number that a file gave, or raise ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-        raise ValueError(f"{value!r} is no whole number of {least} or more")
+def parse_int(value: Any, at_least: int = -(2**63)) -> int:
+    """Return an integer read from a file; raise ValueError if it is anything else or out of range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value < 2**63:
+        raise ValueError(f"must be a 64-bit integer >= {at_least}, got {value!r}")
+    return value
+
+
+def parse_text(value: Any) -> str:
+    """Return a string read from a file; raise ValueError if it is anything else."""
+    if not isinstance(value, str):
+        raise ValueError(f"must be a string, got {value!r}")
     return value
 
 
 def parse_dtype(descr: str | None) -> np.dtype[Any] | None:
-    """Return the dtype that a file describes; raise ValueError for one of Python objects."""
+    """Return the dtype that a file describes; raise ValueError if it is invalid or contains Python objects."""
     if descr is None:
         return None
-    if not isinstance(descr, str) or len(descr) > _LONGEST_DESCR:
-        raise ValueError(f"the dtype {str(descr)[:80]!r}")
+    if not isinstance(descr, str) or len(descr) > _MAX_DESCR:
+        raise ValueError(f"invalid dtype {str(descr)[:80]!r}")
     dtype = parse_descr(descr)
     if dtype.hasobject:
-        raise ValueError(f"the dtype {dtype}, of Python objects")
+        raise ValueError(f"dtype {dtype} contains Python objects")
     return dtype
 
 
@@ -230,44 +238,32 @@ def parse_shape(lengths: list[int] | None) -> tuple[int, ...] | None:
     if lengths is None:
         return None
     if not isinstance(lengths, list):
-        raise ValueError(f"the shape {str(lengths)[:80]!r}")
-    return tuple(whole(length, 0) for length in lengths)
+        raise ValueError(f"invalid shape {str(lengths)[:80]!r}")
+    return tuple(parse_int(length, 0) for length in lengths)
 
 
-def _number(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
-        raise ValueError(f"{value!r} is no whole number")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
-    return value
-
-
-class _Arrays:
-    """Walks over the arrays of a stored index."""
+class _ArrayReader:
+    """Reads the arrays of a stored side index one after the other."""
 
     def __init__(self, stored: bytes, at: int, n_items: int) -> None:
         self._stored, self._at, self._n_items = stored, at, n_items
 
     def next(self, dtype: str) -> NDArray[Any]:
-        if self._n_items * 8 > len(self._stored) - self._at - _CHECK_BYTES:
-            raise ValueError("it ends before its numbers do")
+        if self._n_items * 8 > len(self._stored) - self._at - _CHECKSUM_BYTES:
+            raise ValueError("it ends before its last array")
         array = np.frombuffer(self._stored, dtype, self._n_items, self._at)
         self._at += array.nbytes
         return array
 
-    def numbers(self, short: list[int] | None) -> Numbers:
-        if short is None:
+    def next_numbers(self, regular: list[int] | None) -> Numbers:
+        if regular is None:
             return Numbers(0, 0, self.next("<i8"))
-        first, step = short
-        return Numbers(_number(first), _number(step))
+        first, step = regular
+        return Numbers(parse_int(first), parse_int(step))
 
 
 class SideIndexBuilder:
-    """Collects the members of a shard, item by item."""
+    """Collects the members of a shard, item by item, into a side index."""
 
     def __init__(self) -> None:
         self.keys: list[int] = []
@@ -275,20 +271,20 @@ class SideIndexBuilder:
 
     @property
     def n_items(self) -> int:
-        """Items so far."""
+        """Number of items so far."""
         return len(self.keys)
 
     def begin_item(self, key: bytes) -> None:
-        """Let the members that follow belong to a new item."""
+        """Start a new item, to which the following members belong."""
         self.keys.append(xxhash.xxh3_64_intdigest(key))
 
     def has(self, suffix: str) -> bool:
-        """Return whether the current item has this member already."""
+        """Return whether the current item already has this member."""
         column = self._columns.get(suffix)
         return column is not None and len(column.begins) == len(self.keys)
 
-    def add(self, suffix: str, place: tuple[int, int, int], check: int, npy: NpyHeader | None) -> None:
-        """Add a member of the current item: (begin, offset, size), the checksum, and what it holds."""
+    def add(self, suffix: str, place: tuple[int, int, int], checksum: int, npy: NpyHeader | None) -> None:
+        """Add a member of the current item. `place` is (begin, offset, size); `npy` is the header of an array."""
         column = self._columns.get(suffix)
         if column is None:
             column = self._columns[suffix] = _ColumnBuilder()
@@ -297,12 +293,12 @@ class SideIndexBuilder:
         column.begins.append(place[0])
         column.offsets.append(place[1])
         column.sizes.append(place[2])
-        column.checksums.append(check)
+        column.checksums.append(checksum)
         if npy is not column.npy:
-            column.note(npy)
+            column.note_header(npy)
 
     def build(self, tar_bytes: int) -> SideIndex:
-        """Return the layout of all items."""
+        """Return the side index of all items."""
         columns = tuple(column.build(suffix, len(self.keys)) for suffix, column in self._columns.items())
         return SideIndex(len(self.keys), tar_bytes, columns, np.array(self.keys, np.uint64))
 
@@ -318,8 +314,8 @@ class _ColumnBuilder:
         self.npy: NpyHeader | None = None
         self.same_dtype = self.same_shape = True
 
-    def note(self, npy: NpyHeader | None) -> None:
-        """Note an array that may differ from the first one."""
+    def note_header(self, npy: NpyHeader | None) -> None:
+        """Record whether an array has the dtype and shape of the first one."""
         if len(self.begins) == 1:
             self.npy = npy
         elif npy != self.npy:

@@ -1,4 +1,4 @@
-"""What a manifest says about its dataset, as plain JSON; no item is read."""
+"""Facts about a dataset from its manifest, without reading items."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ __all__ = ["find_problems", "summarize"]
 
 
 def summarize(manifest: Manifest) -> dict[str, Any]:
-    """Return totals, fields, bytes and metadata of a dataset."""
+    """Return totals, fields, bytes and metadata of a dataset as plain JSON."""
     return {
         "total_samples": manifest.n_items,
         "total_shards": len(manifest.shards),
@@ -30,7 +30,7 @@ def summarize(manifest: Manifest) -> dict[str, Any]:
 
 
 def find_problems(manifest: Manifest) -> list[str]:
-    """Return the shards that are missing or have another size than they had; `penstock verify` reads every byte."""
+    """Return the shards that are missing or have changed size. `penstock verify` checks every byte."""
     found = []
     for shard in manifest.shards:
         path = manifest.folder / shard.name

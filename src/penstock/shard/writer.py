@@ -1,7 +1,7 @@
-"""Samples become shards, side indexes and, last of all, a manifest.
+"""Writing samples as a dataset: shards, side indexes and, last, the manifest.
 
-Everything is written into a hidden folder, `.writing`, shard by shard, and moved into place only when the whole data
-set is there. A data set that was in the folder before stays readable until then.
+Shards are written one by one into a hidden folder, `.writing`, and moved into place when all are complete. A previous
+dataset in the folder stays readable until then.
 """
 
 import json
@@ -46,7 +46,7 @@ _COMPLETE = "is complete"
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What decides over the bytes of a data set, besides the samples."""
+    """Options that, with the samples, determine every byte of a dataset."""
 
     shard_size: int = 1000
     shard_name_pattern: str = "shard_{shard_idx:06d}.tar"
@@ -60,15 +60,17 @@ class WriteOptions:
         if self.max_shard_bytes is not None:
             check_integer("max_shard_bytes", self.max_shard_bytes, at_least=4096)
         if self.compression not in COMPRESSIONS:
-            raise OptionError(f"compression={self.compression!r}; use one of {', '.join(COMPRESSIONS)}.")
+            raise OptionError(
+                f"compression must be one of {', '.join(map(repr, COMPRESSIONS))}, got {self.compression!r}."
+            )
         if self.array_format not in get_args(ArrayFormat):
-            raise OptionError(f"array_format={self.array_format!r}; use 'npy', or 'pyd' for pickles.")
+            raise OptionError(f"array_format must be 'npy', or 'pyd' for pickles, got {self.array_format!r}.")
         json_bytes(dict(self.metadata), "metadata")
         _check_pattern(self.shard_name_pattern)
 
     @property
     def most_tar_bytes(self) -> int | None:
-        """The largest archive; compressed ones are decompressed whole, so that these have a bound in any case."""
+        """The largest archive, in bytes. Compressed ones always have a bound, since they are decompressed whole."""
         if self.compression == "none":
             return self.max_shard_bytes
         return min(self.max_shard_bytes or max_decompressed_bytes(0), max_decompressed_bytes(0))
@@ -79,16 +81,16 @@ class WriteOptions:
 
 
 class ShardWriter:
-    """Writes samples, in the order they are given, into a data set that appears all at once.
+    """Writes samples in the given order into a dataset that appears all at once.
 
-    1. A sample that cannot be written (a wrong type, a name twice): OptionError; nothing of it is stored, and the
-       writer goes on with the next one.
-    2. The disk is full or goes away: WriteError; what is in finished shards is kept for `resume=True`.
-    3. The process is killed at any moment: there is no data set, or the one that was there before, or the new one.
-    4. A second writer on the same folder: refused, as long as the first one lives.
+    1. An invalid sample (a wrong type, a repeated id): OptionError; nothing of it is stored, and the writer accepts
+       the next one.
+    2. The disk is full or disappears: WriteError; finished shards are kept for `resume=True`.
+    3. The process is killed at any moment: there is no dataset, the previous one or the new one.
+    4. A second writer on the same folder: refused while the first one lives.
     """
 
-    _ended = "never began"
+    _ended = "never started"
 
     def __init__(self, folder: str | os.PathLike[str], options: WriteOptions, *, resume: bool = False) -> None:
         self.folder, self.options = Path(folder).absolute(), options
@@ -99,7 +101,7 @@ class ShardWriter:
         self._keys: set[int] | None = None
         self._open: ShardFile | None = None
         self.written = 0
-        """Samples in the data set so far. After `resume=True`, go on with the sample of this number."""
+        """Number of samples so far. After `resume=True`, continue with the sample of this number."""
         try:
             self._ended = ""
             self._begin(resume=resume)
@@ -110,12 +112,12 @@ class ShardWriter:
     def write(self, sample: Mapping[str, Any], sample_id: str | None, metadata: Mapping[str, Any] | None) -> None:
         """Add one sample."""
         if self._ended:
-            raise WriteError(f"This writer of {self.folder} {self._ended}; nothing more can be written.")
+            raise WriteError(f"Could not write a sample: this writer of {self.folder} {self._ended}. Create a new one.")
         payloads = self._form.encode(sample, self.written)
         key, key_hash = self._new_key(sample_id)
         members = self._form.make_members(key, sample_id or key, payloads, metadata)
         try:
-            shard = self._shard_with_room(members)
+            shard = self._open_shard_for(members)
             members.add_to(shard, len(self._shards))
             self.written += 1
             if self._keys is not None:
@@ -124,31 +126,33 @@ class ShardWriter:
             if shard.n_items == self.options.shard_size:
                 self._close_shard()
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._fail(error) from error
 
     def commit(self) -> Manifest:
-        """Make the data set appear, and return its manifest."""
+        """Publish the dataset, and return its manifest."""
         if self._ended == _COMPLETE:
             return Manifest.read(self.folder / MANIFEST)
         if self._ended:
-            raise WriteError(f"This writer of {self.folder} {self._ended}; there is nothing to finish.")
+            raise WriteError(
+                f"Could not publish the dataset: this writer of {self.folder} {self._ended}. Create a new one."
+            )
         if not self.written:
-            raise OptionError("No samples were written; a data set has at least one.")
+            raise OptionError("A dataset must have at least one sample, but no samples were written.")
         before = read_published(self.folder)
         if before is not None:
-            _LOG.warning("The data set of %s samples in %s is replaced by a new one.", before.n_items, self.folder)
+            _LOG.warning("Replacing the dataset of %s samples in %s.", before.n_items, self.folder)
         try:
             if self._open is not None and self._open.n_items:
                 self._close_shard()
             publish(self._manifest(), self.options.shard_name)
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._fail(error) from error
         self._ended = _COMPLETE
         self._release()
         return Manifest.read(self.folder / MANIFEST)
 
     def abandon(self) -> None:
-        """Stop without a data set; finished shards are kept for `resume=True`. Does nothing after `commit`."""
+        """Stop without publishing; finished shards are kept for `resume=True`. Does nothing after `commit`."""
         if not self._ended:
             self._ended = "was abandoned"
             if self._open is not None:
@@ -158,14 +162,14 @@ class ShardWriter:
     def __del__(self) -> None:
         if not self._ended:
             warnings.warn(
-                f"A writer of {self.folder} with {self.written} samples was dropped without finalize(): there is no "
-                "data set. Use it in a `with` statement, or go on with resume=True.",
+                f"A writer of {self.folder} with {self.written} samples was dropped without finalize(), so no dataset "
+                "was published. Use it in a `with` statement, or continue with resume=True.",
                 ResourceWarning,
                 stacklevel=1,
             )
             self.abandon()
 
-    # -- beginning and ending ------------------------------------------------------------------------------------------
+    # -- start and end -------------------------------------------------------------------------------------------------
 
     def _begin(self, *, resume: bool) -> None:
         writing, current = self.folder / WRITING, json.dumps(asdict(self.options), sort_keys=True)
@@ -182,31 +186,33 @@ class ShardWriter:
         before = (writing / OPTIONS).read_text() if (writing / OPTIONS).exists() else current
         if before != current:
             raise OptionError(
-                f"resume=True with options {current}, but {self.folder} was begun with {before}. Use the same options, "
-                "or resume=False to start anew."
+                f"resume=True needs the options with which {self.folder} was started, {before}, got {current}. Use the "
+                "same options, or resume=False to start over."
             )
         if resume:
             keys: list[int] = []
-            for entry, layout in find_finished_shards(self.folder, self.options.shard_name, self.options.compression):
-                self._add_shard(entry, layout)
-                keys += layout.keys.tolist()
-            if any(key != _hash(automatic_key(number)) for number, key in enumerate(keys)):
+            for entry, side_index in find_finished_shards(
+                self.folder, self.options.shard_name, self.options.compression
+            ):
+                self._add_shard(entry, side_index)
+                keys += side_index.keys.tolist()
+            if any(key != _hash_key(automatic_key(number)) for number, key in enumerate(keys)):
                 self._keys = set(keys)
         try:
             writing.mkdir(exist_ok=True)
             write_aside(writing / OPTIONS, current.encode())
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._fail(error) from error
 
     def _check_same(self, complete: Manifest) -> None:
-        """Refuse to take a data set that was written with other options for the one that is asked for."""
+        """Raise OptionError if the complete dataset was written with other options than this writer's."""
         found = (complete.shard_size, complete.compression, complete.array_format, dict(complete.metadata))
         options = self.options
         wanted = (options.shard_size, options.compression, options.array_format, dict(options.metadata))
         if found != wanted or complete.shards[0].name != options.shard_name(0):
             raise OptionError(
-                f"resume=True, but the data set in {self.folder} is complete and was written with other options: "
-                f"{found}, not {wanted}. Use resume=False to replace it."
+                f"resume=True needs the options of the complete dataset in {self.folder}, {found}, got {wanted}. Use "
+                "resume=False to replace it."
             )
 
     def _release(self) -> None:
@@ -214,13 +220,16 @@ class ShardWriter:
             unlock(self._lock)
             self._lock = -1
 
-    def _failed(self, error: OSError) -> WriteError:
+    def _fail(self, error: OSError) -> WriteError:
+        """Close this writer, and return the error to raise."""
         if self._open is not None:
             self._open.discard()
         self._ended = "has failed"
         self._release()
-        what = str(error) if isinstance(error, WriteError) else f"Could not write to {self.folder}: {error}"
-        return WriteError(what if "resume=True" in what else f"{what}. Mend that and go on with resume=True.")
+        message = str(error) if isinstance(error, WriteError) else f"Could not write to {self.folder}: {error}"
+        return WriteError(
+            message if "resume=True" in message else f"{message}. Fix the cause and continue with resume=True."
+        )
 
     def _manifest(self) -> Manifest:
         options = self.options
@@ -230,13 +239,15 @@ class ShardWriter:
 
     # -- shards --------------------------------------------------------------------------------------------------------
 
-    def _shard_with_room(self, members: Members) -> ShardFile:
+    def _open_shard_for(self, members: Members) -> ShardFile:
+        """Return an open shard that has room for a sample."""
         limit = self.options.most_tar_bytes
         if limit is not None:
             needed = stored_size(members.payloads) + 2 * TAR_BLOCK + padded_size(members.metadata_bytes) + len(END)
             if needed > limit:
                 raise OptionError(
-                    f"Sample {self.written} takes {needed} bytes, a shard {limit} at most; raise max_shard_bytes."
+                    f"A sample must fit into a shard of {limit} bytes, but sample {self.written} needs {needed}. Raise "
+                    "max_shard_bytes."
                 )
             if self._open is not None and self._open.tar_bytes + needed > limit:
                 self._close_shard()
@@ -246,20 +257,20 @@ class ShardWriter:
         return self._open
 
     def _close_shard(self) -> None:
-        assert self._open is not None, "closed only where one is open"
+        assert self._open is not None, "called only while a shard is open"
         shard, self._open = self._open, None
         try:
-            entry, layout = shard.close()
+            entry, side_index = shard.close()
         except BaseException:
             shard.discard()
             raise
-        self._add_shard(entry, layout)
+        self._add_shard(entry, side_index)
 
-    def _add_shard(self, entry: ShardEntry, layout: SideIndex) -> None:
+    def _add_shard(self, entry: ShardEntry, side_index: SideIndex) -> None:
         self._shards.append(entry)
         if not self._fields:
-            self._form = SampleForm(self.options.array_format, merge_fields({}, layout))
-        self._fields = merge_fields(self._fields, layout)
+            self._form = SampleForm(self.options.array_format, merge_fields({}, side_index))
+        self._fields = merge_fields(self._fields, side_index)
         self.written = sum(shard.n_items for shard in self._shards)
 
     # -- one sample ----------------------------------------------------------------------------------------------------
@@ -269,28 +280,26 @@ class ShardWriter:
         if sample_id is None and self._keys is None:
             return automatic_key(self.written), 0
         if self._keys is None:
-            # Numbers cannot come twice; from the first id of the user's own on, every key is remembered.
-            self._keys = {_hash(automatic_key(number)) for number in range(self.written)}
+            # Automatic keys never repeat. From the first id that the user gives, remember every key.
+            self._keys = {_hash_key(automatic_key(number)) for number in range(self.written)}
         key = automatic_key(self.written) if sample_id is None else encode_key(sample_id)
-        key_hash = _hash(key)
+        key_hash = _hash_key(key)
         if key_hash in self._keys:
-            raise OptionError(
-                f"Sample {self.written} has the id {sample_id or key!r}, as one before it; use each once."
-            )
+            raise OptionError(f"sample_id must be unique, got {sample_id or key!r} again for sample {self.written}.")
         return key, key_hash
 
 
-def merge_fields(fields: Mapping[str, FieldInfo], layout: SideIndex) -> dict[str, FieldInfo]:
-    """Return what `fields` are when the items of one more shard are among them."""
+def merge_fields(fields: Mapping[str, FieldInfo], side_index: SideIndex) -> dict[str, FieldInfo]:
+    """Return `fields` merged with those of one more shard."""
     merged = dict(fields)
-    for column in layout.columns:
+    for column in side_index.columns:
         name = column.suffix.rpartition(".")[0]
         info = FieldInfo(column.suffix, column.dtype, column.shape)
         merged[name] = merged[name].merge(info) if name in merged else info
     return merged
 
 
-def _hash(key: str) -> int:
+def _hash_key(key: str) -> int:
     return xxhash.xxh3_64_intdigest(key.encode())
 
 
@@ -299,12 +308,15 @@ def _check_pattern(pattern: str) -> None:
         names = {pattern.format(shard_idx=number) for number in (0, 1, 999_999, 1_000_000)}
         fields = {name for _, name, _, _ in string.Formatter().parse(pattern) if name is not None}
     except (IndexError, KeyError, ValueError) as error:
-        raise OptionError(f"shard_name_pattern={pattern!r} is no format with {{shard_idx}}: {error}.") from error
+        raise OptionError(
+            f"shard_name_pattern must be a format string with {{shard_idx}}, got {pattern!r}: {error}."
+        ) from error
     if fields != {"shard_idx"} or len(names) < 4:
         raise OptionError(
-            f"shard_name_pattern={pattern!r} gives shards the same name; use for example 'train_{{shard_idx:06d}}.tar'."
+            "shard_name_pattern must give every shard its own name, such as 'train_{shard_idx:06d}.tar', "
+            f"got {pattern!r}."
         )
     if any(
         "/" in name or name.startswith(".") or not name.endswith(".tar") or not name.isprintable() for name in names
     ):
-        raise OptionError(f"shard_name_pattern={pattern!r}: use a plain file name that ends in .tar.")
+        raise OptionError(f"shard_name_pattern must be a plain file name that ends in .tar, got {pattern!r}.")

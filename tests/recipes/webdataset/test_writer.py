@@ -172,7 +172,7 @@ def test_metadata_of_the_whole_set_is_kept_once_and_that_of_samples_with_them(tm
         ({"x": np.zeros(3)}, {"shard_size": 0}, "shard_size must be an integer >= 1, got 0"),
         ({"x": np.zeros(3)}, {"compression": "zip"}, "compression='zip'"),
         ({"x": np.zeros(3)}, {"array_format": "hdf5"}, "array_format='hdf5'"),
-        ({"x": np.array([[{}], [None]])}, {}, "'x' is an array of Python objects"),
+        ({"x": np.array([[{}], [None]])}, {}, "'x' must hold numbers or fixed-width strings, got Python objects"),
         ({"metadata": np.zeros(3)}, {}, "'metadata' is taken"),
     ],
 )
