@@ -196,7 +196,8 @@ def _run_faults(run: Run | None, facts: dict[str, Any] | None) -> list[dict[str,
     if run.quarantine is not None and run.quarantine["path"] != listed:
         found += _quarantine_faults(run.quarantine)
     for line in run.notes["lines"]:
-        if " is replaced by another one: " in line:
+        # The second wording is that of run files written before it changed.
+        if " is damaged and substituted: " in line or " is replaced by another one: " in line:
             continue  # the quarantine has it, with those that other processes found
         what = "workers started again" if "Started again at batch" in line else "warning"
         found.append({"what": what, "where": "the run", "why": line})
