@@ -112,7 +112,7 @@ def train(
     try:
         trainer.fit(model, datamodule=data, ckpt_path=checkpoint)
     except InterruptionError:
-        print(f"  interrupted after {trainer.global_step} steps, at {data.feeds['train'].said()}")
+        print(f"  interrupted after {trainer.global_step} steps, at {data.feeds['train'].describe()}")
     return model
 
 

@@ -127,7 +127,7 @@ def test_validation_within_training_has_a_place_of_its_own(tmp_path: Path) -> No
     again = prepare_loader(other.accelerator, ChunkedDataLoader(data, 2, 3, shuffle=False))
     other.accelerator.load_state(tmp_path / "state")
     assert [items.tolist() for (items,) in again] == [[106]]
-    assert other.feed.said() == "pass 1, chunk 2/3, batch 0"
+    assert other.feed.describe() == "pass 1, chunk 2/3, batch 0"
 
 
 def test_a_loop_that_was_broken_off_goes_on_and_leaves_accelerate_outside_of_a_loader() -> None:
@@ -143,11 +143,11 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
     run = Run(chunked())
     data = TensorDataset(torch.arange(4))
     for loader in (DataLoader(data), ChunkedDataLoader(data, 2)):
-        with pytest.raises(LoaderError, match=f"{type(loader).__name__} has no position to save"):
+        with pytest.raises(LoaderError, match=f"got {type(loader).__name__}, which has no position to save"):
             prepare_loader(run.accelerator, loader)
-    with pytest.raises(LoaderError, match="has 1 ranks, and the loader deals to 2"):
+    with pytest.raises(LoaderError, match="must deal to the 1 ranks of the trainer, got 2"):
         prepare_loader(run.accelerator, ChunkedDataLoader(data, 2, 2, world=World(0, 2)))
-    with pytest.raises(LoaderError, match=r"takes an accelerate\.Accelerator first, got ChunkedDataLoader"):
+    with pytest.raises(LoaderError, match=r"must be an accelerate\.Accelerator, got ChunkedDataLoader"):
         prepare_loader(chunked(), run.accelerator)  # type: ignore[arg-type]
     run.accelerator.save_state(tmp_path / "state")
     other = Run(chunked(seed=7))

@@ -1,4 +1,4 @@
-"""From YAML to a data module and a Trainer: the document's own blocks, and what is misspelled or contradicts itself."""
+"""From YAML to a data module and a Trainer: example configurations, and misspelled or contradictory ones."""
 
 import logging
 import re
@@ -58,7 +58,7 @@ class Model(LightningModule):
 
 
 def built(config: Any, caplog: pytest.LogCaptureFixture) -> tuple[Built, ChunkSizes, list[str]]:
-    """What a configuration comes to, the sizes that hold after setup, and what was said of it."""
+    """What a configuration comes to, the sizes that hold after setup, and the log messages."""
     caplog.clear()
     with caplog.at_level(logging.WARNING, "penstock"):
         result = build_from_config(config, data=Counted)
@@ -100,18 +100,18 @@ def test_every_configuration_of_the_document_does_what_its_comments_say(
 ) -> None:
     config = {"loader": {"batch_size": 32}, **yaml.safe_load(text)}
     assert config["loader"]["batch_size"] == 32
-    result, sizes, said = built(config, caplog)
+    result, sizes, messages = built(config, caplog)
     assert sizes == EXPECTED[heading]
     # The comments say IGNORED, or "This will be used".
     limits = {**config.get("train", {}), **config.get("trainer", {})}
     limits = {name: limits[name] for name in LIMITS if name in limits}
     assert result.trainer == ({} if sizes.enabled else LIMITS)
-    ignored = [line for line in said if "ignored" in line]
+    ignored = [line for line in messages if "ignored" in line]
     assert len(ignored) == bool(sizes.enabled and limits) == ("IGNORED" in text and bool(limits))
     assert all(f"{name}={limit}" in ignored[0] for name, limit in limits.items() if ignored)
     misplaced = [name for name in LIMITS if name in config.get("train", {})]
-    assert [line for line in said if line not in ignored] == [
-        f"train.{name} is out of date; put it under trainer." for name in misplaced
+    assert [line for line in messages if line not in ignored] == [
+        f"train.{name} is deprecated. Put it under trainer." for name in misplaced
     ]
 
 
@@ -156,9 +156,9 @@ def test_a_file_is_trained_as_it_says_and_its_limits_are_warned_about(
             result = build_from_config(config, data=Counted)
             assert result.trainer == {"max_epochs": 2}
             assert fitted(result) == expected
-        said = [record.getMessage() for record in caplog.records if record.name == "penstock"]
-        assert len(said) == 1
-        assert said[0].startswith("limit_train_batches=2: ignored, since train_chunk_size is given")
+        messages = [record.getMessage() for record in caplog.records if record.name == "penstock"]
+        assert len(messages) == 1
+        assert messages[0].startswith("limit_train_batches=2: ignored, because train_chunk_size is set")
     plain = {"loader": {"batch_size": 2}, "dataset": {"n_train": 14, "n_val": 7}, "train": {"train_chunk_size": 3}}
     assert fitted(build_from_config(plain, data=Counted), max_epochs=1)[:3] != first  # another seed
 
@@ -194,31 +194,40 @@ def test_without_sizes_the_limits_are_the_trainers(caplog: pytest.LogCaptureFixt
 def test_a_misspelled_key_is_refused_with_the_nearest_right_name(
     section: str, key: str, nearest: str, kind: Any
 ) -> None:
-    with pytest.raises(OptionError, match=f"{key}.* is not known; did you mean '{nearest}'"):
+    with pytest.raises(OptionError, match=f"Unknown key .*{key}.* Did you mean '{nearest}'"):
         build_from_config(kind({section: {key: 3}}), data=Counted)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"trian": {}}, "'trian' in the configuration is not known; did you mean 'train'"),
-        ({"loaders": {}}, "did you mean 'loader'"),
-        ({"trainer": {"gpus": 1}}, "trainer.gpus is not known; it is 'devices' now"),
-        ({"trainer": {"wibble": 1}}, "trainer.wibble is not known; allowed are accelerator, "),
-        ({"trainer": {"_target_": "mine.Loop"}}, "'mine.Loop' is not Lightning's Trainer"),
+        ({"trian": {}}, "Unknown key 'trian' in the configuration. Did you mean 'train'"),
+        ({"loaders": {}}, "Did you mean 'loader'"),
+        ({"trainer": {"gpus": 1}}, "Unknown key trainer.gpus. It is 'devices' now"),
+        ({"trainer": {"wibble": 1}}, "Unknown key trainer.wibble. Allowed: accelerator, "),
+        ({"trainer": {"_target_": "mine.Loop"}}, "must be Lightning's Trainer, got 'mine.Loop'"),
         ({"train": {"train_chunk_size": 0}}, "train_chunk_size must be an integer >= 1, got 0"),
         ({"train": {"train_chunk_size": "many"}}, "train_chunk_size must be an integer >= 1, got 'many'"),
         ({"train": {"val_chunk_size": 2.5}}, "val_chunk_size must be an integer >= 1, got 2.5"),
         ({"train": {"val_chunk_size": True}}, "val_chunk_size must be an integer >= 1, got True"),
-        ({"train": {"train_chunk_size": 2}, "loader": {"shuffle": False}}, "loader.shuffle=False contradicts"),
-        ({"train": {"limit_val_batches": 2}, "trainer": {"limit_val_batches": 3}}, "=2 contradicts trainer.* keep"),
-        ({"dataset": {"train_chunk_size": 2}}, "dataset.train_chunk_size=2 contradicts the section train"),
-        ({"train": {"seed": 1}, "dataset": {"seed": 2}}, "dataset.seed=2 contradicts the section train"),
-        ({"train": 3}, "Section 'train' of the configuration holds 3"),
-        ({"train": {"train_chunk_size": "${nowhere}"}}, "cannot be read.*nowhere"),
-        ({"train": {"train_chunk_size": "???"}}, "cannot be read.*Missing mandatory value"),
-        ([1, 2], "has sections .*got a list"),
-        (42, "has sections .*got a int"),
+        (
+            {"train": {"train_chunk_size": 2}, "loader": {"shuffle": False}},
+            "loader.shuffle must not be set with chunk sizes, got False",
+        ),
+        (
+            {"train": {"limit_val_batches": 2}, "trainer": {"limit_val_batches": 3}},
+            "must equal trainer.*=3, got 2. Keep",
+        ),
+        (
+            {"dataset": {"train_chunk_size": 2}},
+            "train_chunk_size must be set under train only, got dataset.train_chunk_size=2",
+        ),
+        ({"train": {"seed": 1}, "dataset": {"seed": 2}}, "seed must be set under train only, got dataset.seed=2"),
+        ({"train": 3}, "Section 'train' of the configuration must be a mapping, .* got 3"),
+        ({"train": {"train_chunk_size": "${nowhere}"}}, "Could not read the configuration.*nowhere"),
+        ({"train": {"train_chunk_size": "???"}}, "Could not read the configuration.*Missing mandatory value"),
+        ([1, 2], "must be a mapping of sections .*got list"),
+        (42, "must be a mapping of sections .*got int"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(config: Any, message: str) -> None:
@@ -229,17 +238,17 @@ def test_what_cannot_be_is_refused_by_name(config: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, r"There is no configuration .*config\.yaml"),
-        ("train: [1, 2", "The configuration cannot be read: while parsing"),
-        ("train:\n  seed: 1\n  seed: 2\n", "cannot be read:.*duplicate key"),
-        ("- 1\n- 2\n", "has sections .*got a ListConfig"),
-        ("dataset:\n  _name_: qautoadio\n", "'qautoadio' names no data module .*did you mean 'qautoaudio'"),
-        ("train:\n  seed: 1\n", "_name_=None names no data module"),
+        (None, r"No configuration at .*config\.yaml"),
+        ("train: [1, 2", "Could not read the configuration: while parsing"),
+        ("train:\n  seed: 1\n  seed: 2\n", "Could not read the configuration:.*duplicate key"),
+        ("- 1\n- 2\n", "must be a mapping of sections .*got ListConfig"),
+        ("dataset:\n  _name_: qautoadio\n", "must be one of 'qautoaudio', got 'qautoadio'. Did you mean 'qautoaudio'"),
+        ("train:\n  seed: 1\n", "_name_ must be one of 'qautoaudio', got None"),
         (
             "dataset:\n  _name_: qautoaudio\n  sample_length: 3\n",
-            "sample_length is not known; did you mean 'sample_len'",
+            "Unknown key dataset.sample_length. Did you mean 'sample_len'",
         ),
-        ("dataset:\n  _name_: qautoaudio\n  path: x\n", "dataset.path is not known; it is 'data_dir' now"),
+        ("dataset:\n  _name_: qautoaudio\n  path: x\n", "Unknown key dataset.path. It is 'data_dir' now"),
     ],
 )
 def test_a_file_that_cannot_be_is_refused(text: str | None, message: str, tmp_path: Path) -> None:
@@ -251,7 +260,7 @@ def test_a_file_that_cannot_be_is_refused(text: str | None, message: str, tmp_pa
 
 
 def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"cannot be read: .*directory"):
+    with pytest.raises(OptionError, match=r"Could not read the configuration: .*directory"):
         build_from_config(tmp_path)
 
 

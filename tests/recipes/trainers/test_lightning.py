@@ -122,9 +122,9 @@ def test_either_size_walks_all_items_in_chunks_and_the_limits_are_ignored_with_o
     first, last = cut(VAL)[:2], cut(VAL)[2:]
     assert epochs(seen, "val") == ([first, last, first, last] if val else [cut(VAL)] * 4)
     assert [kind for kind, _ in seen if kind == "sanity"] == ["sanity"] * 2
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == bool(limits)
-    assert all(f"{name}={limit}" in said[0] for name, limit in limits.items())
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == bool(limits)
+    assert all(f"{name}={limit}" in messages[0] for name, limit in limits.items())
 
 
 @pytest.mark.parametrize("limits", [{}, {"limit_train_batches": 2, "limit_val_batches": 1}])
@@ -217,7 +217,7 @@ def test_a_chunk_that_was_broken_off_is_over(caplog: pytest.LogCaptureFixture) -
     one.fit_loop.epoch_loop.max_steps = 5
     with caplog.at_level(logging.WARNING, "penstock"):
         one.fit(model, datamodule=data)
-    assert "rest from pass 1, chunk 1/3, batch 2 on is left out" in caplog.text
+    assert "rest of the epoch after pass 1, chunk 1/3, batch 2 is skipped" in caplog.text
     chunks = [cut(ChunkedSampler(14, 6, seed=42).get_chunk_indices(chunk)) for chunk in range(2)]
     assert epochs(model.seen, "train") == [chunks[0][:2], chunks[1]]
 
@@ -338,9 +338,9 @@ def test_the_log_and_the_bar_name_pass_chunk_and_number_of_chunks(tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "either `data`, or loaders"),
-        ({"data": Counted(), "train": ChunkedDataLoader(TRAIN, 2, 3)}, "either `data`, or loaders"),
-        ({"train": ChunkedDataLoader(TRAIN, 2, 3), "loader": {"batch_size": 2}}, "have theirs"),
+        ({}, "Exactly one of `data` and the loaders"),
+        ({"data": Counted(), "train": ChunkedDataLoader(TRAIN, 2, 3)}, "Exactly one of `data` and the loaders"),
+        ({"train": ChunkedDataLoader(TRAIN, 2, 3), "loader": {"batch_size": 2}}, "must be None without `data`"),
     ],
 )
 def test_contradicting_arguments_are_refused(options: dict[str, Any], message: str) -> None:
@@ -351,9 +351,17 @@ def test_contradicting_arguments_are_refused(options: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("loader", "options", "message"),
     [
-        (lambda: ChunkedDataLoader(TRAIN, 2, 3), {"limit_train_batches": 2}, "will take 2 of the 3 batches"),
-        (lambda: ChunkedDataLoader(TRAIN, 2, 3, shuffle=False), {}, "have 1 to 3 batches"),
-        (lambda: ChunkedDataLoader(TRAIN, 2, 3, world=World(0, 2)), {}, "has 1 ranks, and the loader deals to 2"),
+        (
+            lambda: ChunkedDataLoader(TRAIN, 2, 3),
+            {"limit_train_batches": 2},
+            "must use all 3 batches of an epoch, got 2",
+        ),
+        (lambda: ChunkedDataLoader(TRAIN, 2, 3, shuffle=False), {}, "same number of batches, got 1 to 3"),
+        (
+            lambda: ChunkedDataLoader(TRAIN, 2, 3, world=World(0, 2)),
+            {},
+            "must deal to the 1 ranks of the trainer, got 2",
+        ),
     ],
 )
 def test_loaders_that_the_trainer_would_not_walk_whole_are_refused(loader: Any, options: Any, message: str) -> None:
@@ -362,9 +370,9 @@ def test_loaders_that_the_trainer_would_not_walk_whole_are_refused(loader: Any, 
 
 
 def test_what_is_not_there_is_named() -> None:
-    with pytest.raises(LoaderError, match="no test loader; give PenstockDataModule one as test="):
+    with pytest.raises(LoaderError, match=r"No test loader\. Pass one to PenstockDataModule as test="):
         trainer().test(Model(), PenstockDataModule(train=ChunkedDataLoader(TRAIN, 2, 3)))
     with pytest.raises(LoaderError, match="endless stream"):
         trainer().test(Model(), PenstockDataModule(test=ChunkedDataLoader(TRAIN, 2, 3)))
-    with pytest.raises(LoaderError, match="belongs to no Trainer"):
+    with pytest.raises(LoaderError, match="must be attached to a Trainer"):
         PenstockDataModule(train=ChunkedDataLoader(TRAIN, 2, 3)).train_dataloader()

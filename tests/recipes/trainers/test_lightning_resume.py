@@ -177,7 +177,7 @@ def test_chunks_are_counted_alike_whatever_the_loader() -> None:
             info = chunked.get_chunk_info()
             at = mine.place()
             assert (at["pass"] - 1, at["chunk"] - 1, at["chunks"]) == (info["pass"], info["chunk_of_pass"], 3)
-            assert Feed(chunked).said() == mine.said()
+            assert Feed(chunked).describe() == mine.describe()
             assert Feed(chunked).place()["chunks"] == info["total_chunks"]
 
 
@@ -238,9 +238,9 @@ def test_a_resumed_run_says_where_it_goes_on(tmp_path: Path, caplog: pytest.LogC
         caplog.clear()
         with caplog.at_level(logging.INFO, "penstock"):
             fitted(chunks(), path, max_epochs=5)
-        said = [record.getMessage() for record in caplog.records if record.name == "penstock"]
-        assert len(said) == 1
-        places[path.stem] = said[0]
+        messages = [record.getMessage() for record in caplog.records if record.name == "penstock"]
+        assert len(messages) == 1
+        places[path.stem] = messages[0]
     # Each epoch: three batches, then its end.
     assert places["0"] == "resumed at pass 1, chunk 1/3, batch 1"
     assert places["3"] == "resumed at pass 1, chunk 2/3, batch 0"
@@ -260,7 +260,7 @@ def test_a_trainer_and_a_loader_that_disagree_are_refused(tmp_path: Path) -> Non
         assert place["batch"] == 2
         place["batch"] = 1
     torch.save(state, tmp_path / "other.ckpt")
-    with pytest.raises(ResumeError, match="Trainer is at batch 2 of epoch 0, and the loader gave its batch 1"):
+    with pytest.raises(ResumeError, match="at the same batch, got 2 of epoch 0 and 1 on rank"):
         fitted(chunks(), tmp_path / "other.ckpt", max_epochs=2)
     other = PenstockDataModule(Counted(3, 2, seed=7), {"batch_size": 2})
     with pytest.raises(ResumeError, match="the seed changed from 42 to 7"):
@@ -277,8 +277,8 @@ def test_a_checkpoint_without_chunks_begins_the_first_chunk_and_says_so(
     with caplog.at_level(logging.WARNING, "penstock"):
         found = fitted(chunks(), saving.saved[-1][2], max_epochs=2)
     assert train_only(found.seen) == train_only(fitted(chunks(), max_epochs=1).seen)
-    assert "does not say where the training loader stood: it begins at pass 1, chunk 1/3, batch 0" in caplog.text
-    with pytest.raises(ResumeError, match="has lost the loader's place"):
+    assert "has no position of the training loader, which starts at pass 1, chunk 1/3, batch 0" in caplog.text
+    with pytest.raises(ResumeError, match="without the position of the loader"):
         fitted(chunks(), saving.saved[1][2], max_epochs=2)
 
 

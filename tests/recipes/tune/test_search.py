@@ -65,9 +65,9 @@ class TestChoice:
         }
         assert found((INLINE, 1.0)).dataloader_kwargs() == {"num_workers": 0}
         assert found((INLINE, 1.0)).loader_kwargs() == {"num_workers": 0, "options": RunOptions()}
-        with pytest.raises(OptionError, match="has no threads"):
+        with pytest.raises(OptionError, match="has worker processes only, got 2 threads"):
             found((INLINE, 9.0), (THREADS, 1.0)).dataloader_kwargs()
-        with pytest.raises(OptionError, match="executor='threads' was not tried; tried were no workers"):
+        with pytest.raises(OptionError, match=r"must be one that was tried \(no workers\), got 'threads'"):
             found((INLINE, 9.0)).trial("threads")
 
 
@@ -76,12 +76,12 @@ class TestVerdict:
         said = found((INLINE, 0.04), (PROCESSES, 0.02)).verdict
         assert "delivers 50.0 batches/s (1,600 items/s, 50.0 MB/s) with 2 worker processes" in said
         assert "2.00 times as fast as without workers" in said
-        assert "less than 20 ms will wait for data" in said
+        assert "shorter than 20 ms will wait for data" in said
         assert "Set num_workers=2" in said
 
     def test_data_as_the_bottleneck(self) -> None:
         said = found((INLINE, 0.04), step=0.01).verdict
-        assert "takes 10 ms, and waits 75 % of the time for data: data is the bottleneck" in said
+        assert "takes 10 ms, and the training waits 75 % of the time for data: data is the bottleneck" in said
 
     def test_a_step_that_hides_the_loading(self) -> None:
         said = found((INLINE, 0.04), (THREADS, 0.0101), step=0.01).verdict
@@ -104,15 +104,17 @@ class TestFile:
 
     def test_another_machine_is_refused(self, tmp_path: Path) -> None:
         found((INLINE, 0.04), machine=Machine(HERE.cpus + 3, 1, 1)).save(tmp_path / "tuned.json")
-        with pytest.raises(OptionError, match=f"made with {HERE.cpus + 3} CPUs, and here are {HERE.cpus}"):
+        with pytest.raises(OptionError, match=f"must be made with {HERE.cpus} CPUs, as here, got {HERE.cpus + 3}"):
             Tuning.load(tmp_path / "tuned.json")
 
     @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 1, "trials": [{}]}', '{"version": 7}'])
     def test_what_is_none_says_so(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "tuned.json").write_text(text)
-        with pytest.raises(OptionError, match=r"tuned\.json (is no tuning|has version 7)"):
+        with pytest.raises(
+            OptionError, match=r"Could not read .*tuned\.json as a tuning|tuned\.json must have version 1, got 7"
+        ):
             Tuning.load(tmp_path / "tuned.json")
-        with pytest.raises(OptionError, match=r"nowhere\.json is no tuning"):
+        with pytest.raises(OptionError, match=r"Could not read .*nowhere\.json as a tuning"):
             Tuning.load(tmp_path / "nowhere.json")
 
 
@@ -170,12 +172,12 @@ class TestTrials:
         # The machine's own figures are the input here; a small one cannot be had otherwise.
         small = Machine(cpus=4, memory_bytes=1 << 40, shared_bytes=6 * 32 * 2 * 2)
         monkeypatch.setattr(tuning_module, "this_machine", lambda: small)
-        settings, remarks = tuning_module._settings(
+        settings, remarks = tuning_module._choose_settings(
             tuning_module._subject(TensorDataset(torch.arange(64)), 4), small, batch_bytes=32, max_workers=None
         )
         assert [setting.workers for setting in settings] == [0, 1, 2, 4]
         tight = Machine(cpus=4, memory_bytes=1 << 40, shared_bytes=2 * 6 * 32)
-        settings, remarks = tuning_module._settings(
+        settings, remarks = tuning_module._choose_settings(
             tuning_module._subject(TensorDataset(torch.arange(64)), 4), tight, batch_bytes=32, max_workers=None
         )
         assert [setting.workers for setting in settings] == [0, 1, 2]
@@ -198,10 +200,10 @@ class Stream(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("what", "options", "message"),
     [
-        (3, {}, "takes a Loader, a torch DataLoader or a map-style data set, got int"),
-        (DataLoader(Stream()), {}, "streams an iterable data set"),
-        ([1], {"budget": 0}, "budget=0 allows nothing"),
-        ([1], {"step": print, "step_seconds": 1.0}, "exclude each other"),
+        (3, {}, "must be a Loader, a torch DataLoader or a map-style dataset, got int"),
+        (DataLoader(Stream()), {}, "got one with an iterable dataset"),
+        ([1], {"budget": 0}, "budget must be > 0 seconds, such as 20, got 0"),
+        ([1], {"step": print, "step_seconds": 1.0}, "At most one of step and step_seconds"),
         ([1], {"step_seconds": -1.0}, "step_seconds"),
         ([1], {"max_workers": -1}, "max_workers"),
         ([1], {"batch_size": 0}, "batch_size"),
@@ -213,5 +215,5 @@ def test_what_cannot_be_is_refused(what: Any, options: dict[str, Any], message: 
 
 
 def test_what_has_no_batches_is_refused() -> None:
-    with pytest.raises(LoaderError, match="no batches"):
+    with pytest.raises(LoaderError, match="at least one batch, got none"):
         tune(loader(3))

@@ -1,4 +1,4 @@
-"""Accelerate: loaders whose order and place are their own, on the accelerator's device, in its checkpoints."""
+"""Accelerate: loaders that keep their own order and position, on the accelerator's device, in its checkpoints."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,19 +18,19 @@ __all__ = ["AcceleratedFeed", "prepare_loader"]
 
 
 class AcceleratedFeed(Feed, DataLoaderStateMixin):  # type: ignore[misc]
-    """A loader under an `Accelerator`; made by `prepare_loader`."""
+    """A loader for an `Accelerator`; made by `prepare_loader`."""
 
     def __init__(self, loader: Any, accelerator: Accelerator) -> None:
         super().__init__(loader, accelerator.num_processes)
         self._device = accelerator.device
         self.gradient_state = GradientState()
 
-    def _counted(self) -> Iterator[Any]:
+    def _iterate(self) -> Iterator[Any]:
         self.reset()
         self.gradient_state._add_dataloader(self)
         try:
-            for batch in super()._counted():
-                # Gradients that are being accumulated are used up with the last batch.
+            for batch in super()._iterate():
+                # Accumulated gradients are applied at the last batch.
                 self.end_of_dataloader = self.delivered == len(self.loader)
                 yield send_to_device(batch, self._device)
         finally:
@@ -38,21 +38,21 @@ class AcceleratedFeed(Feed, DataLoaderStateMixin):  # type: ignore[misc]
 
 
 def prepare_loader(accelerator: Accelerator, loader: Any) -> AcceleratedFeed:
-    """Return `loader` as the accelerator needs it: in place of `accelerator.prepare(loader)`, which would rebuild it.
+    """Prepare a loader for an accelerator: replaces `accelerator.prepare(loader)`, which would rebuild the loader.
 
-    Batches arrive on the accelerator's device; `accelerator.save_state()` saves where the loader stands, and
-    `accelerator.load_state()` goes on at the very next batch. Accumulated gradients are applied at the end of an epoch
-    or chunk.
+    Batches arrive on the accelerator's device. `accelerator.save_state()` saves the position of the loader, and
+    `accelerator.load_state()` resumes at the next batch. Accumulated gradients are applied at the end of an epoch or
+    chunk.
 
     Parameters
     ----------
     accelerator
-        The one that trains.
+        The accelerator that runs the training.
     loader
         A `Loader`, or a `ChunkedDataLoader` with chunks, made after the ranks have started.
     """
     if not isinstance(accelerator, Accelerator):
-        raise LoaderError(f"prepare_loader takes an accelerate.Accelerator first, got {type(accelerator).__name__}.")
+        raise LoaderError(f"accelerator must be an accelerate.Accelerator, got {type(accelerator).__name__}.")
     feed = AcceleratedFeed(loader, accelerator)
     accelerator.register_for_checkpointing(feed)
     return feed

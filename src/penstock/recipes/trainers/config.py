@@ -1,4 +1,4 @@
-"""Seed 001: from a YAML file to a data module and the Trainer's arguments; what is misspelled is not passed over."""
+"""From a YAML file to a data module and the arguments of a Trainer; misspelled keys are errors."""
 
 import inspect
 import logging
@@ -39,34 +39,34 @@ _RENAMED = {
 
 
 class Built(NamedTuple):
-    """What a configuration comes to: `trainer.fit(model, datamodule=data)` with `Trainer(**trainer)`."""
+    """The result of a configuration, for `Trainer(**trainer).fit(model, datamodule=data)`."""
 
     data: PenstockDataModule
     trainer: dict[str, Any]
 
 
 def build_from_config(config: Any, *, data: type[ChunkedSequenceDataset] | None = None) -> Built:
-    """Return the data module and the arguments of the Trainer that a configuration describes.
+    """Return the data module and the Trainer arguments that a configuration describes.
 
-    Read are the sections `train` (`train_chunk_size`, `val_chunk_size`, `seed`), `trainer` (arguments of Lightning's
-    Trainer), `loader` (of torch's DataLoader) and `dataset` (of the data module; `_name_` says which). Other sections,
-    and other keys of `train`, are the user's own. With chunk sizes, `limit_train_batches` and `limit_val_batches` are
-    left out of the result, with a warning; without, everything is as ever.
+    It uses the sections `train` (`train_chunk_size`, `val_chunk_size`, `seed`), `trainer` (arguments of Lightning's
+    Trainer), `loader` (arguments of torch's DataLoader) and `dataset` (arguments of the data module, whose name is
+    `_name_`). Other sections, and other keys of `train`, are yours. With chunk sizes, `limit_train_batches` and
+    `limit_val_batches` are left out of the result, with a warning; without, they are passed on.
 
     Parameters
     ----------
     config
-        The path of a YAML file, or what OmegaConf or Hydra made of one, or a mapping.
+        The path of a YAML file, an OmegaConf or Hydra configuration, or a mapping.
     data
-        The class of the data module; None: the one that `dataset._name_` names (`qautoaudio`).
+        The class of the data module; None: the one named by `dataset._name_` (`qautoaudio`).
 
     Raises
     ------
     OptionError
-        Where a key is unknown, with the nearest one that is known, or contradicts another.
+        A key is unknown (the message has the nearest known one), or contradicts another.
     """
-    sections = _sections(config)
-    train, trainer = sections["train"], _without_target(sections["trainer"])
+    sections = _read_sections(config)
+    train, trainer = sections["train"], _drop_target(sections["trainer"])
     _check_near("train", train, (*_SIZES, *_LIMITS, "seed"))
     _check_known("trainer", trainer, _parameters(Trainer), _RENAMED)
     _check_known("loader", sections["loader"], _parameters(DataLoader) - {"dataset"}, {})
@@ -78,14 +78,14 @@ def build_from_config(config: Any, *, data: type[ChunkedSequenceDataset] | None 
         limits = {}
     elif "shuffle" in sections["loader"]:
         raise OptionError(
-            f"loader.shuffle={sections['loader']['shuffle']!r} contradicts the chunk sizes under train: training "
-            "is shuffled, validation is in order. Leave it out."
+            f"loader.shuffle must not be set with chunk sizes, got {sections['loader']['shuffle']!r}. Leave it out: "
+            "training is shuffled, and validation is in order."
         )
-    module = _module(sections["dataset"], data, {**sizes, "limits": limits, **_seed(train)})
+    module = _make_module(sections["dataset"], data, {**sizes, "limits": limits, **_seed(train)})
     return Built(PenstockDataModule(module, sections["loader"]), arguments)
 
 
-def _sections(config: Any) -> dict[str, dict[str, Any]]:
+def _read_sections(config: Any) -> dict[str, dict[str, Any]]:
     try:
         from omegaconf import OmegaConf  # noqa: PLC0415  # an extra
         from omegaconf.errors import OmegaConfBaseException  # noqa: PLC0415
@@ -98,51 +98,53 @@ def _sections(config: Any) -> dict[str, dict[str, Any]]:
         elif isinstance(config, Mapping) and not OmegaConf.is_config(config):
             config = OmegaConf.create(dict(config))
         if not OmegaConf.is_dict(config):
-            raise OptionError(f"A configuration has sections ({', '.join(_SECTIONS)}), got a {type(config).__name__}.")
+            raise OptionError(
+                f"A configuration must be a mapping of sections ({', '.join(_SECTIONS)}), got {type(config).__name__}."
+            )
         _check_near("the configuration", map(str, config), _SECTIONS)
-        # Section by section: what others refer to may be known to Hydra only.
+        # Section by section: other sections may hold references that only Hydra can resolve.
         found = {name: config.get(name) for name in _SECTIONS}
         sections = {
             name: OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if OmegaConf.is_dict(node) else node
             for name, node in found.items()
         }
     except FileNotFoundError as error:
-        raise OptionError(f"There is no configuration {error.filename}; give the path of a YAML file.") from error
+        raise OptionError(f"No configuration at {error.filename}. Give the path of a YAML file.") from error
     except (OmegaConfBaseException, YAMLError, OSError, UnicodeError) as error:
-        raise OptionError(f"The configuration cannot be read: {error}") from error
+        raise OptionError(f"Could not read the configuration: {error}") from error
     for name, section in sections.items():
         if section is not None and not isinstance(section, dict):
             raise OptionError(
-                f"Section {name!r} of the configuration holds {section!r}; give it keys, such as "
-                "`train_chunk_size: 2000` under `train:`."
+                f"Section {name!r} of the configuration must be a mapping, such as `train_chunk_size: 2000` under "
+                f"`train:`, got {section!r}."
             )
-    return {name: _named(section) for name, section in sections.items()}
+    return {name: _drop_notes(section) for name, section in sections.items()}
 
 
-def _named(section: Any) -> dict[str, Any]:
-    """Return the keys of a section, but for those that begin with `__`: notes that other keys refer to, as in S4."""
+def _drop_notes(section: Any) -> dict[str, Any]:
+    """Return a section without the keys that start with `__`: notes that other keys refer to, as in S4."""
     return {str(key): value for key, value in (section or {}).items() if not str(key).startswith("__")}
 
 
 def _limits(train: Mapping[str, Any], trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the limits of both sections; they belong under `trainer`, and once did under `train`."""
+    """Return the limits of both sections; they belong under `trainer`, but older files have them under `train`."""
     found = {name: trainer[name] for name in _LIMITS if trainer.get(name) is not None}
     for name in _LIMITS:
         if train.get(name) is None:
             continue
         if found.setdefault(name, train[name]) != train[name]:
             raise OptionError(
-                f"train.{name}={train[name]!r} contradicts trainer.{name}={found[name]!r}; keep the latter."
+                f"train.{name} must equal trainer.{name}={found[name]!r}, got {train[name]!r}. Keep the latter only."
             )
-        _LOG.warning("train.%s is out of date; put it under trainer.", name)
+        _LOG.warning("train.%s is deprecated. Put it under trainer.", name)
     return found
 
 
-def _without_target(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what Hydra makes of the section; it is Lightning's Trainer here."""
+def _drop_target(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section without Hydra's `_target_`, which must be Lightning's Trainer."""
     target = trainer.get("_target_", "Trainer")
     if str(target).rpartition(".")[2] != "Trainer":
-        raise OptionError(f"trainer._target_={target!r} is not Lightning's Trainer, whose arguments are made here.")
+        raise OptionError(f"trainer._target_ must be Lightning's Trainer, got {target!r}. Leave it out.")
     return {name: value for name, value in trainer.items() if name != "_target_"}
 
 
@@ -150,24 +152,24 @@ def _seed(train: Mapping[str, Any]) -> dict[str, Any]:
     return {"seed": train["seed"]} if train.get("seed") is not None else {}
 
 
-def _module(
+def _make_module(
     options: Mapping[str, Any], data: type[ChunkedSequenceDataset] | None, more: Mapping[str, Any]
 ) -> ChunkedSequenceDataset:
     given = dict(options)
     name = given.pop("_name_", None)
     if data is None:
         if name not in _NAMED:
-            near = _nearest(str(name), _NAMED)
+            near = _suggest(str(name), _NAMED)
             raise OptionError(
-                f"dataset._name_={name!r} names no data module that is known ({', '.join(_NAMED)}){near}; or give "
-                "build_from_config the class as data=."
+                f"dataset._name_ must be one of {', '.join(map(repr, _NAMED))}, got {name!r}. "
+                f"{near + ' ' if near else ''}To use another data module, pass its class as data=."
             )
         data = _NAMED[name]
     for key, value in more.items():
         if key in given and (key != "seed" or given[key] != value):
-            raise OptionError(f"dataset.{key}={given[key]!r} contradicts the section train; give {key} there only.")
+            raise OptionError(f"{key} must be set under train only, got dataset.{key}={given[key]!r}. Remove that.")
     known, open_ended = _options(data)
-    if open_ended:  # a near miss is refused; what is farther off is for its setup() to use
+    if open_ended:  # near misses are errors; other keys are for its setup()
         _check_near("dataset", given, known)
     else:
         _check_known("dataset", given, known, {"path": "data_dir"})
@@ -175,7 +177,7 @@ def _module(
 
 
 def _options(data: type[ChunkedSequenceDataset]) -> tuple[set[str], bool]:
-    """Return the options of a data module, and whether it takes any others: where no class on the way refuses them."""
+    """Return the options of a data module, and whether it accepts others, because all its classes take **kwargs."""
     known: set[str] = set()
     for kind in data.__mro__:
         if "__init__" not in vars(kind):
@@ -194,18 +196,18 @@ def _parameters(kind: type) -> set[str]:
 def _check_known(section: str, given: Iterable[str], known: set[str], renamed: Mapping[str, str]) -> None:
     for name in given:
         if name not in known:
-            near = f"; it is {renamed[name]!r} now" if name in renamed else _nearest(name, known)
-            raise OptionError(f"{section}.{name} is not known{near or '; allowed are ' + ', '.join(sorted(known))}.")
+            hint = f"It is {renamed[name]!r} now." if name in renamed else _suggest(name, known)
+            raise OptionError(f"Unknown key {section}.{name}. {hint or 'Allowed: ' + ', '.join(sorted(known)) + '.'}")
 
 
 def _check_near(section: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse names that were probably meant to be one of `known`; others are the user's own."""
+    """Raise OptionError for names that are probably misspelled ones of `known`; others are the user's own."""
     known = list(known)
     for name in given:
         if name not in known and (near := get_close_matches(name, known, n=1, cutoff=0.75)):
-            raise OptionError(f"{name!r} in {section} is not known; did you mean {near[0]!r}?")
+            raise OptionError(f"Unknown key {name!r} in {section}. Did you mean {near[0]!r}?")
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _suggest(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return f"Did you mean {near[0]!r}?" if near else ""

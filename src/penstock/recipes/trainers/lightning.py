@@ -1,4 +1,4 @@
-"""Lightning: chunks as epochs of the Trainer, exact places in every checkpoint, and progress that names the chunk."""
+"""Lightning: chunks as epochs of the Trainer, exact positions in every checkpoint, and progress by chunk."""
 
 import inspect
 import logging
@@ -22,21 +22,21 @@ _LIMITS = ("limit_train_batches", "limit_val_batches")
 
 
 class PenstockDataModule(LightningDataModule):
-    """Feeds a Lightning Trainer, whose epochs are then those of the loader: a pass, or a chunk of one.
+    """Feeds a Lightning Trainer; an epoch of the Trainer is an epoch of the loader: a pass, or a chunk of one.
 
-    Where the loaders stand is part of every checkpoint; `trainer.fit(ckpt_path=...)` goes on at the very next batch.
-    Batches are dealt to the ranks by the loader itself. With chunks, `limit_train_batches` and `limit_val_batches` of
-    the Trainer are put out of action, with a warning; `fast_dev_run` and `overfit_batches` are not. A data module
-    without chunk sizes gives plain torch DataLoaders, and everything is Lightning's own.
+    Every checkpoint holds the positions of the loaders; `trainer.fit(ckpt_path=...)` resumes at the next batch. The
+    loader itself deals batches to the ranks. With chunks, `limit_train_batches` and `limit_val_batches` of the Trainer
+    are ignored, with a warning; `fast_dev_run` and `overfit_batches` are not. A data module without chunk sizes gives
+    plain torch DataLoaders, and Lightning behaves as usual.
 
     Parameters
     ----------
     data
-        A data module in the manner of S4, such as a `ChunkedSequenceDataset`; its `setup()` is called once.
+        An S4-style data module, such as a `ChunkedSequenceDataset`; its `setup()` is called once.
     loader
-        Options of its loaders, such as `{"batch_size": 32, "num_workers": 4}`.
+        Arguments of its loaders, such as `{"batch_size": 32, "num_workers": 4}`.
     train, val, test
-        In place of `data`: a `Loader`, a `ChunkedDataLoader`, or a function that makes one in each rank.
+        Instead of `data`: a `Loader`, a `ChunkedDataLoader`, or a function that makes one in each rank.
 
     Examples
     --------
@@ -58,10 +58,10 @@ class PenstockDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         if (data is None) == (train is None and val is None and test is None):
-            raise OptionError("Give either `data`, or loaders as train=, val= and test=.")
+            raise OptionError("Exactly one of `data` and the loaders (train=, val=, test=) must be given.")
         if data is None and loader is not None:
             raise OptionError(
-                "`loader` are options of the loaders that `data` makes; train=, val= and test= have theirs."
+                "`loader` must be None without `data`. Set the options of train=, val= and test= when making them."
             )
         self.data = data
         self._options = dict(loader or {})
@@ -70,8 +70,8 @@ class PenstockDataModule(LightningDataModule):
         self._resumed: dict[str, Any] = {}
         self._fitted_by: Trainer | None = None
         self.feeds: dict[str, Feed] = {}
-        """What the Trainer is given in place of a loader, by partition."""
-        if data is None and val is None:  # for the Trainer to see that there is none
+        """What the Trainer gets in place of a loader, by partition."""
+        if data is None and val is None:  # the Trainer checks whether the method is overridden
             self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
 
     @property
@@ -88,14 +88,14 @@ class PenstockDataModule(LightningDataModule):
         if not any(isinstance(callback, ChunkProgress) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             trainer.callbacks.append(ChunkProgress())  # type: ignore[attr-defined]
         if stage in ("fit", "validate") and not _is_trial(trainer):
-            self._put_limits_out_of_action(trainer)
+            self._disable_limits(trainer)
         if stage == "fit":
             self._begin(trainer)
 
-    def _put_limits_out_of_action(self, trainer: Trainer) -> None:
+    def _disable_limits(self, trainer: Trainer) -> None:
         if not self.chunked:
             return
-        assert isinstance(self.data, ChunkedSequenceDataset), "only those have chunks"
+        assert isinstance(self.data, ChunkedSequenceDataset), "no other data module has chunks"
         for name in _LIMITS:
             limit = getattr(trainer, name)
             if isinstance(limit, int) or limit != 1.0:
@@ -104,7 +104,7 @@ class PenstockDataModule(LightningDataModule):
         self.data.chunk_sizes(self._options.get("batch_size", 1))  # which warns
 
     def _begin(self, trainer: Trainer) -> None:
-        """Begin anew under another Trainer; under the same one, go on after what it has seen."""
+        """Start from the beginning under another Trainer; under the same one, continue after what it has seen."""
         self._resumed = {}
         if trainer is not self._fitted_by:
             self.feeds, self._fitted_by = {}, trainer
@@ -112,63 +112,63 @@ class PenstockDataModule(LightningDataModule):
             feed.begin_whole()
 
     def teardown(self, stage: str) -> None:
-        """End the workers of the loaders in chunks; called by the Trainer."""
+        """End the workers of chunked loaders; called by the Trainer."""
         for feed in self.feeds.values():
             if isinstance(feed.loader, ChunkedDataLoader):
                 feed.loader.end_workers()
 
     def train_dataloader(self) -> Any:
-        """Return what gives the training batches."""
+        """Return the feed of training batches."""
         return self._feed("train")
 
     def val_dataloader(self) -> Any:
-        """Return what gives the validation batches: chunks in `fit`, all of it in `validate`."""
+        """Return the feed of validation batches: chunks in `fit`, the whole partition in `validate`."""
         if self.data is None and self._given["val"] is None:
             return []
         return self._feed("val") if self._trainer().state.fn == "fit" else self._whole("val")
 
     def test_dataloader(self) -> Any:
-        """Return what gives the test batches: all of them."""
+        """Return the feed of test batches: the whole partition."""
         return self._whole("test")
 
     def _feed(self, name: str) -> Any:
         if name not in self.feeds:
-            made = self._made(name)
-            if not Feed.can_feed(made):
-                return made
+            loader = self._make_loader(name)
+            if not Feed.can_feed(loader):
+                return loader
             kind = _TrainFeed if name == "train" else _ValFeed
-            feed = kind(made, self._trainer().world_size)
+            feed = kind(loader, self._trainer().world_size)
             if self._trainer().overfit_batches > 0:  # type: ignore[attr-defined]
                 return _Repeated(feed, 1)
             self.feeds[name] = feed
             feed.begin_whole()
         if name in self._resumed:
-            self._go_to(name, self._resumed.pop(name))
-        return self.feeds[name]  # the same one where the Trainer asks again: it goes on
+            self._load_position(name, self._resumed.pop(name))
+        return self.feeds[name]  # the same object if the Trainer asks again, so that it continues
 
-    def _made(self, name: str) -> Any:
+    def _make_loader(self, name: str) -> Any:
         if self.data is not None:
             return getattr(self.data, f"{name}_dataloader")(**self._options)
         given = self._given[name]
         if given is None:
-            raise LoaderError(f"There is no {name} loader; give PenstockDataModule one as {name}=.")
+            raise LoaderError(f"No {name} loader. Pass one to PenstockDataModule as {name}=.")
         return given() if callable(given) else given
 
     def _whole(self, name: str) -> Any:
-        """Return a loader of the whole partition: one pass from its beginning, dealt to the ranks exactly."""
-        made = self.feeds[name].loader if name in self.feeds else self._made(name)
-        if not Feed.can_feed(made):
-            return made
-        feed = Feed(made, self._trainer().world_size)
+        """Return a feed of the whole partition: one pass from its start, dealt to the ranks exactly."""
+        loader = self.feeds[name].loader if name in self.feeds else self._make_loader(name)
+        if not Feed.can_feed(loader):
+            return loader
+        feed = Feed(loader, self._trainer().world_size)
         if not feed.has_passes:
             raise LoaderError(
-                f"The {name} loader cuts its chunks from an endless stream, of which nothing is the whole; give one "
-                "with shuffle=False, or whose plan has tail='short' or 'pad'."
+                f"The {name} loader must have whole passes, got chunks of an endless stream. Use shuffle=False, or a "
+                "plan with tail='short' or 'pad'."
             )
         return _Repeated(feed, len(feed.lengths))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loaders of `fit` stand, None where none has begun; part of every checkpoint."""
+        """Return the positions of the loaders of `fit`, None for one that has not started; in every checkpoint."""
         if self.data is not None and not self.chunked:
             return {}
         return {
@@ -177,28 +177,28 @@ class PenstockDataModule(LightningDataModule):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on at the places of a checkpoint, with loaders that the Trainer is still to ask for, too."""
-        for name, place in state_dict.items():
+        """Resume at the positions of a checkpoint, now or when the Trainer asks for a loader."""
+        for name, position in state_dict.items():
             if name in self.feeds:
-                self._go_to(name, place)
+                self._load_position(name, position)
             else:
-                self._resumed[name] = place
+                self._resumed[name] = position
 
-    def _go_to(self, name: str, place: dict[str, Any] | None) -> None:
-        self.feeds[name].load_state_dict(self.feeds[name].begun_at if place is None else place)
+    def _load_position(self, name: str, position: dict[str, Any] | None) -> None:
+        self.feeds[name].load_state_dict(self.feeds[name].begun_at if position is None else position)
 
     def _trainer(self) -> Trainer:
         if self.trainer is None:
             raise LoaderError(
-                "This data module belongs to no Trainer yet; give it to trainer.fit(model, datamodule=...)."
+                "The data module must be attached to a Trainer. Pass it to trainer.fit(model, datamodule=...)."
             )
         return self.trainer
 
 
 class ChunkProgress(Callback):
-    """Shows pass and chunk in the progress bar and the log, and watches that Trainer and loader agree.
+    """Shows pass and chunk in the progress bar and the log, and checks that Trainer and loader agree.
 
-    `PenstockDataModule` adds one where there is none. One line is logged where a run is resumed.
+    `PenstockDataModule` adds one if there is none. When a run resumes, it logs the position.
 
     Parameters
     ----------
@@ -210,29 +210,29 @@ class ChunkProgress(Callback):
         self._bar, self._shown, self._counted = bar, -1, True
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go back to where validation stood: a sanity check is no validation."""
+        """Restore the position of validation: a sanity check does not count."""
         feed = _feeds(trainer).get("val")
         if feed is not None:
             feed.load_state_dict(feed.begun_at)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that the Trainer will take all batches of an epoch, and say where a resumed run goes on."""
+        """Check that the Trainer will use all batches of an epoch, and log where a run resumes."""
         feed, self._shown = _feeds(trainer).get("train"), -1
-        # Such a step takes its batches itself, after the Trainer has counted.
+        # A step with dataloader_iter fetches its batches itself, after the Trainer has counted.
         self._counted = "dataloader_iter" not in inspect.signature(pl_module.training_step).parameters
         if feed is None:
             return
         if not _is_trial(trainer) and trainer.num_training_batches != len(feed):
             raise LoaderError(
-                f"The Trainer will take {trainer.num_training_batches} of the {len(feed)} batches of an epoch: "
+                f"The Trainer must use all {len(feed)} batches of an epoch, got {trainer.num_training_batches}, since "
                 f"limit_train_batches={trainer.limit_train_batches!r}. Leave it out, and give the loader a chunk size."
             )
         if trainer.ckpt_path is None or not trainer.is_global_zero:
             return
         if not feed.resumed:
-            _LOG.warning("This checkpoint does not say where the training loader stood: it begins at %s.", feed.said())
+            _LOG.warning("The checkpoint has no position of the training loader, which starts at %s.", feed.describe())
             return
-        _LOG.info("resumed at %s", feed.said())
+        _LOG.info("resumed at %s", feed.describe())
         half_done = feed.place()["batch"] % trainer.accumulate_grad_batches
         if half_done and feed.loader.remaining:
             _LOG.warning(
@@ -242,16 +242,16 @@ class ChunkProgress(Callback):
             )  # fmt: skip
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Check that this is the batch that the Trainer counts; show and log a chunk that begins, or goes on."""
+        """Check that this is the batch that the Trainer counts; show and log the chunk if it is a new one."""
         feed = _feeds(trainer).get("train")
         if feed is None:
             return
         if self._counted and feed.delivered != batch_idx + 1:
             raise ResumeError(
-                f"The Trainer is at batch {batch_idx} of epoch {trainer.current_epoch}, and the loader gave its batch "
-                f"{feed.delivered - 1} on rank {trainer.global_rank}: this checkpoint was saved in the middle of an "
-                "epoch with another number of ranks, or has lost the loader's place. Resume with as many ranks, or "
-                "from a checkpoint at the end of an epoch."
+                f"Trainer and loader must be at the same batch, got {batch_idx} of epoch {trainer.current_epoch} and "
+                f"{feed.delivered - 1} on rank {trainer.global_rank}: the checkpoint was saved in the middle of an "
+                "epoch with another number of ranks, or without the position of the loader. Resume with as many ranks, "
+                "or from a checkpoint at the end of an epoch."
             )
         if feed.epoch == self._shown:
             return
@@ -264,38 +264,38 @@ class ChunkProgress(Callback):
 
 
 class _TrainFeed(Feed):
-    """Epochs of the same length: the Trainer asks for it once, and validates after as many batches."""
+    """All epochs have one length, because the Trainer asks for it only once, and validates after that many batches."""
 
     def __init__(self, loader: Any, ranks: int) -> None:
         super().__init__(loader, ranks)
         if len(set(self.lengths)) > 1:
             raise LoaderError(
-                f"Epochs of the training loader have {min(self.lengths)} to {max(self.lengths)} batches, and the "
-                "Trainer counts on one number; use shuffle=True, or a plan with tail='drop'."
+                f"All epochs of the training loader must have the same number of batches, got {min(self.lengths)} to "
+                f"{max(self.lengths)}. Use shuffle=True, or a plan with tail='drop'."
             )
 
 
 class _ValFeed(Feed):
-    """As long as its longest epoch: the Trainer asks for it once, and never takes more."""
+    """`len()` is that of the longest chunk, because the Trainer asks for the length only once."""
 
     def __len__(self) -> int:
         return max(self.lengths)
 
 
 class _Repeated:
-    """The first epochs, the same ones each time; the loader is left where it stood."""
+    """Repeats the first epochs; the loader keeps its position."""
 
     def __init__(self, feed: Feed, epochs: int) -> None:
         self._feed, self._epochs = feed, epochs
 
     def __iter__(self) -> Iterator[Any]:
-        place = self._feed.state_dict()
+        position = self._feed.state_dict()
         try:
             for epoch in range(self._epochs):
                 self._feed.go_to(epoch)
                 yield from self._feed
         finally:
-            self._feed.load_state_dict(place)
+            self._feed.load_state_dict(position)
 
     def __len__(self) -> int:
         return sum(self._feed.lengths[: self._epochs])
@@ -307,5 +307,5 @@ def _feeds(trainer: Trainer) -> dict[str, Feed]:
 
 
 def _is_trial(trainer: Trainer) -> bool:
-    """Say whether this is a run that is meant to be cut short."""
+    """Return whether the run is meant to be cut short."""
     return bool(trainer.fast_dev_run) or trainer.overfit_batches > 0  # type: ignore[attr-defined]

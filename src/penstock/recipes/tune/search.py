@@ -42,7 +42,7 @@ def tune(
     max_workers: int | None = None,
     show: bool = False,
 ) -> Tuning:
-    """Measure executors, numbers of workers and prefetch on the real data, and return the best, with a verdict in words.
+    """Measure executors, workers and prefetch on the real data, and return the best setting, with a verdict in words.
 
     The CPUs of this process, its memory and its shared memory limit the number of workers. The order of items and the
     position of `what` do not change.
@@ -80,16 +80,16 @@ def tune(
     alone = _time_step(step, first, budget) if step is not None else step_seconds
     trials = _Trials(subject, step, step_seconds)
     slice_seconds = budget / (_TURNS * (len(settings) + 1))
-    with track_progress("Tuning", _TURNS * (len(settings) + 1), "turns", show=show) as told:
+    with track_progress("Tuning", _TURNS * (len(settings) + 1), "turns", show=show) as progress:
         for turn in range(_TURNS):
             for setting in settings:
                 trials.measure(setting, turn, slice_seconds)
-                told.advance(at=str(setting))
+                progress.advance(at=str(setting))
         fastest = min(settings, key=lambda setting: trials.best[setting].seconds_per_batch)
         if fastest.workers:  # does more prefetching help the fastest one?
             for turn in range(_TURNS):
                 trials.measure(replace(fastest, prefetch=2 * fastest.prefetch), turn, slice_seconds)
-                told.advance(at="more batches ahead")
+                progress.advance(at="more batches ahead")
     return Tuning(tuple(trials.best.values()), batch_items, batch_bytes, alone, machine, tuple(remarks))
 
 
@@ -189,8 +189,8 @@ def _make_subject(what: Any, batch_size: int) -> _Subject:
     if isinstance(what, DataLoader):
         if not _is_map_style(what.dataset) or what.batch_size is None:
             raise OptionError(
-                "what must be a DataLoader over a map-style dataset with a batch_size, got one with an iterable dataset "
-                "or a batch_sampler. Tune its dataset, or measure the loader with penstock.watch."
+                "A DataLoader must have a map-style dataset and a batch_size, got one with an iterable dataset or a "
+                "batch_sampler. Tune its dataset, or measure the loader with penstock.watch."
             )
         names = ("batch_size", "collate_fn", "drop_last", "pin_memory", "worker_init_fn", "multiprocessing_context")
         return _OfDataset(what.dataset, {name: getattr(what, name) for name in names})

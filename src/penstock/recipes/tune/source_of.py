@@ -1,4 +1,4 @@
-"""From a path to a source, for commands: what lies there says what it is."""
+"""From a path to a source, for commands: the files decide which kind of source it is."""
 
 from pathlib import Path
 
@@ -16,23 +16,23 @@ _ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")
 
 
 def source_of(where: str) -> Source:
-    """Return a source of what lies at `where`: a folder of shards (or a pattern), a zarr store, or an npy file.
+    """Return a source for a path: a folder of shards (or a pattern), a zarr store, or an npy file.
 
     Examples
     --------
     >>> source_of("nowhere.npy")
     Traceback (most recent call last):
     ...
-    penstock.core.errors.SourceError: There is no file nowhere.npy.
+    penstock.core.errors.SourceError: No file nowhere.npy. Check the path.
     """
     path = Path(where)
     if path.suffix == ".npy":
         try:
             return ArraySource({path.stem or "x": np.load(path, mmap_mode="r", allow_pickle=False)})
         except FileNotFoundError as error:
-            raise SourceError(f"There is no file {where}.") from error
+            raise SourceError(f"No file {where}. Check the path.") from error
         except (OSError, ValueError) as error:
-            raise SourceError(f"{where} is no npy file that can be read: {error}") from error
+            raise SourceError(f"Could not read {where} as an npy file: {error}") from error
     if any((path / name).is_file() for name in _ZARR_FILES):
         return ZarrSource(where)
     return TarSource(where)

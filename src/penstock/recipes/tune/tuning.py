@@ -1,4 +1,4 @@
-"""What a tuning found: which settings were tried, how fast they were, what to set, and why, in plain words."""
+"""The result of a tuning: the settings that were tried, their speed, the best one, and a verdict in words."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from penstock.run.options import Executor, RunOptions
 __all__ = ["NEAR", "Setting", "Trial", "Tuning"]
 
 NEAR = 0.95
-"""Of the fastest: among settings that reach it, the simplest is chosen."""
+"""Fraction of the top speed: the simplest setting that reaches it is chosen."""
 
 _VERSION = 1
 _SIMPLEST: tuple[Executor, ...] = ("inline", "threads", "processes")
@@ -22,7 +22,7 @@ _SIMPLEST: tuple[Executor, ...] = ("inline", "threads", "processes")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
-    """One way to execute a loader; the simpler ones come first."""
+    """One way to execute a loader; simpler ones sort first."""
 
     rank: int
     workers: int
@@ -35,11 +35,11 @@ class Setting:
 
     @property
     def executor(self) -> Executor:
-        """What makes the batches."""
+        """The executor that makes the batches."""
         return _SIMPLEST[self.rank]
 
-    def applied_to(self, options: RunOptions) -> RunOptions:
-        """Return options of a penstock loader with this setting."""
+    def apply_to(self, options: RunOptions) -> RunOptions:
+        """Return the options of a penstock loader with this setting."""
         executor: Executor = self.executor if self.workers else "auto"
         return replace(options, executor=executor, prefetch=self.prefetch, persistent=self.executor == "processes")
 
@@ -53,25 +53,25 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one setting reached: at its best, since a busy machine only ever takes time."""
+    """The best measurement of one setting: other load on the machine only ever adds time."""
 
     setting: Setting
     seconds_per_batch: float
-    """Of the loop: waiting for a batch, and the training step if there was one."""
+    """Duration of one turn of the loop: waiting for a batch, plus the training step if there is one."""
 
     startup_seconds: float
-    """Until the first batch."""
+    """Time until the first batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What to set, and what that was found by. Never changes the order of items."""
+    """The best setting, and the measurements behind it. Never changes the order of items."""
 
     trials: tuple[Trial, ...]
     batch_items: int
     batch_bytes: int
     step_seconds: float | None
-    """What a training step takes where batches are at hand; None where that was not said."""
+    """Duration of a training step without waiting for data; None if unknown."""
 
     machine: Machine
     remarks: tuple[str, ...] = ()
@@ -88,17 +88,17 @@ class Tuning:
 
     @property
     def setting(self) -> Setting:
-        """What to set."""
+        """The setting to use."""
         return self.chosen.setting
 
     @property
     def gain(self) -> float:
-        """How many times as fast as without workers."""
+        """Speedup over no workers."""
         return self.trial("inline").seconds_per_batch / self.chosen.seconds_per_batch
 
     @property
     def wait_fraction(self) -> float | None:
-        """The share of the time that the training waits for data, as set; None where its step is not known."""
+        """Fraction of the time that the training waits for data with this setting; None without a training step."""
         if self.step_seconds is None:
             return None
         return max(0.0, 1 - self.step_seconds / self.chosen.seconds_per_batch)
@@ -107,20 +107,20 @@ class Tuning:
         """Return the fastest trial with this executor."""
         found = [trial for trial in self.trials if trial.setting.executor == executor]
         if not found:
-            raise OptionError(f"executor={executor!r} was not tried; tried were {_listed(self.trials)}.")
+            raise OptionError(f"executor must be one that was tried ({_join_settings(self.trials)}), got {executor!r}.")
         return min(found, key=lambda trial: trial.seconds_per_batch)
 
     def loader_kwargs(self, options: RunOptions | None = None) -> dict[str, Any]:
-        """Return what to give a penstock `Loader`, on top of `options`."""
-        return {"num_workers": self.setting.workers, "options": self.setting.applied_to(options or RunOptions())}
+        """Return keyword arguments for a penstock `Loader`, based on `options`."""
+        return {"num_workers": self.setting.workers, "options": self.setting.apply_to(options or RunOptions())}
 
     def dataloader_kwargs(self) -> dict[str, Any]:
-        """Return what to give a torch `DataLoader`."""
+        """Return keyword arguments for a torch `DataLoader`."""
         chosen = self.setting
         if chosen.executor == "threads":
             raise OptionError(
-                f"{chosen} is what a penstock Loader was tuned to; a torch DataLoader has no threads. Tune the data "
-                "set itself: tune(dataset, batch_size=...)."
+                f"A torch DataLoader has worker processes only, got {chosen}, tuned for a penstock Loader. Tune the "
+                "dataset itself: tune(dataset, batch_size=...)."
             )
         if not chosen.workers:
             return {"num_workers": 0}
@@ -128,29 +128,32 @@ class Tuning:
 
     @property
     def verdict(self) -> str:
-        """What was found, in plain words."""
+        """The result in words."""
         return "\n".join([*self._speeds(), *self._bottleneck(), self._advice(), *self.remarks])
 
     def _speeds(self) -> list[str]:
         chosen = self.chosen
         rate = 1 / chosen.seconds_per_batch
         moved = f", {rate * self.batch_bytes / 1e6:,.1f} MB/s" if self.batch_bytes else ""
-        what = "With the training step, the loop makes" if self.step_seconds is not None else "The loader delivers"
+        what = "The loop with the training step runs at" if self.step_seconds is not None else "The loader delivers"
         words = [f"{what} {rate:,.1f} batches/s ({rate * self.batch_items:,.0f} items/s{moved}) with {chosen.setting}."]
         if chosen.setting.workers:
-            words.append(f"That is {self.gain:.2f} times as fast as without workers.")
+            words.append(f"This is {self.gain:.2f} times as fast as without workers.")
         return words
 
     def _bottleneck(self) -> list[str]:
         if self.step_seconds is None or self.wait_fraction is None:
             milliseconds = 1000 * self.chosen.seconds_per_batch
-            return [f"A training step that takes less than {milliseconds:.3g} ms will wait for data."]
+            return [f"A training step shorter than {milliseconds:.3g} ms will wait for data."]
         took, waits = 1000 * self.step_seconds, self.wait_fraction
-        said = f"A training step takes {took:.3g} ms, and waits {100 * waits:.0f} % of the time for data:"
+        timing = (
+            f"A training step takes {took:.3g} ms, and the training waits {100 * waits:.0f} % of the time for data:"
+        )
         if waits < 0.1:
-            return [f"{said} data is not the bottleneck."]
+            return [f"{timing} data is not the bottleneck."]
         return [
-            f"{said} data is the bottleneck. Make items cheaper (store them decoded, in larger chunks), or add CPUs."
+            f"{timing} data is the bottleneck. Make items cheaper to load (store them decoded, in larger chunks), or "
+            "add CPUs."
         ]
 
     def _advice(self) -> str:
@@ -161,12 +164,12 @@ class Tuning:
                 return "Set num_workers=0."
             gain = self.chosen.seconds_per_batch / best
             return f"Set num_workers=0: the best setting with workers is {gain:.2f} times as fast."
-        # A data set was tried in torch's loader, which has neither threads nor a name for what it does.
+        # A dataset is tuned in torch's loader, which has no threads and no executor argument.
         kind = f", executor={self.setting.executor!r}" if self.setting.executor == "threads" else ""
         return f"Set num_workers={self.setting.workers}{kind}, prefetch {self.setting.prefetch}."
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain JSON."""
+        """Return everything as plain JSON."""
         trials = [
             {
                 "executor": trial.setting.executor,
@@ -189,18 +192,17 @@ class Tuning:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a small file, for other runs on this machine."""
+        """Write the result to a small file, for other runs on this machine."""
         aside = Path(f"{os.fspath(path)}.part")
         aside.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
         aside.replace(path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tuning":
-        """Return what `save` wrote; refuse it where the machine has another number of CPUs now."""
+        """Read a file written by `save`; raise OptionError if the machine now has another number of CPUs."""
         try:
             found = json.loads(Path(path).read_text())
-            if found["version"] != _VERSION:
-                raise OptionError(f"{path} has version {found['version']!r}; tune again with this Penstock.")
+            _check_version(path, found["version"])
             trials = tuple(
                 Trial(
                     Setting.of(trial["executor"], trial["workers"], trial["prefetch"]),
@@ -217,15 +219,22 @@ class Tuning:
                 Machine(**found["machine"]),
                 tuple(found["remarks"]),
             )
+        except OptionError:  # of another version
+            raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise OptionError(
-                f"{path} is no tuning that can be read: {error!r}. Make one with penstock tune."
+                f"Could not read {path} as a tuning: {error!r}. Make one with `penstock tune`."
             ) from error
         here = this_machine().cpus
         if not trials or here != tuning.machine.cpus:
-            raise OptionError(f"{path} was made with {tuning.machine.cpus} CPUs, and here are {here}; tune again.")
+            raise OptionError(f"{path} must be made with {here} CPUs, as here, got {tuning.machine.cpus}. Tune again.")
         return tuning
 
 
-def _listed(trials: Sequence[Trial]) -> str:
+def _check_version(path: object, version: Any) -> None:
+    if version != _VERSION:
+        raise OptionError(f"{path} must have version {_VERSION}, got {version!r}. Tune again.")
+
+
+def _join_settings(trials: Sequence[Trial]) -> str:
     return "; ".join(str(trial.setting) for trial in trials)
