@@ -43,7 +43,7 @@ def write_image(
 
 
 def write_cell(folder: Path, *, classes: Sequence[str] = ("mito", "er")) -> tuple[str, str]:
-    """Write raw data and labels; return the paths that a data set takes."""
+    """Write raw data and labels; return the paths that a dataset takes."""
     raw = write_image(folder / "em", RAW, levels=2)
     for name, data in (("mito", MITO), ("er", ER)):
         if name in classes:
@@ -52,7 +52,7 @@ def write_cell(folder: Path, *, classes: Sequence[str] = ("mito", "er")) -> tupl
 
 
 def cell(folder: Path, **options: Any) -> CellMapDataset:
-    """Return a data set of a cell that is written here."""
+    """Return a dataset of a cell that is written here."""
     raw, gt = write_cell(folder) if not (folder / "em").exists() else (f"{folder}/em", f"{folder}/labels/[mito,er]")
     settings: dict[str, Any] = {"classes": CLASSES, "input_arrays": INPUTS, "target_arrays": TARGETS} | options
     return CellMapDataset(raw, gt, **settings)
@@ -60,17 +60,17 @@ def cell(folder: Path, **options: Any) -> CellMapDataset:
 
 def cut(
     data: NDArray[Any],
-    centre: Mapping[str, float],
+    center: Mapping[str, float],
     shape: Sequence[int],
     *,
     at: Sequence[float] = (0, 0, 0),
     scale: float = SCALE,
 ) -> NDArray[np.float32]:
-    """Return the voxels of an image around a centre, by plain slicing; NaN where there are none."""
+    """Return the voxels of an image around a center, by plain slicing; NaN where there are none."""
     found = np.full(shape, np.nan, np.float32)
     inside, outside = [], []
     for axis, name in enumerate("zyx"):
-        first = (centre[name] - at[axis] * SCALE) / scale - (shape[axis] - 1) / 2
+        first = (center[name] - at[axis] * SCALE) / scale - (shape[axis] - 1) / 2
         assert first == round(first), "patches lie on voxels here"
         low, high = max(0, int(first)), min(data.shape[axis], int(first) + shape[axis])
         inside.append(slice(low, max(low, high)))
@@ -79,14 +79,14 @@ def cut(
     return found
 
 
-def expected(centre: Mapping[str, float], shape: Sequence[int] = (4, 6, 6)) -> dict[str, NDArray[np.float32]]:
+def expected(center: Mapping[str, float], shape: Sequence[int] = (4, 6, 6)) -> dict[str, NDArray[np.float32]]:
     """Return what a patch of `INPUTS` and `TARGETS` is."""
-    labels = [cut(data, centre, shape, at=LABEL_AT) for data in (MITO, ER)]
-    return {"raw": cut(RAW, centre, shape)[None], "gt": np.stack(labels)}
+    labels = [cut(data, center, shape, at=LABEL_AT) for data in (MITO, ER)]
+    return {"raw": cut(RAW, center, shape)[None], "gt": np.stack(labels)}
 
 
 def check(batch: Mapping[str, Any], dataset: Any) -> list[int]:
-    """Compare every patch of a batch with plain slices at its centre; return its items."""
+    """Compare every patch of a batch with plain slices at its center; return its items."""
     items: list[int] = batch["idx"].tolist()
     for row, item in enumerate(items):
         for name, patch in expected(dataset.get_center(item)).items():

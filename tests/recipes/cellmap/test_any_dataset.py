@@ -1,4 +1,4 @@
-"""Data sets that are not ours, in the loader: any map-style one of torch, of tuples and of dicts."""
+"""Datasets that are not ours, in the loader: any map-style one of torch, of tuples and of dicts."""
 
 import threading
 from typing import Any
@@ -12,7 +12,7 @@ from penstock.recipes.cellmap.loader import CellMapDataLoader
 
 
 class Dicts(Dataset[Any]):
-    """Any data set of torch that gives dicts; it augments by the epoch that it is told."""
+    """Any dataset of torch that gives dicts; it augments by the epoch that it is told."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -33,7 +33,7 @@ class Dicts(Dataset[Any]):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_any_data_set_of_torch_is_taken(workers: int) -> None:
+def test_any_map_style_dataset_of_torch_is_accepted(workers: int) -> None:
     pairs = TensorDataset(torch.arange(10) * 10, torch.arange(10) * 100)
     loader = CellMapDataLoader(pairs, batch_size=4, num_workers=workers, is_train=False)
     assert [[x.tolist(), y.tolist()] for x, y in loader][-1] == [[80, 90], [800, 900]]
@@ -51,9 +51,9 @@ def test_any_data_set_of_torch_is_taken(workers: int) -> None:
         [2, 3],
         [0, 1],
     )
-    with pytest.raises(OptionError, match=r"knows its crops.*got TensorDataset"):
+    with pytest.raises(OptionError, match=r"dataset with crops.*got TensorDataset"):
         CellMapDataLoader(pairs, weighted_sampler=True)
-    with pytest.raises(OptionError, match="other keys"):
+    with pytest.raises(OptionError, match="must have the same keys"):
         CellMapDataLoader([{"a": 1}, {"b": 1}], batch_size=2)[[0, 1]]
     for each in (loader, shuffled, dicts):
         each.close()

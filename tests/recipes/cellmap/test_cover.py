@@ -75,7 +75,7 @@ def test_the_union_of_all_patches_is_every_voxel(folder: Path, shape: tuple[int,
 def test_with_padding_no_other_array_keeps_patches_from_the_border(
     folder: Path, shape: tuple[int, ...], raw: tuple[int, ...]
 ) -> None:
-    # Odd beside even: centres lie on the voxels of one of the two, and between those of the other.
+    # Odd beside even: centers lie on the voxels of one of the two, and between those of the other.
     found, _ = seen(numbered(folder, shape, raw, pad=True))
     assert found == set(range(1, 1 + NUMBERED.size))
 
@@ -104,7 +104,7 @@ def test_patches_of_validation_are_slices(folder: Path) -> None:
     assert [int(blocks[place]["idx"]) for place in range(len(blocks))] == dataset.validation_indices
 
 
-def test_indices_of_any_other_size_and_what_cannot_be(folder: Path) -> None:
+def test_indices_cover_with_patches_of_any_size_and_gaps_are_refused(folder: Path) -> None:
     dataset = cell(folder)
     assert dataset.get_indices({}) == [
         int(dataset.volume.item_of([[z, y, x]])[0]) for z in range(10) for y in range(12) for x in range(16)
@@ -129,7 +129,7 @@ def test_indices_of_any_other_size_and_what_cannot_be(folder: Path) -> None:
     begin=st.integers(0, 10),
     missing=st.integers(0, 10),
 )
-def test_places_reach_all_that_centres_reach_with_as_few_as_possible(
+def test_places_cover_all_that_centers_reach_with_as_few_patches_as_possible(
     voxels: int, tile: int, offset: float, begin: int, missing: int
 ) -> None:
     count = max(1, voxels - begin - missing)

@@ -1,4 +1,4 @@
-"""A data set of patches: every voxel is where the centre says, classes that nobody labelled are unknown."""
+"""A dataset of patches: every voxel is where the center says, classes that nobody labelled are unknown."""
 
 import hashlib
 import logging
@@ -47,14 +47,14 @@ def stacked(dataset: CellMapDataset, items: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("pad", [True, False])
-def test_every_patch_is_the_slice_around_its_centre(folder: Path, pad: bool) -> None:
+def test_every_patch_is_the_slice_around_its_center(folder: Path, pad: bool) -> None:
     dataset = cell(folder, pad=pad)
-    # With padding, a centre in every place of the labels; without, only where whole patches lie in them.
+    # With padding, a center in every place of the labels; without, only where whole patches lie in them.
     assert len(dataset) == (np.prod(LABEL_SHAPE) if pad else np.prod(np.array(LABEL_SHAPE) - (3, 5, 5)))
     some = range(0, len(dataset), 3 if pad else 1)
     assert check(stacked(dataset, some), dataset) == list(some)
-    centres = {tuple(dataset.get_center(item).values()) for item in range(len(dataset))}
-    assert len(centres) == len(dataset)
+    centers = {tuple(dataset.get_center(item).values()) for item in range(len(dataset))}
+    assert len(centers) == len(dataset)
     for axis, (low, high) in dataset.sampling_box.items():
         assert all(low <= dataset.get_center(item)[axis] <= high for item in (0, len(dataset) - 1))
 
@@ -67,13 +67,13 @@ def test_the_boxes_are_where_all_volumes_overlap(folder: Path) -> None:
         assert dataset.sampling_box[axis] == (low + patch / 2 * SCALE, high - patch / 2 * SCALE)
 
 
-def test_arrays_of_other_scales_and_two_axes_have_the_same_centre(folder: Path) -> None:
+def test_arrays_of_other_scales_and_two_axes_have_the_same_center(folder: Path) -> None:
     inputs = {"near": {"shape": (5, 5, 5), "scale": (8, 8, 8)}, "far": {"shape": (3, 3, 3), "scale": (16, 16, 16)}}
     dataset = cell(folder, input_arrays=inputs, target_arrays={"gt": {"shape": (1, 1, 1), "scale": (8, 8, 8)}})
     for item in range(0, len(dataset), 3):
-        found, centre = dataset[item], dataset.get_center(item)
-        np.testing.assert_array_equal(found["near"][0].numpy(), cut(RAW, centre, (5, 5, 5)))
-        np.testing.assert_array_equal(found["far"][0].numpy(), cut(RAW[::2, ::2, ::2], centre, (3, 3, 3), scale=16))
+        found, center = dataset[item], dataset.get_center(item)
+        np.testing.assert_array_equal(found["near"][0].numpy(), cut(RAW, center, (5, 5, 5)))
+        np.testing.assert_array_equal(found["far"][0].numpy(), cut(RAW[::2, ::2, ::2], center, (3, 3, 3), scale=16))
     flat = {"shape": (6, 6), "scale": (8, 8)}
     slices = cell(folder, input_arrays={"raw": flat}, target_arrays={"gt": flat})
     for item in (0, 17, len(slices) - 1):
@@ -82,7 +82,7 @@ def test_arrays_of_other_scales_and_two_axes_have_the_same_centre(folder: Path) 
         np.testing.assert_array_equal(slices[item]["gt"].numpy(), patch["gt"][:, 0])
 
 
-def test_a_class_without_labels_is_unknown_and_one_that_is_named_but_missing_is_said(
+def test_a_class_without_labels_is_unknown_and_a_named_one_that_is_missing_is_logged(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     classes = ["er", "nuc", "mito"]
@@ -100,7 +100,7 @@ def test_a_class_without_labels_is_unknown_and_one_that_is_named_but_missing_is_
     assert torch.isnan(zeros[1]).all()
 
 
-def test_where_another_class_is_an_unknown_one_is_known_to_be_absent(folder: Path) -> None:
+def test_an_unknown_class_is_absent_where_a_class_that_excludes_it_is_present(folder: Path) -> None:
     relations = {"nuc": ["mito", "er", "somewhere else"], "unasked": ["mito"], "er": ["unasked"]}
     dataset = cell(folder, classes=["mito", "er", "nuc"], class_relation_dict=relations)
     for item in (0, 500, len(dataset) - 1):
@@ -110,7 +110,7 @@ def test_where_another_class_is_an_unknown_one_is_known_to_be_absent(folder: Pat
         np.testing.assert_array_equal(found[2], np.where((labels > 0).any(axis=0), 0, np.nan).astype("f4"))
 
 
-def test_voxels_are_counted_and_weighed(folder: Path) -> None:
+def test_class_counts_and_weights_are_those_of_the_labels(folder: Path) -> None:
     dataset = cell(folder, classes=["mito", "er", "nuc"])
     counts = {"mito": int(MITO.sum()), "er": int(ER.sum()), "nuc": 0}
     assert dataset.class_counts == counts
@@ -147,7 +147,7 @@ def test_nothing_is_ever_written(tmp_path: Path) -> None:
             path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def test_what_is_wrong_is_said_with_its_path(folder: Path, tmp_path: Path) -> None:
+def test_errors_name_the_path_or_the_option(folder: Path, tmp_path: Path) -> None:
     def made(raw: str, gt: str | None, **options: Any) -> CellMapDataset:
         return CellMapDataset(
             raw, gt, **({"classes": CLASSES, "input_arrays": INPUTS, "target_arrays": TARGETS} | options)
@@ -156,9 +156,9 @@ def test_what_is_wrong_is_said_with_its_path(folder: Path, tmp_path: Path) -> No
     raw, gt = f"{folder}/em", f"{folder}/labels/[mito,er]"
     with pytest.raises(SourceError, match="no volume at /nowhere/em"):
         made("/nowhere/em", gt)
-    with pytest.raises(SourceError, match=r"None of the classes .* /nowhere/\[mito,er\]"):
+    with pytest.raises(SourceError, match=r"No class of .* /nowhere/\[mito,er\]"):
         made(raw, "/nowhere/[mito,er]")
-    with pytest.raises(OptionError, match="no target_path"):
+    with pytest.raises(OptionError, match="need a target_path, got None"):
         made(raw, None)
     unknown = made(raw, "/nowhere/[mito,er]", force_has_data=True)
     assert torch.isnan(unknown[0]["gt"]).all()
@@ -171,28 +171,28 @@ def test_what_is_wrong_is_said_with_its_path(folder: Path, tmp_path: Path) -> No
     padded = made(raw, gt, input_arrays=large, pad=True)
     np.testing.assert_array_equal(
         padded[11]["raw"][0].numpy(), cut(RAW, padded.get_center(11), (4, 6, 99))
-    )  # the odd one decides over centres along x
+    )  # the odd one decides over centers along x
     for wrong, said in (
-        ({"input_arrays": {}}, "input_arrays is empty"),
-        ({"input_arrays": {"gt": INPUTS["raw"]}}, r"\['gt'\] have a name that is taken"),
+        ({"input_arrays": {}}, "input_arrays must have at least one array"),
+        ({"input_arrays": {"gt": INPUTS["raw"]}}, r"must be unique, and not 'idx', got \['gt'\]"),
         ({"input_arrays": {"idx": INPUTS["raw"]}}, r"\['idx'\]"),
         ({"input_arrays": {"raw": {"shape": (4, 4, 4)}}}, "shape"),
-        ({"input_arrays": {"raw": {"shape": (4, 4, 4), "scale": (8, 8)}}}, "three numbers each"),
-        ({"classes": []}, "no classes"),
-        ({"classes": ["er", "er"]}, "one twice"),
+        ({"input_arrays": {"raw": {"shape": (4, 4, 4), "scale": (8, 8)}}}, "must have three numbers, or two"),
+        ({"classes": []}, "need classes, got none"),
+        ({"classes": ["er", "er"]}, "classes must be unique"),
         ({"context": object()}, "cache_bytes"),
-        ({"raw_value_transforms": 3}, "raw_value_transforms=3"),
+        ({"raw_value_transforms": 3}, "raw_value_transforms must be a function of a tensor that returns one, got 3"),
     ):
         with pytest.raises(OptionError, match=said):
             made(raw, gt, **wrong)
-    with pytest.raises(OptionError, match="no_such: not known here; use rng, force_has_data"):
+    with pytest.raises(OptionError, match=r"Options must be among rng, force_has_data.*got no_such"):
         made(raw, gt, no_such=1)
 
 
 @pytest.mark.parametrize("item", [-1, 10**9])
 def test_an_item_out_of_range_is_an_index_error(folder: Path, item: int) -> None:
     dataset = cell(folder)
-    with pytest.raises(IndexError, match=f"no item {item}"):
+    with pytest.raises(IndexError, match=f"got {item}"):
         dataset[item]
     with pytest.raises(TypeError):
         dataset[1.5]  # type: ignore[index]
@@ -226,7 +226,7 @@ def halved(values: torch.Tensor, factor: float = 0.5) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("change", "factor"), [(Doubled(), 2), (halved, 0.5), (torch.square, None)])
-def test_value_transforms_take_a_tensor_whatever_else_they_could_take(
+def test_value_transforms_get_only_a_tensor_if_their_other_parameters_are_optional(
     folder: Path, change: Any, factor: float | None
 ) -> None:
     mirrored = {"mirror": {"axes": {"x": 1.0}}}  # runs backwards through memory
@@ -242,11 +242,11 @@ def test_random_value_transforms_are_given_a_generator_of_item_and_epoch(folder:
     dataset.set_epoch(1)
     assert not torch.equal(first["raw"], dataset[40]["raw"])
     np.testing.assert_array_equal(first["gt"].numpy(), expected(dataset.get_center(40))["gt"])
-    with pytest.raises(OptionError, match="raw_value_transforms returned a str"):
+    with pytest.raises(OptionError, match="raw_value_transforms must return a tensor, got a str"):
         cell(folder, raw_value_transforms=str)[0]
 
 
-def test_transforms_can_be_set_later_and_what_depends_on_them_follows(folder: Path) -> None:
+def test_transforms_can_be_set_later_and_lengths_and_indices_follow(folder: Path) -> None:
     dataset = cell(folder, pad=False, is_train=True)
     before = (len(dataset), dataset.validation_indices)
     dataset.set_raw_value_transforms(Doubled())
@@ -263,8 +263,8 @@ def test_transforms_can_be_set_later_and_what_depends_on_them_follows(folder: Pa
 
 def test_an_image_is_read_around_any_point(folder: Path) -> None:
     image = CellMapImage(f"{folder}/em", "raw", (8, 8, 8), (3, 5, 5), interpolation="linear")
-    centre = {"z": 5 * SCALE, "y": 6 * SCALE, "x": 7 * SCALE}
-    np.testing.assert_array_equal(image[centre][0].numpy(), cut(RAW, centre, (3, 5, 5)))
+    center = {"z": 5 * SCALE, "y": 6 * SCALE, "x": 7 * SCALE}
+    np.testing.assert_array_equal(image[center][0].numpy(), cut(RAW, center, (3, 5, 5)))
     corner = {"z": 0.0, "y": 0.0, "x": 0.0}
     padded = CellMapImage(f"{folder}/em", "raw", (8, 8, 8), (3, 5, 5), pad=True, value_transform=Doubled())
     np.testing.assert_array_equal(padded[corner][0].numpy(), 2 * cut(RAW, corner, (3, 5, 5)))
@@ -273,10 +273,10 @@ def test_an_image_is_read_around_any_point(folder: Path) -> None:
     with pytest.raises(OptionError, match="z, y, x"):
         image[{"z": 1.0}]
     empty = EmptyImage("nuc", (8, 8, 8), (3, 5, 5))
-    assert empty[centre].shape == (1, 3, 5, 5)
-    assert torch.isnan(empty[centre]).all()
+    assert empty[center].shape == (1, 3, 5, 5)
+    assert torch.isnan(empty[center]).all()
     assert empty.class_counts == 0
-    assert image.to("meta")[centre].device.type == "meta"
+    assert image.to("meta")[center].device.type == "meta"
 
 
 def test_paths_to_labels_are_split() -> None:

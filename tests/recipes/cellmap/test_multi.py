@@ -1,16 +1,19 @@
-"""Several volumes as one data set, and splits from files, dicts and data sets: nothing is left out in silence."""
+"""Several volumes as one dataset, and splits from files, dicts and datasets: nothing is left out in silence."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from penstock_cellmap_parts import CLASSES, ER, INPUTS, MITO, TARGETS, cell, check, write_cell
 from torch.utils.data import DataLoader
 
 from penstock.core.errors import OptionError, SourceError
+from penstock.recipes.cellmap.dataset import CellMapDataset
 from penstock.recipes.cellmap.loader import CellMapDataLoader
 from penstock.recipes.cellmap.multi import CellMapDataSplit, CellMapMultiDataset
+from penstock.transform.noise import GaussianNoise
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,7 @@ def paths(folder: Path) -> dict[str, str]:
     return {"raw": f"{folder}/em", "gt": f"{folder}/labels/[mito,er]"}
 
 
-def test_the_number_of_an_item_is_that_among_all(multi: CellMapMultiDataset) -> None:
+def test_items_are_numbered_over_all_datasets(multi: CellMapMultiDataset) -> None:
     border = len(multi.datasets[0])
     items = [border + 7, 3, border, border - 1, len(multi) - 1, 3]
     found = multi.__getitems__(items)
@@ -40,9 +43,9 @@ def test_the_number_of_an_item_is_that_among_all(multi: CellMapMultiDataset) -> 
     assert multi.get_center(border + 7) == multi.datasets[1].get_center(7)
     assert multi.crop_starts == [0, border]
     for wrong in (-1, len(multi)):
-        with pytest.raises(IndexError, match=f"no item {wrong}"):
+        with pytest.raises(IndexError, match=f"got {wrong}"):
             multi[wrong]
-        with pytest.raises(IndexError, match=f"no item {wrong}"):
+        with pytest.raises(IndexError, match=f"got {wrong}"):
             multi.get_center(wrong)
     with pytest.raises(TypeError):
         multi.__getitems__([1.5])  # type: ignore[list-item]
@@ -58,7 +61,7 @@ def test_validation_covers_all_crops(multi: CellMapMultiDataset) -> None:
     assert [item for batch in blocks for item in check(batch, multi)] == multi.validation_indices
 
 
-def test_classes_are_counted_over_all(multi: CellMapMultiDataset) -> None:
+def test_classes_are_counted_over_all_datasets(multi: CellMapMultiDataset) -> None:
     counts = {"mito": 2 * int(MITO.sum()), "er": 2 * int(ER.sum())}
     assert multi.class_counts == counts
     assert multi.class_weights == {name: (2 * ER.size - count) / count for name, count in counts.items()}
@@ -66,7 +69,7 @@ def test_classes_are_counted_over_all(multi: CellMapMultiDataset) -> None:
     assert multi.verify()
 
 
-def test_both_orders_of_the_arguments_are_understood_and_data_sets_must_agree(folder: Path) -> None:
+def test_both_orders_of_the_arguments_are_understood_and_datasets_must_agree(folder: Path) -> None:
     crops = [cell(folder / "a"), cell(folder / "b")]
     for made in (
         CellMapMultiDataset(crops, CLASSES, INPUTS, TARGETS),
@@ -75,12 +78,12 @@ def test_both_orders_of_the_arguments_are_understood_and_data_sets_must_agree(fo
     ):
         assert (made.classes, made.input_arrays, made.target_arrays) == (CLASSES, INPUTS, TARGETS)
         assert len(made) == 2 * len(crops[0])
-    with pytest.raises(OptionError, match="one CellMapDataset or more"):
+    with pytest.raises(OptionError, match="a list of one or more CellMapDataset"):
         CellMapMultiDataset(CLASSES, INPUTS, TARGETS, [])
-    with pytest.raises(OptionError, match=r"Data set 1, .*/b/em.* has classes \['er'\]"):
+    with pytest.raises(OptionError, match=r"must have classes .*dataset 1, .*/b/em.*, has \['er'\]"):
         CellMapMultiDataset(datasets=[crops[0], cell(folder / "b", classes=["er"])])
     mixed = CellMapMultiDataset(datasets=[crops[0], cell(folder / "b", raw_value_transforms=torch.square)])
-    with pytest.raises(OptionError, match="in different ways"):
+    with pytest.raises(OptionError, match="must have the same transforms"):
         CellMapDataLoader(mixed)
 
 
@@ -148,13 +151,13 @@ def test_a_csv_file_is_a_split(folder: Path, tmp_path: Path, columns: int, heade
     check_split(split_of(csv_path=table), folder)
 
 
-def test_dicts_and_data_sets_are_splits(folder: Path) -> None:
+def test_dicts_and_datasets_are_splits(folder: Path) -> None:
     rows = {name: paths(folder / name) for name in "abc"}
     given = {"train": [rows["a"], rows["b"]], "val": [rows["c"]]}
     check_split(split_of(dataset_dict=given), folder)
     both = split_of(dataset_dict={"validate": [rows["a"]], "val": [rows["b"]]})
     assert [crop.raw_path for crop in both.validation_datasets] == [rows["a"]["raw"], rows["b"]["raw"]]
-    with pytest.raises(OptionError, match="no train data sets"):
+    with pytest.raises(OptionError, match="At least one train dataset is required"):
         both.train_datasets_combined  # noqa: B018  # it is what is asked for
     crops = split_of(datasets={"train": [cell(folder / "a")], "validate": []})
     assert len(crops.train_datasets) == 1
@@ -163,7 +166,7 @@ def test_dicts_and_data_sets_are_splits(folder: Path) -> None:
         assert [crop.pad for crop in (*padded.train_datasets, *padded.validation_datasets)] == [True, True, False]
 
 
-def test_transforms_go_to_their_part_of_the_split(folder: Path) -> None:
+def test_transforms_apply_to_their_side_of_the_split(folder: Path) -> None:
     turned = {"mirror": {"axes": {"x": 1.0}}}
     split = split_of(
         dataset_dict={"train": [paths(folder / "a")], "validate": [paths(folder / "b")]},
@@ -187,27 +190,46 @@ def test_a_wrong_path_is_an_error_that_names_it_and_is_never_left_out(folder: Pa
     for wrong in ({"raw": "/nowhere/em"}, {"gt": "/nowhere/[mito,er]"}):
         with pytest.raises(SourceError, match="/nowhere") as caught:
             split_of(dataset_dict={"train": [right, right | wrong]})
-        assert "in train data set" in caught.value.__notes__[0]
+        assert "in train dataset" in caught.value.__notes__[0]
     for row in ({"gt": "x"}, {"raw": ""}, right | {"more": 1}, "path"):
-        with pytest.raises(OptionError, match=r"give \{'raw': path, 'gt': path\}"):
+        with pytest.raises(OptionError, match=r"must be \{'raw': path, 'gt': path\}"):
             split_of(dataset_dict={"train": [row]})
-    with pytest.raises(OptionError, match="says 'test'"):
+    with pytest.raises(OptionError, match="must be 'train' or 'validate', got 'test'"):
         split_of(dataset_dict={"test": [right]})
-    with pytest.raises(OptionError, match="pad says 'some'"):
+    with pytest.raises(OptionError, match="pad must be 'train' or 'validate', got 'some'"):
         split_of(dataset_dict={"train": [right]}, pad="some")
     table = tmp_path / "split.csv"
     for content, said in (
-        ("trian,a,b\n", "Line 1 of .*split.csv says 'trian'"),  # no header, but a word that was meant
-        ("train,a,b\nvalid,a,b\n", "Line 2 of .* says 'valid'"),
-        ("train,a\n", "Line 1 of .* has 2 columns; give 3 or 5"),
+        ("trian,a,b\n", "line 1 of .*split.csv must be 'train' or 'validate', got 'trian'"),  # a typo, no header
+        ("train,a,b\nvalid,a,b\n", "line 2 of .* must be 'train' or 'validate', got 'valid'"),
+        ("train,a\n", "Line 1 of .* must have 3 or 5 columns, got 2"),
         (f"train,{folder}/a/em,{folder}/a/labels/[mito,er]\n", "has 4 columns"),  # commas that should be quoted
-        ("split,raw,gt\n\n", "has no rows"),
+        ("split,raw,gt\n\n", "must have rows of split,raw,gt, got none"),
     ):
         table.write_text(content)
         with pytest.raises(OptionError, match=said):
             split_of(csv_path=table)
-    with pytest.raises(OptionError, match=r"gone\.csv cannot be read"):
+    with pytest.raises(OptionError, match=r"Could not read the split .*gone\.csv"):
         split_of(csv_path=tmp_path / "gone.csv")
     for options in ({}, {"csv_path": table, "dataset_dict": {}}):
-        with pytest.raises(OptionError, match="Give one of datasets, dataset_dict and csv_path"):
+        with pytest.raises(OptionError, match="Exactly one of datasets, dataset_dict and csv_path is required"):
             split_of(**options)
+
+
+def test_items_read_by_number_are_augmented_as_in_the_loader(folder: Path) -> None:
+    def augmented(seed: int) -> CellMapDataset:
+        spatial = {"mirror": {"axes": {"x": 0.5, "y": 0.5}}, "rotate": {"axes": {"z": [-45, 45]}}}
+        noise = GaussianNoise(std=0.1)
+        return cell(folder / "a", is_train=True, spatial_transforms=spatial, raw_value_transforms=noise, rng=seed)
+
+    for dataset in (augmented(3), CellMapMultiDataset(CLASSES, datasets=[augmented(3), augmented(4)])):
+        loader = CellMapDataLoader(dataset, batch_size=4, iterations_per_epoch=5)
+        seen = set()
+        for epoch in range(2):
+            dataset.set_epoch(epoch)
+            for batch in loader:
+                for row, item in enumerate(batch["idx"].tolist()):
+                    for name, patch in dataset[item].items():
+                        assert np.array_equal(batch[name][row].numpy(), patch.numpy(), equal_nan=True), (name, item)
+                    seen.add(item)
+        assert min(seen) < len(dataset) // 2 < max(seen)

@@ -1,4 +1,4 @@
-"""The cellmap-data package's own data sets in our loader. It needs a zarr below 3, and so an interpreter of its own."""
+"""The cellmap-data package's own datasets in our loader. It needs a zarr below 3, and so an interpreter of its own."""
 
 import os
 import subprocess
@@ -58,7 +58,7 @@ _CODE = """
     def flat(batch):
         return tuple((name, value.numpy().tobytes()) for name, value in batch.items())
 
-    # Every batch has the items that the data set itself gives, and each comes once.
+    # Every batch has the items that the dataset itself gives, and each comes once.
     plain = crop("a", ["mito"])
     assert type(plain).__module__.startswith("cellmap_data")
     loader = CellMapDataLoader(plain, batch_size=9, rng=1)
@@ -117,7 +117,7 @@ _CODE = """
     try:
         CellMapDataLoader(plain, weighted_sampler=True)
     except OptionError as error:
-        assert "No crop has 'er'" in str(error)
+        assert "no crop has 'er'" in str(error)
     else:
         raise AssertionError("a class that is nowhere had a share")
     print("done")
@@ -128,7 +128,7 @@ _CODE = """
     _PYTHON is None,
     reason="PENSTOCK_CELLMAP_PYTHON names no interpreter that has cellmap-data (it needs a zarr below 3)",
 )
-def test_its_own_data_sets_give_their_items_in_our_order_augmented_alike_for_any_workers(tmp_path: Path) -> None:
+def test_cellmap_data_datasets_give_the_same_augmented_items_for_any_workers(tmp_path: Path) -> None:
     done = subprocess.run(
         [_PYTHON or sys.executable, "-W", "ignore", "-c", textwrap.dedent(_CODE), str(tmp_path)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Seed 003: patches side by side that cover a volume. Pure: numbers in, numbers out, for one axis at a time."""
+"""Patches side by side that cover a volume. Pure functions of numbers, one axis at a time."""
 
 import math
 
@@ -9,23 +9,23 @@ from penstock.core.errors import OptionError
 
 __all__ = ["covering_places"]
 
-_NEAR = 1e-5  # of the distance of centres: what decimal fractions of scales and translations may be off
+_NEAR = 1e-5  # tolerance, in grid steps, for scales and translations written as decimal fractions
 
 
 def covering_places(
     axis: str, bounds: tuple[float, float], tile: float, grid: tuple[float, float, int]
 ) -> NDArray[np.int64]:
-    """Return the places of centres whose patches, `tile` world units long, cover all that any patch reaches.
+    """Return grid positions of centers whose patches, `tile` world units long, cover all that any patch can reach.
 
-    They lie side by side; one that would overlap the end is moved back to it. Where one patch covers all, it lies in
-    the middle.
+    Patches lie side by side; the last one is moved back if it would reach over the end. A single patch that covers
+    everything is centered.
 
     Parameters
     ----------
     bounds
-        What is to be covered, in world units.
+        Start and stop of the region to cover, in world units.
     grid
-        First centre, distance and number of the centres that there are.
+        First center, step and number of the possible centers.
 
     Examples
     --------
@@ -36,11 +36,12 @@ def covering_places(
     stride = math.floor(tile / step + _NEAR)
     if not tile > 0 or (stride < 1 and count > 1):
         raise OptionError(
-            f"Patches of {tile:g} along {axis} leave gaps, since centres are {step:g} apart; use at least {step:g}."
+            f"Patches along {axis} must be at least {step:g} long, the distance between centers, got {tile:g}: "
+            "smaller ones leave gaps."
         )
-    # Centres may keep away from the border: without padding, where another array is larger.
+    # Without padding, centers stay away from the border if another array is larger.
     low, high = max(bounds[0], origin - tile / 2), min(bounds[1], origin + (count - 1) * step + tile / 2)
-    # The last place whose patch begins at `low` or before, and the first one whose patch ends at `high` or after.
+    # The last position whose patch starts at or before `low`, and the first whose patch ends at or after `high`.
     first, last = (low + tile / 2 - origin) / step, (high - tile / 2 - origin) / step
     begin = min(max(math.floor(first + _NEAR), 0), count - 1)
     end = min(max(math.ceil(last - _NEAR), 0), count - 1)

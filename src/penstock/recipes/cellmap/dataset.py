@@ -1,4 +1,4 @@
-"""Seed 003: patches of a volume and of its labels, around any voxel: a torch data set, and a source for a loader."""
+"""Patches of a volume and of its labels, around any voxel: a torch dataset, and a source for a loader."""
 
 import operator
 import os
@@ -15,20 +15,20 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.core.seeds import generator_for, key_for
 from penstock.recipes.cellmap.cover import covering_places
-from penstock.recipes.cellmap.labels import label_paths, split_target_path, voxels_of
+from penstock.recipes.cellmap.labels import count_voxels, label_paths, split_target_path
 from penstock.recipes.cellmap.sampling import MutableSubsetRandomSampler, min_redundant_inds, seed_of
-from penstock.recipes.cellmap.transforms import PatchChanges, ValueChange
+from penstock.recipes.cellmap.transforms import PatchTransform, ValueTransform
 from penstock.source.combine import Numbered
 from penstock.source.volume.source import VolumeArray, VolumeSource
 from penstock.transform.spatial.spatial import Spatial
 
-__all__ = ["CellMapDataset", "split_target_path"]
+__all__ = ["CellMapDataset", "check_array", "split_target_path"]
 
 Arrays = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 class DatasetOptions(TypedDict, total=False):
-    """What else a `CellMapDataset` takes, by name."""
+    """Keyword-only options of `CellMapDataset`."""
 
     rng: torch.Generator | int | None
     force_has_data: bool
@@ -40,48 +40,48 @@ class DatasetOptions(TypedDict, total=False):
 
 
 class CellMapDataset(Dataset[Any]):
-    """Patches of raw data and of the labels of several classes, around any voxel of where they overlap.
+    """Patches of raw data and labels of several classes, around any voxel where all arrays overlap.
 
-    An item is a dict: each input (1, z, y, x), each target (classes, z, y, x), float32, and `idx`, its number. A class
-    whose labels are missing is NaN: unknown, not absent. Nothing is ever written.
+    An item is a dict: each input is a float32 tensor (1, z, y, x), each target a float32 tensor (classes, z, y, x), and
+    `idx` is the item number. A class without labels is NaN: unknown, not absent. The data are never written to.
 
     Parameters
     ----------
     raw_path
-        An OME-NGFF volume: a path or a URL.
+        Path or URL of an OME-NGFF volume.
     target_path
-        Of the labels: `.../labels/[mito,er]`, each an OME-NGFF volume. None: no targets. A class that is not named is
-        unknown; so is, with a warning in the log, one that is named and not there.
+        Path to the labels: `.../labels/[mito,er]`, each an OME-NGFF volume. None for no targets. A class that is not
+        named is unknown; one that is named but missing is unknown too, with a warning in the log.
     classes
-        In the order of the channels of a target.
+        Class names, in the order of the channels of a target.
     input_arrays, target_arrays
         By name `{"shape": voxels, "scale": world units per voxel}`, in `axis_order`; two numbers each for a 2-D patch.
     spatial_transforms
-        Such as `{"mirror": {"axes": {"x": 0.5}}, "rotate": {"axes": {"z": [-45, 45]}}}`; used where `is_train`.
+        Such as `{"mirror": {"axes": {"x": 0.5}}, "rotate": {"axes": {"z": [-45, 45]}}}`; used if `is_train`.
     raw_value_transforms, target_value_transforms
-        Called with the tensor of an array, or with it and a generator.
+        Called with the tensor of an array, or with the tensor and a generator.
     class_relation_dict
-        For a class, those that exclude it: where one of them is, a class that is unknown is known to be absent.
+        For each class, those that exclude it: where one of them is present, an unknown class is known to be absent.
     is_train
-        Whether patches are augmented.
+        Whether spatial transforms are applied.
     axis_order
-        Of shapes, scales and patches.
+        Axis order of shapes, scales and patches.
     context
-        Of TensorStore, which is not used here; None. `cache_bytes` bounds what is kept.
+        Must be None; it configures TensorStore, which is not used here. `cache_bytes` bounds the memory.
     rng
-        A torch generator or a seed, of the augmentation. This one, and all after it, by name only.
+        Torch generator or seed of the augmentation. This option and all below are keyword-only.
     force_has_data
-        Keep a data set whose raw volume is there, but which has no label of any class.
+        Accept a raw volume without labels of any class.
     empty_value
-        Of voxels outside; NaN by default. Classes that are missing are NaN whatever it is.
+        Value of voxels outside the volume, NaN by default. Missing classes are always NaN.
     pad
-        Allow patches that reach over the border, which is the default; False: only those that lie within.
+        Whether patches may reach over the border. True by default; False allows only patches inside.
     device
-        Where items are put; a `CellMapDataLoader` does that for batches.
+        Device of the items; `CellMapDataLoader` has its own for batches.
     max_workers
-        Threads that read one batch; None: as many as there are CPUs.
+        Threads that read one batch; None for the number of CPUs.
     cache_bytes
-        Decoded chunks that are kept, in each process; 256 MiB.
+        Size of the cache of decoded chunks, per process; 256 MiB by default.
     """
 
     def __init__(
@@ -102,9 +102,13 @@ class CellMapDataset(Dataset[Any]):
     ) -> None:
         unknown = sorted(set(options) - set(DatasetOptions.__annotations__))
         if unknown:
-            raise OptionError(f"{', '.join(unknown)}: not known here; use {', '.join(DatasetOptions.__annotations__)}.")
+            raise OptionError(
+                f"Options must be among {', '.join(DatasetOptions.__annotations__)}, got {', '.join(unknown)}."
+            )
         if context is not None:
-            raise OptionError("context is TensorStore's, which is not used; cache_bytes bounds what is kept in memory.")
+            raise OptionError(
+                "context must be None: it configures TensorStore, which is not used. Set cache_bytes instead."
+            )
         self.raw_path, self.target_path = os.fspath(raw_path), None if target_path is None else os.fspath(target_path)
         self.classes = list(classes or [])
         self.input_arrays, self.target_arrays = dict(input_arrays), dict(target_arrays or {})
@@ -120,15 +124,18 @@ class CellMapDataset(Dataset[Any]):
         self.label_paths: dict[str, str | None] = {}
         if self.target_arrays:
             self.label_paths = label_paths(self.target_path, self.classes, may_be_empty=self.force_has_data)
-        # In shared memory, so that workers that are running see which epoch it is.
+        # In shared memory, so that running workers see a new epoch.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        self._make()
+        self._build()
 
-    def _make(self) -> None:
-        """Make the source and what is done to its patches, of what the attributes say."""
+    def _build(self) -> None:
+        """Build the source and the transform from the attributes."""
         self.__dict__.pop("validation_indices", None)
-        outs = {name: _spec(name, array, "linear", self.empty_value) for name, array in self.input_arrays.items()}
-        outs |= {name: _spec(name, array, "nearest", self.empty_value) for name, array in self.target_arrays.items()}
+        outs: dict[str, Any] = {}
+        for given, interpolation in ((self.input_arrays, "linear"), (self.target_arrays, "nearest")):
+            outs |= {
+                name: (*check_array(name, array), interpolation, self.empty_value) for name, array in given.items()
+            }
         spatial = None
         if self.is_train and self.spatial_transforms:
             spatial = Spatial(self.spatial_transforms, outs, axis_order=self.axis_order)
@@ -147,14 +154,14 @@ class CellMapDataset(Dataset[Any]):
             threads=self.max_workers,
         )
         self.source = Numbered(self.volume)
-        self.changes = PatchChanges(
+        self.changes = PatchTransform(
             tuple(self.input_arrays),
             tuple(self.target_arrays),
             tuple(self.classes),
             spatial,
-            _value_change(self.raw_value_transforms, "raw_value_transforms"),
-            _value_change(self.target_value_transforms, "target_value_transforms"),
-            PatchChanges.related(self.classes, self.class_relation_dict),
+            _value_transform(self.raw_value_transforms, "raw_value_transforms"),
+            _value_transform(self.target_value_transforms, "target_value_transforms"),
+            PatchTransform.number_relations(self.classes, self.class_relation_dict),
         )
 
     def __len__(self) -> int:
@@ -164,59 +171,71 @@ class CellMapDataset(Dataset[Any]):
         return self.__getitems__([idx])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
-        """Return items, read together; torch's DataLoader asks for a batch this way."""
+        """Return several items, read together; torch's DataLoader asks for batches this way."""
         numbers = [operator.index(index) for index in indices]
         for number in numbers:
             if not 0 <= number < len(self):
-                raise IndexError(f"There is no item {number}; {self!r} has items 0–{len(self) - 1}.")
-        block = self.source.take(np.array(numbers, np.int64))
-        return [self._item({name: array[row] for name, array in block.items()}) for row in range(len(numbers))]
+                raise IndexError(f"Item numbers of {self!r} must be from 0 to {len(self) - 1}, got {number}.")
+        return self.read_items(numbers, seed=self.seed)
 
-    def _item(self, patch: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def read_items(self, numbers: Sequence[int], *, seed: int, first: int = 0) -> list[dict[str, torch.Tensor]]:
+        """Return items of the current epoch, augmented as a loader with `seed` augments them.
+
+        Parameters
+        ----------
+        first
+            The number of item 0 in the dataset that the loader reads.
+        """
+        block = self.source.take(np.array(numbers, np.int64))
+        patches = [{name: array[row] for name, array in block.items()} for row in range(len(numbers))]
+        return [self._make_item(patch, seed, first) for patch in patches]
+
+    def _make_item(self, patch: dict[str, Any], seed: int, first: int) -> dict[str, torch.Tensor]:
         number = int(patch["idx"])
-        if self.changes.needed:
+        if self.changes.is_needed:
             try:
-                patch = self.changes(patch, generator_for(self.seed, "augment", int(self._epoch), number))
+                # The same seed path as in `Loader`, so that both augment an item alike.
+                patch = self.changes(patch, generator_for(seed, "augment", int(self._epoch), first + number))
             except Exception as error:
                 error.add_note(f"[penstock] in item {number} of {self!r}")
                 raise
         return {name: torch.as_tensor(array).to(self.device or "cpu") for name, array in patch.items()}
 
     def set_epoch(self, epoch: int) -> None:
-        """Augment as in `epoch` from now on, in workers that are running, too."""
+        """Augment as in `epoch` from now on, also in running workers."""
         self._epoch[0] = check_integer("epoch", epoch, at_least=0)
 
     def __repr__(self) -> str:
-        return f"CellMapDataset({self.raw_path}, {len(self):,} places)"
+        return f"CellMapDataset({self.raw_path}, {len(self):,} items)"
 
-    # -- places --------------------------------------------------------------------------------------------------------
+    # -- positions -----------------------------------------------------------------------------------------------------
 
     @property
     def bounding_box(self) -> dict[str, tuple[float, float]]:
-        """Where all arrays overlap, in world units, by axis."""
+        """Where all arrays overlap, by axis, in world units."""
         return dict(self.volume.bounding_box)
 
     @property
     def sampling_box(self) -> dict[str, tuple[float, float]]:
-        """Where centres of patches may lie, in world units, by axis."""
+        """Where centers of patches may lie, by axis, in world units."""
         return dict(self.volume.sampling_box)
 
     def get_center(self, idx: int) -> dict[str, float]:
-        """Return the centre of an item, in world units, by axis."""
+        """Return the center of an item, by axis, in world units."""
         (centre,) = self.volume.centre_of(np.array([idx]))
         return dict(zip(self.axis_order, centre.tolist(), strict=True))
 
     @property
     def crop_starts(self) -> list[int]:
-        """The first item of each crop: of one, here."""
+        """The first item of each crop; this dataset is one crop."""
         return [0]
 
     @cached_property
     def validation_indices(self) -> list[int]:
-        """Items whose patches lie side by side and cover everything; the last ones overlap those before them.
+        """Items whose patches lie side by side and cover the volume; the last ones overlap those before them.
 
-        Without padding, everything is what any patch of a target reaches: an input with more around it, and margins of
-        augmentation, keep it away from the border.
+        Without padding, the volume is the region that patches of a target can reach: larger inputs and margins for
+        augmentation keep patches away from the border.
         """
         arrays = self.target_arrays or self.input_arrays
         extents = {
@@ -232,19 +251,19 @@ class CellMapDataset(Dataset[Any]):
         return self.get_indices(extents)
 
     def get_indices(self, chunk_size: Mapping[str, float]) -> list[int]:
-        """Return items whose patches, of `chunk_size` world units by axis, lie side by side and cover everything."""
+        """Return items whose patches, `chunk_size` world units long by axis, lie side by side and cover the volume."""
         unknown = sorted(set(chunk_size) - set(self.axis_order))
         if unknown:
-            raise OptionError(f"chunk_size names {unknown}; the axes are {', '.join(self.axis_order)}.")
+            raise OptionError(f"chunk_size must name axes of {', '.join(self.axis_order)}, got {unknown}.")
         (origin,) = self.volume.centre_of(self.volume.item_of([[0, 0, 0]]))
-        ladders = [
+        positions = [
             covering_places(axis, self.bounding_box[axis], chunk_size.get(axis, step), (float(first), step, count))
             for axis, first, step, count in zip(
                 self.axis_order, origin, self.volume.voxel_size, self.volume.grid_shape, strict=True
             )
         ]
-        places = np.stack(np.meshgrid(*ladders, indexing="ij"), axis=-1).reshape(-1, len(ladders))
-        found: list[int] = self.volume.item_of(places).tolist()
+        grid = np.stack(np.meshgrid(*positions, indexing="ij"), axis=-1).reshape(-1, len(positions))
+        found: list[int] = self.volume.item_of(grid).tolist()
         return found
 
     def _axes(self, array: Mapping[str, Sequence[float]]) -> str:
@@ -253,75 +272,75 @@ class CellMapDataset(Dataset[Any]):
     # -- classes -------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _voxels(self) -> dict[str, tuple[int, int]]:
-        """Of each class, how many voxels are labelled with it, and how many there are; 0 where there are no labels."""
+    def _voxel_counts(self) -> dict[str, tuple[int, int]]:
+        """For each class, the number of its voxels and of all voxels; 0 and 0 without labels."""
         scale = next(iter(self.target_arrays.values()), {"scale": ()})["scale"]
         at = dict(zip(self.axis_order[-len(scale) :], scale, strict=True)) if len(scale) else {}
-        return {name: (0, 0) if path is None else voxels_of(path, at) for name, path in self.label_paths.items()}
+        return {name: (0, 0) if path is None else count_voxels(path, at) for name, path in self.label_paths.items()}
 
     @property
     def class_counts(self) -> dict[str, int]:
-        """Voxels of each class, of the level that is read; 0 where there are no labels. Reads all of them, once."""
-        return {name: count for name, (count, _) in self._voxels.items()}
+        """Number of voxels of each class at the level that is read; 0 without labels. Reads all labels once."""
+        return {name: count for name, (count, _) in self._voxel_counts.items()}
 
     @property
     def class_weights(self) -> dict[str, float]:
-        """Voxels without a class for each one with it: what a loss may weigh it with; 1 where there are none."""
-        return {name: (total - count) / count if count else 1.0 for name, (count, total) in self._voxels.items()}
+        """Weight of each class for a loss: voxels without the class per voxel with it; 1 if there are none."""
+        return {name: (total - count) / count if count else 1.0 for name, (count, total) in self._voxel_counts.items()}
 
     def get_crop_class_matrix(self) -> NDArray[np.bool_]:
-        """Return whether this crop has each class: (1, classes)."""
+        """Return whether this crop has each class, as an array of shape (1, classes)."""
         return np.array([[self.class_counts.get(name, 0) > 0 for name in self.classes]])
 
     # -- subsets -------------------------------------------------------------------------------------------------------
 
     def get_random_subset_indices(self, num_samples: int, rng: torch.Generator | int | None = None) -> list[int]:
-        """Return so many items, none twice before all have come."""
+        """Return `num_samples` random items; none repeats before all have come."""
         found: list[int] = min_redundant_inds(len(self), num_samples, rng).tolist()
         return found
 
     def get_subset_random_sampler(
         self, num_samples: int, rng: torch.Generator | None = None
     ) -> MutableSubsetRandomSampler:
-        """Return a sampler of so many items, drawn anew by its `refresh`."""
-        draws = _Draws(self, num_samples, rng)
-        return MutableSubsetRandomSampler(draws, rng=rng)
+        """Return a sampler of `num_samples` random items; its `refresh` chooses them again."""
+        choose = _RandomSubset(self, num_samples, rng)
+        return MutableSubsetRandomSampler(choose, rng=rng)
 
     def validation_blocks(self) -> "Subset[Any]":
-        """Return the items that cover everything, as a data set."""
+        """Return the items of `validation_indices` as a dataset."""
         return Subset(self, self.validation_indices)
 
-    # -- changes -------------------------------------------------------------------------------------------------------
+    # -- transforms ----------------------------------------------------------------------------------------------------
 
     def set_raw_value_transforms(self, transforms: Callable[..., Any] | None) -> None:
-        """Change raw values so from now on; workers that are running do not learn of it."""
+        """Transform raw values with `transforms` from now on; running workers are not updated."""
         self.raw_value_transforms = transforms
-        self._make()
+        self._build()
 
     def set_target_value_transforms(self, transforms: Callable[..., Any] | None) -> None:
-        """Change target values so from now on; workers that are running do not learn of it."""
+        """Transform target values with `transforms` from now on; running workers are not updated."""
         self.target_value_transforms = transforms
-        self._make()
+        self._build()
 
     def set_spatial_transforms(self, transforms: Mapping[str, Any] | None) -> None:
-        """Change places so from now on, in training; workers that are running do not learn of it."""
+        """Use these spatial transforms in training from now on; running workers are not updated."""
         self.spatial_transforms = transforms
-        self._make()
+        self._build()
 
     def to(self, device: str | torch.device) -> "CellMapDataset":
-        """Put items on `device` from now on; return the data set."""
+        """Return this dataset; its items are put on `device` from now on."""
         self.device = device
         return self
 
     def verify(self) -> bool:
-        """Read the first and the last patch; raise where that fails."""
+        """Read the first and the last patch; raise if that fails."""
         for number in {0, len(self) - 1}:
             self[number]
         return True
 
 
-class _Draws:
-    """Other items each time; picklable."""
+class _RandomSubset:
+    """Chooses a random subset of items on every call; picklable."""
 
     def __init__(self, dataset: CellMapDataset, count: int, rng: torch.Generator | None) -> None:
         self._dataset, self._count, self._seed, self._calls = dataset, count, seed_of(rng, -1), 0
@@ -332,28 +351,31 @@ class _Draws:
         return self._dataset.get_random_subset_indices(self._count, seed)
 
 
-def _spec(
-    name: str, array: Mapping[str, Sequence[float]], interpolation: str, fill: float
-) -> tuple[tuple[int, ...], tuple[float, ...], Any, float]:
+def check_array(name: str, array: Mapping[str, Sequence[float]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return shape and scale of an array of `input_arrays` or `target_arrays`."""
     if not isinstance(array, Mapping) or set(array) != {"shape", "scale"}:
-        raise OptionError(f"Array {name!r} is {array!r}; give {{'shape': (z, y, x) voxels, 'scale': world units}}.")
+        raise OptionError(f"Array {name!r} must be {{'shape': (z, y, x) voxels, 'scale': world units}}, got {array!r}.")
     shape, scale = tuple(array["shape"]), tuple(float(size) for size in array["scale"])
     if len(shape) != len(scale) or len(shape) not in (2, 3):
-        raise OptionError(f"Array {name!r} has shape {shape} and scale {scale}; give three numbers each, or two.")
-    return tuple(check_integer(f"shape of {name!r}", size, at_least=1) for size in shape), scale, interpolation, fill
+        raise OptionError(
+            f"Array {name!r} must have three numbers, or two, as shape and scale, got {shape} and {scale}."
+        )
+    return tuple(check_integer(f"shape of {name!r}", size, at_least=1) for size in shape), scale
 
 
 def _check_names(inputs: Arrays, targets: Arrays, classes: Sequence[str]) -> None:
     if not inputs:
-        raise OptionError("input_arrays is empty; give at least one, such as {'raw': {'shape': ..., 'scale': ...}}.")
-    twice = sorted(set(inputs) & set(targets))
-    if twice or "idx" in {*inputs, *targets}:
-        raise OptionError(f"Arrays {twice or ['idx']} have a name that is taken; rename them.")
+        raise OptionError(
+            "input_arrays must have at least one array, such as {'raw': {'shape': ..., 'scale': ...}}, got none."
+        )
+    repeated = sorted(set(inputs) & set(targets))
+    if repeated or "idx" in {*inputs, *targets}:
+        raise OptionError(f"Names of arrays must be unique, and not 'idx', got {repeated or ['idx']}. Rename them.")
     if targets and not classes:
-        raise OptionError("There are target arrays, but no classes; name the classes.")
+        raise OptionError("target_arrays need classes, got none; name the classes.")
     if len(set(classes)) < len(classes):
-        raise OptionError(f"classes={list(classes)} has one twice.")
+        raise OptionError(f"classes must be unique, got {list(classes)}.")
 
 
-def _value_change(change: Callable[..., Any] | None, name: str) -> ValueChange | None:
-    return None if change is None else ValueChange(change, name)
+def _value_transform(transform: Callable[..., Any] | None, name: str) -> ValueTransform | None:
+    return None if transform is None else ValueTransform(transform, name)

@@ -1,4 +1,4 @@
-"""Seed 003: one multiscale image, read around any point of the world."""
+"""One multiscale image, read around any point in world coordinates."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +10,8 @@ import torch
 
 from penstock.core.errors import OptionError
 from penstock.core.seeds import generator_for
-from penstock.recipes.cellmap.labels import voxels_of
-from penstock.recipes.cellmap.transforms import ValueChange
+from penstock.recipes.cellmap.labels import count_voxels
+from penstock.recipes.cellmap.transforms import ValueTransform
 from penstock.source.volume.source import VolumeArray, VolumeSource
 
 __all__ = ["CellMapImage", "EmptyImage"]
@@ -23,23 +23,23 @@ class CellMapImage:
     Parameters
     ----------
     path
-        The image: a path or a URL.
+        Path or URL of the image.
     target_class
-        What it shows; `"raw"`, or a class.
+        What the image shows: `"raw"` or a class name.
     target_scale, target_voxel_shape
-        World units per voxel, and voxels of a patch, in `axis_order`.
+        World units per voxel, and shape of a patch in voxels, in `axis_order`.
     pad, pad_value
-        Whether patches may reach over the border, and what lies outside.
+        Whether patches may reach over the border, and the value of voxels outside.
     interpolation
         `"linear"` for raw data, `"nearest"` for labels.
     axis_order
-        Of shapes, scales and patches.
+        Axis order of shapes, scales and patches.
     value_transform
-        Called with the tensor of a patch; or with it and a generator, which is the same one for the same patch.
+        Called with the tensor of a patch, or with it and a generator that is the same each time the patch is read.
     context
-        Of TensorStore, which is not used here; None.
+        Must be None; it configures TensorStore, which is not used here.
     device
-        Where patches are put.
+        Device of the returned patches.
     """
 
     def __init__(
@@ -57,40 +57,40 @@ class CellMapImage:
         device: str | torch.device | None = None,
     ) -> None:
         if context is not None:
-            raise OptionError("context is TensorStore's, which is not used here; leave it out.")
+            raise OptionError("context must be None: it configures TensorStore, which is not used here.")
         self.path, self.label_class, self.axis_order = path, target_class, axis_order
         self.scale, self.output_shape = tuple(map(float, target_scale)), tuple(map(int, target_voxel_shape))
         self.pad, self.pad_value, self.interpolation, self.device = pad, pad_value, interpolation, device
-        self._change = None if value_transform is None else ValueChange(value_transform, "value_transform")
+        self._transform = None if value_transform is None else ValueTransform(value_transform, "value_transform")
         array = VolumeArray((path,), self.output_shape, self.scale, interpolation, pad_value=pad_value)
         self._source = VolumeSource({"image": array}, axis_order=axis_order, pad=pad)
 
     @property
     def bounding_box(self) -> dict[str, tuple[float, float]]:
-        """Where the image is, in world units, by axis."""
+        """Extent of the image by axis, in world units."""
         return dict(self._source.bounding_box)
 
     @property
     def sampling_box(self) -> dict[str, tuple[float, float]]:
-        """Where centres of patches may lie, in world units, by axis."""
+        """Where centers of patches may lie, by axis, in world units."""
         return dict(self._source.sampling_box)
 
     @cached_property
     def class_counts(self) -> int:
-        """Voxels above 0, of the level that is read. Reads all of them, once; writes nothing."""
-        return voxels_of(self.path, dict(zip(self.axis_order[-len(self.scale) :], self.scale, strict=True)))[0]
+        """Number of voxels above 0 at the level that is read. Reads all of them once; writes nothing."""
+        return count_voxels(self.path, dict(zip(self.axis_order[-len(self.scale) :], self.scale, strict=True)))[0]
 
     def __getitem__(self, center: Mapping[str, float]) -> torch.Tensor:
         axes = self.axis_order[-3:]
         if not isinstance(center, Mapping) or set(center) != set(axes):
-            raise OptionError(f"A point has coordinates by axis, {', '.join(axes)}; got {center!r}.")
+            raise OptionError(f"center must be a dict with the keys {', '.join(axes)}, got {center!r}.")
         items = self._source.item_at(np.array([[center[axis] for axis in axes]], np.float64))
         patch = np.array(self._source.take(items)["image"][0])
-        values = patch if self._change is None else self._change(patch, generator_for(0, "image", int(items[0])))
+        values = patch if self._transform is None else self._transform(patch, generator_for(0, "image", int(items[0])))
         return torch.from_numpy(values).to(self.device or "cpu")
 
     def to(self, device: str | torch.device) -> "CellMapImage":
-        """Put patches on `device` from now on; return the image."""
+        """Return this image; its patches are put on `device` from now on."""
         self.device = device
         return self
 
@@ -99,16 +99,16 @@ class CellMapImage:
 
 
 class EmptyImage:
-    """A class that has no labels: every patch of it is unknown.
+    """A class without labels: all its patches are unknown.
 
     Parameters
     ----------
     target_class
-        Its name.
+        Name of the class.
     scale, voxel_shape
-        World units per voxel, and voxels of a patch.
+        World units per voxel, and shape of a patch in voxels.
     empty_value
-        What it is filled with; NaN is unknown.
+        Value of all voxels; NaN means unknown.
 
     Examples
     --------
@@ -133,10 +133,10 @@ class EmptyImage:
 
     def __getitem__(self, center: Mapping[str, float]) -> torch.Tensor:
         if not isinstance(center, Mapping):
-            raise OptionError(f"A point has coordinates by axis, got {center!r}.")
+            raise OptionError(f"center must be a dict of coordinates by axis, got {center!r}.")
         return torch.full((1, *self.output_shape), self.empty_value, device=self.device)
 
     def to(self, device: str | torch.device) -> "EmptyImage":
-        """Put patches on `device` from now on; return the image."""
+        """Return this image; its patches are put on `device` from now on."""
         self.device = device
         return self

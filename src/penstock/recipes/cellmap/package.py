@@ -1,7 +1,7 @@
-"""Seed 003: data sets of the cellmap-data package, which augment with a generator that they keep.
+"""Datasets of the cellmap-data package, which augment with a generator that they keep as an attribute.
 
-Worker processes that are forked have copies of that generator, which give them all the same numbers, and what an item
-gets depends on the items before it. Here every item is made with a generator of its own, from (seed, epoch, item).
+Forked workers inherit copies of that generator, so all of them produce the same numbers, and the augmentation of an
+item depends on the items read before it. Here every item is read with its own generator, from (seed, epoch, item).
 """
 
 import threading
@@ -10,34 +10,34 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["MadeWithGenerator", "keepers_of"]
+__all__ = ["ItemReader", "generator_owners"]
 
 
-def keepers_of(dataset: Any) -> list[Any]:
-    """Return the data sets, here or underneath, that keep a generator the way the package's do."""
+def generator_owners(dataset: Any) -> list[Any]:
+    """Return the datasets, `dataset` or those inside it, that keep a generator the way cellmap-data does."""
     if isinstance(getattr(dataset, "_rng", None), np.random.Generator):
         return [dataset]
     parts = getattr(dataset, "datasets", None)
     below = list(parts) if isinstance(parts, list | tuple) else [getattr(dataset, "dataset", None)]
-    return [keeper for part in below if part is not None for keeper in keepers_of(part)]
+    return [owner for part in below if part is not None for owner in generator_owners(part)]
 
 
-class MadeWithGenerator:
-    """A `Transform` that makes an item of its number; one at a time, since the package's data sets bear no more."""
+class ItemReader:
+    """A `Transform` from item number to item. Locked, because cellmap-data's datasets are not thread-safe."""
 
-    def __init__(self, dataset: Any, keepers: Sequence[Any]) -> None:
-        self._dataset, self._keepers = dataset, list(keepers)
-        self._turn = threading.Lock()
+    def __init__(self, dataset: Any, owners: Sequence[Any]) -> None:
+        self._dataset, self._owners = dataset, list(owners)
+        self._lock = threading.Lock()
 
     def __call__(self, number: int, rng: np.random.Generator, /) -> Any:
-        """Return the item."""
-        with self._turn:
-            for keeper in self._keepers:
-                keeper._rng = rng
+        """Return the item, augmented with `rng`."""
+        with self._lock:
+            for owner in self._owners:
+                owner._rng = rng
             return self._dataset[number]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_turn"}
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _turn=threading.Lock())
+        self.__dict__.update(state, _lock=threading.Lock())

@@ -1,4 +1,4 @@
-"""Seed 003: which patches come, for a DataLoader of torch: subsets that are drawn anew, classes in equal shares."""
+"""Samplers for torch's DataLoader: random subsets that can be chosen again, and classes with equal weights."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,16 +26,16 @@ __all__ = [
 
 
 def seed_of(rng: torch.Generator | int | None, otherwise: int = 0) -> int:
-    """Return the seed of a torch generator: its first one, so that the same generator always means the same order."""
+    """Return a seed: that of a torch generator is its initial one, so that it always means the same order."""
     if rng is None:
         return otherwise
     return key_for(int(rng.initial_seed()) & (2**63 - 1), "rng") >> 1 if isinstance(rng, torch.Generator) else int(rng)
 
 
 def min_redundant_inds(size: int, num_samples: int, rng: torch.Generator | int | None = None) -> torch.Tensor:
-    """Return so many of 0 … size-1, in random order; none comes again before all others have come.
+    """Return `num_samples` of 0 … size-1 in random order; none repeats before all others have come.
 
-    Takes memory of `num_samples`, not of `size`.
+    Memory is proportional to `num_samples`, not to `size`.
 
     Examples
     --------
@@ -51,26 +51,26 @@ def min_redundant_inds(size: int, num_samples: int, rng: torch.Generator | int |
 
 
 class MutableSubsetRandomSampler(Sampler[int]):
-    """A random order of some items, which `refresh` chooses anew.
+    """A random order of some items; `refresh` chooses the items again.
 
     Parameters
     ----------
     indices_generator
-        Called without arguments; returns the items. Called once at the beginning, and by every `refresh`.
+        Called without arguments, returns the items. Called once on construction and by every `refresh`.
     rng
-        Of the order; None: torch's global one.
+        Generator of the order; None uses torch's global one.
     """
 
     def __init__(self, indices_generator: Callable[[], Sequence[int]], rng: torch.Generator | None = None) -> None:
         if not callable(indices_generator):
             raise OptionError(
-                f"indices_generator={indices_generator!r}; give a function without arguments that returns items."
+                f"indices_generator must be a function without arguments that returns items, got {indices_generator!r}."
             )
         self.indices_generator, self.rng = indices_generator, rng
         self.indices = list(indices_generator())
 
     def refresh(self) -> None:
-        """Choose the items anew."""
+        """Choose the items again."""
         self.indices = list(self.indices_generator())
 
     def __iter__(self) -> Iterator[int]:
@@ -82,18 +82,18 @@ class MutableSubsetRandomSampler(Sampler[int]):
 
 
 class ClassBalancedSampler(Sampler[int]):
-    """Items in which every class has its share: a crop that has the class, then any place in it.
+    """Samples every class equally often: first a crop that has the class, then any item of the crop.
 
     Each iteration is the next epoch; an epoch is a function of (seed, epoch).
 
     Parameters
     ----------
     dataset
-        With `get_crop_class_matrix()`, such as a `CellMapMultiDataset`.
+        A dataset with `get_crop_class_matrix()`, such as `CellMapMultiDataset`.
     samples_per_epoch
-        Items; None: as many as the data set has.
+        Items per epoch; None for as many as the dataset has.
     seed
-        Of the order.
+        Seed of the order.
     """
 
     def __init__(self, dataset: Any, samples_per_epoch: int | None = None, seed: int = 42) -> None:
@@ -102,14 +102,14 @@ class ClassBalancedSampler(Sampler[int]):
         self.seed, self.epoch = seed, 0
         starts = crop_starts(dataset)
         if starts is None:
-            raise OptionError(f"{type(dataset).__name__} does not know its crops; use a CellMapMultiDataset.")
+            raise OptionError(f"dataset must have crops, as a CellMapMultiDataset has, got a {type(dataset).__name__}.")
         weights = crop_weights(dataset.get_crop_class_matrix(), dataset.classes)
         self._index = Index.uniform(len(dataset))
         self._order = BalancedSpans(tuple(starts), tuple(weights), self.samples_per_epoch)
         self._order.check(self._index)
 
     def set_epoch(self, epoch: int) -> None:
-        """Give `epoch` next."""
+        """Make the next iteration give `epoch`."""
         self.epoch = check_integer("epoch", epoch, at_least=0)
 
     def __iter__(self) -> Iterator[int]:
@@ -122,7 +122,7 @@ class ClassBalancedSampler(Sampler[int]):
 
 
 def crop_starts(dataset: Any) -> list[int] | None:
-    """Return the first item of each crop of a data set, ours or cellmap-data's; None where it does not know them."""
+    """Return the first item of each crop of a dataset, ours or cellmap-data's; None if it has no crops."""
     if not callable(getattr(dataset, "get_crop_class_matrix", None)):
         return None
     if hasattr(dataset, "crop_starts"):
@@ -131,12 +131,12 @@ def crop_starts(dataset: Any) -> list[int] | None:
 
 
 def crop_weights(matrix: ArrayLike, classes: Sequence[str]) -> NDArray[np.float64]:
-    """Return the share of each crop: every class gets the same share, dealt equally to the crops that have it.
+    """Return the weight of each crop: all classes weigh the same, and crops share the weight of a class equally.
 
     Parameters
     ----------
     matrix
-        Crops by classes: whether the crop has the class.
+        Array of shape (crops, classes): whether the crop has the class.
 
     Examples
     --------
@@ -148,8 +148,8 @@ def crop_weights(matrix: ArrayLike, classes: Sequence[str]) -> NDArray[np.float6
     nowhere = [name for name, count in zip(classes, crops, strict=True) if not count]
     if nowhere:
         raise OptionError(
-            f"No crop has {', '.join(map(repr, nowhere))}, which so can have no share; leave such classes out, or "
-            "sample without weights."
+            f"Every class must be in at least one crop, but no crop has {', '.join(map(repr, nowhere))}. Leave these "
+            "classes out, or sample without weights."
         )
     weights: NDArray[np.float64] = (present / crops).sum(axis=1) / len(crops)
     return weights

@@ -1,4 +1,4 @@
-"""Seed 003: what is done to a patch after it was read: one geometric change for all arrays, then their values."""
+"""Transforms applied to a patch after reading: one spatial transform for all arrays, then one of the values of each."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -12,83 +12,83 @@ from numpy.typing import NDArray
 from penstock.core.errors import OptionError
 from penstock.transform.spatial.spatial import Spatial
 
-__all__ = ["PatchChanges", "ValueChange"]
+__all__ = ["PatchTransform", "ValueTransform"]
 
 
-class ValueChange:
-    """A function of values, with or without randomness, of arrays or of tensors.
+class ValueTransform:
+    """A transform of values, random or not, of arrays or of tensors.
 
     Parameters
     ----------
-    change
-        Called with a tensor. One that must be given a second argument, such as
-        `penstock.transform.GaussianNoise`, or that calls it `rng` or `generator`, is given a numpy Generator.
+    transform
+        Called with a tensor. It also gets a numpy Generator if its second parameter is required, as in
+        `penstock.transform.GaussianNoise`, or is called `rng` or `generator`.
     """
 
-    def __init__(self, change: Callable[..., Any], name: str) -> None:
-        if not callable(change):
-            raise OptionError(f"{name}={change!r}; give what is called with a tensor and returns one.")
-        self._change, self._name = change, name
-        self._random = _takes_two(change)
+    def __init__(self, transform: Callable[..., Any], name: str) -> None:
+        if not callable(transform):
+            raise OptionError(f"{name} must be a function of a tensor that returns one, got {transform!r}.")
+        self._transform, self._name = transform, name
+        self._is_random = _takes_generator(transform)
 
     def __call__(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-        """Return other values."""
-        tensor = torch.from_numpy(np.ascontiguousarray(values))  # a mirrored patch runs backwards
-        found = self._change(tensor, rng) if self._random else self._change(tensor)
+        """Return the transformed values."""
+        tensor = torch.from_numpy(np.ascontiguousarray(values))  # a mirrored patch has negative strides
+        found = self._transform(tensor, rng) if self._is_random else self._transform(tensor)
         if not isinstance(found, torch.Tensor | np.ndarray):
-            raise OptionError(f"{self._name} returned a {type(found).__name__}; it takes a tensor and returns one.")
+            raise OptionError(f"{self._name} must return a tensor, got a {type(found).__name__}.")
         return np.ascontiguousarray(found if isinstance(found, np.ndarray) else found.numpy())
 
     def __repr__(self) -> str:
-        return f"{self._name}={self._change!r}"
+        return f"{self._name}={self._transform!r}"
 
 
 @dataclass(frozen=True, slots=True)
-class PatchChanges:
-    """A `Transform` of the patches of a data set."""
+class PatchTransform:
+    """A `Transform` of the patches of a dataset."""
 
     inputs: tuple[str, ...]
     targets: tuple[str, ...]
     classes: tuple[str, ...]
     spatial: Spatial | None = None
-    raw: ValueChange | None = None
-    target: ValueChange | None = None
+    raw: ValueTransform | None = None
+    target: ValueTransform | None = None
     relations: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """A class that may be unknown, and those whose voxels it cannot have."""
+    """Pairs of a class that may be unknown and the classes that exclude it, as channel numbers."""
 
     @classmethod
-    def related(
+    def number_relations(
         cls, classes: Sequence[str], given: Mapping[str, Sequence[str]] | None
     ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Return the relations of `class_relation_dict` by number."""
-        places = {name: number for number, name in enumerate(classes)}
+        """Return `class_relation_dict` with channel numbers instead of names."""
+        channels = {name: number for number, name in enumerate(classes)}
         found = []
         for name, others in (given or {}).items():
-            unknown = [other for other in (name, *others) if other not in places]
-            if name in places and len(unknown) < len(others):  # the dict may be about more classes than are asked for
-                found.append((places[name], tuple(places[other] for other in others if other in places)))
+            unknown = [other for other in (name, *others) if other not in channels]
+            if name in channels and len(unknown) < len(others):  # the dict may name classes that are not asked for
+                found.append((channels[name], tuple(channels[other] for other in others if other in channels)))
         return tuple(found)
 
     @property
-    def needed(self) -> bool:
-        """Whether anything is done at all."""
+    def is_needed(self) -> bool:
+        """Whether any transform is set."""
         return any((self.spatial, self.raw, self.target, self.relations))
 
     def __call__(self, item: Mapping[str, Any], rng: np.random.Generator, /) -> dict[str, Any]:
-        """Return the changed patch; what was read is left as it is."""
+        """Return the transformed patch; `item` is not modified."""
         arrays = {name: item[name] for name in (*self.inputs, *self.targets)}
         if self.spatial is not None:
             arrays = dict(self.spatial(arrays, rng))
         for name in self.targets:
             if self.relations:
-                arrays[name] = self._known(arrays[name])
-        for names, change in ((self.inputs, self.raw), (self.targets, self.target)):
-            if change is not None:
-                arrays |= {name: change(arrays[name], rng) for name in names}
+                arrays[name] = self._mark_absent(arrays[name])
+        for names, transform in ((self.inputs, self.raw), (self.targets, self.target)):
+            if transform is not None:
+                arrays |= {name: transform(arrays[name], rng) for name in names}
         return {**item, **arrays}
 
-    def _known(self, labels: NDArray[Any]) -> NDArray[Any]:
-        """Return labels in which a voxel of one class is no voxel of those that exclude it: 0 in place of unknown."""
+    def _mark_absent(self, labels: NDArray[Any]) -> NDArray[Any]:
+        """Return labels where an unknown class is 0 wherever a class that excludes it is present."""
         found = labels.copy()
         for number, others in self.relations:
             taken = (labels[list(others)] > 0).any(axis=0)
@@ -96,12 +96,15 @@ class PatchChanges:
         return found
 
 
-def _takes_two(change: Callable[..., Any]) -> bool:
-    # A module of torch is called with anything; what it takes is said by its forward.
-    called = change.forward if isinstance(change, torch.nn.Module) else change
+def _takes_generator(transform: Callable[..., Any]) -> bool:
+    # torch modules accept any arguments in __call__; the signature is that of forward.
+    called = transform.forward if isinstance(transform, torch.nn.Module) else transform
     try:
         parameters = list(inspect.signature(called).parameters.values())
-    except (TypeError, ValueError):  # of C, without a signature
+    except (TypeError, ValueError):  # built in C, without a signature
         return False
-    places = [entry for entry in parameters if entry.kind in (entry.POSITIONAL_ONLY, entry.POSITIONAL_OR_KEYWORD)]
-    return len(places) > 1 and (places[1].default is places[1].empty or places[1].name in ("rng", "generator"))
+    positional = [entry for entry in parameters if entry.kind in (entry.POSITIONAL_ONLY, entry.POSITIONAL_OR_KEYWORD)]
+    if len(positional) < 2:
+        return False
+    second = positional[1]
+    return second.default is second.empty or second.name in ("rng", "generator")

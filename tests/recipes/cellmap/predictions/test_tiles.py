@@ -18,27 +18,27 @@ EIGHTHS = st.integers(1, 40).map(lambda n: n / 8)
 @given(
     sizes=st.tuples(st.integers(1, 60), st.integers(1, 20)),
     scale=EIGHTHS,
-    centres=st.tuples(EIGHTHS, st.integers(-8, 8), st.integers(1, 120)),
+    centers=st.tuples(EIGHTHS, st.integers(-8, 8), st.integers(1, 120)),
     overlap=st.none() | st.integers(0, 10),
 )
-def test_patches_cover_every_voxel_or_none_could(sizes, scale, centres, overlap) -> None:
-    (count, size), (step, shift, n_centres) = sizes, centres
+def test_patches_cover_every_voxel_or_none_could(sizes, scale, centers, overlap) -> None:
+    (count, size), (step, shift, n_centers) = sizes, centers
     assume(overlap is None or overlap <= size // 2)
     first, origin = 3.0, 3.0 + shift / 8
-    # Where a patch around each centre begins: its first voxel is the nearest one, the upper one of two.
+    # Where a patch around each center begins: its first voxel is the nearest one, the upper one of two.
     begins = [
         math.floor(
             (Fraction(origin) + place * Fraction(step) - Fraction(first)) / Fraction(scale)
             - Fraction(size - 1, 2)
             + Fraction(1, 2)
         )
-        for place in range(n_centres)
+        for place in range(n_centers)
     ]
     reached = {voxel for begin in begins for voxel in range(begin, begin + size)}
-    # Some voxel is out of reach, or centres are further apart than patches are long.
+    # Some voxel is out of reach, or centers are further apart than patches are long.
     may_refuse = not set(range(count)) <= reached or math.ceil(Fraction(step) / Fraction(scale)) > size
     try:
-        tiles = axis_tiles("z", Voxels(first, scale, count), size, (origin, step, n_centres), overlap=overlap)
+        tiles = axis_tiles("z", Voxels(first, scale, count), size, (origin, step, n_centers), overlap=overlap)
     except OptionError:
         assert may_refuse
         return
@@ -68,13 +68,13 @@ def test_on_a_fine_grid_patches_abut_and_the_last_one_is_moved_inwards(count: in
     stored_scale=EIGHTHS,
     bounds=st.tuples(st.integers(-10, 400), st.integers(-10, 400)),
 )
-def test_voxels_are_those_whose_centres_lie_within(n_stored, scale, stored_scale, bounds) -> None:
+def test_voxels_are_those_whose_centers_lie_within(n_stored, scale, stored_scale, bounds) -> None:
     low, high = 1.0, 1.0 + n_stored * stored_scale
     edges = (bounds[0] / 8, bounds[1] / 8)
     everything = [1 + (k + 0.5) * scale for k in range(2000) if 1 + (k + 0.5) * scale < high]
     wanted = [1 + (k + 0.5) * scale for k in range(-2000, 2000) if edges[0] <= 1 + (k + 0.5) * scale < edges[1]]
     if not wanted or wanted[0] < 1 or wanted[-1] >= high:
-        with pytest.raises(OptionError, match="target_bounds along y are"):
+        with pytest.raises(OptionError, match="target_bounds along y must lie within"):
             voxels_between("y", (low, high), scale, edges)
         return
     found = voxels_between("y", (low, high), scale, edges)

@@ -13,7 +13,7 @@ import torch
 import zarr
 
 from penstock.core.errors import OptionError
-from penstock.recipes.cellmap.predictions.ngff import coarser
+from penstock.recipes.cellmap.predictions.ngff import downsample
 from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter
 from penstock.source.volume.ngff import Multiscale
 from penstock.source.volume.source import VolumeArray, VolumeSource
@@ -70,9 +70,9 @@ def told(
     made: CellMapDatasetWriter, idx: int, shape: Sequence[int], scale: Sequence[float], at: np.ndarray
 ) -> np.ndarray:
     """Return what to predict around an item: for each voxel, the hash of the nearest place on the output's grid."""
-    centre = [made.get_center(idx)[axis] for axis in made.dataset.axis_order]
+    center = [made.get_center(idx)[axis] for axis in made.dataset.axis_order]
     lines = []
-    for middle, size, step, first in zip(centre, shape, scale, at, strict=True):
+    for middle, size, step, first in zip(center, shape, scale, at, strict=True):
         points = middle + (np.arange(size) - (size - 1) / 2) * step
         lines.append(first + np.floor((points - first) / step + 0.5 + 1e-6) * step)
     return hashed(lines[0][:, None, None], lines[1][:, None], lines[2])
@@ -123,7 +123,7 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", GEOMETRIES)
-def test_every_voxel_holds_its_own_place_in_the_world(case: str, raw: str, tmp_path: Path) -> None:
+def test_every_voxel_is_written_at_its_world_position(case: str, raw: str, tmp_path: Path) -> None:
     options = dict(GEOMETRIES[case])
     array = options.get("targets", TARGETS)["gt"]
     axes = options.get("axis_order", "zyx")
@@ -155,7 +155,7 @@ def test_every_voxel_holds_its_own_place_in_the_world(case: str, raw: str, tmp_p
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("blend", ["abut", "linear"])
-def test_what_the_loader_reads_comes_back_where_it_was(workers: int, blend: Any, raw: str, tmp_path: Path) -> None:
+def test_predictions_land_where_their_patches_were_read(workers: int, blend: Any, raw: str, tmp_path: Path) -> None:
     with writer(raw, tmp_path / "out.zarr", blend=blend) as made:
         loader = made.loader(batch_size=4, num_workers=workers)
         seen = []
@@ -188,9 +188,9 @@ def test_blending_is_the_weighted_mean_and_does_not_depend_on_the_order(raw: str
     rises = [[min(i + 1, size - i, int(size * 0.4) + 1) for i in range(size)] for size in (6, 8, 8)]
     share = np.einsum("i,j,k->ijk", *(np.array(rise, float) for rise in rises))
     for item, patch in values.items():
-        centre = made.get_center(item)
+        center = made.get_center(item)
         low = [
-            round((centre[axis] - first) / step - size / 2 + 0.5)
+            round((center[axis] - first) / step - size / 2 + 0.5)
             for axis, first, step, size in zip("zyx", (40, -6, 10), (8, 4, 4), (6, 8, 8), strict=True)
         ]
         where = tuple(slice(begin, begin + size) for begin, size in zip(low, (6, 8, 8), strict=True))
@@ -242,7 +242,7 @@ def test_only_the_wanted_channels_are_written(raw: str, tmp_path: Path) -> None:
     assert set(stored(tmp_path / "er")[0].ravel().tolist()) == {1.0}
 
 
-def test_what_is_not_finite_stays_and_the_last_values_count(raw: str, tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_kept_and_the_last_write_counts(raw: str, tmp_path: Path) -> None:
     odd = np.resize(np.array([np.nan, np.inf, -np.inf, 1e-45], np.float32), (1, 6, 8, 8))
     with writer(raw, tmp_path, levels=2) as made:
         filled(made, start=5)
@@ -253,14 +253,14 @@ def test_what_is_not_finite_stays_and_the_last_values_count(raw: str, tmp_path: 
     assert 5 in stored(tmp_path / "er")[0]
 
 
-def test_bytes_take_whole_numbers_and_refuse_others_before_anything_is_written(raw: str, tmp_path: Path) -> None:
+def test_uint8_accepts_integers_and_refuses_others_before_anything_is_written(raw: str, tmp_path: Path) -> None:
     made = writer(raw, tmp_path, dtype="uint8", levels=2)
     items = made.writer_indices
     before = tree(tmp_path)
     for wrong in (256.0, -1.0, 0.5, np.nan):
         values = np.zeros((2, 2, 6, 8, 8), np.float32)
         values[1, 1, 3, 4, 5] = wrong
-        with pytest.raises(OptionError, match=rf"'er' for idx {items[7]} has {wrong} at \(3, 4, 5\)"):
+        with pytest.raises(OptionError, match=rf"got {wrong} at \(3, 4, 5\) of 'er', idx {items[7]}"):
             made[items[6:8]] = {"gt": values}
     assert tree(tmp_path) == before
     rng = np.random.default_rng(0)
@@ -293,35 +293,35 @@ def test_coarser_levels_are_means_also_at_the_border(raw: str, tmp_path: Path) -
     source = VolumeSource({"p": VolumeArray(str(tmp_path / "mito"), (1, 1, 1), (32, 16, 16), "nearest")})
     assert source.grid_shape == (4, 5, 5)
     assert source.take(source.item_of([[1, 2, 3]]))["p"].item() == stored(tmp_path / "mito", 2)[0][1, 2, 3]
-    assert coarser(np.ones((1, 3)), (1, 2), "mean").tolist() == [[1, 1]]
+    assert downsample(np.ones((1, 3)), (1, 2), "mean").tolist() == [[1, 1]]
 
 
-def test_what_cannot_work_is_said_and_nothing_is_touched(raw: str, tmp_path: Path) -> None:
+def test_invalid_options_are_refused_and_nothing_is_touched(raw: str, tmp_path: Path) -> None:
     (tmp_path / "mito").mkdir()
     (tmp_path / "mito" / "diary.txt").write_text("mine")
     before = tree(tmp_path)
     near = str(Path(raw).parent)
     for message, options in {
-        "is there and no OME-NGFF image; it is not replaced": {"overwrite": True},
-        "has no place for \\['er'\\]": {"target_path": f"{tmp_path}/[mito,x]"},
-        "has the raw volume .* in it": {"target_path": near, "classes": [Path(raw).name], "overwrite": True},
-        "is a URL": {"target_path": "s3://bucket/[mito,er]"},
-        "the same place for several": {"target_path": f"{tmp_path}/[mito,er]/../same"},
-        "not among model_classes": {"model_classes": ["er"]},
-        "each once": {"classes": ["er", "er"]},
-        "plain names": {"classes": ["../er"], "target_path": str(tmp_path)},
-        "target_bounds name \\['no'\\]": {"target_bounds": {"no": {}}},
-        "name the axes \\['t'\\]": {"target_bounds": {"gt": {"t": [0, 1]}}},
-        "along z are \\[0.0, 60.0\\]": {"target_bounds": {"gt": {"z": [0, 60]}}},
-        "Along z, patches of 6 voxels .* Use pad=True": {"pad": False, "inputs": LARGE},
-        "blend='mean'": {"blend": "mean"},
-        "overlap is for": {"overlap": 0.1},
-        "overlap=0.6": {"overlap": 0.6, "blend": "linear"},
-        "dtype='int8'": {"dtype": "int8"},
+        "Only OME-NGFF images are replaced": {"overwrite": True},
+        "must name all classes .* without \\['er'\\]": {"target_path": f"{tmp_path}/[mito,x]"},
+        "must not contain the raw volume": {"target_path": near, "classes": [Path(raw).name], "overwrite": True},
+        "must be a local path, got the URL": {"target_path": "s3://bucket/[mito,er]"},
+        "must give each class its own path": {"target_path": f"{tmp_path}/[mito,er]/../same"},
+        "must be among model_classes": {"model_classes": ["er"]},
+        "one or more unique names": {"classes": ["er", "er"]},
+        "plain folder names": {"classes": ["../er"], "target_path": str(tmp_path)},
+        "must name target arrays of gt, got \\['no'\\]": {"target_bounds": {"no": {}}},
+        "must name axes of z, y, x, got \\['t'\\]": {"target_bounds": {"gt": {"t": [0, 1]}}},
+        "along z must lie within .*got \\[0.0, 60.0\\]": {"target_bounds": {"gt": {"z": [0, 60]}}},
+        "Patches along z must cover .*6 voxels .* Use pad=True": {"pad": False, "inputs": LARGE},
+        "blend must be .*got 'mean'": {"blend": "mean"},
+        "overlap needs blend='linear'": {"overlap": 0.1},
+        "overlap must be a fraction .*got 0.6": {"overlap": 0.6, "blend": "linear"},
+        "dtype must be .*got 'int8'": {"dtype": "int8"},
         "levels": {"levels": 0},
-        "depth: not known here": {"depth": 3},
-        "have names of classes": {"targets": {"er": TARGETS["gt"]}},
-        "target_arrays is empty": {"targets": {}},
+        "Options must be among .*got depth": {"depth": 3},
+        "must not have names of classes": {"targets": {"er": TARGETS["gt"]}},
+        "target_arrays must have at least one": {"targets": {}},
     }.items():  # fmt: skip
         with pytest.raises(OptionError, match=message):
             writer(raw, tmp_path, **options)
@@ -329,13 +329,13 @@ def test_what_cannot_work_is_said_and_nothing_is_touched(raw: str, tmp_path: Pat
     made = writer(raw, tmp_path / "new")
     items = made.writer_indices
     for message, idx, arrays in (
-        (r"have shape \(1, 2, 6, 8, 7\); \(1, 2, 6, 8, 8\) is expected", items[:1], {"gt": np.zeros((1, 2, 6, 8, 7))}),
-        (r"'nuc' is neither a target array \(gt\) nor one of the classes", items[:1], {"nuc": 0}),
-        ("is none of the patches", max(items) + 1, {"gt": 0}),
-        ("give real numbers", items[0], {"gt": 1j}),
+        (r"must have shape \(1, 2, 6, 8, 8\), got \(1, 2, 6, 8, 7\)", items[:1], {"gt": np.zeros((1, 2, 6, 8, 7))}),
+        (r"named by target array, gt, or by class, mito, er, got 'nuc'", items[:1], {"nuc": 0}),
+        ("must be among writer_indices", max(items) + 1, {"gt": 0}),
+        ("must be real numbers", items[0], {"gt": 1j}),
         ("as in batch", [0.5], {"gt": 0}),
         ("by name", items[0], np.zeros(3)),
-        ("missing='skip'", None, None),
+        ("missing must be 'refuse' or 'fill', got 'skip'", None, None),
     ):
         with pytest.raises(OptionError, match=message):
             made.finalize("skip") if idx is None else made.__setitem__(idx, arrays)  # type: ignore[arg-type]

@@ -57,19 +57,19 @@ def filled(made: CellMapDatasetWriter, *, start: float = 0) -> dict[int, float]:
     return numbers
 
 
-def test_an_image_that_is_there_stays_until_the_new_one_is_whole(raw: str, tmp_path: Path) -> None:
+def test_an_existing_image_stays_until_the_new_one_is_complete(raw: str, tmp_path: Path) -> None:
     with writer(raw, tmp_path) as made:
         filled(made)
     old = tree(tmp_path)
-    with pytest.raises(OptionError, match="mito is there already; use overwrite=True"):
+    with pytest.raises(OptionError, match=r"mito already exists\. Use overwrite=True"):
         writer(raw, tmp_path)
     assert tree(tmp_path) == old
     with pytest.raises(ZeroDivisionError), writer(raw, tmp_path, overwrite=True) as made:
         1 // int(0 * len(filled(made, start=100)))
     assert {name: content for name, content in tree(tmp_path).items() if ".writing" not in name} == old
-    with pytest.raises(WriteError, match=r"unfinished write of .*mito; go on with resume=True"):
+    with pytest.raises(WriteError, match=r"unfinished write of .*mito\. Resume it with resume=True"):
         writer(raw, tmp_path)
-    with pytest.raises(OptionError, match="mito is there already"):  # resuming does not mean replacing
+    with pytest.raises(OptionError, match="mito already exists"):  # resuming does not mean replacing
         writer(raw, tmp_path, resume=True)
     with writer(raw, tmp_path, overwrite=True, resume=True) as made:
         assert made.remaining_indices == []
@@ -81,21 +81,21 @@ def test_an_image_that_is_there_stays_until_the_new_one_is_whole(raw: str, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["er", "mito"]
 
 
-def test_resuming_goes_on_with_what_is_missing(raw: str, tmp_path: Path) -> None:
+def test_resuming_continues_with_the_missing_patches(raw: str, tmp_path: Path) -> None:
     made = writer(raw, tmp_path, resume=True)
     items = made.writer_indices
     made[items[:5]] = {"gt": 1.0}
     made[items[5:7]] = {"mito": 2.0}
     with pytest.raises(WriteError, match="Another writer is at work"):
         writer(raw, tmp_path, resume=True)
-    with pytest.raises(WriteError, match=rf"{len(items) - 5} of {len(items)} patches are not written, idx {items[5]} "):
+    with pytest.raises(WriteError, match=rf"{len(items) - 5} of {len(items)} are missing, first idx {items[5]}"):
         made.finalize()
     made.close()
     with pytest.raises(WriteError, match="was closed"):
         made.finalize()
     with pytest.raises(WriteError, match="finished or closed"):
         made[items[:1]] = {"gt": 1.0}
-    with pytest.raises(ResumeError, match=r"has dtype float32, but uint8 is asked for"):
+    with pytest.raises(ResumeError, match=r"dtype must be float32, got uint8"):
         writer(raw, tmp_path, resume=True, dtype="uint8")
     chunk = next((tmp_path / ".er.writing" / "image" / "s0").glob("0/0/0"))
     chunk.write_bytes(chunk.read_bytes()[:-1])  # as a power cut may leave it
@@ -124,7 +124,7 @@ def test_missing_patches_may_be_left_unknown(raw: str, tmp_path: Path) -> None:
         assert np.isnan(rest).all() if fill == "float32" else not rest.any()
 
 
-def test_a_full_disk_leaves_whole_patches_only(raw: str, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_only_complete_patches(raw: str, tmp_path: Path) -> None:
     made = writer(raw, tmp_path)
     items = made.writer_indices
     made[items[:3]] = {"gt": 1.0}
@@ -159,7 +159,7 @@ def test_a_writer_that_cannot_begin_all_images_begins_none(raw: str, tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["er", "mito"]
 
 
-def test_a_lock_goes_with_its_writer_and_attributes_are_small(raw: str, tmp_path: Path) -> None:
+def test_a_lock_ends_with_its_writer_and_attributes_are_small(raw: str, tmp_path: Path) -> None:
     filled(writer(raw, tmp_path, resume=True))
     # That writer is gone, and its lock with it.
     with writer(raw, tmp_path, resume=True) as made:
@@ -230,7 +230,7 @@ def killer() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("blend", ["abut", "linear"])
-def test_a_writer_that_is_killed_leaves_the_old_or_the_new_image_and_can_be_gone_on_with(
+def test_a_killed_writer_leaves_the_old_or_the_new_image_and_can_be_resumed(
     blend: Any, raw: str, killer: Any, tmp_path: Path
 ) -> None:
     bounds = {"gt": {"z": [0, 64], "y": [0, 64], "x": [0, 32]}}

@@ -1,7 +1,7 @@
-"""Writing an OME-NGFF 0.4 image (zarr v2): its metadata, its chunks, and the coarser levels of its pyramid.
+"""Write an OME-NGFF 0.4 image (zarr v2): metadata, chunks, and the downsample levels of the pyramid.
 
-Every file is written aside and renamed, so that it is there whole or not at all. What lies where is as in `ngff`: voxel
-`i` of an axis has its centre at `translation + i * scale`.
+Every file is written aside and renamed, so that it is complete or missing. As in
+`source.volume.ngff`, voxel `i` of an axis has its center at `translation + i * scale`.
 """
 
 import itertools
@@ -23,15 +23,15 @@ from penstock.core.errors import MissingDependency, OptionError, WriteError
 from penstock.source.stored.zarr.local import open_zarr
 from penstock.source.volume.ngff import Axis
 
-__all__ = ["Coordinates", "ImageLayout", "ImageStore", "coarser"]
+__all__ = ["Coordinates", "ImageLayout", "ImageStore", "downsample"]
 
 Coordinates = tuple[int, ...]
-_MOST_BYTES = (1 << 31) - 17  # of a chunk: what blosc takes
+_MOST_BYTES = (1 << 31) - 17  # largest chunk that blosc accepts
 
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """One array with its place in the world; everything has a number for each axis."""
+    """Shape, chunks and position of one array; every tuple has one entry per axis."""
 
     axes: tuple[Axis, ...]
     shape: tuple[int, ...]
@@ -43,31 +43,31 @@ class ImageLayout:
     def __post_init__(self) -> None:
         n_bytes = math.prod(self.chunk) * np.dtype(self.dtype).itemsize
         if n_bytes > _MOST_BYTES:
-            raise OptionError(f"Chunks of {self.chunk} {self.dtype} have {n_bytes} bytes; use less than 2 GB.")
+            raise OptionError(f"Chunks must be smaller than 2 GB, got {self.chunk} {self.dtype} with {n_bytes} bytes.")
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Chunks along each axis."""
+        """Number of chunks along each axis."""
         return tuple(-(-size // chunk) for size, chunk in zip(self.shape, self.chunk, strict=True))
 
     @property
     def fill(self) -> float:
-        """What a voxel holds that nobody has written: NaN, which is unknown, or 0 where there is no NaN."""
+        """Value of voxels that were never written: NaN, which means unknown, or 0 for integers."""
         return math.nan if self.dtype == "float32" else 0
 
     def coordinates(self) -> Iterator[Coordinates]:
-        """Yield all chunks, in order."""
+        """Yield the coordinates of all chunks, in order."""
         return itertools.product(*map(range, self.grid))
 
     def box(self, chunk: Coordinates) -> tuple[tuple[int, int], ...]:
-        """Return begin and end of a chunk along each axis, without what lies beyond the array."""
+        """Return start and stop of a chunk along each axis, clipped to the array."""
         return tuple(
             (number * size, min((number + 1) * size, extent))
             for number, size, extent in zip(chunk, self.chunk, self.shape, strict=True)
         )
 
-    def halved(self) -> "ImageLayout":
-        """Return the next level: half as many voxels along each axis that has more than one."""
+    def next_level(self) -> "ImageLayout":
+        """Return the layout of the next level: half as many voxels along each axis that has more than one."""
         factors = tuple(2 if size > 1 else 1 for size in self.shape)
         shape = tuple(-(-size // factor) for size, factor in zip(self.shape, factors, strict=True))
         return replace(
@@ -75,7 +75,7 @@ class ImageLayout:
             shape=shape,
             chunk=tuple(min(chunk, size) for chunk, size in zip(self.chunk, shape, strict=True)),
             scale=tuple(size * factor for size, factor in zip(self.scale, factors, strict=True)),
-            # The centre of the first voxel lies between those of the two that it is made of.
+            # The center of a voxel lies between the centers of the two voxels it is made of.
             translation=tuple(
                 shift + (factor - 1) * size / 2
                 for shift, factor, size in zip(self.translation, factors, self.scale, strict=True)
@@ -84,24 +84,24 @@ class ImageLayout:
 
 
 class ImageStore:
-    """A folder in which an image is written.
+    """A folder that an image is written to.
 
     Parameters
     ----------
     folder
-        Of the image.
+        Folder of the image.
     aside
-        Of files that are not whole yet; on the same file system.
+        Folder for incomplete files, on the same file system.
     """
 
     def __init__(self, folder: Path, aside: Path) -> None:
         self.folder, self._aside = folder, aside
 
     def write_metadata(self, name: str, levels: tuple[ImageLayout, ...], extra: Mapping[str, Any]) -> None:
-        """Describe the image and its levels, `s0` first; `extra` attributes are stored with them."""
+        """Write the metadata of the image and its levels, `s0` first; `extra` attributes are stored with them."""
         datasets = []
         for number, level in enumerate(levels):
-            self._write_json(self.folder / f"s{number}" / ".zarray", _described(level))
+            self._write_json(self.folder / f"s{number}" / ".zarray", _zarr_metadata(level))
             transformations = [
                 {"type": "scale", "scale": list(level.scale)},
                 {"type": "translation", "translation": list(level.translation)},
@@ -122,8 +122,8 @@ class ImageStore:
         self.write_file(self._path(array, chunk), _compressor().encode(np.ascontiguousarray(values)))
 
     def has_chunk(self, array: str, chunk: Coordinates) -> bool:
-        """Return whether a chunk is there, and as long as it says of itself."""
-        # A power cut may leave a name without its bytes.
+        """Return whether a chunk exists and has the length stated in its header."""
+        # A power cut may leave a file name without content.
         try:
             with self._path(array, chunk).open("rb") as file:
                 head = file.read(16)
@@ -133,12 +133,12 @@ class ImageStore:
         return len(head) == 16 and int.from_bytes(head[12:], "little") == size
 
     def read_chunk(self, array: str, chunk: Coordinates, like: NDArray[Any]) -> NDArray[Any]:
-        """Return a chunk that was written; it has the shape and type of `like`."""
+        """Return a stored chunk, with the shape and dtype of `like`."""
         stored = self._path(array, chunk).read_bytes()
         return np.frombuffer(_compressor().decode(stored), like.dtype).reshape(like.shape)
 
     def write_levels(self, levels: tuple[ImageLayout, ...]) -> None:
-        """Make all levels but the first, each of the one before it, chunk by chunk."""
+        """Write all levels but the first, each from the one before, chunk by chunk."""
         for number in range(1, len(levels)):
             finer, level = open_zarr(self.folder / f"s{number - 1}"), levels[number]
             factors = tuple(2 if size > 1 else 1 for size in levels[number - 1].shape)
@@ -151,12 +151,12 @@ class ImageStore:
                 for task in finer.tasks(*bounds[0], tuple(bounds[1:]), fine):
                     task()
                 values = np.full(level.chunk, level.fill, level.dtype)
-                found = coarser(fine, factors, _METHODS[level.dtype])
-                values[tuple(slice(size) for size in found.shape)] = found
+                coarse = downsample(fine, factors, _METHODS[level.dtype])
+                values[tuple(slice(size) for size in coarse.shape)] = coarse
                 self.write_chunk(f"s{number}", chunk, values)
 
     def write_file(self, path: Path, content: bytes) -> None:
-        """Write a file so that it is there whole or not at all."""
+        """Write a file so that it is complete or missing."""
         aside = self._aside / f"{os.getpid()}-{threading.get_ident()}"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,22 +177,22 @@ class ImageStore:
 _METHODS: dict[str, Literal["mean", "mode"]] = {"float32": "mean", "uint8": "mode"}
 
 
-def coarser(values: NDArray[Any], factors: tuple[int, ...], method: Literal["mean", "mode"]) -> NDArray[Any]:
-    """Return an array with one number for each block of voxels; blocks at the end may be smaller.
+def downsample(values: NDArray[Any], factors: tuple[int, ...], method: Literal["mean", "mode"]) -> NDArray[Any]:
+    """Return an array with one value per block of voxels; blocks at the end may be smaller.
 
     Parameters
     ----------
     factors
         Size of a block along each axis.
     method
-        `mean`, computed in double precision; or `mode`, the most frequent number, the smallest of several.
+        `mean`, computed in double precision, or `mode`, the most frequent value, the smallest if several are.
 
     Examples
     --------
-    >>> coarser(np.array([1, 2, 2, 5, 4], "u1"), (2,), "mode").tolist()
+    >>> downsample(np.array([1, 2, 2, 5, 4], "u1"), (2,), "mode").tolist()
     [1, 2, 4]
     """
-    # A corner of a block at a time: each is a view, and corners that lie beyond the end are missing.
+    # One corner of all blocks at a time: each is a view, without the corners beyond the end.
     shape = [-(-size // factor) for size, factor in zip(values.shape, factors, strict=True)]
     corners = []
     for corner in itertools.product(*map(range, factors)):
@@ -200,25 +200,25 @@ def coarser(values: NDArray[Any], factors: tuple[int, ...], method: Literal["mea
         corners.append((view, tuple(slice(size) for size in view.shape)))
     if method == "mean":
         total, count = np.zeros(shape), np.zeros(shape, np.int64)
-        with np.errstate(invalid="ignore", over="ignore"):  # infinities are data as others
-            for view, there in corners:
-                total[there] += view
-                count[there] += 1
+        with np.errstate(invalid="ignore", over="ignore"):  # infinities are valid data
+            for view, region in corners:
+                total[region] += view
+                count[region] += 1
             return (total / count).astype(values.dtype)
     best, most = np.zeros(shape, values.dtype), np.zeros(shape, np.int64)
-    for view, there in corners:
+    for view, region in corners:
         votes = np.zeros(view.shape, np.int64)
-        for other, place in corners:
-            both = tuple(slice(min(a.stop, b.stop)) for a, b in zip(there, place, strict=True))
+        for other, other_region in corners:
+            both = tuple(slice(min(a.stop, b.stop)) for a, b in zip(region, other_region, strict=True))
             votes[both] += view[both] == other[both]
-        better = (votes > most[there]) | ((votes == most[there]) & (view < best[there]))
-        best[there] = np.where(better, view, best[there])
-        most[there] = np.maximum(votes, most[there])
+        better = (votes > most[region]) | ((votes == most[region]) & (view < best[region]))
+        best[region] = np.where(better, view, best[region])
+        most[region] = np.maximum(votes, most[region])
     return best
 
 
-def _described(level: ImageLayout) -> dict[str, Any]:
-    """Return what zarr v2 says of an array."""
+def _zarr_metadata(level: ImageLayout) -> dict[str, Any]:
+    """Return the zarr v2 metadata of an array."""
     return {
         "zarr_format": 2,
         "shape": list(level.shape),
@@ -238,6 +238,6 @@ def _compressor() -> Any:
         numcodecs: Any = import_module("numcodecs")
     except ImportError as error:
         raise MissingDependency("numcodecs", "zarr", "Writing zarr stores") from error
-    # Its own threads do not survive a fork, and would come on top of ours; zarr-python sets the same.
+    # Threads of blosc do not survive a fork, and would add to ours; zarr-python disables them, too.
     numcodecs.blosc.use_threads = False
     return numcodecs.Blosc("zstd", 3, 2)

@@ -1,4 +1,4 @@
-"""Seed 003: one array of predictions: its voxels, the patches that cover them, and how patches become chunks."""
+"""One array of predictions: its voxels, the patches that cover them, and how patches become chunks."""
 
 import hashlib
 import itertools
@@ -14,37 +14,38 @@ from numpy.typing import NDArray
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
+from penstock.recipes.cellmap.dataset import check_array
 from penstock.recipes.cellmap.predictions.ngff import Coordinates, ImageLayout
 from penstock.recipes.cellmap.predictions.publish import UnfinishedImage
 from penstock.recipes.cellmap.predictions.tiles import AxisTiles, Voxels, axis_tiles, ramp, voxels_between
 from penstock.source.volume.ngff import Axis, Multiscale
 from penstock.source.volume.source import VolumeSource
 
-__all__ = ["OutputArray", "output_array"]
+__all__ = ["OutputArray", "Target", "output_array"]
 
 
 @dataclass(frozen=True)
 class OutputArray:
-    """What is written of one target array, the same for all classes."""
+    """How one target array is written, the same for all classes."""
 
     name: str
     item_shape: tuple[int, ...]
-    """Of one patch, as the model gives it: two numbers for a slice."""
+    """Shape of a patch as the model gives it; two numbers for a slice."""
 
     tile: tuple[int, ...]
-    """Of one patch, along three axes."""
+    """Shape of a patch along three axes."""
 
     layout: ImageLayout
     along: tuple[AxisTiles, ...]
     overlap: tuple[int, ...] | None
     tiles: Mapping[int, Sequence[Coordinates]]
-    """For each item, the numbers of its patch along the axes; several where one patch has several cells."""
+    """For each item, the coordinates of its cells along the axes; one patch may fill several cells."""
 
-    def image(self, place: Path, label: str, levels: int) -> UnfinishedImage:
-        """Return the image of one class, not begun yet."""
+    def image(self, path: Path, label: str, levels: int) -> UnfinishedImage:
+        """Return the unfinished image of one class; nothing is written yet."""
         pyramid = [self.layout]
         for _ in range(check_integer("levels", levels, at_least=1) - 1):
-            pyramid.append(pyramid[-1].halved())
+            pyramid.append(pyramid[-1].next_level())
         options = {
             "class": label,
             "array": self.name,
@@ -58,26 +59,26 @@ class OutputArray:
             "overlap": self.overlap,
             "patches": hashlib.sha256(repr([axis.begins.tolist() for axis in self.along]).encode()).hexdigest()[:16],
         }
-        pieces = frozenset(itertools.chain.from_iterable(self.tiles.values()))
-        return UnfinishedImage(place, tuple(pyramid), ("s0" if self.overlap is None else "tiles", pieces), options)
+        cells = frozenset(itertools.chain.from_iterable(self.tiles.values()))
+        return UnfinishedImage(path, tuple(pyramid), ("s0" if self.overlap is None else "tiles", cells), options)
 
-    def checked(self, values: NDArray[Any], label: str, items: Sequence[int]) -> NDArray[Any]:
-        """Return values, (patches, z, y, x), as they are stored; raise where that would change them."""
+    def cast(self, values: NDArray[Any], label: str, items: Sequence[int]) -> NDArray[Any]:
+        """Return values (patches, z, y, x) in the stored dtype; raise if that would change them."""
         if self.layout.dtype == "uint8" and values.dtype != np.uint8:
             whole = (values >= 0) & (values <= 255) & (values == np.floor(values))
             if not whole.all():
-                row, *place = np.argwhere(~whole)[0].tolist()
+                row, *position = np.argwhere(~whole)[0].tolist()
                 raise OptionError(
-                    f"The prediction of {label!r} for idx {items[row]} has {values[(row, *place)]} at {tuple(place)}; "
-                    "uint8 holds whole numbers from 0 to 255. Scale and round predictions, or use dtype='float32'."
+                    f"Predictions of dtype uint8 must be integers from 0 to 255, got {values[(row, *position)]} at "
+                    f"{tuple(position)} of {label!r}, idx {items[row]}. Scale and round them, or use dtype='float32'."
                 )
-        with np.errstate(over="ignore"):  # what is too large for float32 is infinite
+        with np.errstate(over="ignore"):  # values too large for float32 become infinite
             return values.astype(self.layout.dtype, copy=False).reshape(len(items), *self.tile)
 
-    def pieces(self, item: int, patch: NDArray[Any]) -> Iterator[tuple[Coordinates, NDArray[Any]]]:
-        """Yield what is stored of a patch, and where: its cells as chunks, or all of it where patches are blended.
+    def split_patch(self, item: int, patch: NDArray[Any]) -> Iterator[tuple[Coordinates, NDArray[Any]]]:
+        """Yield (coordinates, values) to store for a patch: its cells as chunks, or all of it if blended.
 
-        Nothing, where the patch is needed for another array only.
+        Yields nothing for a patch that only another array needs.
         """
         for coordinates in self.tiles.get(item, ()):
             if self.overlap is not None:
@@ -93,29 +94,29 @@ class OutputArray:
             yield coordinates, chunk
 
     def blend(self, image: UnfinishedImage) -> None:
-        """Make chunks of overlapping patches, where these are blended; those that are missing are left out."""
+        """Write the chunks of an image from its overlapping patches, if they are blended; missing ones are skipped."""
         if self.overlap is None:
             return
-        there = {piece for pieces in self.tiles.values() for piece in pieces} - image.missing
+        written = set(itertools.chain.from_iterable(self.tiles.values())) - image.missing
         for chunk in self.layout.coordinates():
             values = np.full(self.layout.chunk, self.layout.fill, self.layout.dtype)
-            found = self._blended(image, self.layout.box(chunk), there)
+            found = self._blend_box(image, self.layout.box(chunk), written)
             values[tuple(slice(size) for size in found.shape)] = found
             image.store.write_chunk("s0", chunk, values)
 
-    def _blended(
-        self, image: UnfinishedImage, box: tuple[tuple[int, int], ...], there: set[Coordinates]
+    def _blend_box(
+        self, image: UnfinishedImage, box: tuple[tuple[int, int], ...], written: set[Coordinates]
     ) -> NDArray[Any]:
-        """Return the weighted mean of all patches in a box; always summed in the order of their numbers."""
+        """Return the weighted mean of all patches in a box, summed in the order of their coordinates."""
         shape = [high - low for low, high in box]
-        total, weight = np.zeros(shape), np.zeros(shape)
+        total, total_weight = np.zeros(shape), np.zeros(shape)
         like = np.empty(self.tile, self.layout.dtype)
         near = [
             np.flatnonzero((axis.begins < high) & (axis.begins + size > low)).tolist()
             for axis, size, (low, high) in zip(self.along, self.tile, box, strict=True)
         ]
         for coordinates in itertools.product(*near):
-            if coordinates not in there:
+            if coordinates not in written:
                 continue
             inner, outer = [], []
             for axis, number, size, (low, high) in zip(self.along, coordinates, self.tile, box, strict=True):
@@ -123,13 +124,13 @@ class OutputArray:
                 first, last = max(low, begin), min(high, begin + size)
                 inner.append(slice(first - begin, last - begin))
                 outer.append(slice(first - low, last - low))
-            share = self._weights[tuple(inner)]
+            weights = self._weights[tuple(inner)]
             patch = image.scratch.read_chunk("tiles", coordinates, like)[tuple(inner)]
-            with np.errstate(invalid="ignore"):  # infinities of both signs
-                total[tuple(outer)] += share * patch
-            weight[tuple(outer)] += share
+            with np.errstate(invalid="ignore"):  # inf - inf is NaN
+                total[tuple(outer)] += weights * patch
+            total_weight[tuple(outer)] += weights
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            mean = np.where(weight > 0, total / weight, self.layout.fill)
+            mean = np.where(total_weight > 0, total / total_weight, self.layout.fill)
             return (np.rint(mean) if self.layout.dtype == "uint8" else mean).astype(self.layout.dtype)
 
     @cached_property
@@ -138,32 +139,37 @@ class OutputArray:
         return (z[:, None, None] * y[:, None] * x).astype(np.float64)
 
 
-def output_array(
-    name: str,
-    array: Mapping[str, Sequence[float]],
-    source: VolumeSource,
-    raw: Multiscale,
-    *,
-    bounds: Mapping[str, Sequence[float]],
-    overlap: float | None,
-    dtype: Literal["float32", "uint8"],
-) -> OutputArray:
-    """Return where the patches of a target array go: voxels of its scale, counted from where the raw volume begins.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target array as the user describes it."""
+
+    name: str
+    array: Mapping[str, Sequence[float]]
+    bounds: Mapping[str, Sequence[float]]
+    overlap: float | None
+    """Fraction of a patch that it shares with the next one; None for patches side by side."""
+
+    dtype: Literal["float32", "uint8"]
+
+
+def output_array(target: Target, source: VolumeSource, raw: Multiscale) -> OutputArray:
+    """Return where the patches of a target array go: voxels of its scale, counted from the start of the raw volume.
 
     Parameters
     ----------
     source
-        That reads the inputs; its centres are the patches' centres.
-    overlap
-        The part of a patch that it shares with the next one; None: patches abut.
+        Source of the inputs; its centers are the centers of the patches.
     """
-    if dtype not in ("float32", "uint8"):
-        raise OptionError(f"dtype={dtype!r}; use 'float32' or 'uint8'.")
+    overlap = target.overlap
+    if target.dtype not in ("float32", "uint8"):
+        raise OptionError(f"dtype must be 'float32' or 'uint8', got {target.dtype!r}.")
     if overlap is not None and not 0 <= overlap <= 0.5:
-        raise OptionError(f"overlap={overlap!r}; use a part of a patch, from 0 to 0.5.")
+        raise OptionError(f"overlap must be a fraction of a patch from 0 to 0.5, got {overlap!r}.")
     names = source.axis_order
-    shape = _shape(name, array)
-    voxels, units = _voxels(name, array, raw, names, bounds)
+    shape, scale = check_array(target.name, target.array)
+    if not all(0 < size < math.inf for size in scale):
+        raise OptionError(f"The scale of array {target.name!r} must be positive and finite, got {scale}.")
+    voxels, units = _voxels(target, scale, raw, names)
     tile = (*(1,) * (3 - len(shape)), *shape)
     shared = None if overlap is None else tuple(int(size * overlap) for size in tile)
     origin, step, counts = source.centre_of([source.item_of([0, 0, 0])])[0], source.voxel_size, source.grid_shape
@@ -183,32 +189,20 @@ def output_array(
         tuple(min(axis.stride, part.count) for axis, part in zip(along, voxels, strict=True)),
         tuple(part.scale for part in voxels),
         tuple(part.first for part in voxels),
-        dtype,
+        target.dtype,
     )
-    return OutputArray(name, shape, tile, layout, along, shared, _tiles(source, along))
-
-
-def _shape(name: str, array: Mapping[str, Sequence[float]]) -> tuple[int, ...]:
-    if not isinstance(array, Mapping) or set(array) != {"shape", "scale"}:
-        raise OptionError(f"Array {name!r} is {array!r}; give {{'shape': (z, y, x) voxels, 'scale': world units}}.")
-    shape, scale = tuple(array["shape"]), tuple(array["scale"])
-    if len(shape) != len(scale) or len(shape) not in (2, 3) or not all(0 < size < math.inf for size in scale):
-        raise OptionError(f"Array {name!r} has shape {shape} and scale {scale}; give three numbers each, or two.")
-    return tuple(check_integer(f"shape of {name!r}", size, at_least=1) for size in shape)
+    return OutputArray(target.name, shape, tile, layout, along, shared, _tiles(source, along))
 
 
 def _voxels(
-    name: str,
-    array: Mapping[str, Sequence[float]],
-    raw: Multiscale,
-    names: tuple[str, ...],
-    bounds: Mapping[str, Sequence[float]],
+    target: Target, scale: tuple[float, ...], raw: Multiscale, names: tuple[str, ...]
 ) -> tuple[list[Voxels], list[str | None]]:
     """Return the voxels along each axis, and its unit."""
+    name, bounds = target.name, target.bounds
     unknown = sorted(set(bounds) - set(names))
     if unknown:
-        raise OptionError(f"target_bounds of {name!r} name the axes {unknown}; they are {', '.join(names)}.")
-    scales = dict(zip(names[-len(array["scale"]) :], map(float, array["scale"]), strict=True))
+        raise OptionError(f"target_bounds of {name!r} must name axes of {', '.join(names)}, got {unknown}.")
+    scales = dict(zip(names[-len(scale) :], scale, strict=True))
     level = raw.level_for(scales)
     voxels, units = [], []
     for axis in names:
@@ -217,18 +211,18 @@ def _voxels(
         low = level.translation[number] - size / 2
         wanted = bounds.get(axis)
         if wanted is not None and (len(wanted) != 2 or not all(math.isfinite(edge) for edge in wanted)):
-            raise OptionError(f"target_bounds of {name!r} along {axis} are {wanted!r}; give [low, high].")
+            raise OptionError(f"target_bounds of {name!r} along {axis} must be [low, high], got {wanted!r}.")
         edges = None if wanted is None else (float(wanted[0]), float(wanted[1]))
-        # A slice is as thick as the voxels that it is read from.
+        # A slice is as thick as the voxels it is read from.
         voxels.append(voxels_between(axis, (low, low + level.shape[number] * size), scales.get(axis, size), edges))
         units.append(raw.axes[number].unit)
     return voxels, units
 
 
 def _tiles(source: VolumeSource, along: Sequence[AxisTiles]) -> dict[int, list[Coordinates]]:
-    """Return, for each item, which patches it is: their numbers along the axes."""
-    places = np.stack(np.meshgrid(*(axis.places for axis in along), indexing="ij"), axis=-1)
-    items = source.item_of(places)
+    """Return, for each item, the coordinates of its cells along the axes."""
+    grid = np.stack(np.meshgrid(*(axis.places for axis in along), indexing="ij"), axis=-1)
+    items = source.item_of(grid)
     found: dict[int, list[Coordinates]] = {}
     for coordinates in np.ndindex(*items.shape):
         found.setdefault(int(items[coordinates]), []).append(tuple(map(int, coordinates)))

@@ -1,11 +1,11 @@
-"""From chunks to an image: it is written beside its place, and moved there when it is whole.
+"""From chunks to an image: it is written beside its path, and moved there when it is complete.
 
-.NAME.writing/options.json   a write was begun; what it will be, and the run that it belongs to
+.NAME.writing/options.json   a write has begun: its options, and the run it belongs to
 .NAME.writing/image/         the image, chunk by chunk
-.NAME.writing/aside/         files that are not whole yet
-.NAME.writing/replaced/      the image that was there before, from when the new one is whole until it has its place
-.NAME.written/               the same folder, on its way to be removed
-NAME/                        the image is there; its attributes name the run
+.NAME.writing/aside/         incomplete files
+.NAME.writing/replaced/      the previous image, from when the new one is complete until it is in place
+.NAME.written/               the same folder, about to be removed
+NAME/                        the image; its attributes name the run
 """
 
 import json
@@ -21,42 +21,42 @@ from penstock.core.errors import OptionError, ResumeError, WriteError
 from penstock.files.durable import sync
 from penstock.files.locks import lock, unlock
 from penstock.recipes.cellmap.predictions.ngff import Coordinates, ImageLayout, ImageStore
-from penstock.source.read_pool import Together
+from penstock.source.read_pool import ReadPool
 
 __all__ = ["UnfinishedImage", "begin_images"]
 
-_SYNCS = 8  # at once; waiting for a disk takes no CPU
+_SYNCS = 8  # concurrent syncs; waiting for a disk takes no CPU
 
 
 class UnfinishedImage:
-    """An image that is being written; `missing` are the pieces that are not there yet.
+    """An image that is being written; `missing` holds the chunks that are not written yet.
 
-    1. The process is killed: what is at the image's place stays as it was. The pieces that were written stay beside it.
-    2. The disk is full: WriteError. All pieces that are there are whole.
+    1. The process is killed: what is at the image's path stays as it was. Written chunks stay beside it.
+    2. The disk is full: WriteError. All chunks that exist are complete.
     3. Another process writes the same image: WriteError.
-    4. `publish` is interrupted: the old image, or the new one, is at its place or in `.NAME.writing`, whole; a writer
-       that resumes moves the new one there, and one that begins anew moves the old one back.
+    4. `publish` is interrupted: the old image or the new one is complete, at its path or in `.NAME.writing`. A writer
+       that resumes moves the new one to its path, one that starts over moves the old one back.
 
     Parameters
     ----------
     place
-        Where the image will be.
+        Path of the finished image.
     levels
-        Of its pyramid.
-    pieces
-        Arrays below the image's folder and chunks of them, all of which have to be written.
+        Levels of the pyramid.
+    chunks
+        Name of an array in the image's folder, and the coordinates of all its chunks to write.
     options
-        Plain JSON; to be the same where a writer resumes.
+        Plain JSON; must be the same when a writer resumes.
     """
 
     def __init__(
         self,
         place: Path,
         levels: tuple[ImageLayout, ...],
-        pieces: tuple[str, frozenset[Coordinates]],
+        chunks: tuple[str, frozenset[Coordinates]],
         options: Mapping[str, Any],
     ) -> None:
-        self.place, self.levels, self._array, self._all = place, levels, *pieces
+        self.place, self.levels, self._array, self._all = place, levels, *chunks
         self.options: dict[str, Any] = json.loads(json.dumps(options))
         self.writing = place.with_name(f".{place.name}.writing")
         self._written = place.with_name(f".{place.name}.written")
@@ -69,43 +69,43 @@ class UnfinishedImage:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is begun, and neither published nor closed."""
+        """Whether writing has begun, and the image is neither published nor closed."""
         return self._handle is not None
 
-    # -- what is there -------------------------------------------------------------------------------------------------
+    # -- stored state --------------------------------------------------------------------------------------------------
 
-    def begun(self) -> str | None:
-        """Return the run that an unfinished write belongs to; None where there is none."""
+    def unfinished_run(self) -> str | None:
+        """Return the run that an unfinished write belongs to; None if there is none."""
         found = _read_json(self.writing / "options.json")
         return None if found is None else str(found.get("run"))
 
-    def published(self) -> str | None:
-        """Return the run that wrote the image at its place, with these very options; None where there is none."""
+    def published_run(self) -> str | None:
+        """Return the run that wrote the image at its path with the same options; None if there is none."""
         found = (_read_json(self.place / ".zattrs") or {}).get("penstock")
         return str(found.get("run")) if isinstance(found, dict) and found.get("options") == self.options else None
 
     def check_replaceable(self) -> None:
-        """Raise where something else than an image is in the way."""
+        """Raise if something other than an image is at the path."""
         if not os.path.lexists(self.place):
             return
         found = _read_json(self.place / ".zattrs") or {}
         newer = (_read_json(self.place / "zarr.json") or {}).get("attributes", {})
         if "multiscales" not in found and "ome" not in newer:
             raise OptionError(
-                f"{self.place} is there and no OME-NGFF image; it is not replaced. Move it away, or use another path."
+                f"Only OME-NGFF images are replaced, and {self.place} is none. Move it away, or use another path."
             )
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def begin(self, run: str) -> bool:
-        """Start anew, or go on where `run` was begun already; return whether it is anew.
+        """Start over, or resume if the unfinished write belongs to `run`; return whether it starts over.
 
-        What is at the image's place is left as it is.
+        What is at the image's path is not touched.
         """
         if self._handle is None:
             self._handle = lock(self.writing)
-        going_on = self.begun() == run
-        if going_on:
+        is_resumed = self.unfinished_run() == run
+        if is_resumed:
             self._check_options()
         else:
             self._clear()
@@ -113,71 +113,71 @@ class UnfinishedImage:
             self.scratch.write_file(self.writing / "options.json", content)
         shutil.rmtree(self.writing / "aside", ignore_errors=True)
         shutil.rmtree(self._written, ignore_errors=True)
-        if going_on and not (self.writing / "image").exists() and self.published() == run:
-            self._remove()  # it was interrupted right after the last rename
-            self.leave()
+        if is_resumed and not (self.writing / "image").exists() and self.published_run() == run:
+            self._remove()  # interrupted right after the last rename
+            self.mark_published()
             self.close()
             return False
         store = self.store if self._array == "s0" else self.scratch
-        self.missing = {piece for piece in self._all if not (going_on and store.has_chunk(self._array, piece))}
-        return not going_on
+        self.missing = {chunk for chunk in self._all if not (is_resumed and store.has_chunk(self._array, chunk))}
+        return not is_resumed
 
-    def leave(self) -> None:
-        """Nothing is left to write: the image is at its place."""
+    def mark_published(self) -> None:
+        """Mark the image as published: nothing is left to write."""
         self.missing, self.is_published = set(), True
         shutil.rmtree(self._written, ignore_errors=True)
 
-    def write(self, piece: Coordinates, values: Any) -> None:
-        """Store one piece; the last one that is given counts."""
+    def write(self, chunk: Coordinates, values: Any) -> None:
+        """Store one chunk; the last values given count."""
         if self._handle is None:
-            raise WriteError(f"{self.place} is finished or closed; make a new writer.")
-        (self.store if self._array == "s0" else self.scratch).write_chunk(self._array, piece, values)
-        self.missing.discard(piece)
+            raise WriteError(f"The writer of {self.place} must be open, but it is finished or closed. Make a new one.")
+        (self.store if self._array == "s0" else self.scratch).write_chunk(self._array, chunk, values)
+        self.missing.discard(chunk)
 
     def complete(self, name: str) -> None:
-        """Write metadata and the coarser levels, and let everything last."""
-        run = self.begun()
+        """Write metadata and the coarser levels, and sync everything to disk."""
+        run = self.unfinished_run()
         self.store.write_metadata(name, self.levels, {"penstock": {"run": run, "options": self.options}})
         self.store.write_levels(self.levels)
         try:
             paths = [
                 Path(folder) / name for folder, _, files in os.walk(self.writing / "image") for name in (*files, "")
             ]
-            # Several at once: a journal takes them together.
-            Together(_SYNCS).run([partial(_synced, path) for path in paths])
+            # Several at once: a journal commits them together.
+            ReadPool(_SYNCS).run([partial(_sync_path, path) for path in paths])
         except OSError as error:
             raise WriteError(f"Could not write {self.place}: {error}") from error
 
     def publish(self) -> None:
-        """Move the image to its place, and remove the one that was there before."""
+        """Move the image to its path, and remove the previous one."""
         image, replaced = self.writing / "image", self.writing / "replaced"
         try:
             if os.path.lexists(self.place):
                 shutil.rmtree(replaced, ignore_errors=True)
-                self.place.rename(replaced)  # from here on, there is no image until the next line
+                self.place.rename(replaced)  # there is no image at the path until the next line
             image.rename(self.place)
-            self._name_groups()
+            self._write_groups()
             sync(self.place.parent)
             self._remove()
         except OSError as error:
-            raise WriteError(f"Could not move the image to {self.place}: {error}. Go on with resume=True.") from error
-        self.leave()
+            raise WriteError(f"Could not move the image to {self.place}: {error}. Resume with resume=True.") from error
+        self.mark_published()
         self.close()
 
     def close(self) -> None:
-        """Let other writers in; what was written stays."""
+        """Release the lock; what was written stays."""
         handle, self._handle = self._handle, None
         if handle is not None and self._process == os.getpid():
             unlock(handle)
-        elif handle is not None:  # a fork has the same lock, and must not let go of it
+        elif handle is not None:  # a fork shares the lock and must not release it
             os.close(handle)
 
-    def forget(self) -> None:
-        """Remove what was begun."""
+    def discard(self) -> None:
+        """Remove an unfinished write."""
         shutil.rmtree(self.writing, ignore_errors=True)
 
-    def _name_groups(self) -> None:
-        """Make groups of the folders between the image and a NAME.zarr that it is in, so that zarr opens that, too."""
+    def _write_groups(self) -> None:
+        """Make zarr groups of the folders from the image up to an enclosing NAME.zarr, so that zarr can open it."""
         parents = list(self.place.parents)
         root = next((number for number, path in enumerate(parents) if path.suffix == ".zarr"), -1)
         for path in parents[: root + 1]:
@@ -185,13 +185,13 @@ class UnfinishedImage:
                 self.store.write_file(path / ".zgroup", b'{"zarr_format": 2}')
 
     def _remove(self) -> None:
-        """Remove the folder of a finished write: its name at once, then what is in it."""
+        """Remove the folder of a finished write: first its name, then its content."""
         shutil.rmtree(self._written, ignore_errors=True)
         self.writing.rename(self._written)
         shutil.rmtree(self._written)
 
     def _clear(self) -> None:
-        """Forget an unfinished write; an image that it had taken from its place goes back there."""
+        """Remove an unfinished write; a previous image that it had moved goes back to its path."""
         replaced = self.writing / "replaced"
         try:
             if replaced.exists() and not os.path.lexists(self.place):
@@ -206,49 +206,50 @@ class UnfinishedImage:
         for name in sorted(set(found) | set(self.options)):
             if found.get(name) != self.options.get(name):
                 raise ResumeError(
-                    f"The unfinished write of {self.place} has {name} {found.get(name)}, but {self.options.get(name)} "
-                    "is asked for; use what it was begun with, or begin anew with resume=False and overwrite=True."
+                    f"To resume the unfinished write of {self.place}, {name} must be {found.get(name)}, got "
+                    f"{self.options.get(name)}. Use the same, or start over with resume=False and overwrite=True."
                 )
 
 
 def begin_images(images: Sequence[UnfinishedImage], *, overwrite: bool, resume: bool) -> None:
-    """Begin all images, or go on with them; raise before anything is touched where that is not what was asked for."""
-    begun = {run for image in images if (run := image.begun()) is not None}
-    if begun and not (resume or overwrite):
+    """Begin or resume all images; raise before anything is touched if the options do not allow it."""
+    runs = {run for image in images if (run := image.unfinished_run()) is not None}
+    if runs and not (resume or overwrite):
         raise WriteError(
-            f"There is an unfinished write of {images[0].place}; go on with resume=True, or begin anew with "
+            f"There is an unfinished write of {images[0].place}. Resume it with resume=True, or start over with "
             "overwrite=True."
         )
-    if resume and len(begun) > 1:
+    if resume and len(runs) > 1:
         raise ResumeError(
-            f"The unfinished writes of {images[0].place} and others are not of one run; begin anew with resume=False "
-            "and overwrite=True."
+            f"The unfinished writes of {images[0].place} and others must belong to one run, but do not. Start over "
+            "with resume=False and overwrite=True."
         )
-    run = next(iter(begun)) if resume and begun else f"{time.time_ns()}-{os.getpid()}"
+    run = next(iter(runs)) if resume and runs else f"{time.time_ns()}-{os.getpid()}"
     finished = []
     for image in images:
-        if resume and (image.published() == run if begun else image.published() is not None and not overwrite):
+        published = image.published_run()
+        if resume and (published == run if runs else published is not None and not overwrite):
             finished.append(image)
         elif os.path.lexists(image.place):
             if not overwrite:
-                raise OptionError(f"{image.place} is there already; use overwrite=True, or another path.")
+                raise OptionError(f"{image.place} already exists. Use overwrite=True, or another path.")
             image.check_replaceable()
-    anew = []
+    started = []
     try:
         for image in images:
-            if image in finished and image.begun() is None:
-                image.leave()
+            if image in finished and image.unfinished_run() is None:
+                image.mark_published()
             elif image.begin(run):
-                anew.append(image)
+                started.append(image)
     except BaseException:
         for image in images:
-            if image in anew:
-                image.forget()
+            if image in started:
+                image.discard()
             image.close()
         raise
 
 
-def _synced(path: Path) -> int:
+def _sync_path(path: Path) -> int:
     sync(path)
     return 0
 

@@ -1,4 +1,4 @@
-"""Seed 003: predictions go back to disk, as OME-NGFF images that lie in the world where the raw volume does."""
+"""Predictions written as OME-NGFF images, at the same world coordinates as the raw volume."""
 
 import itertools
 import os
@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 from penstock.core.errors import OptionError, WriteError
 from penstock.recipes.cellmap.dataset import Arrays, CellMapDataset, split_target_path
 from penstock.recipes.cellmap.loader import CellMapDataLoader
-from penstock.recipes.cellmap.predictions.output import OutputArray, output_array
+from penstock.recipes.cellmap.predictions.output import OutputArray, Target, output_array
 from penstock.recipes.cellmap.predictions.publish import UnfinishedImage, begin_images
 from penstock.source.volume.ngff import Multiscale
 
@@ -25,7 +25,7 @@ Bounds = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 class WriterOptions(TypedDict, total=False):
-    """What else a `CellMapDatasetWriter` takes, by name."""
+    """Keyword-only options of `CellMapDatasetWriter`."""
 
     dtype: Literal["float32", "uint8"]
     levels: int
@@ -37,53 +37,51 @@ class WriterOptions(TypedDict, total=False):
 
 
 class CellMapDatasetWriter:
-    """Reads patches that cover a volume, and writes what a model makes of them.
+    """Reads patches that cover a volume, and writes the predictions that a model makes of them.
 
-    One OME-NGFF 0.4 image (zarr v2) for each class. It appears at its path when `finalize` has found it whole, which
-    the end of a `with` block does; until then, it is written in a hidden folder beside it. An image that is there
-    already stays until then, too.
+    Each class becomes one OME-NGFF 0.4 image (zarr v2). It is written to a hidden folder beside its path; `finalize` or
+    the end of a `with` block, moves it there once it is complete. An existing image stays until then.
 
-    Every voxel belongs to one patch (`blend="abut"`), or is the mean of the patches around it, weighted by ramps
-    (`"linear"`), and does not depend on the order in which they are written. Of a patch that is written twice, the last
-    values count.
+    Every voxel comes from one patch (`blend="abut"`), or is the mean of the patches around it, weighted by ramps
+    (`"linear"`); it does not depend on the order of writing. If a patch is written twice, the last values count.
 
-    1. The process is killed: every patch is there whole or not at all. `resume=True` goes on with those that are not.
-    2. The disk is full: WriteError; patches that are there are whole. `resume=True` goes on.
+    1. The process is killed: every patch is complete or missing. `resume=True` continues with the missing ones.
+    2. The disk is full: WriteError; existing patches are complete. `resume=True` continues.
     3. An exception ends the `with` block: as 1.
-    4. Another writer is at work on the same images: WriteError.
-    5. `finalize` while patches are missing: WriteError that says how many; `missing="fill"` leaves NaN, or 0, there.
+    4. Another writer is working on the same images: WriteError.
+    5. `finalize` with missing patches: WriteError with their number; `missing="fill"` leaves NaN, or 0, there.
 
     Parameters
     ----------
     raw_path
-        An OME-NGFF volume: a path or a URL.
+        Path or URL of an OME-NGFF volume.
     target_path
-        A local `.../[mito,er]`; or a folder, below which each class has its own. With several target arrays, each has
-        an image of its name below that of the class.
+        Local path `.../[mito,er]`, or a folder with one image per class inside. With several target arrays, each class
+        is a folder with one image per array.
     classes
-        What is written.
+        Classes to write.
     input_arrays, target_arrays
-        As in `CellMapDataset`: what the model takes, and what it gives.
+        Inputs and outputs of the model, as in `CellMapDataset`.
     target_bounds
-        `{array: {axis: [low, high]}}` in world units: voxels are written whose centres lie from `low` to before `high`.
-        Where an array or an axis is not named, and for None: the whole volume.
+        `{array: {axis: [low, high]}}` in world units: voxels whose centers lie in `low <= center < high` are written.
+        The whole volume for arrays and axes that are not named, and for None.
     overwrite
-        Replace images that are there, when the new ones are whole; begin anew where a write is unfinished.
+        Replace existing images once the new ones are complete; start over if a write is unfinished.
     model_classes
-        What the channels of the model's output are; None: `classes`.
+        Classes of the channels of the model's output; None for `classes`.
     axis_order
-        Of shapes, scales, patches and of the stored images.
+        Axis order of shapes, scales, patches and stored images.
     pad
-        Allow inputs that reach over the border, as in `CellMapDataset`; without it, the border may be out of reach.
+        Whether inputs may reach over the border, as in `CellMapDataset`; if not, predictions may not reach it, either.
     blend
-        What becomes of voxels that several patches reach.
+        How voxels that several patches reach are computed.
     resume
-        Go on with an unfinished write, if there is one; images that these very options have finished are left alone.
+        Continue an unfinished write, if there is one; images finished with the same options are left alone.
     options
-        `dtype`: `float32`, or `uint8` for whole numbers from 0 to 255; nothing is scaled. `levels` (1): of the pyramid,
-        each half as fine as the one before; means of float32, the most frequent number of uint8. `overlap` (0.25): the
-        part of a patch that `blend="linear"` shares with the next one, up to a half. `empty_value` (0): of inputs
-        beyond the border. `raw_value_transforms`, `max_workers`, `cache_bytes`: of `CellMapDataset`.
+        `dtype`: `float32`, or `uint8` for integers from 0 to 255; nothing is scaled. `levels` (1): levels of the
+        pyramid, each with half the resolution of the one before; means for float32, modes for uint8. `overlap` (0.25):
+        fraction of a patch, up to 0.5, that `blend="linear"` shares with the next one. `empty_value` (0): value of
+        inputs beyond the border. `raw_value_transforms`, `max_workers`, `cache_bytes`: as in `CellMapDataset`.
 
     Examples
     --------
@@ -110,14 +108,20 @@ class CellMapDatasetWriter:
     ) -> None:
         unknown = sorted(set(options) - set(WriterOptions.__annotations__))
         if unknown:
-            raise OptionError(f"{', '.join(unknown)}: not known here; use {', '.join(WriterOptions.__annotations__)}.")
+            raise OptionError(
+                f"Options must be among {', '.join(WriterOptions.__annotations__)}, got {', '.join(unknown)}."
+            )
         self.classes, self.target_arrays = list(classes), dict(target_arrays)
         self.model_classes = self.classes if model_classes is None else list(model_classes)
         _check_classes(self.classes, self.model_classes)
         if not self.target_arrays:
-            raise OptionError("target_arrays is empty; say what is written: {'gt': {'shape': ..., 'scale': ...}}.")
+            raise OptionError(
+                "target_arrays must have at least one array, {'gt': {'shape': ..., 'scale': ...}}, got none."
+            )
         if set(self.target_arrays) & set(self.model_classes):
-            raise OptionError(f"Target arrays {sorted(self.target_arrays)} have names of classes; rename them.")
+            raise OptionError(
+                f"Target arrays must not have names of classes, got {sorted(self.target_arrays)}. Rename them."
+            )
         self.dataset = CellMapDataset(
             raw_path,
             None,
@@ -130,35 +134,33 @@ class CellMapDatasetWriter:
             max_workers=options.get("max_workers"),
             cache_bytes=options.get("cache_bytes", 256 * 2**20),
         )
-        self._arrays = self._placed(raw_path, target_bounds or {}, blend, options)
-        places = _places(target_path, self.classes, list(self.target_arrays))
+        self._arrays = self._make_arrays(raw_path, target_bounds or {}, blend, options)
+        places = _image_paths(target_path, self.classes, list(self.target_arrays))
         self._images = {
             key: self._arrays[key[0]].image(place, key[1], options.get("levels", 1)) for key, place in places.items()
         }
         for place in places.values():
             _check_apart(place, raw_path)
         begin_images(list(self._images.values()), overwrite=overwrite, resume=resume)
-        weakref.finalize(self, _closed, list(self._images.values()))
+        weakref.finalize(self, _close_images, list(self._images.values()))
 
-    def _placed(self, raw_path: str, bounds: Bounds, blend: str, options: WriterOptions) -> dict[str, OutputArray]:
+    def _make_arrays(self, raw_path: str, bounds: Bounds, blend: str, options: WriterOptions) -> dict[str, OutputArray]:
         unknown = sorted(set(bounds) - set(self.target_arrays))
         if unknown:
-            raise OptionError(f"target_bounds name {unknown}; the target arrays are {', '.join(self.target_arrays)}.")
+            raise OptionError(
+                f"target_bounds must name target arrays of {', '.join(self.target_arrays)}, got {unknown}."
+            )
         if blend not in ("abut", "linear"):
-            raise OptionError(f"blend={blend!r}; use 'abut' or 'linear'.")
+            raise OptionError(f"blend must be 'abut' or 'linear', got {blend!r}.")
         if blend == "abut" and "overlap" in options:
-            raise OptionError("overlap is for blend='linear'; patches that abut have none.")
+            raise OptionError("overlap needs blend='linear', got blend='abut'.")
         overlap = options.get("overlap", 0.25) if blend == "linear" else None
         raw = Multiscale.opened(raw_path)
         return {
             name: output_array(
-                name,
-                array,
+                Target(name, array, bounds.get(name, {}), overlap, options.get("dtype", "float32")),
                 self.dataset.volume,
                 raw,
-                bounds=bounds.get(name, {}),
-                overlap=overlap,
-                dtype=options.get("dtype", "float32"),
             )
             for name, array in self.target_arrays.items()
         }
@@ -167,12 +169,12 @@ class CellMapDatasetWriter:
 
     @property
     def writer_indices(self) -> list[int]:
-        """Items whose patches cover what is written, in the order in which they are read."""
+        """Items whose patches cover the output, in the order in which they are read."""
         return sorted(set(itertools.chain.from_iterable(array.tiles for array in self._arrays.values())))
 
     @property
     def remaining_indices(self) -> list[int]:
-        """Those of `writer_indices` that are not written yet, in all of their classes."""
+        """Items of `writer_indices` that are not yet written for all classes."""
         missing: dict[str, set[tuple[int, ...]]] = {name: set() for name in self._arrays}
         for (name, _), image in self._images.items():
             missing[name] |= image.missing
@@ -186,11 +188,11 @@ class CellMapDatasetWriter:
 
     @property
     def blocks(self) -> "Subset[Any]":
-        """All patches to be predicted, as a data set."""
+        """All patches to predict, as a dataset."""
         return Subset(self.dataset, self.writer_indices)
 
     def loader(self, batch_size: int = 1, num_workers: int = 0, **kwargs: Any) -> CellMapDataLoader:
-        """Return a loader of the patches that are not written yet; a batch has their numbers as `idx`.
+        """Return a loader of the patches that are not written yet; `batch["idx"]` are their item numbers.
 
         Parameters
         ----------
@@ -201,112 +203,120 @@ class CellMapDatasetWriter:
         return CellMapDataLoader(left, batch_size=batch_size, num_workers=num_workers, is_train=False, **kwargs)
 
     def __len__(self) -> int:
-        """Return how many places patches may have; `len(writer.blocks)` of them are written."""
+        """Return the number of possible patches; `len(writer.blocks)` of them are written."""
         return len(self.dataset)
 
     def __getitem__(self, idx: int) -> dict[str, torch.Tensor]:
         return self.dataset[idx]
 
     def get_center(self, idx: int) -> dict[str, float]:
-        """Return the centre of a patch, in world units, by axis."""
+        """Return the center of a patch, by axis, in world units."""
         return self.dataset.get_center(idx)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def __setitem__(self, idx: int | Sequence[int] | torch.Tensor | NDArray[Any], arrays: Mapping[str, Any]) -> None:
-        """Write what a model has made of some patches; nothing is written where something is wrong.
+        """Write predictions for some patches; if anything is wrong, nothing is written.
 
         Parameters
         ----------
         idx
-            Their numbers: `batch["idx"]`, or a single one.
+            Item numbers: `batch["idx"]`, or a single one.
         arrays
-            By name of a target array: a tensor (patches, model_classes, z, y, x), a number, or a dict by class. By name
-            of a class, where there is one target array: (patches, z, y, x) or (patches, 1, z, y, x). Without the first
-            axis for a single patch. Classes that are not given are left to be written later.
+            By name of a target array: a tensor (patches, model_classes, z, y, x), a number, or a dict by class. With
+            one target array, also by class: (patches, z, y, x) or (patches, 1, z, y, x). A single patch has no first
+            axis. Classes that are not given can be written later.
         """
         numbers = np.asarray(idx.cpu() if isinstance(idx, torch.Tensor) else idx)
         if numbers.ndim > 1 or not (numbers.dtype.kind in "iu" or not numbers.size):
-            raise OptionError(f"idx={idx!r}; give the numbers of patches, as in batch['idx'].")
+            raise OptionError(f"idx must be item numbers, as in batch['idx'], got {idx!r}.")
         items = np.atleast_1d(numbers).tolist()
         for item in items:
             if not any(item in array.tiles for array in self._arrays.values()):
-                raise OptionError(f"idx {item} is none of the patches that are written; see writer_indices.")
+                raise OptionError(f"idx must be among writer_indices, got {item}.")
         writes: list[tuple[UnfinishedImage, tuple[int, ...], NDArray[Any]]] = []
-        for (name, label), values in self._sorted(arrays, len(items) if numbers.ndim else None).items():
+        for (name, label), values in self._split_by_class(arrays, len(items) if numbers.ndim else None).items():
             array = self._arrays[name]
-            patches = array.checked(values, label, items)
+            patches = array.cast(values, label, items)
             for item, patch in zip(items, patches, strict=True):
-                writes += [(self._images[name, label], *piece) for piece in array.pieces(item, patch)]
-        for image, coordinates, piece in writes:
-            image.write(coordinates, piece)
+                writes += [(self._images[name, label], *chunk) for chunk in array.split_patch(item, patch)]
+        for image, coordinates, chunk in writes:
+            image.write(coordinates, chunk)
 
-    def _sorted(self, arrays: Mapping[str, Any], count: int | None) -> dict[tuple[str, str], NDArray[Any]]:
-        """Return values by array and class: (patches, z, y, x)."""
+    def _split_by_class(self, arrays: Mapping[str, Any], count: int | None) -> dict[tuple[str, str], NDArray[Any]]:
+        """Return values (patches, z, y, x) by array and class."""
         if not isinstance(arrays, Mapping) or not arrays:
-            raise OptionError(f"Give predictions by name, such as {{'gt': tensor}}, got a {type(arrays).__name__}.")
+            raise OptionError(
+                f"Predictions must be a dict by name, such as {{'gt': tensor}}, got a {type(arrays).__name__}."
+            )
         found: dict[tuple[str, str], NDArray[Any]] = {}
         for key, given in arrays.items():
             if key in self._arrays and isinstance(given, Mapping):
-                found |= {(key, label): self._of_class(key, label, given[label], count) for label in given}
+                found |= {(key, label): self._values_of_class(key, label, given[label], count) for label in given}
             elif key in self._arrays:
-                found |= self._of_array(key, given, count)
+                found |= self._values_of_array(key, given, count)
             elif len(self._arrays) == 1:
                 (name,) = self._arrays
-                found[name, key] = self._of_class(name, key, given, count)
+                found[name, key] = self._values_of_class(name, key, given, count)
             else:
-                raise OptionError(f"{key!r} is no target array; they are {', '.join(self._arrays)}.")
+                raise OptionError(f"Predictions must be named by target array, {', '.join(self._arrays)}, got {key!r}.")
         return found
 
-    def _of_class(self, name: str, label: str, given: Any, count: int | None) -> NDArray[Any]:
+    def _values_of_class(self, name: str, label: str, given: Any, count: int | None) -> NDArray[Any]:
         if label not in self.classes:
-            raise OptionError(f"{label!r} is neither a target array ({', '.join(self._arrays)}) nor one of the classes "
-                              f"that are written, {', '.join(self.classes)}.")  # fmt: skip
-        values = self._batched(given, count)
+            raise OptionError(
+                f"Predictions must be named by target array, {', '.join(self._arrays)}, or by class, "
+                f"{', '.join(self.classes)}, got {label!r}."
+            )
+        values = self._as_batch(given, count)
         shape = self._arrays[name].item_shape
         if values.ndim and values.shape[1:] == (1, *shape):
             values = values[:, 0]
-        return self._shaped(f"{label!r} of {name!r}", values, (1 if count is None else count, *shape))
+        return self._check_shape(f"{label!r} of {name!r}", values, (1 if count is None else count, *shape))
 
-    def _of_array(self, name: str, given: Any, count: int | None) -> dict[tuple[str, str], NDArray[Any]]:
+    def _values_of_array(self, name: str, given: Any, count: int | None) -> dict[tuple[str, str], NDArray[Any]]:
         shape = (1 if count is None else count, len(self.model_classes), *self._arrays[name].item_shape)
-        values = self._shaped(f"{name!r}, with the channels {self.model_classes}", self._batched(given, count), shape)
+        values = self._check_shape(
+            f"{name!r}, with the channels {self.model_classes}", self._as_batch(given, count), shape
+        )
         return {(name, label): values[:, self.model_classes.index(label)] for label in self.classes}
 
-    def _batched(self, given: Any, count: int | None) -> NDArray[Any]:
+    def _as_batch(self, given: Any, count: int | None) -> NDArray[Any]:
         if isinstance(given, torch.Tensor):
             given = given.detach().cpu()
             given = given.float() if given.is_floating_point() else given  # numpy has no bfloat16
         values = np.asarray(given)
         return values[None] if count is None and values.ndim else values
 
-    def _shaped(self, what: str, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    def _check_shape(self, what: str, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         if values.dtype.kind not in "biuf":
-            raise OptionError(f"Predictions of {what} are {values.dtype}; give real numbers.")
+            raise OptionError(f"Predictions of {what} must be real numbers, got {values.dtype}.")
         if values.ndim == 0:
             return np.broadcast_to(values, shape)
         if values.shape != shape:
-            raise OptionError(f"Predictions of {what} have shape {values.shape}; {shape} is expected.")
+            raise OptionError(f"Predictions of {what} must have shape {shape}, got {values.shape}.")
         return values
 
     def finalize(self, missing: Literal["refuse", "fill"] = "refuse") -> None:
-        """Put the images at their paths; a second time, nothing happens.
+        """Complete the images and move them to their paths. Idempotent.
 
         Parameters
         ----------
         missing
-            What to do where patches are missing: raise WriteError, or fill voxels that none has reached.
+            What to do if patches are missing: `"refuse"` raises WriteError, `"fill"` fills voxels without a prediction.
         """
         if missing not in ("refuse", "fill"):
-            raise OptionError(f"missing={missing!r}; use 'refuse' or 'fill'.")
+            raise OptionError(f"missing must be 'refuse' or 'fill', got {missing!r}.")
         closed = [image for image in self._images.values() if not (image.is_open or image.is_published)]
         if closed:
-            raise WriteError(f"The writer of {closed[0].place} was closed; make a new one with resume=True.")
+            raise WriteError(
+                f"The writer of {closed[0].place} must be open, but it was closed. Make a new one with resume=True."
+            )
         left = self.remaining_indices
         if left and missing == "refuse":
             raise WriteError(
-                f"{len(left)} of {len(self.writer_indices)} patches are not written, idx {left[0]} the first of them; "
-                "write them, or use finalize(missing='fill')."
+                f"All patches must be written, but {len(left)} of {len(self.writer_indices)} are missing, first idx "
+                f"{left[0]}. Write them, or use finalize(missing='fill')."
             )
         open_images = {key: image for key, image in self._images.items() if image.is_open}
         for (name, label), image in open_images.items():
@@ -316,8 +326,8 @@ class CellMapDatasetWriter:
             image.publish()
 
     def close(self) -> None:
-        """Let other writers in, without an end; what was written stays for `resume=True`."""
-        _closed(list(self._images.values()))
+        """Close without finishing; what was written stays for `resume=True`."""
+        _close_images(list(self._images.values()))
 
     def __enter__(self) -> "CellMapDatasetWriter":
         return self
@@ -332,7 +342,7 @@ class CellMapDatasetWriter:
         return f"CellMapDatasetWriter({', '.join(self.classes)}: {left} of {len(self.writer_indices)} patches missing)"
 
 
-def _closed(images: Sequence[UnfinishedImage]) -> None:
+def _close_images(images: Sequence[UnfinishedImage]) -> None:
     for image in images:
         image.close()
 
@@ -340,25 +350,25 @@ def _closed(images: Sequence[UnfinishedImage]) -> None:
 def _check_classes(classes: Sequence[str], model_classes: Sequence[str]) -> None:
     for name, given in (("classes", classes), ("model_classes", model_classes)):
         if not given or len(set(given)) < len(given):
-            raise OptionError(f"{name}={list(given)}; name one or more, each once.")
+            raise OptionError(f"{name} must be one or more unique names, got {list(given)}.")
     unknown = [name for name in classes if name not in model_classes]
     if unknown:
-        raise OptionError(f"classes {unknown} are not among model_classes={list(model_classes)}.")
+        raise OptionError(f"classes must be among model_classes {list(model_classes)}, got {unknown}.")
     for name in classes:
         if Path(name).name != name or name.startswith("."):
-            raise OptionError(f"Class {name!r} cannot be the name of a folder; use plain names.")
+            raise OptionError(f"Names of classes must be plain folder names, got {name!r}.")
 
 
-def _places(target_path: str, classes: Sequence[str], arrays: Sequence[str]) -> dict[tuple[str, str], Path]:
-    """Return where the image of each array and class will be."""
+def _image_paths(target_path: str, classes: Sequence[str], arrays: Sequence[str]) -> dict[tuple[str, str], Path]:
+    """Return the path of the image of each array and class."""
     path = os.fspath(target_path)
     if "://" in path:
-        raise OptionError(f"target_path={path!r} is a URL; predictions are written to local paths.")
+        raise OptionError(f"target_path must be a local path, got the URL {path!r}.")
     template, named = split_target_path(path)
     if "[" in path:
         left_out = [name for name in classes if name not in named]
         if left_out:
-            raise OptionError(f"target_path={path!r} has no place for {left_out}; name all classes in the brackets.")
+            raise OptionError(f"target_path must name all classes in its brackets, got {path!r} without {left_out}.")
     elif [*classes] != named:
         template = f"{path.rstrip('/')}/{{label}}"
     found = {}
@@ -367,12 +377,12 @@ def _places(target_path: str, classes: Sequence[str], arrays: Sequence[str]) -> 
         found[name, label] = place / name if len(arrays) > 1 else place
     if len({place.resolve() for place in found.values()}) < len(found):
         raise OptionError(
-            f"target_path={path!r} has the same place for several classes; use .../[{','.join(classes)}]."
+            f"target_path must give each class its own path, as .../[{','.join(classes)}] does, got {path!r}."
         )
     return found
 
 
 def _check_apart(place: Path, raw_path: str) -> None:
-    """Raise where writing would replace the raw volume, or a folder that it is in."""
+    """Raise if writing would replace the raw volume or a folder that contains it."""
     if "://" not in os.fspath(raw_path) and Path(raw_path).resolve().is_relative_to(place.resolve()):
-        raise OptionError(f"{place} has the raw volume {raw_path} in it; write to another path.")
+        raise OptionError(f"target_path must not contain the raw volume {raw_path}, got {place}.")
