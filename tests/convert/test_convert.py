@@ -18,6 +18,7 @@ from penstock.convert.fingerprint import fingerprint
 from penstock.convert.inputs.arrays import NpyInput
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
+from penstock.convert.to_shards import convert_to_shards
 from penstock.core.errors import ConversionError, OptionError, SourceError, WriteError
 from penstock.files.locks import lock, unlock
 from penstock.shard.manifest import Manifest
@@ -157,7 +158,10 @@ def test_the_manifest_says_where_everything_comes_from(tmp_path: Path) -> None:
     assert first["bytes"] == given[0].path.stat().st_size
     assert first["groups"] == {"subject": "anna"}
     assert first["options"] == {"sequence_length": 2, "overlap": 0.0}
-    assert first["notes"] == ["The last row is left out: 7 rows do not end with a window.", "anna_1 was taped"]
+    assert first["notes"] == [
+        "The last row is left out: the 7 rows do not end with a whole window.",
+        "anna_1 was taped",
+    ]
     assert first["about"]["format"] == "npy"
     assert about["skipped"] == []
     assert about["shuffle_seed"] == 2
@@ -186,8 +190,8 @@ def test_one_sample_in_all_and_a_shard_that_is_larger(shuffle_seed: int | None, 
 
 def test_progress_ends_with_all_that_there_is(inputs: list[Taped], tmp_path: Path) -> None:
     told: list[tuple[str, str, int, int, str]] = []
-    convert(inputs, tmp_path / "out", CASES["plain"], told=lambda *news: told.append(news))
-    assert [news[2] for news in told if news[0] == "Looking"] == [0, 1, 2, 3, 4]
+    convert(inputs, tmp_path / "out", CASES["plain"], on_progress=lambda *news: told.append(news))
+    assert [news[2] for news in told if news[0] == "Scanning"] == [0, 1, 2, 3, 4]
     assert [(news[2], news[3]) for news in told if news[0] == "Writing"] == [
         (n, 25) for n in (0, 4, 8, 12, 16, 20, 24, 25)
     ]
@@ -197,7 +201,7 @@ def test_progress_ends_with_all_that_there_is(inputs: list[Taped], tmp_path: Pat
 
 
 def test_nothing_to_convert_is_an_error_and_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="nothing to convert"):
+    with pytest.raises(SourceError, match="needs at least one input"):
         convert([], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -208,19 +212,19 @@ def test_all_bad_inputs_are_named_with_their_reasons_and_no_folder_is_left(input
     with pytest.raises(ConversionError, match=r"2 inputs could not be converted, and nothing was published") as caught:
         convert(inputs, tmp_path / "out", ConvertOptions(split=Split(HALVES)), engine=LocalEngine(2))
     assert caught.value.reasons.keys() == {str(inputs[1].path), str(inputs[3].path)}
-    assert "carl_1.npy cannot be read" in caught.value.reasons[str(inputs[3].path)]
+    assert caught.value.reasons[str(inputs[3].path)].startswith(f"Could not read {inputs[3].path}: ")
     assert all(f"{path}: {reason}" in str(caught.value) for path, reason in caught.value.reasons.items())
     assert not (tmp_path / "out").exists()
 
 
 def test_inputs_whose_fields_differ_are_both_named(inputs: list[Taped], tmp_path: Path) -> None:
     np.save(inputs[2].path, np.zeros((4, 3)))
-    with pytest.raises(SourceError, match=r"anna_2\.npy gives .*float64.* but anna_1\.npy gives .*float32"):
+    with pytest.raises(SourceError, match=r"anna_2\.npy has .*float64.* and anna_1\.npy has .*float32"):
         convert(inputs, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("dtype", "dtypes|float64"), ("field", "more")])
+@pytest.mark.parametrize(("kind", "reason"), [("dtype", "one dtype|float64"), ("field", "more")])
 @pytest.mark.parametrize("at", [2, 4])  # in the middle of a shard, and where one begins
 def test_samples_that_differ_within_an_input_are_refused(kind: str, at: int, reason: str, tmp_path: Path) -> None:
     given = tapes(tmp_path / "in", (5,))
@@ -232,20 +236,20 @@ def test_samples_that_differ_within_an_input_are_refused(kind: str, at: int, rea
 
 def test_a_split_by_what_an_input_does_not_say_is_refused(tmp_path: Path) -> None:
     given = [NpyInput(entry.path) for entry in tapes(tmp_path / "in", (3, 3))]
-    with pytest.raises(SourceError, match=r"tape_0\.npy does not say which subject it is of"):
+    with pytest.raises(SourceError, match=r"tape_0\.npy does not say which subject it belongs to"):
         convert(given, tmp_path / "out", CASES["by subject"])
     assert not (tmp_path / "out").exists()
 
 
 def test_a_split_in_time_that_leaves_one_side_empty_is_refused(tmp_path: Path) -> None:
     given = tapes(tmp_path / "in", (10,), sequence_length=6)
-    with pytest.raises(SourceError, match="The split 'train' has no samples"):
+    with pytest.raises(SourceError, match="must have items, but 'train' has none"):
         convert(given, tmp_path / "out", CASES["by time"])
     assert not (tmp_path / "out").exists()
 
 
 def test_shards_bounded_by_bytes_are_refused() -> None:
-    with pytest.raises(OptionError, match="use shard_size"):
+    with pytest.raises(OptionError, match="Use shard_size"):
         ConvertOptions(WriteOptions(max_shard_bytes=10_000))
 
 
@@ -264,10 +268,10 @@ def test_a_data_set_that_is_there_is_not_touched_unless_asked_for(
 ) -> None:
     convert(inputs, tmp_path / "out", CASES[case])
     before = tree(tmp_path / "out")
-    with pytest.raises(WriteError, match="replace it with overwrite=True"):
+    with pytest.raises(WriteError, match="Replace it with overwrite=True"):
         convert(inputs[:2], tmp_path / "out", CASES[case])
     assert tree(tmp_path / "out") == before
-    convert(inputs[:2], tmp_path / "out", CASES[case], overwrite=True)
+    convert(inputs[:2], tmp_path / "out", CASES[case], existing="overwrite")
     convert(inputs[:2], tmp_path / "new", CASES[case])
     assert tree(tmp_path / "out") == tree(tmp_path / "new")
 
@@ -280,7 +284,7 @@ def test_resuming_what_is_complete_returns_it_and_reads_no_sample(
     before = tree(tmp_path / "out")
     for entry in inputs:
         mishap(entry, "read", 1, once=False)
-    assert convert(inputs, tmp_path / "out", CASES[case], resume=True) == first
+    assert convert(inputs, tmp_path / "out", CASES[case], existing="resume") == first
     assert tree(tmp_path / "out") == before
 
 
@@ -306,8 +310,8 @@ def test_resuming_with_other_options_is_refused_and_changes_nothing(
     except ConversionError:
         assert not finished
     before = tree(tmp_path / "out")
-    with pytest.raises(OptionError, match=r"with other inputs or options"):
-        convert(inputs, tmp_path / "out", OTHER[other](CASES[case]), resume=True)
+    with pytest.raises(OptionError, match=r"needs the same inputs and options"):
+        convert(inputs, tmp_path / "out", OTHER[other](CASES[case]), existing="resume")
     assert tree(tmp_path / "out") == before
 
 
@@ -322,25 +326,25 @@ def test_resuming_with_other_inputs_is_refused(finished: bool, inputs: list[Tape
     before = tree(tmp_path / "out")
     np.save(inputs[3].path, np.load(inputs[3].path) + 1)
     for others in (inputs, inputs[:3], inputs[::-1]):
-        with pytest.raises(OptionError, match="with other inputs or options"):
-            convert(others, tmp_path / "out", CASES["plain"], resume=True)
+        with pytest.raises(OptionError, match="needs the same inputs and options"):
+            convert(others, tmp_path / "out", CASES["plain"], existing="resume")
     assert tree(tmp_path / "out") == before
 
 
 def test_resuming_and_overwriting_exclude_each_other(inputs: list[Taped], tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="exclude each other"):
-        convert(inputs, tmp_path / "out", resume=True, overwrite=True)
+    with pytest.raises(OptionError, match="At most one of resume and overwrite"):
+        convert_to_shards(inputs, tmp_path / "out", resume=True, overwrite=True)
     assert not (tmp_path / "out").exists()
 
 
 def test_resuming_where_nothing_was_begun_begins(inputs: list[Taped], tmp_path: Path) -> None:
-    convert(inputs, tmp_path / "out", CASES["plain"], resume=True)
+    convert(inputs, tmp_path / "out", CASES["plain"], existing="resume")
     assert read(tmp_path / "out") == rows(inputs)
 
 
-@pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}])
+@pytest.mark.parametrize("how", [{}, {"existing": "resume"}, {"existing": "overwrite"}])
 def test_a_second_conversion_into_the_same_folder_is_refused(
-    how: dict[str, bool], inputs: list[Taped], tmp_path: Path
+    how: dict[str, Any], inputs: list[Taped], tmp_path: Path
 ) -> None:
     handle = lock(tmp_path / "out")
     try:
@@ -364,9 +368,9 @@ def test_a_conversion_at_work_keeps_others_out(inputs: list[Taped], tmp_path: Pa
     def meanwhile(*news: object) -> None:
         if news[0] == "Writing":
             with pytest.raises(WriteError, match="Another writer is at work"):
-                convert(inputs, tmp_path / "out", CASES["plain"], resume=True)
+                convert(inputs, tmp_path / "out", CASES["plain"], existing="resume")
             refused.append(news)
 
-    convert(inputs, tmp_path / "out", CASES["plain"], told=meanwhile)
+    convert(inputs, tmp_path / "out", CASES["plain"], on_progress=meanwhile)
     assert len(refused) == 8
     assert read(tmp_path / "out") == rows(inputs)

@@ -96,7 +96,7 @@ def test_an_error_arrives_as_it_is_and_nothing_more_is_begun(workers: int, tmp_p
 
 
 def test_an_error_that_cannot_be_unpickled_is_told_and_is_no_dead_worker(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(WorkerError, match=r"OddError at [56]: an error: by keyword"):
+    with pytest.raises(WorkerError, match=r"OddError in [56]: an error: by keyword"):
         list(LocalEngine(2).run(cannot_travel, [5, 6]))
     assert caplog.records == []
 
@@ -118,7 +118,7 @@ def test_the_item_that_workers_always_die_of_is_named_and_no_other(tmp_path: Pat
     items = [str(tmp_path / str(number)) for number in range(20)]
     items[6] = str(tmp_path / "always")
     before = _children()
-    with pytest.raises(WorkerError, match=r"died 3 times while it was at .*/always; out of memory"):
+    with pytest.raises(WorkerError, match=r"died 3 times while working on .*/always. If it ran out of memory"):
         list(LocalEngine(3).run(die_on, items))
     assert _children() <= before
 
@@ -202,7 +202,7 @@ def test_dask_writes_the_same_bytes_and_what_fails_there_is_reported_here(dask: 
     mishap(given[1], "read", 3)
     with pytest.raises(ConversionError, match=r"tape_1\.npy: the tape of tape_1 is torn"):
         convert(given, tmp_path / "again", options, engine=dask)
-    convert(given, tmp_path / "again", options, engine=dask, resume=True)
+    convert(given, tmp_path / "again", options, engine=dask, existing="resume")
     assert tree(tmp_path / "again") == tree(tmp_path / "local")
 
 
@@ -220,13 +220,11 @@ def test_what_workers_of_dask_always_die_of_is_named_and_nothing_is_published(
     given = tapes(tmp_path / "in", (7,))
     mishap(given[0], "die", 6, once=False)
     cluster.scheduler.allowed_failures = 0
-    with pytest.raises(
-        WorkerError, match=r"died again and again while they were at shard_000000\.tar, made of .*tape_0"
-    ):
+    with pytest.raises(WorkerError, match=r"died repeatedly while working on shard_000000\.tar, made from .*tape_0"):
         convert(given, tmp_path / "out", ConvertOptions(WriteOptions(7)), engine=dask)
     assert visible(tmp_path / "out") == set()
     mended(given[0])
-    convert(given, tmp_path / "out", ConvertOptions(WriteOptions(7)), resume=True)
+    convert(given, tmp_path / "out", ConvertOptions(WriteOptions(7)), existing="resume")
     assert read(tmp_path / "out") == rows(given)
 
 

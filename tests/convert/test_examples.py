@@ -24,5 +24,5 @@ def test_the_cluster_example_converts_on_this_machine_and_resumes(tmp_path: Path
     alone = [*command, "--jobs", "1"]  # there is nothing to do for two
     again = subprocess.run(alone, capture_output=True, text=True, check=False)
     assert again.returncode == 1
-    assert "Error: There is a data set" in again.stderr
+    assert "out holds a dataset already" in again.stderr
     assert subprocess.run([*alone, "--resume"], capture_output=True, text=True, check=False).returncode == 0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.convert.fingerprint import fingerprint, stamped
+from penstock.convert.fingerprint import fingerprint, read_stamp
 from penstock.core.errors import SourceError
 
 MB = 1 << 20
@@ -93,11 +93,11 @@ def store(tmp_path: Path) -> Path:
 
 
 def test_of_a_folder_what_describes_it_counts_at_any_depth(store: Path) -> None:
-    before = fingerprint(store), stamped(store)
+    before = fingerprint(store), read_stamp(store)
     (store / "lfp" / "zarr.json").write_text('{"shape": [4]}')
     os.utime(store / "lfp" / "zarr.json", ns=(1, before[1].changed_ns + 1))
     assert fingerprint(store) != before[0]
-    assert stamped(store) != before[1]
+    assert read_stamp(store) != before[1]
 
 
 def test_of_a_folder_another_array_counts(store: Path) -> None:
@@ -116,18 +116,18 @@ def test_of_a_folder_it_counts_where_a_description_lies(store: Path) -> None:
 def test_the_stamp_tells_of_appending_and_of_writing_in_place(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(b"1234")
-    first = stamped(path)
-    assert stamped(path) == first
+    first = read_stamp(path)
+    assert read_stamp(path) == first
     with path.open("ab") as file:
         file.write(b"5")
     os.utime(path, ns=(first.changed_ns, first.changed_ns))
-    assert stamped(path) != first
+    assert read_stamp(path) != first
     path.write_bytes(b"5678")
     os.utime(path, ns=(first.changed_ns + 1, first.changed_ns + 1))
-    assert stamped(path) != first
+    assert read_stamp(path) != first
 
 
-@pytest.mark.parametrize("look", [stamped, fingerprint])
+@pytest.mark.parametrize("look", [read_stamp, fingerprint])
 def test_what_is_not_there_is_named(look: object, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"gone\.npy cannot be read: .*No such file"):
+    with pytest.raises(SourceError, match=r"Could not read .*gone\.npy: .*No such file"):
         look(tmp_path / "gone.npy")  # type: ignore[operator]

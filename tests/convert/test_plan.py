@@ -1,4 +1,4 @@
-"""Which samples, in which order, in which shards."""
+"""Which items a job writes, in which order, in which shards."""
 
 import json
 from dataclasses import replace
@@ -11,54 +11,54 @@ from hypothesis import given
 from hypothesis import strategies as st
 from penstock_convert_parts import Taped, tapes
 
-from penstock.convert.fingerprint import Stamp, fingerprint, stamped
-from penstock.convert.plan import Bad, Job, Scan, Scanning
+from penstock.convert.fingerprint import Stamp, fingerprint, read_stamp
+from penstock.convert.plan import BadInput, Job, Scan, Scanner
 from penstock.convert.splits import Split
 from penstock.core.errors import MissingDependency
 from penstock.shard.writer import WriteOptions
 
 
-def scan(number: int, n_samples: int = 100, folder: str = "/data") -> Scan:
+def scan(number: int, n_items: int = 100, folder: str = "/data") -> Scan:
     path = Path(folder) / f"tape_{number}.npy"
-    return Scan(Taped(path), n_samples, {}, {}, (), {"data": "float32"}, Stamp(number, 1), f"digest {number}")
+    return Scan(Taped(path), n_items, {}, {}, (), {"data": "float32"}, Stamp(number, 1), f"digest {number}")
 
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
     """Several stretches of several inputs."""
-    runs = []
+    spans = []
     for number in range(draw(st.integers(1, 4))):
         borders = sorted(draw(st.sets(st.integers(0, 100), min_size=2, max_size=6)))
-        runs += [(number, start, stop) for start, stop in zip(borders[::2], borders[1::2], strict=False)]
+        spans += [(number, start, stop) for start, stop in zip(borders[::2], borders[1::2], strict=False)]
     scans = tuple(scan(number) for number in range(4))
     seed = draw(st.sampled_from([None, 0, 1]))
-    return Job(Path("/out"), WriteOptions(draw(st.integers(1, 50))), scans, tuple(runs), seed)
+    return Job(Path("/out"), WriteOptions(draw(st.integers(1, 50))), scans, tuple(spans), seed)
 
 
-def located(job: Job) -> list[tuple[str, int]]:
-    """Return file and number of each sample, in the order in which they are written."""
+def locate(job: Job) -> list[tuple[str, int]]:
+    """Return file and number of each item, in the order in which they are written."""
     found = []
     for number in range(job.n_shards):
         task = job.task(number)
         assert (task.number, task.first) == (number, number * job.options.shard_size)
         found += [
-            (task.inputs[which].path.name, sample)
-            for which, sample in zip(task.which.tolist(), task.samples.tolist(), strict=True)
+            (task.inputs[which].path.name, item)
+            for which, item in zip(task.which.tolist(), task.numbers.tolist(), strict=True)
         ]
     return found
 
 
 @given(jobs())
-def test_the_tasks_of_a_job_hold_every_sample_of_its_runs_once(job: Job) -> None:
-    wanted = [(f"tape_{number}.npy", sample) for number, start, stop in job.runs for sample in range(start, stop)]
-    assert sorted(located(job)) == sorted(wanted)
-    assert located(replace(job, shuffle_seed=None)) == wanted
-    assert job.n_samples == len(wanted)
+def test_the_tasks_of_a_job_hold_every_item_of_its_spans_once(job: Job) -> None:
+    wanted = [(f"tape_{number}.npy", item) for number, start, stop in job.spans for item in range(start, stop)]
+    assert sorted(locate(job)) == sorted(wanted)
+    assert locate(replace(job, shuffle_seed=None)) == wanted
+    assert job.n_items == len(wanted)
 
 
 @given(jobs())
 def test_all_shards_but_the_last_are_full(job: Job) -> None:
-    sizes = [len(job.task(number).samples) for number in range(job.n_shards)]
+    sizes = [len(job.task(number).numbers) for number in range(job.n_shards)]
     assert set(sizes[:-1]) <= {job.options.shard_size}
     assert 1 <= sizes[-1] <= job.options.shard_size
 
@@ -75,15 +75,15 @@ def test_a_task_names_only_the_inputs_that_it_needs_with_their_stamps(job: Job) 
 def test_a_shuffled_order_is_pinned() -> None:
     job = Job(Path("/out"), WriteOptions(4), (scan(0), scan(1)), ((0, 0, 4), (1, 0, 4)), 7)
     # Another permutation is a breaking change: the same command would give other bytes.
-    found = [f"{name.removesuffix('.npy')}:{number}" for name, number in located(job)]
+    found = [f"{name.removesuffix('.npy')}:{number}" for name, number in locate(job)]
     assert " ".join(found).replace("tape_", "") == "0:0 1:0 0:2 0:1 1:1 0:3 1:3 1:2"
 
 
 def job_of(given: list[Taped]) -> Job:
-    scans = [Scanning(Split())(entry) for entry in given]
-    assert not any(isinstance(entry, Bad) for entry in scans)
-    runs = tuple((number, 0, entry.n_samples) for number, entry in enumerate(scans))
-    return Job(given[0].path.parent / "out", WriteOptions(4), tuple(scans), runs)
+    scans = [Scanner(Split())(entry) for entry in given]
+    assert not any(isinstance(entry, BadInput) for entry in scans)
+    spans = tuple((number, 0, entry.n_items) for number, entry in enumerate(scans))
+    return Job(given[0].path.parent / "out", WriteOptions(4), tuple(scans), spans)
 
 
 def test_the_identity_is_that_of_names_content_and_options_not_of_folders(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_the_identity_is_that_of_names_content_and_options_not_of_folders(tmp_pa
         replace(here, shuffle_seed=0),
         replace(here, statistics=True),
         replace(here, scans=here.scans[::-1]),
-        replace(here, runs=here.runs[:2]),
+        replace(here, spans=here.spans[:2]),
         job_of(tapes(tmp_path / "longer", (7, 5, 10))),
         job_of(tapes(tmp_path / "renamed", names=("a", "b", "c"))),
         job_of(tapes(tmp_path / "windows", sequence_length=1)),
@@ -105,27 +105,27 @@ def test_the_identity_is_that_of_names_content_and_options_not_of_folders(tmp_pa
 
 def test_a_job_from_what_was_staged_is_known_as_the_one_that_reads_the_inputs() -> None:
     job = Job(Path("/out"), WriteOptions(4), (scan(0),), ((0, 0, 4),), 7)
-    staged = replace(job, scans=(scan(5),), runs=((0, 0, 4),), staged_from=job)
+    staged = replace(job, scans=(scan(5),), spans=((0, 0, 4),), staged_from=job)
     assert staged.identity() == job.identity()
 
 
 def test_looking_at_an_input_tells_what_it_holds(tmp_path: Path) -> None:
     (given,) = tapes(tmp_path / "in", (10,), ("anna_1",), sequence_length=3)
-    found = Scanning(Split((("a", 0.6), ("b", 0.4)), "time"))(given)
+    found = Scanner(Split((("a", 0.6), ("b", 0.4)), "time"))(given)
     assert isinstance(found, Scan)
-    assert (found.n_samples, found.name, dict(found.fields)) == (3, "anna_1.npy", {"data": "float32"})
+    assert (found.n_items, found.name, dict(found.fields)) == (3, "anna_1.npy", {"data": "float32"})
     assert dict(found.groups) == {"subject": "anna"}
-    assert (found.stamp, found.digest) == (stamped(given.path), fingerprint(given.path))
+    assert (found.stamp, found.digest) == (read_stamp(given.path), fingerprint(given.path))
     # windows of rows 0–3, 3–6, 6–9; a border after 5.4 rows
-    assert found.stretches == {"a": [(0, 1)], "b": [(2, 3)]}
+    assert found.spans == {"a": [(0, 1)], "b": [(2, 3)]}
 
 
 @pytest.mark.parametrize("content", [b"", b"no array", np.lib.format.MAGIC_PREFIX])
 def test_looking_at_what_is_no_input_tells_why(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "bad.npy"
     path.write_bytes(content)
-    found = Scanning(Split())(Taped(path))
-    assert isinstance(found, Bad)
+    found = Scanner(Split())(Taped(path))
+    assert isinstance(found, BadInput)
     assert found.path == path
     assert found.reason
     assert str(found) == f"{path}: {found.reason}"
@@ -137,4 +137,4 @@ def test_a_package_that_is_missing_is_nothing_about_the_file(tmp_path: Path) -> 
 
     (tmp_path / "a").write_bytes(b"a")
     with pytest.raises(MissingDependency, match=r"penstock\[nwb\]"):
-        Scanning(Split())(SimpleNamespace(path=tmp_path / "a", open=missing))  # type: ignore[arg-type]
+        Scanner(Split())(SimpleNamespace(path=tmp_path / "a", open=missing))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import pytest
 from penstock_convert_parts import Taped, mishap, tapes, tree
 
 from penstock.convert.fingerprint import read_stamp
-from penstock.convert.shard_task import InputError, Task, close_recordings, statistics_of, write_task
+from penstock.convert.shard_task import InputError, Task, close_recordings, read_statistics, write_task
 from penstock.core.errors import OptionError, WriteError
 from penstock.shard import compression
 from penstock.shard.publish import find_finished_shard
@@ -27,16 +27,16 @@ def _closed() -> Iterator[None]:
 
 @pytest.fixture
 def task(tmp_path: Path) -> Task:
-    """Samples of three inputs, to and fro."""
+    """Items of three inputs, in mixed order."""
     given = tapes(tmp_path / "in", (4, 4, 4))
-    which, samples = np.array([0, 2, 2, 1, 0]), np.array([3, 0, 1, 2, 0])
-    return task_of(tmp_path / "out", given, which, samples)
+    which, numbers = np.array([0, 2, 2, 1, 0]), np.array([3, 0, 1, 2, 0])
+    return make_task(tmp_path / "out", given, which, numbers)
 
 
-def task_of(writing: Path, given: list[Taped], which: np.ndarray, samples: np.ndarray) -> Task:
+def make_task(writing: Path, given: list[Taped], which: np.ndarray, numbers: np.ndarray) -> Task:
     writing.mkdir(exist_ok=True)
     stamps = tuple(read_stamp(entry.path) for entry in given)
-    return Task(writing, 7, 35, WriteOptions(5), tuple(given), stamps, which, samples, statistics=True)
+    return Task(writing, 7, 35, WriteOptions(5), tuple(given), stamps, which, numbers, statistics=True)
 
 
 def test_the_same_task_writes_the_same_bytes_whoever_does_it(task: Task) -> None:
@@ -48,15 +48,15 @@ def test_the_same_task_writes_the_same_bytes_whoever_does_it(task: Task) -> None
     assert tree(task.writing) == first
 
 
-def test_statistics_are_those_of_the_samples_of_the_shard(task: Task) -> None:
+def test_statistics_are_those_of_the_items_of_the_shard(task: Task) -> None:
     write_task(task)
     values = [[3, 0, -3], [200, 2, 0], [201, 2, -1], [102, 1, -2], [0, 0, 0]]
-    found = statistics_of(task.writing, task.name)["data"]
+    found = read_statistics(task.writing, task.name)["data"]
     assert float(found.mean) == pytest.approx(np.mean(values))
     assert float(found.std) == pytest.approx(np.std(values))
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("read", "the tape of tape_2 is torn"), ("grow", "written to while")])
+@pytest.mark.parametrize(("kind", "reason"), [("read", "the tape of tape_2 is torn"), ("grow", "changed while")])
 def test_an_input_that_fails_is_named_and_nothing_is_left(kind: str, reason: str, task: Task) -> None:
     mishap(task.inputs[2], kind, 1)
     with pytest.raises(InputError, match=reason) as caught:
@@ -69,7 +69,7 @@ def test_an_input_that_fails_is_named_and_nothing_is_left(kind: str, reason: str
 
 def test_an_input_that_was_written_to_after_it_was_counted_is_refused(task: Task) -> None:
     os.utime(task.inputs[1].path, ns=(1, 1))
-    with pytest.raises(InputError, match=r"tape_1\.npy: it was written to while it was converted"):
+    with pytest.raises(InputError, match=r"tape_1\.npy: the file changed while it was converted"):
         write_task(task)
     assert tree(task.writing) == {}
 
@@ -78,8 +78,8 @@ def test_an_input_that_is_kept_open_is_opened_anew_when_it_was_written_to_and_co
     write_task(task)
     np.save(task.inputs[0].path, np.full((4, 3), 9, np.float32))
     stamps = tuple(read_stamp(entry.path) for entry in task.inputs)
-    write_task(replace(task, stamps=stamps, which=np.array([0]), samples=np.array([1])))
-    assert float(statistics_of(task.writing, task.name)["data"].mean) == 9
+    write_task(replace(task, stamps=stamps, which=np.array([0]), numbers=np.array([1])))
+    assert float(read_statistics(task.writing, task.name)["data"].mean) == 9
 
 
 def test_an_error_of_the_inputs_own_code_arrives_as_it_is_with_a_note(task: Task) -> None:
@@ -98,7 +98,7 @@ def test_a_folder_that_is_gone_is_a_write_error_that_names_the_shard(task: Task)
 def test_a_compressed_shard_that_is_too_large_says_what_to_do(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.shard.writer.max_decompressed_bytes", lambda _: 4096)
     assert compression.max_decompressed_bytes(0) > 4096
-    with pytest.raises(OptionError, match=r"more than 4096 bytes.*smaller shard_size"):
+    with pytest.raises(OptionError, match=r"at most 4096 bytes.*smaller shard_size"):
         write_task(replace(task, options=WriteOptions(5, compression="gz")))
     assert tree(task.writing) == {}
 
@@ -114,7 +114,7 @@ def test_a_shard_that_was_left_in_pieces_is_written_over(task: Task) -> None:
 
 def test_no_more_than_four_inputs_are_kept_open(tmp_path: Path) -> None:
     given = tapes(tmp_path / "in", [1] * 9)
-    write_task(task_of(tmp_path / "out", given, np.arange(9), np.zeros(9, np.int64)))
+    write_task(make_task(tmp_path / "out", given, np.arange(9), np.zeros(9, np.int64)))
     names = [str(Path(f"/proc/self/fd/{entry.name}").resolve()) for entry in Path("/proc/self/fd").iterdir()]
     assert sorted(name for name in names if name.endswith(".npy")) == [str(entry.path) for entry in given[5:]]
     close_recordings()
@@ -125,7 +125,7 @@ def test_no_more_than_four_inputs_are_kept_open(tmp_path: Path) -> None:
 def test_threads_that_write_shards_of_the_same_inputs_do_not_disturb_each_other(tmp_path: Path) -> None:
     given = tapes(tmp_path / "in", [30] * 6)
     order = np.random.default_rng(0).permuted(np.tile(np.arange(6), 30))
-    tasks = [task_of(tmp_path / f"out{number}", given, order, np.arange(180) % 30) for number in range(4)]
+    tasks = [make_task(tmp_path / f"out{number}", given, order, np.arange(180) % 30) for number in range(4)]
     failures: list[BaseException] = []
 
     def work(task: Task) -> None:
@@ -148,4 +148,4 @@ def test_threads_that_write_shards_of_the_same_inputs_do_not_disturb_each_other(
 
 def test_a_task_says_what_it_is_about(task: Task) -> None:
     paths = ", ".join(str(entry.path) for entry in task.inputs)
-    assert str(task) == f"shard_000007.tar, made of {paths}"
+    assert str(task) == f"shard_000007.tar, made from {paths}"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.convert.windows import Windows, checked_overlap
+from penstock.convert.windows import Windows, check_overlap
 from penstock.core.errors import OptionError
 
 overlaps = st.one_of(st.sampled_from([0.0, 0.5, 0.99]), st.floats(0, 1, exclude_max=True))
@@ -42,13 +42,13 @@ def test_no_overlap_covers_every_unit_once_and_half_repeats_half() -> None:
 
 @pytest.mark.parametrize("overlap", [1, 1.0, 1.5, -0.1, float("nan"), True, "0.5", None])
 def test_an_overlap_that_never_advances_or_is_no_share_is_refused(overlap: object) -> None:
-    with pytest.raises(OptionError, match="at least 0 and below 1"):
-        checked_overlap(overlap)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="at least 0 and below 1"):
+    with pytest.raises(OptionError, match=">= 0 and < 1"):
+        check_overlap(overlap)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=">= 0 and < 1"):
         Windows(10, 2, overlap)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("length", [0, -3, 2.5])
 def test_a_length_that_is_no_window_is_refused(length: object) -> None:
-    with pytest.raises(OptionError, match="length of a window"):
+    with pytest.raises(OptionError, match="The window length must be"):
         Windows(10, length)  # type: ignore[arg-type]

@@ -70,7 +70,7 @@ def tried(case, small, large, workers=1):
     answer = attempt(case, workers=workers)
     seen = visible(DISK / "out")
     remount(large)
-    again = attempt(case, resume=(DISK / "out").exists())
+    again = attempt(case, existing="resume" if (DISK / "out").exists() else "refuse")
     right = seen == (set(whole) if answer == "done" else set())
     return [answer, right, again, tree(DISK / "out") == whole]
 '''
@@ -159,10 +159,10 @@ INPUTS, ALL = INPUTS[:1], INPUTS
 assert attempt("plain") == "done"
 before = tree(DISK / "out")
 INPUTS = ALL
-answer = attempt("plain", overwrite=True)
+answer = attempt("plain", existing="overwrite")
 kept = {name: content for name, content in tree(DISK / "out").items() if not name.startswith(".")} == before
 remount("size=64m")
-again = attempt("plain", resume=True)
+again = attempt("plain", existing="resume")
 assert attempt("plain", FOLDER / "whole") == "done"
 print(json.dumps([answer, kept, again, tree(DISK / "out") == tree(FOLDER / "whole")]))
 """
@@ -180,8 +180,8 @@ assert attempt("plain") == "done"
 before = tree(DISK)
 remount("ro")
 answers = [attempt(case, DISK / place, **how) for case in OPTIONS for place, how in (
-    ("new", {}), ("empty", {}), ("out", {"overwrite": True}))]
-finished = attempt("plain", resume=True)
+    ("new", {}), ("empty", {}), ("out", {"existing": "overwrite"}))]
+finished = attempt("plain", existing="resume")
 print(json.dumps([answers, finished, tree(DISK) == before]))
 """
     answers, finished, same = in_namespace(tmp_path, body)
@@ -204,7 +204,7 @@ def test_a_limit_on_the_size_of_files_publishes_nothing(
         message = isolated(_limited, inputs, tmp_path / f"out{limit}", options, workers, limit)
         assert "File too large" in message
         assert visible(tmp_path / f"out{limit}") == set()
-        convert(inputs, tmp_path / f"out{limit}", options, resume=True)
+        convert(inputs, tmp_path / f"out{limit}", options, existing="resume")
         assert tree(tmp_path / f"out{limit}") == tree(tmp_path / "whole")
 
 

@@ -54,14 +54,14 @@ def test_interrupted_after_any_shard_it_resumes_to_the_same_bytes(
     case: str, inputs: list[Taped], tmp_path: Path
 ) -> None:
     count = InterruptAt(-1)
-    convert(inputs, tmp_path / "whole", CASES[case], told=count)
+    convert(inputs, tmp_path / "whole", CASES[case], on_progress=count)
     whole = tree(tmp_path / "whole")
     for at in range(1, count.count + 1):
         out, workers = tmp_path / f"out{at}", 1 + (at % 7 == 0)
         with pytest.raises(KeyboardInterrupt):
-            convert(inputs, out, CASES[case], told=InterruptAt(at), engine=LocalEngine(workers))
+            convert(inputs, out, CASES[case], on_progress=InterruptAt(at), engine=LocalEngine(workers))
         assert visible(out) == set(), f"interrupted at {at}"
-        convert(inputs, out, CASES[case], resume=out.exists())
+        convert(inputs, out, CASES[case], existing="resume" if out.exists() else "refuse")
         assert tree(out) == whole, f"interrupted at {at}"
 
 
@@ -79,7 +79,7 @@ def test_an_input_that_fails_in_the_middle_is_named_and_when_mended_goes_on(
         assert visible(out) == set()
         with pytest.raises(WriteError, match="unfinished conversion"):
             convert(inputs, out, CASES[case])
-        convert(inputs, out, CASES[case], engine=LocalEngine(workers), resume=True)
+        convert(inputs, out, CASES[case], engine=LocalEngine(workers), existing="resume")
         assert tree(out) == tree(tmp_path / "whole")
 
 
@@ -88,7 +88,7 @@ def test_what_was_finished_is_not_read_again(inputs: list[Taped], tmp_path: Path
     with pytest.raises(ConversionError):
         convert(inputs, tmp_path / "out", CASES["plain"])
     mishap(inputs[0], "read", 1)
-    convert(inputs, tmp_path / "out", CASES["plain"], resume=True)
+    convert(inputs, tmp_path / "out", CASES["plain"], existing="resume")
     assert not happened(inputs[0])
     assert read(tmp_path / "out") == rows(inputs)
 
@@ -104,7 +104,7 @@ def test_an_error_of_the_inputs_own_code_publishes_nothing(
     with pytest.raises(error):
         convert(inputs, tmp_path / "out", CASES["plain"], engine=LocalEngine(workers))
     assert visible(tmp_path / "out") == set()
-    convert(inputs, tmp_path / "out", CASES["plain"], resume=True)
+    convert(inputs, tmp_path / "out", CASES["plain"], existing="resume")
     assert read(tmp_path / "out") == rows(inputs)
 
 
@@ -115,14 +115,14 @@ def test_an_input_that_is_written_to_meanwhile_is_an_error(
     workers: int, kind: str, case: str, inputs: list[Taped], tmp_path: Path
 ) -> None:
     mishap(inputs[1], kind, 5)
-    with pytest.raises(ConversionError, match=r"bert_1\.npy: it was written to while it was converted"):
+    with pytest.raises(ConversionError, match=r"bert_1\.npy: the file changed while it was converted"):
         convert(inputs, tmp_path / "out", CASES[case], engine=LocalEngine(workers))
     assert visible(tmp_path / "out") == set()
     before = tree(tmp_path / "out")
     with pytest.raises(OptionError, match="other inputs or options; use the same, or overwrite"):
-        convert(inputs, tmp_path / "out", CASES[case], resume=True)
+        convert(inputs, tmp_path / "out", CASES[case], existing="resume")
     assert tree(tmp_path / "out") == before, "nothing is lost"
-    convert(inputs, tmp_path / "out", CASES[case], overwrite=True)
+    convert(inputs, tmp_path / "out", CASES[case], existing="overwrite")
     assert sorted(read(tmp_path / "out")) == sorted(rows(inputs))
 
 
@@ -133,21 +133,21 @@ def test_the_old_data_set_is_readable_until_the_new_one_is_complete(
     old = tapes(tmp_path / "old", (8, 9), ("anna_7", "carl_7"))
     names = CASES[case].split.names
     count = InterruptAt(-1)
-    convert(inputs, tmp_path / "whole", CASES[case], told=count)
+    convert(inputs, tmp_path / "whole", CASES[case], on_progress=count)
     for at in range(1, count.count + 1, 3):
         out = tmp_path / f"out{at}"
         convert(old, out, CASES[case])
         before = {name: read(out / name) for name in names}
         files = tree(out)
         with pytest.raises(KeyboardInterrupt):
-            convert(inputs, out, CASES[case], overwrite=True, told=InterruptAt(at))
+            convert(inputs, out, CASES[case], existing="overwrite", on_progress=InterruptAt(at))
         assert {name: read(out / name) for name in names} == before
         if tree(out) == files:  # it had not begun: the old one is complete, and is not replaced by resuming
-            with pytest.raises(OptionError, match="was done with other inputs or options"):
-                convert(inputs, out, CASES[case], resume=True)
-            convert(inputs, out, CASES[case], overwrite=True)
+            with pytest.raises(OptionError, match="was completed with others"):
+                convert(inputs, out, CASES[case], existing="resume")
+            convert(inputs, out, CASES[case], existing="overwrite")
         else:
-            convert(inputs, out, CASES[case], resume=True)
+            convert(inputs, out, CASES[case], existing="resume")
         assert tree(out) == tree(tmp_path / "whole"), f"interrupted at {at}"
 
 
@@ -163,12 +163,12 @@ def test_where_one_of_several_splits_cannot_be_made_ready_none_appears(
     convert(inputs, tmp_path / "whole", CASES[case])
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.convert.convert.prepare", full_for_val)
-        for resume in (False, True):
+        patch.setattr("penstock.convert.convert.prepare_publication", full_for_val)
+        for existing in ("refuse", "resume"):
             with pytest.raises(WriteError, match=r"out/val: .*No space left"):
-                convert(inputs, out, CASES[case], resume=resume)
+                convert(inputs, out, CASES[case], existing=existing)
             assert visible(out) == set()
-    convert(inputs, out, CASES[case], resume=True)
+    convert(inputs, out, CASES[case], existing="resume")
     assert tree(out) == tree(tmp_path / "whole")
 
 
@@ -221,16 +221,16 @@ def test_a_run_that_skipped_an_input_while_reading_can_be_resumed(
     options = replace(CASES[case], on_bad="skip")
     mishap(inputs[2], "read", 3, once=False)
     count = InterruptAt(-1)
-    convert(inputs, tmp_path / "whole", options, told=count)
+    convert(inputs, tmp_path / "whole", options, on_progress=count)
     whole = tree(tmp_path / "whole")
     for at in range(count.count, 0, -2):
         out = tmp_path / f"out{at}"
         with pytest.raises(KeyboardInterrupt):
-            convert(inputs, out, options, told=InterruptAt(at))
-        convert(inputs, out, options, resume=True)
+            convert(inputs, out, options, on_progress=InterruptAt(at))
+        convert(inputs, out, options, existing="resume")
         assert tree(out) == whole, f"interrupted at {at}"
     mended(inputs[2])
-    assert convert(inputs, out, options, resume=True).keys() == set(options.split.names)
+    assert convert(inputs, out, options, existing="resume").keys() == set(options.split.names)
     assert tree(out) == whole, "what is complete stays as it is"
 
 
@@ -243,17 +243,17 @@ def test_pieces_that_a_power_cut_left_are_written_anew(
     damage: str, case: str, inputs: list[Taped], tmp_path: Path
 ) -> None:
     count = InterruptAt(-1)
-    convert(inputs, tmp_path / "whole", CASES[case], told=count)
+    convert(inputs, tmp_path / "whole", CASES[case], on_progress=count)
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):  # before the last shard
-        convert(inputs, out, CASES[case], told=InterruptAt(count.count - 1))
+        convert(inputs, out, CASES[case], on_progress=InterruptAt(count.count - 1))
     name = {"shard": "*.tar", "index": "*.index", "statistics": "*.statistics", "part": "*.tar"}[damage]
     path = sorted(path for path in out.rglob(f".writing/{name}") if ".staged" not in path.parts)[0]
     if damage == "part":
         path.with_name(f"{path.name}.host-1.part").write_bytes(path.read_bytes())
     else:
         path.write_bytes(path.read_bytes()[:-1])
-    convert(inputs, out, CASES[case], resume=True)
+    convert(inputs, out, CASES[case], existing="resume")
     assert tree(out) == tree(tmp_path / "whole")
 
 
@@ -264,7 +264,7 @@ def test_an_unfinished_conversion_is_forgotten_where_that_is_asked_for(inputs: l
         convert(inputs, out, CASES["shuffled"])
     with pytest.raises(WriteError, match="unfinished conversion"):
         convert(given, out, CASES["plain"])
-    convert(given, out, CASES["plain"], overwrite=True)
+    convert(given, out, CASES["plain"], existing="overwrite")
     convert(given, tmp_path / "whole", CASES["plain"])
     assert tree(out) == tree(tmp_path / "whole")
 
@@ -275,7 +275,7 @@ def test_files_are_closed_after_an_error(inputs: list[Taped], tmp_path: Path) ->
     with pytest.raises(ConversionError):
         convert(inputs, tmp_path / "out", CASES["shuffled"])
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-    convert(inputs, tmp_path / "out", CASES["shuffled"], resume=True)
+    convert(inputs, tmp_path / "out", CASES["shuffled"], existing="resume")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     source = TarSource(tmp_path / "out")
     assert source.take(np.arange(3))["data"].shape == (3, 3)

@@ -98,7 +98,7 @@ class Helper:
         self._process = process
 
     def begin(
-        self, inputs: list[Taped], output: Path, case: str, *, at: int = -1, workers: int = 1, **how: bool
+        self, inputs: list[Taped], output: Path, case: str, *, at: int = -1, workers: int = 1, **how: str
     ) -> int:
         """Start a conversion, and return the number of its process."""
         paths = [str(given.path) for given in inputs]
@@ -168,7 +168,7 @@ def test_killed_before_any_change_of_a_file_resuming_ends_in_the_same_bytes(
         assert helper.run(inputs, out, case, at=at)["killed"] == signal.SIGKILL
         for name in names:
             assert read_or_none(out / name) in (None, new[name]), f"killed at {at}"
-        helper.run(inputs, out, case, resume=True)
+        helper.run(inputs, out, case, existing="resume")
         assert tree(out) == whole, f"killed at {at}"
 
 
@@ -185,7 +185,7 @@ def test_killed_while_it_replaces_a_data_set_a_reader_sees_the_old_one_or_the_ne
         helper.run(old, out, case)
         before = {name: read(out / name) for name in names}
         files = tree(out)
-        assert helper.run(inputs, out, case, at=at, overwrite=True)["killed"] == signal.SIGKILL
+        assert helper.run(inputs, out, case, at=at, existing="overwrite")["killed"] == signal.SIGKILL
         for name in names:
             found = read_or_none(out / name)
             assert found in (None, before[name], read(tmp_path / "whole" / name)), f"killed at {at}"
@@ -220,7 +220,7 @@ def test_workers_of_a_process_that_is_killed_end_and_keep_nobody_out(
     assert eventually(lambda: held(inputs[1].path))
     assert eventually(lambda: len(members(parent)) == 3), "the process and its two workers"
     with pytest.raises(WriteError, match="Another writer is at work"):
-        convert(inputs, tmp_path / "out", options_of(case), resume=True)
+        convert(inputs, tmp_path / "out", options_of(case), existing="resume")
     os.kill(parent, signal.SIGKILL)
     try:
         assert eventually(lambda: members(parent) == []), "a worker has outlived its parent"
@@ -228,7 +228,7 @@ def test_workers_of_a_process_that_is_killed_end_and_keep_nobody_out(
         mended(inputs[1])
     assert helper.answer()["killed"] == signal.SIGKILL
     assert visible(tmp_path / "out") == set()
-    convert(inputs, tmp_path / "out", options_of(case), engine=LocalEngine(2), resume=True)
+    convert(inputs, tmp_path / "out", options_of(case), engine=LocalEngine(2), existing="resume")
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
@@ -246,7 +246,7 @@ def test_ctrl_c_ends_the_workers_and_leaves_what_was_finished(
     with pytest.raises(AssertionError, match="KeyboardInterrupt"):
         helper.answer()
     assert visible(tmp_path / "out") == set()
-    convert(inputs, tmp_path / "out", options_of("plain"), resume=True)
+    convert(inputs, tmp_path / "out", options_of("plain"), existing="resume")
     assert read(tmp_path / "out") == rows(inputs)
 
 
@@ -274,7 +274,7 @@ def test_an_input_that_workers_always_die_of_is_named_and_nothing_is_published(
         convert(inputs, tmp_path / "out", options_of(case), engine=LocalEngine(2))
     assert visible(tmp_path / "out") == set()
     mended(inputs[1])
-    convert(inputs, tmp_path / "out", options_of(case), engine=LocalEngine(2), resume=True)
+    convert(inputs, tmp_path / "out", options_of(case), engine=LocalEngine(2), existing="resume")
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 

@@ -1,4 +1,4 @@
-"""Recordings to shards: which inputs can be read, in which order they are written, and who writes them."""
+"""Convert recordings to shards: inputs, the order in which items are written, and the engines that write them."""
 
 from penstock.core.doors import open_door
 

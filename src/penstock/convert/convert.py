@@ -1,11 +1,11 @@
-"""A whole conversion: look at the inputs, decide which samples go where, have the shards written, publish.
+"""Run a whole conversion: scan the inputs, plan the shards, write them, publish the datasets.
 
-1. An input that cannot be read: reported with all others of its kind; nothing is published, unless they are to be
-   skipped, in which case the result is that of a run that never had them.
-2. The disk is full, a worker dies again and again, Ctrl-C, `kill -9`: nothing is published, and `resume` goes on with
-   the shards that are missing.
-3. An input that somebody writes to meanwhile: an error, and nothing is published.
-4. The same inputs and options: the same bytes, for any number of workers and any engine, resumed or not.
+1. An input cannot be read: it is reported together with all other unreadable inputs, and nothing is published. With
+   `on_bad="skip"`, the result is that of a conversion that never had these inputs.
+2. The disk is full, a worker dies repeatedly, Ctrl-C, `kill -9`: nothing is published. `existing="resume"` writes the
+   shards that are missing.
+3. An input changes during the conversion: an error, and nothing is published.
+4. The same inputs and options give the same bytes, for any number of workers and any engine, resumed or not.
 """
 
 import json
@@ -13,18 +13,18 @@ import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import xxhash
 
 from penstock.convert.engines import Engine, LocalEngine
 from penstock.convert.inputs.protocol import Input
 from penstock.convert.inputs.shards import ShardsInput
-from penstock.convert.plan import Bad, Job, Scan, Scanning
-from penstock.convert.scan import ConvertOptions, Told, jobs_of, scanned
-from penstock.convert.shard_task import InputError, Task, close_recordings, statistics_of, write_task
+from penstock.convert.plan import BadInput, Job, Scan, Scanner
+from penstock.convert.scan import ConvertOptions, ProgressCallback, make_jobs, scan_inputs
+from penstock.convert.shard_task import InputError, Task, close_recordings, read_statistics, write_task
 from penstock.convert.splits import WHOLE, Split
 from penstock.core.errors import ConversionError, OptionError, PenstockError, SourceError, WriteError
 from penstock.files.durable import write_aside
@@ -42,12 +42,25 @@ from penstock.shard.publish import (
 from penstock.shard.writer import merge_fields
 from penstock.transform.moments import Moments
 
-__all__ = ["convert"]
+__all__ = ["Existing", "convert", "existing_from_flags"]
 
 _LOG = logging.getLogger("penstock")
 _STAGED, _UNSTAGED = ".staged", ".unstaged"
 _SKIPPED = "skipped.json"
 _TRAIN = "train"
+
+Existing = Literal["refuse", "resume", "overwrite"]
+"""What to do with a dataset or an unfinished conversion in the output folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversion:
+    """What stays the same throughout one conversion."""
+
+    output: Path
+    options: ConvertOptions
+    engine: Engine
+    on_progress: ProgressCallback
 
 
 def convert(
@@ -56,127 +69,129 @@ def convert(
     options: ConvertOptions | None = None,
     *,
     engine: Engine | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    told: Told | None = None,
+    existing: Existing = "refuse",
+    on_progress: ProgressCallback | None = None,
 ) -> dict[str, Manifest]:
-    """Turn recordings into shards, and return the manifest of each split.
+    """Convert recordings to shards and return the manifest of each split.
 
     Parameters
     ----------
     inputs
-        What is read, in the order in which it is written.
+        The recordings, in the order in which they are written.
     output
-        The folder of the data set; with a split, of one folder for each part of it.
+        The folder of the dataset; with a split, the folder that holds one dataset per split.
     options
-        What decides over the bytes.
+        Everything besides the inputs that determines the bytes.
     engine
-        Who does the work; None: this process.
-    resume
-        Go on where an interrupted conversion of the same inputs, with the same options, stopped.
-    overwrite
-        Replace a data set that is there, at the moment when the new one is complete; forget an interrupted one.
-    told
-        Called now and then with how far it is.
+        Runs the work; None: this process.
+    existing
+        `"refuse"` to touch what is in the output folder; `"resume"` an interrupted conversion of the same inputs with
+        the same options; `"overwrite"` a dataset at the moment when the new one is complete, and drop an interrupted
+        conversion.
+    on_progress
+        Progress callback `(phase, unit, done, total, current)`.
     """
-    options, engine, told = options or ConvertOptions(), engine or LocalEngine(), told or (lambda *_: None)
-    output = Path(output).absolute()
-    if resume and overwrite:
-        raise OptionError("resume and overwrite exclude each other: go on, or start anew.")
+    options, output = options or ConvertOptions(), Path(output).absolute()
+    conversion = _Conversion(output, options, engine or LocalEngine(), on_progress or (lambda *_: None))
+    resume = existing == "resume"
     with ExitStack() as stack:
         for folder in sorted({output, *(output / name for name in options.split.names)}):
-            stack.callback(_left, folder, lock(folder))
-        stack.callback(engine.close)
+            stack.callback(_release_folder, folder, lock(folder))
+        stack.callback(conversion.engine.close)
         stack.callback(close_recordings)
-        if not resume and not overwrite:
+        if existing == "refuse":
             _check_free(output, options.split.names)
-        bad = _skipped_before(inputs, output, options) if resume else {}
+        bad = _read_skipped(inputs, output, options) if resume else {}
         inputs = [given for given in inputs if given.path not in bad]
         while True:
-            scans = scanned(inputs, options, engine, told, bad)
+            scans = scan_inputs(inputs, options, conversion.engine, conversion.on_progress, bad)
             try:
-                return _converted(scans, output, options, engine, told, resume=resume, bad=bad)
+                return _write_and_publish(conversion, scans, bad, resume=resume)
             except InputError as error:
                 if options.on_bad == "fail":
                     raise ConversionError({str(error.path): error.reason}) from error
-                # The result is that of a run that never had this input: all is planned anew without it.
+                # The result is that of a conversion that never had this input: everything is planned again without it.
                 bad[error.path] = error.reason
                 inputs, resume = [given for given in inputs if given.path != error.path], False
 
 
-def _left(folder: Path, handle: int) -> None:
-    """Let others write to a folder; one that nothing was written to is removed."""
+def existing_from_flags(*, resume: bool, overwrite: bool) -> Existing:
+    """Return the value of `existing` for the two flags of the public functions and the command line."""
+    if resume and overwrite:
+        raise OptionError(
+            "At most one of resume and overwrite must be set, got both. Resume an interrupted conversion, or start "
+            "again."
+        )
+    return "resume" if resume else "overwrite" if overwrite else "refuse"
+
+
+def _release_folder(folder: Path, handle: int) -> None:
+    """Unlock a folder, and remove it if it is empty."""
     with suppress(OSError):
         folder.rmdir()
     unlock(handle)
 
 
-def _converted(
-    scans: list[Scan],
-    output: Path,
-    options: ConvertOptions,
-    engine: Engine,
-    told: Told,
-    *,
-    resume: bool,
-    bad: Mapping[Path, str],
+def _write_and_publish(
+    conversion: _Conversion, scans: list[Scan], bad: Mapping[Path, str], *, resume: bool
 ) -> dict[str, Manifest]:
-    """Write and publish all splits; where they are shuffled, from shards that are written in order first."""
-    jobs = jobs_of(scans, output, options, bad)
+    """Write and publish all splits. If they are shuffled, items are staged in order first."""
+    output, options = conversion.output, conversion.options
+    jobs = make_jobs(scans, output, options, bad)
     if not resume:
-        _unstage(output)
+        _remove_staged(output)
     todo = _begin(jobs, resume=resume)
     if todo and options.shuffle_seed is not None:
-        # Recordings are cheap to read from front to back, and shards in any order.
-        staged = [_staging(job, output / _STAGED / f"part-{jobs.index(job)}") for job in todo]
+        # Recordings are cheap to read from front to back; shards are cheap to read in any order.
+        staged = [_make_staging_job(job, output / _STAGED / f"part-{jobs.index(job)}") for job in todo]
         _begin(staged, resume=resume)
-        _written(staged, engine, told, "Reading")
-        _published(staged, {})
-        made = {job.folder: _from_staged(job, stage) for job, stage in zip(todo, staged, strict=True)}
-        jobs = [made.get(job.folder, job) for job in jobs]
-    _written(jobs, engine, told, "Writing")
-    manifests = _published(jobs, _statistics(jobs, options))
-    _unstage(output)
+        _write_shards(conversion, staged, "Reading")
+        _publish(staged, {})
+        from_staged = {job.folder: _read_from_staged(job, stage) for job, stage in zip(todo, staged, strict=True)}
+        jobs = [from_staged.get(job.folder, job) for job in jobs]
+    _write_shards(conversion, jobs, "Writing")
+    manifests = _publish(jobs, _merge_statistics(jobs, options))
+    _remove_staged(output)
     return dict(zip(options.split.names, manifests, strict=True))
 
 
-def _staging(job: Job, folder: Path) -> Job:
-    """Return the job that writes the samples of another one in the order in which they are read."""
+def _make_staging_job(job: Job, folder: Path) -> Job:
+    """Return a job that writes the items of `job` in the order in which they are read."""
     plain = replace(job.options, compression="none", array_format="npy", metadata={})
     return replace(job, folder=folder, options=plain, shuffle_seed=None, statistics=False)
 
 
-def _from_staged(job: Job, staged: Job) -> Job:
-    """Return the job that does the same as `job`, from what was staged."""
-    found = Scanning(Split())(ShardsInput(staged.folder))
-    if isinstance(found, Bad):
-        raise WriteError(f"What was staged cannot be read: {found}. Start anew with overwrite=True.")
-    return replace(job, scans=(found,), runs=((0, 0, found.n_samples),), staged_from=job)
+def _read_from_staged(job: Job, staged: Job) -> Job:
+    """Return a job that does the same as `job`, but reads the staged items."""
+    found = Scanner(Split())(ShardsInput(staged.folder))
+    if isinstance(found, BadInput):
+        raise WriteError(f"Could not read staged items: {found}. Start again with overwrite=True (--overwrite).")
+    return replace(job, scans=(found,), spans=((0, 0, found.n_items),), staged_from=job)
 
 
-def _unstage(output: Path) -> None:
-    """Remove what was staged: its name at once, so that half of it is never taken for the whole."""
+def _remove_staged(output: Path) -> None:
+    """Remove staged items. They are renamed first, so that half of them are never taken for all of them."""
     shutil.rmtree(output / _UNSTAGED, ignore_errors=True)
     with suppress(OSError):
         (output / _STAGED).rename(output / _UNSTAGED)
     shutil.rmtree(output / _UNSTAGED, ignore_errors=True)
 
 
-def _written(jobs: list[Job], engine: Engine, told: Told, what: str) -> None:
-    """Have all shards written that are not there yet."""
-    todo = [(job, number) for job in jobs for number in _missing(job)]
-    total = sum(job.n_samples for job in jobs)
-    left = [min(job.options.shard_size, job.n_samples - number * job.options.shard_size) for job, number in todo]
+def _write_shards(conversion: _Conversion, jobs: list[Job], phase: str) -> None:
+    """Write all shards that are missing."""
+    todo = [(job, number) for job in jobs for number in _find_missing(job)]
+    total = sum(job.n_items for job in jobs)
+    left = [min(job.options.shard_size, job.n_items - number * job.options.shard_size) for job, number in todo]
     done = total - sum(left)
     tasks = _Tasks(todo)
-    told(what, "samples", done, total, "")
-    for number, count in engine.run(write_task, tasks):
+    conversion.on_progress(phase, "items", done, total, "")
+    for number, count in conversion.engine.run(write_task, tasks):
         done += count
-        told(what, "samples", done, total, tasks[number].inputs[0].path.name)
+        conversion.on_progress(phase, "items", done, total, tasks[number].inputs[0].path.name)
 
 
 class _Tasks(Sequence[Task]):
-    """The tasks of all jobs, each made when it is asked for: what they refer to may be large."""
+    """The tasks of all jobs. Each is made when it is needed, because what tasks refer to may be large."""
 
     def __init__(self, todo: list[tuple[Job, int]]) -> None:
         self._todo = todo
@@ -184,24 +199,24 @@ class _Tasks(Sequence[Task]):
     def __len__(self) -> int:
         return len(self._todo)
 
-    def __getitem__(self, number: Any) -> Any:  # a slice is not asked for
+    def __getitem__(self, number: Any) -> Any:  # slices are not used
         job, shard = self._todo[number]
         return job.task(shard)
 
 
 def _begin(jobs: list[Job], *, resume: bool) -> list[Job]:
-    """Make the folders ready, empty or with what an earlier run has finished, and return the jobs that are left."""
+    """Prepare the folders, empty or with the shards of an earlier attempt, and return the jobs that remain."""
     for job in jobs:
-        with _storing(job.folder):
+        with _name_folder_in_errors(job.folder):
             if resume:
                 finish_publication(job.folder, job.options.shard_name)
             else:
                 clear_unfinished(job.folder)
-    todo = [job for job in jobs if not (resume and _complete(job))]
+    todo = [job for job in jobs if not (resume and _is_complete(job))]
     if resume:
         _check_same(todo)
     for job in todo:
-        with _storing(job.folder):
+        with _name_folder_in_errors(job.folder):
             job.writing.mkdir(parents=True, exist_ok=True)
             if job.about.get("skipped"):
                 write_aside(job.writing / _SKIPPED, json.dumps(job.about["skipped"]).encode())
@@ -209,26 +224,27 @@ def _begin(jobs: list[Job], *, resume: bool) -> list[Job]:
     return todo
 
 
-def _complete(job: Job) -> bool:
-    """Return whether the data set that a job is to write is there."""
+def _is_complete(job: Job) -> bool:
+    """Return whether the dataset of a job is published already."""
     found = None if (job.writing / OPTIONS).exists() else read_published(job.folder)
-    return found is not None and found.metadata.get("identity") == _hashed(job.identity())
+    return found is not None and found.metadata.get("identity") == _digest(job.identity())
 
 
 def _check_same(jobs: list[Job]) -> None:
-    """Refuse to go on with what was begun in another way, or to replace what is there: that is not asked for."""
-    begun = [job for job in jobs if (job.writing / OPTIONS).exists()]
-    # Where one of several was begun, an earlier run that was to overwrite all of them was stopped.
-    there = [] if begun else [job for job in jobs if (job.folder / MANIFEST).exists()]
-    for job in [*(job for job in begun if (job.writing / OPTIONS).read_text() != job.identity()), *there]:
+    """Raise OptionError if a job was started or published with other inputs or options."""
+    started = [job for job in jobs if (job.writing / OPTIONS).exists()]
+    # If only some jobs were started, an earlier attempt to overwrite all of them was interrupted.
+    complete = [] if started else [job for job in jobs if (job.folder / MANIFEST).exists()]
+    for job in [*(job for job in started if (job.writing / OPTIONS).read_text() != job.identity()), *complete]:
         raise OptionError(
-            f"The conversion in {job.folder} was {'done' if there else 'begun'} with other inputs or options; use the "
-            "same, or overwrite=True (--overwrite) to start anew."
+            f"Resuming needs the same inputs and options, but the conversion in {job.folder} was "
+            f"{'completed' if complete else 'started'} with others. Use the same, or start again with overwrite=True "
+            "(--overwrite)."
         )
 
 
-def _skipped_before(inputs: Sequence[Input], output: Path, options: ConvertOptions) -> dict[Path, str]:
-    """Return the inputs that the run which is resumed went on without, and why; some fail only when they are read."""
+def _read_skipped(inputs: Sequence[Input], output: Path, options: ConvertOptions) -> dict[Path, str]:
+    """Return the inputs that the interrupted attempt skipped, and why. Some inputs fail only when they are read."""
     if options.on_bad == "fail":
         return {}
     folder = output / options.split.names[0]
@@ -243,8 +259,8 @@ def _skipped_before(inputs: Sequence[Input], output: Path, options: ConvertOptio
 
 
 @contextmanager
-def _storing(folder: Path) -> Iterator[None]:
-    """Say which folder could not be written to."""
+def _name_folder_in_errors(folder: Path) -> Iterator[None]:
+    """Turn an OSError into a WriteError that names the folder."""
     try:
         yield
     except OSError as error:
@@ -253,34 +269,37 @@ def _storing(folder: Path) -> Iterator[None]:
         raise WriteError(f"Could not write to {folder}: {error}.") from error
 
 
-def _hashed(identity: str) -> str:
+def _digest(identity: str) -> str:
     return xxhash.xxh3_128_hexdigest(identity.encode())
 
 
-def _missing(job: Job) -> list[int]:
-    """Return the shards that are not there yet, and remove what is there in pieces."""
-    if not job.writing.exists():  # a run that is resumed and had published this one
+def _find_missing(job: Job) -> list[int]:
+    """Return the numbers of the shards to write, and remove partly written files."""
+    if not job.writing.exists():  # resumed, and this dataset was published before
         return []
-    found = [number for number in range(job.n_shards) if _finished(job, number) is None]
-    with _storing(job.folder):
+    found = [number for number in range(job.n_shards) if _find_finished(job, number) is None]
+    with _name_folder_in_errors(job.folder):
         for path in job.writing.iterdir():
             if path.suffix in (".part", ".aside"):
                 path.unlink(missing_ok=True)
     return found
 
 
-def _finished(job: Job, number: int) -> tuple[ShardEntry, Any] | None:
+def _find_finished(job: Job, number: int) -> tuple[ShardEntry, Any] | None:
     name = job.options.shard_name(number)
     if job.statistics:
         try:
-            statistics_of(job.writing, name)
-        except (OSError, ValueError):  # they are not made to last: after a power cut, a shard may be there without
+            read_statistics(job.writing, name)
+        except (
+            OSError,
+            ValueError,
+        ):  # statistics are not fsynced: after a power cut, a shard may be there without them
             return None
     return find_finished_shard(job.writing, name, job.options.compression)
 
 
-def _statistics(jobs: list[Job], options: ConvertOptions) -> dict[str, Any]:
-    """Return mean and deviation of the split `train`, or of all there is, merged in the order of shards."""
+def _merge_statistics(jobs: list[Job], options: ConvertOptions) -> dict[str, Any]:
+    """Return mean and standard deviation over the split `train`, or over all items, merged in the order of shards."""
     if not options.statistics:
         return {}
     names = options.split.names
@@ -290,63 +309,73 @@ def _statistics(jobs: list[Job], options: ConvertOptions) -> dict[str, Any]:
         return {} if complete is None else {"statistics": complete.metadata["statistics"]}
     total: dict[str, Moments] = {}
     for number in range(job.n_shards):
-        for name, moments in statistics_of(job.writing, job.options.shard_name(number)).items():
+        for name, moments in read_statistics(job.writing, job.options.shard_name(number)).items():
             total[name] = total[name].merge(moments) if name in total else moments
     fields = {name: moments.to_json() for name, moments in total.items()}
     return {"statistics": {"of": options.split.names[jobs.index(job)] or "all", "fields": fields}}
 
 
-def _published(jobs: list[Job], statistics: Mapping[str, Any]) -> list[Manifest]:
-    """Make the data sets appear, now that all shards of all of them are there."""
-    ready = [(job, _manifest(job, statistics)) for job in jobs if job.writing.exists()]
+def _publish(jobs: list[Job], statistics: Mapping[str, Any]) -> list[Manifest]:
+    """Publish the datasets, once all shards of all of them are written."""
+    ready = [(job, _make_manifest(job, statistics)) for job in jobs if job.writing.exists()]
     try:
         for job, manifest in ready:
-            with _storing(job.folder):
+            with _name_folder_in_errors(job.folder):
                 prepare_publication(manifest)
-    except BaseException:  # none of them appears before all are ready to
+    except BaseException:  # no dataset appears before all are ready
         for job, _ in ready:
             (job.writing / MANIFEST).unlink(missing_ok=True)
         raise
     for job, _ in ready:
         before = read_published(job.folder)
         if before is not None:
-            _LOG.warning("The data set of %s samples in %s is replaced by a new one.", before.n_items, job.folder)
+            _LOG.warning("Replacing the dataset of %s items in %s.", before.n_items, job.folder)
         finish_publication(job.folder, job.options.shard_name)
     return [Manifest.read(job.folder / MANIFEST) for job in jobs]
 
 
-def _manifest(job: Job, statistics: Mapping[str, Any]) -> Manifest:
+def _make_manifest(job: Job, statistics: Mapping[str, Any]) -> Manifest:
     entries: list[ShardEntry] = []
     fields: dict[str, FieldInfo] = {}
     for number in range(job.n_shards):
-        finished = _finished(job, number)
+        finished = _find_finished(job, number)
         if finished is None:
-            raise WriteError(f"{job.options.shard_name(number)} in {job.writing} is gone; go on with resume.")
+            raise WriteError(
+                f"{job.options.shard_name(number)} in {job.writing} has disappeared. Resume the conversion with "
+                "resume=True (--resume)."
+            )
         entry, layout = finished
         entries.append(entry)
         other = sorted(merge_fields({}, layout).keys() ^ fields.keys()) if fields else []
         if other:
             raise SourceError(
-                f"The samples of {entry.name} differ from those before it in the fields {other}; all samples of a data "
-                "set have the same fields."
+                f"All items of a dataset must have the same fields, but those of {entry.name} differ from the items "
+                f"before them in {other}."
             )
         fields = merge_fields(fields, layout)
     mixed = [name for name, info in fields.items() if info.dtype is None and info.suffix.endswith(".npy")]
     if mixed:
-        raise SourceError(f"The fields {mixed} have several dtypes in these inputs; convert them apart.")
-    about = {"conversion": dict(job.about), "identity": _hashed(job.identity()), **statistics, **job.options.metadata}
+        raise SourceError(
+            f"Each field must have one dtype, but {mixed} have several in these inputs. Convert the inputs separately."
+        )
+    about = {"conversion": dict(job.about), "identity": _digest(job.identity()), **statistics, **job.options.metadata}
     return Manifest(job.folder, fields, tuple(entries), job.options.shard_size, job.options.array_format, about)
 
 
 def _check_free(output: Path, names: Sequence[str]) -> None:
-    """Refuse to touch what is there."""
+    """Raise WriteError if the output folder holds a dataset or an unfinished conversion."""
     if WHOLE not in names and (output / MANIFEST).exists():
-        raise WriteError(f"There is a data set in {output} itself; use another folder for its parts.")
+        raise WriteError(
+            f"{output} must not be a dataset itself if it is to hold one dataset per split. Use another folder."
+        )
     for folder in (output / name for name in names):
         if (folder / WRITING).exists() or (output / _STAGED).exists():
             raise WriteError(
-                f"There is an unfinished conversion in {folder}; go on with resume=True (--resume), or start anew "
-                "with overwrite=True (--overwrite)."
+                f"{folder} holds an unfinished conversion. Resume it with resume=True (--resume), or start again with "
+                "overwrite=True (--overwrite)."
             )
         if (folder / MANIFEST).exists():
-            raise WriteError(f"There is a data set in {folder}; replace it with overwrite=True (--overwrite).")
+            raise WriteError(
+                f"{folder} holds a dataset already. Replace it with overwrite=True (--overwrite), or use another "
+                "folder."
+            )

@@ -1,11 +1,12 @@
-"""Who does the work of a conversion: this process, other processes of this machine, or a dask cluster.
+"""Engines that run a conversion: this process, worker processes on this machine, or a dask cluster.
 
-An engine calls a function with each of many items, somewhere, and yields the results as they come. What it is asked to
-do has the same result anywhere and any number of times, so that work that is lost with a worker is done again.
+An engine calls a function once per work item and yields the results as they arrive. The function is idempotent, so work
+that is lost with a worker is done again.
 
-1. The function raises: the error arrives here, and nothing more is begun.
-2. A worker dies: what was begun is done again, each item by itself; three times on the same one is a WorkerError.
-3. This process ends, however it does: local workers end with it.
+1. The function raises: the error is raised here, and no more work is started.
+2. A worker dies: the work in flight is done again, one work item at a time; a third death on the same one is a
+   WorkerError.
+3. This process ends, in whatever way: its local workers end with it.
 """
 
 import ctypes
@@ -32,32 +33,32 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 _TRIES = 3
-_AHEAD = 2  # items per worker that wait for it
+_AHEAD = 2  # work items queued per worker
 _PR_SET_PDEATHSIG = 1
 
 
 class Engine(Protocol):
-    """Calls a function with items, somewhere."""
+    """Calls a function on work items, in this process or elsewhere."""
 
     workers: int
 
     def run(self, function: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[tuple[int, _R]]:
-        """Yield the number of each item and its result, in any order."""
+        """Yield (number, result) for each work item, in any order."""
         ...
 
     def close(self) -> None:
-        """Let go of the workers; the next run has others."""
+        """End the workers; the next `run` starts new ones."""
         ...
 
 
 class LocalEngine:
-    """Works in this process, or in `workers` others on this machine."""
+    """Runs in this process (`workers=1`), or in `workers` processes on this machine."""
 
     def __init__(self, workers: int = 1) -> None:
         self.workers = check_integer("workers", workers, at_least=1)
 
     def run(self, function: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[tuple[int, _R]]:
-        """Yield the number of each item and its result, in any order."""
+        """Yield (number, result) for each work item, in any order."""
         if self.workers == 1 or len(items) < 2:
             for number, item in enumerate(items):
                 yield number, function(item)
@@ -65,14 +66,14 @@ class LocalEngine:
         todo = list(reversed(range(len(items))))
         while todo:
             lost: list[int] = []
-            with _pool(min(self.workers, len(items))) as pool:
+            with _worker_pool(min(self.workers, len(items))) as pool:
                 yield from self._run_in(pool, function, items, todo, lost)
-            # By themselves: the one that a worker dies of is known, and takes no others with it.
+            # One at a time: this finds the work item that kills its worker, and no other is lost with it.
             for number in sorted(lost):
-                yield number, _alone(function, items[number])
+                yield number, _run_alone(function, items[number])
 
     def close(self) -> None:
-        """Do nothing: workers end with each run."""
+        """Do nothing: workers end with each `run`."""
 
     def _run_in(
         self,
@@ -82,12 +83,12 @@ class LocalEngine:
         todo: list[int],
         lost: list[int],
     ) -> Iterator[tuple[int, _R]]:
-        """Work through `todo`; where a worker dies, what was begun ends up in `lost`."""
+        """Work through `todo`. If a worker dies, the work in flight is added to `lost`."""
         begun: dict[Future[_R], int] = {}
         while todo or begun:
             try:
                 while todo and len(begun) < self.workers * _AHEAD and not lost:
-                    begun[_submitted(pool, function, items[todo[-1]])] = todo[-1]
+                    begun[_submit(pool, function, items[todo[-1]])] = todo[-1]
                     todo.pop()
             except BrokenProcessPool:
                 lost += begun.values()
@@ -102,29 +103,31 @@ class LocalEngine:
                     return
 
 
-def _alone(function: Callable[[_T], _R], item: _T) -> _R:
-    """Return the result of an item that was lost with a worker."""
+def _run_alone(function: Callable[[_T], _R], item: _T) -> _R:
+    """Run a work item that was lost with a worker again, in a worker of its own."""
     for _ in range(1, _TRIES):
-        _LOG.warning("A worker of the conversion died; what it was at is done again.")
-        with suppress(BrokenProcessPool), _pool(1) as pool:
-            return _submitted(pool, function, item).result()
-    raise WorkerError(f"A worker died {_TRIES} times while it was at {item}; out of memory?")
+        _LOG.warning("A worker of the conversion died; its work is done again.")
+        with suppress(BrokenProcessPool), _worker_pool(1) as pool:
+            return _submit(pool, function, item).result()
+    raise WorkerError(
+        f"A worker died {_TRIES} times while working on {item}. If it ran out of memory, use fewer workers."
+    )
 
 
-def _submitted(pool: ProcessPoolExecutor, function: Callable[[_T], _R], item: _T) -> Future[_R]:
-    """Submit an item, which forks the workers where it is the first; a Ctrl-C meanwhile is handled afterwards.
+def _submit(pool: ProcessPoolExecutor, function: Callable[[_T], _R], item: _T) -> Future[_R]:
+    """Submit a work item; the first one forks the workers. A Ctrl-C meanwhile is handled afterwards.
 
-    Python drops what a handler raises in the middle of a fork.
+    Python drops what a signal handler raises in the middle of a fork.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return pool.submit(_called, function, item)
+        return pool.submit(_call, function, item)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _called(function: Callable[[_T], _R], item: _T) -> _R:
-    """Call the function in a worker; an error that cannot travel is told, and not taken for the worker's death."""
+def _call(function: Callable[[_T], _R], item: _T) -> _R:
+    """Call the function in a worker. An error that cannot be pickled becomes a WorkerError, not a dead worker."""
     try:
         return function(item)
     except Exception as error:
@@ -132,15 +135,15 @@ def _called(function: Callable[[_T], _R], item: _T) -> _R:
             pickle.loads(pickle.dumps(error))
         except Exception:
             text = "".join(traceback.format_exception(error))
-            raise WorkerError(f"{type(error).__name__} at {item}: {error}\n{text}") from None
+            raise WorkerError(f"{type(error).__name__} in {item}: {error}\n{text}") from None
         raise
 
 
 @contextmanager
-def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Give worker processes that are ended at once where this block is left with an error."""
-    context = mp.get_context("fork")  # a script without a __main__ guard would be run again by the other ways
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with, initargs=(os.getpid(),))
+def _worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Yield worker processes; they are killed at once if the block raises."""
+    context = mp.get_context("fork")  # other start methods would run a script without a __main__ guard again
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_die_with_parent, initargs=(os.getpid(),))
     try:
         yield pool
     except BaseException:
@@ -151,8 +154,8 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _end_with(parent: int) -> None:
-    """End this worker when its parent ends; a Ctrl-C is the parent's to handle."""
+def _die_with_parent(parent: int) -> None:
+    """Make this worker end when its parent ends, and leave Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -161,15 +164,15 @@ def _end_with(parent: int) -> None:
 
 
 class DaskEngine:
-    """Workers of a dask cluster: one that is there already, or one on this machine.
+    """Runs on a dask cluster: an existing one, or a temporary one on this machine.
 
     Parameters
     ----------
     scheduler
-        The address of a scheduler, such as `tcp://10.0.0.7:8786`, or the path of a scheduler file; None: a cluster on
-        this machine, for as long as the conversion lasts.
+        The address of a scheduler, such as `tcp://10.0.0.7:8786`, or the path of a scheduler file. None: a cluster on
+        this machine, for the duration of the conversion.
     workers
-        Processes of a cluster on this machine.
+        Number of processes of a cluster on this machine.
     """
 
     def __init__(self, scheduler: str | None = None, workers: int = 2) -> None:
@@ -178,10 +181,10 @@ class DaskEngine:
         self._client: Any = None
 
     def run(self, function: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[tuple[int, _R]]:
-        """Yield the number of each item and its result, in any order."""
-        distributed = _distributed()
+        """Yield (number, result) for each work item, in any order."""
+        distributed = _import_distributed()
         if self._client is None:
-            self._client = self._connected(distributed)
+            self._client = self._connect(distributed)
         futures = {
             self._client.submit(function, item, pure=False, key=f"penstock-{os.urandom(8).hex()}"): number
             for number, item in enumerate(items)
@@ -192,22 +195,20 @@ class DaskEngine:
                 try:
                     result = future.result()
                 except distributed.KilledWorker as error:
-                    raise WorkerError(
-                        f"Workers died again and again while they were at {items[number]}: {error}"
-                    ) from error
+                    raise WorkerError(f"Workers died repeatedly while working on {items[number]}: {error}") from error
                 yield number, result
         finally:
             self._client.cancel(list(futures))
 
     def close(self) -> None:
-        """Leave the cluster; one that was started for this conversion ends."""
+        """Disconnect from the cluster; a cluster started by this engine ends."""
         self._client = None
         self._open.close()
 
-    def _connected(self, distributed: Any) -> Any:
+    def _connect(self, distributed: Any) -> Any:
         if self.scheduler is None:
             local = {"n_workers": self.workers, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
-            # Any port, also without a dashboard: two conversions on a machine would meet at the usual one.
+            # Any free port, even without a dashboard: two conversions on one machine would collide at the default port.
             ports = {"dashboard_address": ":0"}
             cluster = self._open.enter_context(distributed.LocalCluster(**local, scheduler_kwargs=ports))
             return self._open.enter_context(distributed.Client(cluster))
@@ -215,12 +216,15 @@ class DaskEngine:
         try:
             client = distributed.Client(**{"scheduler_file" if file else "address": self.scheduler})
         except OSError as error:
-            raise WorkerError(f"No dask scheduler answers at {self.scheduler}: {error}.") from error
+            raise WorkerError(
+                f"No dask scheduler answers at {self.scheduler}: {error}. Check the address, or start a scheduler "
+                "there."
+            ) from error
         self.workers = max(1, len(client.scheduler_info()["workers"]))
         return self._open.enter_context(client)
 
 
-def _distributed() -> Any:
+def _import_distributed() -> Any:
     try:
         return import_module("distributed")
     except ImportError as error:

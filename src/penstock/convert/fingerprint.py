@@ -1,4 +1,4 @@
-"""What tells an input from another one, and from itself after somebody has written to it."""
+"""Identify an input by its content, and notice when it has been written to."""
 
 import os
 from dataclasses import dataclass
@@ -8,49 +8,49 @@ import xxhash
 
 from penstock.core.errors import SourceError
 
-__all__ = ["Stamp", "fingerprint", "stamped"]
+__all__ = ["Stamp", "fingerprint", "read_stamp"]
 
-_PIECE_BYTES, _PIECES = 1 << 20, 64
+_SLICE_BYTES, _SLICES = 1 << 20, 64
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """How a file was when it was looked at: if it differs later, somebody has written to it."""
+    """Size and modification time of a file. If they differ later, the file has been written to."""
 
     n_bytes: int
     changed_ns: int
 
 
-def stamped(path: Path) -> Stamp:
-    """Return the stamp of a file; of a folder, that of the files that describe it and lie nearest to its top."""
+def read_stamp(path: Path) -> Stamp:
+    """Return the stamp of a file; for a folder, that of the metadata files in it."""
     try:
-        files = _described(path)
+        files = _metadata_files(path)
         stats = [file.stat() for file in files]
     except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error}.") from error
+        raise SourceError(f"Could not read {path}: {error}.") from error
     return Stamp(sum(stat.st_size for stat in stats), max(stat.st_mtime_ns for stat in stats))
 
 
 def fingerprint(path: Path) -> str:
-    """Return a digest of the content of a file; of a large one, of 64 pieces of 1 MB, the first and the last included.
+    """Return a digest of the content of a file; for a large one, of 64 slices of 1 MB including the first and the last.
 
-    Of a folder (a zarr store): of the files that describe it, which say shapes and types, not values.
+    For a folder (a zarr store): a digest of its metadata files, which hold shapes and types, not values.
     """
     digest = xxhash.xxh3_128()
     try:
-        for file in _described(path):
+        for file in _metadata_files(path):
             size = file.stat().st_size
             digest.update(f"{file.relative_to(path)}:{size};".encode())
-            with file.open("rb") as opened:
-                for start in _starts(size):
-                    opened.seek(start)
-                    digest.update(opened.read(_PIECE_BYTES))
+            with file.open("rb") as stream:
+                for start in _slice_starts(size):
+                    stream.seek(start)
+                    digest.update(stream.read(_SLICE_BYTES))
     except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error}.") from error
+        raise SourceError(f"Could not read {path}: {error}.") from error
     return digest.hexdigest()
 
 
-def _described(path: Path) -> list[Path]:
+def _metadata_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     names = {"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata", "dataset_metadata.json"}
@@ -64,7 +64,7 @@ def _described(path: Path) -> list[Path]:
     return found or [path]
 
 
-def _starts(size: int) -> list[int]:
-    if size <= _PIECES * _PIECE_BYTES:
-        return list(range(0, size, _PIECE_BYTES))
-    return [(size - _PIECE_BYTES) * piece // (_PIECES - 1) for piece in range(_PIECES)]
+def _slice_starts(size: int) -> list[int]:
+    if size <= _SLICES * _SLICE_BYTES:
+        return list(range(0, size, _SLICE_BYTES))
+    return [(size - _SLICE_BYTES) * number // (_SLICES - 1) for number in range(_SLICES)]

@@ -1,4 +1,4 @@
-"""Which kind of recording a path is, and the input that reads it."""
+"""Detect the kind of recording at a path, and make the input that reads it."""
 
 import glob
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.shard.manifest import MANIFEST
 from penstock.source.audio.file import EXTENSIONS, audio_files
 
-__all__ = ["Format", "ReadOptions", "expanded", "inputs_of"]
+__all__ = ["Format", "ReadOptions", "expand_paths", "inputs_of"]
 
 Format = Literal["auto", "nwb", "npz", "npy", "zarr", "audio", "shards"]
 
@@ -26,20 +26,20 @@ _ZARR = ("zarr.json", ".zgroup", ".zarray")
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How recordings are read, of whatever kind they are.
+    """How recordings are read, for all kinds of input.
 
     Parameters
     ----------
     nwb
         How NWB files are cut into windows.
     sequence_length, overlap
-        For arrays: rows per sample, and the share of them that the next sample repeats. None: each row is a sample.
+        For arrays: rows per item, and the fraction of them that the next item repeats. None: each row is an item.
     fields
-        For npz and zarr: which arrays; None: all.
+        For npz and zarr: names of the arrays to convert; None: all.
     axis
-        For zarr: along which axis samples lie.
+        For zarr: the axis along which items lie.
     window_seconds, rate_hz, channels
-        For audio: the length of a window, the rate to resample to, and `"mono"` or `"keep"`.
+        For audio: the length of a window, the rate to resample to, and whether to mix (`"mono"`) or `"keep"` channels.
     """
 
     nwb: NWBOptions = field(default_factory=NWBOptions)
@@ -52,9 +52,9 @@ class ReadOptions:
     channels: Literal["keep", "mono"] = "keep"
 
     def inputs(self, kind: str, path: Path) -> list[Input]:
-        """Return what is read at a path of a known kind."""
+        """Return the inputs at a path of a known kind."""
         rows = (self.sequence_length, self.overlap)
-        made: Mapping[str, Callable[[], Input]] = {
+        makers: Mapping[str, Callable[[], Input]] = {
             "nwb": lambda: NWBInput(path, self.nwb),
             "npy": lambda: NpyInput(path, *rows),
             "npz": lambda: NpzInput(path, self.fields, *rows),
@@ -62,76 +62,76 @@ class ReadOptions:
             "shards": lambda: ShardsInput(path),
         }
         if kind != "audio":
-            return [made[kind]()]
+            return [makers[kind]()]
         files = audio_files(path) if path.is_dir() else [path]
         return [AudioInput(file, self.window_seconds, self.overlap, self.rate_hz, self.channels) for file in files]
 
 
 def inputs_of(
     paths: Sequence[str | Path],
-    format: Format = "auto",  # noqa: A002  # the document's name
+    format: Format = "auto",  # noqa: A002  # a public name
     reading: ReadOptions | None = None,
 ) -> list[Input]:
-    """Return the inputs at some paths; patterns such as `data/*.nwb` are expanded, in alphabetical order.
+    """Return the inputs at the given paths. Patterns such as `data/*.nwb` are expanded in alphabetical order.
 
     Examples
     --------
     >>> inputs_of(["nowhere/*.nwb"])
     Traceback (most recent call last):
     ...
-    penstock.core.errors.SourceError: Nothing matches nowhere/*.nwb.
+    penstock.core.errors.SourceError: No file matches nowhere/*.nwb.
     """
     if format not in get_args(Format):
-        raise OptionError(f"format={format!r}; use one of {', '.join(get_args(Format))}.")
+        raise OptionError(f"format must be one of {', '.join(map(repr, get_args(Format)))}, got {format!r}.")
     reading = reading or ReadOptions()
     found: list[Input] = []
-    for path in expanded(paths):
-        inputs = reading.inputs(_kind(path) if format == "auto" else format, path)
+    for path in expand_paths(paths):
+        inputs = reading.inputs(_detect_kind(path) if format == "auto" else format, path)
         if not inputs:
-            raise SourceError(f"There are no audio files ({', '.join(EXTENSIONS)}) in {path}.")
+            raise SourceError(f"No audio files ({', '.join(EXTENSIONS)}) in {path}.")
         found += inputs
-    _check_once(found)
+    _check_unique(found)
     return found
 
 
-def expanded(paths: Sequence[str | Path]) -> list[Path]:
-    """Return the files that paths and patterns stand for, patterns in alphabetical order; none is an error."""
+def expand_paths(paths: Sequence[str | Path]) -> list[Path]:
+    """Return the files that paths and patterns stand for, each pattern in alphabetical order; no match is an error."""
     found: list[Path] = []
     for given in paths:
         text = str(given)
         if Path(text).exists():
             found.append(Path(text))
             continue
-        # Not Path.glob, which takes no absolute patterns.
+        # Not Path.glob, which does not take absolute patterns.
         matches = sorted(glob.glob(text, recursive=True)) if glob.has_magic(text) else []  # noqa: PTH207
         if not matches:
-            what = f"Nothing matches {text}" if glob.has_magic(text) else f"There is no {text}"
-            raise SourceError(f"{what}.")
+            is_pattern = glob.has_magic(text)
+            raise SourceError(f"No file matches {text}." if is_pattern else f"No such file or folder: {text}.")
         found += map(Path, matches)
     return found
 
 
-def _kind(path: Path) -> str:
-    """Return what a path looks like; raise SourceError where that is nothing that can be converted."""
+def _detect_kind(path: Path) -> str:
+    """Return the kind of recording at a path; raise SourceError if it is none that can be converted."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     last = suffixes[-1] if suffixes else ""
     if ".nwb" in suffixes:
         return "nwb"
     if path.is_dir():
-        return _kind_of_folder(path)
+        return _detect_folder_kind(path)
     if last in EXTENSIONS:
         return "audio"
     if suffixes[-2:] == [".zarr", ".zip"]:
         return "zarr"
     if last not in (".npy", ".npz"):
         raise SourceError(
-            f"{path} is of no known kind: .nwb, .npz, .npy, .zarr, {', '.join(EXTENSIONS)}. Say what it is with "
-            "format= (--format)."
+            f"The format of an input must be known from its name (.nwb, .npz, .npy, .zarr, {', '.join(EXTENSIONS)}), "
+            f"got {path}. Give it with format= (--format)."
         )
     return last[1:]
 
 
-def _kind_of_folder(path: Path) -> str:
+def _detect_folder_kind(path: Path) -> str:
     if (path / MANIFEST).exists():
         return "shards"
     if path.suffix.lower() == ".zarr" or any((path / name).exists() for name in _ZARR):
@@ -139,15 +139,17 @@ def _kind_of_folder(path: Path) -> str:
     if audio_files(path):
         return "audio"
     raise SourceError(
-        f"{path} is a folder, but neither a zarr store, nor shards, nor are there audio files in it; name its files, "
-        "such as DIR/*.nwb, or say what it is with format= (--format)."
+        f"An input folder must be a zarr store or contain shards or audio files, got {path}. Name its files, such as "
+        "DIR/*.nwb, or give the format with format= (--format)."
     )
 
 
-def _check_once(inputs: Sequence[Input]) -> None:
+def _check_unique(inputs: Sequence[Input]) -> None:
     seen: dict[Any, Input] = {}
     for given in inputs:
         real = given.path.resolve()
         if real in seen:
-            raise SourceError(f"{given.path} is given twice; its samples would be in the data set twice.")
+            raise SourceError(
+                f"Every input must be given once, got {given.path} twice. Its items would be in the dataset twice."
+            )
         seen[real] = given

@@ -1,4 +1,4 @@
-"""One data set that is to be written: which samples, in which order, in which shards."""
+"""One dataset to write: which items, in which order, in which shards."""
 
 import json
 from collections.abc import Mapping
@@ -10,37 +10,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.convert.fingerprint import Stamp, fingerprint, stamped
+from penstock.convert.fingerprint import Stamp, fingerprint, read_stamp
 from penstock.convert.inputs.protocol import Input
 from penstock.convert.shard_task import Task
-from penstock.convert.splits import Run, Split, stretches
+from penstock.convert.splits import ItemSpan, Split, cut_by_time
 from penstock.core.errors import MissingDependency
 from penstock.core.seeds import key_for
 from penstock.plan.permute import permute
 from penstock.shard.publish import WRITING
 from penstock.shard.writer import WriteOptions
 
-__all__ = ["Bad", "Job", "Scan", "Scanning"]
+__all__ = ["BadInput", "Job", "Scan", "Scanner"]
 
 _Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What one input turned out to be."""
+    """What was found in one input."""
 
     input: Input
-    n_samples: int
+    n_items: int
     about: Mapping[str, Any]
     groups: Mapping[str, str]
     notes: tuple[str, ...]
     fields: Mapping[str, str]
-    """The dtype of each field of the first sample."""
+    """The dtype of each field of the first item."""
 
     stamp: Stamp
     digest: str
-    stretches: Mapping[str, list[Run]] | None = None
-    """Where the split is by time: the samples that lie on each side."""
+    spans: Mapping[str, list[ItemSpan]] | None = None
+    """The items of each split, if the split is by time."""
 
     @property
     def name(self) -> str:
@@ -49,7 +49,7 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
+class BadInput:
     """An input that cannot be converted, and why."""
 
     path: Path
@@ -60,15 +60,15 @@ class Bad:
 
 
 @dataclass(frozen=True, slots=True)
-class Scanning:
-    """Looks at inputs: what they hold, without reading it."""
+class Scanner:
+    """Opens an input to count its items and read its metadata and its first item."""
 
     split: Split
 
-    def __call__(self, given: Input) -> Scan | Bad:
-        """Return what an input holds, or why it cannot be converted."""
+    def __call__(self, given: Input) -> Scan | BadInput:
+        """Return what was found in an input, or why it cannot be converted."""
         try:
-            stamp, digest = stamped(given.path), fingerprint(given.path)
+            stamp, digest = read_stamp(given.path), fingerprint(given.path)
             recording = given.open()
             try:
                 numbers = np.arange(recording.n_samples)
@@ -83,57 +83,57 @@ class Scanning:
                     {name: str(getattr(value, "dtype", type(value).__name__)) for name, value in first.items()},
                     stamp,
                     digest,
-                    stretches(recording.span(numbers), self.split) if by_time else None,
+                    cut_by_time(recording.span(numbers), self.split) if by_time else None,
                 )
             finally:
                 recording.close()
-        except MissingDependency:  # that is nothing about this file
+        except MissingDependency:  # not a fault of this file
             raise
-        except Exception as error:  # whatever is wrong with a file, the others are looked at, too
-            return Bad(given.path, str(error) or repr(error))
+        except Exception as error:  # whatever is wrong with a file, the others are scanned too
+            return BadInput(given.path, str(error) or repr(error))
 
 
 @dataclass(frozen=True)
 class Job:
-    """One data set: a folder, and the samples that go into it."""
+    """One dataset: a folder, and the items that go into it."""
 
     folder: Path
     options: WriteOptions
     scans: tuple[Scan, ...]
-    runs: tuple[tuple[int, int, int], ...]
-    """Samples in the order in which they are written: the number of a scan, and which of its samples."""
+    spans: tuple[tuple[int, int, int], ...]
+    """The items in the order in which they are written: (number of a scan, start, stop)."""
 
     shuffle_seed: int | None = None
     statistics: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What the manifest says of the conversion."""
+    """What the manifest says about the conversion."""
 
     staged_from: "Job | None" = None
-    """Where samples are written in order first: the job that reads the inputs, which this one stands for."""
+    """If items are staged first: the original job, which reads the inputs."""
 
     @cached_property
     def _borders(self) -> _Int64s:
-        return np.cumsum([0, *(stop - start for _, start, stop in self.runs)])
+        return np.cumsum([0, *(stop - start for _, start, stop in self.spans)])
 
     @property
-    def n_samples(self) -> int:
-        """In the whole data set."""
+    def n_items(self) -> int:
+        """Items of the whole dataset."""
         return int(self._borders[-1])
 
     @property
     def n_shards(self) -> int:
-        """In the whole data set."""
-        return -(-self.n_samples // self.options.shard_size)
+        """Shards of the whole dataset."""
+        return -(-self.n_items // self.options.shard_size)
 
     @property
     def writing(self) -> Path:
-        """The folder where shards are written."""
+        """The folder in which shards are written before they are published."""
         return self.folder / WRITING
 
     def task(self, number: int) -> Task:
-        """Return what shard `number` is made of."""
+        """Return the task that writes shard `number`."""
         first = number * self.options.shard_size
-        which, samples = self._located(np.arange(first, min(first + self.options.shard_size, self.n_samples)))
+        which, numbers = self._locate(np.arange(first, min(first + self.options.shard_size, self.n_items)))
         used = np.unique(which)
         scans = [self.scans[scan] for scan in used.tolist()]
         return Task(
@@ -144,29 +144,29 @@ class Job:
             tuple(scan.input for scan in scans),
             tuple(scan.stamp for scan in scans),
             np.searchsorted(used, which),
-            samples,
+            numbers,
             self.statistics,
         )
 
-    def _located(self, positions: _Int64s) -> tuple[_Int64s, _Int64s]:
-        """Return the scan of each sample, and its number in it."""
+    def _locate(self, positions: _Int64s) -> tuple[_Int64s, _Int64s]:
+        """Return the scan of the item at each position, and the number of the item in it."""
         if self.shuffle_seed is not None:
-            positions = permute(positions, self.n_samples, key_for(self.shuffle_seed, "convert"))
-        runs = np.searchsorted(self._borders, positions, side="right") - 1
-        table = np.array(self.runs, np.int64)
-        return table[runs, 0], table[runs, 1] + positions - self._borders[runs]
+            positions = permute(positions, self.n_items, key_for(self.shuffle_seed, "convert"))
+        at = np.searchsorted(self._borders, positions, side="right") - 1
+        table = np.array(self.spans, np.int64)
+        return table[at, 0], table[at, 1] + positions - self._borders[at]
 
     def identity(self) -> str:
-        """Return what must be the same for shards of an earlier run to be kept, as JSON."""
+        """Return, as JSON, what must be unchanged for the shards of an earlier attempt to be kept."""
         if self.staged_from is not None:
             return self.staged_from.identity()
         return json.dumps(
             {
                 "options": asdict(self.options),
                 "inputs": [
-                    [scan.name, scan.digest, scan.n_samples, repr(_options_of(scan.input))] for scan in self.scans
+                    [scan.name, scan.digest, scan.n_items, repr(_without_folder(scan.input))] for scan in self.scans
                 ],
-                "runs": self.runs,
+                "runs": self.spans,
                 "shuffle_seed": self.shuffle_seed,
                 "statistics": self.statistics,
             },
@@ -174,6 +174,6 @@ class Job:
         )
 
 
-def _options_of(given: Input) -> Any:
-    """Return an input without the folder it lies in, which may be mounted elsewhere tomorrow."""
+def _without_folder(given: Input) -> Any:
+    """Return an input without its folder, which may be mounted elsewhere tomorrow."""
     return replace(given, path=Path(given.path.name))  # type: ignore[type-var]  # inputs are dataclasses

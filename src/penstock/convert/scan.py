@@ -1,4 +1,4 @@
-"""What a conversion will write, decided before it begins: inputs are looked at, samples counted and given out."""
+"""Decide what a conversion will write before it begins: scan the inputs, count their items, assign items to jobs."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -9,41 +9,41 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from penstock.convert.engines import Engine
-from penstock.convert.inputs.function import name_of
+from penstock.convert.inputs.function import function_name
 from penstock.convert.inputs.protocol import Input
-from penstock.convert.plan import Bad, Job, Scan, Scanning
-from penstock.convert.splits import WHOLE, Split, grouped
+from penstock.convert.plan import BadInput, Job, Scan, Scanner
+from penstock.convert.splits import WHOLE, Split, assign_groups
 from penstock.core.errors import ConversionError, OptionError, SourceError
 from penstock.core.seeds import check_seed
 from penstock.shard.writer import WriteOptions
 
-__all__ = ["ConvertOptions", "Told", "jobs_of", "scanned"]
+__all__ = ["ConvertOptions", "ProgressCallback", "make_jobs", "scan_inputs"]
 
 _PACKAGES = ("penstock", "numpy", "xxhash", "pynwb", "h5py", "zarr", "soundfile", "scipy")
 
 OnBad = Literal["fail", "skip"]
 
-Told = Callable[[str, str, int, int, str], None]
-"""Told how far it is: what is being done, to what, how many are done, of how many, and which one just now."""
+ProgressCallback = Callable[[str, str, int, int, str], None]
+"""Progress callback `(phase, unit, done, total, current)`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """What decides over the bytes of a conversion, besides its inputs.
+    """Everything besides the inputs that determines the bytes of a conversion.
 
     Parameters
     ----------
     write
         How shards are written.
     split
-        Which samples go to which data set.
+        How items are divided into datasets.
     shuffle_seed
-        Write the samples of each data set in a random order, across inputs; None: in the order of the inputs.
+        Write the items of each dataset in a random order, across inputs; None: in the order of the inputs.
     statistics
-        Work out mean and deviation of each field, of the split `train` where there is one, and keep them in the
-        manifest.
+        Compute the mean and standard deviation of each field, over the split `train` if there is one, and store them
+        in the manifest.
     on_bad
-        Inputs that cannot be read: `"fail"`, or `"skip"` them.
+        What to do if an input cannot be read: `"fail"`, or `"skip"` it.
     """
 
     write: WriteOptions = field(default_factory=WriteOptions)
@@ -56,69 +56,75 @@ class ConvertOptions:
         if self.shuffle_seed is not None:
             check_seed(self.shuffle_seed)
         if self.on_bad not in get_args(OnBad):
-            raise OptionError(f"on_bad={self.on_bad!r}; use one of {', '.join(get_args(OnBad))}.")
+            raise OptionError(f"on_bad must be one of {', '.join(map(repr, get_args(OnBad)))}, got {self.on_bad!r}.")
         if self.write.max_shard_bytes is not None:
             raise OptionError(
-                "max_shard_bytes cannot be used for a conversion, whose shards are known before they are written; "
-                "use shard_size."
+                "max_shard_bytes must be None for a conversion, whose shards are planned before they are written, got "
+                f"{self.write.max_shard_bytes}. Use shard_size."
             )
 
 
-def scanned(
-    inputs: Sequence[Input], options: ConvertOptions, engine: Engine, told: Told, bad: dict[Path, str]
+def scan_inputs(
+    inputs: Sequence[Input],
+    options: ConvertOptions,
+    engine: Engine,
+    on_progress: ProgressCallback,
+    bad: dict[Path, str],
 ) -> list[Scan]:
-    """Look at all inputs; those that cannot be read are added to `bad`."""
+    """Scan all inputs. Inputs that cannot be read are added to `bad`."""
     if not inputs and not bad:
-        raise SourceError("There is nothing to convert: no inputs were given.")
+        raise SourceError("A conversion needs at least one input, got none.")
     found: dict[int, Scan] = {}
-    told("Looking", "inputs", 0, len(inputs), "")
-    for done, (number, scan) in enumerate(engine.run(Scanning(options.split), inputs), start=1):
-        told("Looking", "inputs", done, len(inputs), inputs[number].path.name)
-        if isinstance(scan, Bad):
+    on_progress("Scanning", "inputs", 0, len(inputs), "")
+    for done, (number, scan) in enumerate(engine.run(Scanner(options.split), inputs), start=1):
+        on_progress("Scanning", "inputs", done, len(inputs), inputs[number].path.name)
+        if isinstance(scan, BadInput):
             bad[scan.path] = scan.reason
         else:
             found[number] = scan
     if bad and (options.on_bad == "fail" or not found):
         raise ConversionError({str(path): reason for path, reason in sorted(bad.items())})
     scans = [found[number] for number in sorted(found)]
-    _check_alike(scans)
+    _check_same_fields(scans)
     return scans
 
 
-def _check_alike(scans: list[Scan]) -> None:
-    """Refuse inputs whose samples have other fields than those of the first one."""
+def _check_same_fields(scans: list[Scan]) -> None:
+    """Raise SourceError if the items of an input have other fields or dtypes than those of the first input."""
     first = scans[0]
     other = next((scan for scan in scans if scan.fields != first.fields), None)
     if other is not None:
         raise SourceError(
-            f"{other.name} gives {dict(other.fields)}, but {first.name} gives {dict(first.fields)}; all samples of a "
-            "data set have the same fields. Convert them apart, or name the fields that all of them have."
+            f"All items of a dataset must have the same fields, but {other.name} has {dict(other.fields)} and "
+            f"{first.name} has {dict(first.fields)}. Convert them separately, or name the fields that all of them have."
         )
 
 
-def jobs_of(scans: list[Scan], output: Path, options: ConvertOptions, bad: Mapping[Path, str]) -> list[Job]:
+def make_jobs(scans: list[Scan], output: Path, options: ConvertOptions, bad: Mapping[Path, str]) -> list[Job]:
     """Return one job for each split."""
     split = options.split
     if len(split.shares) == 1:
-        members = [(split.names[0], number, 0, scan.n_samples) for number, scan in enumerate(scans)]
+        members = [(split.names[0], number, 0, scan.n_items) for number, scan in enumerate(scans)]
     elif split.group_by == "time":
         members = [
             (name, number, start, stop)
             for number, scan in enumerate(scans)
-            for name, runs in (scan.stretches or {}).items()
-            for start, stop in runs
+            for name, spans in (scan.spans or {}).items()
+            for start, stop in spans
         ]
     else:
         groups = [_group(scan, split) for scan in scans]
-        side = grouped(groups, [scan.n_samples for scan in scans], split)
-        members = [(side[groups[number]], number, 0, scan.n_samples) for number, scan in enumerate(scans)]
+        split_of = assign_groups(groups, [scan.n_items for scan in scans], split)
+        members = [(split_of[groups[number]], number, 0, scan.n_items) for number, scan in enumerate(scans)]
     jobs = []
     for name in split.names:
-        runs = tuple((number, start, stop) for member, number, start, stop in members if member == name)
-        if not runs:
-            raise SourceError(f"The split {name!r} has no samples; use larger shares, or more inputs.")
-        about = _provenance(scans, options, bad, name, runs)
-        job = Job(output / name, options.write, tuple(scans), runs, options.shuffle_seed, options.statistics, about)
+        spans = tuple((number, start, stop) for member, number, start, stop in members if member == name)
+        if not spans:
+            raise SourceError(
+                f"Every split must have items, but {name!r} has none. Use larger fractions, or more inputs."
+            )
+        about = _provenance(scans, options, bad, name, spans)
+        job = Job(output / name, options.write, tuple(scans), spans, options.shuffle_seed, options.statistics, about)
         jobs.append(job)
     return jobs
 
@@ -128,16 +134,23 @@ def _group(scan: Scan, split: Split) -> str:
         return scan.name
     group = scan.groups.get(split.group_by)
     if group is None:
-        raise SourceError(f"{scan.name} does not say which {split.group_by} it is of; use --group-by file, or time.")
+        raise SourceError(
+            f"{scan.name} does not say which {split.group_by} it belongs to. Use group_by='file' or 'time' "
+            "(--group-by)."
+        )
     return group
 
 
 def _provenance(
-    scans: list[Scan], options: ConvertOptions, bad: Mapping[Path, str], name: str, runs: Sequence[tuple[int, int, int]]
+    scans: list[Scan],
+    options: ConvertOptions,
+    bad: Mapping[Path, str],
+    name: str,
+    spans: Sequence[tuple[int, int, int]],
 ) -> dict[str, Any]:
-    """Return where the samples of a split come from, for the manifest."""
+    """Return where the items of a split come from, for the manifest."""
     counts = [0] * len(scans)
-    for number, start, stop in runs:
+    for number, start, stop in spans:
         counts[number] += stop - start
     inputs = [
         {
@@ -165,22 +178,22 @@ def _provenance(
 
 
 def _input_options(given: Input) -> dict[str, Any]:
-    """Return the options of an input as JSON: all of it but its path."""
-    found: dict[str, Any] = json.loads(json.dumps(_plain(given)))
+    """Return the options of an input as JSON: all its fields but the path."""
+    found: dict[str, Any] = json.loads(json.dumps(_to_json(given)))
     found.pop("path", None)
     return found
 
 
-def _plain(value: Any) -> Any:
-    """Return an option as JSON; where something lies on this machine is left out."""
+def _to_json(value: Any) -> Any:
+    """Return an option as JSON. Fields that are not compared, such as scratch folders, are left out."""
     if is_dataclass(value):
-        return {entry.name: _plain(getattr(value, entry.name)) for entry in fields(value) if entry.compare}
+        return {entry.name: _to_json(getattr(value, entry.name)) for entry in fields(value) if entry.compare}
     if isinstance(value, Mapping):
-        return {str(name): _plain(entry) for name, entry in value.items()}
+        return {str(name): _to_json(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
+        return [_to_json(entry) for entry in value]
     if callable(value):
-        return name_of(value)
+        return function_name(value)
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 

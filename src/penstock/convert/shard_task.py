@@ -1,7 +1,7 @@
-"""The unit of a conversion: one shard, written by whoever is asked to, from nothing but its task.
+"""The unit of work of a conversion: one shard, written from its task alone.
 
-A task says which samples of which inputs make up a shard. Two processes that are given the same task write the same
-bytes, so that it does not matter who does it, when, or how often.
+A task says which items of which inputs make up a shard. Two processes that are given the same task write the same
+bytes, so it does not matter which process writes a shard, when, or how often.
 """
 
 import json
@@ -25,14 +25,14 @@ from penstock.shard.shard_file import ShardFile
 from penstock.shard.writer import WriteOptions
 from penstock.transform.moments import Moments
 
-__all__ = ["InputError", "Task", "close_recordings", "statistics_of", "write_task"]
+__all__ = ["InputError", "Task", "close_recordings", "read_statistics", "write_task"]
 
-_KEPT_OPEN = 4
-_TOGETHER = 32  # samples whose statistics are worked out at once
+_MAX_OPEN = 4
+_STATISTICS_ITEMS = 32  # items whose statistics are computed at once
 
 
 class InputError(ReadError):
-    """An input that could not be read, or was written to meanwhile."""
+    """An input that could not be read, or that changed during the conversion."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -47,27 +47,27 @@ class Task:
     """What one shard is made of."""
 
     writing: Path
-    """The folder where it is written."""
+    """The folder in which the shard is written."""
 
     number: int
-    """Of the shard."""
+    """The number of the shard."""
 
     first: int
-    """The number of its first sample in the data set."""
+    """The number of its first item in the dataset."""
 
     options: WriteOptions
     inputs: tuple[Input, ...]
     stamps: tuple[Stamp, ...]
-    """How the inputs were when they were counted."""
+    """The stamp of each input when it was scanned."""
 
     which: NDArray[np.int64]
-    """The input of each sample."""
+    """The input of each item, as an index into `inputs`."""
 
-    samples: NDArray[np.int64]
-    """The number of each sample in its input."""
+    numbers: NDArray[np.int64]
+    """The number of each item in its input."""
 
     statistics: bool = False
-    """Whether mean and deviation are worked out along the way."""
+    """Whether mean and standard deviation are computed while writing."""
 
     @property
     def name(self) -> str:
@@ -75,16 +75,16 @@ class Task:
         return self.options.shard_name(self.number)
 
     def __str__(self) -> str:
-        return f"{self.name}, made of {', '.join(str(given.path) for given in self.inputs)}"
+        return f"{self.name}, made from {', '.join(str(given.path) for given in self.inputs)}"
 
 
 def write_task(task: Task) -> int:
-    """Write one shard, and return how many samples are in it."""
+    """Write one shard and return its number of items."""
     form, statistics = SampleForm(task.options.array_format), _Statistics()
     shard: ShardFile | None = None
     try:
         shard = ShardFile(task.writing, task.name, task.options.compression)
-        for offset, (sample, about) in enumerate(_samples(task)):
+        for offset, (sample, about) in enumerate(_read_items(task)):
             payloads = form.encode(sample, task.first + offset)
             key = automatic_key(task.first + offset)
             form.make_members(key, key, payloads, about).add_to(shard, task.number)
@@ -104,25 +104,25 @@ def write_task(task: Task) -> int:
     return entry.n_items
 
 
-def statistics_of(writing: Path, name: str) -> dict[str, Moments]:
-    """Return what was worked out while a shard was written."""
+def read_statistics(writing: Path, name: str) -> dict[str, Moments]:
+    """Return the statistics that were computed while a shard was written."""
     stored = json.loads(_statistics_path(writing, name).read_bytes())
     return {field: Moments.from_json(moment) for field, moment in stored.items()}
 
 
 def close_recordings() -> None:
-    """Close what tasks have left open in this thread, for others that follow."""
+    """Close the recordings that earlier tasks of this thread left open for later ones."""
     _RECORDINGS.close()
 
 
-def _samples(task: Task) -> Iterator[Sample]:
-    """Yield the samples of a shard; whatever goes wrong with an input names it."""
+def _read_items(task: Task) -> Iterator[Sample]:
+    """Yield the items of a shard. Every error names the input it came from."""
     borders = (np.flatnonzero(np.diff(task.which)) + 1).tolist()
     for start, stop in zip([0, *borders], [*borders, len(task.which)], strict=True):
         number = int(task.which[start])
         given, stamp = task.inputs[number], task.stamps[number]
         try:
-            yield from _RECORDINGS.get(given, stamp).samples(task.samples[start:stop])
+            yield from _RECORDINGS.get(given, stamp).samples(task.numbers[start:stop])
             _check_unchanged(given, stamp)
         except InputError:
             raise
@@ -134,7 +134,7 @@ def _samples(task: Task) -> Iterator[Sample]:
 
 
 class _Statistics:
-    """Mean and deviation of the fields of a shard; samples of one shape are taken together, which is much faster."""
+    """Mean and standard deviation of the fields of a shard. Items of one shape are batched, which is much faster."""
 
     def __init__(self) -> None:
         self._moments: dict[str, Moments] = {}
@@ -146,17 +146,17 @@ class _Statistics:
             if array.dtype.kind not in "fiu":
                 continue
             waiting = self._waiting.setdefault(name, [])
-            if waiting and (len(waiting) == _TOGETHER or waiting[0].shape != array.shape):
-                self._take(name)
+            if waiting and (len(waiting) == _STATISTICS_ITEMS or waiting[0].shape != array.shape):
+                self._flush(name)
             self._waiting[name].append(array)
 
-    def _take(self, name: str) -> None:
+    def _flush(self, name: str) -> None:
         self._moments.setdefault(name, Moments()).update(np.stack(self._waiting[name]))
         self._waiting[name] = []
 
     def to_bytes(self) -> bytes:
         for name in self._waiting:
-            self._take(name)
+            self._flush(name)
         return json.dumps({name: moments.to_json() for name, moments in self._moments.items()}).encode()
 
 
@@ -164,14 +164,14 @@ def _check_size(shard: ShardFile, options: WriteOptions) -> None:
     limit = options.most_tar_bytes
     if limit is not None and shard.tar_bytes > limit:
         raise OptionError(
-            f"A shard of {options.shard_size} samples takes more than {limit} bytes, the most that one with "
-            f"compression={options.compression!r} may have; use a smaller shard_size."
+            f"A shard with compression={options.compression!r} must have at most {limit} bytes, got more with "
+            f"{options.shard_size} items. Use a smaller shard_size."
         )
 
 
 def _check_unchanged(given: Input, stamp: Stamp) -> None:
     if read_stamp(given.path) != stamp:
-        raise InputError(given.path, "it was written to while it was converted; wait until it is complete")
+        raise InputError(given.path, "the file changed while it was converted; wait until it is complete")
 
 
 def _statistics_path(writing: Path, name: str) -> Path:
@@ -179,9 +179,9 @@ def _statistics_path(writing: Path, name: str) -> Path:
 
 
 class _Recordings(threading.local):
-    """The inputs that a thread has open; tasks that follow each other mostly need the same ones.
+    """The recordings that a thread has open. Consecutive tasks mostly need the same ones.
 
-    Each thread has its own, since recordings are for one at a time, and a worker of a dask cluster may have several.
+    Each thread has its own: a recording is not thread-safe, and a dask worker may have several threads.
     """
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class _Recordings(threading.local):
         key = (given, stamp)
         if key not in self._open:
             _check_unchanged(given, stamp)
-            while len(self._open) >= _KEPT_OPEN:
+            while len(self._open) >= _MAX_OPEN:
                 self._open.popitem(last=False)[1].close()
             self._open[key] = given.open()
         self._open.move_to_end(key)

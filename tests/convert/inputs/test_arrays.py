@@ -68,7 +68,7 @@ def test_every_row_is_in_the_windows_that_hold_it(folder, numbered, *, total, le
     path = saved(folder / "w.npy", np.asfortranarray(array) if fortran else array)
     expected = windows_by_hand(total, length, overlap)
     if not expected:
-        with pytest.raises(SourceError, match=f"has {total} rows, and a window has {length}"):
+        with pytest.raises(SourceError, match=f"sequence_length must be at most {total}, .*, got {length}"):
             NpyInput(path, length, overlap).open()
         return
     recording = NpyInput(path, length, overlap).open()
@@ -159,7 +159,7 @@ def test_a_short_file_in_columns_is_an_error_too(tmp_path, numbered):
 def test_numbers_that_there_are_not_say_so(tmp_path, numbered):
     recording = NpyInput(saved(tmp_path / "a.npy", numbered((5, 2)))).open()
     for numbers in ([5], [-1], [0, 99]):
-        with pytest.raises(ReadError, match=r"a\.npy: it has samples 0–4"):
+        with pytest.raises(ReadError, match=r"a\.npy: it has items 0–4"):
             list(recording.samples(np.array(numbers)))
     assert list(recording.samples(np.array([], np.int64))) == []
     recording.close()
@@ -169,7 +169,7 @@ def test_numbers_that_there_are_not_say_so(tmp_path, numbered):
 def test_a_truncated_file_is_refused_when_it_is_opened(tmp_path, numbered, cut):
     path = saved(tmp_path / "a.npy", numbered((100, 8)))
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(SourceError, match=r"a\.npy cannot be converted"):
+    with pytest.raises(SourceError, match=r"Could not convert .*a\.npy"):
         NpyInput(path).open()
 
 
@@ -178,7 +178,7 @@ def test_a_truncated_file_is_refused_when_it_is_opened(tmp_path, numbered, cut):
     [
         (np.array([{"a": 1}], object), "Python objects"),
         (np.array(3.0), "a single value"),
-        (np.empty((0, 4)), r"empty: it has the shape \(0, 4\)"),
+        (np.empty((0, 4)), r"must not be empty, but .* has shape \(0, 4\)"),
         (np.empty((3, 0)), "empty"),
         (np.zeros((2, 100, 100), order="F"), r"np\.save\(new_path, np\.ascontiguousarray"),
     ],
@@ -212,7 +212,7 @@ def test_lengths_that_cannot_be_are_refused_at_once(kind, options):
 
 @pytest.mark.parametrize("overlap", [1, 1.0, -0.1, np.nan, "half", True])
 def test_overlaps_that_cannot_be_are_refused_at_once(overlap):
-    with pytest.raises(OptionError, match="overlap="):
+    with pytest.raises(OptionError, match="overlap must be a number >= 0 and < 1"):
         NpyInput(Path("a.npy"), 5, overlap)
 
 

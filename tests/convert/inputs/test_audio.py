@@ -158,7 +158,7 @@ def test_what_is_known_of_a_file_is_told(written):
         "window_frames": 16_000,
         "window_rate_hz": 16_000,
     }
-    assert recording.notes == ["The last 0.5 s (8000 frames) are left out: the file does not end with a window."]
+    assert recording.notes == ["The last 0.5 s (8000 frames) are left out: too short for a window."]
     assert recording.span(np.array([1])).tolist() == [[1.0, 2.0]]
     recording.close()
 
@@ -253,7 +253,7 @@ def test_what_is_no_audio_is_refused(written, tmp_path):
     with pytest.raises(SourceError, match="0 frames"):
         AudioInput(tmp_path / "b.wav").open()
     path, _ = written("short.wav", 2000)
-    with pytest.raises(SourceError, match=r"has no frame at 8000 Hz"):
+    with pytest.raises(SourceError, match=r"at least one frame, but window_seconds=1e-05 has none at 8000 Hz"):
         AudioInput(path, 1e-5).open()
 
 
@@ -268,7 +268,7 @@ def test_what_is_no_audio_is_refused(written, tmp_path):
     ids=str,
 )
 def test_options_that_cannot_be_are_refused_at_once(options):
-    with pytest.raises(OptionError, match=f"{next(iter(options))}="):
+    with pytest.raises(OptionError, match=f"^{next(iter(options))}( must be |=)"):
         AudioInput(Path("a.wav"), **options)
 
 

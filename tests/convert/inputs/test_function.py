@@ -125,42 +125,42 @@ def test_an_exception_of_the_function_is_its_own_with_a_note(path):
     with pytest.raises(KeyError, match="user's own") as caught:
         FunctionInput(path, functools.partial(failing, after=4)).open()
     (note,) = caught.value.__notes__
-    assert "sample 4 of" in note
+    assert "item 4 of" in note
     assert "a.txt" in note
     RUNS.clear()
     recording = FunctionInput(path, functools.partial(failing, after=4, runs=1)).open()
     with pytest.raises(KeyError) as caught:
         list(recording.samples(np.arange(10)))
-    assert "sample 4 of" in caught.value.__notes__[0]
+    assert "item 4 of" in caught.value.__notes__[0]
     recording.close()
 
 
-def test_a_function_that_yields_fewer_or_more_samples_later_is_refused(path):
+def test_a_function_that_yields_fewer_or_more_items_later_is_refused(path):
     recording = FunctionInput(path, functools.partial(counting, numbers=(8, 6))).open()
     assert len(list(recording.samples(np.arange(6)))) == 6
-    with pytest.raises(SourceError, match=r"counting.*a\.txt when it is run again: 6 samples instead of 8"):
+    with pytest.raises(SourceError, match=r"counting.*changed for .*a\.txt: 6 items instead of 8"):
         list(recording.samples(np.array([6])))
     RUNS.clear()
     recording = FunctionInput(path, functools.partial(counting, numbers=(6, 8))).open()
-    with pytest.raises(SourceError, match="more than 6 samples"):
+    with pytest.raises(SourceError, match="more than 6 items"):
         list(recording.samples(np.arange(6)))
 
 
 def test_a_function_that_yields_other_fields_later_is_refused(path):
     recording = FunctionInput(path, renaming).open()
     assert len(list(recording.samples(np.arange(3)))) == 3
-    with pytest.raises(SourceError, match="sample 3 has other fields, other"):
+    with pytest.raises(SourceError, match="item 3 has other fields, other"):
         list(recording.samples(np.array([3])))
 
 
 @pytest.mark.parametrize("sample", [3, {}, [1], ({"x": 1},), ({"x": 1}, 2), {3: 1}, None], ids=repr)
-def test_what_is_no_sample_is_refused_with_its_number(path, sample):
-    with pytest.raises(SourceError, match=r"odd.* yields .* as sample 1 of .*a\.txt"):
+def test_what_is_not_an_item_is_refused_with_its_number(path, sample):
+    with pytest.raises(SourceError, match=r"odd.* yields .* as item 1 of .*a\.txt"):
         FunctionInput(path, functools.partial(odd, sample=sample)).open()
 
 
 def test_a_function_that_yields_nothing_is_refused(path):
-    with pytest.raises(SourceError, match=r"nothing yields no samples for .*a\.txt"):
+    with pytest.raises(SourceError, match=r"nothing yields none for .*a\.txt"):
         FunctionInput(path, nothing).open()
     with pytest.raises(TypeError):
         FunctionInput(path, no_iterator).open()
@@ -168,14 +168,14 @@ def test_a_function_that_yields_nothing_is_refused(path):
 
 def test_numbers_that_there_are_not_say_so(path):
     recording = FunctionInput(path, lines).open()
-    with pytest.raises(ReadError, match="it has samples 0–9"):
+    with pytest.raises(ReadError, match="it has items 0–9"):
         list(recording.samples(np.array([10])))
 
 
 def test_functions_that_workers_cannot_find_are_refused_at_once(path):
     with pytest.raises(OptionError, match="top level of a module"):
         FunctionInput(path, lambda path: [])
-    with pytest.raises(OptionError, match="give a function"):
+    with pytest.raises(OptionError, match="function must take a path and yield items"):
         FunctionInput(path, 3)
 
 

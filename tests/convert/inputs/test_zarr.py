@@ -159,7 +159,7 @@ def test_chunks_that_are_not_stored_are_told(tmp_path, numbered):
     array[:20] = numbered((20, 2))
     recording = ZarrInput(tmp_path / "a").open()
     assert recording.notes == [
-        "5 of 10 chunks of the array 'data' are not stored; what is not stored reads as the fill value, -7.0."
+        "5 of 10 chunks of the array 'data' are not stored; missing chunks read as the fill value, -7.0."
     ]
     ((fields, _),) = recording.samples(np.array([39]))
     assert fields["data"].tolist() == [-7, -7]
@@ -169,18 +169,18 @@ def test_chunks_that_are_not_stored_are_told(tmp_path, numbered):
 def test_what_is_no_store_is_refused(tmp_path, numbered):
     with pytest.raises(ReadError, match="no such file or folder"):
         ZarrInput(tmp_path / "none").open()
-    with pytest.raises(SourceError, match="is no zarr store"):
+    with pytest.raises(SourceError, match=r"Could not open .* as a zarr store"):
         ZarrInput(tmp_path).open()
     assert not list(tmp_path.iterdir())
     np.save(tmp_path / "a.npy", numbered((3,)))
-    with pytest.raises(SourceError, match="is no zarr store"):
+    with pytest.raises(SourceError, match=r"Could not open .* as a zarr store"):
         ZarrInput(tmp_path / "a.npy").open()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"zarr_format": 3, "node_type": "array"}'])
 def test_malformed_metadata_is_refused(tmp_path, text):
     (tmp_path / "zarr.json").write_text(text)
-    with pytest.raises(SourceError, match=r"is no zarr store|lacks arrays"):
+    with pytest.raises(SourceError, match=r"as a zarr store|has no arrays"):
         ZarrInput(tmp_path).open()
 
 
@@ -189,7 +189,7 @@ def test_an_unknown_codec_is_refused(tmp_path, numbered):
     document = json.loads((tmp_path / "a" / "zarr.json").read_text())
     document["codecs"] = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "nonesuch"}]
     (tmp_path / "a" / "zarr.json").write_text(json.dumps(document))
-    with pytest.raises(SourceError, match=r"is no zarr store that can be read.*nonesuch"):
+    with pytest.raises(SourceError, match=r"Could not open .* as a zarr store.*nonesuch"):
         ZarrInput(tmp_path / "a").open()
 
 
@@ -200,7 +200,7 @@ def test_an_array_of_a_group_that_has_lost_its_metadata_is_told(tmp_path, number
         root.create_array(array, data=numbered((4,)))
     metadata = tmp_path / "g" / "b" / name
     os.truncate(metadata, 30)
-    with pytest.raises(SourceError, match="has an array that cannot be read"):
+    with pytest.raises(SourceError, match="Could not list the arrays"):
         ZarrInput(tmp_path / "g").open()
     metadata.unlink()
     (tmp_path / "g" / "b" / ".zattrs").unlink(missing_ok=True)
@@ -214,18 +214,16 @@ def test_arrays_that_do_not_fit_are_listed_with_their_shapes(tmp_path, numbered)
     root = zarr.create_group(tmp_path / "g")
     for name, shape in (("a", (10, 4)), ("b", (12, 4)), ("c", (4,)), ("d", ())):
         root.create_array(name, data=numbered(shape) if shape else np.array(1.0))
-    with pytest.raises(
-        SourceError, match=r"a \(10, 4\), b \(12, 4\), c \(4,\), d \(\)\. Name those .* fields=\('a',\)"
-    ):
+    with pytest.raises(SourceError, match=r"a \(10, 4\), b \(12, 4\), c \(4,\), d \(\)\. Name the .* fields=\('a',\)"):
         ZarrInput(tmp_path / "g").open()
-    with pytest.raises(SourceError, match=r"along axis 1: a \(10, 4\), c \(4,\)\."):
+    with pytest.raises(SourceError, match=r"along axis 1, .* differ: a \(10, 4\), c \(4,\)\."):
         ZarrInput(tmp_path / "g", ("a", "c"), axis=1).open()
     recording = ZarrInput(tmp_path / "g", ("b", "a"), axis=1).open()
     assert recording.n_samples == 4
     assert list(recording.about["fields"]) == ["b", "a"]
     assert [note for note in recording.notes if "'c'" in note]
     recording.close()
-    with pytest.raises(SourceError, match="lacks z; its arrays are: a, b, c, d"):
+    with pytest.raises(SourceError, match=r"has no z. Its arrays are: a, b, c, d"):
         ZarrInput(tmp_path / "g", ("a", "z")).open()
 
 
@@ -237,24 +235,24 @@ def test_arrays_without_rows_are_refused(tmp_path, numbered):
     with pytest.raises(SourceError, match="axis 0"):
         ZarrInput(tmp_path / "single").open()
     zarr.create_group(tmp_path / "group").create_group("inner")
-    with pytest.raises(SourceError, match=r"lacks arrays; its arrays are: none\. Its groups are: inner"):
+    with pytest.raises(SourceError, match=r"has no arrays\. Its groups are: inner"):
         ZarrInput(tmp_path / "group").open()
-    with pytest.raises(SourceError, match=r"fields=.* cannot be chosen"):
+    with pytest.raises(SourceError, match=r"fields must be None .* got \('x',\)"):
         ZarrInput(stored(tmp_path / "a", numbered((4,)), (2,)), ("x",)).open()
-    with pytest.raises(SourceError, match="has 4 rows, and a window has 5"):
+    with pytest.raises(SourceError, match=r"sequence_length must be at most 4, .* got 5"):
         ZarrInput(tmp_path / "a", sequence_length=5).open()
 
 
 def test_strings_of_any_length_are_refused(tmp_path):
     array = zarr.create_array(tmp_path / "a", shape=(3,), dtype=str)
     array[:] = np.array(["a", "bcd", ""])
-    with pytest.raises(SourceError, match="no fixed size"):
+    with pytest.raises(SourceError, match="values of fixed size, but"):
         ZarrInput(tmp_path / "a").open()
 
 
 @pytest.mark.parametrize("options", [{"axis": -1}, {"axis": 0.5}, {"fields": "lfp"}, {"sequence_length": 0}])
 def test_options_that_cannot_be_are_refused_at_once(options):
-    with pytest.raises(OptionError, match=f"{next(iter(options))}="):
+    with pytest.raises(OptionError, match=f"^{next(iter(options))} must be "):
         ZarrInput(Path("a.zarr"), **options)
 
 

@@ -40,7 +40,7 @@ def _agrees(column, valid, expected):
 @pytest.fixture
 def small_index(monkeypatch):
     monkeypatch.setattr(nwb_times, "_COARSE", 16)
-    monkeypatch.setattr(nwb_times, "_PIECE", 64)
+    monkeypatch.setattr(nwb_times, "_READ_STAMPS", 64)
 
 
 def test_irregular_timestamps_and_gaps_are_interpolated_and_masked(tmp_path, small_index):
@@ -164,7 +164,7 @@ def test_data_and_timestamps_of_different_lengths_are_named(tmp_path):
         del group["timestamps"]
         group["timestamps"] = np.arange(40) * 0.05
         group["timestamps"].attrs.update(attributes)
-    with pytest.raises(SourceError, match=r"/x in .* has 50 samples, but timestamps of shape \(40,\)"):
+    with pytest.raises(SourceError, match=r"shape \(50,\), one per frame, .*/x in .* have \(40,\)"):
         open_nwb(path, modalities=("behavior",))
 
 

@@ -99,7 +99,7 @@ def test_series_that_share_no_time_are_named_with_their_ranges(tmp_path):
 
 def test_a_window_with_a_gap_is_left_out_and_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(nwb_times, "_COARSE", 16)
-    monkeypatch.setattr(nwb_times, "_PIECE", 64)
+    monkeypatch.setattr(nwb_times, "_READ_STAMPS", 64)
     # 100 Hz from 0 to 3 s and from 5.5 to 10 s
     stamps = np.concatenate([np.arange(300) * 0.01, 5.5 + np.arange(450) * 0.01])
     nwb = new_file()
@@ -110,7 +110,7 @@ def test_a_window_with_a_gap_is_left_out_and_counted(tmp_path, monkeypatch):
     found = list(recording.samples(np.arange(recording.n_samples)))
     starts = [0.0, 0.5, 1.0, 1.5, 2.0, 5.5, 6.0, 6.5, 7.0, 7.5, 8.0, 8.5, 9.0]
     assert recording.span(np.arange(recording.n_samples))[:, 0].tolist() == pytest.approx(starts)
-    assert recording.notes == ["6 windows overlap a gap in processing/ecephys/LFP/lfp; they are left out."]
+    assert recording.notes == ["Windows left out because they overlap a gap in processing/ecephys/LFP/lfp: 6."]
     recording.close()
     for (fields, _), start in zip(found, starts, strict=True):
         first = round(start * 100) if start < 3 else 300 + round((start - 5.5) * 100)
@@ -151,7 +151,7 @@ def test_kept_windows_have_all_samples_and_left_out_ones_do_not(parts, jitter, s
     n = one.n_rows
     assert n == int(seconds / period + 0.1)
     near = 1e-6 * period
-    for (begin, end), kept in zip(windows.tolist(), one.whole(windows).tolist(), strict=True):
+    for (begin, end), kept in zip(windows.tolist(), one.is_whole(windows).tolist(), strict=True):
         first = sum(t < begin - near for t in stamps)
         in_gap = any(begin < stamps[i + 1] - near and end > stamps[i] + period + near for i in gaps)
         crosses = any(first <= i < first + n - 1 for i in gaps) or first + n > len(stamps)
@@ -252,7 +252,7 @@ def test_several_lfps_are_listed(tmp_path):
     add_lfp(nwb, _ramp(200, 2), name="a", rate=100.0)
     add_lfp(nwb, _ramp(200, 2), name="b", rate=100.0)
     with pytest.raises(
-        SourceError, match=r"2 series for 'lfp': processing/ecephys/LFP/a, processing/ecephys/LFP/b\. Use"
+        SourceError, match=r"2 series that match 'lfp': processing/ecephys/LFP/a, processing/ecephys/LFP/b\. Use"
     ):
         open_nwb(saved(nwb, tmp_path / "a.nwb"), modalities=("lfp",), missing="skip")
 
@@ -269,14 +269,14 @@ def test_paths_with_the_same_last_part_become_fields_of_their_whole_paths(tmp_pa
 def test_a_series_without_a_regular_rate_is_no_continuous_one(tmp_path):
     nwb = new_file()
     nwb.add_acquisition(series("licks", np.arange(60.0), timestamps=np.cumsum([0.1, 0.1, 10.0] * 20)))
-    with pytest.raises(SourceError, match=r"Every window .* overlaps a gap in acquisition/licks.*take it as behavior"):
+    with pytest.raises(SourceError, match=r"Every window .* overlaps a gap in acquisition/licks.*read it as behavior"):
         open_nwb(saved(nwb, tmp_path / "a.nwb"), modalities=("licks",))
 
 
 def test_a_window_without_a_single_sample_is_refused(tmp_path):
     nwb = new_file()
     nwb.add_acquisition(series("slow", np.arange(40.0), rate=0.5))
-    with pytest.raises(SourceError, match=r"1 s holds no sample of acquisition/slow, which has 0.5 Hz"):
+    with pytest.raises(SourceError, match=r"1 s have none of acquisition/slow at 0.5 Hz"):
         open_nwb(saved(nwb, tmp_path / "a.nwb"), modalities=("slow",))
 
 
@@ -286,7 +286,8 @@ def test_timestamps_that_go_back_are_named(tmp_path):
     nwb = new_file()
     add_lfp(nwb, _ramp(300, 2), timestamps=stamps)
     with pytest.raises(
-        SourceError, match=r"timestamps of processing/ecephys/LFP/lfp .* after sample 199, which is at 1.99"
+        SourceError,
+        match=r"Timestamps must .* those of processing/ecephys/LFP/lfp .* after frame 199, which is at 1.99",
     ):
         open_nwb(saved(nwb, tmp_path / "a.nwb"), modalities=("lfp",))
 

@@ -152,7 +152,9 @@ def test_a_filter_that_keeps_nothing_says_which_values_there_are(tmp_path):
 
 
 def test_a_filter_of_an_unknown_column_says_which_there_are(tmp_path):
-    with pytest.raises(SourceError, match=r"no column 'snr' of units.*quality.*electrodes have location"):
+    with pytest.raises(
+        SourceError, match=r"unit_filter must use columns .* quality.*electrodes have location.* got 'snr'"
+    ):
         open_nwb(_filtered(tmp_path), modalities=("spikes",), unit_filter={"snr": 3})
 
 
@@ -160,10 +162,10 @@ def test_a_file_without_units_lacks_spikes(tmp_path):
     nwb = new_file()
     add_behavior(nwb, series("speed", np.arange(300.0), rate=100.0))
     path = saved(nwb, tmp_path / "a.nwb")
-    with pytest.raises(SourceError, match="has no spikes: there is no unit"):
+    with pytest.raises(SourceError, match="has no spikes: there are no units"):
         open_nwb(path, modalities=("spikes", "behavior"))
     recording = open_nwb(path, modalities=("spikes", "behavior"), missing="skip")
-    assert recording.notes[0] == "No spikes: there is no unit."
+    assert recording.notes[0] == "No spikes: there are no units."
     ((fields, _), *_) = recording.samples(np.arange(1))
     assert list(fields) == ["behavior", "behavior_valid"]
     recording.close()
@@ -188,8 +190,8 @@ def test_spikes_outside_of_the_windows_are_counted_in_a_note(tmp_path):
 def small_memory(monkeypatch):
     monkeypatch.setattr(nwb_spikes, "IN_MEMORY", 100)
     monkeypatch.setattr(nwb_spikes, "_COARSE", 16)
-    monkeypatch.setattr(nwb_spikes, "_PIECE", 64)
-    monkeypatch.setattr(nwb_spikes, "_SPAN_SPIKES", 300)
+    monkeypatch.setattr(nwb_spikes, "_READ_SPIKES", 64)
+    monkeypatch.setattr(nwb_spikes, "_RANGE_SPIKES", 300)
 
 
 def test_a_recording_too_long_for_memory_gives_the_same_counts(tmp_path, small_memory, monkeypatch):
@@ -218,5 +220,5 @@ def test_spikes_out_of_order_in_a_long_recording_are_an_error_that_names_the_uni
     nwb = new_file()
     times = np.arange(100) * 0.01
     add_units(nwb, [times, times, np.concatenate([times[:70], times[:30]])])
-    with pytest.raises(SourceError, match=re.escape("unit 12") + r".*not in order near 0.69 s"):
+    with pytest.raises(SourceError, match=re.escape("unit 12") + r".*out of order near 0.69 s"):
         open_nwb(saved(nwb, tmp_path / "a.nwb"), modalities=("spikes",))

@@ -94,13 +94,13 @@ def test_a_file_without_trials_says_that_there_is_none(tmp_path):
     assert "epoch" not in said
 
 
-def test_windows_around_events_are_cut_to_the_sample(session):
+def test_windows_around_events_are_cut_to_the_frame(session):
     options = {"align": "trials", "align_event": "go", "pre_ms": 200.0, "post_ms": 300.0}
     recording = open_nwb(session, **options)
     found = list(recording.samples(np.arange(recording.n_samples)))
     assert recording.notes[:2] == [
-        "1 rows of trials have no go; they have no window.",
-        "1 windows around go of trials reach out of the recording.",
+        "Rows of trials without a go, and so without a window: 1.",
+        "Windows around go of trials left out because they exceed the recording: 1.",
     ]
     assert recording.span(np.arange(2)).tolist() == [
         pytest.approx([0.8, 1.3]),
@@ -124,13 +124,17 @@ def test_an_aligned_window_is_its_own_trials_though_another_has_more_of_it(sessi
 
 
 def test_a_table_or_column_that_is_not_there_is_named_with_what_is(session):
-    with pytest.raises(SourceError, match=r"no table 'cues' to align to; it has epochs, trials"):
+    with pytest.raises(SourceError, match=r"align must be an interval table .* which has epochs, trials, got 'cues'"):
         open_nwb(session, align="cues")
-    with pytest.raises(SourceError, match=r"no column 'cue' of times in trials; its columns are start_time, stop_time"):
+    with pytest.raises(
+        SourceError, match=r"align_event must be a column of times of trials .* start_time, stop_time.* got 'cue'"
+    ):
         open_nwb(session, align="trials", align_event="cue")
-    with pytest.raises(SourceError, match="no column 'condition' of times"):
+    with pytest.raises(SourceError, match=r"a column of times .* got 'condition'"):
         open_nwb(session, align="trials", align_event="condition")
-    with pytest.raises(SourceError, match="no window from 0 ms before to 20000 ms after start_time of trials inside"):
+    with pytest.raises(
+        SourceError, match="At least one window from 0 ms before to 20000 ms after start_time of trials must lie inside"
+    ):
         open_nwb(session, align="trials", post_ms=20_000)
 
 
@@ -146,7 +150,9 @@ def test_any_order_of_numbers_gives_the_same_samples(session):
 
 
 def test_a_window_longer_than_the_recording_says_both_lengths(session):
-    with pytest.raises(SourceError, match=r"lasts 10 s, from 0 to 10 s; a window of 1001 bins of 10 ms lasts 10.01 s"):
+    with pytest.raises(
+        SourceError, match=r"lasts 10 s \(from 0 to 10 s\) and a window of 1001 bins of 10 ms lasts 10.01 s"
+    ):
         open_nwb(session, sequence_length=1001)
 
 
@@ -163,7 +169,7 @@ def test_overlap_decides_how_many_windows_there_are(session, overlap, count):
 
 def test_numbers_outside_are_refused(session):
     recording = open_nwb(session)
-    with pytest.raises(OptionError, match=r"windows 0 to 18; asked for were 3 to 19"):
+    with pytest.raises(OptionError, match=r"must be in 0–18, got 3–19"):
         list(recording.samples(np.array([3, 19])))
     recording.close()
 
@@ -179,28 +185,31 @@ def test_an_input_is_a_small_value(session):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"overlap": 1}, "overlap=1; use a share of at least 0 and below 1"),
-        ({"overlap": 1.5}, "overlap=1.5"),
-        ({"overlap": -0.1}, "overlap=-0.1"),
-        ({"modalities": ()}, r"modalities=\(\); name at least one of spikes, lfp, behavior, stimulus, ophys"),
-        ({"modalities": "lfp"}, r"'lfp' is one string; use a tuple of them, such as \('lfp',\)"),
-        ({"modalities": ("lfp", "lfp")}, "names one of them twice"),
-        ({"modalities": ("lfp", "LFP")}, "differ in case only"),
-        ({"modalities": ("behavior", "behavior_valid")}, "is the name of a mask"),
-        ({"modalities": ("acquisition/metadata",)}, "'metadata' is taken"),
-        ({"bin_size_ms": 0}, "bin_size_ms=0 cannot be; use a length in milliseconds"),
-        ({"bin_size_ms": float("nan")}, "bin_size_ms=nan"),
+        ({"overlap": 1}, "overlap must be a number >= 0 and < 1, such as 0.5, got 1"),
+        ({"overlap": 1.5}, "overlap must be .* got 1.5"),
+        ({"overlap": -0.1}, "overlap must be .* got -0.1"),
+        (
+            {"modalities": ()},
+            r"modalities must name at least one of spikes, lfp, behavior, stimulus, ophys, .* got \(\)",
+        ),
+        ({"modalities": "lfp"}, r"modalities must be a tuple of strings, such as \('lfp',\), got 'lfp'"),
+        ({"modalities": ("lfp", "lfp")}, "must name each modality once"),
+        ({"modalities": ("lfp", "LFP")}, "must differ in more than case"),
+        ({"modalities": ("behavior", "behavior_valid")}, "must not contain the name of a mask"),
+        ({"modalities": ("acquisition/metadata",)}, "'metadata' is reserved"),
+        ({"bin_size_ms": 0}, "bin_size_ms must be a number > 0 in milliseconds, such as 10.0, got 0"),
+        ({"bin_size_ms": float("nan")}, "bin_size_ms must be .* got nan"),
         ({"sequence_length": 0}, "sequence_length must be an integer >= 1, got 0"),
         ({"sequence_length": 2.5}, "sequence_length must be an integer >= 1, got 2.5"),
-        ({"missing": "ignore"}, "missing='ignore'; use 'error' or 'skip'"),
-        ({"rate_hz": -1}, "rate_hz=-1 cannot be; use a number of Hz"),
-        ({"max_gap_ms": 0}, "max_gap_ms=0 cannot be"),
-        ({"unit_filter": ("quality",)}, "use pairs of a column and the values"),
-        ({"unit_filter": {"quality": ()}}, "keeps no value of 'quality'"),
-        ({"align": ""}, "align=''; use the name of a table"),
-        ({"align": "trials", "align_event": ""}, "align_event=''"),
-        ({"align": "trials", "pre_ms": 0, "post_ms": 4}, "together shorter than a bin of 10 ms"),
-        ({"pre_ms": "a lot"}, "pre_ms='a lot' is no length"),
+        ({"missing": "ignore"}, "missing must be one of 'error', 'skip', got 'ignore'"),
+        ({"rate_hz": -1}, "rate_hz must be a number > 0 in Hz, .* got -1"),
+        ({"max_gap_ms": 0}, "max_gap_ms must be .* got 0"),
+        ({"unit_filter": ("quality",)}, "must be pairs of a column and the values"),
+        ({"unit_filter": {"quality": ()}}, "must name at least one value of 'quality'"),
+        ({"align": ""}, "align must be the name of an interval table, .* got ''"),
+        ({"align": "trials", "align_event": ""}, "align_event must be .* got ''"),
+        ({"align": "trials", "pre_ms": 0, "post_ms": 4}, "must be at least one bin of 10 ms"),
+        ({"pre_ms": "a lot"}, "pre_ms must be a finite number of milliseconds, got 'a lot'"),
     ],
 )
 def test_options_that_cannot_work_are_refused_with_what_to_do(options, message):

@@ -1,7 +1,7 @@
-"""Arrays whose rows, or windows of rows, become samples; `.npy` files are read span by span.
+"""Arrays whose rows, or windows of rows, become items. `.npy` files are read row range by row range.
 
-Files are not mapped: one that becomes shorter would end the process with SIGBUS, where a short read is an error that
-can be told. What is common to all inputs made of rows, `RowRecording`, serves `.npz` archives and zarr stores too.
+Files are not memory-mapped: a mapped file that becomes shorter would kill the process with SIGBUS, while a short read
+is an error that can be reported. `RowRecording` also serves `.npz` archives and zarr stores.
 """
 
 import io
@@ -29,27 +29,27 @@ __all__ = [
     "Column",
     "NpyInput",
     "RowRecording",
+    "check_numbers",
     "check_rows",
-    "checked_numbers",
+    "cut_windows",
     "npy_column",
-    "windows_of",
 ]
 
-_HEAD_BYTES = 1 << 16  # the longest header of a .npy that the codec takes
-_RUN_BYTES = 1 << 20  # small samples that follow each other are read together
-_MOST_COLUMNS = 4096  # of an array in Fortran order: each costs a call per read
+_HEAD_BYTES = 1 << 16  # the longest .npy header that the codec accepts
+_READ_BYTES = 1 << 20  # consecutive small items are read in one call
+_MOST_COLUMNS = 4096  # of an array in Fortran order: each costs one call per read
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One field of a recording: an array whose rows can be read."""
+    """One field of a recording: an array that is read by rows."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    """In the byte order of the machine."""
+    """In native byte order."""
 
     rows: Callable[[int, int], NDArray[Any]]
-    """Returns the rows from a number to before another; an array that nobody else holds."""
+    """Returns the rows [start, stop) as a new array."""
 
     @property
     def row_bytes(self) -> int:
@@ -59,16 +59,16 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class NpyInput:
-    """A `.npy` file: each row along the first axis is a sample, or each window of rows; the field is called `data`.
+    """A `.npy` file: each row along the first axis, or each window of rows, is an item. The field is called `data`.
 
-    Values keep their dtype, in the byte order of the machine; arrays of Python objects are refused.
+    Values keep their dtype, in native byte order. Arrays of Python objects are refused.
 
     Parameters
     ----------
     sequence_length
-        Rows of a window; None for single rows.
+        Rows per window; None for single rows.
     overlap
-        The share of a window that the next one repeats.
+        The fraction of a window that the next one repeats.
     """
 
     path: Path
@@ -85,18 +85,18 @@ class NpyInput:
             file = stack.enter_context(opened(self.path))
             column = npy_column(file, 0, os.fstat(file.fileno()).st_size, str(self.path))
             columns = {"data": column}
-            cut = windows_of(columns, self.sequence_length, self.overlap, self.path)
-            return RowRecording(self.path, columns, cut, about={"format": "npy"}, release=stack.pop_all().close)
+            windows = cut_windows(columns, self.sequence_length, self.overlap, self.path)
+            return RowRecording(self.path, columns, windows, about={"format": "npy"}, release=stack.pop_all().close)
 
 
 class RowRecording:
-    """Arrays of one length, cut into samples together: a `Recording`."""
+    """A `Recording` of arrays that have the same length and are cut together."""
 
     def __init__(
         self,
         path: Path,
         columns: Mapping[str, Column],
-        cut: Windows | None,
+        windows: Windows | None,
         *,
         about: Mapping[str, Any],
         notes: Sequence[str] = (),
@@ -104,110 +104,117 @@ class RowRecording:
     ) -> None:
         self._path, self._columns, self._release = path, columns, release
         n_rows = next(iter(columns.values())).shape[0]
-        self._single = cut is None
-        self._cut = cut or Windows(total=n_rows, length=1)
-        self.n_samples = self._cut.count
-        self.about: Mapping[str, Any] = {**about, "fields": _shapes_of(columns)}
+        self._single = windows is None
+        self._windows = windows or Windows(total=n_rows, length=1)
+        self.n_samples = self._windows.count
+        self.about: Mapping[str, Any] = {**about, "fields": _describe_columns(columns)}
         self.groups: Mapping[str, str] = {}
-        left_out = self._cut.left_out
+        left_out = self._windows.left_out
         self.notes: Sequence[str] = [*notes]
         if left_out:
             which = "row is" if left_out == 1 else f"{left_out} rows are"
-            self.notes = [*notes, f"The last {which} left out: {n_rows} rows do not end with a window."]
+            self.notes = [*notes, f"The last {which} left out: the {n_rows} rows do not end with a whole window."]
 
     def span(self, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the first row of each sample, and the row after its last."""
-        starts = self._cut.starts(checked_numbers(numbers, self.n_samples, self._path))
-        return np.stack([starts, starts + self._cut.length], axis=1).astype(np.float64)
+        """Return the first row of each item, and the row after its last."""
+        starts = self._windows.starts(check_numbers(numbers, self.n_samples, self._path))
+        return np.stack([starts, starts + self._windows.length], axis=1).astype(np.float64)
 
     def samples(self, numbers: NDArray[np.int64]) -> Iterator[Sample]:
-        """Yield samples, in the order of `numbers`; small ones that follow each other are read together."""
-        length, name = self._cut.length, self._path.name
-        starts = self._cut.starts(checked_numbers(numbers, self.n_samples, self._path))
-        together = max(1, _RUN_BYTES // max(1, length * sum(column.row_bytes for column in self._columns.values())))
-        for run in _runs(starts, self._cut.step, together):
-            first, stop = int(run[0]), int(run[-1]) + length
+        """Yield items in the order of `numbers`. Consecutive small items are read in one call."""
+        length, name = self._windows.length, self._path.name
+        starts = self._windows.starts(check_numbers(numbers, self.n_samples, self._path))
+        most = max(1, _READ_BYTES // max(1, length * sum(column.row_bytes for column in self._columns.values())))
+        for stretch in _consecutive(starts, self._windows.step, most):
+            first, stop = int(stretch[0]), int(stretch[-1]) + length
             read = {field: column.rows(first, stop) for field, column in self._columns.items()}
-            for start in run.tolist():
+            for start in stretch.tolist():
                 at = start - first
                 place: Any = (at, ...) if self._single else slice(at, at + length)
-                # A copy each: a sample that is kept does not keep the others, and one that is changed changes no other.
-                fields = {field: rows[place] if len(run) == 1 else rows[place].copy() for field, rows in read.items()}
+                # A copy each: an item that is kept does not keep the others alive, and changing one changes no other.
+                fields = {
+                    field: rows[place] if len(stretch) == 1 else rows[place].copy() for field, rows in read.items()
+                }
                 where = {"row": start} if self._single else {"start_row": start, "stop_row": start + length}
                 yield fields, {"file": name, **where}
 
     def close(self) -> None:
-        """Let go of the file; nothing happens the second time."""
+        """Close the file; idempotent."""
         self._release()
 
 
 def check_rows(sequence_length: int | None, overlap: float) -> None:
-    """Raise OptionError where rows cannot be cut like this."""
+    """Raise OptionError if rows cannot be cut like this."""
     check_overlap(overlap)
     if sequence_length is not None:
         check_integer("sequence_length", sequence_length, at_least=1)
     elif overlap:
-        raise OptionError(f"overlap={overlap!r} needs windows, and single rows are none; give sequence_length as well.")
+        raise OptionError(
+            f"overlap must be 0 without sequence_length, got {overlap!r}. Single rows cannot overlap; give "
+            "sequence_length too."
+        )
 
 
-def windows_of(
+def cut_windows(
     columns: Mapping[str, Column], sequence_length: int | None, overlap: float, path: Path
 ) -> Windows | None:
-    """Return the windows of arrays that have one length; None for single rows."""
+    """Return the windows of arrays that have the same length; None for single rows."""
     try:
         check_fields(columns, "metadata")
     except OptionError as error:
-        raise SourceError(f"{path} cannot be converted: {error}") from error
+        raise SourceError(f"Could not convert {path}: {error}") from error
     if sequence_length is None:
         return None
     n_rows = next(iter(columns.values())).shape[0]
     if n_rows < sequence_length:
         raise SourceError(
-            f"{path} has {n_rows} rows, and a window has {sequence_length}; use a sequence_length of at most {n_rows}."
+            f"sequence_length must be at most {n_rows}, the number of rows of {path}, got {sequence_length}."
         )
     return Windows(n_rows, sequence_length, overlap)
 
 
-def checked_numbers(numbers: NDArray[np.int64], n_samples: int, path: Path) -> NDArray[np.int64]:
-    """Return the numbers of samples, or say which of them the recording does not have."""
+def check_numbers(numbers: NDArray[np.int64], n_samples: int, path: Path) -> NDArray[np.int64]:
+    """Return the item numbers as an array; raise ReadError if the recording does not have all of them."""
     checked = np.asarray(numbers, np.int64)
     if len(checked) and (checked.min() < 0 or checked.max() >= n_samples):
         raise ReadError(
-            f"Could not read samples {checked.min()}–{checked.max()} of {path}: it has samples 0–{n_samples - 1}."
+            f"Could not read items {checked.min()}–{checked.max()} of {path}: it has items 0–{n_samples - 1}."
         )
     return checked
 
 
-def _shapes_of(columns: Mapping[str, Column]) -> dict[str, Any]:
-    """Return shape and dtype of each field, as JSON."""
+def _describe_columns(columns: Mapping[str, Column]) -> dict[str, Any]:
+    """Return the shape and dtype of each field, as JSON."""
     return {name: {"shape": list(found.shape), "dtype": str(found.dtype)} for name, found in columns.items()}
 
 
 def npy_column(file: io.FileIO, begin: int, size: int, what: str) -> Column:
-    """Return the array whose `.npy` lies at `begin` of a file and has `size` bytes; `what` names it in errors."""
+    """Return the array whose `.npy` starts at byte `begin` and has `size` bytes; `what` names it in errors."""
     head = _read(file, bytearray(min(size, _HEAD_BYTES)), begin, f"the header of {what}")
     try:
         header = parse_npy_header(bytes(head), size)
     except ValueError as error:
-        raise SourceError(f"{what} cannot be converted: {error}.") from error
+        raise SourceError(f"Could not convert {what}: {error}.") from error
     if not header.shape:
-        raise SourceError(f"{what} holds a single value, which has no rows; save an array of one dimension or more.")
+        raise SourceError(f"An array must have one dimension or more, but {what} is a single value, which has no rows.")
     n_columns = math.prod(header.shape[1:])
     if not header.shape[0] * n_columns * header.dtype.itemsize:
-        raise SourceError(f"{what} is empty: it has the shape {header.shape}.")
+        raise SourceError(f"An array must not be empty, but {what} has shape {header.shape}.")
     dtype, at = header.dtype.newbyteorder("="), begin + header.data_offset
-    if not header.fortran_order or sum(length > 1 for length in header.shape) <= 1:  # both orders are one
-        return Column(header.shape, dtype, _InRows(file, header.shape, header.dtype, at, what).rows)
+    if not header.fortran_order or sum(length > 1 for length in header.shape) <= 1:  # both orders are the same
+        return Column(header.shape, dtype, _RowMajor(file, header.shape, header.dtype, at, what).rows)
     if n_columns > _MOST_COLUMNS:
         raise SourceError(
-            f"{what} is in Fortran order: the {n_columns} values of a row lie far apart, and each would be read by "
-            "itself. Save it in C order: np.save(new_path, np.ascontiguousarray(np.load(path, mmap_mode='r')))."
+            f"An array in Fortran order must have at most {_MOST_COLUMNS} values per row, but {what} has {n_columns}: "
+            "they lie far apart, and each would be read separately. Save it in C order: np.save(new_path, "
+            "np.ascontiguousarray(np.load(path, mmap_mode='r')))."
         )
-    return Column(header.shape, dtype, ChunkedRowReader(_InColumns(file, header.shape, header.dtype, at=at, what=what)).rows)
+    columns = _ColumnMajor(file, header.shape, header.dtype, at=at, what=what)
+    return Column(header.shape, dtype, ChunkedRowReader(columns).rows)
 
 
-class _InRows:
-    """An array in C order: rows that follow each other are one read."""
+class _RowMajor:
+    """An array in C order: consecutive rows are one read."""
 
     def __init__(self, file: io.FileIO, shape: tuple[int, ...], dtype: np.dtype[Any], at: int, what: str) -> None:
         self._file, self._shape, self._dtype, self._at, self._what = file, shape, dtype, at, what
@@ -220,8 +227,8 @@ class _InRows:
         return out.astype(self._dtype.newbyteorder("="), copy=False)
 
 
-class _InColumns:
-    """An array in Fortran order: one read for each value of a row, so many rows at once; for `ChunkedRowReader`."""
+class _ColumnMajor:
+    """An array in Fortran order, for `ChunkedRowReader`: one read per value of a row, so many rows at once."""
 
     chunks = (1,)
 
@@ -236,13 +243,13 @@ class _InColumns:
         for number, column in enumerate(columns):
             where = f"rows {rows.start}–{rows.stop - 1} of {self._what}"
             _read(self._file, column.view(np.uint8), self._at + (number * n_rows + rows.start) * size, where)
-        # The axes lie in reverse order.
+        # The axes are stored in reverse order.
         turned = columns.reshape(*self.shape[:0:-1], rows.stop - rows.start).T
         return np.ascontiguousarray(turned, self.dtype)
 
 
 def _read(file: io.FileIO, out: Any, begin: int, where: str) -> Any:
-    """Fill `out` with the bytes at `begin`, and return it."""
+    """Fill `out` with the bytes at `begin` and return it."""
     view = memoryview(out)
     done = 0
     while done < len(view):
@@ -252,16 +259,16 @@ def _read(file: io.FileIO, out: Any, begin: int, where: str) -> Any:
             raise ReadError(f"Could not read {where}: {error}.") from error
         if not n_bytes:
             raise ReadError(
-                f"Could not read {where}: the file ends at byte {begin + done}, {len(view) - done} bytes too early; it "
-                "has become shorter since it was opened."
+                f"Could not read {where}: the file ends at byte {begin + done}, {len(view) - done} bytes too early. It "
+                "was truncated after it was opened."
             )
         done += n_bytes
     return out
 
 
-def _runs(starts: NDArray[np.int64], step: int, most: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the parts of `starts` that rise by `step`, each of `most` at most."""
+def _consecutive(starts: NDArray[np.int64], step: int, most: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the stretches of `starts` that rise by `step`, each of at most `most` items."""
     borders = np.flatnonzero(np.diff(starts) != step) + 1
-    for part in np.split(starts, borders):
-        for begin in range(0, len(part), most):
-            yield part[begin : begin + most]
+    for stretch in np.split(starts, borders):
+        for begin in range(0, len(stretch), most):
+            yield stretch[begin : begin + most]

@@ -1,4 +1,4 @@
-"""Audio files, cut into windows that are exact to the frame, resampled where that is asked for."""
+"""Audio files, cut into windows that are exact to the frame, and resampled if asked for."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,32 +8,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.convert.inputs.arrays import checked_numbers
+from penstock.convert.inputs.arrays import check_numbers
 from penstock.convert.inputs.protocol import Sample
-from penstock.convert.windows import Windows, checked_overlap
+from penstock.convert.windows import Windows, check_overlap
 from penstock.core.errors import SourceError
 from penstock.source.audio.file import AudioFile, AudioTrack, Channels, check_positive, check_sound
 
 __all__ = ["AudioInput"]
 
-_MORE_DIGITS = ("PCM_32", "DOUBLE")  # than float32 has
+_MORE_DIGITS = ("PCM_32", "DOUBLE")  # formats with more digits than float32
 
 
 @dataclass(frozen=True, slots=True)
 class AudioInput:
-    """A wav, flac or ogg file, cut into windows of `round(window_seconds * rate)` frames; never loaded whole.
+    """A wav, flac or ogg file, cut into windows of `round(window_seconds * rate)` frames. It is never loaded whole.
 
-    The field is called `audio`: float32 of shape (frames, channels), integers scaled to -1 … 1. Windows of a resampled
-    file are what cutting the whole resampled file gives.
+    The field is called `audio`: float32 of shape (frames, channels), with integers scaled to -1 … 1. Windows of a
+    resampled file are the same as windows cut from the whole resampled file.
 
     Parameters
     ----------
     overlap
-        The share of a window that the next one repeats.
+        The fraction of a window that the next one repeats.
     rate_hz
-        The sampling rate of the windows; None for that of the file.
+        The sampling rate of the windows; None for the rate of the file.
     channels
-        `"mono"` gives the mean of all channels, as one.
+        `"keep"` all channels, or `"mono"`: their mean as one channel.
     """
 
     path: Path
@@ -44,12 +44,12 @@ class AudioInput:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))
-        checked_overlap(self.overlap)
+        check_overlap(self.overlap)
         check_positive("window_seconds", self.window_seconds, "seconds, such as 1.0")
         check_sound(self.rate_hz, self.channels)
 
     def open(self) -> "_AudioRecording":
-        """Open the file, and look whether all of it is there."""
+        """Open the file and check that it is complete."""
         file = AudioFile(self.path, mono=self.channels == "mono")
         try:
             return _AudioRecording(self, AudioTrack(file, self.rate_hz))
@@ -59,7 +59,7 @@ class AudioInput:
 
 
 class _AudioRecording:
-    """An audio file that is open: a `Recording`."""
+    """The `Recording` of an open audio file."""
 
     def __init__(self, given: AudioInput, track: AudioTrack) -> None:
         self._path, self._track, self._rate = given.path, track, track.rate_hz
@@ -67,16 +67,17 @@ class _AudioRecording:
         length = round(given.window_seconds * self._rate)
         if not length:
             raise SourceError(
-                f"A window of {given.window_seconds} s has no frame at {self._rate:.10g} Hz; use a longer "
-                "window_seconds."
+                f"A window must have at least one frame, but window_seconds={given.window_seconds} has none at "
+                f"{self._rate:.10g} Hz. Use longer windows."
             )
-        self._cut = Windows(track.n_frames, length, given.overlap)
-        if not self._cut.count:
+        self._windows = Windows(track.n_frames, length, given.overlap)
+        if not self._windows.count:
             raise SourceError(
-                f"{given.path} lasts {n_frames / rate_in:.6g} s ({n_frames} frames at {rate_in:.10g} Hz), and a window "
-                f"{given.window_seconds:.6g} s ({length} frames at {self._rate:.10g} Hz); use a shorter window_seconds."
+                f"A recording must be at least one window long, but {given.path} lasts {n_frames / rate_in:.6g} s "
+                f"({n_frames} frames at {rate_in:.10g} Hz) and a window {given.window_seconds:.6g} s ({length} frames "
+                f"at {self._rate:.10g} Hz). Use shorter windows (window_seconds)."
             )
-        self.n_samples = self._cut.count
+        self.n_samples = self._windows.count
         self.about: Mapping[str, Any] = {
             "format": "audio",
             "container": track.file.container,
@@ -88,25 +89,25 @@ class _AudioRecording:
             "window_rate_hz": self._rate,
         }
         self.groups: Mapping[str, str] = {}
-        self.notes: Sequence[str] = [*self._remarks()]
+        self.notes: Sequence[str] = [*self._make_notes()]
 
-    def _remarks(self) -> Iterator[str]:
-        left_out = self._cut.left_out
+    def _make_notes(self) -> Iterator[str]:
+        left_out = self._windows.left_out
         if left_out:
             seconds = left_out / self._rate
-            yield f"The last {seconds:.6g} s ({left_out} frames) are left out: the file does not end with a window."
+            yield f"The last {seconds:.6g} s ({left_out} frames) are left out: too short for a window."
         if self._track.file.subtype in _MORE_DIGITS:
             yield f"The file holds {self._track.file.subtype}; float32 keeps 24 bits of each value."
 
     def span(self, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return begin and end of each window, in seconds."""
-        starts = self._cut.starts(checked_numbers(numbers, self.n_samples, self._path))
-        return np.stack([starts, starts + self._cut.length], axis=1) / self._rate
+        """Return the begin and end of each window, in seconds."""
+        starts = self._windows.starts(check_numbers(numbers, self.n_samples, self._path))
+        return np.stack([starts, starts + self._windows.length], axis=1) / self._rate
 
     def samples(self, numbers: NDArray[np.int64]) -> Iterator[Sample]:
-        """Yield windows, in the order of `numbers`; in a long ogg file, each step back starts from its beginning."""
-        for start in self._cut.starts(checked_numbers(numbers, self.n_samples, self._path)).tolist():
-            stop = start + self._cut.length
+        """Yield windows in the order of `numbers`. In a long ogg file, each step back decodes from its beginning."""
+        for start in self._windows.starts(check_numbers(numbers, self.n_samples, self._path)).tolist():
+            stop = start + self._windows.length
             yield (
                 {"audio": self._track.frames(start, stop)},
                 {
@@ -119,5 +120,5 @@ class _AudioRecording:
             )
 
     def close(self) -> None:
-        """Let go of the file; nothing happens the second time."""
+        """Close the file; idempotent."""
         self._track.close()

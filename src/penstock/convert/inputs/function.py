@@ -1,4 +1,4 @@
-"""Samples that a Python function yields, for recordings of a kind that Penstock does not read."""
+"""Items that a Python function yields, for formats that Penstock does not read."""
 
 import functools
 import itertools
@@ -12,33 +12,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.convert.inputs.arrays import checked_numbers
+from penstock.convert.inputs.arrays import check_numbers
 from penstock.convert.inputs.protocol import Sample
 from penstock.core.errors import OptionError, SourceError
 
-__all__ = ["FunctionInput", "name_of"]
+__all__ = ["FunctionInput", "function_name"]
 
 _END = object()
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class FunctionInput:
-    """A file, and a function that yields its samples: the same ones, in the same order, each time it is called.
+    """A file, and a function that yields its items: the same items in the same order, each time it is called.
 
-    **What it costs.** The function runs once to count its samples, each time the input is opened. To give samples, it
-    runs again, and what is not asked for is thrown away; going back to an earlier sample starts it over. Samples in
-    order cost two runs, and one more for every further worker; samples in a random order can cost a run each. Where a
-    run is expensive, write a `.npy` or a zarr array first.
+    **Cost.** Each time the input is opened, the function is called once to count its items. It is called again to read
+    items, and items that are not needed are discarded; going back to an earlier item starts it again. Reading in order
+    costs two calls, plus one for every further worker; reading in random order can cost one call per item. If a call is
+    expensive, write a `.npy` or a zarr array first.
 
-    An exception of the function is not wrapped: it arrives as it is, with a note of the file and the sample.
+    An exception of the function is not wrapped; it gets a note that names the file and the item.
 
     Parameters
     ----------
     path
-        The file or folder that is handed to the function.
+        The file or folder that is passed to the function.
     function
-        Takes the path; yields a dict of fields, or a dict and a dict of metadata. It lies at the top level of a module,
-        so that workers find it.
+        Takes the path and yields dicts of fields, or pairs of a dict of fields and a dict of metadata. It must be
+        defined at the top level of a module, so that workers find it.
     """
 
     path: Path
@@ -47,13 +47,13 @@ class FunctionInput:
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))
         if not callable(self.function):
-            raise OptionError(f"function={self.function!r}; give a function that takes a path and yields samples.")
+            raise OptionError(f"function must take a path and yield items, got {self.function!r}.")
         try:
             pickle.dumps(self.function)
-        except Exception as error:  # whatever the function carries along may raise anything
+        except Exception as error:  # objects that the function carries along may raise anything
             raise OptionError(
-                f"function={name_of(self.function)} cannot be handed to workers: {error}. Define it at the top "
-                "level of a module, and give what it needs through functools.partial."
+                f"function must be picklable, but {function_name(self.function)} is not: {error}. Define it at the top "
+                "level of a module, and pass what it needs through functools.partial."
             ) from error
 
     def __eq__(self, other: object) -> bool:
@@ -63,38 +63,38 @@ class FunctionInput:
         return hash(self._identity())
 
     def _identity(self) -> tuple[Path, bytes]:
-        # As pickled: a partial that has travelled to a worker twice is not equal to itself.
+        # Compared as pickled: a partial that was sent to a worker twice is not equal to itself.
         return self.path, pickle.dumps(self.function)
 
     def __repr__(self) -> str:
-        # Without the address in memory, which differs from run to run.
-        return f"FunctionInput({self.path!r}, {name_of(self.function)})"
+        # Without the address in memory, which differs between processes.
+        return f"FunctionInput({self.path!r}, {function_name(self.function)})"
 
     def open(self) -> "_FunctionRecording":
-        """Run the function to count its samples."""
+        """Call the function to count its items."""
         return _FunctionRecording(self.path, self.function)
 
 
-def name_of(function: Callable[..., Any]) -> str:
-    """Return what a function is called, the same in every process.
+def function_name(function: Callable[..., Any]) -> str:
+    """Return the qualified name of a function, the same in every process.
 
     Examples
     --------
-    >>> name_of(np.linspace), name_of(functools.partial(np.linspace, 0, num=3))
+    >>> function_name(np.linspace), function_name(functools.partial(np.linspace, 0, num=3))
     ('numpy.linspace', 'numpy.linspace(0, num=3)')
     """
     if isinstance(function, functools.partial):
         given = [*map(repr, function.args), *(f"{key}={value!r}" for key, value in function.keywords.items())]
-        return f"{name_of(function.func)}({', '.join(given)})"
+        return f"{function_name(function.func)}({', '.join(given)})"
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
 
 
 class _FunctionRecording:
-    """What a function yields: a `Recording`.
+    """The `Recording` of the items that a function yields.
 
-    1. The function raises: its exception, with a note of the sample; the next call starts the function over.
-    2. It yields fewer or more samples than when it was counted, or other fields: SourceError, where it is noticed.
+    1. The function raises: its exception, with a note of the item. The next read starts the function again.
+    2. It yields fewer or more items than were counted, or other fields: SourceError, when this is noticed.
     3. It yields other values: not noticed.
     """
 
@@ -102,36 +102,38 @@ class _FunctionRecording:
         self._path, self._function = path, function
         self._known: dict[tuple[str, ...], int] = {}
         self._fields = array("I")
-        """Which of the sets of fields each sample has."""
+        """The number of the set of fields of each item, as in `_known`."""
         self._running: Iterator[Sample] | None = None
         self._next = 0
         for fields, _ in self._run():
             self._fields.append(self._known.setdefault(tuple(sorted(fields)), len(self._known)))
         self.n_samples = len(self._fields)
         if not self.n_samples:
-            raise SourceError(f"{name_of(function)} yields no samples for {path}.")
-        self.about: Mapping[str, Any] = {"format": "function", "function": name_of(function)}
+            raise SourceError(
+                f"A function must yield at least one item, but {function_name(function)} yields none for {path}."
+            )
+        self.about: Mapping[str, Any] = {"format": "function", "function": function_name(function)}
         self.groups: Mapping[str, str] = {}
         self.notes: Sequence[str] = []
 
     def span(self, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the number of each sample, and the one after it."""
-        starts = checked_numbers(numbers, self.n_samples, self._path)
+        """Return the number of each item, and the next number."""
+        starts = check_numbers(numbers, self.n_samples, self._path)
         return np.stack([starts, starts + 1], axis=1).astype(np.float64)
 
     def samples(self, numbers: NDArray[np.int64]) -> Iterator[Sample]:
-        """Yield samples, in the order of `numbers`; each step back runs the function from its beginning."""
-        for number in checked_numbers(numbers, self.n_samples, self._path).tolist():
-            fields, metadata = self._sample(number)
+        """Yield items in the order of `numbers`. Each step back starts the function again."""
+        for number in check_numbers(numbers, self.n_samples, self._path).tolist():
+            fields, metadata = self._read_item(number)
             yield fields, {"file": self._path.name, "row": number, **metadata}
 
     def close(self) -> None:
-        """End the function where it is; nothing happens the second time."""
+        """Stop the function; idempotent."""
         running, self._running, self._next = self._running, None, 0
         if running is not None and hasattr(running, "close"):
             running.close()
 
-    def _sample(self, number: int) -> Sample:
+    def _read_item(self, number: int) -> Sample:
         if self._running is None or number < self._next:
             self.close()
             self._running = self._run()
@@ -139,51 +141,52 @@ class _FunctionRecording:
             while True:
                 at, sample = self._next, next(self._running, None)
                 self._next += 1
-                found = self._expected(at, sample)
+                found = self._check_repeated(at, sample)
                 if at == number:
                     break
             if number == self.n_samples - 1:
-                self._expect_end(next(self._running, None))
+                self._check_end(next(self._running, None))
         except BaseException:
             self.close()
             raise
         return found
 
-    def _expected(self, at: int, sample: Sample | None) -> Sample:
+    def _check_repeated(self, at: int, sample: Sample | None) -> Sample:
         if sample is None:
-            raise SourceError(f"{self._other()}: {at} samples instead of {self.n_samples}.")
+            raise SourceError(f"{self._difference()}: {at} items instead of {self.n_samples}.")
         if self._known.get(tuple(sorted(sample[0]))) != self._fields[at]:
-            raise SourceError(f"{self._other()}: sample {at} has other fields, {', '.join(sample[0])}.")
+            raise SourceError(f"{self._difference()}: item {at} has other fields, {', '.join(sample[0])}.")
         return sample
 
-    def _expect_end(self, sample: Sample | None) -> None:
+    def _check_end(self, sample: Sample | None) -> None:
         if sample is not None:
-            raise SourceError(f"{self._other()}: more than {self.n_samples} samples.")
+            raise SourceError(f"{self._difference()}: more than {self.n_samples} items.")
 
-    def _other(self) -> str:
-        return f"{name_of(self._function)} yields something else for {self._path} when it is run again"
+    def _difference(self) -> str:
+        name = function_name(self._function)
+        return f"A function must yield the same items each time, but {name} changed for {self._path}"
 
     def _run(self) -> Iterator[Sample]:
-        """Yield the samples of one run."""
+        """Yield the items of one call."""
         running: Iterator[Any] | None = None
         for number in itertools.count():
             try:
                 running = iter(self._function(self._path)) if running is None else running
                 given = next(running, _END)
             except Exception as error:
-                error.add_note(f"[penstock] {name_of(self._function)} was to yield sample {number} of {self._path}")
+                error.add_note(f"[penstock] {function_name(self._function)} failed at item {number} of {self._path}")
                 raise
             if given is _END:
                 return
-            yield self._checked(given, number)
+            yield self._check_item(given, number)
 
-    def _checked(self, given: Any, number: int) -> Sample:
+    def _check_item(self, given: Any, number: int) -> Sample:
         pair = given if isinstance(given, tuple) and len(given) == 2 else (given, {})
         if not all(isinstance(part, Mapping) for part in pair) or not pair[0] or not all(map(_is_text, pair[0])):
-            what = f"a {type(given).__name__}" if not isinstance(pair[0], Mapping) else f"a dict of {list(pair[0])}"
+            what = f"{given!r:.60}" if not isinstance(pair[0], Mapping) else f"a dict of {list(pair[0])}"
             raise SourceError(
-                f"{name_of(self._function)} yields {what} as sample {number} of {self._path}; a sample is a dict of "
-                "one named field or more, or a pair of that and a dict of metadata."
+                "An item must be a dict of one or more named fields, or a pair of such a dict and a dict of metadata, "
+                f"but {function_name(self._function)} yields {what} as item {number} of {self._path}."
             )
         return dict(pair[0]), dict(pair[1])
 

@@ -1,8 +1,8 @@
-"""What a conversion reads: inputs, each of which gives a known number of samples, any of them at any time.
+"""What a conversion reads: inputs with a known number of items, each of which can be read at any time.
 
-An `Input` is a specification, small and picklable; workers open it for themselves. What it opens to, a `Recording`, is
-the same in every process: sample `i` depends on the file and on the options, and on nothing else. So shards can be
-written by anybody, in any order, and come out the same.
+An `Input` is a small, picklable specification that each worker opens for itself. The `Recording` it opens is the same
+in every process: item `i` depends only on the file and the options. So any process can write any shard, in any order,
+and the bytes are the same.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,43 +15,43 @@ from numpy.typing import NDArray
 __all__ = ["Input", "Recording", "Sample"]
 
 Sample = tuple[dict[str, Any], dict[str, Any]]
-"""The fields of a sample, and its metadata: where it came from."""
+"""The fields of an item, and its metadata, which say where it came from."""
 
 
 class Recording(Protocol):
-    """An input that is open.
+    """An open input.
 
-    1. Bytes that cannot be read, or are not there: ReadError, which names the file and the place.
-    2. The file changes while it is open: not noticed here; whoever opened it compares its fingerprint.
+    1. Bytes cannot be read or are missing: ReadError, which names the file and the place.
+    2. The file changes while it is open: not noticed here; the caller compares its stamp.
     """
 
     n_samples: int
-    """At least one."""
+    """Number of items; at least one."""
 
     about: Mapping[str, Any]
-    """What is known of the recording, as JSON: identifier, subject, session, rates, units. Kept in the manifest."""
+    """Metadata of the recording, as JSON: identifier, subject, session, rates, units. Kept in the manifest."""
 
     groups: Mapping[str, str]
-    """What it belongs to, where that is known: `"subject"`, `"session"`."""
+    """The `"subject"` and `"session"` that the recording belongs to, if known."""
 
     notes: Sequence[str]
-    """What was left out, each with its reason, for a person to read."""
+    """What was left out and why, for a person to read."""
 
     def span(self, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return begin and end of samples in the recording, one row each, in seconds or rows."""
+        """Return the begin and end of items in the recording, one row each, in seconds or rows."""
         ...
 
     def samples(self, numbers: NDArray[np.int64]) -> Iterator[Sample]:
-        """Yield samples, in the order of `numbers`; consecutive ones are cheaper."""
+        """Yield items in the order of `numbers`. Consecutive items are cheaper to read."""
         ...
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         ...
 
 
 class Input(Protocol):
-    """A recording that can be opened: a frozen dataclass of a path and options."""
+    """A recording to open: a frozen dataclass of a path and options."""
 
     @property
     def path(self) -> Path:
@@ -59,5 +59,5 @@ class Input(Protocol):
         ...
 
     def open(self) -> Recording:
-        """Open it; raise SourceError where it is not such a recording or lacks what is asked for."""
+        """Open the recording; raise SourceError if it has another format or lacks what the options ask for."""
         ...

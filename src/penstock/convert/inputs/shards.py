@@ -1,4 +1,4 @@
-"""Shards as an input: a data set that is cut anew, shuffled, or freed of its pickles."""
+"""Shards as an input, to change the shard size, shuffle items, or replace pickles."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,27 +16,27 @@ from penstock.source.tar.source import TarSource
 
 __all__ = ["ShardsInput"]
 
-_TOGETHER = 32
+_READ_ITEMS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class ShardsInput:
-    """A folder of shards that Penstock wrote or has indexed; every byte is verified as it is read.
+    """A folder of shards that Penstock wrote or indexed. Every byte is verified as it is read.
 
-    Samples get new ids; one that somebody gave them is kept in the metadata, as `original_id`.
+    Items get new ids. An id that is not automatic is kept in the metadata as `original_id`.
     """
 
     path: Path
 
     def open(self) -> "_Shards":
-        """Open it."""
+        """Open the shards."""
         return _Shards(TarSource(self.path))
 
 
 class _Shards:
     def __init__(self, source: TarSource) -> None:
         if not source.fields.keys() - {METADATA}:
-            raise SourceError(f"{source!r} has metadata and nothing else; there is nothing to convert.")
+            raise SourceError(f"A dataset must have fields besides metadata to be converted, but {source!r} has none.")
         self._source = source
         self.n_samples = source.index.n_items
         self.about: Mapping[str, Any] = {"format": "shards", "fields": list(source.fields)}
@@ -44,14 +44,14 @@ class _Shards:
         self.notes: Sequence[str] = ()
 
     def span(self, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return begin and end of samples."""
+        """Return the number of each item, and the next number."""
         return np.stack([numbers, numbers + 1], axis=1).astype(np.float64)
 
     def samples(self, numbers: NDArray[np.int64]) -> Iterator[Sample]:
-        """Yield samples, in the order of `numbers`."""
+        """Yield items in the order of `numbers`."""
         names = [name for name in self._source.fields if name != METADATA]
-        for start in range(0, len(numbers), _TOGETHER):
-            some = numbers[start : start + _TOGETHER]
+        for start in range(0, len(numbers), _READ_ITEMS):
+            some = numbers[start : start + _READ_ITEMS]
             block = self._source.take(some)
             for row, number in enumerate(some.tolist()):
                 about = dict(block[METADATA][row]) if METADATA in block else {}
@@ -60,5 +60,5 @@ class _Shards:
                 yield {name: block[name][row] for name in names}, about
 
     def close(self) -> None:
-        """Let go of the shards."""
+        """Close the shards."""
         self._source.close()

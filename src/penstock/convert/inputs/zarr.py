@@ -1,4 +1,4 @@
-"""Zarr stores, of version 2 and 3: an array, or the arrays of a group, cut along an axis and read chunk by chunk."""
+"""Zarr stores of version 2 and 3: an array, or the arrays of a group, cut along an axis and read chunk by chunk."""
 
 import warnings
 from contextlib import ExitStack
@@ -9,37 +9,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.convert.inputs.arrays import Column, RowRecording, check_rows, windows_of
-from penstock.convert.inputs.npz import check_lengths, checked_fields
+from penstock.convert.inputs.arrays import Column, RowRecording, check_rows, cut_windows
+from penstock.convert.inputs.npz import check_lengths, normalize_fields
 from penstock.core.checks import check_integer
 from penstock.core.errors import MissingDependency, ReadError, SourceError
 from penstock.source.chunked_rows import ChunkedRowReader
 
 __all__ = ["ZarrInput"]
 
-_MOST_CHUNKS = 100_000  # of which it is looked up whether they are stored: some seconds at most
+_MOST_CHUNKS = 100_000  # checked for existence: takes some seconds at most
 
 
 @dataclass(frozen=True, slots=True)
 class ZarrInput:
-    """A zarr store, in a folder or a zip file; nothing is ever written to it.
+    """A zarr store in a folder or a zip file. It is never written to.
 
-    An array becomes the field `data`. The arrays of a group become fields under their own names; a group within the
-    store is converted by giving its folder.
+    An array becomes the field `data`. The arrays of a group become fields under their own names. To convert a group
+    within the store, give its folder.
 
-    A chunk that is not stored reads as the array's fill value: zarr does not tell what was lost from what was never
-    written. `notes` says how many there are.
+    A chunk that is not stored reads as the array's fill value: zarr does not distinguish lost chunks from chunks that
+    were never written. `notes` says how many there are.
 
     Parameters
     ----------
     fields
-        The arrays of a group to convert; None for all, which then must have one length along `axis`.
+        The arrays of a group to convert; None for all. They must have the same length along `axis`.
     axis
-        The axis along which samples lie; it becomes the first one.
+        The axis along which items lie; it becomes the first axis.
     sequence_length
-        Rows of a window; None for single rows.
+        Rows per window; None for single rows.
     overlap
-        The share of a window that the next one repeats.
+        The fraction of a window that the next one repeats.
     """
 
     path: Path
@@ -50,25 +50,25 @@ class ZarrInput:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))
-        object.__setattr__(self, "fields", checked_fields(self.fields))
+        object.__setattr__(self, "fields", normalize_fields(self.fields))
         check_integer("axis", self.axis, at_least=0)
         check_rows(self.sequence_length, self.overlap)
 
     def open(self) -> RowRecording:
-        """Open the store and read what it says of its arrays."""
+        """Open the store and read the metadata of its arrays."""
         with ExitStack() as stack:
-            node = _opened(self.path, stack)
-            arrays, notes = _arrays(node, self.fields, self.path)
+            node = _open_store(self.path, stack)
+            arrays, notes = _select_arrays(node, self.fields, self.path)
             check_lengths({name: tuple(array.shape) for name, array in arrays.items()}, self.axis, self.path)
             columns = {name: self._column(name, array) for name, array in arrays.items()}
             about = {"format": "zarr", "zarr_format": int(node.metadata.zarr_format), "axis": self.axis}
-            cut = windows_of(columns, self.sequence_length, self.overlap, self.path)
+            windows = cut_windows(columns, self.sequence_length, self.overlap, self.path)
             return RowRecording(
                 self.path,
                 columns,
-                cut,
+                windows,
                 about=about,
-                notes=[*notes, *(note for name, array in arrays.items() for note in _not_stored(name, array))],
+                notes=[*notes, *(note for name, array in arrays.items() for note in _note_missing_chunks(name, array))],
                 release=stack.pop_all().close,
             )
 
@@ -76,36 +76,36 @@ class ZarrInput:
         dtype = np.dtype(array.dtype)
         if dtype.hasobject or dtype.kind == "T":
             raise SourceError(
-                f"The array {name!r} of {self.path} holds {dtype}, values of no fixed size; store it as numbers or as "
-                "strings of fixed width."
+                f"Arrays must hold values of fixed size, but {name!r} of {self.path} holds {dtype}. Store it as "
+                "numbers or as strings of fixed width."
             )
         if not array.size:
-            raise SourceError(f"The array {name!r} of {self.path} is empty: it has the shape {tuple(array.shape)}.")
-        reader = ChunkedRowReader(_Along(array, self.axis, f"the array {name!r} of {self.path}"))
+            raise SourceError(f"Arrays must not be empty, but {name!r} of {self.path} has shape {tuple(array.shape)}.")
+        reader = ChunkedRowReader(_AxisFirst(array, self.axis, f"the array {name!r} of {self.path}"))
         return Column(reader.shape, reader.dtype, reader.rows)
 
 
-class _Along:
-    """A zarr array with one of its axes in front, in the byte order of the machine; for `ChunkedRowReader`."""
+class _AxisFirst:
+    """A zarr array with one axis moved to the front, in native byte order, for `ChunkedRowReader`."""
 
     def __init__(self, array: Any, axis: int, what: str) -> None:
         self._array, self._axis, self._what = array, axis, what
         self.dtype = np.dtype(array.dtype).newbyteorder("=")
         self.shape = (array.shape[axis], *array.shape[:axis], *array.shape[axis + 1 :])
-        # In a shard, the chunks within it are what is decoded.
+        # In a zarr shard, its inner chunks are decoded.
         self.chunks = (array.chunks[axis],)
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         try:
             found = self._array[(*(slice(None),) * self._axis, rows)]
-        except Exception as error:  # every codec has errors of its own
+        except Exception as error:  # every codec raises its own errors
             raise ReadError(
                 f"Could not read rows {rows.start}–{rows.stop - 1} of {self._what}: {type(error).__name__}: {error}"
             ) from error
         return np.ascontiguousarray(np.moveaxis(found, self._axis, 0), self.dtype)
 
 
-def _opened(path: Path, stack: ExitStack) -> Any:
+def _open_store(path: Path, stack: ExitStack) -> Any:
     """Return the array or group at the root of a store."""
     try:
         import zarr  # noqa: PLC0415
@@ -113,30 +113,31 @@ def _opened(path: Path, stack: ExitStack) -> Any:
     except ImportError as error:
         raise MissingDependency("zarr", "zarr", "Reading zarr stores") from error
     if not path.exists():
-        raise ReadError(f"Could not open {path}: there is no such file or folder.")
+        raise ReadError(f"Could not open {path}: no such file or folder.")
     try:
         if path.is_dir():
             return zarr.open(zarr.storage.LocalStore(path, read_only=True), mode="r")
         store = zarr.storage.ZipStore(path, mode="r")
         node = zarr.open(store, mode="r")
-    except Exception as error:  # a malformed store can make its reader raise anything
-        raise SourceError(f"{path} is no zarr store that can be read: {type(error).__name__}: {error}") from error
+    except Exception as error:  # a malformed store can make zarr raise anything
+        raise SourceError(f"Could not open {path} as a zarr store: {type(error).__name__}: {error}") from error
     stack.callback(store.close)
     return node
 
 
-def _arrays(node: Any, fields: tuple[str, ...] | None, path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the arrays to convert, by field, and what is left out."""
+def _select_arrays(node: Any, fields: tuple[str, ...] | None, path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the arrays to convert, by field, and notes on what is left out."""
     if hasattr(node, "shape"):
         if fields not in (None, ("data",)):
-            raise SourceError(f"{path} is a single array, whose field is 'data'; fields={fields!r} cannot be chosen.")
+            raise SourceError(f"fields must be None for {path}, a single array whose field is 'data', got {fields!r}.")
         return {"data": node}, []
-    found, groups, remarks = _listed(node, path)
+    found, groups, remarks = _list_group(node, path)
     missing = [name for name in fields or () if name not in found]
     if missing or not found:
         has = ", ".join(found) or "none"
-        inner = f" Its groups are: {', '.join(groups)}; give the folder of one to convert it." if groups else ""
-        raise SourceError(f"{path} lacks {', '.join(missing) or 'arrays'}; its arrays are: {has}.{inner}")
+        inner = f" Its groups are: {', '.join(groups)}. Give the folder of one to convert it." if groups else ""
+        which = f"{', '.join(missing)}. Its arrays are: {has}" if missing and found else "arrays"
+        raise SourceError(f"{path} has no {which}.{inner}")
     notes = [*remarks, *(f"The group {name!r} is left out; give its folder to convert it." for name in groups)]
     if fields is None:
         return found, notes
@@ -144,22 +145,22 @@ def _arrays(node: Any, fields: tuple[str, ...] | None, path: Path) -> tuple[dict
     return {name: found[name] for name in fields}, [*notes, *left_out]
 
 
-def _listed(group: Any, path: Path) -> tuple[dict[str, Any], list[str], list[str]]:
-    """Return the arrays of a group, the names of groups in it, and what zarr has to say about the rest."""
+def _list_group(group: Any, path: Path) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return the arrays of a group, the names of its groups, and the warnings of zarr about the rest."""
     try:
-        # It warns of what it does not take for a part of the store, such as an array that has lost its metadata.
+        # zarr warns of objects that it does not recognize, such as an array that has lost its metadata.
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             arrays, groups = dict(sorted(group.arrays())), sorted(name for name, _ in group.groups())
-    except Exception as error:  # malformed metadata can make their reader raise anything
-        raise SourceError(f"{path} has an array that cannot be read: {type(error).__name__}: {error}") from error
+    except Exception as error:  # malformed metadata can make zarr raise anything
+        raise SourceError(f"Could not list the arrays of {path}: {type(error).__name__}: {error}") from error
     return arrays, groups, sorted({str(warning.message) for warning in warned})
 
 
-def _not_stored(name: str, array: Any) -> list[str]:
-    """Say which part of an array reads as its fill value because it is not there."""
-    fill = f"what is not stored reads as the fill value, {array.fill_value}"
+def _note_missing_chunks(name: str, array: Any) -> list[str]:
+    """Return a note on the chunks that are not stored and read as the fill value."""
+    fill = f"missing chunks read as the fill value, {array.fill_value}"
     if array.nchunks > _MOST_CHUNKS:
-        return [f"The array {name!r} has {array.nchunks} chunks; whether all are stored was not looked up; {fill}."]
+        return [f"The array {name!r} has {array.nchunks} chunks, too many to check that all are stored; {fill}."]
     missing = array.nchunks - array.nchunks_initialized
     return [f"{missing} of {array.nchunks} chunks of the array {name!r} are not stored; {fill}."] if missing > 0 else []

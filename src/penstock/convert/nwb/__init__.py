@@ -1,1 +1,1 @@
-"""NWB recordings, cut into windows."""
+"""NWB files, cut into windows."""

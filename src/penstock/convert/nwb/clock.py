@@ -1,4 +1,4 @@
-"""Where windows lie in time: on a grid of bins from the start of the recording on, or around events."""
+"""Where windows lie in time: on a grid of bins from the start of the recording, or around events."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ from penstock.convert.nwb.tables import Intervals
 from penstock.convert.windows import Windows
 from penstock.core.errors import SourceError
 
-__all__ = ["Clock", "clock_around", "clock_of_grid", "time_range"]
+__all__ = ["Clock", "make_event_clock", "make_grid_clock", "time_range"]
 
 _CLOSE = 1e-9  # of a bin
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Windows of `length` bins, in the order of time: window `i` has edges `zeros[i] + (bins[i] + k) * bin_seconds`.
+    """Windows of `length` bins in order of time. Window `i` has edges `zeros[i] + (bins[i] + k) * bin_seconds`.
 
-    Windows on a grid share their zero and differ in whole bins, so that neighbours have the very same edges.
+    Windows on a grid share one zero and differ by whole bins, so that neighbours have exactly the same edges.
     """
 
     zeros: NDArray[np.float64]
     bins: NDArray[np.int64]
     rows: NDArray[np.int64]
-    """The row of the table of events that each window is for; -1 on a grid."""
+    """The row of the event table that each window belongs to; -1 on a grid."""
 
     length: int
     bin_seconds: float
@@ -37,61 +37,65 @@ class Clock:
         return len(self.bins)
 
     def edges(self, number: int) -> NDArray[np.float64]:
-        """Return where the bins of a window begin, and where the last one ends."""
+        """Return the begin of each bin of a window, and the end of the last bin."""
         edges: NDArray[np.float64] = self.zeros[number] + self.bin_seconds * (
             self.bins[number] + np.arange(self.length + 1)
         )
         return edges
 
     def centres(self, number: int) -> NDArray[np.float64]:
-        """Return the middles of the bins of a window."""
+        """Return the centres of the bins of a window."""
         centres: NDArray[np.float64] = self.zeros[number] + self.bin_seconds * (
             self.bins[number] + np.arange(self.length) + 0.5
         )
         return centres
 
     def bounds(self, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return begin and end of windows, one row each."""
+        """Return the begin and end of windows, one row each."""
         both = self.bins[numbers, np.newaxis] + np.array([0, self.length])
         bounds: NDArray[np.float64] = self.zeros[numbers, np.newaxis] + both * self.bin_seconds
         return bounds
 
-    def only(self, kept: NDArray[np.bool_]) -> "Clock":
-        """Return some of the windows."""
+    def select(self, kept: NDArray[np.bool_]) -> "Clock":
+        """Return the clock of the windows that `kept` marks."""
         return Clock(self.zeros[kept], self.bins[kept], self.rows[kept], self.length, self.bin_seconds)
 
 
 def time_range(
     continuous: Sequence[Continuous], spikes: Spikes | None, binned: Sequence[Binned], name: str
 ) -> tuple[float, float]:
-    """Return from when to when there is something to cut.
+    """Return the begin and end of the time that is cut into windows.
 
-    Where all continuous series are; without one, where units were observed, or else where there is any spike or value.
+    This is the time that all continuous series share. Without one, it is the time in which units were observed, or else
+    from the first to the last spike or value.
     """
     if continuous:
         start = max(one.bounds[0] for one in continuous)
         stop = min(one.bounds[1] for one in continuous)
         if stop <= start:
             ranges = ", ".join(f"{one.series.path} from {one.bounds[0]:g} to {one.bounds[1]:g} s" for one in continuous)
-            raise SourceError(f"{name} has no time that all series share: {ranges}. Convert them one by one.")
+            raise SourceError(
+                f"Continuous series must overlap in time, but in {name} they do not: {ranges}. Convert them separately."
+            )
         return start, stop
     if spikes is not None and spikes.observed is not None:
         return spikes.observed
     ends = np.array([*([spikes.bounds] if spikes is not None else []), *(one.bounds for one in binned)])
     if np.isnan(ends).all():
-        raise SourceError(f"{name} has units, but no spikes and nothing else that says how long it lasts.")
+        raise SourceError(f"{name} has units, but no spikes and nothing else that gives its duration.")
     return float(np.nanmin(ends[:, 0])), float(np.nanmax(ends[:, 1]))
 
 
-def clock_of_grid(start: float, stop: float, options: NWBOptions, name: str) -> tuple[Clock, list[str]]:
-    """Return windows side by side, and a note of what is left at the end."""
+def make_grid_clock(start: float, stop: float, options: NWBOptions, name: str) -> tuple[Clock, list[str]]:
+    """Return windows on a grid, and a note on the time left at the end."""
     seconds = options.bin_seconds
     total = int(np.floor((stop - start) / seconds + _CLOSE))
     windows = Windows(total, options.sequence_length, options.overlap)
     if windows.count == 0:
         raise SourceError(
-            f"{name} lasts {stop - start:g} s, from {start:g} to {stop:g} s; a window of {windows.length} bins of "
-            f"{options.bin_size_ms:g} ms lasts {windows.length * seconds:g} s. Use a shorter sequence_length."
+            f"A recording must be at least one window long, but {name} lasts {stop - start:g} s (from {start:g} to "
+            f"{stop:g} s) and a window of {windows.length} bins of {options.bin_size_ms:g} ms lasts "
+            f"{windows.length * seconds:g} s. Use a shorter sequence_length."
         )
     bins = windows.starts(np.arange(windows.count, dtype=np.int64))
     clock = Clock(np.full(len(bins), start), bins, np.full(len(bins), -1), options.sequence_length, seconds)
@@ -99,29 +103,34 @@ def clock_of_grid(start: float, stop: float, options: NWBOptions, name: str) -> 
     return clock, [f"The last {left:.6g} s are in no window."] if left > _CLOSE * seconds else []
 
 
-def clock_around(
+def make_event_clock(
     table: Intervals, start: float, stop: float, options: NWBOptions, name: str
 ) -> tuple[Clock, list[str]]:
-    """Return one window for each event that has one inside of the range, and a note of the others."""
+    """Return one window per event whose window lies inside the range, and notes on the others."""
     events = table.events(options.align_event)
     length, seconds = options.window_bins, options.bin_seconds
     begins = events - options.pre_ms / 1000
     near = _CLOSE * seconds
     known = ~np.isnan(events)
-    # Comparisons with NaN are false: what has no time is not inside.
+    # Comparisons with NaN are false: an event without a time is not inside.
     inside = (begins >= start - near) & (begins + length * seconds <= stop + near)
     if not inside.any():
         raise SourceError(
-            f"{name} has no window from {options.pre_ms:g} ms before to {options.post_ms:g} ms after "
-            f"{options.align_event} of {table.name} inside of its range, {start:g} to {stop:g} s; {int(known.sum())} "
-            f"of {len(events)} rows have that time."
+            f"At least one window from {options.pre_ms:g} ms before to {options.post_ms:g} ms after "
+            f"{options.align_event} of {table.name} must lie inside the recording, but {name} ({start:g} to {stop:g} "
+            f"s) has none. {int(known.sum())} of {len(events)} rows have that time."
         )
     rows = np.flatnonzero(inside)
     rows = rows[np.argsort(begins[rows], kind="stable")].astype(np.int64)
     clock = Clock(begins[rows], np.zeros(len(rows), np.int64), rows, length, seconds)
     notes = []
     if not known.all():
-        notes.append(f"{int((~known).sum())} rows of {table.name} have no {options.align_event}; they have no window.")
+        notes.append(
+            f"Rows of {table.name} without a {options.align_event}, and so without a window: {int((~known).sum())}."
+        )
     if outside := int((known & ~inside).sum()):
-        notes.append(f"{outside} windows around {options.align_event} of {table.name} reach out of the recording.")
+        notes.append(
+            f"Windows around {options.align_event} of {table.name} left out because they exceed the recording: "
+            f"{outside}."
+        )
     return clock, notes

@@ -1,28 +1,28 @@
-"""Which series of a file a modality means; what is missing is said together with what there is."""
+"""Find the series of each modality in a file. Errors list what the file has."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.convert.nwb.file import Entry, NWBFile, reading
+from penstock.convert.nwb.file import Entry, NWBFile, wrap_read_errors
 from penstock.convert.nwb.options import BINNED, KINDS, NWBOptions
 from penstock.convert.nwb.series import Binned, Continuous, Series
-from penstock.convert.nwb.spikes import Spikes, spikes_of
+from penstock.convert.nwb.spikes import Spikes, read_spikes
 from penstock.convert.nwb.units import Units, electrode_values
 from penstock.core.errors import SourceError
 
-__all__ = ["Found", "channels_of", "found_in"]
+__all__ = ["Modalities", "channel_areas", "find_modalities"]
 
 _NO_VALUES = {"ElectricalSeries", "ImageSeries", "IndexSeries", "AnnotationSeries", "IntervalSeries"}
-"""Types that are no behavior and no stimulus: pictures and their numbers, marks, and what is a modality of its own."""
+"""Types that are neither behavior nor stimulus: images and their indices, annotations, and separate modalities."""
 
 _BEHAVIORAL = {"BehavioralTimeSeries", "Position", "EyeTracking", "PupilTracking", "CompassDirection"}
 _FLUORESCENCE = {"DfOverF", "Fluorescence"}
 
 
 @dataclass(slots=True)
-class Found:
-    """What a recording is made of, in the order of the modalities, and what was left out."""
+class Modalities:
+    """The modalities found in a recording, in the order of the options, and notes on what was left out."""
 
     spikes: Spikes | None = None
     continuous: list[Continuous] = field(default_factory=list)
@@ -30,103 +30,103 @@ class Found:
     notes: list[str] = field(default_factory=list)
 
 
-class _Missing(Exception):  # noqa: N818  # not an error where it may be skipped
-    """The file has no such modality; the text says what was looked for."""
+class _Missing(Exception):  # noqa: N818  # not an error if it may be skipped
+    """The file lacks a modality; the text says what was searched for."""
 
 
-def found_in(file: NWBFile, options: NWBOptions) -> Found:
-    """Return what the modalities mean in this file.
+def find_modalities(file: NWBFile, options: NWBOptions) -> Modalities:
+    """Return the series of each modality in a file.
 
-    1. The file lacks one: SourceError that lists what it has; a note where `missing` is "skip".
+    1. The file lacks a modality: SourceError that lists what it has, or a note if `missing` is "skip".
     2. It lacks all of them: SourceError.
-    3. A name fits several series: SourceError that lists their paths.
+    3. A name matches several series: SourceError that lists their paths.
     """
-    found, missing = Found(), []
+    found, missing = Modalities(), []
     for modality, name in options.fields.items():
         try:
             if modality == "spikes":
-                found.spikes = _spikes(file, options)
+                found.spikes = _find_spikes(file, options)
             elif modality in BINNED:
-                found.binned.append(_binned(file, modality, options, found.notes))
+                found.binned.append(_find_binned(file, modality, options, found.notes))
             else:
-                entry = _lfp(file) if modality == "lfp" else _named(file, modality)
+                entry = _find_lfp(file) if modality == "lfp" else _find_named(file, modality)
                 seconds = options.window_bins * options.bin_seconds
                 found.continuous.append(Continuous(name, Series(entry, file.path), seconds, options.rate_hz))
         except _Missing as reason:
             if options.missing == "error":
                 raise SourceError(
-                    f"{file.path} has no {modality}: {reason}. It has {file.listing()}. Leave {modality!r} out of the "
-                    "modalities, or use missing='skip'."
+                    f"{file.path} has no {modality}: {reason}. It has {file.describe()}. Leave {modality!r} out of the "
+                    "modalities, or use missing='skip' (--missing skip)."
                 ) from None
             missing.append(modality)
             found.notes.append(f"No {modality}: {reason}.")
     if len(missing) == len(options.modalities):
-        raise SourceError(f"{file.path} has none of {', '.join(missing)}. It has {file.listing()}.")
+        raise SourceError(f"{file.path} has none of {', '.join(missing)}. It has {file.describe()}.")
     return found
 
 
-def _spikes(file: NWBFile, options: NWBOptions) -> Spikes:
+def _find_spikes(file: NWBFile, options: NWBOptions) -> Spikes:
     table = file.nwb.units
     if table is None or len(table) == 0:
-        raise _Missing("there is no unit" if table is None else "the units table is empty")
+        raise _Missing("there are no units" if table is None else "the units table is empty")
     if "spike_times" not in table.colnames or not hasattr(table["spike_times"], "target"):
         raise _Missing("the units have no spike_times")
     units = Units(table, file.path)
-    pairs: Any = options.unit_filter  # made pairs by the options
-    kept = units.kept(tuple(pairs))
+    pairs: Any = options.unit_filter  # pairs, once checked by the options
+    kept = units.select(tuple(pairs))
     if len(kept) == 0:
-        have = "; ".join(f"{column} is one of {', '.join(units.found(column))}" for column, _ in pairs)
+        have = "; ".join(f"{column} is one of {', '.join(units.list_values(column))}" for column, _ in pairs)
         raise _Missing(f"no unit passes unit_filter={options.unit_filter!r}, where {have}")
-    return spikes_of(units, kept)
+    return read_spikes(units, kept)
 
 
-def _lfp(file: NWBFile) -> Entry:
+def _find_lfp(file: NWBFile) -> Entry:
     electrical = [entry for entry in file.entries if "ElectricalSeries" in entry.kinds]
-    fitting = _once([entry for entry in electrical if "LFP" in entry.inside])
-    fitting = fitting or _once([entry for entry in electrical if "lfp" in entry.name.lower()])
+    fitting = _unique_series([entry for entry in electrical if "LFP" in entry.inside])
+    fitting = fitting or _unique_series([entry for entry in electrical if "lfp" in entry.name.lower()])
     if not fitting:
         raise _Missing("no ElectricalSeries lies in an LFP container or has 'lfp' in its name")
-    return _the_one(file, "lfp", fitting)
+    return _require_one(file, "lfp", fitting)
 
 
-def _named(file: NWBFile, modality: str) -> Entry:
+def _find_named(file: NWBFile, modality: str) -> Entry:
     by_path = [entry for entry in file.entries if entry.path == modality]
-    fitting = by_path or _once([entry for entry in file.entries if entry.name == modality])
+    fitting = by_path or _unique_series([entry for entry in file.entries if entry.name == modality])
     if not fitting:
         raise _Missing(f"it is none of the kinds {', '.join(KINDS)}, and no series has that name or path")
-    return _the_one(file, modality, fitting)
+    return _require_one(file, modality, fitting)
 
 
-def _the_one(file: NWBFile, modality: str, fitting: Sequence[Entry]) -> Entry:
+def _require_one(file: NWBFile, modality: str, fitting: Sequence[Entry]) -> Entry:
     if len(fitting) > 1:
         raise SourceError(
-            f"{file.path} has {len(fitting)} series for {modality!r}: {', '.join(entry.path for entry in fitting)}. "
-            "Use the path of one as a modality."
+            f"{file.path} has {len(fitting)} series that match {modality!r}: "
+            f"{', '.join(entry.path for entry in fitting)}. Use the path of one of them as the modality."
         )
     return fitting[0]
 
 
-def _once(entries: Sequence[Entry]) -> list[Entry]:
-    """Return each series once, where it lies first: a link gives it a second path."""
+def _unique_series(entries: Sequence[Entry]) -> list[Entry]:
+    """Return each series once, under its first path; a link gives it a second one."""
     seen: dict[int, Entry] = {}
     for entry in entries:
         seen.setdefault(id(entry.series), entry)
     return list(seen.values())
 
 
-def _binned(file: NWBFile, modality: str, options: NWBOptions, notes: list[str]) -> Binned:
+def _find_binned(file: NWBFile, modality: str, options: NWBOptions, notes: list[str]) -> Binned:
     fits = {"behavior": _is_behavior, "stimulus": _is_stimulus, "ophys": _is_ophys}[modality]
     series = []
-    for entry in _once([entry for entry in file.entries if fits(entry)]):
+    for entry in _unique_series([entry for entry in file.entries if fits(entry)]):
         if entry.is_numeric and entry.series.data.shape[0]:
             series.append(Series(entry, file.path))
         else:
-            notes.append(f"{entry.path} holds no numbers; it is not part of {modality}.")
+            notes.append(f"{entry.path} holds no numbers and is not part of {modality}.")
     if not series:
         raise _Missing(
             {
-                "behavior": "no series in a module 'behavior', and none of behavior in acquisition",
-                "stimulus": "no series of numbers in stimulus",
+                "behavior": "no series in a module 'behavior', and no behavioral series in acquisition",
+                "stimulus": "no numeric series in stimulus",
                 "ophys": "no RoiResponseSeries in DfOverF or Fluorescence",
             }[modality]
         )
@@ -152,11 +152,11 @@ def _is_ophys(entry: Entry) -> bool:
     return "RoiResponseSeries" in entry.kinds and bool(entry.inside & _FLUORESCENCE)
 
 
-def channels_of(series: Series) -> dict[str, list[str | None]]:
-    """Return where the channels of an ElectricalSeries are, as far as the file says."""
+def channel_areas(series: Series) -> dict[str, list[str | None]]:
+    """Return the brain area of each channel of an ElectricalSeries, if the file has it."""
     region = getattr(series.entry.series, "electrodes", None)
     if region is None:
         return {}
-    with reading(series.file, f"the electrodes of {series.path}"):
+    with wrap_read_errors(series.file, f"the electrodes of {series.path}"):
         areas = electrode_values(region, "location")
     return {} if areas is None else {"areas": [value for some in areas for value in some]}

@@ -1,4 +1,4 @@
-"""Series of numbers: in their own rows for a window, or interpolated to its bins."""
+"""Numeric series: frames of a window at the rate of the series, or interpolated at the bins."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,69 +7,70 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.convert.nwb.file import Entry, reading
-from penstock.convert.nwb.times import CLOSE, Times, times_of
+from penstock.convert.nwb.file import Entry, wrap_read_errors
+from penstock.convert.nwb.times import CLOSE, Times, read_times
 from penstock.core.errors import SourceError
 from penstock.source.audio.resample import Resampler
-from penstock.source.chunked_rows import BlockReader
+from penstock.source.chunked_rows import ChunkedRowReader
 
 __all__ = ["Binned", "Continuous", "Series"]
 
-_PIECE_VALUES = 1 << 18  # scaled at a time: in double precision, without a second copy of a long window
+_SCALE_VALUES = 1 << 18  # scaled at a time: in double precision, without a second copy of a long window
 _INPUT_VALUES = 1 << 20  # resampled at a time: 8 MB in double precision
-_ESTIMATE = 0.1  # of a sample: how far a rate that shaking timestamps amount to may be from the true one, in a window
+_ESTIMATE = 0.1  # of a frame: how far a rate estimated from jittering timestamps may be off, over one window
 _GAP_INTERVALS = 2.5
 
 
 class Series:
-    """The values of a series in its unit, and their times."""
+    """The values of a series in its unit, and the times of its frames."""
 
     def __init__(self, entry: Entry, file: Path) -> None:
         self.entry, self.file, self.path = entry, file, entry.path
         if not entry.is_numeric:
-            raise SourceError(f"{entry} in {file} holds no numbers.")
-        self.times: Times = times_of(entry, file)
-        self._reader = BlockReader(entry.series.data)
+            raise SourceError(f"A series must hold numbers, but {entry} in {file} does not.")
+        self.times: Times = read_times(entry, file)
+        self._reader = ChunkedRowReader(entry.series.data)
         self.shape = self._reader.shape[1:] or (1,)
-        """Of one row; a series of single values has one column."""
+        """Shape of one frame; a series of single values has one column."""
 
-        self._scale = np.full(self.shape, float(entry.series.conversion))
+        self._factors = np.full(self.shape, float(entry.series.conversion))
         channels = getattr(entry.series, "channel_conversion", None)
         if channels is not None:
-            with reading(file, f"the channel_conversion of {self.path}"):
+            with wrap_read_errors(file, f"the channel_conversion of {self.path}"):
                 factors = np.asarray(channels[:], np.float64)
             if factors.shape != self.shape:
                 raise SourceError(
-                    f"{self.path} in {file} has channels {self.shape} and a channel_conversion {factors.shape}."
+                    f"channel_conversion must have one factor per channel, {self.shape}, but that of {self.path} in "
+                    f"{file} has shape {factors.shape}."
                 )
-            self._scale = self._scale * factors
+            self._factors = self._factors * factors
         self._offset = float(entry.series.offset or 0.0)
 
     def values(self, start: int, stop: int) -> NDArray[np.float64]:
-        """Return rows, with conversion and offset applied."""
-        return self._scaled(self._reader.rows(start, stop).reshape(stop - start, *self.shape))
+        """Return frames, with conversion and offset applied."""
+        return self._scale(self._reader.rows(start, stop).reshape(stop - start, *self.shape))
 
-    def singles(self, start: int, stop: int) -> NDArray[np.float32]:
-        """Return rows in single precision, rounded once."""
+    def values_float32(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Return frames in single precision, rounded once."""
         rows = self._reader.rows(start, stop).reshape(stop - start, *self.shape)
         out = np.empty(rows.shape, np.float32)
-        step = max(1, _PIECE_VALUES // int(np.prod(self.shape)))
+        step = max(1, _SCALE_VALUES // int(np.prod(self.shape)))
         for at in range(0, len(rows), step):
-            out[at : at + step] = self._scaled(rows[at : at + step])
+            out[at : at + step] = self._scale(rows[at : at + step])
         return out
 
-    def _scaled(self, rows: NDArray[Any]) -> NDArray[np.float64]:
-        scaled: NDArray[np.float64] = rows * self._scale
+    def _scale(self, rows: NDArray[Any]) -> NDArray[np.float64]:
+        scaled: NDArray[np.float64] = rows * self._factors
         scaled += self._offset
         return scaled
 
     @property
     def rate(self) -> float:
-        """Samples per second, without the noise of an estimate."""
+        """Frames per second; an estimate is rounded to 9 digits to remove its noise."""
         return self.times.rate if self.times.is_exact else float(f"{self.times.rate:.9g}")
 
     def about(self) -> dict[str, Any]:
-        """Return what there is to know, as JSON."""
+        """Return the metadata of the field, as JSON."""
         return {
             "path": self.path,
             "type": self.entry.type,
@@ -80,18 +81,18 @@ class Series:
 
 
 class _Resampled:
-    """The resampled rows of one part of a series, of which those blocks are kept that the last window was in."""
+    """The resampled frames of one stretch without gaps. The blocks of the last window are kept."""
 
     def __init__(self, series: Series, resampler: Resampler, begin: int, end: int) -> None:
         self._series, self._resampler, self._begin, self._end = series, resampler, begin, end
         self._n_rows = resampler.n_out(end - begin)
-        # Blocks that are small beside what they need around them would cost a multiple of themselves.
+        # Blocks that are small compared with the margins they need would cost a multiple of their size.
         n_input = max(_INPUT_VALUES // int(np.prod(series.shape)), 2 * resampler.extra_rows)
         self._block_rows = max(1, n_input * resampler.up // resampler.down)
         self._kept: dict[int, NDArray[np.float32]] = {}
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
-        """Return rows from `start` to before `stop`, at least one."""
+        """Return frames [start, stop), at least one."""
         size = self._block_rows
         numbers = range(start // size, -(-stop // size))
         self._kept = {number: self._block(number) for number in numbers}
@@ -110,36 +111,38 @@ class _Resampled:
 
 
 class Continuous:
-    """A series without gaps inside of a window, at its own rate or resampled: the same number of rows for each.
+    """A series at its own rate or resampled, with the same number of frames, and no gap, in each window.
 
-    A window's first row is the first sample at or after its start. Parts between gaps are resampled each by itself.
+    The first frame of a window is the first at or after its start. Stretches between gaps are resampled separately.
     """
 
     def __init__(self, field: str, series: Series, seconds: float, rate_hz: float | None) -> None:
         self.field, self.series = field, series
         self._times = series.times
         if self._times.rate <= 0:
-            raise SourceError(f"{series.path} in {series.file} has no two samples, so no rate.")
+            raise SourceError(
+                f"A continuous series must have at least two frames, but {series.path} in {series.file} has no rate."
+            )
         self._resampler = Resampler(self._times.rate, rate_hz) if rate_hz is not None else None
         self.rate = series.rate if rate_hz is None else float(rate_hz)
         self.n_rows = int(seconds * self.rate + (CLOSE if self._times.is_exact else _ESTIMATE))
         if self.n_rows == 0:
             raise SourceError(
-                f"A window of {seconds:g} s holds no sample of {series.path}, which has {self.rate:g} Hz; use longer "
-                "windows."
+                f"A window must have at least one frame, but {seconds:g} s have none of {series.path} at {self.rate:g} "
+                "Hz. Use longer windows."
             )
         self._ends = np.append(self._times.begins[1:], self._times.n)
-        # Seconds that make no difference; the times of a file that counts from 1970 have coarser steps.
+        # Times closer than this are the same. Times of a file that counts from 1970 have coarser steps.
         self._near = max(CLOSE / self._times.rate, 8 * float(np.spacing(abs(self._times.last))))
         self._resampled: tuple[int, _Resampled] | None = None
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The time of the first sample, and the end of the last."""
+        """The time of the first frame, and the end of the last."""
         return self._times.first, self._times.last + 1 / self._times.rate
 
-    def whole(self, windows: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return which windows, given by begin and end in the order of time, have all rows and overlap no gap."""
+    def is_whole(self, windows: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return which windows have all frames and overlap no gap. Windows are (begin, end) rows in order of time."""
         kept = np.zeros(len(windows), np.bool_)
         for begin, end in zip(self._times.begins.tolist(), self._ends.tolist(), strict=True):
             size = self._size(begin, end)
@@ -147,7 +150,7 @@ class Continuous:
                 continue
             start = self._times.stamps(begin, begin + 1)[0]
             stop = self._times.stamps(end - 1, end)[0] + 1 / self._times.rate
-            # Those that end in time, and whose first row is early enough for all to follow.
+            # Windows that end before the stretch does, and whose first frame is early enough for all to follow.
             late = self._time_of_row(begin, end, size - self.n_rows)
             low = np.searchsorted(windows[:, 0], start - self._near, side="left")
             high = np.searchsorted(windows[:, 0], late + self._near, side="right")
@@ -164,30 +167,30 @@ class Continuous:
         return float(at + (begin + position - left) * (after[0] - at if after else 1 / self._times.rate))
 
     def rows(self, begin: float, end: float) -> NDArray[np.float32]:
-        """Return the rows of a window that is whole."""
-        with reading(self.series.file, self.series.path, begin, end):
+        """Return the frames of a whole window."""
+        with wrap_read_errors(self.series.file, self.series.path, begin, end):
             near = self._near * self._times.rate
             position = self._times.position(begin)
             part = int(np.searchsorted(self._times.begins, position + 2 * near, side="right")) - 1
             start, stop = int(self._times.begins[part]), int(self._ends[part])
             scale = 1.0 if self._resampler is None else self._resampler.up / self._resampler.down
-            # A window that `whole` took for one by the last bit of its time ends with the part's last row.
+            # A window that `is_whole` accepts only by rounding ends with the last frame of the stretch.
             first = min(int(np.ceil((position - start - near) * scale)), self._size(start, stop) - self.n_rows)
             if self._resampler is None:
-                return self.series.singles(start + first, start + first + self.n_rows)
+                return self.series.values_float32(start + first, start + first + self.n_rows)
             if self._resampled is None or self._resampled[0] != part:
                 self._resampled = part, _Resampled(self.series, self._resampler, start, stop)
             return self._resampled[1].rows(first, first + self.n_rows)
 
     def about(self) -> dict[str, Any]:
-        """Return what there is to know, as JSON."""
+        """Return the metadata of the field, as JSON."""
         return {**self.series.about(), "rate_hz": self.rate, "own_rate_hz": self.series.rate}
 
 
 class Binned:
-    """Series side by side, interpolated linearly at the middle of each bin, with a mask of where that is possible.
+    """Series side by side, interpolated linearly at the centre of each bin, with a mask of valid values.
 
-    There is no value outside of a series, across more than the widest gap, and next to what is NaN or infinite.
+    A value is invalid outside a series, across more than the widest gap, and next to a NaN or an infinite value.
     """
 
     def __init__(self, field: str, series: Sequence[Series], widest_gap: float | None, bin_seconds: float) -> None:
@@ -199,7 +202,7 @@ class Binned:
 
     @property
     def columns(self) -> list[str]:
-        """The name of each column: the path of its series, with a number where it has several."""
+        """The name of each column: the path of its series, with an index if the series has several columns."""
         return [
             one.path if one.shape == (1,) else f"{one.path}[{','.join(map(str, place))}]"
             for one in self._series
@@ -208,21 +211,23 @@ class Binned:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """From the first sample of any to the last; a sample at a rate lasts until the next would be."""
+        """From the first frame of any series to the last. With a rate, a frame lasts until the next would begin."""
         ends = [one.times.last + (1 / one.times.rate if one.times.is_exact else 0.0) for one in self._series]
         return min(one.times.first for one in self._series), max(ends)
 
     def fields(self, centres: NDArray[np.float64]) -> Mapping[str, NDArray[Any]]:
-        """Return the values and the mask of a window, from the middles of its bins."""
-        parts = [self._at(one, widest, centres) for one, widest in zip(self._series, self._widest, strict=True)]
+        """Return the values and the mask of a window, given the centres of its bins."""
+        parts = [
+            self._interpolate(one, widest, centres) for one, widest in zip(self._series, self._widest, strict=True)
+        ]
         with np.errstate(over="ignore"):
             values = np.concatenate(parts, axis=1).astype(np.float32)
         valid = np.isfinite(values)
         values[~valid] = np.nan
         return {self.field: values, f"{self.field}_valid": valid}
 
-    def _at(self, series: Series, widest: float, centres: NDArray[np.float64]) -> NDArray[np.float64]:
-        with reading(series.file, series.path, float(centres[0]), float(centres[-1])):
+    def _interpolate(self, series: Series, widest: float, centres: NDArray[np.float64]) -> NDArray[np.float64]:
+        with wrap_read_errors(series.file, series.path, float(centres[0]), float(centres[-1])):
             near = series.times.neighbours(centres)
             valid = near.inside & (near.width <= widest * (1 + CLOSE))
             out = np.full((len(centres), int(np.prod(series.shape))), np.nan)
@@ -238,6 +243,6 @@ class Binned:
         return out
 
     def about(self) -> dict[str, Any]:
-        """Return what there is to know, as JSON."""
+        """Return the metadata of the field, as JSON."""
         series = [{**one.about(), "widest_gap_s": gap} for one, gap in zip(self._series, self._widest, strict=True)]
         return {"columns": self.columns, "series": series}

@@ -1,4 +1,4 @@
-"""Tables of intervals, such as trials and epochs: which row a window belongs to, and what that row says."""
+"""Interval tables, such as trials and epochs: the row that a window belongs to, and its values."""
 
 import math
 from collections.abc import Mapping
@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.convert.nwb.file import reading
+from penstock.convert.nwb.file import wrap_read_errors
 from penstock.core.errors import SourceError
 
-__all__ = ["Intervals", "intervals_of", "plain"]
+__all__ = ["Intervals", "find_intervals", "to_json"]
 
 _POINTERS = {"DynamicTableRegion", "TimeSeriesReferenceVectorData"}
 
 
-def plain(value: Any) -> Any:
-    """Return a value of a table as JSON has it; what JSON has no word for is None."""
+def to_json(value: Any) -> Any:
+    """Return a table value as JSON; None for values that JSON cannot express."""
     if isinstance(value, np.ndarray):
-        return [plain(one) for one in value.tolist()]
+        return [to_json(one) for one in value.tolist()]
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [to_json(one) for one in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bytes):
@@ -35,58 +35,62 @@ def plain(value: Any) -> Any:
 
 
 class Intervals:
-    """A table whose rows begin and end."""
+    """A table whose rows have a start time and a stop time."""
 
     def __init__(self, table: Any, file: Path) -> None:
         self.name: str = table.name
         self._table, self._file = table, file
-        with reading(file, f"the table {self.name}"):
+        with wrap_read_errors(file, f"the table {self.name}"):
             self.ids = [int(number) for number in table.id[:]]
             self._starts = np.asarray(table["start_time"].data[:], np.float64)
             self._stops = np.asarray(table["stop_time"].data[:], np.float64)
-            self._ragged = [name for name in table.colnames if hasattr(table[name], "target") and _is_told(table[name])]
-            flat = [name for name in table.colnames if not hasattr(table[name], "target") and _is_told(table[name])]
+            self._ragged = [
+                name for name in table.colnames if hasattr(table[name], "target") and _is_value_column(table[name])
+            ]
+            flat = [
+                name for name in table.colnames if not hasattr(table[name], "target") and _is_value_column(table[name])
+            ]
             self._columns = {name: table[name].data[:] for name in flat}
         self._last: tuple[int, Mapping[str, Any]] = (-1, {})
 
     def events(self, column: str) -> NDArray[np.float64]:
-        """Return the times in a column, NaN where there is none."""
+        """Return the times in a column; NaN for a row without one."""
         values = self._columns.get(column)
         if values is None or not np.issubdtype(np.asarray(values).dtype, np.number) or np.ndim(values) != 1:
             raise SourceError(
-                f"{self._file} has no column {column!r} of times in {self.name}; its columns are "
-                f"{', '.join(self._table.colnames)}. Name one of times with align_event."
+                f"align_event must be a column of times of {self.name} in {self._file}, which has the columns "
+                f"{', '.join(self._table.colnames)}, got {column!r}."
             )
         return np.asarray(values, np.float64)
 
     def row_at(self, begin: float, end: float) -> int | None:
-        """Return the row that has most of the time from `begin` to `end`, the first of several; None for none."""
+        """Return the row that covers most of the time from `begin` to `end`, the first if tied; None if none does."""
         if not self.ids:
             return None
         shared = np.minimum(self._stops, end) - np.maximum(self._starts, begin)
-        shared = np.where(np.isnan(shared), 0, shared)  # a trial that has no end
+        shared = np.where(np.isnan(shared), 0, shared)  # a trial without an end
         best = int(np.argmax(shared))
         return best if shared[best] > 0 else None
 
     def row(self, number: int) -> Mapping[str, Any]:
-        """Return what a row says, by column; what points to other objects is left out."""
+        """Return the values of a row by column, without references to other objects."""
         if self._last[0] != number:
-            with reading(self._file, f"row {number} of the table {self.name}"):
-                found = {name: plain(values[number]) for name, values in self._columns.items()}
-                found |= {name: plain(self._table[name][number]) for name in self._ragged}
+            with wrap_read_errors(self._file, f"row {number} of the table {self.name}"):
+                found = {name: to_json(values[number]) for name, values in self._columns.items()}
+                found |= {name: to_json(self._table[name][number]) for name in self._ragged}
             self._last = (number, {name: found[name] for name in self._table.colnames if name in found})
         return self._last[1]
 
 
-def _is_told(column: Any) -> bool:
+def _is_value_column(column: Any) -> bool:
     while hasattr(column, "target"):
         column = column.target
     kinds = {kind.__name__ for kind in type(column).__mro__}
     return not kinds & _POINTERS and getattr(column.data, "dtype", np.dtype(object)).names is None
 
 
-def intervals_of(nwb: Any, name: str, file: Path) -> Intervals | None:
-    """Return the table of that name; None where there is none."""
+def find_intervals(nwb: Any, name: str, file: Path) -> Intervals | None:
+    """Return the table of that name; None if there is none."""
     table = {"trials": nwb.trials, "epochs": nwb.epochs, "invalid_times": nwb.invalid_times}.get(name)
     if table is None:
         table = (nwb.intervals or {}).get(name)
