@@ -1,4 +1,4 @@
-"""Convert recordings to shards: `penstock convert` with its inputs behind `--input`."""
+"""Convert recordings to shards: `penstock convert` with the inputs after `--input`."""
 
 from penstock.cli.convert_script import run_script
 

@@ -1,4 +1,4 @@
-"""`penstock convert` on real files: what it says, what it exits with, and what is there afterwards."""
+"""`penstock convert` on real files: its output, its exit codes, and the files it leaves."""
 
 import json
 import os
@@ -46,8 +46,8 @@ def test_patterns_are_expanded_in_alphabetical_order(rows: Path) -> None:
     done = run("rows*.npy", "-o", "out", "--shard-size", "7", "--validate")
     assert done.exit_code == 0, done.output
     assert values(rows / "out") == [100.0 * file + row for file in range(3) for row in range(20)]
-    assert "60 samples in 9 shards" in done.stdout
-    assert "all healthy" in done.stdout
+    assert "60 items in 9 shards" in done.stdout
+    assert "no problems" in done.stdout
 
 
 def test_a_dry_run_writes_nothing_and_counts_exactly(rows: Path) -> None:
@@ -95,19 +95,20 @@ def test_what_is_there_is_replaced_only_with_overwrite(rows: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nothing*.npy"], "Nothing matches"),
-        (["absent.npy"], "There is no"),
-        (["rows0.npy", "--overlap", "1.0", "--sequence-length", "4"], "below 1"),
-        (["rows0.npy", "--format", "edf"], "use one of"),
+        (["nothing*.npy"], "No file matches"),
+        (["absent.npy"], "No such file or folder"),
+        (["rows0.npy", "--overlap", "1.0", "--sequence-length", "4"], "must be a number >= 0 and < 1"),
+        (["rows0.npy", "--format", "edf"], "format must be one of"),
         (["rows0.npy", "--split", "a=0.5"], "add up to 1"),
-        (["rows0.npy", "--engine", "ray"], "use local, or dask"),
-        (["rows0.npy", "rows0.npy"], "given twice"),
+        (["rows0.npy", "--scheduler", "tcp://nowhere:1"], "--scheduler needs --engine dask"),
+        (["rows0.npy", "--engine", "ray"], "--engine must be one of local, dask"),
+        (["rows0.npy", "rows0.npy"], "must be given once"),
         (["rows0.npy", "--units", "quality"], "COLUMN=VALUE"),
-        (["rows0.npy", "--compression", "zip"], "use one of"),
-        (["rows0.npy", "--resume", "--overwrite"], "exclude each other"),
-        (["rows0.npy", "--bin-size-ms", "5"], "--bin-size-ms is for NWB"),
-        (["rows0.npy", "--mono"], "--mono is for Audio"),
-        (["rows0.npy", "--fields", "a"], "--fields is for Npz, Zarr"),
+        (["rows0.npy", "--compression", "zip"], "compression must be one of"),
+        (["rows0.npy", "--resume", "--overwrite"], "At most one of resume and overwrite"),
+        (["rows0.npy", "--bin-size-ms", "5"], "--bin-size-ms applies only to NWB inputs"),
+        (["rows0.npy", "--mono"], "--mono applies only to audio inputs"),
+        (["rows0.npy", "--fields", "a"], "--fields applies only to npz or zarr inputs"),
     ],
 )
 def test_options_that_cannot_work_are_refused_with_2_and_leave_nothing(
@@ -156,7 +157,7 @@ def test_ctrl_c_publishes_nothing_and_resume_ends_with_the_same_bytes(rows: Path
     subprocess.run([sys.executable, "slow.py"], check=True, cwd=rows)
     whole = tree(rows / "out")
     (rows / "out").rename(rows / "whole")
-    # The function runs to the end twice, to count, when it is looked at and when it is opened; then it is written from.
+    # The function runs to its end twice to count items: when it is scanned and when it is opened. Then it is read.
     stopped = 'COUNT.append(1) is None and len(COUNT) == 3 and not Path("go").exists()'
     (rows / "slow.py").write_text("COUNT = []\n" + SLOW.replace('not Path("go").exists()', stopped))
     (rows / "go").unlink()
@@ -177,12 +178,12 @@ def test_ctrl_c_publishes_nothing_and_resume_ends_with_the_same_bytes(rows: Path
 
 
 def test_arguments_that_would_be_ignored_are_refused(rows: Path) -> None:
-    with pytest.raises(OptionError, match="give one of them"):
+    with pytest.raises(OptionError, match="At most one of workers and engine"):
         convert_to_shards("rows0.npy", "out", workers=2, engine=LocalEngine(2))
     with pytest.raises(OptionError, match="part of options"):
         NWBToWebDatasetConverter("out", shard_size=5, options=ConvertOptions())
 
 
-def test_the_documents_arguments_become_ours() -> None:
+def test_the_script_takes_inputs_after_an_option() -> None:
     assert script_arguments(["-i", "a", "b", "-o", "out", "-w", "2"]) == ["a", "b", "-o", "out", "-w", "2"]
     assert script_arguments(["--input=a", "--validate"]) == ["a", "--validate"]

@@ -1,4 +1,4 @@
-"""`penstock index`, `inspect` and `verify`: what they print for people and for scripts; and what all commands share."""
+"""`penstock index`, `inspect` and `verify`: what they print for people and for scripts, and what all commands share."""
 
 import contextlib
 import json
@@ -56,11 +56,11 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, list(arguments))
 
 
-def test_a_healthy_data_set_is_a_line_and_a_document(shards: Path) -> None:
+def test_a_healthy_dataset_is_a_line_and_a_document(shards: Path) -> None:
     done = run("verify", "shards", "-q")
     size = sum(path.stat().st_size for path in shards.glob("*.tar"))
     assert (done.exit_code, done.stderr) == (0, "")
-    assert done.stdout == f"20 items in 4 shards, {size / 1e6:.1f} MB: all healthy\n"
+    assert done.stdout == f"20 items in 4 shards, {size / 1e6:.1f} MB: no problems\n"
     assert json.loads(run("verify", "shards", "--json", "--quiet").stdout) == {
         "folder": str(shards),
         "total_samples": 20,
@@ -108,8 +108,8 @@ def test_json_has_no_numbers_that_json_does_not_know(shards: Path) -> None:
     assert found["item"]["fields"]["x"]["mean"] is None
 
 
-def test_inspect_draws_and_says_so_in_words_and_in_json(shards: Path) -> None:
-    assert run("inspect", "shards", "--item", "3", "--png", "a.png").stdout.endswith("\nDrawn into a.png\n")
+def test_inspect_plots_and_says_so_in_words_and_in_json(shards: Path) -> None:
+    assert run("inspect", "shards", "--item", "3", "--png", "a.png").stdout.endswith("\nPlotted to a.png\n")
     assert json.loads(run("inspect", "shards", "--png", "b.png", "--json").stdout)["drawn_into"] == "b.png"
     assert all((shards.parent / name).read_bytes()[:4] == b"\x89PNG" for name in ("a.png", "b.png"))
 
@@ -117,7 +117,7 @@ def test_inspect_draws_and_says_so_in_words_and_in_json(shards: Path) -> None:
 def test_an_item_past_the_end_is_a_sentence(shards: Path) -> None:
     done = run("inspect", "shards", "--item", "20", "--json")
     assert done.exit_code == 2
-    assert json.loads(done.stdout)["error"]["message"] == "There is no item 20; the data set has items 0–19."
+    assert json.loads(done.stdout)["error"]["message"] == "item must be 0–19, got 20."
 
 
 def without_index(shards: Path) -> None:
@@ -206,8 +206,8 @@ def test_help_names_the_commands_in_the_order_in_which_they_are_used() -> None:
     assert set(named) == set(COMMANDS)
 
 
-def completed(words: str, shell: str) -> str:
-    """Return what the program tells a shell that asks how `words` may go on."""
+def complete(words: str, shell: str) -> str:
+    """Return the completions of `words` that the program gives to a shell."""
     environment = {
         "_PENSTOCK_COMPLETE": f"complete_{shell}",
         "_TYPER_COMPLETE_ARGS": words,
@@ -219,16 +219,16 @@ def completed(words: str, shell: str) -> str:
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_shells_complete_commands_options_and_choices(shell: str) -> None:
     assert (
-        re.findall(r"\w+", completed("penstock ver", shell).partition(":((")[2] or completed("penstock ver", shell))[0]
+        re.findall(r"\w+", complete("penstock ver", shell).partition(":((")[2] or complete("penstock ver", shell))[0]
         == "verify"
     )
-    assert "--workers" in completed("penstock verify --w", shell)
-    formats = completed("penstock convert --format n", shell)
+    assert "--workers" in complete("penstock verify --w", shell)
+    formats = complete("penstock convert --format n", shell)
     assert set(re.findall(r"\b(nwb|npz|npy|zarr|audio)\b", formats)) == {"nwb", "npz", "npy"}
 
 
 def test_zsh_completes_paths_with_files() -> None:
-    assert completed("penstock verify ", "zsh").strip() == "_files"
+    assert complete("penstock verify ", "zsh").strip() == "_files"
 
 
 def test_bash_completes_with_the_script_that_is_shown(shards: Path) -> None:
@@ -262,8 +262,8 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Any:
                 app(list(arguments))
         text = b""
         with contextlib.suppress(OSError):  # the end, on Linux
-            while piece := os.read(leader, 100_000):
-                text += piece
+            while content := os.read(leader, 100_000):
+                text += content
         os.close(leader)
         return text.decode().replace("\r\n", "\n")
 
@@ -280,12 +280,12 @@ def test_a_terminal_shows_tables(damaged: Path, screen: Any) -> None:
     text = screen("verify", "shards")
     assert "\x1b[1m" in text
     assert rows(text) == [
-        ["Shard", "Item", "What is wrong"],
+        ["Shard", "Item", "Problem"],
         ["shard_000002.tar", "12", "the checksum of 'x.npy' does not match its bytes"],
         ["1 problem"],
     ]
     found = rows(screen("inspect", "shards", "--item", "13"))
-    assert ["Samples", "20 in 4 shards of up to 5"] in found
+    assert ["Items", "20 in 4 shards of up to 5"] in found
     assert ["x", ".npy", "float64", "(3,)", "float64 (3,), 130 to 132, mean 131"] in found
 
 
@@ -299,4 +299,4 @@ def test_no_color_means_no_colours_and_a_dumb_terminal_plain_text(shards: Path, 
 def test_names_that_look_like_markup_are_shown_as_they_are(tmp_path: Path, screen: Any) -> None:
     folder = tmp_path / "[red]x[/red]"
     create_shards_from_arrays(folder, {"a": np.arange(2)}, shard_size=2)
-    assert ["Data set", str(folder)] in rows(screen("inspect", str(folder), COLUMNS="300"))
+    assert ["Dataset", str(folder)] in rows(screen("inspect", str(folder), COLUMNS="300"))

@@ -32,7 +32,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def folder(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a data set, `shards`, whose values say which item they are of."""
+    """A folder with a dataset, `shards`, whose values identify their items."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(written, tmp_path / "shards")
     return tmp_path
@@ -53,7 +53,7 @@ def test_no_arguments_is_help_and_where_to_begin() -> None:
     done = run()
     assert done.exit_code == 2
     assert "Usage: penstock" in done.stderr
-    assert done.stderr.endswith("Error: No command was given. To see what Penstock does, run: penstock demo\n")
+    assert done.stderr.endswith("Error: No command was given. Run `penstock demo` to see what Penstock does.\n")
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_a_mistyped_word_is_named_with_the_nearest_that_exists(arguments: list[s
 def test_a_wrong_option_is_followed_by_an_example_and_where_help_is() -> None:
     assert run("verify").stderr.splitlines()[1:] == [
         "For example: penstock verify shards --workers 4",
-        "Run 'penstock verify --help' for more.",
+        "Run 'penstock verify --help' for all options.",
     ]
 
 
 def make(folder: Path, what: str) -> None:
-    """Put something into the folder `there` that is no data set."""
+    """Put something into the folder `there` that is not a dataset."""
     there = folder / "there"
     there.mkdir()
     if what == "splits":
@@ -103,23 +103,23 @@ MAKE_ONE = "Make one: penstock convert"
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("", "There is no data set in there: it is empty."),
-        ("a.txt", "There is no data set in there: it has no dataset_metadata.json, no tar archives and no recordings."),
-        ("a.tar", "there has 1 tar archive, and no index yet. Make one: penstock index there"),
-        ("a.tar b.tar.gz", "there has 2 tar archives, and no index yet. Make one: penstock index there"),
-        ("a.nwb b.nwb", f"There is no data set in there, but 2 .nwb files. {MAKE_ONE} 'there/*.nwb' --output DIR"),
-        ("a.npy b.txt", f"There is no data set in there, but 1 .npy file. {MAKE_ONE} 'there/*.npy' --output DIR"),
-        ("zarr", f"there is a zarr store, not a data set of shards. {MAKE_ONE} there --output DIR"),
-        ("splits", "there is no data set, but has train, val in it. Name one: there/train"),
-        ("pattern", "The archives in there were indexed by a pattern. Name it: 'there/a-{0..1}.tar'"),
+        ("", "No dataset in there: the folder is empty."),
+        ("a.txt", "No dataset in there: it has no dataset_metadata.json, no tar archives and no recordings."),
+        ("a.tar", "there has 1 tar archive and no index. Make one: penstock index there"),
+        ("a.tar b.tar.gz", "there has 2 tar archives and no index. Make one: penstock index there"),
+        ("a.nwb b.nwb", f"No dataset in there, but 2 .nwb files. {MAKE_ONE} 'there/*.nwb' --output DIR"),
+        ("a.npy b.txt", f"No dataset in there, but 1 .npy file. {MAKE_ONE} 'there/*.npy' --output DIR"),
+        ("zarr", f"there is a zarr store, not a dataset. {MAKE_ONE} there --output DIR"),
+        ("splits", "there is not a dataset, but contains train, val. Give one of them: there/train"),
+        ("pattern", "The archives in there were indexed by a pattern. Give it: 'there/a-{0..1}.tar'"),
         (
             "unfinished",
-            "There is no data set in there: its writer has not finished. Run it again with --resume to go on, or with "
-            "--overwrite to start anew.",
+            "No dataset in there: its writer has not finished. Run the writer again with --resume to continue, or with "
+            "--overwrite to start again.",
         ),
     ],
 )
-def test_a_folder_without_a_data_set_says_what_it_has_and_what_to_do(folder: Path, what: str, words: str) -> None:
+def test_a_folder_without_a_dataset_says_what_it_has_and_what_to_do(folder: Path, what: str, words: str) -> None:
     make(folder, what)
     for command in ("inspect", "verify"):
         assert said(command, "there") == (2, f"Error: {words}")
@@ -128,24 +128,24 @@ def test_a_folder_without_a_data_set_says_what_it_has_and_what_to_do(folder: Pat
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["inspect", "shrads"], "There is no shrads. Did you mean shards?"),
-        (["verify", "nowhere"], "There is no nowhere."),
-        (["verify", "shrads/train"], "There is no shrads/train. Did you mean shards?"),
-        (["tune", "rows.npz.npy"], "There is no rows.npz.npy."),
-        (["tune", "empty"], "There is no data set in empty: it is empty."),
+        (["inspect", "shrads"], "No such file or folder: shrads. Did you mean shards?"),
+        (["verify", "nowhere"], "No such file or folder: nowhere."),
+        (["verify", "shrads/train"], "No such file or folder: shrads/train. Did you mean shards?"),
+        (["tune", "rows.npz.npy"], "No such file or folder: rows.npz.npy."),
+        (["tune", "empty"], "No dataset in empty: the folder is empty."),
         (
             ["verify", "shards/shard_000001.tar"],
-            "shards/shard_000001.tar is one shard of a data set. Name its folder: ",
+            "shards/shard_000001.tar is one shard of a dataset. Give its folder: ",
         ),
-        (["verify", "a file.npy"], f"a file.npy is a recording, not a data set. {MAKE_ONE} 'a file.npy' --output DIR"),
-        (["verify", "notes.txt"], "notes.txt is a file, not a data set, which is a folder with dataset_metadata.json"),
-        (["verify", "lone.tar"], "lone.tar has no index yet. Make one: penstock index lone.tar"),
-        (["index", "empty"], "There is no data set in empty: it is empty."),
-        (["index", "a file.npy"], "a file.npy is a recording, not a data set."),
-        (["convert", "shrads", "-o", "out"], "There is no shrads. Did you mean shards?"),
-        (["convert", "tars", "-o", "out"], "tars has tar archives, which need no conversion. Give them an index: "),
-        (["convert", "notes.txt", "-o", "out"], "notes.txt is of no known kind: .nwb, .npz, .npy, .zarr, "),
-        (["convert", "a file.npy", "-o", "out", "-f", "edf"], "format='edf'; use one of auto, nwb, npz, npy, zarr, "),
+        (["verify", "a file.npy"], f"a file.npy is a recording, not a dataset. {MAKE_ONE} 'a file.npy' --output DIR"),
+        (["verify", "notes.txt"], "notes.txt is not a dataset, which is a folder with dataset_metadata.json"),
+        (["verify", "lone.tar"], "lone.tar has no index. Make one: penstock index lone.tar"),
+        (["index", "empty"], "No dataset in empty: the folder is empty."),
+        (["index", "a file.npy"], "a file.npy is a recording, not a dataset."),
+        (["convert", "shrads", "-o", "out"], "No such file or folder: shrads. Did you mean shards?"),
+        (["convert", "tars", "-o", "out"], "tars contains tar archives, which need no conversion. Index them: "),
+        (["convert", "notes.txt", "-o", "out"], "The format of an input must be known from its name (.nwb, "),
+        (["convert", "a file.npy", "-o", "out", "-f", "edf"], "format must be one of 'auto', 'nwb', 'npz', "),
     ],
 )
 def test_a_wrong_path_or_format_is_a_sentence_with_what_to_do(folder: Path, arguments: list[str], words: str) -> None:
@@ -176,8 +176,7 @@ def test_an_existing_output_is_kept_and_the_option_that_replaces_it_is_named(fol
     np.save(folder / "rows.npy", np.arange(4))
     code, line = said("convert", "rows.npy", "-o", "shards")
     assert code == 1
-    assert line.startswith("Error: There is a data set in ")
-    assert line.endswith("/shards; replace it with overwrite=True (--overwrite).")
+    assert "/shards holds a dataset already. Replace it with overwrite=True (--overwrite)" in line
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -197,7 +196,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
             MemoryError(),
             1,
             "MemoryError",
-            "There is not enough memory. Use fewer workers, or smaller batches or shards.",
+            "Out of memory. Use fewer workers, or smaller batches or shards.",
         ),
         (
             ZeroDivisionError("by zero"),
@@ -229,7 +228,7 @@ def test_a_bug_says_how_to_see_more_and_what_to_report(monkeypatch: pytest.Monke
 
     failing(monkeypatch, ZeroDivisionError("by zero"))
     advice = run("verify", "shards").stderr.splitlines()[1]
-    assert advice.startswith("Run the same command with --debug for the traceback, and report it with that")
+    assert advice.startswith("Run the same command with --debug to see the traceback, and report it")
     assert f"penstock {__version__}, Python {sys.version.split()[0]}" in advice
 
 
@@ -241,11 +240,11 @@ def test_what_the_parser_refuses_is_json_too(arguments: list[str]) -> None:
 
 
 def test_what_comes_after_two_dashes_is_an_argument(folder: Path) -> None:
-    assert said("verify", "--", "--debug") == (2, "Error: There is no --debug.")
+    assert said("verify", "--", "--debug") == (2, "Error: No such file or folder: --debug.")
 
 
 @pytest.mark.parametrize(
-    ("command", "target"), [("verify", "shard.verify._verified"), ("index", "shard.foreign._indexed")]
+    ("command", "target"), [("verify", "shard.verify._verify_shard"), ("index", "shard.index_tars._index_archive")]
 )
 def test_ctrl_c_stops_verify_and_index_with_130_and_leaves_everything_as_it_was(
     folder: Path, monkeypatch: pytest.MonkeyPatch, command: str, target: str
@@ -318,11 +317,11 @@ def test_a_reader_that_goes_away_hears_nothing(folder: Path) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_the_script_of_the_document_tells_errors_alike(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_conversion_script_reports_errors_like_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.cli.convert_script import run_script
 
     monkeypatch.setattr("sys.argv", ["convert_to_shards.py", "--input", "absent.npy", "--output", "out"])
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as stopped:
         run_script()
-    assert (stopped.value.code, errors.getvalue()) == (2, "Error: There is no absent.npy.\n")
+    assert (stopped.value.code, errors.getvalue()) == (2, "Error: No such file or folder: absent.npy.\n")

@@ -52,7 +52,11 @@ def test_shards_are_tuned_too(tmp_path: Path) -> None:
 
 def test_what_is_not_there_or_no_data_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "broken.npy").write_bytes(b"no npy")
-    for where, said in (("nowhere", "nowhere"), ("nowhere.npy", "There is no "), ("broken.npy", "no npy file")):
+    for where, said in (
+        ("nowhere", "nowhere"),
+        ("nowhere.npy", "No such file or folder: "),
+        ("broken.npy", "as an npy file"),
+    ):
         done = RUN.invoke(app, ["tune", str(tmp_path / where)])
         assert done.exit_code == 2
         assert said in done.output

@@ -1,4 +1,4 @@
-"""The command line, `penstock` and `python -m penstock`. Torch is imported by commands that need it, not by --help."""
+"""The command line, `penstock` and `python -m penstock`. Torch is imported only by commands that need it."""
 
 import sys
 from pathlib import Path
@@ -9,23 +9,24 @@ import typer
 from penstock.cli.convert import convert
 from penstock.cli.data import index, inspect, verify
 from penstock.cli.errors import EXIT_CODES, Commands, ProblemsFound
-from penstock.cli.options import Json, Quiet, examples
+from penstock.cli.groups import GroupedCommand
+from penstock.cli.options import Json, Quiet, format_examples
 from penstock.cli.report import report
 from penstock.cli.screen import print_json
 from penstock.cli.tune import tune
 from penstock.core.version import __version__
-from penstock.observe.progress import on_terminal
+from penstock.observe.progress import is_terminal
 
 __all__ = ["app"]
 
-# Elsewhere than on a terminal, plain text, without the time that importing rich takes.
-_RICH = on_terminal(sys.stdout)
+# Plain text unless stdout is a terminal, which also saves the time to import rich.
+_RICH = is_terminal(sys.stdout)
 
 app = typer.Typer(
     name="penstock",
     cls=Commands,
-    help="Feed PyTorch training from scientific data that does not fit in memory: the same order everywhere, "
-    "exact resume anywhere.",
+    help="Feed PyTorch training from scientific data that does not fit in memory: the same order on any machine, "
+    "and exact resume.",
     epilog=f"Exit codes: {'; '.join(f'{code} {meaning}' for code, meaning in EXIT_CODES.items())}.",
     no_args_is_help=True,
     add_completion=True,
@@ -43,7 +44,7 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def main(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks of errors. Also taken after the command.")
+        bool, typer.Option("--debug", help="Show the traceback of an error. Also works after the command.")
     ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
@@ -54,16 +55,16 @@ def main(
 
 def demo(
     keep: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep the files in this directory, which is new or empty.")
+        Path | None, typer.Option(metavar="DIR", help="Keep the files in this folder, which must be new or empty.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the data, the model and the order.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, for a first look.")] = False,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the data, the model and the order.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Use small sizes, for a first look.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """See what Penstock does, on data that is made up for it: convert, train, be killed, go on, find damage.
+    """Show what Penstock does on synthetic data: convert, train, get killed, resume, find damage.
 
-    Exits with 1 where something differs from what is promised.
+    The exit code is 1 if anything differs from what Penstock guarantees.
     """
     from penstock.demo import run as recipe  # noqa: PLC0415  # imports numpy
 
@@ -77,4 +78,4 @@ def demo(
 
 
 for command in (convert, index, inspect, verify, tune, report, demo):
-    app.command(epilog=examples(command.__name__, rich=_RICH))(command)
+    app.command(cls=GroupedCommand, epilog=format_examples(command.__name__, rich=_RICH))(command)

@@ -1,4 +1,4 @@
-"""`scripts/convert_to_shards.py`: `penstock convert` with its inputs behind `--input`."""
+"""`scripts/convert_to_shards.py`: `penstock convert` with the inputs after `--input`."""
 
 import sys
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ def run_script() -> None:
 
 
 def script_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of `penstock convert` for those of the script, whose `--input` takes several values.
+    """Return the arguments of `penstock convert` for those of the script, in which `--input` takes several values.
 
     Examples
     --------
@@ -22,15 +22,15 @@ def script_arguments(arguments: Sequence[str]) -> list[str]:
     ['a.nwb', 'b.nwb', '--output', 'shards']
     """
     found: list[str] = []
-    taking = False
+    after_input = False
     for argument in arguments:
         if argument in ("--input", "-i"):
-            taking = True
+            after_input = True
         elif argument.startswith("--input="):
             found.append(argument.removeprefix("--input="))
-        elif taking and not argument.startswith("-"):
+        elif after_input and not argument.startswith("-"):
             found.append(argument)
         else:
-            taking = False
+            after_input = False
             found.append(argument)
     return found

@@ -1,4 +1,4 @@
-"""The commands about a data set that is there: `penstock index`, `inspect` and `verify`."""
+"""The commands that read an existing dataset: `penstock index`, `inspect` and `verify`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,76 +8,94 @@ import typer
 
 from penstock.cli.errors import ProblemsFound
 from penstock.cli.options import Json, Quiet, Where
-from penstock.cli.screen import print_json, print_table, tables_on
-from penstock.cli.where import check_archives, check_data_set
+from penstock.cli.screen import count, print_json, print_table, tables_on
+from penstock.cli.where import check_archives, check_dataset
 
 if TYPE_CHECKING:
     from penstock.shard.index_tars import Problem
     from penstock.shard.manifest import Manifest
 
-__all__ = ["index", "inspect", "print_problems", "verify"]
+__all__ = ["index", "inspect", "print_problems", "problems_to_json", "verify"]
 
 
 def index(
     where: Annotated[
         str,
-        typer.Argument(metavar="DIR|PATTERN", help="A folder of tars, or for example 'train-{000000..000009}.tar'."),
+        typer.Argument(
+            metavar="DIR|PATTERN", help="A folder of tars, or a pattern such as 'train-{000000..000009}.tar'."
+        ),
     ],
     allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Take items that lack a member which others have.")
+        bool, typer.Option("--allow-missing", help="Accept items that lack a member that others have.")
     ] = False,
-    workers: Annotated[int, typer.Option("--workers", "-w", min=1, help="Archives read at once.")] = 2,
+    workers: Annotated[
+        int, typer.Option("--workers", "-w", metavar="N", min=1, help="Number of archives read at once.")
+    ] = 2,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Give tars that others wrote an index, without changing them: random access, exact length, exact resume.
+    """Index tars that other tools wrote, without changing them: random access, exact length, exact resume.
 
-    Every archive is read once. Where something is wrong, it is listed, and nothing is written.
+    Every archive is read once. If there are problems, they are listed and nothing is written.
     """
-    from penstock.observe.progress import track_progress  # noqa: PLC0415  # numpy comes with what it is used for
+    from penstock.observe.progress import track_progress  # noqa: PLC0415  # imports numpy
     from penstock.shard.index_tars import expand_archives, index_archives  # noqa: PLC0415
 
     check_archives(where)
     total = sum(path.stat().st_size for path in expand_archives(where))
-    with track_progress("Indexing", total, "bytes", show=not quiet) as told:
-        manifest, problems = index_archives(where, workers=workers, allow_missing=allow_missing, progress=told.advance)
+    with track_progress("Indexing", total, "bytes", show=not quiet) as bar:
+        manifest, problems = index_archives(where, workers=workers, allow_missing=allow_missing, progress=bar.advance)
     if as_json:
-        print_json({**(_totals(manifest) if manifest else {}), "written": manifest is not None, **_listed(problems)})
+        print_json(
+            {
+                **(_totals(manifest) if manifest else {}),
+                "written": manifest is not None,
+                "problems": problems_to_json(problems),
+            }
+        )
     elif manifest is not None:
-        typer.echo(f"{manifest.n_items:,} items in {len(manifest.shards):,} shards: {', '.join(manifest.fields)}")
+        typer.echo(
+            f"{count(manifest.n_items, 'item')} in {count(len(manifest.shards), 'shard')}: {', '.join(manifest.fields)}"
+        )
     else:
         print_problems(problems)
-        typer.echo("Nothing was written. Mend the archives, or use --allow-missing for items that lack members.")
+        typer.echo("No index was written. Repair the archives, or accept items that lack members with --allow-missing.")
     if manifest is None:
         raise ProblemsFound
 
 
 def verify(
     where: Where,
-    workers: Annotated[int, typer.Option("--workers", "-w", min=1, help="Shards read at once.")] = 2,
+    workers: Annotated[
+        int, typer.Option("--workers", "-w", metavar="N", min=1, help="Number of shards read at once.")
+    ] = 2,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Read every byte of a data set and compare it with what was written; exit 1 and list what is wrong."""
+    """Read every byte of a dataset and compare it with what was written.
+
+    Problems are listed, and the exit code is 1.
+    """
     from penstock.observe.progress import track_progress  # noqa: PLC0415
     from penstock.shard.manifest import Manifest, manifest_path  # noqa: PLC0415
     from penstock.shard.verify import verify_shards  # noqa: PLC0415
 
-    check_data_set(where)
+    check_dataset(where)
     total = sum(shard.stored_bytes for shard in Manifest.read(manifest_path(where)).shards)
-    with track_progress("Verifying", total, "bytes", show=not quiet) as told:
-        manifest, problems = verify_shards(where, workers=workers, progress=told.advance)
+    with track_progress("Verifying", total, "bytes", show=not quiet) as bar:
+        manifest, problems = verify_shards(where, workers=workers, progress=bar.advance)
     if as_json:
-        print_json({**_totals(manifest), "healthy": not problems, **_listed(problems)})
+        print_json({**_totals(manifest), "healthy": not problems, "problems": problems_to_json(problems)})
     elif problems:
         print_problems(problems)
     elif tables_on():
         print_table(
             ["Items", "Shards", "Size", "Health"],
-            [(f"{manifest.n_items:,}", f"{len(manifest.shards):,}", f"{total / 1e6:,.1f} MB", "all healthy")],
+            [(f"{manifest.n_items:,}", f"{len(manifest.shards):,}", f"{total / 1e6:,.1f} MB", "no problems")],
         )
     else:
-        typer.echo(f"{manifest.n_items:,} items in {len(manifest.shards):,} shards, {total / 1e6:,.1f} MB: all healthy")
+        items, shards = count(manifest.n_items, "item"), count(len(manifest.shards), "shard")
+        typer.echo(f"{items} in {shards}, {total / 1e6:,.1f} MB: no problems")
     if problems:
         raise ProblemsFound
 
@@ -86,18 +104,18 @@ def inspect(
     where: Where,
     item: Annotated[
         int | None,
-        typer.Option(min=0, help="Which item to show; as a rule, the first. With --json, none as a rule."),
+        typer.Option(metavar="N", min=0, help="The item to show; 0 if not given, or none with --json."),
     ] = None,
     png: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the item into this file; .pdf and .svg work too.")
+        Path | None, typer.Option(metavar="FILE", help="Plot the item to this file; .pdf and .svg work too.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what a data set holds: totals, fields, bytes, health, and one item.
+    """Show the content of a dataset: totals, fields, sizes, health, and one item.
 
-    Health is whether every shard is there, with the right size. `penstock verify` reads them.
+    Health is whether every shard is present and has the right size. To read the shards, run `penstock verify`.
     """
-    check_data_set(where)
+    check_dataset(where)
     from penstock.recipes.webdataset import info as dataset_info  # noqa: PLC0415  # imports numpy
 
     info = dataset_info.ShardedDatasetInfo(where)
@@ -105,53 +123,53 @@ def inspect(
     if as_json:
         answer = info.get_summary()
         if item is not None:
-            found = dataset_info.one_item(where, item)
-            answer["item"] = {"number": item, "fields": {name: _plain(value) for name, value in found.items()}}
+            found = dataset_info.read_item(where, item)
+            answer["item"] = {"number": item, "fields": {name: _describe_value(value) for name, value in found.items()}}
         if png is not None:
-            dataset_info.draw(where, shown, png)
+            dataset_info.plot_stored_item(where, shown, png)
             answer["drawn_into"] = str(png)
         print_json(answer)
         return
     if tables_on():
-        _tables(where, info.get_summary(), dataset_info.one_item(where, shown), shown)
+        _print_tables(where, info.get_summary(), dataset_info.read_item(where, shown), shown)
     else:
         info.print_summary()
         typer.echo(f"\nItem {shown}")
-        for line in dataset_info.described_item(where, shown):
+        for line in dataset_info.describe_item(where, shown):
             typer.echo(f"  {line}")
     if png is not None:
-        dataset_info.draw(where, shown, png)
-        typer.echo(f"Drawn into {png}")
+        dataset_info.plot_stored_item(where, shown, png)
+        typer.echo(f"Plotted to {png}")
 
 
 def print_problems(problems: "Sequence[Problem]") -> None:
-    """List what is wrong, on stderr."""
+    """List problems on stderr."""
     if tables_on(err=True):
         rows = [(found.shard, "" if found.item is None else f"{found.item:,}", found.reason) for found in problems]
-        print_table(["Shard", "Item", "What is wrong"], rows, err=True)
+        print_table(["Shard", "Item", "Problem"], rows, err=True)
     else:
         for problem in problems:
             typer.echo(str(problem), err=True)
-    typer.echo(f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}", err=True)
+    typer.echo(count(len(problems), "problem"), err=True)
 
 
-def _tables(where: str, summary: dict[str, Any], item: dict[str, Any], number: int) -> None:
-    from penstock.recipes.webdataset.info import described_item  # noqa: PLC0415
+def _print_tables(where: str, summary: dict[str, Any], item: dict[str, Any], number: int) -> None:
+    from penstock.recipes.webdataset.info import describe_item  # noqa: PLC0415
 
-    size, count, problems = summary["total_bytes"], summary["total_samples"], summary["problems"]
+    size, n_items, problems = summary["total_bytes"], summary["total_samples"], summary["problems"]
     per_shard = "" if summary["shard_size"] is None else f" of up to {summary['shard_size']:,}"
     more = f" (and {len(problems) - 1:,} more)" if len(problems) > 1 else ""
     rows = [
-        ("Data set", where),
-        ("Samples", f"{count:,} in {summary['total_shards']:,} shards{per_shard}"),
-        ("Size", f"{size / 1e6:,.1f} MB, {size / max(1, count) / 1e3:,.1f} kB per sample"),
+        ("Dataset", where),
+        ("Items", f"{n_items:,} in {count(summary['total_shards'], 'shard')}{per_shard}"),
+        ("Size", f"{size / 1e6:,.1f} MB, {size / max(1, n_items) / 1e3:,.1f} kB per item"),
         ("Compression", summary["compression"]),
         ("Fingerprint", summary["fingerprint"]),
-        ("Health", problems[0] + more if problems else "every shard is there, with the right size"),
+        ("Health", problems[0] + more if problems else "all shards present, with the right size"),
         *((name, str(value)) for name, value in summary["metadata"].items() if not isinstance(value, dict | list)),
     ]
     print_table(["", ""], rows)
-    described = dict(zip(item, described_item(where, number), strict=True))
+    described = dict(zip(item, describe_item(where, number), strict=True))
     fields = [
         (
             name,
@@ -176,14 +194,13 @@ def _totals(manifest: "Manifest") -> dict[str, Any]:
     }
 
 
-def _listed(problems: "Sequence[Problem]") -> dict[str, Any]:
-    return {
-        "problems": [{"shard": found.shard, "item": found.item, "reason": found.reason} for found in problems],
-    }
+def problems_to_json(problems: "Sequence[Problem]") -> list[dict[str, Any]]:
+    """Return problems as JSON."""
+    return [{"shard": found.shard, "item": found.item, "reason": found.reason} for found in problems]
 
 
-def _plain(value: Any) -> dict[str, Any]:
-    """Return a field of an item for JSON: small ones as they are, arrays by what they hold."""
+def _describe_value(value: Any) -> dict[str, Any]:
+    """Return a field of an item as JSON: single values as they are, arrays by dtype, shape and range."""
     if isinstance(value, bytes):
         return {"bytes": len(value)}
     if not hasattr(value, "dtype"):

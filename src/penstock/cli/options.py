@@ -1,19 +1,17 @@
-"""What commands have in common: options under one name, and the examples of their help."""
+"""Options that commands share, and the examples of their help."""
 
 from collections.abc import Callable
 from typing import Annotated, TypeAlias
 
 import typer
 
-__all__ = ["EXAMPLES", "Json", "Quiet", "Where", "choices", "examples"]
+__all__ = ["EXAMPLES", "Json", "Quiet", "Where", "choices", "format_examples"]
 
-Json: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")
-]
-Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing of how far it is.")]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")]
+Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Where: TypeAlias = Annotated[
     str,
-    typer.Argument(metavar="DIR|PATTERN", help="A data set: its folder, or the pattern that it was indexed with."),
+    typer.Argument(metavar="DIR|PATTERN", help="A dataset: its folder, or the pattern that it was indexed with."),
 ]
 
 EXAMPLES = {
@@ -48,20 +46,20 @@ EXAMPLES = {
         "penstock demo --quick --keep demo-files",
     ),
 }
-"""By command; the first is shown with a mistake on the command line."""
+"""Examples by command. The first is shown with a usage error."""
 
 
-def examples(command: str, *, rich: bool) -> str:
-    """Return the end of a command's help: commands to copy."""
+def format_examples(command: str, *, rich: bool) -> str:
+    """Return the examples at the end of the help of a command."""
     lines = ["Examples:", *(f"  {line}" for line in EXAMPLES[command])]
-    # A backspace by itself keeps click from filling the lines; rich leaves them as they are.
+    # A line with only a backspace keeps click from rewrapping the lines; rich leaves them as they are.
     return "\n".join(lines if rich else ["\b", *lines])
 
 
 def choices(*words: str) -> Callable[[str], list[str]]:
-    """Return what a shell completes an option with. What it takes is checked where it is used, with its own message."""
+    """Return a shell completion for an option. Values are checked where they are used, with their own message."""
 
-    def completed(incomplete: str) -> list[str]:
+    def complete(incomplete: str) -> list[str]:
         return [word for word in words if word.startswith(incomplete)]
 
-    return completed
+    return complete

@@ -1,13 +1,15 @@
-"""The command `penstock tune`. Torch is imported when it runs, not by --help."""
+"""The command `penstock tune`. It imports torch when it runs; --help does not."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
+from penstock.cli.groups import expand_groups
 from penstock.cli.options import Json, Quiet
 from penstock.cli.screen import print_json, print_table, tables_on
-from penstock.cli.where import check_data_set, check_exists
+from penstock.cli.where import check_dataset, check_exists
 
 if TYPE_CHECKING:
     from penstock.recipes.tune.tuning import Tuning
@@ -15,20 +17,33 @@ if TYPE_CHECKING:
 __all__ = ["tune"]
 
 
-def tune(  # noqa: PLR0917  # the options of a command
-    where: Annotated[
-        str,
-        typer.Argument(metavar="DIR|PATTERN|FILE", help="A data set: a folder of shards, a zarr store, an npy file."),
-    ],
-    batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Items per batch.")] = 32,
-    budget: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="About how long it may take.")] = 20.0,
+@dataclass(frozen=True, slots=True)
+class _SearchGroup:
+    PANEL: ClassVar[str] = "Search"
+
+    batch_size: Annotated[int, typer.Option("--batch-size", "-b", metavar="N", min=1, help="Items per batch.")] = 32
+    budget: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="About how long the search may take.")] = (
+        20.0
+    )
     step_ms: Annotated[
         float | None,
-        typer.Option("--step-ms", metavar="MS", min=0, help="How long one training step takes, in milliseconds."),
-    ] = None,
+        typer.Option("--step-ms", metavar="MS", min=0, help="Duration of one training step in milliseconds."),
+    ] = None
     max_workers: Annotated[
-        int | None, typer.Option("--max-workers", min=0, help="No more than these; as a rule, all CPUs.")
-    ] = None,
+        int | None,
+        typer.Option("--max-workers", metavar="N", min=0, help="Most workers to try; all CPUs if not given."),
+    ] = None
+
+
+@expand_groups
+def tune(
+    where: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR|PATTERN|FILE", help="A dataset: a folder of shards, a pattern, a zarr store, or an npy file."
+        ),
+    ],
+    search: _SearchGroup,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write the result to this file, for Tuning.load(FILE)."),
@@ -36,22 +51,22 @@ def tune(  # noqa: PLR0917  # the options of a command
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Try executors, workers and prefetch on a data set, and say what to set, and whether training will wait."""
-    _check(where)
+    """Try executors, workers and prefetch on a dataset; recommend settings and say whether training will wait."""
+    _check_source(where)
     from penstock.feed.loader import Loader  # noqa: PLC0415  # imports torch
     from penstock.plan.orders import Shuffle  # noqa: PLC0415
     from penstock.plan.plan import Plan  # noqa: PLC0415
-    from penstock.recipes.tune.search import tune as tuned  # noqa: PLC0415
+    from penstock.recipes.tune.search import tune as run_search  # noqa: PLC0415
     from penstock.recipes.tune.source_of import source_of  # noqa: PLC0415
 
     source = source_of(where)
-    plan = Plan(source.index, Shuffle(), min(batch_size, max(1, len(source.index))))
+    plan = Plan(source.index, Shuffle(), min(search.batch_size, max(1, len(source.index))))
     with Loader(source, plan) as loader:
-        found = tuned(
+        found = run_search(
             loader,
-            budget=budget,
-            step_seconds=None if step_ms is None else step_ms / 1000,
-            max_workers=max_workers,
+            budget=search.budget,
+            step_seconds=None if search.step_ms is None else search.step_ms / 1000,
+            max_workers=search.max_workers,
             show=not quiet,
         )
     if output is not None:
@@ -62,16 +77,16 @@ def tune(  # noqa: PLR0917  # the options of a command
     _print_trials(found)
     typer.echo(f"\n{found.verdict}")
     if output is not None:
-        typer.echo(f"Written to {output}: Loader(source, plan, **Tuning.load({str(output)!r}).loader_kwargs())")
+        typer.echo(f"Wrote {output}. Use it: Loader(source, plan, **Tuning.load({str(output)!r}).loader_kwargs())")
 
 
-def _check(where: str) -> None:
-    """Refuse what cannot be a source, before torch is imported."""
+def _check_source(where: str) -> None:
+    """Raise SourceError if there is nothing to read, before torch is imported."""
     path = Path(where)
     if path.suffix in (".npy", ".zarr") or any((path / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup")):
         check_exists(where)
     else:
-        check_data_set(where)
+        check_dataset(where)
 
 
 def _print_trials(found: "Tuning") -> None:

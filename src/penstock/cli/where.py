@@ -1,31 +1,32 @@
-"""Where there is no data set, what there is instead, and the command that makes one of it."""
+"""Check the paths given to commands. If there is no dataset, say what is there and which command makes one of it."""
 
 import difflib
 import shlex
 from collections import Counter
 from pathlib import Path
 
+from penstock.cli.screen import count
 from penstock.core.errors import SourceError
 
-__all__ = ["check_archives", "check_data_set", "check_exists", "check_input"]
+__all__ = ["check_archives", "check_dataset", "check_exists", "check_input"]
 
 _MANIFEST = "dataset_metadata.json"  # shard.manifest has it too, and imports numpy
 _TARS = (".tar", ".tgz")
 _RECORDINGS = (".nwb", ".npz", ".npy", ".zarr", ".flac", ".ogg", ".wav")
 
 
-def check_data_set(where: str) -> None:
-    """Raise SourceError, with the cure, where no data set can be."""
+def check_dataset(where: str) -> None:
+    """Raise SourceError, with what to do, if there is no dataset at a path."""
     path = Path(where)
     indexed = path.is_file() and path.with_name(f"{path.name}.metadata.json").exists()
     if _is_pattern(where) or indexed or (path / _MANIFEST).exists():
-        return  # what is wrong with it, its reader says
+        return  # its reader reports what is wrong with it
     check_exists(where)
     raise SourceError(_about_folder(path) if path.is_dir() else _about_file(path))
 
 
 def check_archives(where: str) -> None:
-    """Raise SourceError, with the cure, where there are no archives to index."""
+    """Raise SourceError, with what to do, if there are no archives to index."""
     path = Path(where)
     if _is_pattern(where) or (path.is_dir() and any(_is_tar(entry) for entry in path.iterdir())):
         return
@@ -37,7 +38,7 @@ def check_archives(where: str) -> None:
 
 
 def check_input(where: str) -> None:
-    """Raise SourceError, with the cure, where a conversion has nothing to read, or nothing to do."""
+    """Raise SourceError, with what to do, if a conversion has nothing to read or nothing to do."""
     check_exists(where)
     path = Path(where)
     if not path.is_dir() or (path / _MANIFEST).exists():
@@ -47,13 +48,13 @@ def check_input(where: str) -> None:
         return
     if any(_is_tar(entry) for entry in entries):
         raise SourceError(
-            f"{path} has tar archives, which need no conversion. Give them an index: "
+            f"{path} contains tar archives, which need no conversion. Index them: "
             f"penstock index {shlex.quote(str(path))}"
         )
 
 
 def check_exists(where: str) -> None:
-    """Raise SourceError where a path leads nowhere, with the name that is nearest."""
+    """Raise SourceError, with the nearest name, if a path does not exist."""
     path = Path(where)
     if path.exists() or _is_pattern(where):
         return
@@ -63,63 +64,63 @@ def check_exists(where: str) -> None:
     lost = path.relative_to(there).parts[0]
     near = difflib.get_close_matches(lost, [entry.name for entry in there.iterdir()], n=1)
     hint = f" Did you mean {shlex.quote(str(there / near[0]))}?" if near else ""
-    part = "" if there in (path.parent, Path()) else f": there is no {lost} in {there}"
-    raise SourceError(f"There is no {where}{part}.{hint}")
+    detail = "" if there in (path.parent, Path()) else f" ({there} has no {lost})"
+    raise SourceError(f"No such file or folder: {where}{detail}.{hint}")
 
 
 def _about_file(path: Path) -> str:
     if _is_tar(path) and (path.parent / _MANIFEST).exists():
-        return f"{path} is one shard of a data set. Name its folder: {shlex.quote(str(path.parent))}"
+        return f"{path} is one shard of a dataset. Give its folder: {shlex.quote(str(path.parent))}"
     if _is_tar(path):
-        return f"{path} has no index yet. Make one: penstock index {shlex.quote(str(path))}"
+        return f"{path} has no index. Make one: penstock index {shlex.quote(str(path))}"
     if path.suffix.lower() in _RECORDINGS:
-        return f"{path} is a recording, not a data set. Make one: {_convert(str(path))}"
-    return f"{path} is a file, not a data set, which is a folder with {_MANIFEST} in it."
+        return f"{path} is a recording, not a dataset. Make one: {_convert_command(str(path))}"
+    return f"{path} is not a dataset, which is a folder with {_MANIFEST}."
 
 
 def _about_folder(path: Path) -> str:
     entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     if (path / ".writing").is_dir():
         return (
-            f"There is no data set in {path}: its writer has not finished. "
-            "Run it again with --resume to go on, or with --overwrite to start anew."
+            f"No dataset in {path}: its writer has not finished. "
+            "Run the writer again with --resume to continue, or with --overwrite to start again."
         )
     if not entries:
-        return f"There is no data set in {path}: it is empty."
+        return f"No dataset in {path}: the folder is empty."
     return (
-        _about_data_sets(path, entries)
+        _about_datasets(path, entries)
         or _about_recordings(path, entries)
-        or f"There is no data set in {path}: it has no {_MANIFEST}, no tar archives and no recordings."
+        or f"No dataset in {path}: it has no {_MANIFEST}, no tar archives and no recordings."
     )
 
 
-def _about_data_sets(path: Path, entries: list[Path]) -> str:
+def _about_datasets(path: Path, entries: list[Path]) -> str:
     patterns = [entry.name.removesuffix(".metadata.json") for entry in entries if entry.match("*.tar*.metadata.json")]
     if patterns:
-        return f"The archives in {path} were indexed by a pattern. Name it: {shlex.quote(str(path / patterns[0]))}"
+        return f"The archives in {path} were indexed by a pattern. Give it: {shlex.quote(str(path / patterns[0]))}"
     below = [entry.name for entry in entries if (entry / _MANIFEST).exists()]
     if not below:
         return ""
     names = ", ".join(below[:5]) + (", …" if len(below) > 5 else "")
-    return f"{path} is no data set, but has {names} in it. Name one: {shlex.quote(str(path / below[0]))}"
+    return f"{path} is not a dataset, but contains {names}. Give one of them: {shlex.quote(str(path / below[0]))}"
 
 
 def _about_recordings(path: Path, entries: list[Path]) -> str:
     if any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray")):
-        return f"{path} is a zarr store, not a data set of shards. Make one: {_convert(str(path))}"
+        return f"{path} is a zarr store, not a dataset. Make one: {_convert_command(str(path))}"
     tars = [entry for entry in entries if _is_tar(entry)]
     if tars:
-        what = f"{len(tars):,} tar archive{'s' if len(tars) > 1 else ''}"
-        return f"{path} has {what}, and no index yet. Make one: penstock index {shlex.quote(str(path))}"
+        archives, command = count(len(tars), "tar archive"), f"penstock index {shlex.quote(str(path))}"
+        return f"{path} has {archives} and no index. Make one: {command}"
     found = Counter(entry.suffix.lower() for entry in entries if entry.suffix.lower() in _RECORDINGS)
     if not found:
         return ""
-    suffix, count = found.most_common(1)[0]
-    what = f"{count:,} {suffix} file{'s' if count > 1 else ''}"
-    return f"There is no data set in {path}, but {what}. Make one: {_convert(str(path / f'*{suffix}'))}"
+    suffix, number = found.most_common(1)[0]
+    files, command = count(number, f"{suffix} file"), _convert_command(str(path / f"*{suffix}"))
+    return f"No dataset in {path}, but {files}. Make one: {command}"
 
 
-def _convert(what: str) -> str:
+def _convert_command(what: str) -> str:
     return f"penstock convert {shlex.quote(what)} --output DIR"
 
 

@@ -1,0 +1,304 @@
+"""The options of `penstock convert`, in groups, and the objects of the package that they stand for.
+
+Each option is declared once: its name, type, default, help, and the inputs that it applies to.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from penstock.cli.groups import AppliesTo
+from penstock.cli.options import choices
+from penstock.core.errors import OptionError
+
+if TYPE_CHECKING:
+    from penstock.convert.convert import Existing
+    from penstock.convert.engines import Engine
+    from penstock.convert.formats import ReadOptions
+    from penstock.convert.scan import ConvertOptions
+
+__all__ = ["ConversionOptions"]
+
+_FORMATS = ("auto", "nwb", "npz", "npy", "zarr", "audio", "shards")
+_NWB, _AUDIO, _ROWS = ("NWBInput",), ("AudioInput",), ("NpyInput", "NpzInput", "ZarrInput")
+
+
+@dataclass(frozen=True, slots=True)
+class _InputGroup:
+    PANEL: ClassVar[str] = "Input"
+
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="FORMAT",
+            help="Format of the inputs: auto (from their names), nwb, npz, npy, zarr, audio or shards.",
+            autocompletion=choices(*_FORMATS),
+        ),
+    ] = "auto"
+    fields: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="npz, zarr: names of the arrays to convert; all if not given."),
+        AppliesTo(("NpzInput", "ZarrInput")),
+    ] = None
+    axis: Annotated[
+        int, typer.Option(metavar="N", help="zarr: the axis along which items lie."), AppliesTo(("ZarrInput",))
+    ] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _WindowGroup:
+    PANEL: ClassVar[str] = "Windows"
+
+    sequence_length: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="NWB: bins per item; 100 if not given. npy, npz, zarr: rows per item; single rows if not given.",
+        ),
+        AppliesTo((*_NWB, *_ROWS)),
+    ] = None
+    overlap: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Fraction of a window that the next one repeats, >= 0 and < 1. If not given, 0.5 for NWB and 0 for "
+            "other inputs.",
+        ),
+        AppliesTo((*_NWB, *_ROWS, *_AUDIO)),
+    ] = None
+    window_seconds: Annotated[
+        float, typer.Option(metavar="S", help="Audio: length of an item in seconds."), AppliesTo(_AUDIO)
+    ] = 1.0
+    rate_hz: Annotated[
+        float | None,
+        typer.Option(metavar="HZ", help="NWB, audio: resample series and audio to this rate."),
+        AppliesTo((*_NWB, *_AUDIO)),
+    ] = None
+    mono: Annotated[bool, typer.Option("--mono", help="Audio: mix all channels into one."), AppliesTo(_AUDIO)] = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the window options that were given; all others have different defaults for each kind of input."""
+        given = {"sequence_length": self.sequence_length, "overlap": self.overlap}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class _NWBGroup:
+    PANEL: ClassVar[str] = "NWB files"
+
+    modalities: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B", help="What to convert: spikes, lfp, behavior, stimulus, ophys, or names or paths of series."
+        ),
+        AppliesTo(_NWB),
+    ] = "spikes,lfp,behavior"
+    bin_size_ms: Annotated[
+        float, typer.Option(metavar="MS", help="Width of a bin in milliseconds."), AppliesTo(_NWB)
+    ] = 10.0
+    missing: Annotated[
+        str,
+        typer.Option(
+            metavar="error|skip",
+            help="What to do if a file lacks a modality.",
+            autocompletion=choices("error", "skip"),
+        ),
+        AppliesTo(_NWB),
+    ] = "error"
+    unit_filter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--units",
+            metavar="COLUMN=VALUE,…",
+            help="Keep only units with one of these values, such as quality=good or location=CA1,CA3. May be repeated.",
+        ),
+        AppliesTo(_NWB),
+    ] = None
+    align: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TABLE", help="Cut one window around each event of a table, such as trials, instead of a grid."
+        ),
+        AppliesTo(_NWB),
+    ] = None
+    align_event: Annotated[
+        str, typer.Option(metavar="COLUMN", help="With --align: the column of event times."), AppliesTo(_NWB)
+    ] = "start_time"
+    pre_ms: Annotated[
+        float, typer.Option(metavar="MS", help="With --align: milliseconds before the event."), AppliesTo(_NWB)
+    ] = 0.0
+    post_ms: Annotated[
+        float, typer.Option(metavar="MS", help="With --align: milliseconds after the event."), AppliesTo(_NWB)
+    ] = 1000.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the arguments of `NWBOptions`, without windows and rate."""
+        around = {"align": self.align, "align_event": self.align_event, "pre_ms": self.pre_ms, "post_ms": self.post_ms}
+        return {
+            "modalities": _split_names(self.modalities),
+            "bin_size_ms": self.bin_size_ms,
+            "missing": self.missing,
+            "unit_filter": tuple(_parse_filter(text) for text in self.unit_filter or ()),
+            **(around if self.align else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _SplitGroup:
+    PANEL: ClassVar[str] = "Splits"
+
+    split: Annotated[
+        str | None,
+        typer.Option(metavar="NAME=FRACTION,…", help="Write one dataset per name, such as train=0.8,val=0.1,test=0.1."),
+    ] = None
+    group_by: Annotated[
+        str,
+        typer.Option(
+            metavar="GROUP",
+            help="subject, session or file: all items of one stay in one split. time: each recording is cut into "
+            "stretches.",
+            autocompletion=choices("subject", "session", "file", "time"),
+        ),
+    ] = "file"
+
+
+@dataclass(frozen=True, slots=True)
+class _ShardGroup:
+    PANEL: ClassVar[str] = "Shards"
+
+    shard_size: Annotated[int, typer.Option(metavar="N", help="Items per shard.")] = 1000
+    compression: Annotated[
+        str,
+        typer.Option(
+            metavar="none|gz|bz2|xz",
+            help="Compression of whole shards.",
+            autocompletion=choices("none", "gz", "bz2", "xz"),
+        ),
+    ] = "none"
+    shuffle_seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Write items in a random order across inputs, derived from this seed."),
+    ] = None
+    stats: Annotated[
+        bool,
+        typer.Option(
+            "--stats", help="Store the mean and standard deviation of each field, over the split train if there is one."
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class _ExecutionGroup:
+    PANEL: ClassVar[str] = "Execution"
+
+    workers: Annotated[
+        int, typer.Option("--workers", "-w", metavar="N", min=1, help="Number of shards written at once.")
+    ] = 1
+    engine: Annotated[
+        str,
+        typer.Option(
+            metavar="local|dask",
+            help="Run in processes of this machine, or on a dask cluster.",
+            autocompletion=choices("local", "dask"),
+        ),
+    ] = "local"
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS|FILE", help="With --engine dask: the scheduler; a cluster on this machine if not given."
+        ),
+    ] = None
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Estimate items, bytes and time from a slice; write nothing.")
+    ] = False
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume an interrupted conversion of the same inputs and options.")
+    ] = False
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the dataset in DIR once the new one is complete.")
+    ] = False
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Skip inputs that cannot be read, and list them at the end.")
+    ] = False
+    validate: Annotated[
+        bool, typer.Option("--validate", help="Read every byte again and compare it with what was written.")
+    ] = False
+
+    def make_engine(self) -> "Engine":
+        """Return the engine that the options ask for."""
+        from penstock.convert.engines import DaskEngine, LocalEngine  # noqa: PLC0415
+
+        if self.engine not in ("local", "dask"):
+            raise OptionError(f"--engine must be one of local, dask, got {self.engine}.")
+        if self.engine == "dask":
+            return DaskEngine(self.scheduler, self.workers)
+        if self.scheduler is not None:
+            raise OptionError(f"--scheduler needs --engine dask, got --scheduler {self.scheduler} with --engine local.")
+        return LocalEngine(self.workers)
+
+    @property
+    def existing(self) -> "Existing":
+        """What to do with a dataset or an unfinished conversion in the output folder."""
+        from penstock.convert.convert import existing_from_flags  # noqa: PLC0415
+
+        return existing_from_flags(resume=self.resume, overwrite=self.overwrite)
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionOptions:
+    """All options of `penstock convert` that come in groups."""
+
+    input: _InputGroup
+    windows: _WindowGroup
+    nwb: _NWBGroup
+    split: _SplitGroup
+    shards: _ShardGroup
+    execution: _ExecutionGroup
+
+    def to_read_options(self) -> "ReadOptions":
+        """Return how inputs are read."""
+        from penstock.convert.formats import ReadOptions  # noqa: PLC0415
+        from penstock.convert.nwb.input import NWBOptions  # noqa: PLC0415
+
+        rate_hz, windows = self.windows.rate_hz, self.windows.to_dict()
+        return ReadOptions(
+            nwb=NWBOptions(**self.nwb.to_dict(), **windows, rate_hz=rate_hz),
+            fields=_split_names(self.input.fields) if self.input.fields else None,
+            axis=self.input.axis,
+            window_seconds=self.windows.window_seconds,
+            rate_hz=rate_hz,
+            channels="mono" if self.windows.mono else "keep",
+            **windows,
+        )
+
+    def to_convert_options(self) -> "ConvertOptions":
+        """Return how shards are written."""
+        from penstock.convert.scan import ConvertOptions  # noqa: PLC0415
+        from penstock.convert.splits import Split, parse_split  # noqa: PLC0415
+        from penstock.shard.writer import WriteOptions  # noqa: PLC0415
+
+        split: Any = {"group_by": self.split.group_by}  # checked by Split
+        if self.split.split:
+            split["shares"] = parse_split(self.split.split)
+        writing: Any = {"shard_size": self.shards.shard_size, "compression": self.shards.compression}
+        return ConvertOptions(
+            WriteOptions(**writing),
+            Split(**split),
+            self.shards.shuffle_seed,
+            self.shards.stats,
+            "skip" if self.execution.skip_bad else "fail",
+        )
+
+
+def _split_names(text: str) -> tuple[str, ...]:
+    return tuple(text.replace(",", " ").split())
+
+
+def _parse_filter(text: str) -> tuple[str, tuple[str, ...]]:
+    column, equals, values = text.partition("=")
+    if not equals or not column or not values:
+        raise OptionError(f"--units must be COLUMN=VALUE, such as quality=good or location=CA1,CA3, got {text!r}.")
+    return column.strip(), tuple(value.strip() for value in values.split(","))
