@@ -1,4 +1,4 @@
-"""Seed 002's data sets in one process: which values, whose randomness, what is refused."""
+"""Worker-safe datasets in one process: values, randomness, and refused arguments."""
 
 import copy
 import pickle
@@ -41,10 +41,10 @@ def augmented(seed: int, epoch: int, item: int) -> np.ndarray:
     return made
 
 
-# -- standardised ------------------------------------------------------------------------------------------------------
+# -- standardized ------------------------------------------------------------------------------------------------------
 
 
-def test_items_are_standardised_with_the_document_s_epsilon_once() -> None:
+def test_items_are_standardized_with_epsilon_added_once() -> None:
     dataset = WorkerSafeStandardizedDataset(base(), [4, 2, 29], mean=10.0, std=1e-4)
     assert len(dataset) == 3
     assert (dataset.mean, dataset.std) == (10.0, 1e-4 + 1e-8)
@@ -81,14 +81,14 @@ def test_a_constant_bin_is_not_divided() -> None:
     data[:, 0, 1] = 5
     dataset = TensorDataset(torch.from_numpy(data), torch.arange(30))
     mean, std = compute_standardization_stats(dataset, range(20), axis=-2)
-    standardised = WorkerSafeStandardizedDataset(dataset, range(30), mean, std, axis=-2)
-    assert standardised.std[1] == 1.0
-    assert np.array_equal(standardised.std[[0, 2, 3, 4]], std[[0, 2, 3, 4]] + 1e-8)
-    assert not standardised[3][0][0, 1].any()
+    standardized = WorkerSafeStandardizedDataset(dataset, range(30), mean, std, axis=-2)
+    assert standardized.std[1] == 1.0
+    assert np.array_equal(standardized.std[[0, 2, 3, 4]], std[[0, 2, 3, 4]] + 1e-8)
+    assert not standardized[3][0][0, 1].any()
     assert WorkerSafeStandardizedDataset(dataset, [0], 2.0, 0.0).std == 1.0
 
 
-def test_a_sample_of_the_training_items_is_drawn_by_the_seed_alone() -> None:
+def test_a_sample_of_the_training_items_depends_only_on_the_seed() -> None:
     train = list(range(5, 25))
     drawn = [compute_standardization_stats(base(), train, 7, seed=seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
@@ -114,7 +114,7 @@ def test_an_item_is_a_function_of_seed_epoch_and_item() -> None:
     assert np.array_equal(base()[4][0].numpy(), spectrograms()[4])
 
 
-def test_without_set_epoch_each_time_that_an_item_is_asked_for_is_an_epoch() -> None:
+def test_without_set_epoch_each_read_of_an_item_is_an_epoch() -> None:
     dataset = WorkerSafeAugmentedDataset(base(), PARAMS, seed=5)
     assert dataset.epoch is None
     for epoch in range(3):
@@ -123,7 +123,7 @@ def test_without_set_epoch_each_time_that_an_item_is_asked_for_is_an_epoch() -> 
                 assert np.array_equal(x.numpy(), augmented(5, epoch, item))
 
 
-def test_seeds_epochs_and_items_that_differ_by_one_share_nothing() -> None:
+def test_neighboring_seeds_epochs_and_items_are_independent() -> None:
     seen = set()
     for seed in (3, 4):
         noisy = WorkerSafeAugmentedDataset([np.zeros(50)] * 6, None, seed=seed, transform=GaussianNoise(1.0, p=1.0))
@@ -143,7 +143,7 @@ def test_parameters_are_really_copied() -> None:
     assert np.array_equal(dataset[7][0].numpy(), augmented(0, 2, 7))
 
 
-def test_training_is_a_switch() -> None:
+def test_training_switches_augmentation_on_and_off() -> None:
     dataset = WorkerSafeAugmentedDataset(base(), PARAMS, training=False)
     assert not dataset.training
     assert np.array_equal(dataset[3][0].numpy(), spectrograms()[3])
@@ -154,7 +154,7 @@ def test_training_is_a_switch() -> None:
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
-def test_what_is_set_in_a_copy_is_set_there_only(duplicate: Any) -> None:
+def test_settings_of_a_copy_do_not_change_the_original(duplicate: Any) -> None:
     dataset = WorkerSafeAugmentedDataset(base(), PARAMS, seed=5)
     dataset.set_epoch(1)
     other = duplicate(dataset)
@@ -186,44 +186,76 @@ def test_noise_comes_before_masks_and_each_is_a_switch() -> None:
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def test_noise_that_clips_standardised_items_is_refused() -> None:
-    standardised = WorkerSafeStandardizedDataset(base(), range(30), 900.0, 500.0)
+def test_noise_that_clips_standardized_items_is_refused() -> None:
+    standardized = WorkerSafeStandardizedDataset(base(), range(30), 900.0, 500.0)
     clipping = {"gaussian_noise_params": {"value_range": (0, 1)}}
     with pytest.raises(OptionError, match=r"GaussianNoise.* after Standardize.* would destroy data"):
-        AugmentedDataset(standardised, use_gaussian_noise=True, augment_params=clipping)
+        AugmentedDataset(standardized, use_gaussian_noise=True, augment_params=clipping)
     with pytest.raises(OptionError, match="would destroy data"):
-        WorkerSafeAugmentedDataset(standardised, None, transform=Clip(0, 1))
-    AugmentedDataset(standardised, use_gaussian_noise=True)
+        WorkerSafeAugmentedDataset(standardized, None, transform=Clip(0, 1))
+    AugmentedDataset(standardized, use_gaussian_noise=True)
     AugmentedDataset(base(), use_gaussian_noise=True, augment_params=clipping)
 
 
 @pytest.mark.parametrize(
     ("make", "error", "said"),
     [
-        (lambda: WorkerSafeStandardizedDataset(iter([]), [0], 0, 1), SourceError, "give a map-style data set"),
-        (lambda: WorkerSafeStandardizedDataset(base(), [30], 0, 1), OptionError, "indices has 30, .* 0 … 29"),
-        (lambda: WorkerSafeStandardizedDataset(base(), [-1], 0, 1), OptionError, "indices has -1"),
-        (lambda: WorkerSafeStandardizedDataset(base(), [0], 0, -1), OptionError, "std=-1"),
-        (lambda: WorkerSafeStandardizedDataset(base(), [0], [0, 1], [1, 1]), OptionError, "use axis=0"),
-        (lambda: WorkerSafeAugmentedDataset(iter([]), PARAMS), SourceError, "give a map-style data set"),
-        (lambda: WorkerSafeAugmentedDataset(base(), None), OptionError, "one of the two"),
-        (lambda: WorkerSafeAugmentedDataset(base(), {}, transform=Clip(0, 1)), OptionError, "one of the two"),
+        (lambda: WorkerSafeStandardizedDataset(iter([]), [0], 0, 1), SourceError, "must be map-style"),
+        (
+            lambda: WorkerSafeStandardizedDataset(base(), [30], 0, 1),
+            OptionError,
+            "indices must be >= 0 and < 30, .*got 30",
+        ),
+        (lambda: WorkerSafeStandardizedDataset(base(), [-1], 0, 1), OptionError, "indices must be .*got -1"),
+        (lambda: WorkerSafeStandardizedDataset(base(), [0], 0, -1), OptionError, "std must be .*got -1"),
+        (
+            lambda: WorkerSafeStandardizedDataset(base(), [0], [0, 1], [1, 1]),
+            OptionError,
+            "axis must be given for 2 means",
+        ),
+        (lambda: WorkerSafeAugmentedDataset(iter([]), PARAMS), SourceError, "must be map-style"),
+        (lambda: WorkerSafeAugmentedDataset(base(), None), OptionError, "Exactly one of augment_params"),
+        (
+            lambda: WorkerSafeAugmentedDataset(base(), {}, transform=Clip(0, 1)),
+            OptionError,
+            "Exactly one of augment_params",
+        ),
         (
             lambda: WorkerSafeAugmentedDataset(base(), {"width": 3}),
             OptionError,
-            "no arguments of SpecAugment: .*'width'",
+            "must be arguments of SpecAugment, .*'width'",
         ),
-        (lambda: WorkerSafeAugmentedDataset(base(), 3), OptionError, "augment_params=3; use a dict"),
-        (lambda: WorkerSafeAugmentedDataset(base(), {"p": 7}), OptionError, "p=7 is no probability"),
+        (
+            lambda: WorkerSafeAugmentedDataset(base(), 3),
+            OptionError,
+            "augment_params must be a dict of arguments by name, got 3",
+        ),
+        (lambda: WorkerSafeAugmentedDataset(base(), {"p": 7}), OptionError, "p must be a probability .*got 7"),
         (lambda: WorkerSafeAugmentedDataset(base(), {}, seed=-1), OptionError, "seed must be an integer >= 0, got -1"),
-        (lambda: WorkerSafeAugmentedDataset(base(), {}, training="no"), OptionError, "training='no'"),
-        (lambda: WorkerSafeAugmentedDataset(base(), {}).set_epoch(-1), OptionError, "epoch must be an integer >= 0, got -1"),
-        (lambda: AugmentedDataset(base(), augment_params={"p": 1.0}), OptionError, "augment_params has 'p'; it takes"),
-        (lambda: compute_standardization_stats(base(), []), OptionError, "No items of TensorDataset"),
-        (lambda: compute_standardization_stats(base(), [0], 0), OptionError, "sample_size must be an integer >= 1, got 0"),
+        (
+            lambda: WorkerSafeAugmentedDataset(base(), {}, training="no"),
+            OptionError,
+            "training must be True or False, got 'no'",
+        ),
+        (
+            lambda: WorkerSafeAugmentedDataset(base(), {}).set_epoch(-1),
+            OptionError,
+            "epoch must be an integer >= 0, got -1",
+        ),
+        (
+            lambda: AugmentedDataset(base(), augment_params={"p": 1.0}),
+            OptionError,
+            "augment_params must have only the keys .*got 'p'",
+        ),
+        (lambda: compute_standardization_stats(base(), []), OptionError, "at least one item of TensorDataset"),
+        (
+            lambda: compute_standardization_stats(base(), [0], 0),
+            OptionError,
+            "sample_size must be an integer >= 1, got 0",
+        ),
     ],
 )
-def test_arguments_that_cannot_be_are_refused(make: Any, error: type[Exception], said: str) -> None:
+def test_invalid_arguments_are_refused(make: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         make()
 
@@ -248,8 +280,8 @@ def test_an_item_that_fails_is_named(number: int) -> None:
         5: (OptionError, "got str"),
     }
     error, said = errors[number]
-    standardised = WorkerSafeStandardizedDataset(Broken(), [0, number], 0, 1)
-    for dataset, place in ((standardised, 1), (WorkerSafeAugmentedDataset(Broken(), PARAMS), number)):
+    standardized = WorkerSafeStandardizedDataset(Broken(), [0, number], 0, 1)
+    for dataset, place in ((standardized, 1), (WorkerSafeAugmentedDataset(Broken(), PARAMS), number)):
         with pytest.raises(error, match=said) as caught:
             dataset[place]
         if number != 39:

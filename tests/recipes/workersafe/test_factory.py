@@ -38,13 +38,13 @@ def eight_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("eight_cpus")
 class TestRule:
-    @pytest.mark.parametrize("standardised", [False, True])
-    def test_what_is_in_memory_needs_no_workers(self, standardised: bool) -> None:
-        config = Factory.get_optimal_config(20_000, has_standardization=standardised)
+    @pytest.mark.parametrize("standardized", [False, True])
+    def test_data_in_memory_gets_no_workers(self, standardized: bool) -> None:
+        config = Factory.get_optimal_config(20_000, has_standardization=standardized)
         assert config == {"pin_memory": torch.cuda.is_available(), "drop_last": True, "num_workers": 0}
 
     @pytest.mark.parametrize(("items", "workers"), [(999, 2), (1000, 7), (1_000_000, 7)])
-    def test_what_is_augmented_gets_one_worker_fewer_than_cpus(self, items: int, workers: int) -> None:
+    def test_augmented_data_gets_one_worker_fewer_than_cpus(self, items: int, workers: int) -> None:
         config = Factory.get_optimal_config(items, has_augmentation=True)
         assert (config["num_workers"], config["prefetch_factor"], config["persistent_workers"]) == (workers, 2, True)
 
@@ -63,7 +63,7 @@ class TestRule:
 
 
 class TestLoaders:
-    def test_training_has_whole_batches_in_the_order_of_its_seed(self) -> None:
+    def test_training_has_full_batches_in_the_order_of_its_seed(self) -> None:
         first, second = (Factory.create_training_loader(NUMBERS, 8, seed=3) for _ in range(2))
         epochs = [numbers(first), numbers(first)]
         assert epochs == [numbers(second), numbers(second)]
@@ -71,7 +71,7 @@ class TestLoaders:
         assert all([len(batch) for batch in epoch] == [8] * 6 for epoch in epochs)
         assert epochs[0] != numbers(Factory.create_training_loader(NUMBERS, 8, seed=4))
 
-    def test_the_order_of_a_seed_does_not_depend_on_workers_and_goes_on_at_any_epoch(self) -> None:
+    def test_the_order_of_a_seed_does_not_depend_on_workers_and_resumes_at_any_epoch(self) -> None:
         with_none, with_one = (Factory.create_training_loader(NUMBERS, 8, seed=3, num_workers=n) for n in (0, 1))
         epochs = [numbers(with_none) for _ in range(3)]
         assert [numbers(with_one) for _ in range(3)] == epochs
@@ -92,25 +92,25 @@ class TestLoaders:
         assert own.worker_init_fn is print
         assert Factory.create_training_loader(NUMBERS, 8, has_augmentation=True).worker_init_fn is worker_init_fn
 
-    def test_a_sampler_is_the_order(self) -> None:
+    def test_a_sampler_sets_the_order(self) -> None:
         loader = Factory.create_training_loader(NUMBERS, 8, sampler=SequentialSampler(NUMBERS))
         assert list(chain.from_iterable(numbers(loader))) == list(range(48))
         batches = [[3, 1], [2]]
         assert numbers(Factory.create_training_loader(NUMBERS, 8, batch_sampler=batches)) == batches
-        with pytest.raises(OptionError, match="the sampler is the order"):
+        with pytest.raises(OptionError, match="shuffle=True excludes a sampler"):
             Factory.create_training_loader(NUMBERS, 8, sampler=SequentialSampler(NUMBERS), shuffle=True)
 
-    def test_what_needs_workers_is_left_out_without_them_and_that_is_said(
+    def test_settings_that_need_workers_are_ignored_with_a_warning_without_them(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         loader = Factory.create_training_loader(
             NUMBERS, 8, num_workers=0, prefetch_factor=4, persistent_workers=True, seed=1
         )
         assert len(numbers(loader)) == 6
-        assert "prefetch_factor, persistent_workers: left out, since there are no workers" in caplog.text
+        assert "prefetch_factor, persistent_workers: ignored, because there are no workers" in caplog.text
 
-    def test_an_empty_training_is_refused(self) -> None:
-        with pytest.raises(LoaderError, match="10 items do not fill one batch of 24"):
+    def test_an_empty_training_loader_is_refused(self) -> None:
+        with pytest.raises(LoaderError, match="needs at least 24 items, got 10"):
             Factory.create_training_loader(Subset(NUMBERS, range(10)), 24)
 
     def test_arguments_that_torch_does_not_know_or_want_are_refused(self) -> None:
@@ -119,11 +119,11 @@ class TestLoaders:
         with pytest.raises(OptionError, match="batch_size"):
             Factory.create_training_loader(NUMBERS, 0)
 
-    def test_a_data_set_that_cannot_be_pickled_is_named_before_workers_start(self) -> None:
-        with pytest.raises(OptionError, match=r"cannot be pickled.*lambda"):
+    def test_a_dataset_that_cannot_be_pickled_is_named_before_workers_start(self) -> None:
+        with pytest.raises(OptionError, match=r"must be picklable.*lambda"):
             Factory.create_training_loader([lambda: 1] * 8, 2, num_workers=1, multiprocessing_context="spawn", seed=1)
 
-    def test_each_iteration_is_the_next_epoch_of_what_is_augmented(self) -> None:
+    def test_each_iteration_is_the_next_epoch_of_an_augmented_dataset(self) -> None:
         base = [(torch.ones(4, 16), number) for number in range(6)]
         augmented = WorkerSafeAugmentedDataset(base, {"time_mask_param": 9, "p": 1.0}, seed=2)
         inside = WorkerSafeStandardizedDataset(augmented, range(6), 0.0, 1.0)

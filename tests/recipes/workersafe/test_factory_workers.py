@@ -55,7 +55,7 @@ print("the end")
 """
 
 
-def test_a_worker_that_is_killed_is_an_error_and_not_a_wait() -> None:
+def test_a_killed_worker_is_an_error_and_not_a_hang() -> None:
     # In a process of its own: torch raises wherever the main thread happens to be.
     done = subprocess.run([sys.executable, "-c", DIES], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""The document's monitor: it times the loading, takes what it was asked to take, and leaves no process behind."""
+"""The performance monitor times loading, takes as many batches as requested, and leaves no process behind."""
 
 import logging
 import multiprocessing as mp
@@ -47,7 +47,7 @@ WAITS = [2.0, 0.3, 0.1, 0.25, 0.35, 0.2, 0.4, 0.15]
 
 @pytest.mark.parametrize("warmup", [0, 1, 3])
 @pytest.mark.parametrize("num_batches", [4, 7])
-def test_the_figures_are_those_of_the_waiting_and_nothing_more_is_taken(
+def test_figures_are_those_of_the_wait_and_no_batch_is_taken_in_excess(
     clock: FakeClock, num_batches: int, warmup: int
 ) -> None:
     monitor, loader = DataLoaderPerformanceMonitor(), Timed(clock, WAITS)
@@ -69,26 +69,26 @@ def test_the_figures_are_those_of_the_waiting_and_nothing_more_is_taken(
     assert list(monitor.metrics["batch_loading_times"]) == pytest.approx(WAITS[:num_batches])
 
 
-def test_a_loader_that_is_shorter_is_timed_as_far_as_it_goes_and_that_is_said(
+def test_a_shorter_loader_is_timed_to_its_end_with_a_warning(
     clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     monitor = DataLoaderPerformanceMonitor()
     with caplog.at_level(logging.WARNING, "penstock"):
         found = monitor.time_batch_loading(Timed(clock, [1.0, 0.2, 0.4]), num_batches=10)
-        assert "10 batches were asked for, but the loader ended after 3" in caplog.text
+        assert "10 batches were requested, but the loader ended after 3" in caplog.text
         assert (found["num_batches"], found["mean_batch_time"]) == (3, pytest.approx(0.3))
         single = monitor.time_batch_loading(Timed(clock, [1.0]), num_batches=10)
-        assert "Warm-up is among them" in caplog.text
+        assert "All of them are warm-up" in caplog.text
     assert (single["num_batches"], single["mean_batch_time"], single["batches_per_second"]) == (1, 1.0, 1.0)
 
 
-def test_an_empty_loader_is_an_error_and_so_is_nothing_but_warm_up() -> None:
+def test_an_empty_loader_or_only_warm_up_is_an_error() -> None:
     monitor = DataLoaderPerformanceMonitor()
     empty = DataLoader(TensorDataset(torch.zeros(3)), batch_size=8, drop_last=True)
-    with pytest.raises(LoaderError, match="gives no batches"):
+    with pytest.raises(LoaderError, match="must give at least one batch to time"):
         monitor.time_batch_loading(empty)
     for options, words in (
-        ({"num_batches": 2, "warmup": 2}, "use 3 or more"),
+        ({"num_batches": 2, "warmup": 2}, "num_batches must be >= 3"),
         ({"num_batches": 0}, "num_batches must be an integer >= 1, got 0"),
         ({"warmup": -1}, "warmup must be an integer >= 0, got -1"),
     ):
@@ -96,7 +96,7 @@ def test_an_empty_loader_is_an_error_and_so_is_nothing_but_warm_up() -> None:
             monitor.time_batch_loading([1, 2, 3], **options)  # type: ignore[arg-type]
 
 
-def test_what_is_kept_is_bounded_and_filled(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_are_filled_and_bounded(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(performance_monitor, "_MOST_KEPT", 12)
     monitor = DataLoaderPerformanceMonitor()
     for number in range(5):
@@ -148,16 +148,16 @@ def test_settings_are_benchmarked_one_by_one_and_no_worker_is_left(
     assert "num_batches=13" in warning
 
 
-def test_turns_go_round_the_settings_and_count_together(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rounds_repeat_all_settings_and_are_counted_together(capsys: pytest.CaptureFixture[str]) -> None:
     data = Numbers(40)
     configs = [{"num_workers": 0}, {"num_workers": 0, "sampler": range(20, 40)}]
     found = DataLoaderPerformanceMonitor().benchmark_configurations(data, 4, configs, num_batches=2, repeats=2)
     assert data.seen == [*range(8), *range(20, 28)] * 2
     assert [entry["num_batches"] for entry in found.values()] == [4, 4]
-    assert "(turn 2 of 2)" in capsys.readouterr().out
+    assert "(round 2 of 2)" in capsys.readouterr().out
 
 
-def test_an_error_of_the_data_passes_and_no_worker_is_left() -> None:
+def test_an_error_of_the_dataset_is_raised_and_no_worker_is_left() -> None:
     before = {process.pid for process in mp.active_children()}
     configs = [{"num_workers": 1, "persistent_workers": True}]
     with pytest.raises(ValueError, match="item 5 is bad"):
@@ -168,7 +168,7 @@ def test_an_error_of_the_data_passes_and_no_worker_is_left() -> None:
 @pytest.mark.parametrize(
     ("cpus", "workers"), [(1, [0, 1, 1, 1]), (2, [0, 2, 2, 2]), (6, [0, 4, 6, 6]), (32, [0, 4, 8, 12])]
 )
-def test_the_documents_settings_are_cut_to_this_machine(
+def test_default_settings_are_limited_to_this_machine(
     cpus: int, workers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(performance_monitor, "this_machine", lambda: Machine(cpus, 10**9, 10**9))
@@ -181,9 +181,9 @@ def test_the_documents_settings_are_cut_to_this_machine(
     assert [config["pin_memory"] for config in performance_monitor._default_configs()] == [False, True, True, True]
 
 
-def test_a_setting_that_the_document_would_try_twice_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_default_settings_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     twice = ({"num_workers": 4, "pin_memory": True}, {"num_workers": 8, "pin_memory": True})
-    monkeypatch.setattr(performance_monitor, "_DOCUMENTED", twice)
+    monkeypatch.setattr(performance_monitor, "_DEFAULT_CONFIGS", twice)
     monkeypatch.setattr(performance_monitor, "this_machine", lambda: Machine(2, 10**9, 10**9))
     assert [config["num_workers"] for config in performance_monitor._default_configs()] == [2]
 
@@ -200,19 +200,19 @@ def test_both_sides_of_a_comparison_read_the_same_items_in_the_same_order() -> N
     assert (found["baseline"]["num_workers"], found["optimized"]["num_batches"]) == (0, 8)
 
 
-def test_settings_that_cannot_be_tried_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_settings_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     monitor, data = DataLoaderPerformanceMonitor(), Numbers(20)
     with pytest.raises(OptionError, match="the same on both sides"):
         monitor.compare_optimized_vs_baseline(data, 4, shuffle=False)
-    with pytest.raises(OptionError, match=r"torch refuses .*prefetch_factor"):
+    with pytest.raises(OptionError, match=r"torch does not accept .*prefetch_factor"):
         monitor.benchmark_configurations(data, 4, configs=[{"num_workers": 0, "prefetch_factor": 2}])
-    with pytest.raises(OptionError, match="configs is empty"):
+    with pytest.raises(OptionError, match="configs must have at least one"):
         monitor.benchmark_configurations(data, 4, configs=[])
     with pytest.raises(OptionError, match="repeats must be an integer >= 1, got 0"):
         monitor.benchmark_configurations(data, 4, repeats=0)
 
 
-def test_a_quick_benchmark_says_which_was_the_fastest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quick_benchmark_prints_the_fastest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     configs: list[dict[str, Any]] = [{"num_workers": 0}, {"num_workers": 0, "drop_last": True}]
     found = quick_benchmark(Numbers(200), batch_size=8, configs=configs, num_batches=6)
     best = max(found, key=lambda name: found[name]["batches_per_second"])
@@ -221,7 +221,7 @@ def test_a_quick_benchmark_says_which_was_the_fastest(tmp_path: Path, capsys: py
     assert (tmp_path / "found.png").stat().st_size > 1000
 
 
-def test_gpus_are_told_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_load_of_gpus_is_recorded_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = DataLoaderPerformanceMonitor()
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert monitor.monitor_gpu_utilization() == []

@@ -69,7 +69,7 @@ def dataset() -> WorkerSafeAugmentedDataset:
     return WorkerSafeAugmentedDataset(BASE, None, seed=SEED, transform=TRANSFORM)
 
 
-def test_what_is_expected_differs_from_epoch_to_epoch_and_item_to_item() -> None:
+def test_expected_items_differ_between_epochs_and_items() -> None:
     assert len({made for epoch in EXPECTED for made in epoch.values()}) == 3 * N_ITEMS
 
 
@@ -142,16 +142,16 @@ def test_named_fields_of_an_array_source_come_out_the_same() -> None:
         assert seen((batch["x"], batch["y"]) for batch in loader) == EXPECTED[0]
 
 
-def test_every_data_set_works_with_eight_workers() -> None:
-    standardised = WorkerSafeStandardizedDataset(BASE, range(0, N_ITEMS, 2), 700.0, 400.0)
+def test_every_dataset_works_with_eight_workers() -> None:
+    standardized = WorkerSafeStandardizedDataset(BASE, range(0, N_ITEMS, 2), 700.0, 400.0)
     sets: list[Any] = [
-        standardised,
-        WorkerSafeAugmentedDataset(standardised, {"time_mask_param": 5}, seed=1),
-        AugmentedDataset(standardised, use_spec_augment=True, use_gaussian_noise=True, seed=1),
+        standardized,
+        WorkerSafeAugmentedDataset(standardized, {"time_mask_param": 5}, seed=1),
+        AugmentedDataset(standardized, use_spec_augment=True, use_gaussian_noise=True, seed=1),
     ]
     for given in sets:
         alone = seen(DataLoader(given, 3))
-        if given is not standardised:
+        if given is not standardized:
             given.set_epoch(0)
         options: dict[str, Any] = {"num_workers": 8, "multiprocessing_context": "fork"}
         assert seen(DataLoader(given, 3, worker_init_fn=worker_init_fn, **options)) == alone
@@ -187,7 +187,7 @@ def test_an_item_that_fails_in_a_worker_is_named() -> None:
         batches._shutdown_workers()
 
 
-def test_what_cannot_be_pickled_is_named_before_a_worker_starts() -> None:
+def test_parts_that_cannot_be_pickled_are_named_before_a_worker_starts() -> None:
     given = (np.ones((3, 3)), 0)
 
     class Local(Dataset[Any]):
@@ -209,14 +209,14 @@ def test_what_cannot_be_pickled_is_named_before_a_worker_starts() -> None:
     ]
     before = set(mp.active_children())
     for bad, said in cases:
-        with pytest.raises(OptionError, match=f"{said}.*cannot be pickled"):
+        with pytest.raises(OptionError, match=f"{said}.*must be picklable"):
             iter(DataLoader(bad, 4, num_workers=1, multiprocessing_context="spawn"))
         assert set(mp.active_children()) <= before
     source = DatasetSource(local_base)
     plan = Plan(source.index, Shuffle(), batch_size=4)
     spawn = RunOptions(executor="processes", start_method="spawn")
     with Loader(source, plan, num_workers=1, options=spawn) as loader:
-        with pytest.raises(OptionError, match=r"The source DatasetSource.*Local"):
+        with pytest.raises(OptionError, match=r"pickle the source, but DatasetSource.*Local"):
             next(iter(loader))
     assert [y.tolist() for _, y in DataLoader(cases[0][0], 13, num_workers=1, multiprocessing_context="fork")] == [
         list(range(13)),

@@ -1,8 +1,8 @@
-"""Seed 002: standardised and augmented torch data sets that give the same on any number of workers.
+"""Standardized and augmented torch datasets that give the same items for any number of workers.
 
-Randomness comes from (seed, epoch, item), so that it does not matter which process is asked. With a Penstock `Loader`,
-the transforms are given to the loader itself (`Loader(..., transform=SpecAugment())`): it knows the epoch. These
-classes are for torch's own DataLoader.
+Randomness comes from (seed, epoch, item), so that it does not matter which process reads an item. These classes are
+for torch's own DataLoader. With a Penstock `Loader`, give the transforms to the loader, which knows the epoch:
+`Loader(..., transform=SpecAugment())`.
 """
 
 import copy
@@ -37,26 +37,26 @@ __all__ = [
     "worker_init_fn",
 ]
 
-_EPSILON = 1e-8  # the document's, added to the deviation here and nowhere else
+_EPSILON = 1e-8  # added to the standard deviation, only here
 _EPOCH, _TRAINING, _VISITS = 0, 1, 2
 _BY_VISITS = -1
 
 
 class WorkerSafeStandardizedDataset(Dataset[Any]):
-    """Some items of a data set, standardised: ((x - mean) / (std + 1e-8), y).
+    """Some items of a dataset, standardized: ((x - mean) / (std + 1e-8), y).
 
-    A deviation of 0, of a constant channel, counts as 1. All that lies behind x in an item is left as it is.
+    A standard deviation of 0, of a constant channel, counts as 1. Everything after x in an item is unchanged.
 
     Parameters
     ----------
     base_dataset
-        Map-style; its items are (x, y) or x alone, arrays or tensors.
+        A map-style dataset of (x, y) or of x alone, arrays or tensors.
     indices
-        Which of its items, in which order.
+        Item numbers of `base_dataset`, in the order of this dataset.
     mean, std
-        Of the training items, by `compute_standardization_stats`: numbers, or one for each index of `axis`.
+        Statistics of the training items, from `compute_standardization_stats`: numbers, or one per index of `axis`.
     axis
-        The axis of x along which lists of means lie: 0 for channels of (channel, frequency, time), -2 for its bins.
+        Axis of x that lists of means belong to: 0 for the channels of (channel, frequency, time), -2 for its bins.
 
     Examples
     --------
@@ -68,28 +68,30 @@ class WorkerSafeStandardizedDataset(Dataset[Any]):
     def __init__(
         self, base_dataset: Any, indices: Iterable[int], mean: ArrayLike, std: ArrayLike, *, axis: int | None = None
     ) -> None:
-        self.base_dataset = _checked_base(base_dataset)
-        self.indices: list[int] = _checked_indices(indices, len(base_dataset))
-        plain = Standardize(mean, std, axis=axis)  # checks them; its deviations of 0 are 1 already
+        self.base_dataset = _check_base(base_dataset)
+        self.indices: list[int] = _check_indices(indices, len(base_dataset))
+        plain = Standardize(mean, std, axis=axis)  # checks them, and replaces deviations of 0 by 1
         constant = np.asarray(std, np.float64).reshape(plain.std.shape) == 0
         self._standardize = Standardize(plain.mean, np.where(constant, 1.0, plain.std + _EPSILON), axis=axis)
-        self.mean, self.std = _plain(self._standardize.mean), _plain(self._standardize.std)
+        self.mean, self.std = _to_scalar_or_array(self._standardize.mean), _to_scalar_or_array(self._standardize.std)
 
     @property
     def steps(self) -> tuple[Transform, ...]:
-        """What was done to the items: what comes after must not destroy it."""
+        """All transforms applied to an item, including those of the wrapped dataset."""
         return (*getattr(self.base_dataset, "steps", ()), self._standardize)
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, idx: int) -> Any:
-        number = _number(idx, self)
+        number = _item_number(idx, self)
         item = get_item(self.base_dataset, self.indices[number])
         try:
             return self._standardize(item, _NO_RANDOMNESS)
         except Exception as error:
-            error.add_note(f"[penstock] in item {number} of {self!r}, item {self.indices[number]} of what it is over")
+            error.add_note(
+                f"[penstock] in item {number} of {self!r}, item {self.indices[number]} of the wrapped dataset"
+            )
             raise
 
     def __getstate__(self) -> dict[str, Any]:
@@ -101,31 +103,30 @@ class WorkerSafeStandardizedDataset(Dataset[Any]):
 
 
 StandardizedSubset = WorkerSafeStandardizedDataset
-"""The same, by its older name."""
+"""Former name of `WorkerSafeStandardizedDataset`."""
 
 
 class WorkerSafeAugmentedDataset(Dataset[Any]):
-    """A data set with random changes to x, which are a function of (seed, epoch, item).
+    """A dataset with random transforms of x, as a function of (seed, epoch, item).
 
-    A data set is not told which epoch it is asked for. Tell it with `set_epoch` before each one: that reaches workers
-    that are running already, forked and spawned, persistent or not, and the same epoch gives the same items, always.
-    Without any `set_epoch`, the n-th time that an item is asked for is taken for epoch n, counted over all workers. So
-    each epoch is augmented anew, and the same for any number of workers as long as epochs are gone through to their
-    end and have each item once. An epoch that is broken off, a sampler that draws items twice, or a look at an item by
-    hand moves on the count of the items that were made; where that must not be, use `set_epoch`.
+    Call `set_epoch` before each epoch: it reaches running workers, forked or spawned, persistent or not, and the same
+    epoch always gives the same items. Without any `set_epoch`, the n-th read of an item counts as epoch n, over all
+    workers. Each epoch is then augmented differently, and the same for any number of workers, as long as epochs run to
+    their end and read each item once. An interrupted epoch, a sampler that repeats items, or reading an item by hand
+    advances the count of those items; use `set_epoch` if that matters.
 
     Parameters
     ----------
     base_dataset
-        Map-style; its items are (x, y) or x alone, arrays or tensors.
+        A map-style dataset of (x, y) or of x alone, arrays or tensors.
     augment_params
-        Arguments of `SpecAugment`, copied. None: with `transform`.
+        Arguments of `SpecAugment`, copied. None with `transform`.
     training
-        False: items are given as they are. `set_training` changes it, in workers that are running as well.
+        False for items without augmentation. `set_training` changes it, also in running workers.
     seed
-        Two seeds have nothing in common, 3 and 4 no more than others.
+        Seed of the augmentation; different seeds are independent, also 3 and 4.
     transform
-        Called as `transform(item, rng)` in place of SpecAugment, such as `Compose([RandomShift(20), GaussianNoise()])`.
+        Called as `transform(item, rng)` instead of SpecAugment, such as `Compose([RandomShift(20), GaussianNoise()])`.
 
     Examples
     --------
@@ -150,25 +151,27 @@ class WorkerSafeAugmentedDataset(Dataset[Any]):
         transform: Transform | None = None,
     ) -> None:
         if (augment_params is None) == (transform is None):
-            raise OptionError("Give augment_params, the arguments of SpecAugment, or a transform: one of the two.")
-        self.base_dataset = _checked_base(base_dataset)
+            raise OptionError("Exactly one of augment_params, the arguments of SpecAugment, and transform is required.")
+        self.base_dataset = _check_base(base_dataset)
         self.seed = check_seed(seed)
-        self._params = None if augment_params is None else copy.deepcopy(_checked_params(augment_params))
-        self._transform = Compose([_made(SpecAugment, self._params or {}) if transform is None else transform])
+        self._params = None if augment_params is None else copy.deepcopy(_check_params(augment_params))
+        self._transform = Compose(
+            [_make_transform(SpecAugment, self._params or {}) if transform is None else transform]
+        )
         check_order(self.steps)
-        # In shared memory, so that workers that are running see what is set here; it goes along to those that start.
-        self._shared = _shared(torch.zeros(_VISITS + len(base_dataset), dtype=torch.int32))
+        # In shared memory, so that running workers see what is set here; new workers get the same memory.
+        self._shared = _to_shared_memory(torch.zeros(_VISITS + len(base_dataset), dtype=torch.int32))
         self._shared[_EPOCH] = _BY_VISITS
         self.set_training(training)
 
     @property
     def augment_params(self) -> dict[str, Any] | None:
-        """The arguments of SpecAugment; None where a transform was given. A copy."""
+        """A copy of the arguments of SpecAugment; None if a transform was given."""
         return copy.deepcopy(self._params)
 
     @property
     def steps(self) -> tuple[Transform, ...]:
-        """What is done to the items, by what this is over as well."""
+        """All transforms applied to an item, including those of the wrapped dataset."""
         return (*getattr(self.base_dataset, "steps", ()), *self._transform.steps)
 
     @property
@@ -181,26 +184,26 @@ class WorkerSafeAugmentedDataset(Dataset[Any]):
         self.set_training(training)
 
     def set_training(self, training: bool) -> None:
-        """Augment from now on, or give items as they are; in all workers."""
+        """Turn augmentation on or off, in all workers."""
         if not isinstance(training, bool | np.bool_):
-            raise OptionError(f"training={training!r}; use True or False.")
+            raise OptionError(f"training must be True or False, got {training!r}.")
         self._shared[_TRAINING] = int(training)
 
     @property
     def epoch(self) -> int | None:
-        """The epoch that was set; None: each item counts how often it was asked for."""
+        """The epoch from `set_epoch`; None if the reads of each item are counted instead."""
         epoch = int(self._shared[_EPOCH])
         return None if epoch == _BY_VISITS else epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Give the items of `epoch` from now on, in all workers; call it between epochs, before `iter(loader)`."""
+        """Give the items of `epoch` from now on, in all workers. Call it between epochs, before `iter(loader)`."""
         self._shared[_EPOCH] = check_integer("epoch", epoch, at_least=0)
 
     def __len__(self) -> int:
         return len(self.base_dataset)
 
     def __getitem__(self, idx: int) -> Any:
-        number = _number(idx, self)
+        number = _item_number(idx, self)
         item = get_item(self.base_dataset, number)
         if not self.training:
             return item
@@ -223,13 +226,13 @@ class WorkerSafeAugmentedDataset(Dataset[Any]):
         return self.__dict__.copy()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # In a worker, this is the memory that all share; in a copy made by pickle, memory of its own.
-        self.__dict__.update(state, _shared=_shared(state["_shared"]))
+        # In a worker this is the shared memory; a copy made by pickle gets its own.
+        self.__dict__.update(state, _shared=_to_shared_memory(state["_shared"]))
 
     def __copy__(self) -> "WorkerSafeAugmentedDataset":
-        # For validation, say: what is set there must not be set here.
+        # A copy, for example for validation, must not share its settings with this one.
         other = type(self).__new__(type(self))
-        other.__dict__.update(self.__dict__, _shared=_shared(self._shared.clone()))
+        other.__dict__.update(self.__dict__, _shared=_to_shared_memory(self._shared.clone()))
         return other
 
     def __repr__(self) -> str:
@@ -237,16 +240,15 @@ class WorkerSafeAugmentedDataset(Dataset[Any]):
 
 
 class AugmentedDataset(WorkerSafeAugmentedDataset):
-    """The same by its older name: noise, then masks, as two switches say.
+    """A `WorkerSafeAugmentedDataset` with two switches: noise, then masks.
 
     Parameters
     ----------
     use_spec_augment, use_gaussian_noise
-        What is done; neither: items are given as they are.
+        Which transforms to apply; with neither, items are unchanged.
     augment_params
-        What `get_augmentation_params` gives: `{"spec_augment_params": {...}, "gaussian_noise_params": {...}}`, of which
-        those that are switched on are used. None, or one that is missing: the defaults of `SpecAugment` and
-        `GaussianNoise`.
+        As from `get_augmentation_params`: `{"spec_augment_params": {...}, "gaussian_noise_params": {...}}`. Only those
+        that are switched on are used; missing ones, or None, mean the defaults of `SpecAugment` and `GaussianNoise`.
 
     Examples
     --------
@@ -266,18 +268,18 @@ class AugmentedDataset(WorkerSafeAugmentedDataset):
         *,
         seed: int = 0,
     ) -> None:
-        given = _checked_params(augment_params or {})
+        given = _check_params(augment_params or {})
         unknown = set(given) - {"spec_augment_params", "gaussian_noise_params"}
         if unknown:
             raise OptionError(
-                f"augment_params has {', '.join(map(repr, sorted(unknown)))}; it takes 'spec_augment_params' and "
-                "'gaussian_noise_params', as get_augmentation_params() gives them."
+                "augment_params must have only the keys 'spec_augment_params' and 'gaussian_noise_params', as from "
+                f"get_augmentation_params(), got {', '.join(map(repr, sorted(unknown)))}."
             )
         steps: list[Transform] = []
         if use_gaussian_noise:
-            steps.append(_made(GaussianNoise, given.get("gaussian_noise_params", {})))
-        if use_spec_augment:  # after the noise: what is masked is masked
-            steps.append(_made(SpecAugment, given.get("spec_augment_params", {})))
+            steps.append(_make_transform(GaussianNoise, given.get("gaussian_noise_params", {})))
+        if use_spec_augment:  # after the noise, so that masks stay constant
+            steps.append(_make_transform(SpecAugment, given.get("spec_augment_params", {})))
         super().__init__(base, None, training, seed=seed, transform=Compose(steps))
 
 
@@ -289,16 +291,16 @@ def compute_standardization_stats(
     axis: int | None = None,
     seed: int = 0,
 ) -> tuple[Any, Any]:
-    """Return mean and standard deviation of x over the items `indices`: those of the training.
+    """Return mean and standard deviation of x over the items `indices`, usually those for training.
 
-    Nothing is added to the deviation. NaNs and infinities are left out.
+    Nothing is added to the standard deviation. NaNs and infinities are ignored.
 
     Parameters
     ----------
     sample_size
-        Look at so many of them only, drawn by `seed`; None: at all of them.
+        Number of items to read, chosen at random by `seed`; None for all of them.
     axis
-        One mean for each index of this axis of x, as arrays; None: one for all, as floats.
+        One mean per index of this axis of x, as arrays; None for one over all values, as floats.
 
     Examples
     --------
@@ -307,18 +309,18 @@ def compute_standardization_stats(
     >>> mean, round(std**2, 6)
     (4.0, 5.0)
     """
-    items = check_items(indices, len(_checked_base(dataset)), type(dataset).__name__)
+    items = check_items(indices, len(_check_base(dataset)), type(dataset).__name__)
     if sample_size is not None and check_integer("sample_size", sample_size, at_least=1) < len(items):
         items = generator_for(seed, "statistics").choice(items, sample_size, replace=False)
     moments = Moments.over(dataset, items, per="scalar") if axis is None else Moments.over(dataset, items, axis=axis)
-    return _plain(moments.mean), _plain(moments.std)
+    return _to_scalar_or_array(moments.mean), _to_scalar_or_array(moments.std)
 
 
 def worker_init_fn(worker_id: int) -> None:
     """Seed the global generators of random, numpy and torch in a worker: `DataLoader(worker_init_fn=worker_init_fn)`.
 
-    For code of one's own that still draws from them; nothing in Penstock does. The seed is the one that torch gives the
-    worker, which differs from worker to worker and, where workers are started anew, from epoch to epoch.
+    For user code that uses these generators; Penstock never does. The seed is the one that torch gives the worker: it
+    differs between workers and, unless workers are persistent, between epochs.
     """
     info = get_worker_info()
     seed = torch.initial_seed() if info is None else info.seed
@@ -331,43 +333,45 @@ def worker_init_fn(worker_id: int) -> None:
 _NO_RANDOMNESS = generator_for(0, "unused")
 
 
-def _checked_base(dataset: Any) -> Any:
+def _check_base(dataset: Any) -> Any:
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise SourceError(f"{type(dataset).__name__} has no length or no items to ask for; give a map-style data set.")
+        raise SourceError(
+            f"The dataset must be map-style, with __len__ and __getitem__, got a {type(dataset).__name__}."
+        )
     return dataset
 
 
-def _checked_indices(indices: Iterable[int], n_items: int) -> list[int]:
+def _check_indices(indices: Iterable[int], n_items: int) -> list[int]:
     numbers = [operator.index(number) for number in indices]
     wrong = [number for number in numbers if not 0 <= number < n_items]
     if wrong:
-        raise OptionError(f"indices has {wrong[0]}, but the data set has {n_items} items: 0 … {n_items - 1}.")
+        raise OptionError(f"indices must be >= 0 and < {n_items}, the number of items, got {wrong[0]}.")
     return numbers
 
 
-def _number(idx: int, dataset: Any) -> int:
+def _item_number(idx: int, dataset: Any) -> int:
     number = operator.index(idx)
     if not -len(dataset) <= number < len(dataset):
-        raise IndexError(f"item {number} of {dataset!r}")  # what ends a plain `for item in dataset`
+        raise IndexError(f"item {number} of {dataset!r}")  # ends a plain `for item in dataset`
     return number % len(dataset)
 
 
-def _checked_params(params: Any) -> dict[str, Any]:
+def _check_params(params: Any) -> dict[str, Any]:
     if not isinstance(params, Mapping):
-        raise OptionError(f"augment_params={params!r}; use a dict of arguments by name.")
+        raise OptionError(f"augment_params must be a dict of arguments by name, got {params!r}.")
     return dict(params)
 
 
-def _shared(numbers: torch.Tensor) -> torch.Tensor:
-    return numbers if numbers.is_shared() else numbers.share_memory_()  # type: ignore[no-untyped-call]  # torch does not say
+def _to_shared_memory(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers if numbers.is_shared() else numbers.share_memory_()  # type: ignore[no-untyped-call]  # torch
 
 
-def _made(kind: Any, params: Mapping[str, Any]) -> Any:
+def _make_transform(kind: Any, params: Mapping[str, Any]) -> Any:
     try:
         return kind(**params)
     except TypeError as error:
-        raise OptionError(f"{params!r} are no arguments of {kind.__name__}: {error}.") from error
+        raise OptionError(f"Parameters must be arguments of {kind.__name__}, got {params!r}: {error}.") from error
 
 
-def _plain(numbers: NDArray[np.float64]) -> Any:
+def _to_scalar_or_array(numbers: NDArray[np.float64]) -> Any:
     return float(numbers) if not numbers.ndim else numbers.copy()

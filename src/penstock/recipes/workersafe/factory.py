@@ -1,4 +1,4 @@
-"""Seed 002: torch DataLoaders with settings that were measured, or that follow from this machine's own figures."""
+"""torch DataLoaders with measured settings, or settings chosen for this machine."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ __all__ = ["DataLoaderConfigLogger", "EpochDataLoader", "OptimalDataLoaderFactor
 
 _LOG = logging.getLogger("penstock")
 
-_MOST_WORKERS = 8  # unmeasured: beyond, what they take from each other is not known
+_MOST_WORKERS = 8  # not measured: contention between more workers is unknown
 _FEW_ITEMS, _WORKERS_FOR_FEW = 1000, 2
 _NEED_WORKERS = ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context")
 
@@ -32,17 +32,17 @@ _NEED_WORKERS = ("prefetch_factor", "persistent_workers", "timeout", "multiproce
 class OptimalDataLoaderFactory:
     """Makes DataLoaders for training, validation and test.
 
-    Settings come from a `Tuning` where one is given: they were measured. Otherwise from a rule: what is in memory, or
-    only standardised, needs no worker processes, since handing a batch from one process to another takes longer than
-    making it; what is augmented gets one worker fewer than there are CPUs, up to 8, and no more than 2 for fewer than
-    1000 items. Batches are pinned where there is a CUDA device. The user's own settings win.
+    Measured settings, if a `Tuning` is given; otherwise a rule. Data in memory, standardized or not, get no worker
+    processes, because passing a batch between processes takes longer than making it. Augmented data get one worker
+    fewer than there are CPUs, up to 8, and at most 2 for fewer than 1000 items. Batches are pinned if there is a CUDA
+    device. Settings given by the user take precedence.
     """
 
     @staticmethod
     def get_optimal_config(
         dataset_size: int,
         has_augmentation: bool = False,
-        has_standardization: bool = False,  # noqa: ARG004  # of the document; it costs less than a worker, see the rule
+        has_standardization: bool = False,  # noqa: ARG004  # part of the interface; it costs less than a worker
         *,
         tuning: Tuning | str | os.PathLike[str] | None = None,
     ) -> dict[str, Any]:
@@ -51,11 +51,11 @@ class OptimalDataLoaderFactory:
         Parameters
         ----------
         dataset_size
-            Items.
+            Number of items.
         has_augmentation, has_standardization
-            What is done to each of them.
+            Whether items are augmented, and standardized.
         tuning
-            What `penstock.tune` found, or the file it is in.
+            Result of `penstock.tune`, or the path of its file.
 
         Examples
         --------
@@ -84,7 +84,7 @@ class OptimalDataLoaderFactory:
         seed: int | None = None,
         **overrides: Any,
     ) -> "EpochDataLoader":
-        """Return a shuffled loader of whole batches, each iteration of which is the next epoch of `dataset`.
+        """Return a shuffled loader of full batches; each iteration is the next epoch of `dataset`.
 
         Parameters
         ----------
@@ -93,10 +93,10 @@ class OptimalDataLoaderFactory:
         has_augmentation, has_standardization, tuning
             See `get_optimal_config`.
         seed
-            Of the order, which is then a function of (seed, epoch), for any number of workers. None: torch's global
-            one, which draws other orders with workers that persist than with none.
+            Seed of the order, which is then a function of (seed, epoch), for any number of workers. None for torch's
+            global generator, which gives other orders with persistent workers than without workers.
         overrides
-            Any arguments of torch's DataLoader; they win.
+            Any arguments of torch's DataLoader; they take precedence.
         """
         config = OptimalDataLoaderFactory.get_optimal_config(
             len(dataset), has_augmentation, has_standardization, tuning=tuning
@@ -106,11 +106,11 @@ class OptimalDataLoaderFactory:
         if overrides.get("sampler") is None and overrides.get("batch_sampler") is None:
             if seed is not None and overrides.get("shuffle") is None:
                 config["sampler"] = ShuffledEpochs(len(dataset), seed)
-                # For the workers' own seeds: else torch would draw them from the user's numbers, and shift those.
+                # For the seeds of workers: torch would take them from the global generator, and so advance it.
                 config["generator"] = torch.Generator().manual_seed(key_for(seed, "workers") >> 1)
             else:
                 config["shuffle"] = True
-        return _made("training", dataset, batch_size, config, overrides)
+        return _make_loader("training", dataset, batch_size, config, overrides)
 
     @staticmethod
     def create_validation_loader(dataset: Any, batch_size: int, **options: Any) -> "EpochDataLoader":
@@ -119,18 +119,18 @@ class OptimalDataLoaderFactory:
         Parameters
         ----------
         options
-            `has_standardization`, `tuning`, and any of torch's DataLoader, as of `create_training_loader`.
+            `has_standardization`, `tuning`, and any arguments of torch's DataLoader, as in `create_training_loader`.
         """
-        return _in_order("validation", dataset, batch_size, **options)
+        return _make_sequential_loader("validation", dataset, batch_size, **options)
 
     @staticmethod
     def create_test_loader(dataset: Any, batch_size: int, **options: Any) -> "EpochDataLoader":
         """Return a loader of all items, in order; see `create_validation_loader`."""
-        return _in_order("test", dataset, batch_size, **options)
+        return _make_sequential_loader("test", dataset, batch_size, **options)
 
 
 class ShuffledEpochs(Sampler[int]):
-    """All items, in an order that is a function of (seed, epoch)."""
+    """A sampler of all items, in an order that is a function of (seed, epoch)."""
 
     def __init__(self, n_items: int, seed: int) -> None:
         self._n_items, self._seed = n_items, check_seed(seed)
@@ -149,51 +149,51 @@ class ShuffledEpochs(Sampler[int]):
 
 
 class EpochDataLoader(DataLoader[Any]):
-    """A torch DataLoader that tells its data set which epoch it is, where the data set asks for that (`set_epoch`).
+    """A torch DataLoader that calls `set_epoch` of its dataset, if there is one, before each epoch.
 
     Attributes
     ----------
     epoch
-        The epoch that the next iteration gives; set it to go on after a restart.
+        The epoch of the next iteration; set it to resume after a restart.
     """
 
     epoch = 0
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's own iterator is one
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch returns its own iterator class
         if isinstance(self.sampler, ShuffledEpochs):
             self.sampler.set_epoch(self.epoch)
-        _tell_epoch(self.dataset, self.epoch)
+        _set_epoch(self.dataset, self.epoch)
         self.epoch += 1
         with ignore_worker_count_warning():
             batches = super().__iter__()
-        return _named(batches) if self.num_workers else batches
+        return _report_dead_workers(batches) if self.num_workers else batches
 
 
-def _named(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield batches; say that it was a worker where one has died: torch may say that a connection was reset."""
+def _report_dead_workers(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield batches; raise WorkerError if a worker died, because torch may only report a reset connection."""
     try:
         yield from batches
     except (ConnectionError, EOFError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker (pid"):
             raise
-        said = (str(error) or type(error).__name__).splitlines()[0]
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise WorkerError(
-            f"A worker process of this loader died ({said}"
-            "). Look at the memory that is free, and at what the items need; num_workers=0 makes them in this process."
+            f"A worker process of this loader died ({reason}"
+            "). Check the free memory and what the items need, or use num_workers=0 to make them in this process."
         ) from error
 
 
 class DataLoaderConfigLogger:
-    """Says which settings a loader got."""
+    """Logs the settings of a loader."""
 
     @staticmethod
     def log_config(loader_type: str, config: Mapping[str, Any], dataset_size: int) -> None:
-        """Log them, in one line, at level INFO of the logger `penstock`."""
-        said = ", ".join(f"{name}={value!r}" for name, value in sorted(config.items()) if not callable(value))
-        _LOG.info("%s loader of %s items: %s", loader_type, f"{dataset_size:,}", said)
+        """Log the settings in one line, at level INFO of the logger `penstock`."""
+        settings = ", ".join(f"{name}={value!r}" for name, value in sorted(config.items()) if not callable(value))
+        _LOG.info("%s loader of %s items: %s", loader_type, f"{dataset_size:,}", settings)
 
 
-def _in_order(
+def _make_sequential_loader(
     kind: str,
     dataset: Any,
     batch_size: int,
@@ -205,58 +205,58 @@ def _in_order(
     config = OptimalDataLoaderFactory.get_optimal_config(
         len(dataset), has_standardization=has_standardization, tuning=tuning
     )
-    return _made(kind, dataset, batch_size, config | {"drop_last": False}, overrides)
+    return _make_loader(kind, dataset, batch_size, config | {"drop_last": False}, overrides)
 
 
-def _made(
+def _make_loader(
     kind: str, dataset: Any, batch_size: int, config: dict[str, Any], overrides: dict[str, Any]
 ) -> EpochDataLoader:
-    config = _settled(config, overrides)
+    config = _merge_settings(config, overrides)
     if config.get("batch_sampler") is None:
         config["batch_size"] = check_integer("batch_size", batch_size, at_least=1)
         if config.get("drop_last") and len(dataset) < batch_size:
             raise LoaderError(
-                f"This {kind} loader would be empty: {len(dataset)} items do not fill one batch of {batch_size}, and "
-                "drop_last=True leaves them out. Use a smaller batch_size, or drop_last=False."
+                f"A {kind} loader with drop_last=True needs at least {batch_size} items, got {len(dataset)}. "
+                "Use a smaller batch_size, or drop_last=False."
             )
-    _check_start(dataset, config)
+    _check_start_method(dataset, config)
     DataLoaderConfigLogger.log_config(kind, config, len(dataset))
     try:
         with ignore_worker_count_warning():
             return EpochDataLoader(dataset, **config)
     except (TypeError, ValueError) as error:
-        raise OptionError(f"These settings do not go together, for torch: {error}") from error
+        raise OptionError(f"torch does not accept these settings together: {error}") from error
 
 
-def _settled(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return one set of arguments in which nothing contradicts: the user's own win, and what they make void goes."""
-    settled = {**config, **overrides}
-    if settled.get("sampler") is not None or settled.get("batch_sampler") is not None:
+def _merge_settings(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return consistent arguments: those of the user take precedence, and what they make void is removed."""
+    merged = {**config, **overrides}
+    if merged.get("sampler") is not None or merged.get("batch_sampler") is not None:
         if overrides.get("shuffle") and "sampler" not in config:
-            raise OptionError("shuffle=True and a sampler exclude each other: the sampler is the order.")
-        settled.pop("shuffle", None)
-    if settled.get("batch_sampler") is not None:
-        settled.pop("drop_last", None)
-    if not settled.get("num_workers"):
+            raise OptionError("shuffle=True excludes a sampler: it sets the order itself.")
+        merged.pop("shuffle", None)
+    if merged.get("batch_sampler") is not None:
+        merged.pop("drop_last", None)
+    if not merged.get("num_workers"):
         void = [name for name in _NEED_WORKERS if overrides.get(name)]
         if void:
-            _LOG.warning("%s: left out, since there are no workers (num_workers=0).", ", ".join(void))
-        settled = {name: value for name, value in settled.items() if name not in _NEED_WORKERS}
-    elif settled["num_workers"] and "num_workers" in overrides:
-        settled.setdefault("persistent_workers", True)
-    return settled
+            _LOG.warning("%s: ignored, because there are no workers (num_workers=0).", ", ".join(void))
+        merged = {name: value for name, value in merged.items() if name not in _NEED_WORKERS}
+    elif merged["num_workers"] and "num_workers" in overrides:
+        merged.setdefault("persistent_workers", True)
+    return merged
 
 
-def _check_start(dataset: Any, config: Mapping[str, Any]) -> None:
-    """Say what cannot be pickled before workers start that need it."""
+def _check_start_method(dataset: Any, config: Mapping[str, Any]) -> None:
+    """Raise if the dataset cannot be pickled, before workers start that need it."""
     context = config.get("multiprocessing_context")
     method = context if isinstance(context, str) else getattr(context, "get_start_method", lambda: None)()
     if config.get("num_workers") and (method or torch.multiprocessing.get_start_method()) != "fork":
         check_picklable(type(dataset).__name__, dataset=dataset)
 
 
-def _tell_epoch(dataset: Any, epoch: int) -> None:
-    """Tell a data set, and those within it, as `Subset` and the standardised ones have them."""
+def _set_epoch(dataset: Any, epoch: int) -> None:
+    """Call `set_epoch` of a dataset, and of those wrapped by it, as in `Subset` and standardized datasets."""
     seen: set[int] = set()
     while dataset is not None and id(dataset) not in seen:
         seen.add(id(dataset))

@@ -1,4 +1,4 @@
-"""Seed 002: how fast DataLoaders are, setting by setting; the waiting itself is timed, and nothing else."""
+"""Benchmarks of DataLoaders with different settings; only the wait for batches is timed."""
 
 import logging
 import sys
@@ -27,10 +27,10 @@ __all__ = ["DataLoaderPerformanceMonitor", "quick_benchmark"]
 _LOG = logging.getLogger("penstock")
 
 _MOST_KEPT = 10_000
-_ORDER_SEED = 0  # of both sides of a comparison
+_ORDER_SEED = 0  # the same for both sides of a comparison
 _SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
-# The document's four, which are for 16 cores.
-_DOCUMENTED: tuple[dict[str, Any], ...] = (
+# Chosen for 16 cores; `_default_configs` fits them to this machine.
+_DEFAULT_CONFIGS: tuple[dict[str, Any], ...] = (
     {"num_workers": 0, "pin_memory": False},
     {"num_workers": 4, "pin_memory": True, "persistent_workers": True},
     {"num_workers": 8, "pin_memory": True, "persistent_workers": True, "prefetch_factor": 4},
@@ -39,14 +39,14 @@ _DOCUMENTED: tuple[dict[str, Any], ...] = (
 
 
 class DataLoaderPerformanceMonitor:
-    """Times loaders, and keeps what it saw.
+    """Times loaders, and keeps the measurements.
 
     Attributes
     ----------
     metrics
-        `batch_loading_times`, in seconds, of every batch that was timed, start-ups and warm-up, too;
-        `gpu_utilization`, in percent, and `memory_usage`, the peak of resident bytes of this process and its workers,
-        one value for each measurement. The last 10 000 of each; no GPU utilisation without NVML.
+        `batch_loading_times`: seconds for every timed batch, including start-up and warm-up. `gpu_utilization`, in
+        percent, and `memory_usage`, peak resident bytes of this process and its workers: one value per measurement.
+        The last 10 000 of each are kept. Without NVML there is no GPU utilization.
 
     Examples
     --------
@@ -64,19 +64,19 @@ class DataLoaderPerformanceMonitor:
     def time_batch_loading(self, dataloader: Iterable[Any], num_batches: int = 10, warmup: int = 1) -> dict[str, float]:
         """Return how long it took to get batches, in seconds.
 
-        Exactly `num_batches` are taken from the loader, or as many as an epoch has, which is told in a warning. So it
-        is where they are few beside those that workers make ahead while the first is waited for: these come at once.
+        Takes exactly `num_batches` from the loader, or all of an epoch if it has fewer, with a warning. Also warns if
+        `num_batches` is small compared with the batches that workers prefetch during start-up: those arrive at once.
 
         Parameters
         ----------
         warmup
-            So many of them, at the beginning, count for `startup_time` and `total_time` only.
+            Batches at the start that count only for `startup_time` and `total_time`.
 
         Returns
         -------
         `mean_batch_time`, `std_batch_time`, `min_batch_time`, `max_batch_time` and `batches_per_second` of the batches
-        after the warm-up; `startup_time` of the first batch, with starting the workers; `total_time` of all of them;
-        `num_batches`, those that were taken.
+        after the warm-up; `startup_time` of the first batch, including the start of workers; `total_time` of all;
+        `num_batches`, how many were taken.
 
         Raises
         ------
@@ -84,7 +84,7 @@ class DataLoaderPerformanceMonitor:
             The loader is empty.
         """
         _check_counts(num_batches, warmup)
-        return _figures([self._timed(dataloader, num_batches, warmup)], warmup)
+        return _figures([self._time_loader(dataloader, num_batches, warmup)], warmup)
 
     def benchmark_configurations(
         self,
@@ -94,19 +94,18 @@ class DataLoaderPerformanceMonitor:
         num_batches: int = 10,
         repeats: int = 1,
     ) -> dict[str, dict[str, Any]]:
-        """Return what `time_batch_loading` says of a DataLoader with each of several settings.
+        """Return the figures of `time_batch_loading` for a DataLoader with each of several settings.
 
-        All settings are tried once, then again for each repeat, so that what the first turn leaves in the file cache
-        serves all alike. Each has a loader of its own; its workers have ended when the next one starts.
+        All settings are tried once, then again for each repeat, so that all benefit alike from the file cache. Each has
+        its own loader, whose workers have ended before the next one starts.
 
         Parameters
         ----------
         configs
-            Arguments of torch's DataLoader. None: the document's four (0, 4, 8 and 12 workers, the latter with 4 and 6
-            batches ahead), with no more workers than this process may use CPUs, pinned only where there is CUDA, and
-            each setting once.
+            Arguments of torch's DataLoader. None for four defaults (0, 4, 8 and 12 workers, the last two prefetching 4
+            and 6 batches), with no more workers than available CPUs, pinned only with CUDA, without duplicates.
         repeats
-            Turns; the figures are of all batches of all turns.
+            Number of rounds; the figures are over all batches of all rounds.
 
         Returns
         -------
@@ -116,22 +115,24 @@ class DataLoaderPerformanceMonitor:
         _check_counts(num_batches, 1)
         settings = [dict(config) for config in configs] if configs is not None else _default_configs()
         if not settings:
-            raise OptionError("configs is empty; give some arguments of a DataLoader, or None for the usual ones.")
+            raise OptionError(
+                "configs must have at least one dict of DataLoader arguments, or be None for the defaults, got none."
+            )
         makers = {
-            f"config_{number}": (lambda config=config: _loader(dataset, batch_size, config))
+            f"config_{number}": (lambda config=config: _make_loader(dataset, batch_size, config))
             for number, config in enumerate(settings, start=1)
         }
         notes = [f"Testing configuration {n}/{len(settings)}: {config}" for n, config in enumerate(settings, start=1)]
-        found = self._compared(makers, num_batches, repeats, dict(zip(makers, notes, strict=True)))
+        found = self._compare(makers, num_batches, repeats, dict(zip(makers, notes, strict=True)))
         return {name: {**config, **found[name]} for name, config in zip(found, settings, strict=True)}
 
     def compare_optimized_vs_baseline(
         self, dataset: Any, batch_size: int, num_batches: int = 10, repeats: int = 3, **kwargs: Any
     ) -> dict[str, Any]:
-        """Return figures of torch's own settings (`baseline`) and of the factory's (`optimized`), and the `speedup`.
+        """Return figures for torch's own settings (`baseline`) and the factory's (`optimized`), and the `speedup`.
 
-        Both sides shuffle, with the same seed, and so read the same items in the same order, by turns. Where the
-        factory finds that plain settings are best, both are the same, and a speedup beside 1 is noise.
+        Both shuffle with the same seed and read the same items alternately. If the factory chooses
+        plain settings, both are the same, and a speedup other than 1 is noise.
 
         Parameters
         ----------
@@ -141,26 +142,26 @@ class DataLoaderPerformanceMonitor:
         check_integer("repeats", repeats, at_least=1)
         _check_counts(num_batches, 1)
         if {"shuffle", "generator", "seed"} & set(kwargs):
-            raise OptionError("shuffle, generator and seed are the same on both sides, and cannot be given.")
+            raise OptionError("shuffle, generator and seed must not be given: they are the same on both sides.")
         plain = {"shuffle": True, "drop_last": kwargs.get("drop_last", True)}
 
         def optimized() -> DataLoader[Any]:
-            # Anew each time: a generator moves on.
+            # A new one each time, because a generator advances.
             generator = torch.Generator().manual_seed(_ORDER_SEED)
             return OptimalDataLoaderFactory.create_training_loader(dataset, batch_size, generator=generator, **kwargs)
 
         def baseline() -> DataLoader[Any]:
-            return _loader(dataset, batch_size, plain | {"generator": torch.Generator().manual_seed(_ORDER_SEED)})
+            return _make_loader(dataset, batch_size, plain | {"generator": torch.Generator().manual_seed(_ORDER_SEED)})
 
         makers = {"baseline": baseline, "optimized": optimized}
         settings = {name: _settings(make()) for name, make in makers.items()}
         notes = {name: f"Testing {name}: {settings[name]}" for name in makers}
-        found = self._compared(makers, num_batches, repeats, notes)
+        found = self._compare(makers, num_batches, repeats, notes)
         speedup = found["baseline"]["mean_batch_time"] / max(found["optimized"]["mean_batch_time"], 1e-9)
         return {**{name: {**settings[name], **found[name]} for name in makers}, "speedup": speedup}
 
     def plot_benchmark_results(self, results: Mapping[str, Any], path: str | PathLike[str]) -> None:
-        """Draw what `benchmark_configurations` or `compare_optimized_vs_baseline` returned; the suffix is the format.
+        """Plot the results of `benchmark_configurations` or `compare_optimized_vs_baseline`; the suffix is the format.
 
         Raises
         ------
@@ -170,54 +171,54 @@ class DataLoaderPerformanceMonitor:
         plot_benchmark({name: entry for name, entry in results.items() if isinstance(entry, Mapping)}, path)
 
     def monitor_gpu_utilization(self) -> list[dict[str, Any]]:
-        """Return what each GPU that is visible does now, and keep how busy they are on average; none without NVML."""
+        """Return the current load of each visible GPU, and record their mean utilization; empty without NVML."""
         with Gpus() as gpus:
             loads = gpus.loads()
         if loads:
             self.metrics["gpu_utilization"].append(float(np.mean([load.utilization_percent for load in loads])))
         return [load._asdict() for load in loads]
 
-    def _compared(
+    def _compare(
         self,
         makers: Mapping[str, Callable[[], DataLoader[Any]]],
         num_batches: int,
         repeats: int,
         notes: Mapping[str, str],
     ) -> dict[str, dict[str, float]]:
-        """Return the figures of several loaders, each made anew and ended in each turn."""
+        """Return the figures of several loaders, each made and closed again in every round."""
         times: dict[str, list[list[float]]] = {name: [] for name in makers}
-        for turn in range(repeats):
+        for round_number in range(repeats):
             for name, make in makers.items():
-                sys.stdout.write(f"{notes[name]}{f' (turn {turn + 1} of {repeats})' if repeats > 1 else ''}\n")
+                sys.stdout.write(f"{notes[name]}{f' (round {round_number + 1} of {repeats})' if repeats > 1 else ''}\n")
                 loader = make()
                 try:
-                    times[name].append(self._timed(loader, num_batches, 1))
+                    times[name].append(self._time_loader(loader, num_batches, 1))
                 finally:
                     end_workers(loader)
         return {name: _figures(times[name], 1) for name in makers}
 
-    def _timed(self, dataloader: Iterable[Any], num_batches: int, warmup: int) -> list[float]:
-        """Return how long each batch was waited for."""
+    def _time_loader(self, dataloader: Iterable[Any], num_batches: int, warmup: int) -> list[float]:
+        """Return how long each batch was waited for, in seconds."""
         with watch(dataloader, warmup=warmup, show=False) as watched, ignore_worker_count_warning():
             epoch = iter(watched)
-            waits = [watched.last_wait_seconds for _ in islice(epoch, num_batches)]  # never asks for one more
+            waits = [watched.last_wait_seconds for _ in islice(epoch, num_batches)]  # never requests one more
         figures = watched.to_dict()
-        del epoch  # with the workers, whose memory was to be seen
+        del epoch  # ends the workers, whose memory was measured
         if not waits:
             raise LoaderError(
-                "This loader gives no batches, so there is nothing to time; with drop_last=True, it needs at least "
+                "The loader must give at least one batch to time, got none; with drop_last=True, it needs at least "
                 "batch_size items."
             )
         if len(waits) < num_batches:
-            few = "" if len(waits) > warmup else " Warm-up is among them: there is nothing else."
+            few = "" if len(waits) > warmup else " All of them are warm-up."
             _LOG.warning(
-                "%s batches were asked for, but the loader ended after %s: the figures are of those.%s",
+                "%s batches were requested, but the loader ended after %s; the figures are over those.%s",
                 num_batches, len(waits), few,
             )  # fmt: skip
-        ahead = _made_ahead(dataloader)
+        ahead = _n_prefetched(dataloader)
         if len(waits) - warmup < 2 * ahead:
             _LOG.warning(
-                "%s batches are few for a loader that makes %s ahead while it starts: it looks faster than it is. "
+                "%s batches are too few for a loader that prefetches %s while it starts: it looks faster than it is. "
                 "Use num_batches=%s or more.",
                 len(waits), ahead, 4 * ahead + warmup,
             )  # fmt: skip
@@ -237,10 +238,10 @@ def quick_benchmark(
     num_batches: int = 10,
     repeats: int = 1,
 ) -> dict[str, dict[str, Any]]:
-    """Time a data set under several settings, and print which was the fastest.
+    """Time a dataset with several settings, and print the fastest.
 
-    Returns what `DataLoaderPerformanceMonitor.benchmark_configurations` does. Few batches on a busy machine say little:
-    `penstock.tune` is the one to believe.
+    Returns the result of `DataLoaderPerformanceMonitor.benchmark_configurations`. A few batches on a busy machine say
+    little; `penstock.tune` is more reliable.
     """
     found = DataLoaderPerformanceMonitor().benchmark_configurations(dataset, batch_size, configs, num_batches, repeats)
     for name, entry in found.items():
@@ -258,37 +259,35 @@ def _check_counts(num_batches: int, warmup: int) -> None:
     check_integer("num_batches", num_batches, at_least=1)
     check_integer("warmup", warmup, at_least=0)
     if warmup >= num_batches:
-        raise OptionError(
-            f"num_batches={num_batches} leaves nothing to time after {warmup} of warm-up; use {warmup + 1} or more."
-        )
+        raise OptionError(f"num_batches must be >= {warmup + 1}, more than the {warmup} of warm-up, got {num_batches}.")
 
 
-def _figures(turns: list[list[float]], warmup: int) -> dict[str, float]:
-    """Return the figures of all turns together; of a turn with nothing but warm-up, the warm-up counts."""
-    kept = np.concatenate([waits[warmup:] or waits for waits in turns])
+def _figures(rounds: list[list[float]], warmup: int) -> dict[str, float]:
+    """Return the figures over all rounds; if a round has nothing but warm-up, its warm-up counts."""
+    kept = np.concatenate([waits[warmup:] or waits for waits in rounds])
     return {
         "mean_batch_time": float(kept.mean()),
         "std_batch_time": float(kept.std()),
-        "total_time": float(sum(sum(waits) for waits in turns)),
+        "total_time": float(sum(sum(waits) for waits in rounds)),
         "min_batch_time": float(kept.min()),
         "max_batch_time": float(kept.max()),
         "batches_per_second": len(kept) / max(float(kept.sum()), 1e-9),
-        "startup_time": float(np.mean([waits[0] for waits in turns])),
-        "num_batches": sum(len(waits) for waits in turns),
+        "startup_time": float(np.mean([waits[0] for waits in rounds])),
+        "num_batches": sum(len(waits) for waits in rounds),
     }
 
 
-def _made_ahead(loader: Any) -> int:
-    """Return the batches that the workers of a torch DataLoader make before they are asked for."""
+def _n_prefetched(loader: Any) -> int:
+    """Return the number of batches that the workers of a torch DataLoader prefetch."""
     return int(getattr(loader, "num_workers", 0) or 0) * int(getattr(loader, "prefetch_factor", 0) or 0)
 
 
 def _default_configs() -> list[dict[str, Any]]:
     cpus, cuda = this_machine().cpus, torch.cuda.is_available()
     found: list[dict[str, Any]] = []
-    for documented in _DOCUMENTED:
-        workers, pin = min(documented["num_workers"], cpus), documented["pin_memory"] and cuda
-        config = {**documented, "num_workers": workers, "pin_memory": pin}
+    for default in _DEFAULT_CONFIGS:
+        workers, pin = min(default["num_workers"], cpus), default["pin_memory"] and cuda
+        config = {**default, "num_workers": workers, "pin_memory": pin}
         if config not in found:
             found.append(config)
     return found
@@ -298,9 +297,9 @@ def _settings(loader: DataLoader[Any]) -> dict[str, Any]:
     return {name: getattr(loader, name) for name in _SETTINGS if getattr(loader, name) is not None}
 
 
-def _loader(dataset: Any, batch_size: int, config: Mapping[str, Any]) -> DataLoader[Any]:
+def _make_loader(dataset: Any, batch_size: int, config: Mapping[str, Any]) -> DataLoader[Any]:
     try:
         with ignore_worker_count_warning():
             return DataLoader(dataset, batch_size=batch_size, **config)
     except (TypeError, ValueError) as error:
-        raise OptionError(f"torch refuses batch_size={batch_size}, {dict(config)}: {error}") from error
+        raise OptionError(f"torch does not accept batch_size={batch_size}, {dict(config)}: {error}") from error

@@ -1,4 +1,4 @@
-"""What of a data set cannot go to a worker process, told before one is started."""
+"""Check before workers start that everything they need can be pickled."""
 
 import io
 import pickle
@@ -14,22 +14,22 @@ __all__ = ["check_picklable"]
 
 
 def check_picklable(owner: Any, **parts: Any) -> None:
-    """Raise OptionError that names the part which cannot be pickled; arrays and tensors are not looked into."""
+    """Raise OptionError that names the part that cannot be pickled; contents of arrays and tensors are skipped."""
     for name, part in parts.items():
         try:
             _Trial(io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(part)
         except OptionError:
-            raise  # a data set within this one has told already
+            raise  # a dataset inside this one has reported it
         except Exception as error:
             raise OptionError(
-                f"The {name} {part!r} of {owner!r} cannot be pickled, which workers that are not forked need: {error}. "
+                f"The {name} {part!r} of {owner!r} must be picklable for workers that are not forked: {error}. "
                 "Define it at the top of a module (no lambda, no local function), or use "
                 "multiprocessing_context='fork' or num_workers=0."
             ) from error
 
 
 class _Trial(ForkingPickler):
-    """Pickles as a process that is started would, except for the bulk of the data."""
+    """Pickles as for a worker process, but without the contents of arrays and tensors."""
 
     def reducer_override(self, part: Any) -> Any:
         bulk = isinstance(part, torch.Tensor) or (isinstance(part, np.ndarray) and not part.dtype.hasobject)
