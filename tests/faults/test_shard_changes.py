@@ -25,7 +25,7 @@ from penstock_test_shards import (
     facts,
     first_values,
     item,
-    quarantined,
+    read_quarantine,
     write_items,
 )
 
@@ -99,7 +99,7 @@ def make_read_only(path: Path) -> None:
 NOTICED = [shrink, shrink_to_nothing, refill_with_zeros, rewrite_in_place, rewrite_and_put_the_time_back]
 
 
-# The bytes are what they were, or the file that was opened is still there under no name: both are exact.
+# The bytes are unchanged, or the open file still exists without a name: both are exact.
 HARMLESS = [refill, touch, make_read_only, replace, replace_by_a_shorter_one, remove]
 
 
@@ -121,9 +121,7 @@ def test_a_shard_that_changes_between_two_reads_is_noticed(
 
 @pytest.mark.parametrize("change", HARMLESS, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("verify", ["first", "always", "never"])
-def test_a_change_that_leaves_the_bytes_alone_is_borne(
-    change: Callable[[Path], None], verify: Any, folder: Path
-) -> None:
+def test_a_change_that_keeps_the_bytes_is_tolerated(change: Callable[[Path], None], verify: Any, folder: Path) -> None:
     source = TarSource(folder, verify=verify)
     assert facts(source.take(ALL)) == list(range(N_ITEMS))
     change(folder / SECOND)
@@ -135,7 +133,7 @@ def test_a_change_that_leaves_the_bytes_alone_is_borne(
         assert error.shard == SECOND
 
 
-def test_touching_a_shard_again_and_again_is_borne(folder: Path) -> None:
+def test_touching_a_shard_repeatedly_is_tolerated(folder: Path) -> None:
     source = TarSource(folder)
     for _ in range(20):
         touch(folder / SECOND)
@@ -204,10 +202,10 @@ def test_a_shard_that_changes_in_the_middle_of_an_epoch_is_substituted(
     found = facts(source.take(ALL))
     assert [found[n] for n in (0, 1, 4, 5)] == [0, 1, 4, 5]
     assert not {2, 3} & set(found)
-    assert sorted(quarantined(folder)) == [(2, SECOND), (3, SECOND)]
+    assert sorted(read_quarantine(folder)) == [(2, SECOND), (3, SECOND)]
 
 
-def test_windows_that_are_held_keep_what_was_verified(packed: Path) -> None:
+def test_shuffle_windows_in_memory_keep_verified_items(packed: Path) -> None:
     source = TarSource(packed, fields=["x"])
     plan = Plan(source.index, WindowShuffle(3, held=True), batch_size=2, seed=7)
     with Loader(source, plan, num_workers=0) as loader:
@@ -234,7 +232,7 @@ def vandalise(path: Path, kind: str, ready: Any) -> None:
             if kind == "rewritten":
                 with path.open("r+b") as file:
                     file.write(content)
-            elif kind == "rewritten in pieces":
+            elif kind == "rewritten in steps":
                 with path.open("r+b", buffering=0) as file:
                     for start in range(0, len(content), 700):
                         file.write(content[start : start + 700])
@@ -288,7 +286,7 @@ def reading_beside_a_vandal(folder: Path, kind: str, reads: int) -> tuple[int, i
     return counts[0], counts[1]
 
 
-@pytest.mark.parametrize("kind", ["rewritten", "rewritten in pieces", "shrunk and refilled", "replaced"])
+@pytest.mark.parametrize("kind", ["rewritten", "rewritten in steps", "shrunk and refilled", "replaced"])
 @pytest.mark.parametrize("compression", ["none", "gz"])
 def test_beside_a_process_that_changes_a_shard_every_item_is_exact_or_refused(
     kind: str, compression: str, originals: Path, tmp_path: Path
@@ -320,7 +318,7 @@ def reading_a_shard_that_was_replaced_while_it_was_closed(folder: Path) -> str:
     return f"read {found}" if error is None else f"{error.item} in {error.shard}"
 
 
-def test_a_shard_that_is_replaced_while_it_is_closed_is_verified_anew(tmp_path: Path) -> None:
+def test_a_shard_that_is_replaced_while_it_is_closed_is_verified_again(tmp_path: Path) -> None:
     assert isolated(reading_a_shard_that_was_replaced_while_it_was_closed, tmp_path / "set") == "0 in shard_000000.tar"
 
 
@@ -334,7 +332,7 @@ def reading_many_shards_with_few_files(folder: Path, compression: str) -> list[i
 
 
 @pytest.mark.parametrize("compression", ["none", "gz"])
-def test_more_shards_than_files_may_be_open_are_read(compression: str, tmp_path: Path) -> None:
+def test_more_shards_than_the_limit_of_open_files_are_read(compression: str, tmp_path: Path) -> None:
     found = isolated(reading_many_shards_with_few_files, tmp_path / "set", compression)
     assert found[:150] == list(range(150))
     assert found[150:300] == found[300:]

@@ -19,7 +19,7 @@ from penstock_test_shards import (
     damage_of,
     facts,
     flip,
-    quarantined,
+    read_quarantine,
     write_items,
 )
 
@@ -59,7 +59,7 @@ def test_a_flipped_bit_in_any_byte_of_any_member_is_named_with_its_item(folder: 
     assert facts(source.take(ALL)) == list(range(N_ITEMS))
 
 
-def test_a_flipped_bit_is_found_whatever_is_asked_for_and_only_where_it_is(folder: Path) -> None:
+def test_a_flipped_bit_is_found_for_any_fields_and_only_in_its_item(folder: Path) -> None:
     source = TarSource(folder, fields=["x"])
     flip(folder / SECOND, ITEM_BYTES + 700)  # item 3, its x
     for items in ([3], [3, 3], [5, 3, 0], [0, 1, 2, 3, 4, 5], [2, 3] * 40):
@@ -78,12 +78,12 @@ def test_a_flipped_bit_in_any_byte_gives_the_healthy_items_and_the_same_substitu
         substitutes[bad].add(found[bad])
         assert found[bad] != bad
         assert [found[n] for n in range(N_ITEMS) if n != bad] == [n for n in range(N_ITEMS) if n != bad]
-        assert quarantined(folder) == [(bad, SECOND)]
+        assert read_quarantine(folder) == [(bad, SECOND)]
         (folder / "quarantine.jsonl").unlink()
         flip(path, place, place % 8)
     assert all(len(found) == 1 for found in substitutes.values())
     assert facts(TarSource(folder, on_error="substitute").take(ALL)) == list(range(N_ITEMS))
-    assert quarantined(folder) == []
+    assert read_quarantine(folder) == []
 
 
 @pytest.mark.parametrize("verify", ["first", "always"])
@@ -114,7 +114,7 @@ def test_a_damaged_compressed_shard_is_substituted_item_by_item(packed: Path) ->
     found = facts(TarSource(packed, on_error="substitute").take(ALL))
     assert [found[n] for n in (0, 1, 4, 5)] == [0, 1, 4, 5]
     assert not {2, 3} & set(found)
-    assert sorted(quarantined(packed)) == [(2, SECOND), (3, SECOND)]
+    assert sorted(read_quarantine(packed)) == [(2, SECOND), (3, SECOND)]
 
 
 @pytest.mark.parametrize("place", [0, 20, 100, -1, -10])
@@ -194,7 +194,7 @@ def reading_a_pipe(folder: Path) -> str:
     return "read"
 
 
-def test_a_pipe_in_the_place_of_a_shard_does_not_hang(folder: Path) -> None:
+def test_a_pipe_in_place_of_a_shard_does_not_hang(folder: Path) -> None:
     assert isolated(reading_a_pipe, folder) == SECOND
 
 
@@ -223,7 +223,7 @@ def test_two_shards_that_were_swapped_are_named(
 
 
 @pytest.mark.parametrize("suffixes", [("",), ("", ".index")], ids=["shard", "with its index"])
-def test_a_shard_of_another_data_set_is_named(suffixes: tuple[str, ...], folder: Path, originals: Path) -> None:
+def test_a_shard_of_another_dataset_is_named(suffixes: tuple[str, ...], folder: Path, originals: Path) -> None:
     for suffix in suffixes:
         shutil.copyfile(originals / "other" / f"{SECOND}{suffix}", folder / f"{SECOND}{suffix}")
     source = TarSource(folder)
@@ -243,14 +243,14 @@ def test_a_manifest_older_than_its_shards_is_noticed(folder: Path, originals: Pa
 
 
 @pytest.mark.parametrize("length", [0, 1, 100, -2])
-def test_a_truncated_manifest_is_no_data_set(length: int, folder: Path) -> None:
+def test_a_truncated_manifest_is_refused(length: int, folder: Path) -> None:
     path = folder / MANIFEST
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(DamageError, match=MANIFEST):
         TarSource(folder)
 
 
-def test_verify_names_what_reading_names(folder: Path) -> None:
+def test_verify_and_reading_report_the_same_damage(folder: Path) -> None:
     flip(folder / SECOND, 5)
     (folder / "shard_000002.tar").write_bytes(b"")
     found = {(problem.shard, problem.item) for problem in verify_shards(folder)[1]}

@@ -1,4 +1,4 @@
-"""Hostile archives, end to end: indexed and read like any other; nothing of them is run, allocated or believed."""
+"""Hostile archives, end to end: indexed and read like any other, without running their code or trusting their sizes."""
 
 import collections
 import gzip
@@ -91,7 +91,7 @@ def test_a_hostile_member_is_reported_or_refused_with_its_item_and_nothing_runs(
     assert not trace.exists()
 
 
-def test_only_who_asks_for_it_has_pickles_run(tmp_path: Path) -> None:
+def test_pickles_run_only_if_allowed(tmp_path: Path) -> None:
     trace, folder = tmp_path / "trace", tmp_path / "set"
     archive(folder / "a.tar", [("one.pyd", payloads(trace)["pickle"][1])])
     index_archives(folder)
@@ -155,7 +155,7 @@ def test_an_address_is_never_a_command(where: str, tmp_path: Path, monkeypatch: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar"]
 
 
-def indexed_within(folder: Path, gigabytes: int) -> tuple[str, int]:
+def index_within(folder: Path, gigabytes: int) -> tuple[str, int]:
     """Index and read with little memory; return what came of it, and the megabytes that were taken."""
     resource.setrlimit(resource.RLIMIT_AS, (gigabytes << 30, gigabytes << 30))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -173,7 +173,7 @@ def test_a_gzip_bomb_is_reported_and_takes_no_memory(tmp_path: Path) -> None:
     piece = gzip.compress(bytes(1 << 24), 1)
     # Members of gzip one after the other are one stream: 16 gigabytes of zeros in 75 megabytes would be slow to make.
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(info.tobuf()) + piece * 80)
-    outcome, megabytes = isolated(indexed_within, tmp_path, 6)
+    outcome, megabytes = isolated(index_within, tmp_path, 6)
     assert "a.tar.gz" in outcome
     assert "bomb" in outcome
     assert megabytes < 100
@@ -183,14 +183,14 @@ def test_an_absurd_size_is_reported_and_takes_no_memory(tmp_path: Path) -> None:
     info = tarfile.TarInfo("a.bin")
     info.size = 1 << 40
     (tmp_path / "a.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(2048))
-    outcome, megabytes = isolated(indexed_within, tmp_path, 6)
+    outcome, megabytes = isolated(index_within, tmp_path, 6)
     assert "truncated" in outcome
     assert megabytes < 100
 
 
-def test_an_item_of_very_many_members_is_a_matter_of_seconds(tmp_path: Path) -> None:
+def test_an_item_of_very_many_members_is_indexed_in_seconds(tmp_path: Path) -> None:
     blocks = [tarfile.TarInfo(f"a.{number}").tobuf() for number in range(10_000)]
     (tmp_path / "a.tar").write_bytes(b"".join(blocks) + bytes(1024))
-    outcome, megabytes = isolated(indexed_within, tmp_path, 6)
+    outcome, megabytes = isolated(index_within, tmp_path, 6)
     assert outcome
     assert megabytes < 300

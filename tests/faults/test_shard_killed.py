@@ -1,4 +1,4 @@
-"""A writer is killed at any moment: there is no data set, the old one or the new one; resuming ends in the same bytes.
+"""A writer is killed at any moment: there is no dataset, the old one or the new one; resuming ends in the same bytes.
 
 Writers run in processes that are forked off one helper process, which has never imported torch. They kill themselves
 (SIGKILL) before the n-th call that changes a file, or at the n-th function call of any kind; or the kernel ends them
@@ -141,7 +141,7 @@ def items(n_samples: int, salt: int) -> list[Any]:
 
 
 def read(folder: Path) -> list[Any] | None:
-    """Return every item of the data set; None where there is none."""
+    """Return every item of the dataset; None if there is none."""
     try:
         source = TarSource(folder)
     except SourceError:
@@ -199,7 +199,7 @@ class Case:
         return found
 
     def check_resumed(self, folder: Path, where: Any) -> None:
-        # A writer that was killed before it left a trace has left the old data set, which is complete: start anew.
+        # A writer that was killed before it left a trace has left the old dataset, which is complete: start over.
         traces = [name for name in contents(folder) if name not in self.files and not Path(name).name.startswith(".")]
         begun = bool(traces) or not self.files or contents(folder).keys() < self.files.keys()
         answer = self.helper.run(folder, resume=begun, **self.options)
@@ -224,7 +224,7 @@ def test_killed_before_any_change_of_a_file_the_reader_is_right_and_resuming_is_
     assert outcomes == {"none", "new", *(["old"] if case.files else [])}, "the moments cover the whole write"
 
 
-def test_killed_after_the_publication_there_is_nothing_left_to_do(case: Case) -> None:
+def test_killed_after_the_publication_nothing_remains_to_do(case: Case) -> None:
     late = 0
     for at in range(case.count("changes"), 0, -1):
         folder = case.killed("changes", at)
@@ -235,7 +235,7 @@ def test_killed_after_the_publication_there_is_nothing_left_to_do(case: Case) ->
     assert late
 
 
-def test_killed_and_started_anew_no_file_is_left_over(case: Case) -> None:
+def test_killed_and_started_over_no_file_is_left_over(case: Case) -> None:
     ticks = case.count("changes")
     second = range(ticks // 2, ticks + 1)  # the publication
     for at in [*range(1, ticks // 2, 5), *(second if SOAK > 1 else second[::2])]:

@@ -1,4 +1,4 @@
-"""Bad items are replaced within a budget, listed once, and leave order and resume exact, whoever reads."""
+"""Bad items are replaced within a budget and listed once; order and resume stay exact for every executor."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ from penstock_test_shards import (
     facts,
     first_values,
     flip,
-    quarantined,
+    read_quarantine,
 )
 
 from penstock import Loader, Plan, Shuffle, TarSource
@@ -44,7 +44,7 @@ def test_more_bad_items_than_the_budget_are_an_error(folder: Path) -> None:
         (folder / "quarantine.jsonl").unlink(missing_ok=True)
     found = facts(TarSource(folder, on_error="substitute", max_bad_items=2).take(ALL))
     assert [found[n] for n in (1, 3, 4, 5)] == [1, 3, 4, 5]
-    assert sorted(quarantined(folder)) == [(0, "shard_000000.tar"), (2, SECOND)]
+    assert sorted(read_quarantine(folder)) == [(0, "shard_000000.tar"), (2, SECOND)]
 
 
 def test_the_budget_counts_each_item_once_and_over_processes(folder: Path) -> None:
@@ -53,7 +53,7 @@ def test_the_budget_counts_each_item_once_and_over_processes(folder: Path) -> No
         source = TarSource(folder, on_error="substitute", max_bad_items=1)
         for _ in range(3):
             source.take(ALL)
-    assert quarantined(folder) == [(2, SECOND)]
+    assert read_quarantine(folder) == [(2, SECOND)]
     flip(folder / SECOND, ITEM_BYTES + 5)
     assert "max_bad_items=1" in str(damage_of(TarSource(folder, on_error="substitute", max_bad_items=1), [3]))
 
@@ -64,17 +64,17 @@ def test_without_a_healthy_item_there_is_no_substitute(folder: Path) -> None:
     assert "no healthy item" in str(damage_of(TarSource(folder, on_error="substitute"), [0]))
 
 
-def test_a_quarantine_of_another_data_set_does_not_count(folder: Path) -> None:
+def test_a_quarantine_of_another_dataset_does_not_count(folder: Path) -> None:
     flip(folder / SECOND, 5)
     (folder / "quarantine.jsonl").write_text(
         json.dumps({"item": 0, "shard": "a.tar", "reason": "b", "fingerprint": "c"}) + "\n"
     )
     assert facts(TarSource(folder, on_error="substitute", max_bad_items=1).take(ALL))[0] == 0
-    assert (2, SECOND) in quarantined(folder)
+    assert (2, SECOND) in read_quarantine(folder)
 
 
 @pytest.mark.parametrize("rubbish", ['{"item": 2, "sha', '{"item": 2, "sha\n', "\0\0\0", "[1, 2]}\n", "{}\n"])
-def test_a_quarantine_that_was_cut_off_is_no_hindrance(rubbish: str, folder: Path) -> None:
+def test_a_truncated_quarantine_file_is_tolerated(rubbish: str, folder: Path) -> None:
     flip(folder / SECOND, 5)
     (folder / "quarantine.jsonl").write_text(rubbish)
     for _ in range(2):
@@ -116,8 +116,8 @@ def test_order_and_resume_are_exact_with_substitutes(kind: str, originals: Path,
             found = [first_values(loader) for _ in range(2)]
         expected = expected or found
         assert found == expected, run
-        assert {number for number, _ in quarantined(folder)} == bad, run
-        assert len(quarantined(folder)) == len(bad), run
+        assert {number for number, _ in read_quarantine(folder)} == bad, run
+        assert len(read_quarantine(folder)) == len(bad), run
     for one, other in zip(np.ravel(healthy).tolist(), np.ravel(expected).tolist(), strict=True):
         assert (one == other) == (one not in bad)
     for run in RUNS:
@@ -162,7 +162,7 @@ def test_the_budget_holds_for_all_workers_together(run: str, folder: Path) -> No
 # -- the list, written by several at once ------------------------------------------------------------------------------
 
 
-def together(n_workers: int, work: Callable[[int], None]) -> None:
+def run_at_once(n_workers: int, work: Callable[[int], None]) -> None:
     """Run `work` in threads that begin at the same moment; raise what one of them raises."""
     barrier, failures = threading.Barrier(n_workers), list[BaseException]()
 
@@ -182,27 +182,27 @@ def together(n_workers: int, work: Callable[[int], None]) -> None:
         raise failures[0]
 
 
-def test_an_item_that_several_find_at_once_is_listed_once(folder: Path) -> None:
+def test_an_item_found_by_several_threads_at_once_is_listed_once(folder: Path) -> None:
     flip(folder / SECOND, 5)
     for _ in range(30):
         sources = [TarSource(folder, on_error="substitute") for _ in range(4)]
-        together(4, lambda number, sources=sources: facts(sources[number].take(np.array([2]))))
-        assert quarantined(folder) == [(2, SECOND)]
+        run_at_once(4, lambda number, sources=sources: facts(sources[number].take(np.array([2]))))
+        assert read_quarantine(folder) == [(2, SECOND)]
         (folder / "quarantine.jsonl").unlink()
 
 
-def test_several_at_once_do_not_exceed_the_budget(folder: Path) -> None:
+def test_several_threads_do_not_exceed_the_budget(folder: Path) -> None:
     for name in ("shard_000000.tar", SECOND, "shard_000002.tar"):
         flip(folder / name, 5)
     for _ in range(30):
         sources = [TarSource(folder, on_error="substitute", max_bad_items=1) for _ in range(3)]
         with pytest.raises(DamageError, match="max_bad_items=1"):
-            together(3, lambda number, sources=sources: sources[number].take(np.array([2 * number])))
-        assert len(quarantined(folder)) == 1
+            run_at_once(3, lambda number, sources=sources: sources[number].take(np.array([2 * number])))
+        assert len(read_quarantine(folder)) == 1
         (folder / "quarantine.jsonl").unlink()
 
 
-def test_beginning_to_read_does_not_lose_what_another_has_just_listed(folder: Path) -> None:
+def test_starting_to_read_keeps_entries_just_listed_by_others(folder: Path) -> None:
     flip(folder / SECOND, 5)
     source = TarSource(folder, on_error="substitute")
 
@@ -213,6 +213,6 @@ def test_beginning_to_read_does_not_lose_what_another_has_just_listed(folder: Pa
             source.take(np.array([2]))
 
     for _ in range(100):
-        together(4, work)
-        assert quarantined(folder) == [(2, SECOND)]
+        run_at_once(4, work)
+        assert read_quarantine(folder) == [(2, SECOND)]
         (folder / "quarantine.jsonl").unlink()

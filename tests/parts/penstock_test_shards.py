@@ -1,4 +1,4 @@
-"""Data sets of tar shards that several test files read, what must be in them, and how they are damaged.
+"""Datasets of tar shards shared by several test files, their expected items, and ways to damage them.
 
 Every value says which item it belongs to. A test file takes a fixture by name: `sets = penstock_test_shards.sets`.
 """
@@ -27,13 +27,13 @@ from penstock.shard.index_tars import index_archives
 Sample = dict[str, Any]
 Truth = Callable[[int], Sample]
 Kind = Callable[[Path, int], tuple[Truth, int, Sample]]
-"""Writes a data set of one layout whose items begin at a number; returns its items, their count, how it is read."""
+"""Writes a dataset of one layout, numbered from a start; returns (expected item, item count, source options)."""
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
 def write(folder: Path, samples: Sequence[Sample], metadata: Sequence[Sample] | None = None, **options: Any) -> Truth:
-    """Write samples; return what a reader of all fields must find."""
+    """Write samples; return a function that gives each expected item."""
     options = {"shard_size": 4, **options}
     with WebDatasetWriter(folder, **options) as writer:
         for number, sample in enumerate(samples):
@@ -49,7 +49,7 @@ def write(folder: Path, samples: Sequence[Sample], metadata: Sequence[Sample] | 
 
 
 def archive(path: Path, samples: Sequence[Mapping[str, bytes]], first: int = 0, **options: Any) -> None:
-    """Write a tar as others do: members KEY.SUFFIX, by Python's own library."""
+    """Write a tar with members KEY.SUFFIX, using the standard library."""
     with tarfile.open(path, "w", **options) as tar:
         for number, members in enumerate(samples, start=first):
             for suffix, payload in members.items():
@@ -64,13 +64,13 @@ def npy(value: Any) -> bytes:
     return stream.getvalue()
 
 
-def indexed(folder: Path, **options: Any) -> None:
+def index_folder(folder: Path, **options: Any) -> None:
     manifest, problems = index_archives(folder, **options)
     assert (manifest is not None, problems) == (True, []), problems
 
 
 def grid(value: int, dtype: str = "f4") -> np.ndarray:
-    """Return a small array that no other one of another shape, order or number is equal to."""
+    """Return a small array that differs from any of another shape, order or number."""
     return (value * 100 + np.arange(6).reshape(2, 3)).astype(dtype)
 
 
@@ -81,30 +81,30 @@ def uniform(offset: int, n: int = 23) -> list[Sample]:
 # -- what every layout must do -----------------------------------------------------------------------------------------
 
 
-def _opened(name: str, folder: Path, options: Sample, offset: int) -> Source:
+def _open_source(name: str, folder: Path, options: Sample, offset: int) -> Source:
     return TarSource(folder, **options)
 
 
 def cases_of(
     kinds: Mapping[str, Kind],
     folders: pytest.TempPathFactory,
-    opened: Callable[[str, Path, Sample, int], Source] = _opened,
+    open_source: Callable[[str, Path, Sample, int], Source] = _open_source,
 ) -> Callable[[str], Case]:
-    """Return a function that makes each data set once."""
-    made: dict[str, Case] = {}
+    """Return a function that makes each dataset once."""
+    cached: dict[str, Case] = {}
 
     def case(name: str) -> Case:
-        if name not in made:
+        if name not in cached:
             folder = folders.mktemp("sets")
             truth, n_items, options = kinds[name](folder / "set", 0)
             kinds[name](folder / "other", 1000)
-            made[name] = Case(
-                make=lambda: opened(name, folder / "set", options, 0),
+            cached[name] = Case(
+                make=lambda: open_source(name, folder / "set", options, 0),
                 truth=truth,
                 n_items=n_items,
-                other=lambda: opened(name, folder / "other", options, 1000),
+                other=lambda: open_source(name, folder / "other", options, 1000),
             )
-        return made[name]
+        return cached[name]
 
     return case
 
@@ -116,10 +116,10 @@ def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 class TarSuite(SourceSuite):
-    """What sources of shards do beside what every source does; subclasses define the fixture `case`."""
+    """Tests of shard sources, in addition to those of every source; subclasses define the fixture `case`."""
 
-    def test_what_is_given_may_be_changed(self, case: Case, source: Source) -> None:
-        # Objects are decoded anew for every reader; nobody else sees what becomes of them.
+    def test_returned_values_may_be_modified(self, case: Case, source: Source) -> None:
+        # Objects are decoded again for every reader; no other reader sees the changes.
         for block in (source.read(Span(0, 4)), source.take(np.arange(4))):
             for array in block.values():
                 for value in array if array.dtype.hasobject else ():
@@ -130,7 +130,7 @@ class TarSuite(SourceSuite):
                 array[...] = None if array.dtype.hasobject else np.zeros((), array.dtype)
         self.check(case, source.read(Span(0, 4)), range(4))
 
-    def test_a_process_that_was_forked_in_the_middle_reads_on_its_own(self, case: Case, source: Source) -> None:
+    def test_a_process_forked_between_reads_reads_independently(self, case: Case, source: Source) -> None:
         source.take(np.arange(3))
 
         def read_all(sending: Any) -> None:
@@ -149,23 +149,23 @@ class TarSuite(SourceSuite):
         assert found == "equal", found
         child.join()
 
-    def test_noncontiguous_room_is_filled_all_the_same(self, case: Case, source: Source) -> None:
+    def test_noncontiguous_output_arrays_are_filled(self, case: Case, source: Source) -> None:
         fixed = {name: field for name, field in source.fields.items() if field.item_bytes is not None}
         if not fixed:
             pytest.skip("no field of fixed shape")
         room = {name: np.zeros((6, *field.shape), field.dtype) for name, field in fixed.items()}
         out = {name: array[::2] for name, array in room.items()}
         block = source.take(np.array([4, 0, 4]), out)
-        assert all(block[name] is out[name] for name in out), "the room that was given is used"
+        assert all(block[name] is out[name] for name in out), "the given output arrays are used"
         self.check(case, block, [4, 0, 4])
         for name, array in room.items():
             assert array[1::2].tobytes() == np.zeros_like(array[1::2]).tobytes(), (
-                f"{name!r} was written beside its room"
+                f"{name!r} was written outside its output"
             )
 
 
 def check_in_a_spawned_process(case: Case) -> None:
-    """Compare what this process and one that is spawned read of the same source."""
+    """Check that this process and a spawned one read the same items."""
     source = case.make()
     items = np.array([case.n_items - 1, 0, 5, 5])
     SourceSuite.check(case, source.take(items), items.tolist())
@@ -187,7 +187,7 @@ def flip(path: Path, place: int, bit: int = 0) -> None:
 
 
 def member_places(path: Path) -> dict[str, tuple[int, int]]:
-    """Return where the payload of each member lies, and its size."""
+    """Return offset and size of the payload of each member."""
     with tarfile.open(path) as tar:
         return {member.name: (member.offset_data, member.size) for member in tar}
 
@@ -203,7 +203,7 @@ def flip_member(folder: Path, member: str) -> None:
 
 
 def attempt(take: Callable[[], Any]) -> tuple[Any, DamageError | None]:
-    """Return what was read, or how it is damaged."""
+    """Return the result, or None and the error."""
     try:
         return take(), None
     except DamageError as error:
@@ -214,7 +214,7 @@ def attempt(take: Callable[[], Any]) -> tuple[Any, DamageError | None]:
 
 N_ITEMS, SHARD_SIZE = 6, 2
 ALL = np.arange(N_ITEMS)
-ITEM_BYTES = 3 * 1024  # three members: a header, and a payload of one block
+ITEM_BYTES = 3 * 1024  # three members: a header, and a payload of one tar block
 SECOND = "shard_000001.tar"
 RUNS = {
     "inline": (0, None),
@@ -237,7 +237,7 @@ def write_items(folder: Path, n_items: int = N_ITEMS, *, salt: int = 0, **option
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data sets that are copied for each test: one for each compression, and one of other items."""
+    """Datasets that are copied for each test: one for each compression, and one of other items."""
     folder = tmp_path_factory.mktemp("originals")
     for compression in ("none", "gz", "xz"):
         write_items(folder / compression, compression=compression)
@@ -258,7 +258,7 @@ def packed(request: pytest.FixtureRequest, originals: Path, tmp_path: Path) -> P
 
 
 def facts(block: Any) -> list[Any]:
-    """Return the items of a block as plain values, each with the number that all of its fields agree on."""
+    """Return the number of each item of a block, after checking that all of its fields agree on it."""
     numbers = [about["number"] for about in block["metadata"]]
     for number, x, y in zip(numbers, block["x"], block["y"], strict=True):
         assert x.tobytes() == item(number)["x"].tobytes(), "a torn item"
@@ -271,7 +271,7 @@ def first_values(batches: Any) -> list[list[float]]:
     return [batch["x"][:, 0].tolist() for batch in batches]
 
 
-def quarantined(folder: Path) -> list[tuple[int, str]]:
+def read_quarantine(folder: Path) -> list[tuple[int, str]]:
     path = folder / "quarantine.jsonl"
     entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [(entry["item"], entry["shard"]) for entry in entries]
@@ -283,9 +283,9 @@ def damage_of(source: TarSource, items: Any = ALL) -> DamageError:
     return caught.value
 
 
-# -- seed 004's loaders ------------------------------------------------------------------------------------------------
+# -- WebDataset loaders ------------------------------------------------------------------------------------------------
 
-# What the order depends on: a window of runs, all samples at once, shards only, storage order.
+# The four kinds of order: a shuffle window of runs, all samples at once, shards only, storage order.
 ORDERS: dict[str, dict[str, Any]] = {
     "window": {"buffer_size": 4},
     "all": {"buffer_size": 1000},
@@ -301,32 +301,32 @@ OURS = {
 
 
 def ours(folder: Path, kind: str, batch_size: int = 4, **options: Any) -> Loader:
-    """Return the loader of `create_webdataset_dataloader`, run by an executor of our choice."""
+    """Return the loader of `create_webdataset_dataloader`, run by the given executor."""
     dataset, (workers, run) = WebDatasetLoader(folder, **options), OURS[kind]
     return Loader(dataset.source, dataset.plan(batch_size), num_workers=workers, options=run)
 
 
 @pytest.fixture(scope="module")
 def sets(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return a function that writes each data set once: `positions`, N and SHARD of them if the test does not say."""
-    made: dict[Any, Path] = {}
+    """Return a function that writes each dataset once: `positions`, by default N of them in shards of SHARD."""
+    cached: dict[Any, Path] = {}
 
-    def written(
+    def write_once(
         n: int = request.module.N, shard_size: int = request.module.SHARD, offset: int = 0, **options: Any
     ) -> Path:
         key = (n, shard_size, offset, tuple(options.items()))
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp("set")
+        if key not in cached:
+            cached[key] = tmp_path_factory.mktemp("set")
             arrays = {name: array + offset for name, array in positions(n).items()}
-            create_shards_from_arrays(made[key], arrays, shard_size=shard_size, **options)
-        return made[key]
+            create_shards_from_arrays(cached[key], arrays, shard_size=shard_size, **options)
+        return cached[key]
 
-    return written
+    return write_once
 
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the launcher that this test run may have, for loaders take their rank from it."""
+    """Unset the environment of a launcher, from which loaders take their rank."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
 

@@ -1,4 +1,4 @@
-"""Small data sets that encode their own positions, and what is in a folder, byte by byte."""
+"""Small datasets whose values encode their positions, and helpers to inspect and damage them."""
 
 import enum
 import io
@@ -18,26 +18,26 @@ from penstock.shard.writer import ShardWriter, WriteOptions
 __all__ = [
     "Side",
     "archive",
-    "begun",
     "contents",
-    "held",
     "ids",
     "metadata",
     "numbers",
+    "open_files_in",
     "reseal",
     "sample",
+    "start_writer",
     "write",
 ]
 
 
 class Side(enum.IntEnum):
-    """A value of a class of the user's own, which a pickle imports by name."""
+    """A class of the user, which a pickle imports by name."""
 
     LEFT = 1
 
 
 def sample(number: int) -> dict[str, Any]:
-    """Return sample `number`: every value says which one it is."""
+    """Return sample `number`; every value encodes the number."""
     return {"x": np.array([number, -number], np.int32), "note": f"n{number}"}
 
 
@@ -49,15 +49,15 @@ def write(
     resume: bool = False,
     **options: Any,
 ) -> Manifest:
-    """Write a data set."""
+    """Write a dataset."""
     writer = ShardWriter(folder, WriteOptions(**{"shard_size": 3, **options}), resume=resume)
     for number in range(writer.written, n_samples):
         writer.write(make(number), None, {"number": number})
     return writer.commit()
 
 
-def begun(folder: Path, **options: Any) -> ShardWriter:
-    """Return a writer that has not written yet."""
+def start_writer(folder: Path, **options: Any) -> ShardWriter:
+    """Return a writer without samples."""
     return ShardWriter(folder, WriteOptions(**{"shard_size": 3, **options}))
 
 
@@ -72,12 +72,12 @@ def ids(folder: Path) -> list[str]:
 
 
 def numbers(folder: Path) -> list[int]:
-    """Return which sample each one is."""
+    """Return the number that each sample encodes."""
     source = TarSource(folder)
     return source.take(np.arange(len(source.index)))["x"][:, 0].tolist()
 
 
-def held(folder: Path) -> list[str]:
+def open_files_in(folder: Path) -> list[str]:
     """Return the files below `folder` that this process has open."""
     return sorted({name for name in open_files().values() if name.startswith(str(folder))})
 
@@ -99,7 +99,7 @@ def archive(members: Iterable[tuple[str, bytes]], *, form: int = tarfile.USTAR_F
 
 
 def reseal(manifest: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change a stored manifest and give it a checksum that matches, as a hostile writer would."""
+    """Change a stored manifest and its checksum, as a hostile writer would."""
     stored = json.loads(manifest.read_bytes())
     del stored["checksum"]
     change(stored)

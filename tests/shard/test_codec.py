@@ -1,4 +1,4 @@
-"""Values come back as they went in, bit for bit; what would change on the way is refused with its name."""
+"""Values come back as they went in, bit for bit; values that would change are refused by name."""
 
 import io
 import json
@@ -30,13 +30,13 @@ def round_trip(value: Any, **options: Any) -> Any:
 
 
 def same(found: Any, given_array: np.ndarray[Any, Any]) -> None:
-    """Bit for bit, NaNs and signed zeros included; in the machine's byte order, and C order."""
+    """Check equality bit for bit, with NaNs and signed zeros; native byte order and C order."""
     assert found.dtype == given_array.dtype.newbyteorder("=")
     assert found.shape == given_array.shape
     expected = given_array.astype(found.dtype)
     if found.dtype.names is None:
         assert found.tobytes() == expected.tobytes()
-    else:  # what lies between the fields says nothing
+    else:  # padding between fields is arbitrary
         assert all(found[name].tobytes() == expected[name].tobytes() for name in found.dtype.names)
 
 
@@ -89,10 +89,10 @@ def test_arrays_come_back_bit_for_bit(array: np.ndarray[Any, Any], array_format:
 
 
 @pytest.mark.parametrize("array_format", ["npy", "pyd"])
-def test_the_same_values_give_the_same_bytes_whatever_lies_between_them(array_format: Any) -> None:
+def test_equal_values_give_equal_bytes_whatever_their_padding(array_format: Any) -> None:
     found = set()
     for dirt in (1, 2, 3):
-        memory = np.full(64, dirt, np.uint8)  # what a copy is made into has been used before
+        memory = np.full(64, dirt, np.uint8)  # memory that was used before
         del memory
         array = np.zeros(8, PADDED)[::2]
         array["a"], array["b"] = 1, 2.5
@@ -123,7 +123,7 @@ def test_the_payload_is_what_numpy_saves_for_an_array_in_c_order(array: np.ndarr
         assert ours == saved.getvalue()
 
 
-def test_what_is_encoded_says_dtype_and_shape() -> None:
+def test_a_payload_has_dtype_and_shape() -> None:
     stored = encode("x", np.zeros((3, 4), ">f4"))
     assert (stored.extension, stored.dtype, stored.shape) == ("npy", np.dtype(">f4"), (3, 4))
     assert parse_npy_header(bytes(stored.buffers[0]), stored.size).data_offset == len(stored.buffers[0])
@@ -140,13 +140,13 @@ def test_what_is_encoded_says_dtype_and_shape() -> None:
         (np.float32(2.5), "float32"),
     ],
 )
-def test_numbers_are_arrays_without_axes(value: Any, dtype: str) -> None:
+def test_numbers_are_stored_as_arrays_without_axes(value: Any, dtype: str) -> None:
     found = round_trip(value)
     assert (found.dtype, found.shape, found[()]) == (np.dtype(dtype), (), value)
 
 
 @pytest.mark.parametrize("array_format", ["npy", "pyd"])
-def test_a_row_does_not_drag_its_array_along(array_format: Any) -> None:
+def test_a_row_is_stored_without_its_base_array(array_format: Any) -> None:
     big = np.arange(100_000).reshape(1000, 100)
     for row in (big[3], torch.from_numpy(big)[3], big[:, 3][:100], torch.from_numpy(big)[:100, 3]):
         stored = payload(row, array_format=array_format)
@@ -177,7 +177,7 @@ def test_tensors_are_stored_as_arrays(tensor: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     "tensor", [torch.ones(2, dtype=torch.bfloat16), torch.eye(3).to_sparse()], ids=["bfloat16", "sparse"]
 )
-def test_a_tensor_that_numpy_cannot_hold_is_refused(tensor: torch.Tensor) -> None:
+def test_a_tensor_with_a_dtype_unknown_to_numpy_is_refused(tensor: torch.Tensor) -> None:
     with pytest.raises(OptionError, match=r"'trace' must have a dtype that numpy supports"):
         encode("trace", tensor)
 
@@ -221,7 +221,7 @@ json_values = st.recursive(
 def test_lists_and_dicts_come_back(value: Any) -> None:
     found = round_trip(value)
     assert found == value
-    assert repr(found) == repr(value)  # 1, 1.0 and True are equal, and not the same
+    assert repr(found) == repr(value)  # 1, 1.0 and True are equal but not identical
 
 
 def test_numpy_scalars_in_lists_become_plain_numbers() -> None:
@@ -231,7 +231,7 @@ def test_numpy_scalars_in_lists_become_plain_numbers() -> None:
     assert found["b"][1] is True
 
 
-def test_mappings_and_named_tuples_are_taken_for_dicts_and_lists() -> None:
+def test_mappings_and_named_tuples_become_dicts_and_lists() -> None:
     point = namedtuple("point", "x y")
     assert round_trip(OrderedDict(a=point(1, 2))) == {"a": [1, 2]}
 
@@ -256,7 +256,7 @@ def test_mappings_and_named_tuples_are_taken_for_dicts_and_lists() -> None:
         ([object()], "got object"),
     ],
 )
-def test_what_json_would_change_is_refused_with_its_place(value: Any, match: str) -> None:
+def test_values_that_json_would_change_are_refused_with_their_path(value: Any, match: str) -> None:
     with pytest.raises(OptionError, match=match):
         encode("x", value)
 
@@ -290,12 +290,12 @@ def test_endless_nesting_is_refused() -> None:
         ("\ud800", "'lfp'"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_with_its_name(value: Any, match: str) -> None:
+def test_unsupported_values_are_refused_with_the_field_name(value: Any, match: str) -> None:
     with pytest.raises(OptionError, match=match):
         encode("lfp", value)
 
 
-def test_an_enumeration_of_numbers_is_its_number_in_json() -> None:
+def test_an_int_enum_is_stored_as_its_number() -> None:
     assert round_trip([Side.LEFT]) == [1]
 
 

@@ -1,4 +1,4 @@
-"""Payloads that others made: what they hold, or a ValueError where they lie, before memory is taken or code is run."""
+"""Foreign payloads decode, or raise ValueError before they allocate memory or run code."""
 
 import ast
 import io
@@ -21,7 +21,7 @@ def npy(descr: str, shape: str, data: bytes = b"", order: str = "False", version
     return b"\x93NUMPY" + version + len(text).to_bytes(2 if version == b"\1\0" else 4, "little") + text + data
 
 
-def test_the_crafted_header_is_a_good_one() -> None:
+def test_the_crafted_header_is_valid() -> None:
     assert decode("npy", npy("'<i2'", "(2,)", b"\1\0\2\0")).tolist() == [1, 2]
     assert decode("npy", npy("'<i2'", "(2,)", b"\1\0\2\0", version=b"\2\0")).tolist() == [1, 2]
     fortran = npy("'<i2'", "(2, 2)", b"\1\0\2\0\3\0\4\0", order="True")
@@ -51,12 +51,12 @@ def test_headers_are_read_as_numpy_reads_them(stored: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", ["'<f4'", "'|S3'", "'<M8[ns]'", "[('a', '<f4'), ('b', '>i2', (3,))]"])
-def test_a_description_is_the_dtype_that_numpy_makes_of_it(text: str) -> None:
+def test_a_descr_gives_the_dtype_that_numpy_gives(text: str) -> None:
     assert parse_descr(text) == np.lib.format.descr_to_dtype(ast.literal_eval(text))
 
 
-def test_what_python_takes_for_its_own_fault_is_evaluated_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    # python/cpython#106905 comes once in ten thousand times, of threads that evaluate at the same moment.
+def test_a_system_error_of_python_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    # python/cpython#106905 happens once in ten thousand times if threads evaluate at the same moment.
     real, faults = ast.literal_eval, iter([True, True, False])
 
     def faulty(text: str) -> object:
@@ -116,7 +116,7 @@ def test_json_is_read_as_python_reads_it(stored: bytes) -> None:
         (npy("'<i2'", "(3,)", b"\1\0\2\0"), "6 bytes, but 4 bytes of data follow"),
         (npy("'<i2'", "(1,)", b"\1\0\2\0"), "2 bytes, but 4 bytes of data follow"),
         (npy("'<f8'", f"({10**30},)", b"\1\0"), "bytes of data follow"),
-        (npy("'<f8'", f"({2**61},)", b""), "bytes of data follow"),  # times eight, 64 bits are full, and 0 is left
+        (npy("'<f8'", f"({2**61},)", b""), "bytes of data follow"),  # times eight overflows 64 bits to 0
         (npy("'<f8'", "(-1,)", bytes(8)), ""),
         (npy("'<f8'", "(-1, -1)", bytes(8)), ""),
         (npy("'|O'", "(1,)", bytes(8)), "Python objects"),
@@ -150,7 +150,7 @@ def test_a_header_that_lies_is_refused_before_anything_is_allocated(stored: byte
         ("pyd", b""),
     ],
 )
-def test_a_payload_that_is_not_what_its_name_says_is_a_value_error(extension: str, stored: bytes) -> None:
+def test_a_payload_that_contradicts_its_extension_raises_value_error(extension: str, stored: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode(extension, stored)
 
@@ -194,7 +194,7 @@ def test_an_archive_with_pickled_objects_in_it_is_refused() -> None:
         decode("npz", out.getvalue())
 
 
-def test_a_pickle_is_run_only_where_it_is_allowed() -> None:
+def test_a_pickle_runs_only_if_allowed() -> None:
     stored = pickle.dumps(Side.LEFT)
     assert decode("pyd", stored, allow_pickle=True) is Side.LEFT
     with pytest.raises(ValueError, match="Side"):

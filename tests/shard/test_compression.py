@@ -1,4 +1,4 @@
-"""Compressed archives: the same bytes each time, and never more memory or a longer stream than was promised."""
+"""Compressed archives: the same bytes each time, and bounds on memory and stream length."""
 
 import bz2
 import gzip
@@ -51,23 +51,23 @@ def refused(stored: bytes, compression: Any, match: str, **options: Any) -> None
 
 
 @pytest.mark.parametrize("compression", PACKED)
-def test_what_is_compressed_comes_back_here_and_elsewhere(compression: str) -> None:
+def test_compressed_content_is_read_back_here_and_by_the_standard_library(compression: str) -> None:
     stored = packed(CONTENT, compression)
     assert unpacked(stored, compression) == CONTENT == STANDARD[compression].decompress(stored)
     assert unpacked(STANDARD[compression].compress(CONTENT), compression) == CONTENT
 
 
 @given(st.lists(st.binary(max_size=2000), max_size=5), st.sampled_from(PACKED), st.integers(1, 3000))
-def test_any_content_comes_back_in_any_steps(pieces: list[bytes], compression: Any, step: int) -> None:
+def test_any_content_comes_back_in_any_steps(contents: list[bytes], compression: Any, step: int) -> None:
     engine = make_compressor(compression)
     assert engine is not None
-    stored = b"".join([*map(engine.compress, pieces), engine.flush()])
-    assert unpacked(stored, compression, step=step) == b"".join(pieces)
+    stored = b"".join([*map(engine.compress, contents), engine.flush()])
+    assert unpacked(stored, compression, step=step) == b"".join(contents)
 
 
 @pytest.mark.parametrize("compression", PACKED)
 def test_a_read_returns_what_was_asked_for_until_the_end(compression: Any) -> None:
-    content = bytes(range(256)) * 5000  # more than one piece
+    content = bytes(range(256)) * 5000  # more than one read
     stream = DecompressedStream(io.BytesIO(packed(content, compression)), compression, "some.tar", len(content))
     assert len(stream.read(700_000)) == 700_000
     assert len(stream.read(700_000)) == len(content) - 700_000
@@ -87,7 +87,7 @@ def test_plain_archives_have_no_compressor() -> None:
 
 
 @pytest.mark.parametrize("compression", PACKED)
-def test_how_a_file_is_compressed_is_seen_by_its_first_bytes(compression: Any, tmp_path: Path) -> None:
+def test_compression_is_detected_from_the_first_bytes(compression: Any, tmp_path: Path) -> None:
     path = tmp_path / "misnamed.tar"
     path.write_bytes(packed(CONTENT, compression))
     assert detect_compression(path) == compression
@@ -98,7 +98,7 @@ def test_how_a_file_is_compressed_is_seen_by_its_first_bytes(compression: Any, t
 
 
 @pytest.mark.parametrize("compression", PACKED)
-def test_several_streams_in_one_file_are_one(compression: Any) -> None:
+def test_concatenated_streams_are_read_as_one(compression: Any) -> None:
     parts = [b"one", b"", b"two" * 100_000, b"three"]
     stored = b"".join(packed(part, compression) for part in parts)
     assert unpacked(stored, compression) == b"".join(parts) == STANDARD[compression].decompress(stored)
@@ -118,7 +118,7 @@ def test_anything_else_after_the_end_is_damage(compression: Any) -> None:
 
 def test_another_stream_after_a_lot_of_padding_is_not_lost() -> None:
     stored = packed(b"one", "gz") + bytes(600_000) + packed(b"two", "gz")
-    with suppress(DamageError):  # refused is fine, too; silence is not
+    with suppress(DamageError):  # refusing is fine, too; losing it silently is not
         assert unpacked(stored, "gz") == b"onetwo"
 
 

@@ -1,4 +1,4 @@
-"""Archives that others wrote: indexed without a byte of them being changed, and never by merging what is doubtful."""
+"""Foreign archives are indexed without changing a byte, and ambiguous ones are reported, never merged."""
 
 import gzip
 import json
@@ -91,7 +91,7 @@ def test_long_names_in_any_format_are_read(form: int, tmp_path: Path) -> None:
     assert classes(tmp_path) == [0, 1, 2]
 
 
-def test_folders_and_hidden_files_in_an_archive_are_passed_over(tmp_path: Path) -> None:
+def test_folders_and_hidden_files_in_an_archive_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     with tarfile.open(tmp_path / "set" / "a.tar", "w") as tar:
         (tmp_path / "data").mkdir()
@@ -113,7 +113,7 @@ def test_compressed_archives_are_read_whatever_they_are_called(compression: Any,
     assert classes(tmp_path) == [1, 2]
 
 
-def test_an_archive_and_a_compressed_one_of_like_names_are_told_apart(tmp_path: Path) -> None:
+def test_a_plain_and_a_compressed_archive_of_similar_names_are_distinguished(tmp_path: Path) -> None:
     put(tmp_path, "a.tar", item(0) + item(1))
     put(tmp_path, "a.tar.gz", item(2) + item(3))
     assert index_archives(tmp_path)[1] == []
@@ -209,7 +209,7 @@ def test_interleaved_members_are_reported_with_their_item(tmp_path: Path) -> Non
     assert any("q.json" in reason or "interleaved" in reason for *_, reason in found)
 
 
-def test_a_member_twice_is_reported(tmp_path: Path) -> None:
+def test_a_repeated_member_is_reported(tmp_path: Path) -> None:
     put(tmp_path, "a.tar", [*item(0), ("p.cls", b"1"), ("p.json", b"{}"), ("p.cls", b"2")])
     assert problems_of(tmp_path) == [("a.tar", 1, "'p.cls' appears twice")]
 
@@ -227,7 +227,7 @@ def test_a_missing_member_is_reported_and_can_be_allowed(at: int, tmp_path: Path
     assert verify_shards(tmp_path)[1] == []
 
 
-def test_an_archive_that_lacks_what_others_have_is_reported_and_can_be_allowed(tmp_path: Path) -> None:
+def test_an_archive_that_lacks_a_member_of_others_is_reported_and_can_be_allowed(tmp_path: Path) -> None:
     put(tmp_path, "a.tar", item(0) + item(1))
     put(tmp_path, "b.tar", item(2)[:1] + item(3)[:1])
     found = problems_of(tmp_path)
@@ -286,7 +286,7 @@ def test_a_damaged_archive_is_reported_whatever_is_allowed(kind: str, allow_miss
     assert {shard for shard, *_ in problems_of(tmp_path, allow_missing=allow_missing)} == {"b.tar"}
 
 
-def test_arrays_of_objects_and_arrays_that_lie_are_reported_with_their_item(tmp_path: Path) -> None:
+def test_object_arrays_and_inconsistent_arrays_are_reported_with_their_item(tmp_path: Path) -> None:
     folder = tmp_path / "arrays"
     folder.mkdir()
     np.save(folder / "good.npy", np.arange(3))
@@ -298,7 +298,7 @@ def test_arrays_of_objects_and_arrays_that_lie_are_reported_with_their_item(tmp_
     assert "Python objects" in found[0][2]
 
 
-def test_archives_in_two_folders_are_not_one_data_set(tmp_path: Path) -> None:
+def test_archives_in_two_folders_are_not_one_dataset(tmp_path: Path) -> None:
     for name in ("a", "b"):
         put(tmp_path / name, "x.tar", item(0))
     with pytest.raises(SourceError, match=r"."):
@@ -324,7 +324,7 @@ def test_another_programs_manifest_is_kept_aside(tmp_path: Path) -> None:
     assert classes(tmp_path) == [0, 1]
 
 
-def test_what_was_kept_aside_before_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_manifest_kept_aside_earlier_is_not_overwritten(tmp_path: Path) -> None:
     put(tmp_path, "a.tar", item(0))
     for version in ("first", "second"):
         (tmp_path / MANIFEST).write_text(json.dumps({"their": version}))
@@ -345,6 +345,6 @@ def test_an_archive_that_changed_is_noticed_and_can_be_indexed_again(tmp_path: P
 
 def test_progress_adds_up_to_all_bytes(tmp_path: Path) -> None:
     paths = [put(tmp_path, f"{number}.tar", item(number)) for number in range(3)]
-    told: list[int] = []
-    index_archives(tmp_path, progress=told.append, workers=2)
-    assert sum(told) == sum(path.stat().st_size for path in paths)
+    done_bytes: list[int] = []
+    index_archives(tmp_path, progress=done_bytes.append, workers=2)
+    assert sum(done_bytes) == sum(path.stat().st_size for path in paths)

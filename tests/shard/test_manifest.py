@@ -56,7 +56,7 @@ def test_a_manifest_comes_back_as_it_was(
     assert found.to_bytes() == manifest.to_bytes()
 
 
-def test_it_says_what_the_document_says(tmp_path: Path) -> None:
+def test_the_manifest_lists_totals_fields_and_shards(tmp_path: Path) -> None:
     write(tmp_path, 7, metadata={"lab": "é"})
     stored = json.loads((tmp_path / MANIFEST).read_text())
     known = {
@@ -78,7 +78,7 @@ def test_it_says_what_the_document_says(tmp_path: Path) -> None:
     ]
 
 
-def test_the_fingerprint_stands_for_the_items_and_not_for_the_place(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_the_items_and_not_on_the_folder(tmp_path: Path) -> None:
     one, other = write(tmp_path / "one"), write(tmp_path / "other")
     assert one.fingerprint == other.fingerprint
     longer = write(tmp_path / "longer", 8)
@@ -101,7 +101,7 @@ def test_a_flipped_bit_in_any_byte_is_refused(stored: tuple[Path, bytes]) -> Non
     path, content = stored
     for place in range(2 * len(content)):
         damaged = bytearray(content)
-        # One bit of every byte, another from byte to byte; and the one between lower case and upper case.
+        # One bit of every byte, a different one from byte to byte, and the bit between lower and upper case.
         damaged[place // 2] ^= 1 << (5 if place % 2 else 3 * place // 2 % 8)
         path.write_bytes(damaged)
         with pytest.raises((DamageError, SourceError), match=MANIFEST):
@@ -120,13 +120,13 @@ def test_every_shortened_manifest_is_refused(stored: tuple[Path, bytes]) -> None
     "content",
     [b"", b"[]", b"null", b"7", b'"text"', b"{}", b'{"total_samples": 7, "shards": []}', b"\xff\xfe", b"[" * 100_000],
 )
-def test_what_is_no_manifest_of_ours_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_files_that_are_not_manifests_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_bytes(content)
     with pytest.raises((DamageError, SourceError), match=MANIFEST):
         Manifest.read(tmp_path / MANIFEST)
 
 
-def test_another_programs_manifest_is_refused_with_the_cure(tmp_path: Path) -> None:
+def test_another_programs_manifest_is_refused_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text('{"total_samples": 7}')
     with pytest.raises(SourceError, match="penstock index"):
         TarSource(tmp_path)
@@ -149,7 +149,7 @@ def test_a_manifest_of_another_version_is_refused(tmp_path: Path) -> None:
     ],
     ids=["nothing", "archives", "unfinished", "no folder"],
 )
-def test_without_a_manifest_there_is_no_data_set(prepare: Callable[[Path], Any], match: str, tmp_path: Path) -> None:
+def test_without_a_manifest_there_is_no_dataset(prepare: Callable[[Path], Any], match: str, tmp_path: Path) -> None:
     folder = tmp_path / "set"
     folder.mkdir()
     prepare(folder)

@@ -1,4 +1,4 @@
-"""Different ids have different keys, and what cannot be told apart later is refused now."""
+"""Different ids have different keys, and ambiguous names are refused."""
 
 import pytest
 from hypothesis import given
@@ -36,7 +36,7 @@ def test_percent_signs_are_encoded_too() -> None:
 
 
 @pytest.mark.parametrize("sample_id", ["", None, 7, b"a", "\ud800"])
-def test_what_is_no_text_is_no_id(sample_id: object) -> None:
+def test_an_id_must_be_text(sample_id: object) -> None:
     with pytest.raises(OptionError, match="sample_id must be"):
         encode_key(sample_id)  # type: ignore[arg-type]
 
@@ -70,11 +70,11 @@ def test_fields_may_be_named_freely(name: str) -> None:
         (["a..b"], "dot"),
         (["x", "X"], "differ in more than case, got 'x' and 'X'"),
         (["lfp.Left", "lfp.left"], "differ in more than case"),
-        # What the webdataset library lowers is one name with the one that is taken.
+        # The webdataset library lowers names, so this is the reserved one.
         (["Metadata"], "(is reserved|differ in more than case)"),
     ],
 )
-def test_names_that_would_be_mistaken_are_refused(names: list[str], match: str) -> None:
+def test_ambiguous_field_names_are_refused(names: list[str], match: str) -> None:
     with pytest.raises(OptionError, match=match):
         check_fields(names, "metadata")
 
@@ -110,7 +110,7 @@ def test_no_two_suffixes_become_one_field(suffixes: list[str]) -> None:
     assert len(set(named.values())) == len(suffixes)
 
 
-def test_an_extension_that_tells_how_to_decode_is_left_out_of_the_name() -> None:
+def test_a_decodable_extension_is_not_part_of_the_field_name() -> None:
     assert field_names(["spikes.npy", "metadata.json", "jpg", "left.png"]) == {
         "spikes.npy": "spikes",
         "metadata.json": "metadata",

@@ -25,12 +25,12 @@ def payload(number: int, size: int) -> bytes:
 
 
 def shard(folder: Path, sizes: list[int], compression: Any = "none") -> ShardFile:
-    """Write one item of one member for each size; its bytes come in two pieces, as those of arrays do."""
+    """Write one item of one member for each size; its bytes come in two buffers, as those of arrays do."""
     file = ShardFile(folder, "a.tar", compression)
     for number, size in enumerate(sizes):
         content = payload(number, size)
-        pieces = (content[: size // 3], memoryview(content)[size // 3 :])
-        file.add(f"key{number}", ["bin"], [Payload("bin", pieces, size)])
+        buffers = (content[: size // 3], memoryview(content)[size // 3 :])
+        file.add(f"key{number}", ["bin"], [Payload("bin", buffers, size)])
     return file
 
 
@@ -44,10 +44,8 @@ near = st.builds(
 
 @settings(max_examples=25, deadline=None)
 @given(sizes=st.lists(near, min_size=1, max_size=5), compression=st.sampled_from(["none", "gz"]))
-@example(sizes=[AT_ONCE - TAR_BLOCK], compression="none")  # what is held is full with the member
-@example(
-    sizes=[3 * AT_ONCE - TAR_BLOCK, AT_ONCE - TAR_BLOCK - 1024], compression="none"
-)  # and with the end of the archive
+@example(sizes=[AT_ONCE - TAR_BLOCK], compression="none")  # the member fills the buffer exactly
+@example(sizes=[3 * AT_ONCE - TAR_BLOCK, AT_ONCE - TAR_BLOCK - 1024], compression="none")  # the end of the archive does
 @example(sizes=[AT_ONCE - TAR_BLOCK, 2 * AT_ONCE], compression="none")
 def test_the_archive_has_every_byte_in_its_place(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], compression: Any
@@ -66,7 +64,7 @@ def test_the_archive_has_every_byte_in_its_place(
     assert column.checksums.tolist() == [xxhash.xxh3_64_intdigest(whole[begin:end]) for begin, end in borders]
 
 
-def test_all_but_the_last_bytes_are_written_at_multiples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_are_aligned_except_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
     write = os.write
 

@@ -26,7 +26,7 @@ dtypes = st.sampled_from(
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> SideIndex:
+def side_indexes(draw: st.DrawFn) -> SideIndex:
     """Regular and irregular items, with members that some lack, arrays of one or of several shapes."""
     builder = SideIndexBuilder()
     at = 0
@@ -44,12 +44,12 @@ def layouts(draw: st.DrawFn) -> SideIndex:
     return builder.build(at + 1024)
 
 
-def facts(layout: SideIndex) -> dict[str, Any]:
-    rows = np.arange(layout.n_items)
+def facts(side_index: SideIndex) -> dict[str, Any]:
+    rows = np.arange(side_index.n_items)
     return {
-        "items": layout.n_items,
-        "bytes": layout.tar_bytes,
-        "keys": layout.keys.tolist(),
+        "items": side_index.n_items,
+        "bytes": side_index.tar_bytes,
+        "keys": side_index.keys.tolist(),
         "columns": [
             (
                 c.suffix,
@@ -61,16 +61,16 @@ def facts(layout: SideIndex) -> dict[str, Any]:
                 c.shape,
                 c.data_offset,
             )
-            for c in layout.columns
+            for c in side_index.columns
         ],
     }
 
 
-@given(layouts())
-def test_an_index_comes_back_as_it_was(layout: SideIndex) -> None:
-    stored = layout.to_bytes()
+@given(side_indexes())
+def test_an_index_comes_back_as_it_was(side_index: SideIndex) -> None:
+    stored = side_index.to_bytes()
     found = SideIndex.from_bytes(stored, "a.index")
-    assert facts(found) == facts(layout)
+    assert facts(found) == facts(side_index)
     assert found.to_bytes() == stored
 
 
@@ -78,7 +78,7 @@ def test_an_index_comes_back_as_it_was(layout: SideIndex) -> None:
     st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=8)
     | st.builds(lambda a, b, n: [a + b * i for i in range(n)], st.integers(0, 9), st.integers(-9, 9), st.integers(1, 9))
 )
-def test_numbers_are_what_they_were_made_of(values: list[int]) -> None:
+def test_numbers_equal_the_values_they_were_made_from(values: list[int]) -> None:
     numbers = Numbers.from_values(values)
     assert numbers.at(np.arange(len(values))).tolist() == values
     assert [numbers.value_at(row) for row in range(len(values))] == values
@@ -221,12 +221,12 @@ def test_a_header_longer_than_the_index_is_refused() -> None:
         SideIndex.from_bytes(body + xxhash.xxh3_128_digest(body), "a.index")
 
 
-def test_the_resealed_index_is_a_good_one() -> None:
+def test_the_resealed_index_is_valid() -> None:
     assert SideIndex.from_bytes(sealed(small(), lambda _: None), "a.index").n_items == 2
 
 
 def plant(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Put a hostile index into a data set, and a manifest that names it."""
+    """Put a hostile index into a dataset, and a manifest that lists it."""
     path = folder / "shard_000000.tar.index"
     path.write_bytes(sealed(path.read_bytes(), change))
     digest = xxhash.xxh3_128_hexdigest(path.read_bytes())
@@ -289,7 +289,7 @@ def test_a_hostile_index_takes_no_memory_and_gives_no_wrong_items(
     ],
     ids=str,
 )
-def test_an_index_and_a_manifest_that_lie_alike_give_no_wrong_items(
+def test_an_index_and_a_manifest_with_the_same_lie_give_no_wrong_items(
     shape: list[int], dtype: str, data_offset: int, tmp_path: Path
 ) -> None:
     write(tmp_path, 3)

@@ -68,7 +68,7 @@ def test_the_standard_library_reads_names_of_up_to_a_hundred_bytes(length: int) 
 
 
 def test_a_longer_name_is_refused_with_its_length() -> None:
-    with pytest.raises(OptionError, match="at most 100 bytes, got .* with 101"):
+    with pytest.raises(OptionError, match=r"at most 100 bytes, got .* with 101"):
         header("é" * 50 + "a", 1)
 
 
@@ -104,7 +104,7 @@ def test_a_member_of_eight_gigabytes_is_refused() -> None:
 @example(0)
 @example(512)
 @example(513)
-def test_padding_reaches_the_next_whole_block(size: int) -> None:
+def test_padding_reaches_the_next_whole_tar_block(size: int) -> None:
     assert padded_size(size) % TAR_BLOCK == 0
     assert 0 <= padded_size(size) - size < TAR_BLOCK
 
@@ -150,7 +150,7 @@ def test_headers_of_the_oldest_kind_are_read(kind: bytes) -> None:
     assert [(m.name, m.head) for m in found(raw(b"a.bin", b"abc", kind=kind, ustar=False) + END)] == [("a.bin", b"abc")]
 
 
-def test_folders_are_passed_over_whatever_size_they_claim() -> None:
+def test_folders_are_skipped_whatever_size_they_claim() -> None:
     content = raw(b"data/", size=b"00000007777", kind=b"5") + raw(b"data/a.bin", b"abc") + END
     assert [(m.name, m.begin, m.head) for m in found(content)] == [("data/a.bin", TAR_BLOCK, b"abc")]
 
@@ -162,7 +162,7 @@ def test_a_pax_header_gives_name_and_size() -> None:
     assert [(m.name, m.size, m.head) for m in found(content + END)] == [("é/a.bin", 3, b"abc")]
 
 
-def test_a_global_pax_header_without_names_is_passed_over() -> None:
+def test_a_global_pax_header_without_names_is_skipped() -> None:
     content = raw(b"g", record("comment", "written by git"), kind=b"g") + raw(b"a.bin", b"abc") + END
     assert [m.name for m in found(content)] == ["a.bin"]
 
@@ -187,7 +187,7 @@ def test_an_empty_archive_has_no_members() -> None:
     ("kind", "what"),
     [(b"1", "hard link"), (b"2", "symbolic link"), (b"3", "device"), (b"4", "device"), (b"6", "pipe")],
 )
-def test_what_is_no_file_is_refused(kind: bytes, what: str) -> None:
+def test_members_that_are_not_files_are_refused(kind: bytes, what: str) -> None:
     refused(raw(b"a.bin", b"abc") + raw(b"b.bin", kind=kind) + END, rf"'b\.bin' is a {what}")
 
 
@@ -237,7 +237,7 @@ def test_a_global_header_that_names_all_members_alike_is_refused(records: bytes)
     refused(raw(b"g", records, kind=b"g") + raw(b"a.bin", b"abc") + END, "the same name or size")
 
 
-def test_a_sparse_file_is_refused_rather_than_read_as_what_it_is_not() -> None:
+def test_a_sparse_file_is_refused() -> None:
     sparse = pax(record("GNU.sparse.major", "1") + record("GNU.sparse.minor", "0") + record("GNU.sparse.name", "a.bin"))
     refused(sparse + raw(b"GNUSparseFile.1/a.bin", b"1\n0\n3\n".ljust(TAR_BLOCK, b"\0") + b"abc") + END, "sparse")
 
@@ -282,7 +282,7 @@ def test_every_flipped_bit_of_a_header_is_refused_or_changes_nothing() -> None:
             whole.head,
         )
         harmless.append(bit // 8)
-    # What stands around the digits of the checksum says nothing: a leading zero, a space, a zero byte.
+    # The bytes around the digits of the checksum do not matter: a leading zero, a space, a zero byte.
     assert set(harmless) <= {148, 154, 155}
 
 
@@ -303,7 +303,7 @@ def test_anything_but_zeros_after_the_end_is_refused(after: bytes) -> None:
     refused(raw(b"a.bin", b"abc") + bytes(TAR_BLOCK) + after + END, "some.tar")
 
 
-def test_an_archive_that_ends_in_one_block_of_zeros_is_truncated() -> None:
+def test_an_archive_that_ends_in_one_tar_block_of_zeros_is_truncated() -> None:
     refused(raw(b"a.bin", b"abc") + bytes(TAR_BLOCK), "truncated")
     refused(raw(b"a.bin", b"abc"), "without the tar blocks that end an archive")
     refused(b"", "truncated")

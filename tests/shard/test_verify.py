@@ -32,13 +32,13 @@ def flip(path: Path, *places: int) -> None:
 
 @pytest.mark.parametrize("compression", ["none", "gz", "bz2", "xz"])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_healthy_data_set_has_no_problems(compression: Any, workers: int, tmp_path: Path) -> None:
+def test_a_healthy_dataset_has_no_problems(compression: Any, workers: int, tmp_path: Path) -> None:
     write(tmp_path, compression=compression)
-    told: list[int] = []
-    manifest, problems = verify_shards(tmp_path, workers=workers, progress=told.append)
+    done_bytes: list[int] = []
+    manifest, problems = verify_shards(tmp_path, workers=workers, progress=done_bytes.append)
     assert problems == []
     assert manifest.n_items == 7
-    assert sum(told) == sum(path.stat().st_size for path in tmp_path.glob("*.tar"))
+    assert sum(done_bytes) == sum(path.stat().st_size for path in tmp_path.glob("*.tar"))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_several_damaged_items_are_all_listed(tmp_path: Path) -> None:
     ]
 
 
-def test_the_blocks_at_the_end_are_checked(tmp_path: Path) -> None:
+def test_the_tar_blocks_at_the_end_are_checked(tmp_path: Path) -> None:
     write(tmp_path)
     flip(tmp_path / SECOND, 3 * 3072 + 5)
     assert found(tmp_path) == [(SECOND, None, "the tar blocks of zeros that end the archive are damaged")]
@@ -137,7 +137,7 @@ def test_swapped_shards_are_both_found(suffixes: tuple[str, ...], tmp_path: Path
     assert {shard for shard, *_ in found(tmp_path)} == {"shard_000000.tar", SECOND}
 
 
-def test_a_shard_of_another_data_set_is_found(tmp_path: Path) -> None:
+def test_a_shard_of_another_dataset_is_found(tmp_path: Path) -> None:
     write(tmp_path / "set")
     write(tmp_path / "other", make=lambda n: sample(n + 50))
     for suffix in ("", ".index"):
@@ -163,7 +163,7 @@ def test_a_damaged_manifest_is_an_error(change: Callable[[bytes], bytes], tmp_pa
         verify_shards(tmp_path)
 
 
-def test_a_shard_that_the_manifest_does_not_name_is_listed(tmp_path: Path) -> None:
+def test_a_shard_that_the_manifest_does_not_list_is_reported(tmp_path: Path) -> None:
     write(tmp_path)
     for suffix in ("", ".index"):
         (tmp_path / f"shard_000007.tar{suffix}").write_bytes((tmp_path / f"{SECOND}{suffix}").read_bytes())
@@ -172,7 +172,7 @@ def test_a_shard_that_the_manifest_does_not_name_is_listed(tmp_path: Path) -> No
     ]
 
 
-def test_an_unfinished_write_is_listed(tmp_path: Path) -> None:
+def test_an_unfinished_write_is_reported(tmp_path: Path) -> None:
     write(tmp_path)
     writer = ShardWriter(tmp_path, WriteOptions())
     writer.write(sample(0), None, None)
@@ -182,7 +182,7 @@ def test_an_unfinished_write_is_listed(tmp_path: Path) -> None:
     assert "has not finished" in reason
 
 
-def test_an_unfinished_write_alone_is_no_data_set(tmp_path: Path) -> None:
+def test_an_unfinished_write_alone_is_no_dataset(tmp_path: Path) -> None:
     writer = ShardWriter(tmp_path, WriteOptions(shard_size=1))
     writer.write(sample(0), None, None)
     writer.abandon()
@@ -219,7 +219,7 @@ def test_verify_and_reading_agree_on_every_damaged_byte_of_a_compressed_shard(co
     write(tmp_path, 4, shard_size=4, compression=compression)
     path = tmp_path / "shard_000000.tar"
     content = path.read_bytes()
-    end = len(content) - 30  # where sizes and checksums of the whole lie
+    end = len(content) - 30  # the sizes and checksums of the whole stream
     for place in range(len(content)) if SOAK else [*range(0, end, 5), *range(end, len(content))]:
         flip(path, place)
         assert (found(tmp_path) == []) == healthy(tmp_path), f"byte {place} of {len(content)}"

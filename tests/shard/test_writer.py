@@ -17,7 +17,7 @@ from penstock import TarSource
 from penstock.core.errors import OptionError, SourceError, WriteError
 from penstock.recipes.webdataset import WebDatasetWriter
 from penstock.shard.manifest import MANIFEST
-from tests.shard.samples import begun, contents, held, metadata, numbers, sample, write
+from tests.shard.samples import contents, metadata, numbers, open_files_in, sample, start_writer, write
 
 # -- what is written ---------------------------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ def test_the_folder_holds_shards_indexes_and_the_manifest_and_nothing_else(tmp_p
 
 
 @pytest.mark.parametrize(("shard_size", "sizes"), [(1, [1] * 7), (3, [3, 3, 1]), (7, [7]), (100, [7])])
-def test_shards_have_so_many_samples(shard_size: int, sizes: list[int], tmp_path: Path) -> None:
+def test_shards_have_the_requested_number_of_samples(shard_size: int, sizes: list[int], tmp_path: Path) -> None:
     assert [shard.n_items for shard in write(tmp_path, shard_size=shard_size).shards] == sizes
     assert numbers(tmp_path) == list(range(7))
     places = [(about["shard_idx"], about["sample_idx_in_shard"]) for about in metadata(tmp_path)]
@@ -62,18 +62,18 @@ def test_shards_have_so_many_samples(shard_size: int, sizes: list[int], tmp_path
 
 @pytest.mark.parametrize("compression", ["none", "gz"])
 @pytest.mark.parametrize("limit", [4608 + 512, 7000, 10_000, 14_848, 20_000, 10**6])
-def test_no_shard_is_larger_than_asked_for(limit: int, compression: Any, tmp_path: Path) -> None:
+def test_no_shard_exceeds_the_requested_size(limit: int, compression: Any, tmp_path: Path) -> None:
     manifest = write(tmp_path, 20, shard_size=100, max_shard_bytes=limit, compression=compression)
     assert all(shard.tar_bytes <= limit for shard in manifest.shards)
     assert all((tmp_path / shard.name).stat().st_size == shard.stored_bytes for shard in manifest.shards)
     assert numbers(tmp_path) == list(range(20))
-    # No shard ends much earlier than it must: another sample and a block of doubt would not have fitted.
+    # No shard ends much earlier than it must: another sample and one tar block would not have fitted.
     one = 6 * 512 + 512
     assert all(shard.tar_bytes + one > limit for shard in manifest.shards[:-1])
 
 
-def test_a_sample_larger_than_a_shard_may_be_is_refused_and_the_writer_goes_on(tmp_path: Path) -> None:
-    writer = begun(tmp_path, max_shard_bytes=8192)
+def test_a_sample_too_large_for_a_shard_is_refused_and_the_writer_continues(tmp_path: Path) -> None:
+    writer = start_writer(tmp_path, max_shard_bytes=8192)
     writer.write({"x": np.arange(10)}, None, None)
     with pytest.raises(OptionError, match=r"a shard of 8192 bytes, but sample 1 needs \d+\. Raise max_shard_bytes"):
         writer.write({"x": np.arange(10_000)}, None, None)
@@ -82,7 +82,7 @@ def test_a_sample_larger_than_a_shard_may_be_is_refused_and_the_writer_goes_on(t
     assert [len(x) for x in TarSource(tmp_path).take(np.arange(2))["x"]] == [10, 11]
 
 
-def test_arrays_of_any_length_are_taken(tmp_path: Path) -> None:
+def test_arrays_may_have_any_length(tmp_path: Path) -> None:
     write(tmp_path, make=lambda n: {"x": np.full(n * 20_000, n)})
     found = TarSource(tmp_path).take(np.arange(7))["x"]
     assert [(len(x), set(x.tolist())) for x in found] == [(n * 20_000, {n} if n else set()) for n in range(7)]
@@ -94,11 +94,11 @@ def test_arrays_of_any_length_are_taken(tmp_path: Path) -> None:
     st.integers(1, 4),
     st.sampled_from(["none", "gz"]),
 )
-def test_whatever_is_written_is_read(
+def test_written_samples_are_read_back(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[tuple[int, bool]], shard_size: int, compression: Any
 ) -> None:
     folder = tmp_path_factory.mktemp("set")
-    writer = begun(folder, shard_size=shard_size, compression=compression)
+    writer = start_writer(folder, shard_size=shard_size, compression=compression)
     for number, (size, named) in enumerate(sizes):
         fields = {"x": np.full(size, number, np.uint8), "b": bytes([number]) * (size % 600), "n": number}
         writer.write(fields, f"id.{number}" if named else None, {"size": size})
@@ -141,9 +141,7 @@ def test_whatever_is_written_is_read(
     ],
     ids=str,
 )
-def test_options_that_cannot_work_are_refused_before_anything_is_touched(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_invalid_options_are_refused_before_anything_is_written(options: dict[str, Any], tmp_path: Path) -> None:
     (name,) = options
     with pytest.raises(OptionError, match=name):
         WebDatasetWriter(tmp_path / "set", **options)
@@ -153,7 +151,7 @@ def test_options_that_cannot_work_are_refused_before_anything_is_touched(
 # -- ending ------------------------------------------------------------------------------------------------------------
 
 
-def test_without_samples_there_is_no_data_set(tmp_path: Path) -> None:
+def test_without_samples_there_is_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="no samples were written"), WebDatasetWriter(tmp_path):
         pass
     with pytest.raises(SourceError):
@@ -170,16 +168,16 @@ def write_and_fail(folder: Path, n_samples: int) -> None:
 
 
 @pytest.mark.parametrize("n_samples", [0, 1, 5])
-def test_an_exception_in_the_users_code_leaves_no_data_set(n_samples: int, tmp_path: Path) -> None:
+def test_an_exception_in_the_users_code_leaves_no_dataset(n_samples: int, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         write_and_fail(tmp_path, n_samples)
     with pytest.raises(SourceError, match="a writer has not finished there"):
         TarSource(tmp_path)
-    assert held(tmp_path) == []
+    assert open_files_in(tmp_path) == []
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_an_exception_leaves_the_data_set_that_was_there(tmp_path: Path) -> None:
+def test_an_exception_leaves_the_previous_dataset(tmp_path: Path) -> None:
     write(tmp_path)
     before = contents(tmp_path)
     with pytest.raises(ZeroDivisionError):
@@ -188,17 +186,17 @@ def test_an_exception_leaves_the_data_set_that_was_there(tmp_path: Path) -> None
     assert numbers(tmp_path) == list(range(7))
 
 
-def test_finishing_twice_is_fine_and_writing_after_it_is_not(tmp_path: Path) -> None:
+def test_finalize_is_idempotent_and_writing_after_it_is_refused(tmp_path: Path) -> None:
     writer = WebDatasetWriter(tmp_path)
     writer.write_sample(sample(0))
     assert writer.finalize() == writer.finalize()
-    with pytest.raises(WriteError, match="Could not write a sample: .* is complete"):
+    with pytest.raises(WriteError, match=r"Could not write a sample: .* is complete"):
         writer.write_sample(sample(1))
     assert numbers(tmp_path) == [0]
 
 
-def test_after_it_was_abandoned_a_writer_is_of_no_use(tmp_path: Path) -> None:
-    writer = begun(tmp_path)
+def test_an_abandoned_writer_is_unusable(tmp_path: Path) -> None:
+    writer = start_writer(tmp_path)
     writer.write(sample(0), None, None)
     writer.abandon()
     writer.abandon()
@@ -208,7 +206,7 @@ def test_after_it_was_abandoned_a_writer_is_of_no_use(tmp_path: Path) -> None:
         writer.commit()
 
 
-def test_a_writer_that_is_dropped_warns_and_lets_go(tmp_path: Path) -> None:
+def test_a_dropped_writer_warns_and_releases_the_folder(tmp_path: Path) -> None:
     def begin_and_drop() -> None:
         writer = WebDatasetWriter(tmp_path)
         writer.write_sample(sample(0))
@@ -217,11 +215,11 @@ def test_a_writer_that_is_dropped_warns_and_lets_go(tmp_path: Path) -> None:
 
     with pytest.warns(ResourceWarning, match="dropped without finalize"):
         begin_and_drop()
-    assert held(tmp_path) == []
+    assert open_files_in(tmp_path) == []
     write(tmp_path, 1)
 
 
-def test_a_writer_that_never_began_does_not_warn(tmp_path: Path) -> None:
+def test_a_writer_that_never_started_does_not_warn(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(WriteError, match="Could not open the folder"):
         WebDatasetWriter(tmp_path / "file")
@@ -232,4 +230,4 @@ def test_a_writer_that_never_began_does_not_warn(tmp_path: Path) -> None:
 
 def test_nothing_is_left_open_after_the_end(tmp_path: Path) -> None:
     write(tmp_path)
-    assert held(tmp_path) == []
+    assert open_files_in(tmp_path) == []

@@ -1,4 +1,4 @@
-"""Disks that are full and folders that are not ours or vanish: an error, and what was finished is kept."""
+"""Full disks, unwritable folders and folders that vanish: an error, and finished shards are kept."""
 
 import os
 import resource
@@ -14,7 +14,7 @@ from penstock.core.errors import SourceError, WriteError
 from penstock.recipes.webdataset import WebDatasetWriter
 from penstock.shard.manifest import MANIFEST
 from penstock.shard.writer import ShardWriter, WriteOptions
-from tests.shard.samples import begun, contents, held, numbers, sample, write
+from tests.shard.samples import contents, numbers, open_files_in, sample, start_writer, write
 
 NOBODY = 65534
 
@@ -29,13 +29,13 @@ def written_within(folder: Path, limit: int, options: dict[str, Any]) -> tuple[s
     try:
         write(folder, 8, make=big, **options)
     except WriteError as error:
-        return str(error), held(folder)
-    return "written", held(folder)
+        return str(error), open_files_in(folder)
+    return "written", open_files_in(folder)
 
 
 @pytest.mark.parametrize("compression", ["none", "bz2"])
 @pytest.mark.parametrize("shard_size", [1, 3])
-def test_a_full_disk_in_the_middle_of_a_shard_is_an_error_that_can_be_mended(
+def test_a_full_disk_in_the_middle_of_a_shard_is_an_error_that_resuming_recovers_from(
     shard_size: int, compression: Any, tmp_path: Path
 ) -> None:
     options = {"shard_size": shard_size, "compression": compression}
@@ -65,11 +65,11 @@ def many_small_shards_within(folder: Path, limit: int) -> tuple[str, list[str]]:
     try:
         write(folder, 40, make=lambda n: {"x": np.array([n, n], np.int32)}, shard_size=1)
     except WriteError as error:
-        return str(error), held(folder)
-    return "written", held(folder)
+        return str(error), open_files_in(folder)
+    return "written", open_files_in(folder)
 
 
-def test_a_full_disk_at_the_manifest_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_full_disk_at_the_manifest_leaves_the_previous_dataset(tmp_path: Path) -> None:
     assert isolated(many_small_shards_within, tmp_path / "whole", 10**6) == ("written", [])
     sizes = sorted((path.stat().st_size, path.name) for path in (tmp_path / "whole").iterdir())
     assert sizes[-1][1] == MANIFEST
@@ -86,7 +86,7 @@ def test_a_full_disk_at_the_manifest_leaves_what_was_there(tmp_path: Path) -> No
     assert contents(tmp_path / "set") == contents(tmp_path / "whole")
 
 
-def test_a_full_disk_at_the_very_beginning_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_full_disk_at_the_very_beginning_leaves_the_previous_dataset(tmp_path: Path) -> None:
     write(tmp_path / "set", 7)
     options = {"shard_size": 1, "metadata": {"text": "x" * 200_000}}
     error, still_open = isolated(written_within, tmp_path / "set", 100_000, options)
@@ -122,7 +122,7 @@ def test_a_folder_that_may_not_be_written_is_an_error_that_names_it(tmp_path: Pa
 
 
 def test_a_folder_that_vanishes_is_an_error(tmp_path: Path) -> None:
-    writer = begun(tmp_path / "set", shard_size=2)
+    writer = start_writer(tmp_path / "set", shard_size=2)
     writer.write(sample(0), None, None)
     for path in sorted((tmp_path / "set").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()

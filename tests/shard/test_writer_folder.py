@@ -1,4 +1,4 @@
-"""What else is in the folder: other people's files, the data set before, and a second writer."""
+"""Other content of the folder: files of other programs, the previous dataset, and a second writer."""
 
 import json
 import os
@@ -11,14 +11,14 @@ from penstock_test_parts import isolated
 from penstock.core.errors import WriteError
 from penstock.shard.manifest import MANIFEST
 from penstock.shard.writer import ShardWriter, WriteOptions
-from tests.shard.samples import begun, contents, numbers, sample, write
+from tests.shard.samples import contents, numbers, sample, start_writer, write
 
 # -- what is there already ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def others(tmp_path: Path) -> dict[str, bytes]:
-    """Put other people's files into the folder."""
+    """Put files of other programs into the folder."""
     files = {
         "notes.txt": b"mine",
         "shard_000009.tar": b"not yours",
@@ -44,7 +44,7 @@ def others(tmp_path: Path) -> dict[str, bytes]:
     ],
     ids=str,
 )
-def test_rewriting_leaves_no_stale_shard_and_nobody_elses_file_touched(
+def test_rewriting_removes_stale_shards_and_no_file_of_others(
     options: dict[str, Any], others: dict[str, bytes], tmp_path: Path
 ) -> None:
     write(tmp_path, 7)
@@ -56,7 +56,7 @@ def test_rewriting_leaves_no_stale_shard_and_nobody_elses_file_touched(
     assert numbers(tmp_path) == [100, 101, 102, 103, 104]
 
 
-def test_a_manifest_of_others_does_not_make_the_writer_remove_what_it_names(tmp_path: Path) -> None:
+def test_the_writer_does_not_remove_files_listed_in_a_foreign_manifest(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_bytes(b"three years")
     foreign = {"total_samples": 1, "shards": [{"shard_name": "thesis.txt"}]}
     (tmp_path / MANIFEST).write_text(json.dumps(foreign))
@@ -65,9 +65,9 @@ def test_a_manifest_of_others_does_not_make_the_writer_remove_what_it_names(tmp_
     assert numbers(tmp_path) == [0, 1]
 
 
-def test_the_old_data_set_is_readable_until_the_new_one_is_there(tmp_path: Path) -> None:
+def test_the_old_dataset_is_readable_until_the_new_one_is_published(tmp_path: Path) -> None:
     write(tmp_path, 7)
-    writer = begun(tmp_path)
+    writer = start_writer(tmp_path)
     for number in range(5):
         writer.write(sample(100 + number), None, None)
         assert numbers(tmp_path) == list(range(7))
@@ -86,7 +86,7 @@ def test_replacing_a_dataset_is_logged(tmp_path: Path, caplog: pytest.LogCapture
 
 
 def test_a_second_writer_is_refused_while_the_first_lives(tmp_path: Path) -> None:
-    first = begun(tmp_path)
+    first = start_writer(tmp_path)
     first.write(sample(0), None, None)
     for resume in (False, True):
         with pytest.raises(WriteError, match="Another writer is at work"):
@@ -99,7 +99,7 @@ def test_a_second_writer_is_refused_while_the_first_lives(tmp_path: Path) -> Non
 
 
 def test_a_second_writer_in_another_process_is_refused(tmp_path: Path) -> None:
-    first = begun(tmp_path)
+    first = start_writer(tmp_path)
     assert isolated(outcome_of_writing, tmp_path) == "Another writer"
     first.abandon()
     assert isolated(outcome_of_writing, tmp_path) == "written"
@@ -114,7 +114,7 @@ def outcome_of_writing(folder: Path) -> str:
 
 
 def test_a_child_process_does_not_keep_the_folder_locked(tmp_path: Path) -> None:
-    writer = begun(tmp_path)
+    writer = start_writer(tmp_path)
     writer.write(sample(0), None, None)
     waiting, telling = os.pipe()
     pid = os.fork()

@@ -1,4 +1,4 @@
-"""A writer that was stopped and goes on ends in the same bytes, or says why it cannot go on."""
+"""A writer that was stopped and resumes ends in the same bytes, or says why it cannot resume."""
 
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,14 @@ from penstock import create_shards_from_arrays
 from penstock.core.errors import OptionError, PenstockError, WriteError
 from penstock.recipes.webdataset import WebDatasetWriter
 from penstock.shard.writer import ShardWriter, WriteOptions
-from tests.shard.samples import begun, contents, numbers, sample, write
+from tests.shard.samples import contents, numbers, sample, start_writer, write
 
 
 @pytest.mark.parametrize("compression", ["none", "xz"])
 @pytest.mark.parametrize("stopped", range(9))
 def test_resuming_ends_in_the_same_bytes(stopped: int, compression: Any, tmp_path: Path) -> None:
     write(tmp_path / "whole", 8, compression=compression)
-    writer = begun(tmp_path / "set", compression=compression)
+    writer = start_writer(tmp_path / "set", compression=compression)
     for number in range(stopped):
         writer.write(sample(number), None, {"number": number})
     writer.abandon()
@@ -34,7 +34,7 @@ def test_resuming_an_empty_folder_starts_at_the_beginning(tmp_path: Path) -> Non
     assert contents(tmp_path / "one") == contents(tmp_path / "other")
 
 
-def test_resuming_a_complete_data_set_does_nothing(tmp_path: Path) -> None:
+def test_resuming_a_complete_dataset_does_nothing(tmp_path: Path) -> None:
     write(tmp_path)
     before = contents(tmp_path)
     writer = WebDatasetWriter(tmp_path, shard_size=3, resume=True)
@@ -58,7 +58,7 @@ def test_resuming_a_complete_data_set_does_nothing(tmp_path: Path) -> None:
     ids=str,
 )
 def test_resuming_with_other_options_is_refused(other: dict[str, Any], tmp_path: Path) -> None:
-    writer = begun(tmp_path)
+    writer = start_writer(tmp_path)
     for number in range(4):
         writer.write(sample(number), None, None)
     writer.abandon()
@@ -71,7 +71,7 @@ def test_resuming_with_other_options_is_refused(other: dict[str, Any], tmp_path:
 
 
 def test_resuming_with_other_fields_is_refused(tmp_path: Path) -> None:
-    writer = begun(tmp_path)
+    writer = start_writer(tmp_path)
     for number in range(4):
         writer.write(sample(number), None, None)
     writer.abandon()
@@ -82,8 +82,8 @@ def test_resuming_with_other_fields_is_refused(tmp_path: Path) -> None:
     resumed.abandon()
 
 
-def test_starting_anew_forgets_what_was_unfinished(tmp_path: Path) -> None:
-    writer = begun(tmp_path, shard_size=1)
+def test_starting_over_discards_the_unfinished_write(tmp_path: Path) -> None:
+    writer = start_writer(tmp_path, shard_size=1)
     for number in range(4):
         writer.write(sample(50 + number), None, None)
     writer.abandon()
@@ -99,7 +99,7 @@ def test_a_finished_shard_that_was_damaged_meanwhile_is_written_again_or_refused
     name: str, damage: str, tmp_path: Path
 ) -> None:
     write(tmp_path / "whole", 8, shard_size=2)
-    writer = begun(tmp_path / "set", shard_size=2)
+    writer = start_writer(tmp_path / "set", shard_size=2)
     for number in range(7):
         writer.write(sample(number), None, {"number": number})
     writer.abandon()
@@ -121,7 +121,7 @@ def test_a_finished_shard_that_was_damaged_meanwhile_is_written_again_or_refused
     assert contents(tmp_path / "set") == contents(tmp_path / "whole")
 
 
-def test_rows_of_arrays_go_on_where_they_stopped(tmp_path: Path) -> None:
+def test_rows_of_arrays_resume_where_they_stopped(tmp_path: Path) -> None:
     arrays = {"x": np.arange(20).reshape(10, 2), "y": np.arange(10.0)}
     create_shards_from_arrays(tmp_path / "whole", arrays, shard_size=3, show_progress=False)
     writer = WebDatasetWriter(tmp_path / "set", shard_size=3)

@@ -1,4 +1,4 @@
-"""Ids, fields and metadata come back as they were given; what cannot is refused by name and leaves no trace."""
+"""Ids, fields and metadata come back as they were given; invalid ones are refused by name and leave no trace."""
 
 import tarfile
 from pathlib import Path
@@ -11,7 +11,7 @@ import torch
 from penstock import TarSource
 from penstock.core.errors import OptionError
 from penstock.shard.writer import ShardWriter, WriteOptions
-from tests.shard.samples import begun, contents, held, ids, metadata, numbers, sample, write
+from tests.shard.samples import contents, ids, metadata, numbers, open_files_in, sample, start_writer, write
 
 STRANGE = [
     "sub-01.ses-2",
@@ -34,7 +34,7 @@ STRANGE = [
 
 
 def test_strange_ids_come_back_and_are_not_merged(tmp_path: Path) -> None:
-    writer = begun(tmp_path)
+    writer = start_writer(tmp_path)
     for number, one in enumerate(STRANGE):
         writer.write(sample(number), one, None)
     writer.commit()
@@ -44,8 +44,8 @@ def test_strange_ids_come_back_and_are_not_merged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when", [1, 4])
-def test_an_id_twice_is_refused(when: int, tmp_path: Path) -> None:
-    writer = begun(tmp_path)
+def test_a_repeated_id_is_refused(when: int, tmp_path: Path) -> None:
+    writer = start_writer(tmp_path)
     for number in range(6):
         if number == when:
             writer.write(sample(number), "one", None)
@@ -60,8 +60,8 @@ def test_an_id_twice_is_refused(when: int, tmp_path: Path) -> None:
     assert len(set(ids(tmp_path))) == 7
 
 
-def test_an_id_of_the_users_own_that_equals_a_number_to_come_is_noticed(tmp_path: Path) -> None:
-    writer = begun(tmp_path)
+def test_an_id_equal_to_a_later_automatic_key_is_refused(tmp_path: Path) -> None:
+    writer = start_writer(tmp_path)
     writer.write(sample(0), "sample_000000002", None)
     writer.write(sample(1), None, None)
     with pytest.raises(OptionError, match="sample_id must be unique"):
@@ -72,7 +72,7 @@ def test_an_id_of_the_users_own_that_equals_a_number_to_come_is_noticed(tmp_path
 
 
 def test_an_id_from_before_a_resume_is_remembered(tmp_path: Path) -> None:
-    first = begun(tmp_path, shard_size=2)
+    first = start_writer(tmp_path, shard_size=2)
     first.write(sample(0), "sample_000000003", None)
     first.write(sample(1), None, None)
     first.abandon()
@@ -87,15 +87,15 @@ def test_an_id_from_before_a_resume_is_remembered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sample_id", ["", 7, b"a", "\ud800"])
-def test_what_is_no_id_is_refused(sample_id: Any, tmp_path: Path) -> None:
-    writer = begun(tmp_path)
+def test_an_invalid_id_is_refused(sample_id: Any, tmp_path: Path) -> None:
+    writer = start_writer(tmp_path)
     with pytest.raises(OptionError, match="sample_id must be"):
         writer.write(sample(0), sample_id, None)
     writer.abandon()
 
 
 def test_the_users_metadata_do_not_overwrite_the_writers(tmp_path: Path) -> None:
-    writer = begun(tmp_path)
+    writer = start_writer(tmp_path)
     given = {"sample_id": "wrong", "modalities": [], "shard_idx": 99, "sample_idx_in_shard": 99, "trial": {"side": "é"}}
     writer.write(sample(0), "right", given)
     writer.commit()
@@ -111,7 +111,7 @@ def test_the_users_metadata_do_not_overwrite_the_writers(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("value", [{"a": "\0place\0"}, {"\0place\0": 1}, {"a": '","shard_idx":7,"b":"'}])
 def test_metadata_are_kept_whatever_they_contain(value: dict[str, Any], tmp_path: Path) -> None:
-    writer = begun(tmp_path)
+    writer = start_writer(tmp_path)
     writer.write(sample(0), "\0place\0", value)
     writer.commit()
     (about,) = metadata(tmp_path)
@@ -125,7 +125,7 @@ def test_metadata_are_kept_whatever_they_contain(value: dict[str, Any], tmp_path
 
 
 REFUSED: dict[str, tuple[Any, Any, Any, str]] = {
-    "no dict": ([1, 2], None, None, "must be a dict"),
+    "not a dict": ([1, 2], None, None, "must be a dict"),
     "nothing": ({}, None, None, "at least one field"),
     "None": (None, None, None, "must be a dict"),
     "a field less": ({"x": np.zeros(2, np.int32)}, None, None, r"lacks \['note'\]"),
@@ -142,11 +142,11 @@ REFUSED: dict[str, tuple[Any, Any, Any, str]] = {
     "metadata of objects": (sample(1), None, {"a": object()}, "must be a string, number, list or dict"),
     "metadata of NaN": (sample(1), None, {"a": float("nan")}, "got nan"),
     "metadata of numbers": (sample(1), None, {7: 1}, "must be strings, got 7"),
-    "metadata that is none": (sample(1), None, [1], "metadata must be a dict"),
-    "text that is none": ({**sample(1), "note": "\ud800"}, None, None, "'note'"),
+    "metadata that is not a dict": (sample(1), None, [1], "metadata must be a dict"),
+    "invalid text": ({**sample(1), "note": "\ud800"}, None, None, "'note'"),
     "an id of 200 letters": (sample(1), "i" * 200, None, "at most 100 bytes"),
-    "an id that is none": (sample(1), 7, None, "sample_id must be .* got 7"),
-    "an id twice": (sample(1), "sample_000000000", None, "sample_id must be unique"),
+    "an id that is not text": (sample(1), 7, None, "sample_id must be .* got 7"),
+    "a repeated id": (sample(1), "sample_000000000", None, "sample_id must be unique"),
 }
 
 
@@ -155,7 +155,7 @@ REFUSED: dict[str, tuple[Any, Any, Any, str]] = {
 def test_a_refused_sample_leaves_no_trace(kind: str, place: int, tmp_path: Path) -> None:
     bad, bad_id, about, match = REFUSED[kind]
     for folder in ("with", "without"):
-        writer = begun(tmp_path / folder)
+        writer = start_writer(tmp_path / folder)
         for number in range(5):
             if (
                 number == place
@@ -169,7 +169,7 @@ def test_a_refused_sample_leaves_no_trace(kind: str, place: int, tmp_path: Path)
                         "another dtype",
                         "another kind",
                         "array for text",
-                        "an id twice",
+                        "a repeated id",
                     )
                 )
             ):
@@ -183,9 +183,9 @@ def test_a_refused_sample_leaves_no_trace(kind: str, place: int, tmp_path: Path)
 
 def test_a_sample_that_is_refused_at_the_end_of_a_shard_does_not_end_it(tmp_path: Path) -> None:
     for folder in ("with", "without"):
-        writer = begun(tmp_path / folder, shard_size=100, max_shard_bytes=3 * 3584 + 1024)
+        writer = start_writer(tmp_path / folder, shard_size=100, max_shard_bytes=3 * 3584 + 1024)
         for number in range(4):
-            # Large enough that it would need another shard, and refused for its name.
+            # It would need another shard, and is refused for its name.
             if number == 1 and folder == "with":
                 with pytest.raises(OptionError, match="at most 100 bytes"):
                     writer.write({"x": np.zeros(800, np.int32), "note": "a" * 4000}, "i" * 200, None)
@@ -195,12 +195,12 @@ def test_a_sample_that_is_refused_at_the_end_of_a_shard_does_not_end_it(tmp_path
 
 
 def test_a_refused_sample_leaves_no_file_open(tmp_path: Path) -> None:
-    writer = begun(tmp_path, shard_size=1)
+    writer = start_writer(tmp_path, shard_size=1)
     writer.write(sample(0), None, None)
     with pytest.raises(OptionError):
         writer.write(sample(1), "i" * 200, None)
     writer.commit()
-    assert held(tmp_path) == []
+    assert open_files_in(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_a_refused_sample_leaves_no_file_open(tmp_path: Path) -> None:
         ({"f" * 90: 1}, "at most 100 bytes"),
     ],
 )
-def test_fields_that_would_be_mistaken_are_refused(fields: Any, match: str, tmp_path: Path) -> None:
-    writer = begun(tmp_path)
+def test_ambiguous_fields_are_refused(fields: Any, match: str, tmp_path: Path) -> None:
+    writer = start_writer(tmp_path)
     with pytest.raises(OptionError, match=match):
         writer.write(fields, None, None)
     writer.write(sample(0), None, None)
@@ -226,7 +226,7 @@ def test_fields_that_would_be_mistaken_are_refused(fields: Any, match: str, tmp_
 
 def test_fields_with_dots_and_unicode_come_back(tmp_path: Path) -> None:
     fields = {"lfp.left": 1, "é": 2.5, "x.npy": "text", "json": [1], "a b": b"\0"}
-    writer = begun(tmp_path)
+    writer = start_writer(tmp_path)
     writer.write(fields, None, None)
     writer.commit()
     source = TarSource(tmp_path)
@@ -236,7 +236,7 @@ def test_fields_with_dots_and_unicode_come_back(tmp_path: Path) -> None:
 
 
 def test_fields_may_come_in_another_order(tmp_path: Path) -> None:
-    writer = begun(tmp_path)
+    writer = start_writer(tmp_path)
     writer.write({"x": 1, "y": 2}, None, None)
     writer.write({"y": 20, "x": 10}, None, None)
     writer.commit()

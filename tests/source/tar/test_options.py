@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from penstock_test_shards import Sample, archive, indexed, member_places, npy, uniform, write
+from penstock_test_shards import Sample, archive, index_folder, member_places, npy, uniform, write
 
 from penstock import Index, OptionError, ReadError, SourceError, Span, TarSource
 from penstock.source import Take
@@ -37,7 +37,7 @@ def test_a_field_whose_size_varies_says_about_how_large_it_is(folder: Path, tmp_
     stored = TarSource(folder, decode=False).fields
     assert (stored["x"].item_bytes, stored["x"].typical_bytes) == (None, 8)
     archive(tmp_path / "a.tar", [{"png": b"no image", "txt": b"text"}] * 4)
-    indexed(tmp_path)
+    index_folder(tmp_path)
     assert TarSource(tmp_path).fields["png"].typical_bytes is None  # what an image takes is not known before
     assert TarSource(tmp_path).fields["txt"].typical_bytes >= 512
     assert TarSource(tmp_path, decode=False).fields["png"].typical_bytes >= 512
@@ -144,7 +144,7 @@ def test_a_pattern_names_the_archives_it_was_indexed_with(tmp_path: Path) -> Non
     for number in range(3):
         archive(tmp_path / f"train-{number:03d}.tar", [{"cls": b"%d" % (number * 2 + k)} for k in range(2)], number * 2)
     for pattern, items in ((tmp_path / "train-{000..001}.tar", 4), (tmp_path / "train-{001,002}.tar", 4)):
-        indexed(pattern)
+        index_folder(pattern)
         source = TarSource(pattern)
         assert len(source.index) == items
     assert source.take(np.arange(4))["cls"].tolist() == [2, 3, 4, 5]

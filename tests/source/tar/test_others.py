@@ -10,7 +10,17 @@ import numpy as np
 import penstock_test_shards
 import pytest
 from penstock_source_suite import Case, SourceSuite
-from penstock_test_shards import Kind, Sample, TarSuite, Truth, archive, check_in_a_spawned_process, grid, indexed, npy
+from penstock_test_shards import (
+    Kind,
+    Sample,
+    TarSuite,
+    Truth,
+    archive,
+    check_in_a_spawned_process,
+    grid,
+    index_folder,
+    npy,
+)
 
 
 def _foreign_orders(folder: Path, offset: int) -> tuple[Truth, int, Sample]:
@@ -27,7 +37,7 @@ def _foreign_orders(folder: Path, offset: int) -> tuple[Truth, int, Sample]:
     ]
     for number, start in enumerate(range(0, 11, 4)):
         archive(folder / f"part-{number}.tar", members[start : start + 4], start)
-    indexed(folder)
+    index_folder(folder)
 
     def truth(i: int) -> Sample:
         kinds = {"f": "f4", "big": "i4", "both": "f8", "c": "f4"}
@@ -55,7 +65,7 @@ def _foreign_geometry(folder: Path, offset: int) -> tuple[Truth, int, Sample]:
                 member = tarfile.TarInfo(f"zipped{number}.{suffix}")
                 member.size = len(payload)
                 tar.addfile(member, io.BytesIO(payload))
-    indexed(folder, allow_missing=True)
+    index_folder(folder, allow_missing=True)
     return lambda i: {"y": grid(i + offset), "x": np.int64(i + offset)}, 15, {"fields": ["y", "x"]}
 
 
@@ -69,7 +79,7 @@ def _foreign_dtypes(folder: Path, offset: int) -> tuple[Truth, int, Sample]:
             for i in range(4 * number, 4 * number + 4)
         ]
         archive(folder / f"{number}.tar", rows, 4 * number)
-    indexed(folder)
+    index_folder(folder)
     return lambda i: {"v": grid((i + offset) % 2, kinds[i // 4]), "cls": i + offset}, 12, {}
 
 
