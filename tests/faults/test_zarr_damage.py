@@ -190,7 +190,7 @@ def test_a_missing_chunk_is_damage_where_the_store_has_no_fill_value(tmp_path: P
     source = ZarrSource(path)
     chunk_file(path).unlink()
     error = check_damage(path, source)
-    assert "it is missing, and the store does not say what a missing chunk holds" in error.reason
+    assert "it is missing, and the store has no fill value" in error.reason
 
 
 # -- shards ------------------------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def test_a_damaged_table_is_noticed_and_harms_that_shard_only(tmp_path: Path, lo
     content[begin + place] ^= 0x10
     file.write_bytes(content)
     error = check_damage(path, ZarrSource(path), r"\(1[0-4], 0\)")
-    assert "the table of the shard 0: its checksum does not match" in error.reason
+    assert "the index of the shard 0: its checksum does not match" in error.reason
 
 
 @pytest.mark.parametrize("location", ["start", "end"])

@@ -19,7 +19,7 @@ from zarr.codecs import TransposeCodec
 from penstock import DamageError, ReadError, SourceError, Span
 from penstock.source.stored.source import ZarrSource
 from penstock.source.stored.zarr import local as zarr_store
-from penstock.source.stored.zarr.zarr_python import OtherArray
+from penstock.source.stored.zarr.zarr_python import ZarrPythonArray
 
 
 def numbers(*shape: int, dtype: str = "f4") -> np.ndarray:
@@ -61,7 +61,7 @@ def write(path: Path, data: np.ndarray, **options: Any) -> Path:
 def test_what_is_left_to_zarr_python_has_the_same_values(tmp_path: Path, options: dict[str, Any]) -> None:
     data = numbers(23, 3, dtype="i4")
     source = ZarrSource(write(tmp_path / "a", data, **options))
-    assert isinstance(source._arrays["data"], OtherArray)
+    assert isinstance(source._arrays["data"], ZarrPythonArray)
     assert source.index.largest_chunk == 4
     check_all(source, data)
     chosen = ZarrSource(tmp_path, {"x": ("a", slice(1, 3)), "y": ("a", 0)}).read(Span(2, 9))
@@ -91,7 +91,7 @@ def test_a_missing_chunk_is_damage_also_where_zarr_python_reads(tmp_path: Path, 
     check_all(source, data)
     (path / "2.1").unlink()
     with pytest.raises(
-        DamageError, match=r"item 9 in chunk \(2, 1\) of .*/a: it is missing, and the store does not say"
+        DamageError, match=r"item 9 in chunk \(2, 1\) of .*/a: it is missing, and the store has no fill value"
     ):
         source.read(Span(9, 20))
     assert source.read(Span(12, 23))["data"].tobytes() == data[12:].tobytes()
@@ -105,7 +105,7 @@ def test_what_are_no_numbers_is_refused(tmp_path: Path, dtype: Any) -> None:
     zarr.create_array(tmp_path / "a", shape=(5,), chunks=(5,), dtype=np.dtype(dtype), zarr_format=2)
     np.save(tmp_path / "a.npy", np.zeros(5, dtype))
     for name in ("a", "a.npy"):
-        with pytest.raises(SourceError, match=rf"/{name} is .*; use an array of numbers with rows"):
+        with pytest.raises(SourceError, match=rf"/{name} must be a numeric array with rows, got "):
             ZarrSource(tmp_path, [name])
 
 
@@ -138,21 +138,21 @@ def test_npy_files_of_many_chunks_are_read_by_threads(tmp_path: Path) -> None:
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "Fortran order": (
         lambda p: np.save(p, np.asfortranarray(numbers(4, 3))),
-        "Fortran order; save it anew, row by row",
+        "Fortran order; save it again in C order",
     ),
-    "0-d": (lambda p: np.save(p, np.float32(3)), r"float32 \(\); use an array of numbers with rows"),
+    "0-d": (lambda p: np.save(p, np.float32(3)), r"must be a numeric array with rows, got float32 \(\)"),
     "objects": (lambda p: np.save(p, np.array([{}, 1], object), allow_pickle=True), "Python objects"),
-    "empty": (lambda p: p.write_bytes(b""), r"no \.npy file"),
-    "an .npz": (lambda p: p.write_bytes(b"PK\x03\x04" + bytes(60)), r"no \.npy file"),
-    "text": (lambda p: p.write_text("1,2,3\n" * 30), r"no \.npy file"),
-    "a header that is cut": (lambda p: (np.save(p, numbers(4)), os.truncate(p, 40)), r"no \.npy file"),
+    "empty": (lambda p: p.write_bytes(b""), r"must be a \.npy file"),
+    "an .npz": (lambda p: p.write_bytes(b"PK\x03\x04" + bytes(60)), r"must be a \.npy file"),
+    "text": (lambda p: p.write_text("1,2,3\n" * 30), r"must be a \.npy file"),
+    "a header that is cut": (lambda p: (np.save(p, numbers(4)), os.truncate(p, 40)), r"must be a \.npy file"),
     "numbers that are cut": (
         lambda p: (np.save(p, numbers(9)), os.truncate(p, p.stat().st_size - 1)),
-        r"no \.npy file",
+        r"must be a \.npy file",
     ),
-    "a huge shape": (lambda p: p.write_bytes(header("(10**15, 3)")), r"no \.npy file"),
-    "a negative shape": (lambda p: p.write_bytes(header("(-1, 3)")), r"no \.npy file"),
-    "a shape that is code": (lambda p: p.write_bytes(header("__import__('os')")), r"no \.npy file"),
+    "a huge shape": (lambda p: p.write_bytes(header("(10**15, 3)")), r"must be a \.npy file"),
+    "a negative shape": (lambda p: p.write_bytes(header("(-1, 3)")), r"must be a \.npy file"),
+    "a shape that is code": (lambda p: p.write_bytes(header("__import__('os')")), r"must be a \.npy file"),
 }
 
 
@@ -246,13 +246,13 @@ def test_a_data_set_that_is_missing_is_answered_with_those_there_are(tmp_path: P
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["deep/x"], file["y"], file["single"], file["text"] = numbers(4), numbers(4), 3.0, ["a", "b"]
     for name in ("z", "deep", "y/z", "."):
-        with pytest.raises(SourceError, match=r"a\.h5 has no data set '.*'; it has deep/x, single, text, y\."):
+        with pytest.raises(SourceError, match=r"a\.h5 has no dataset '.*'; it has deep/x, single, text, y\."):
             ZarrSource(tmp_path / "a.h5", [name])
     for name in ("single", "text"):
-        with pytest.raises(SourceError, match=rf"a\.h5/{name} is .*; use an array of numbers with rows"):
+        with pytest.raises(SourceError, match=rf"a\.h5/{name} must be a numeric array with rows, got "):
             ZarrSource(tmp_path / "a.h5", [name])
     (tmp_path / "b.h5").write_bytes(b"no HDF5")
-    with pytest.raises(SourceError, match=r"b\.h5 cannot be opened"):
+    with pytest.raises(SourceError, match=r"Could not open .*b\.h5"):
         ZarrSource(tmp_path / "b.h5", ["x"])
 
 
@@ -275,7 +275,7 @@ def test_a_data_set_that_is_gone_or_has_shrunk_is_a_read_error(tmp_path: Path) -
     source = hdf5(tmp_path / "a.h5", numbers(20, 2))
     source.close()
     hdf5(tmp_path / "a.h5", numbers(10, 2)).close()
-    with pytest.raises(ReadError, match=r"a\.h5/x has changed: \(20, 2\) then, \(10, 2\) now"):
+    with pytest.raises(ReadError, match=r"a\.h5/x has changed since it was opened: \(20, 2\) then, \(10, 2\) now"):
         source.read(Span(0, 1))
     source.close()
     (tmp_path / "a.h5").unlink()
@@ -292,7 +292,7 @@ def test_a_damaged_chunk_of_a_data_set_is_a_read_error(tmp_path: Path) -> None:
     with (tmp_path / "a.h5").open("r+b") as file:
         file.seek(place.byte_offset)
         file.write(b"\xff" * place.size)
-    with pytest.raises(ReadError, match=r"Rows 8–11 of .*a\.h5/x cannot be read"):
+    with pytest.raises(ReadError, match=r"Could not read rows 8–11 of .*a\.h5/x"):
         source.read(Span(8, 12))
     assert source.read(Span(0, 10))["data"].tobytes() == data[:10].tobytes()
     source.close()

@@ -18,7 +18,7 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ZstdCode
 
 from penstock import OptionError, Span
 from penstock.source.stored.source import ZarrSource
-from penstock.source.stored.zarr.zarr_python import OtherArray
+from penstock.source.stored.zarr.zarr_python import ZarrPythonArray
 
 # -- stores: every value tells where it lies ---------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ def test_every_layout_is_read_as_zarr_reads_it(tmp_path: Path, layout: tuple[str
         data = encoded(shape, dtype)
         path = write(tmp_path / f"{shape}", data, chunks, layout, separator)
         source = ZarrSource(path)
-        assert not isinstance(source._arrays["data"], OtherArray)
+        assert not isinstance(source._arrays["data"], ZarrPythonArray)
         check_all(source, data)
         source.close()
 
@@ -303,5 +303,5 @@ class TestZarr(SourceSuite):
 
 
 def test_arrays_in_the_place_of_the_path_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="give a path or a URL first"):
+    with pytest.raises(OptionError, match="path must be a path or a URL"):
         ZarrSource({"x": tmp_path})  # type: ignore[arg-type]

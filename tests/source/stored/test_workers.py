@@ -85,13 +85,13 @@ def test_all_readers_of_a_source_have_as_many_helpers_as_it_says(
     source: ZarrSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
-    real = zarr_store.ZarrArray.stored_chunk
+    real = zarr_store.ZarrArray.locate_chunk
 
     def counting(self: Any, coordinates: Any) -> Any:
         counted.append(len(zarr_threads()))
         return real(self, coordinates)
 
-    monkeypatch.setattr(zarr_store.ZarrArray, "stored_chunk", counting)
+    monkeypatch.setattr(zarr_store.ZarrArray, "locate_chunk", counting)
     with ThreadPoolExecutor(6) as readers:
         assert set(readers.map(lambda _: check_all(source), range(24))) == {"alive"}
     assert max(counted) == 1  # of two threads, the reader is one
@@ -143,7 +143,7 @@ def test_an_error_waits_until_nobody_writes_to_the_rows_any_more(tmp_path: Path)
     source = ZarrSource(write(tmp_path), ["x"], threads=2)
     (tmp_path / "x" / "0").write_bytes(b"broken")
     array = source._arrays["x"]
-    real = type(array).stored_chunk
+    real = type(array).locate_chunk
     reached, go_on, late = threading.Event(), threading.Event(), []
 
     def slow(self: Any, coordinates: tuple[int, ...]) -> Any:
@@ -156,7 +156,7 @@ def test_an_error_waits_until_nobody_writes_to_the_rows_any_more(tmp_path: Path)
         return real(self, coordinates)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(array), "stored_chunk", slow)
+        patch.setattr(type(array), "locate_chunk", slow)
         with ThreadPoolExecutor(1) as reader:
             reading = reader.submit(source.read, Span(0, N))
             assert not wait([reading], timeout=0.1).done
@@ -288,6 +288,6 @@ def test_a_store_that_is_unreadable_is_a_read_error_with_the_chunk(source: ZarrS
     """A directory in place of the file: what no user, not even root, can read as a chunk."""
     (tmp_path / "x" / "2").unlink()
     (tmp_path / "x" / "2").mkdir()
-    with pytest.raises(ReadError, match=r"Chunk \(2,\) of .*/x cannot be read: .*directory"):
+    with pytest.raises(ReadError, match=r"Could not read chunk \(2,\) of .*/x: .*directory"):
         source.read(Span(0, N))
     assert source.read(Span(30, N))["x"].tolist() == list(range(30, N))

@@ -136,7 +136,7 @@ def test_an_array_without_metadata_is_taken_with_a_scale(tmp_path: Path) -> None
             Multiscale.plain(tmp_path / "a", wrong, axes="cxyz")  # type: ignore[arg-type]
     with pytest.raises(SourceError, match=r"a has shape \(2, 3, 4, 5\), but 3 axes: \['z', 'y', 'x'\]"):
         Multiscale.plain(tmp_path / "a", (1, 1, 1))
-    with pytest.raises(SourceError, match=r"There is no array at .*nowhere"):
+    with pytest.raises(SourceError, match=r"No array at .*nowhere"):
         Multiscale.plain(tmp_path / "nowhere", (1, 1, 1))
 
 

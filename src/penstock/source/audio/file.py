@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import MissingDependency, OptionError, PenstockError, ReadError, SourceError
-from penstock.files.kinds import opened
+from penstock.files.kinds import open_regular_file
 from penstock.source.audio.resample import Resampler
 from penstock.source.chunked_rows import ChunkedRowReader
 
@@ -206,7 +206,7 @@ def _look_through(path: Path, *, whole: bool) -> int:
 
     libsndfile reads what is left without a word.
     """
-    with opened(path) as file:
+    with open_regular_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         head = os.pread(file.fileno(), 12, 0)
         try:

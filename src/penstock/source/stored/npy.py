@@ -1,4 +1,4 @@
-"""Rows of a `.npy` file, read as they are asked for."""
+"""Rows of a `.npy` file, read on demand."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -27,31 +27,33 @@ class NpyArray:
     offset: int
     n_bytes: int
     time_ns: int
-    """When the file was changed last."""
+    """Modification time of the file."""
 
     @classmethod
-    def opened(cls, path: Path) -> "NpyArray":
+    def open(cls, path: Path) -> "NpyArray":
         """Read the header."""
         try:
             status = path.stat()
             mapped = np.lib.format.open_memmap(path, mode="r")
-        except Exception as error:  # numpy evaluates the header, and raises whatever that does
-            raise SourceError(f"{path} is no .npy file that can be read row by row: {error}.") from error
+        except Exception as error:  # NumPy evaluates the header, which may raise anything
+            raise SourceError(f"{path} must be a .npy file that can be memory-mapped: {error}.") from error
         if not mapped.shape or mapped.dtype.kind not in "biufc":
-            raise SourceError(f"{path} is {mapped.dtype} {mapped.shape}; use an array of numbers with rows.")
+            raise SourceError(f"{path} must be a numeric array with rows, got {mapped.dtype} {mapped.shape}.")
         if not mapped.flags.c_contiguous:
-            raise SourceError(f"{path} has shape {mapped.shape} in Fortran order; save it anew, row by row.")
+            raise SourceError(
+                f"{path} must be in C order, got shape {mapped.shape} in Fortran order; save it again in C order."
+            )
         stored, offset = mapped.dtype, int(mapped.offset)
         return cls(path, mapped.shape, stored.newbyteorder("="), stored, offset, status.st_size, status.st_mtime_ns)
 
     @property
     def chunk_rows(self) -> int:
-        """About a megabyte."""
+        """Rows per chunk: about a megabyte."""
         return max(1, min(self.shape[0], (1 << 20) // max(1, self._row_bytes)))
 
     @property
     def chunk_shape(self) -> tuple[int, ...]:
-        """Whole rows."""
+        """Shape of a chunk: whole rows."""
         return (self.chunk_rows, *self.shape[1:])
 
     @property
@@ -59,7 +61,7 @@ class NpyArray:
         return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
 
     def check_unchanged(self) -> None:
-        """Raise where the file has another size now, or another header."""
+        """Raise ReadError if the file has another size or header now."""
         try:
             found = self.path.stat()
         except OSError as error:
@@ -67,7 +69,7 @@ class NpyArray:
         if (found.st_size, found.st_mtime_ns) == (self.n_bytes, self.time_ns):
             return
         try:
-            now = NpyArray.opened(self.path)
+            now = NpyArray.open(self.path)
         except SourceError as error:
             raise ReadError(f"The array {self.path} has changed since it was opened: {error}") from error
         if replace(now, time_ns=self.time_ns) != self:
@@ -79,14 +81,14 @@ class NpyArray:
     def close(self) -> None:
         """Do nothing: no file stays open."""
 
-    def sampled(self) -> bytes:
-        """Return some bytes of some rows."""
+    def fingerprint_bytes(self) -> bytes:
+        """Return some bytes of the file, at regular distances."""
         with self.path.open("rb") as file:
             found = [os.pread(file.fileno(), 1024, place) for place in range(0, self.n_bytes, 1 + self.n_bytes // 16)]
         return b"".join(found)
 
     def tasks(self, start: int, stop: int, selection: Selection, out: NDArray[Any]) -> Iterator[Callable[[], int]]:
-        """Yield one read for each chunk."""
+        """Yield one task per chunk."""
         for first in range(start, stop, self.chunk_rows):
             last = min(stop, first + self.chunk_rows)
             yield partial(self._read, first, last, selection, out[first - start : last - start])
@@ -95,17 +97,20 @@ class NpyArray:
         whole = all((low, high) == (0, size) for (low, high), size in zip(selection, self.shape[1:], strict=True))
         direct = whole and out.flags.c_contiguous and self.stored_dtype.isnative
         rows = out if direct else np.empty((stop - start, *self.shape[1:]), self.stored_dtype)
-        wanted = rows.reshape(-1).view(np.uint8)
+        target = rows.reshape(-1).view(np.uint8)
         try:
             handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                found = read_into(handle, wanted, self.offset + start * self._row_bytes)
+                found = read_into(handle, target, self.offset + start * self._row_bytes)
             finally:
                 os.close(handle)
         except OSError as error:
-            raise ReadError(f"Rows {start}–{stop - 1} of {self.path} cannot be read: {error}.") from error
-        if found != len(wanted):
-            raise ReadError(f"Rows {start}–{stop - 1} of {self.path}: {found} of {len(wanted)} bytes are there.")
+            raise ReadError(f"Could not read rows {start}–{stop - 1} of {self.path}: {error}.") from error
+        if found != len(target):
+            raise ReadError(
+                f"Could not read rows {start}–{stop - 1} of {self.path}: {found} of {len(target)} bytes are there; "
+                "it was truncated."
+            )
         if not direct:
             out[...] = rows[(slice(None), *(slice(low, high) for low, high in selection))]
         return found

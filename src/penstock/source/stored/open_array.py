@@ -1,4 +1,4 @@
-"""Arrays by the path or URL where they are: `.npy`, HDF5, our zarr, and whatever else zarr-python reads."""
+"""Opens stored arrays by path or URL: `.npy`, HDF5 and zarr."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,66 +12,66 @@ from penstock.source.stored.hdf5 import Hdf5Array
 from penstock.source.stored.npy import NpyArray
 from penstock.source.stored.zarr.codec import UnsupportedStoreError
 from penstock.source.stored.zarr.local import Selection, open_zarr
-from penstock.source.stored.zarr.zarr_python import OtherArray
+from penstock.source.stored.zarr.zarr_python import ZarrPythonArray
 
-__all__ = ["StoredArray", "opened_array"]
+__all__ = ["StoredArray", "open_array"]
 
 _HDF5 = (".h5", ".hdf5", ".nwb")
 
 
 class StoredArray(Protocol):
-    """An array whose rows can be read; picklable, and opened anew in every process."""
+    """An array whose rows can be read; picklable, and opened separately in every process."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Rows first."""
+        """Shape of the array; rows are axis 0."""
         ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the numbers as they are given."""
+        """Dtype of the rows as read, in native byte order."""
         ...
 
     @property
     def chunk_rows(self) -> int:
-        """Rows that are stored together."""
+        """Rows per chunk."""
         ...
 
     @property
     def chunk_shape(self) -> tuple[int, ...]:
-        """What is stored together, along each axis."""
+        """Shape of a chunk."""
         ...
 
     def check_unchanged(self) -> None:
-        """Raise ReadError where somebody has changed the array since it was opened."""
+        """Raise ReadError if the array has changed since it was opened."""
         ...
 
     def close(self) -> None:
-        """Let go of files; the next read opens them again."""
+        """Close files; the next read opens them again."""
         ...
 
-    def sampled(self) -> bytes:
+    def fingerprint_bytes(self) -> bytes:
         """Return a little of the content, to tell this array from another one of the same shape."""
         ...
 
     def tasks(self, start: int, stop: int, selection: Selection, out: NDArray[Any]) -> Iterator[Callable[[], int]]:
-        """Yield what has to be done to read rows into `out`; each call returns the bytes that it decoded."""
+        """Yield tasks that together read rows [start, stop) into `out`; each returns the number of bytes decoded."""
         ...
 
 
-def opened_array(where: str) -> StoredArray:
-    """Return the array at a path: a zarr array, a `.npy` file, `FILE.h5/DATASET`, or a URL of a zarr array."""
+def open_array(where: str) -> StoredArray:
+    """Open a `.npy` file, `FILE.h5/DATASET`, or a zarr array at a path or URL."""
     if "://" in where:
-        return OtherArray.opened(where)
+        return ZarrPythonArray.open(where)
     path = Path(where).absolute()
     if path.suffix == ".npy" and path.is_file():
-        return NpyArray.opened(path)
+        return NpyArray.open(path)
     file = next((parent for parent in (path, *path.parents) if parent.suffix in _HDF5 and parent.is_file()), None)
     if file is not None:
-        return Hdf5Array.opened(file, str(path.relative_to(file)))
+        return Hdf5Array.open(file, str(path.relative_to(file)))
     if not path.exists():
-        raise SourceError(f"There is no array at {where}.")
+        raise SourceError(f"No array at {where}.")
     try:
         return open_zarr(path)
     except UnsupportedStoreError:
-        return OtherArray.opened(str(path))
+        return ZarrPythonArray.open(str(path))

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import OptionError, SourceError
-from penstock.source.stored.open_array import StoredArray, opened_array
-from penstock.source.stored.zarr.zarr_python import remote_attributes
+from penstock.source.stored.open_array import StoredArray, open_array
+from penstock.source.stored.zarr.zarr_python import read_remote_attributes
 
 __all__ = ["Axis", "Level", "Multiscale"]
 
@@ -112,7 +112,7 @@ class Multiscale:
         """
         name = os.fspath(where)
         named = _axes(list(axes), name)
-        array = opened_array(name)
+        array = open_array(name)
         shift = [0.0] * len(named) if translation is None else translation
         sizes = _numbers(scale, len(named), f"scale of {name}", positive=True)
         level = Level(name, array, sizes, _numbers(shift, len(named), f"translation of {name}"))
@@ -158,7 +158,7 @@ class Multiscale:
 def _attributes(where: str) -> Mapping[str, Any]:
     """Return the attributes of the group at a path or URL."""
     if "://" in where:
-        return remote_attributes(where)
+        return read_remote_attributes(where)
     folder = Path(where)
     if not folder.exists():
         raise SourceError(f"There is no volume at {where}: the path does not exist.")
@@ -222,7 +222,7 @@ def _level(
     if not scaled:
         raise SourceError(f"{title} has no scale; its coordinateTransformations must have one.")
     try:
-        array = opened_array(f"{where.rstrip('/')}/{path}")
+        array = open_array(f"{where.rstrip('/')}/{path}")
     except OptionError as error:
         raise SourceError(f"{title} cannot be opened: {error}") from error
     both = tuple(a * b for a, b in zip(scale, common[0], strict=True))

@@ -297,7 +297,7 @@ class VolumeSource:
             digest.update(repr(options).encode())
         for volume in self._volumes:
             digest.update(repr((volume.shape, volume.scale, volume.translation, volume.axes, volume.at)).encode())
-            digest.update(repr((str(volume.array.dtype), volume.chunk)).encode() + volume.array.sampled())
+            digest.update(repr((str(volume.array.dtype), volume.chunk)).encode() + volume.array.fingerprint_bytes())
         return digest.hexdigest()[:32]
 
 

@@ -1,1 +1,1 @@
-"""Zarr arrays: decoded here, or read by zarr-python."""
+"""Zarr arrays: a fast path for local stores, and zarr-python for all others."""

@@ -1,7 +1,7 @@
-"""From the bytes of a zarr chunk to numbers, straight into their place.
+"""Decodes zarr chunks straight into the output array.
 
-What zarr calls a pipeline of codecs is, in nearly all stores, one compressor over plain bytes. That case is done here:
-decompressed into memory that is given, with no thread of its own and no copy. All others are zarr-python's.
+In nearly all stores, the codec pipeline of zarr is one compressor over plain bytes. That case is handled here, without
+extra threads or copies. All other cases are left to zarr-python.
 """
 
 import bz2
@@ -25,7 +25,7 @@ _STREAMS: dict[str, Any] = {
     "zlib": zlib.decompressobj,
     "bz2": bz2.BZ2Decompressor,
 }
-_MOST_RATIO = 1 << 21  # bz2 makes 45 bytes of 46 MB of zeros
+_MAX_RATIO = 1 << 21  # bz2 compresses 46 MB of zeros to 45 bytes
 _V3_TYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
     "complex64", "complex128",
@@ -33,7 +33,7 @@ _V3_TYPES = (
 
 
 class UnsupportedStoreError(Exception):
-    """What is not done here, but by zarr-python. Never leaves this package."""
+    """A store that the fast path does not support, but zarr-python may. Never leaves this package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,34 +41,34 @@ class Codec:
     """How the bytes of one chunk are stored; picklable."""
 
     dtype: np.dtype[Any]
-    """As stored, with its byte order."""
+    """Stored dtype, with its byte order."""
 
     compressor: str | None
     """Its name in numcodecs; None for plain bytes."""
 
     checksum: bool = False
-    """Whether a CRC-32C of the bytes before it stands at the end."""
+    """Whether the chunk ends with a CRC-32C of the bytes before it."""
 
     @property
-    def plain(self) -> bool:
-        """Whether the bytes of a chunk are its numbers."""
+    def is_plain(self) -> bool:
+        """Whether the bytes of a chunk are its values, uncompressed and in native byte order."""
         return self.compressor is None and not self.checksum and self.dtype.isnative
 
-    def body(self, stored: memoryview, expected: int) -> memoryview:
-        """Return what is compressed of a chunk; raise ValueError where its checksum, or the size it says, is wrong.
+    def check_body(self, stored: memoryview, expected: int) -> memoryview:
+        """Return the chunk without its checksum; raise ValueError if the checksum or the decompressed size is wrong.
 
-        To be asked before memory for `expected` bytes is taken.
+        To be called before `expected` bytes are allocated.
         """
-        body = _checked(stored) if self.checksum else stored
-        # numcodecs leaves the rest of its destination as it was where a chunk is too short, and does not say so.
+        body = _check_crc32c(stored) if self.checksum else stored
+        # If a chunk is too short, numcodecs silently leaves the rest of the output unchanged.
         if self.compressor is not None:
             _check_size(self.compressor, body, expected)
         elif len(body) != expected:
-            raise ValueError(f"{len(body)} bytes, but {expected} are expected")
+            raise ValueError(f"it must have {expected} bytes, got {len(body)}")
         return body
 
     def decode(self, body: memoryview, out: NDArray[np.uint8]) -> None:
-        """Put a `body` of as many bytes as `out` into it, in the store's byte order."""
+        """Decompress `body` into `out`, which must have the decompressed size; the byte order is that of the store."""
         if self.compressor is None:
             out[:] = np.frombuffer(body, np.uint8)
             return
@@ -77,23 +77,23 @@ class Codec:
                 _inflate(self.compressor, body, out)
             else:
                 _decompressor(self.compressor)(body, out)
-        except Exception as error:  # numcodecs raises whatever the library below it does
-            raise ValueError(f"it cannot be decompressed: {error}") from error
+        except Exception as error:  # numcodecs passes on any error of the library that it wraps
+            raise ValueError(f"it could not be decompressed: {error}") from error
 
 
 def codec_v2(metadata: Mapping[str, Any]) -> Codec:
-    """Return the codec of an array of zarr v2."""
+    """Return the codec of a zarr v2 array."""
     if metadata.get("filters") or metadata.get("order", "C") != "C":
         raise UnsupportedStoreError("filters, or Fortran order")
     dtype = np.dtype(metadata["dtype"]) if isinstance(metadata["dtype"], str) else None
     if dtype is None or dtype.kind not in "biufc":
         raise UnsupportedStoreError(f"dtype {metadata['dtype']}")
     compressor = metadata.get("compressor")
-    return Codec(dtype, None if compressor is None else _known(compressor["id"]))
+    return Codec(dtype, None if compressor is None else _check_compressor(compressor["id"]))
 
 
 def codec_v3(dtype: str, codecs: Sequence[Mapping[str, Any]]) -> Codec:
-    """Return the codec of chunks of zarr v3."""
+    """Return the codec of the chunks of a zarr v3 array."""
     if dtype not in _V3_TYPES:
         raise UnsupportedStoreError(f"data type {dtype}")
     first, *others = codecs
@@ -101,16 +101,16 @@ def codec_v3(dtype: str, codecs: Sequence[Mapping[str, Any]]) -> Codec:
         raise UnsupportedStoreError(f"codec {first['name']}")
     endian = first.get("configuration", {}).get("endian", "little")
     if endian not in ("little", "big"):
-        raise ValueError(f"{endian!r} is no byte order")
+        raise ValueError(f"endian must be 'little' or 'big', got {endian!r}")
     checksum = bool(others) and others[-1]["name"] == "crc32c"
     compressors = others[:-1] if checksum else others
     if len(compressors) > 1:
         raise UnsupportedStoreError(f"codecs {[codec['name'] for codec in codecs]}")
-    name = _known(compressors[0]["name"]) if compressors else None
+    name = _check_compressor(compressors[0]["name"]) if compressors else None
     return Codec(np.dtype(dtype).newbyteorder("<" if endian == "little" else ">"), name, checksum)
 
 
-def _known(name: str) -> str:
+def _check_compressor(name: str) -> str:
     if name not in _COMPRESSORS:
         raise UnsupportedStoreError(f"codec {name}")
     return name
@@ -123,37 +123,39 @@ def _decompressor(name: str) -> Callable[[memoryview, NDArray[np.uint8]], object
     except ImportError as error:
         raise MissingDependency("numcodecs", "zarr", "Reading compressed zarr stores") from error
     if name == "blosc":
-        # Its own threads do not survive a fork, and would come on top of ours; zarr-python sets the same.
+        # Threads of blosc do not survive a fork, and would add to ours. zarr-python disables them, too.
         module.use_threads = False
     decompress: Callable[[memoryview, NDArray[np.uint8]], object] = module.decompress
     return decompress
 
 
 def _check_size(compressor: str, stored: memoryview, expected: int) -> None:
-    """Refuse what says of itself that it is larger than a chunk, before it is decompressed."""
+    """Raise ValueError if the compressed data declare another size than `expected`, before they are decompressed."""
     if compressor == "blosc":
         head = bytes(stored[:16])
         if len(head) < 16 or int.from_bytes(head[12:16], "little") != len(stored):
-            raise ValueError(f"truncated, or longer than it was written: {len(stored)} bytes")
-        said: int | None = int.from_bytes(head[4:8], "little")
+            raise ValueError(f"it is truncated or too long: {len(stored)} bytes")
+        declared: int | None = int.from_bytes(head[4:8], "little")
     elif compressor == "lz4":
-        said = int.from_bytes(stored[:4], "little")
+        declared = int.from_bytes(stored[:4], "little")
     elif compressor == "zstd":
-        said = _zstd_size(bytes(stored[:18]))
+        declared = _zstd_size(bytes(stored[:18]))
     else:
-        said = None
+        declared = None
     if not len(stored):
         raise ValueError("it is empty")
-    if said is None and expected > len(stored) * _MOST_RATIO:
-        raise ValueError(f"{len(stored)} bytes cannot decompress to the {expected} that are expected")
-    if said not in (None, expected):
-        raise ValueError(f"it would decompress to {said} bytes, but {expected} are expected")
+    if declared is None and expected > len(stored) * _MAX_RATIO:
+        raise ValueError(
+            f"it must decompress to {expected} bytes, which is too much for {len(stored)} compressed bytes"
+        )
+    if declared not in (None, expected):
+        raise ValueError(f"it must decompress to {expected} bytes, but declares {declared}")
 
 
 def _zstd_size(head: bytes) -> int | None:
-    """Return what a zstd frame says of its size (RFC 8878, 3.1.1.1); None where it does not, and numcodecs looks."""
+    """Return the content size of a zstd frame (RFC 8878, 3.1.1.1); None if undeclared, then numcodecs checks it."""
     if len(head) < 6 or head[:4] != b"\x28\xb5\x2f\xfd":
-        raise ValueError("it does not begin as zstd does")
+        raise ValueError("it does not begin with a zstd header")
     single = head[4] >> 5 & 1
     length = (single, 2, 4, 8)[head[4] >> 6]
     begin = 5 + (1 - single) + (0, 1, 2, 4)[head[4] & 3]
@@ -162,25 +164,25 @@ def _zstd_size(head: bytes) -> int | None:
 
 
 def _inflate(compressor: str, stored: memoryview, out: NDArray[np.uint8]) -> None:
-    """Decompress one stream, or several in a row, and never more than fits into `out`."""
-    rest, place = bytes(stored), 0
+    """Decompress one or more consecutive streams, never more than fits into `out`."""
+    rest, filled = bytes(stored), 0
     while rest:
         stream = _STREAMS[compressor]()
-        found = stream.decompress(rest, out.nbytes - place + 1)
-        if len(found) > out.nbytes - place:
-            raise ValueError(f"it decompresses to more than the {out.nbytes} bytes that are expected")
+        found = stream.decompress(rest, out.nbytes - filled + 1)
+        if len(found) > out.nbytes - filled:
+            raise ValueError(f"it must decompress to {out.nbytes} bytes, got more")
         if not stream.eof:
-            raise ValueError("it ends in the middle")
-        out[place : place + len(found)] = np.frombuffer(found, np.uint8)
-        place += len(found)
+            raise ValueError("the compressed data are truncated")
+        out[filled : filled + len(found)] = np.frombuffer(found, np.uint8)
+        filled += len(found)
         rest = stream.unused_data.lstrip(b"\0")  # gzip allows zeros at the end
-    if place != out.nbytes:
-        raise ValueError(f"it decompresses to {place} bytes, but {out.nbytes} are expected")
+    if filled != out.nbytes:
+        raise ValueError(f"it must decompress to {out.nbytes} bytes, got {filled}")
 
 
-def _checked(stored: memoryview) -> memoryview:
+def _check_crc32c(stored: memoryview) -> memoryview:
     body, check = stored[:-4], bytes(stored[-4:])
-    google_crc32c: Any = import_module("google_crc32c")  # comes with zarr
+    google_crc32c: Any = import_module("google_crc32c")  # a dependency of zarr
     if len(check) < 4 or google_crc32c.value(bytes(body)) != int.from_bytes(check, "little"):
         raise ValueError("its checksum does not match")
     return body
