@@ -66,7 +66,7 @@ def refusals(hidden: Hidden, with_zarr: list[str]) -> dict[str, list[str]]:
     """Ask for what each extra is for; return the error, by extra."""
     import penstock as ps
     from penstock.convert.formats import inputs_of
-    from penstock.report.figures.items import draw_item
+    from penstock.report.figures.items import plot_item
     from penstock.shard.codec import decode
 
     def read_remote() -> None:
@@ -86,7 +86,7 @@ def refusals(hidden: Hidden, with_zarr: list[str]) -> dict[str, list[str]]:
         "audio": lambda: opened("sound.wav"),
         "lightning": lambda: ps.recipes.trainers.PenstockDataModule,
         "accelerate": lambda: ps.recipes.trainers.prepare_loader,
-        "report": lambda: draw_item({}, Path("a.png")),
+        "report": lambda: plot_item({}, Path("a.png")),
         "image": lambda: decode("png", b""),
         "dask": lambda: ps.convert_to_shards("shards", "e", engine=ps.convert.DaskEngine(None, 1)),
         "s3": read_remote,

@@ -336,7 +336,7 @@ def test_the_command_writes_a_page_refuses_to_replace_one_and_prints_json(tmp_pa
     page = str(tmp_path / "page.html")
     done = called(str(run_file), "--output", page)
     assert done.exit_code == 0, done.output
-    assert f"The report is in {page}" in done.output
+    assert f"Wrote {page}." in done.output
     refused = called(str(run_file), "--output", page)
     assert refused.exit_code == 2
     assert "--overwrite" in refused.output
@@ -350,7 +350,7 @@ def test_the_command_writes_a_page_refuses_to_replace_one_and_prints_json(tmp_pa
     (tmp_path / "foreign.json").write_text("{}")
     for arguments, words in (
         ((str(tmp_path / "nowhere"),), "There is no"),
-        ((str(tmp_path / "foreign.json"),), "foreign.json is no run file"),
+        ((str(tmp_path / "foreign.json"),), "foreign.json is not a run file"),
         ((str(run_file.parent), "--dataset", "x"), "--dataset goes with a run file"),
     ):
         failed = called(*arguments, "-o", other)

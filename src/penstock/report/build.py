@@ -17,7 +17,7 @@ from penstock.plan.orders import shuffle_within
 from penstock.plan.plan import Plan
 from penstock.report.content import Drawn, Report
 from penstock.report.facts import dataset_facts, dataset_path
-from penstock.report.figures.items import draw_item
+from penstock.report.figures.items import plot_item
 from penstock.report.page.render import rendered
 from penstock.source.tar.source import RUN_ITEMS, TarSource
 
@@ -156,7 +156,7 @@ def _drawn(where: str) -> tuple[list[Drawn], list[dict[str, str]], str]:
 
 
 def _one_drawn(values: dict[str, Any], item: int, path: Path) -> Drawn:
-    draw_item(values, path)
+    plot_item(values, path)
     kinds = [
         f"{name} {array.dtype} {array.shape}" if isinstance(array, np.ndarray) and array.shape else str(name)
         for name, array in values.items()

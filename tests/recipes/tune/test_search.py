@@ -173,12 +173,12 @@ class TestTrials:
         small = Machine(cpus=4, memory_bytes=1 << 40, shared_bytes=6 * 32 * 2 * 2)
         monkeypatch.setattr(tuning_module, "this_machine", lambda: small)
         settings, remarks = tuning_module._choose_settings(
-            tuning_module._subject(TensorDataset(torch.arange(64)), 4), small, batch_bytes=32, max_workers=None
+            tuning_module._make_subject(TensorDataset(torch.arange(64)), 4), small, batch_bytes=32, max_workers=None
         )
         assert [setting.workers for setting in settings] == [0, 1, 2, 4]
         tight = Machine(cpus=4, memory_bytes=1 << 40, shared_bytes=2 * 6 * 32)
         settings, remarks = tuning_module._choose_settings(
-            tuning_module._subject(TensorDataset(torch.arange(64)), 4), tight, batch_bytes=32, max_workers=None
+            tuning_module._make_subject(TensorDataset(torch.arange(64)), 4), tight, batch_bytes=32, max_workers=None
         )
         assert [setting.workers for setting in settings] == [0, 1, 2]
         assert len(remarks) == 1

@@ -83,7 +83,7 @@ def test_a_checkpoint_that_is_damaged_is_named_with_what_to_do(
 ) -> None:
     path = tmp_path / "c.json"
     path.write_bytes(content)
-    with pytest.raises(ResumeError, match=r"c\.json cannot be read.*Remove it"):
+    with pytest.raises(ResumeError, match=r"Could not read the checkpoint .*c\.json: .*Remove it"):
         ResumableWebDatasetLoader(sets(), path)
     assert path.read_bytes() == content
 

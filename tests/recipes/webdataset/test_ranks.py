@@ -78,7 +78,7 @@ def test_a_last_step_that_ranks_cannot_share_is_refused_or_dropped(
     sets: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_rank(monkeypatch, 0, 2)
-    with pytest.raises(PlanError, match="1 items for the last step of 2 ranks"):
+    with pytest.raises(PlanError, match="an item for each of the 2 ranks, got 1"):
         create_webdataset_dataloader(sets(41), batch_size=4, num_workers=0)
     found = on_all_ranks(monkeypatch, 2, sets(41), num_workers=0, drop_last=True)
     assert [len(batches) for batches in found] == [5, 5]

@@ -56,7 +56,7 @@ def test_one_mapping_of_metadata_is_for_all_samples_of_a_batch(tmp_path: Path) -
 @pytest.mark.parametrize("given", [{"sample_ids": ["a"]}, {"metadata": [{}, {}, {}]}, {"sample_ids": []}], ids=str)
 def test_a_batch_with_too_few_or_too_many_companions_is_refused_whole(tmp_path: Path, given: dict[str, Any]) -> None:
     with WebDatasetWriter(tmp_path) as writer:
-        with pytest.raises(OptionError, match="give as many of each"):
+        with pytest.raises(OptionError, match="must have the same length, got 2, "):
             writer.write_batch([{"x": np.int64(i)} for i in range(2)], **given)
         assert writer.written == 0
         writer.write_batch([{"x": np.int64(7)}])
@@ -165,15 +165,15 @@ def test_metadata_of_the_whole_set_is_kept_once_and_that_of_samples_with_them(tm
     ("data", "options", "message"),
     [
         ({"x": np.zeros(3), "y": np.zeros(4)}, {}, "All arrays must have same first dimension.*'x': 3, 'y': 4"),
-        ({}, {}, "give arrays by name"),
-        ([np.zeros(3)], {}, "give arrays by name"),
-        ({"x": np.zeros(0)}, {}, "No samples"),
-        ({"x": np.zeros(3)}, {"metadata": [{}]}, "1 entries for 3 samples"),
+        ({}, {}, "must map names to arrays"),
+        ([np.zeros(3)], {}, "must map names to arrays"),
+        ({"x": np.zeros(0)}, {}, "at least one sample"),
+        ({"x": np.zeros(3)}, {"metadata": [{}]}, "a list of 3, one per sample, got 1"),
         ({"x": np.zeros(3)}, {"shard_size": 0}, "shard_size must be an integer >= 1, got 0"),
-        ({"x": np.zeros(3)}, {"compression": "zip"}, "compression='zip'"),
-        ({"x": np.zeros(3)}, {"array_format": "hdf5"}, "array_format='hdf5'"),
+        ({"x": np.zeros(3)}, {"compression": "zip"}, "compression must be one of .*, got 'zip'"),
+        ({"x": np.zeros(3)}, {"array_format": "hdf5"}, "array_format must be .*, got 'hdf5'"),
         ({"x": np.array([[{}], [None]])}, {}, "'x' must hold numbers or fixed-width strings, got Python objects"),
-        ({"metadata": np.zeros(3)}, {}, "'metadata' is taken"),
+        ({"metadata": np.zeros(3)}, {}, "'metadata' is reserved"),
     ],
 )
 def test_what_cannot_be_written_is_refused_and_leaves_no_data_set(
@@ -181,7 +181,7 @@ def test_what_cannot_be_written_is_refused_and_leaves_no_data_set(
 ) -> None:
     with pytest.raises(OptionError, match=message):
         create_shards_from_arrays(tmp_path / "set", data, **options)
-    with pytest.raises(SourceError, match=r"No shards found|No data set"):
+    with pytest.raises(SourceError, match=r"No shards found|No dataset"):
         WebDatasetLoader(tmp_path / "set")
 
 
@@ -198,7 +198,7 @@ def test_an_array_without_a_length_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_tensor_that_numpy_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"'v' is a tensor that numpy cannot hold, torch\.bfloat16"):
+    with pytest.raises(OptionError, match=r"'v' must have a dtype that numpy supports, got torch\.bfloat16"):
         create_shards_from_arrays(tmp_path, {"v": torch.zeros(3, 2, dtype=torch.bfloat16)})
 
 
@@ -303,10 +303,10 @@ def test_the_summary_says_what_there_is(described: Path) -> None:
 
 def test_the_printed_summary_is_for_a_person(described: Path) -> None:
     lines = shown(described).splitlines()
-    assert f"Data set     {described}" in lines
+    assert f"Dataset      {described}" in lines
     assert "Samples      5 in 3 shards of up to 2" in lines
     assert "Compression  none" in lines
-    assert any(line.startswith("Health") and "every shard is there" in line for line in lines)
+    assert any(line.startswith("Health") and "all shards are present" in line for line in lines)
     assert "  spikes    .npy   float32 (4, 3)" in lines
     assert "  events    .npy   float64 varies" in lines
     assert "  note      .txt" in lines

@@ -13,14 +13,14 @@ from matplotlib.figure import Figure
 
 from penstock import OptionError
 from penstock.core.errors import MissingDependency, WriteError
-from penstock.report.figures.items import draw_item
+from penstock.report.figures.items import plot_item
 
 SPIKES = np.random.default_rng(7).poisson(0.4, (100, 96))
 
 
 @pytest.mark.parametrize("name", ["item.PNG", "item.jpg", "item.pdf", "item.svg"])
 def test_the_suffix_says_the_format(tmp_path: Path, name: str) -> None:
-    draw_item({"x": np.arange(3)}, tmp_path / name)
+    plot_item({"x": np.arange(3)}, tmp_path / name)
     starts = {"item.PNG": b"\x89PNG", "item.jpg": b"\xff\xd8\xff", "item.pdf": b"%PDF", "item.svg": b"<?xml"}
     assert (tmp_path / name).read_bytes().startswith(starts[name])
     assert [path.name for path in tmp_path.iterdir()] == [name]
@@ -29,23 +29,23 @@ def test_the_suffix_says_the_format(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["item.doc", "item", "item.pgf"])
 def test_an_unknown_suffix_names_those_that_are_known(tmp_path: Path, name: str) -> None:
     with pytest.raises(OptionError, match=r"item.* is no known format; use one of .*\.pdf, \.png"):
-        draw_item({"x": SPIKES}, tmp_path / name)
+        plot_item({"x": SPIKES}, tmp_path / name)
 
 
 def test_a_directory_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=f"there is no directory {re.escape(str(tmp_path / 'gone'))}"):
-        draw_item({"x": SPIKES}, tmp_path / "gone" / "item.png")
+        plot_item({"x": SPIKES}, tmp_path / "gone" / "item.png")
 
 
 def test_a_directory_in_place_of_the_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "item.png").mkdir()
     with pytest.raises(OptionError, match="it is a directory"):
-        draw_item({"x": SPIKES}, tmp_path / "item.png")
+        plot_item({"x": SPIKES}, tmp_path / "item.png")
 
 
 def test_an_item_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"values by field name.* got ndarray"):
-        draw_item(SPIKES, tmp_path / "item.png")  # type: ignore[arg-type]
+        plot_item(SPIKES, tmp_path / "item.png")  # type: ignore[arg-type]
 
 
 def test_a_failure_leaves_the_old_picture_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_a_failure_leaves_the_old_picture_and_nothing_else(tmp_path: Path, monke
 
     monkeypatch.setattr(Figure, "savefig", half)
     with pytest.raises(WriteError, match=r"Could not write .*item\.png: disk full"):
-        draw_item({"x": SPIKES}, path)
+        plot_item({"x": SPIKES}, path)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -66,12 +66,12 @@ def test_a_failure_leaves_the_old_picture_and_nothing_else(tmp_path: Path, monke
 def test_without_matplotlib_the_cure_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingDependency, match=r"Drawing an item needs matplotlib.*penstock\[report\]"):
-        draw_item({"x": SPIKES}, tmp_path / "item.png")
+        plot_item({"x": SPIKES}, tmp_path / "item.png")
 
 
 def test_drawing_leaves_the_settings_of_matplotlib_alone(tmp_path: Path) -> None:
     before = dict(mpl.rcParams)
-    draw_item({"x": np.arange(20), "y": SPIKES}, tmp_path / "item.png")
+    plot_item({"x": np.arange(20), "y": SPIKES}, tmp_path / "item.png")
     assert dict(mpl.rcParams) == before
 
 
@@ -79,7 +79,7 @@ def test_matplotlib_is_imported_on_use_and_pyplot_never(tmp_path: Path) -> None:
     code = (
         "import sys, numpy, pathlib, penstock.report.figures.items as items\n"
         "assert 'matplotlib' not in sys.modules\n"
-        f"items.draw_item({{'x': numpy.arange(20)}}, pathlib.Path({str(tmp_path / 'item.png')!r}))\n"
+        f"items.plot_item({{'x': numpy.arange(20)}}, pathlib.Path({str(tmp_path / 'item.png')!r}))\n"
         "print('matplotlib' in sys.modules, 'matplotlib.pyplot' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

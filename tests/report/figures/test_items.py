@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from penstock.report.figures.items import Kind, draw_item, kind_of
+from penstock.report.figures.items import Kind, plot_item, kind_of
 
 RNG = np.random.default_rng(7)
 NOISE = RNG.normal(size=(64, 1200))
@@ -25,14 +25,14 @@ PICTURE = RNG.integers(0, 256, (40, 60, 3)).astype(np.uint8)
 def words_of(item: Mapping[str, Any], directory: Path, title: str = "") -> list[str]:
     """Return every text in the figure of an item: matplotlib's SVG has each in a comment."""
     path = directory / "item.svg"
-    draw_item(item, path, title=title)
+    plot_item(item, path, title=title)
     return [html.unescape(words.strip()) for words in re.findall(r"<!-- (.*?) -->", path.read_text(), re.DOTALL)]
 
 
 def pixels_of(item: Mapping[str, Any], directory: Path, title: str = "") -> np.ndarray:
     """Return the drawn picture, (height, width, 4), from 0 to 1."""
     path = directory / "item.png"
-    draw_item(item, path, title=title)
+    plot_item(item, path, title=title)
     return np.asarray(imread(path))
 
 
@@ -49,7 +49,7 @@ def figure_of(item: Mapping[str, Any], path: Path, *, rendered: bool = False) ->
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", keep)
-        draw_item(item, path, title="Item 12")
+        plot_item(item, path, title="Item 12")
     (figure,) = figures
     return figure
 

@@ -1,4 +1,4 @@
-"""Seed 004's collate function: samples of one batch, stacked, padded or listed."""
+"""Collate function for WebDataset samples: stacks, pads or lists the fields of a batch."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -21,10 +21,10 @@ def collate_webdataset(
     batch
         Samples with the same fields.
     ragged
-        Fields that are never stacked, even where all shapes happen to be equal.
+        Fields that are never stacked, even if all shapes happen to be equal.
     pad_value
-        Pad arrays that differ in length to the longest, along every axis, with this value; `FIELD_mask` is True where
-        there are data. None: they stay a list.
+        Pad arrays of different shapes to the largest, along every axis, with this value; `FIELD_mask` is True at data.
+        None: they stay a list.
 
     Examples
     --------
@@ -35,11 +35,13 @@ def collate_webdataset(
     [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
     """
     if not batch:
-        raise OptionError("collate_webdataset() got no samples.")
+        raise OptionError("batch must have at least one sample, got none.")
     for number, sample in enumerate(batch):
         if sample.keys() != batch[0].keys():
             odd = sorted(sample.keys() ^ batch[0].keys())
-            raise OptionError(f"Sample {number} of this batch and sample 0 differ in {odd}; all need the same fields.")
+            raise OptionError(
+                f"All samples of a batch must have the same fields, got samples 0 and {number}, which differ in {odd}."
+            )
     merged: dict[str, Any] = {}
     for name in batch[0]:
         values = [_tensor(sample[name]) for sample in batch]
@@ -47,8 +49,10 @@ def collate_webdataset(
             merged[name] = values
         elif pad_value is not None and (name in ragged or len({value.shape for value in values}) > 1):
             if f"{name}_mask" in batch[0]:
-                raise OptionError(f"Padding {name!r} makes '{name}_mask', but the samples have a field of that name.")
-            merged[name], merged[f"{name}_mask"] = _padded(name, values, pad_value)
+                raise OptionError(
+                    f"Padding {name!r} adds the field '{name}_mask', which the samples have already. Rename that field."
+                )
+            merged[name], merged[f"{name}_mask"] = _pad(name, values, pad_value)
         elif name in ragged or len({(value.shape, value.dtype) for value in values}) > 1:
             merged[name] = values
         else:
@@ -63,13 +67,15 @@ def _tensor(value: Any) -> Any:
     return torch.tensor(value) if isinstance(value, bool | int | float) else value
 
 
-def _padded(name: str, values: list[torch.Tensor], pad_value: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _pad(name: str, values: list[torch.Tensor], pad_value: float) -> tuple[torch.Tensor, torch.Tensor]:
     if len({value.ndim for value in values}) > 1 or len({value.dtype for value in values}) > 1:
         kinds = sorted({f"{value.dtype} of {value.ndim} axes" for value in values})
-        raise OptionError(f"Field {name!r} cannot be padded: this batch has {', '.join(kinds)}.")
+        raise OptionError(
+            f"To pad field {name!r}, its arrays must have one dtype and number of axes, got {', '.join(kinds)}."
+        )
     filled = torch.tensor(pad_value).to(values[0].dtype)
     if filled != pad_value and not (np.isnan(pad_value) and filled.isnan()):
-        raise OptionError(f"Field {name!r} is {values[0].dtype}, which cannot hold pad_value={pad_value}.")
+        raise OptionError(f"pad_value must fit {values[0].dtype}, the dtype of field {name!r}, got {pad_value}.")
     shape = [max(lengths) for lengths in zip(*(value.shape for value in values), strict=True)]
     padded = torch.full((len(values), *shape), pad_value, dtype=values[0].dtype)
     mask = torch.zeros((len(values), *shape), dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Seed 004, the converting half: recordings become shards, under the names of its document."""
+"""Converts NWB recordings to WebDataset-compatible shards."""
 
 import os
 from collections.abc import Sequence
@@ -20,36 +20,35 @@ _Path = str | os.PathLike[str]
 
 
 class NWBToWebDatasetConverter:
-    """Turns NWB files into shards of windows.
+    """Converts NWB files to shards of windows.
 
-    Files are opened and checked when they are added; `finalize` writes the shards of all of them, in parallel if that
-    is asked for, and makes the data set appear.
+    Files are opened and checked when they are added; `finalize` writes the shards of all files, in parallel with
+    `workers`, and publishes the dataset.
 
     Parameters
     ----------
     output_dir
-        The folder of the data set.
+        The folder of the dataset.
     shard_size
         Windows per shard.
     modalities
         `"spikes"`, `"lfp"`, `"behavior"`, `"stimulus"`, `"ophys"`, or the name of any series in the files.
     bin_size_ms, sequence_length, overlap
-        Bins per window, their width, and the share of a window that the next one repeats.
+        Width of a bin, bins per window, and the fraction of a window that the next one repeats.
     missing
-        A modality that a file lacks: `"error"`, or `"skip"` it.
+        If a file lacks a modality: `"error"`, or `"skip"` it.
     compression
-        Of whole shards.
+        Compression of whole shards.
     workers
-        Processes that write shards at once.
+        Processes that write shards in parallel.
     options
-        How shards are written, in full; instead of `shard_size` and `compression`.
+        All options of writing, instead of `shard_size` and `compression`.
     resume
-        Go on where an interrupted conversion stopped.
+        Resume an interrupted conversion.
     overwrite
-        Replace a data set that is in the folder, when the new one is complete, as `WebDatasetWriter` does; False:
-        refuse to.
+        Replace an existing dataset once the new one is complete, as `WebDatasetWriter` does; False: raise an error.
     nwb_options
-        More of `NWBOptions`: `rate_hz`, `unit_filter`, `align`, `pre_ms`, `post_ms`.
+        Other options of `NWBOptions`: `rate_hz`, `unit_filter`, `align`, `pre_ms`, `post_ms`.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class NWBToWebDatasetConverter:
             **nwb_options,
         )
         if options is not None and (shard_size, compression) != (1000, "none"):
-            raise OptionError("shard_size and compression are part of options; give them there: WriteOptions(...).")
+            raise OptionError("shard_size and compression must be set in options, if that is given: WriteOptions(...).")
         self._options = options or ConvertOptions(WriteOptions(shard_size, compression=compression))
         self._output, self._engine = Path(output_dir), LocalEngine(workers)
         self._resume, self._overwrite = resume, overwrite and not resume
@@ -84,29 +83,31 @@ class NWBToWebDatasetConverter:
         self._summary: dict[str, Any] | None = None
 
     def convert_nwb_file(self, path: _Path, show_progress: bool = True) -> int:
-        """Add a file, and return how many windows it gives; `finalize` writes them."""
+        """Add a file and return its number of windows; `finalize` writes them."""
         return self.convert_nwb_files([path], show_progress)
 
     def convert_nwb_files(self, paths: Sequence[_Path], show_progress: bool = True) -> int:
-        """Add files, and return how many windows they give; `finalize` writes them."""
+        """Add files and return their number of windows; `finalize` writes them."""
         if self._summary is not None:
-            raise OptionError(f"The data set in {self._output} is finished; use another converter for more files.")
+            raise OptionError(
+                f"Files must be added before finalize(), which wrote {self._output}. Use a new converter."
+            )
         known, added, windows = {given.path.resolve() for given in self._inputs}, [], 0
-        with track_progress("Looking at inputs", len(paths), "inputs", show=show_progress) as told:
+        with track_progress("Looking at inputs", len(paths), "inputs", show=show_progress) as progress:
             for path in map(Path, paths):
                 if path.resolve() in known:
-                    raise OptionError(f"{path} is given twice; its windows would be in the data set twice.")
+                    raise OptionError(f"Each file must be added once, got {path} twice.")
                 known.add(path.resolve())
                 added.append(NWBInput(path, self._nwb))
                 recording = added[-1].open()
                 windows += recording.n_samples
                 recording.close()
-                told.advance()
+                progress.advance()
         self._inputs += added
         return windows
 
     def finalize(self, show_progress: bool = True) -> dict[str, Any]:
-        """Write the shards of all files, make the data set appear, and return what its manifest says. Twice is fine."""
+        """Write the shards of all files, publish the dataset, and return the summary of its manifest; idempotent."""
         if self._summary is None:
             self._summary = convert_to_shards(
                 self._inputs,

@@ -1,4 +1,4 @@
-"""Seed 004's look at a data set: totals, fields, bytes, health."""
+"""Summary of a dataset: totals, fields, bytes and health; and single items."""
 
 import json
 import os
@@ -9,24 +9,24 @@ from typing import Any, TextIO
 import numpy as np
 
 from penstock.core.errors import OptionError
-from penstock.report.figures.items import draw_item
+from penstock.report.figures.items import plot_item
 from penstock.shard.manifest import Manifest, manifest_path
 from penstock.shard.summary import find_problems, summarize
 from penstock.source.tar.source import TarSource
 from penstock.transform.moments import Moments
 
-__all__ = ["ShardedDatasetInfo", "described_item", "draw", "one_item"]
+__all__ = ["ShardedDatasetInfo", "describe_item", "plot_stored_item", "read_item"]
 
 _OF_CONVERSIONS = ("conversion", "identity", "statistics")
 
 
 class ShardedDatasetInfo:
-    """What a data set holds, from its manifest; nothing of the data is read.
+    """Summary of a dataset, from its manifest alone; no data is read.
 
     Parameters
     ----------
     shard_dir
-        The folder of the data set, or the pattern that `penstock index` was called with.
+        The folder of the dataset, or the pattern given to `penstock index`.
 
     Examples
     --------
@@ -48,22 +48,22 @@ class ShardedDatasetInfo:
         return {**summarize(self.manifest), "problems": self.problems()}
 
     def problems(self) -> list[str]:
-        """Return the shards that are missing or have another size than they had; `penstock verify` reads every byte."""
+        """Return missing shards and those whose size has changed; `penstock verify` reads every byte."""
         return find_problems(self.manifest)
 
     def print_summary(self, out: TextIO | None = None) -> None:
-        """Print what `get_summary` returns, for a person."""
+        """Print the summary."""
         summary = self.get_summary()
         problems: list[str] = summary["problems"]
         per_shard = "" if summary["shard_size"] is None else f" of up to {summary['shard_size']:,}"
         size, count = summary["total_bytes"], summary["total_samples"]
         lines = [
-            f"Data set     {self.manifest.folder}",
+            f"Dataset      {self.manifest.folder}",
             f"Samples      {count:,} in {summary['total_shards']:,} shards{per_shard}",
             f"Size         {size / 1e6:,.1f} MB, {size / max(1, count) / 1e3:,.1f} kB per sample",
             f"Compression  {summary['compression']}",
             f"Fingerprint  {summary['fingerprint']}",
-            f"Health       {problems[0] if problems else 'every shard is there, with the right size'}",
+            f"Health       {problems[0] if problems else 'all shards are present, with the right size'}",
             *(f"             {problem}" for problem in problems[1:10]),
             *([f"             and {len(problems) - 10} more"] if len(problems) > 10 else []),
             "",
@@ -79,7 +79,7 @@ class ShardedDatasetInfo:
 
 
 def _metadata_lines(metadata: dict[str, Any]) -> list[str]:
-    """Return what is known of the whole data set: where it was converted from in short, all else as it is."""
+    """Return lines about the metadata of the dataset; the conversion is abbreviated."""
     own = {name: value for name, value in metadata.items() if name not in _OF_CONVERSIONS}
     lines = ["", "Metadata", *(f"  {name}: {value}" for name, value in own.items())] if own else []
     converted = metadata.get("conversion")
@@ -105,29 +105,29 @@ def _statistics_lines(fields: dict[str, Any]) -> list[str]:
     return lines
 
 
-def one_item(shard_dir: str | os.PathLike[str], item: int) -> dict[str, Any]:
-    """Return the fields of one item, verified."""
+def read_item(shard_dir: str | os.PathLike[str], item: int) -> dict[str, Any]:
+    """Read and verify the fields of one item."""
     source = TarSource(shard_dir)
     if not 0 <= item < len(source.index):
-        raise OptionError(f"There is no item {item}; the data set has items 0–{len(source.index) - 1}.")
+        raise OptionError(f"item must be 0–{len(source.index) - 1}, got {item}.")
     found = {name: array[0] for name, array in source.take(np.array([item])).items()}
     source.close()
     return found
 
 
-def described_item(shard_dir: str | os.PathLike[str], item: int) -> list[str]:
-    """Return one line for each field of an item."""
-    fields = one_item(shard_dir, item)
+def describe_item(shard_dir: str | os.PathLike[str], item: int) -> list[str]:
+    """Return one line per field of an item."""
+    fields = read_item(shard_dir, item)
     width = max(map(len, fields))
-    return [f"{name:<{width}}  {_described(value)}" for name, value in fields.items()]
+    return [f"{name:<{width}}  {_describe_value(value)}" for name, value in fields.items()]
 
 
-def draw(shard_dir: str | os.PathLike[str], item: int, path: Path) -> None:
-    """Draw an item into a file."""
-    draw_item(one_item(shard_dir, item), path, title=f"Item {item} of {shard_dir}")
+def plot_stored_item(shard_dir: str | os.PathLike[str], item: int, path: Path) -> None:
+    """Plot an item into a file."""
+    plot_item(read_item(shard_dir, item), path, title=f"Item {item} of {shard_dir}")
 
 
-def _described(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if isinstance(value, np.ndarray) and value.ndim:
         kind = f"{value.dtype} {value.shape}"
         if value.dtype.kind not in "biuf" or not value.size:

@@ -1,6 +1,6 @@
-"""Seed 004, the reading half: samples out of tar shards, shuffled and resumable, under the names of its document.
+"""WebDataset-compatible loaders over tar shards, shuffled and resumable.
 
-Thin pages over the core: `TarSource` reads, `Plan` orders, `Loader` delivers. None of these classes has a thread, a
+Thin layers over the core: `TarSource` reads, `Plan` orders, `Loader` delivers. None of these classes has a thread, a
 random state or a position of its own.
 """
 
@@ -42,8 +42,8 @@ _MOST_WORKERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Reach:
-    """How far the document's shuffle reaches, as an order of the core."""
+class _ShuffleOptions:
+    """The shuffle options, and the order of the core that they mean."""
 
     shuffle: bool
     shuffle_shards: bool
@@ -53,45 +53,45 @@ class _Reach:
         check_integer("buffer_size", self.buffer_size, at_least=1)
 
     def source(self, shard_dir: _Path, **options: Any) -> TarSource:
-        """Return the source, cut into the chunks that `order` permutes."""
+        """Return the source, in the chunks that `order` permutes."""
         return TarSource(shard_dir, chunk_items=RUN_ITEMS if self.shuffle else None, **options)
 
     def order(self, source: TarSource, index: Index) -> Order:
-        """Return the order over all of the source, or over some of its shards."""
-        packed = source.manifest.compression != "none"
+        """Return the order over `index`: all shards of the source, or some."""
+        compressed = source.manifest.compression != "none"
         if not self.shuffle:
-            return WindowShuffle(1, permute_items=False, held=packed) if self.shuffle_shards else Sequential()
-        return shuffle_within(index, self.buffer_size, permute_chunks=self.shuffle_shards, held=packed)
+            return WindowShuffle(1, permute_items=False, held=compressed) if self.shuffle_shards else Sequential()
+        return shuffle_within(index, self.buffer_size, permute_chunks=self.shuffle_shards, held=compressed)
 
 
 class WebDatasetLoader(IterableDataset[dict[str, Any]]):
-    """Samples of a data set, one epoch per `iter`: `{field: tensor, …, "metadata": dict}`.
+    """The samples of a dataset, one epoch per `iter`: `{field: tensor, …, "metadata": dict}`.
 
-    The order depends on the seed and the epoch. `get_state` counts the samples that were delivered, so that
-    `set_state` goes on at the very next one. Under torch's own DataLoader with worker processes, worker w of n gets the
-    shards w, w + n, …; `create_webdataset_dataloader` has the same order for any number of workers.
+    The order depends on the seed and the epoch. `get_state` counts delivered samples, and `set_state` resumes after
+    them. Under torch's DataLoader with worker processes, worker w of n gets the shards w, w + n, …;
+    `create_webdataset_dataloader` has the same order for any number of workers.
 
     Parameters
     ----------
     shard_dir
-        The folder of the data set, or the pattern that `penstock index` was called with.
+        The folder of the dataset, or the pattern given to `penstock index`.
     shard_pattern
-        Take only the shards whose names match, such as `"shard_00000*.tar"`; None: all that the manifest names.
+        Use only the shards whose names match, such as `"shard_00000*.tar"`; None: all shards of the manifest.
     shuffle
-        Shuffle, anew each epoch.
+        Shuffle, differently in each epoch.
     shuffle_shards
-        Permute the order of shards, too; None: as `shuffle` says.
+        Also permute the shards; None: same as `shuffle`.
     buffer_size
-        The reach of the shuffle, in samples: what is delivered together comes from about so many neighbours. At least
-        the size of the data set: every order is equally likely. Takes no memory unless shards are compressed.
+        The reach of the shuffle: samples are mixed with about this many neighbours. With the size of the dataset or
+        more, every order is equally likely. Takes no memory unless shards are compressed.
     max_workers
-        Threads that read ahead; None: samples are read when they are asked for.
+        Threads that read ahead; None: samples are read when they are needed.
     seed
-        Of the order.
+        Seed of the order.
     decode
-        False: the bytes of each member as they are stored.
+        False: return the stored bytes of each field.
     source_options
-        Of `TarSource`: `fields`, `verify`, `on_error`, `max_bad_items`, `quarantine`, `allow_pickle`.
+        Other arguments of `TarSource`: `fields`, `verify`, `on_error`, `max_bad_items`, `quarantine`, `allow_pickle`.
     """
 
     def __init__(
@@ -107,37 +107,37 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
         **source_options: Any,
     ) -> None:
         self._threads = 0 if max_workers is None else check_integer("max_workers", max_workers, at_least=0)
-        reach = _Reach(shuffle, shuffle if shuffle_shards is None else shuffle_shards, buffer_size)
-        self.source = reach.source(shard_dir, decode=decode, **source_options)
-        self._shards = _matching(self.source, shard_pattern)
-        self._reach, self._seed = reach, seed
+        order = _ShuffleOptions(shuffle, shuffle if shuffle_shards is None else shuffle_shards, buffer_size)
+        self.source = order.source(shard_dir, decode=decode, **source_options)
+        self._shards = _match_shards(self.source, shard_pattern)
+        self._shuffle, self._seed = order, seed
         self._world = current_world()
         self._loader: Loader | None = None
-        # How many epochs each worker process has begun; shared with them, so that workers that are started anew for
-        # each epoch know which one it is.
+        # Epochs that each worker process has begun; shared, so that workers that are restarted for each epoch know
+        # which one it is.
         self._begun = torch.zeros(_MOST_WORKERS, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
-        """Return the samples of an epoch on this rank."""
-        return len(self._in_process())
+        """Return the number of samples in an epoch, on this rank."""
+        return len(self._own_loader())
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         worker = get_worker_info()
-        loader = self._in_process() if worker is None else self._in_worker(worker.id, worker.num_workers)
+        loader = self._own_loader() if worker is None else self._worker_loader(worker.id, worker.num_workers)
         for batch in loader:
             yield {name: value[0] for name, value in batch.items()}
 
     def get_state(self) -> dict[str, Any]:
-        """Return where this loader stands: small plain JSON.
+        """Return the position of this loader, as small plain JSON.
 
-        `shard_idx` and `sample_offset` say how far it is, counted over shards; the other keys say where exactly.
+        `shard_idx` and `sample_offset` are the progress, counted over shards; the other keys are the exact position.
         """
         if self._begun.any():
             raise LoaderError(
-                "torch's DataLoader runs this loader in worker processes, so that it cannot know what was delivered. "
-                "Use create_webdataset_dataloader(), whose state_dict() does, or num_workers=0."
+                "This loader runs in worker processes of torch's DataLoader, and cannot know what was delivered. Use "
+                "create_webdataset_dataloader() and its state_dict(), or num_workers=0."
             )
-        state = self._in_process().state_dict()
+        state = self._own_loader().state_dict()
         borders = np.cumsum([self.source.manifest.shards[shard].n_items for shard in self._shards])
         position = min(state["origin"] + state["batch"], int(borders[-1]))
         shard = int(np.searchsorted(borders[:-1], position, side="right"))
@@ -145,13 +145,13 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
         return {"shard_idx": shard, "sample_offset": position - before, **state}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, with the next `iter`; two bare keys, as older files have them, are taken, too.
+        """Resume from `state` with the next `iter`; older states have just `shard_idx` and `sample_offset`.
 
-        Raises ResumeError where the state belongs to another data set, seed or order.
+        Raises ResumeError if the state belongs to another dataset, seed or order.
         """
         if not isinstance(state, Mapping) or not {"shard_idx", "sample_offset"} <= set(state):
-            raise ResumeError(f"This is no loader state: {str(state)[:80]!r}. Pass what get_state() returned.")
-        loader = self._in_process()
+            raise ResumeError(f"state must be what get_state() returned, got {str(state)[:80]!r}.")
+        loader = self._own_loader()
         if "version" in state:
             loader.load_state_dict(
                 {key: value for key, value in state.items() if key not in ("shard_idx", "sample_offset")}
@@ -165,15 +165,17 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
             and 0 <= shard < len(counts)
             and 0 <= offset <= counts[shard]
         ):
-            raise ResumeError(f"shard_idx={shard!r}, sample_offset={offset!r}: there are shards of {counts} samples.")
+            raise ResumeError(
+                f"shard_idx and sample_offset must lie in shards of {counts} samples, got {shard!r} and {offset!r}."
+            )
         loader.load_state_dict({**loader.state_dict(), "epoch": 0, "batch": sum(counts[:shard]) + offset, "origin": 0})
 
     def plan(self, batch_size: int, tail: Literal["drop", "short"] = "short") -> Plan:
-        """Return the order of this loader, in batches."""
+        """Return the plan of this loader: its order, in batches."""
         return self._plan(self._shards, batch_size, tail)
 
     def close(self) -> None:
-        """End every thread and let go of files."""
+        """End all threads and close all files."""
         if self._loader is not None:
             self._loader.close()
 
@@ -185,51 +187,51 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
         resumed = state.pop("_resumed")
         self.__dict__.update(state)
         if resumed is not None:
-            self._in_process().load_state_dict(resumed)
+            self._own_loader().load_state_dict(resumed)
 
-    def _in_process(self) -> Loader:
+    def _own_loader(self) -> Loader:
         if self._loader is None:
-            self._loader = self._made(self._shards, threads=self._threads)
+            self._loader = self._make_loader(self._shards, threads=self._threads)
         return self._loader
 
-    def _in_worker(self, worker: int, n_workers: int) -> Loader:
+    def _worker_loader(self, worker: int, n_workers: int) -> Loader:
         if worker >= _MOST_WORKERS:
-            raise LoaderError(f"{n_workers} worker processes; at most {_MOST_WORKERS} are supported.")
-        start = self._in_process().state_dict()
+            raise LoaderError(f"num_workers must be <= {_MOST_WORKERS}, got {n_workers}.")
+        start = self._own_loader().state_dict()
         if start["batch"] or start["origin"]:
             raise LoaderError(
-                "This loader stands in the middle of an epoch, which torch's worker processes cannot share. Use "
-                "create_webdataset_dataloader(), or num_workers=0."
+                "With worker processes of torch's DataLoader, this loader must be at the start of an epoch, but it is "
+                "in the middle of one. Use create_webdataset_dataloader(), or num_workers=0."
             )
         mine = [shard for place, shard in enumerate(self._shards) if place % n_workers == worker]
-        loader = self._made(mine, threads=0)
+        loader = self._make_loader(mine, threads=0)
         loader.set_epoch(start["epoch"] + int(self._begun[worker]))
         self._begun[worker] += 1
         return loader
 
     def _plan(self, shards: Sequence[int], batch_size: int, tail: Literal["drop", "short"]) -> Plan:
-        index = _index(self.source, shards)
-        return Plan(index, self._reach.order(self.source, index), batch_size=batch_size, seed=self._seed, tail=tail)
+        index = _select_index(self.source, shards)
+        return Plan(index, self._shuffle.order(self.source, index), batch_size=batch_size, seed=self._seed, tail=tail)
 
-    def _made(self, shards: Sequence[int], *, threads: int) -> Loader:
+    def _make_loader(self, shards: Sequence[int], *, threads: int) -> Loader:
         plan = self._plan(shards, 1, "drop")
         options = RunOptions(executor="threads" if threads else "auto")
         return Loader(self.source, plan, num_workers=threads, world=self._world, options=options)
 
 
 class ResumableWebDatasetLoader(WebDatasetLoader):
-    """A WebDatasetLoader that saves where it stands into a file, and goes on there when it is made again.
+    """A WebDatasetLoader that saves its position to a file, and resumes from that file.
 
     Parameters
     ----------
     shard_dir
-        The folder of the data set.
+        The folder of the dataset.
     checkpoint_path
-        The file; None: nothing is saved. One that is there already is read: the next `iter` goes on where it says.
+        The file; None: nothing is saved. If it exists, the next `iter` resumes from it.
     checkpoint_interval
-        Save after so many samples, and at the end of each epoch. A saved sample is one that was handed out.
+        Save after this many samples, and at the end of each epoch. Only delivered samples count.
     options
-        Of `WebDatasetLoader`.
+        Arguments of `WebDatasetLoader`.
     """
 
     def __init__(
@@ -248,7 +250,7 @@ class ResumableWebDatasetLoader(WebDatasetLoader):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         if self._path is not None and get_worker_info() is not None:
             raise LoaderError(
-                f"Worker processes of torch's DataLoader cannot save {self._path}: none of them knows what was "
+                f"Worker processes of torch's DataLoader cannot save {self._path}: they do not know what was "
                 "delivered. Use create_webdataset_dataloader() and its state_dict(), max_workers= for threads, or "
                 "num_workers=0."
             )
@@ -260,29 +262,29 @@ class ResumableWebDatasetLoader(WebDatasetLoader):
             self.save_checkpoint()
 
     def save_checkpoint(self) -> None:
-        """Save where the loader stands: the file is there whole, or as it was before."""
+        """Save the position of the loader, atomically."""
         if self._path is None:
-            raise OptionError("This loader has no checkpoint_path; give one, or keep what get_state() returns.")
+            raise OptionError("checkpoint_path must be set to save a checkpoint, got None. Or keep get_state().")
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_aside(self._path, json.dumps(self.get_state()).encode())
 
     def load_checkpoint(self) -> None:
-        """Go on where the file says."""
+        """Resume from the file."""
         if self._path is None:
-            raise OptionError("This loader has no checkpoint_path; give one, or use set_state().")
+            raise OptionError("checkpoint_path must be set to load a checkpoint, got None. Or use set_state().")
         try:
             state = json.loads(self._path.read_bytes())
         except (OSError, ValueError) as error:
             raise ResumeError(
-                f"The checkpoint {self._path} cannot be read: {error}. Remove it to start anew."
+                f"Could not read the checkpoint {self._path}: {error}. Remove it to start from the beginning."
             ) from error
         try:
             self.set_state(state)
         except ResumeError as error:
-            error.add_note(f"[penstock] in the checkpoint {self._path}; remove it to start anew")
+            error.add_note(f"[penstock] in the checkpoint {self._path}; remove it to start from the beginning")
             raise
         _LOG.info(
-            "Going on from %s: epoch %s, sample %s.", self._path, self._in_process().epoch, state["sample_offset"]
+            "Resuming from %s: epoch %s, sample %s.", self._path, self._own_loader().epoch, state["sample_offset"]
         )
 
 
@@ -303,8 +305,8 @@ def create_webdataset_dataloader(
 ) -> Loader:
     """Return a loader of batches `{field: tensor, …, "metadata": list of dicts}`.
 
-    The order depends on the seed and the epoch, never on `num_workers`; `state_dict()` and `load_state_dict()` stop and
-    go on anywhere, with any number of workers and ranks.
+    The order depends on the seed and the epoch, never on `num_workers`. With `state_dict()` and `load_state_dict()`,
+    resume anywhere, with any number of workers and ranks.
 
     Parameters
     ----------
@@ -313,16 +315,22 @@ def create_webdataset_dataloader(
     batch_size
         Samples per batch.
     num_workers
-        Threads or processes that make batches ahead, whichever is faster here.
-    prefetch_factor, pin_memory, drop_last
-        Batches that each worker may be ahead; page-locked batches where there is a CUDA device; leave out a last batch
-        that is not full.
+        Threads or processes that prepare batches, whichever is faster here.
+    prefetch_factor
+        Batches that each worker prepares ahead.
+    pin_memory
+        Use page-locked memory for batches, if there is a CUDA device.
+    drop_last
+        Leave out a last batch that is not full.
     pad_value
-        Pad fields of varying length, with a mask beside them; None: they are lists.
-    device, observer
-        Where batches arrive (None: main memory); who is told what took how long, such as `Timings`.
+        Pad fields of varying length, and add a mask; None: they are lists.
+    device
+        Device of the batches; None: main memory.
+    observer
+        Receives timings, such as `Timings()`.
     dataset_options
-        Of `WebDatasetLoader`: `seed`, `shard_pattern`, `shuffle_shards`, `decode`, `fields`, `verify`, `on_error`, ….
+        Other arguments of `WebDatasetLoader`: `seed`, `shard_pattern`, `shuffle_shards`, `decode`, `fields`, `verify`,
+        `on_error`, ….
 
     Examples
     --------
@@ -335,12 +343,12 @@ def create_webdataset_dataloader(
     [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
     """
     if "max_workers" in dataset_options:
-        raise OptionError("max_workers is for WebDatasetLoader; use num_workers here.")
+        raise OptionError("max_workers is an option of WebDatasetLoader only. Use num_workers here.")
     dataset = WebDatasetLoader(shard_dir, shuffle=shuffle, buffer_size=buffer_size, **dataset_options)
     return Loader(
         dataset.source,
         dataset.plan(batch_size, tail="drop" if drop_last else "short"),
-        collate=_collate(dataset.source, pad_value),
+        collate=_choose_collate(dataset.source, pad_value),
         num_workers=num_workers,
         device=device,
         options=RunOptions(prefetch=prefetch_factor, pin_memory=pin_memory, persistent=True),
@@ -348,24 +356,24 @@ def create_webdataset_dataloader(
     )
 
 
-def _collate(source: TarSource, pad_value: float | None) -> Callable[[list[Any]], Any] | None:
-    """Return what makes a batch of items where some fields have no fixed shape; None where blocks will do."""
+def _choose_collate(source: TarSource, pad_value: float | None) -> Callable[[list[Any]], Any] | None:
+    """Return a collate function if some fields have no fixed shape; None if blocks suffice."""
     infos = source.manifest.fields
     loose = [name for name, field in source.fields.items() if field.item_bytes is None and name != METADATA]
     ragged = {name for name in loose if infos[name].dtype is not None or infos[name].suffix.endswith("npy")}
     return partial(collate_webdataset, ragged=ragged, pad_value=pad_value) if loose else None
 
 
-def _matching(source: TarSource, pattern: str | None) -> list[int]:
+def _match_shards(source: TarSource, pattern: str | None) -> list[int]:
     names = [shard.name for shard in source.manifest.shards]
     found = [number for number, name in enumerate(names) if pattern is None or fnmatch(name, pattern)]
     if not found:
-        raise SourceError(f"No shards found that match {pattern!r}; the data set has {names[0]} … {names[-1]}.")
+        raise SourceError(f"No shards found that match {pattern!r}. The dataset has {names[0]} … {names[-1]}.")
     return found
 
 
-def _index(source: TarSource, shards: Sequence[int]) -> Index:
-    """Return the index of some shards."""
+def _select_index(source: TarSource, shards: Sequence[int]) -> Index:
+    """Return the index of the items in some shards."""
     if len(shards) == len(source.manifest.shards):
         return source.index
     counts = [shard.n_items for shard in source.manifest.shards]

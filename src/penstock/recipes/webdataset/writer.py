@@ -1,4 +1,4 @@
-"""Seed 004, the writing half: samples into tar shards, under the names of its document."""
+"""Writes samples into WebDataset-compatible tar shards."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,26 +16,26 @@ _Path = str | os.PathLike[str]
 
 
 class WebDatasetWriter:
-    """Writes samples into tar shards, with checksums, and a manifest that appears when all of them are there.
+    """Writes samples into tar shards with checksums, and a manifest once all shards are complete.
 
     Parameters
     ----------
     output_dir
-        The folder of the data set. One that is there already is replaced when the new one is finished.
+        The folder of the dataset. An existing dataset is replaced when the new one is complete.
     shard_size
         Samples per shard.
     shard_name_pattern
         File names of shards.
     compression
-        Of whole shards. `"none"` reads like an array; the others must be decompressed shard by shard.
+        Compression of whole shards. `"none"` allows random access; other shards are decompressed whole.
     array_format
-        `"npy"`, or `"pyd"` for pickled arrays as older readers want them.
+        `"npy"`, or `"pyd"` for pickled arrays, as older readers require.
     max_shard_bytes
-        Begin another shard rather than exceed this.
+        Maximum size of a shard.
     metadata
-        What is known of the whole data set; kept in the manifest.
+        Metadata of the whole dataset, kept in the manifest.
     resume
-        Go on after the shards that a killed writer finished: they hold the samples up to `written`, the next to write.
+        Continue after the shards that a killed writer completed: they hold the first `written` samples.
 
     Examples
     --------
@@ -67,7 +67,7 @@ class WebDatasetWriter:
 
     @property
     def written(self) -> int:
-        """Samples in the data set so far; after `resume=True`, the number of the sample to go on with."""
+        """Samples written so far; after `resume=True`, the number of the next sample to write."""
         return self._writer.written
 
     def write_sample(
@@ -83,23 +83,23 @@ class WebDatasetWriter:
         metadata: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None = None,
         show_progress: bool = True,
     ) -> None:
-        """Add several samples, each with an id and metadata of its own; one mapping of metadata is for all of them."""
+        """Add several samples; `metadata` is one mapping per sample, or a single mapping for all of them."""
         samples = samples if isinstance(samples, Sequence) else list(samples)
         each: Sequence[Mapping[str, Any] | None]
         each = [metadata] * len(samples) if metadata is None or isinstance(metadata, Mapping) else metadata
         ids: Sequence[str | None] = [None] * len(samples) if sample_ids is None else sample_ids
         if not len(samples) == len(ids) == len(each):
             raise OptionError(
-                f"write_batch() got {len(samples)} samples, {len(ids)} sample_ids and {len(each)} metadata; "
-                "give as many of each."
+                f"samples, sample_ids and metadata must have the same length, got {len(samples)}, {len(ids)} and "
+                f"{len(each)}."
             )
-        with track_progress("Writing", len(samples), "samples", show=show_progress) as told:
+        with track_progress("Writing", len(samples), "samples", show=show_progress) as progress:
             for sample, sample_id, about in zip(samples, ids, each, strict=True):
                 self._writer.write(sample, sample_id, about)
-                told.advance()
+                progress.advance()
 
     def finalize(self) -> dict[str, Any]:
-        """Make the data set appear, and return what its manifest says. Twice is fine."""
+        """Publish the dataset and return the summary of its manifest; idempotent."""
         return self._writer.commit().summary()
 
     def __enter__(self) -> "WebDatasetWriter":
@@ -123,24 +123,24 @@ def create_shards_from_arrays(
     show_progress: bool = True,
     **writer_options: Any,
 ) -> dict[str, Any]:
-    """Write the rows of arrays as samples, and return what the manifest says.
+    """Write the rows of arrays as samples, and return the summary of the manifest.
 
     Parameters
     ----------
     output_dir
-        The folder of the data set.
+        The folder of the dataset.
     data_dict
         Arrays by name, all of the same length; memory maps are read row by row.
     shard_size
         Samples per shard.
     metadata
-        A mapping: what is known of the whole data set, kept once. A list: one mapping for each sample.
+        A mapping: metadata of the whole dataset, kept once. A list: one mapping per sample.
     resume
-        Go on where a killed call stopped.
+        Continue where a killed call stopped.
     show_progress
-        Tell how far it is, on standard error.
+        Show progress on stderr.
     writer_options
-        Of `WebDatasetWriter`: `compression`, `array_format`, `max_shard_bytes`, `shard_name_pattern`.
+        Other arguments of `WebDatasetWriter`: `compression`, `array_format`, `max_shard_bytes`, `shard_name_pattern`.
 
     Examples
     --------
@@ -150,29 +150,29 @@ def create_shards_from_arrays(
     >>> summary["total_samples"], summary["modalities"]
     (5, ['x', 'y'])
     """
-    n_samples = _length(data_dict)
+    n_samples = _check_lengths(data_dict)
     each = None if metadata is None or isinstance(metadata, Mapping) else metadata
     if each is not None and len(each) != n_samples:
-        raise OptionError(f"metadata has {len(each)} entries for {n_samples} samples; give one each, or one mapping.")
+        raise OptionError(f"metadata must be one mapping, or a list of {n_samples}, one per sample, got {len(each)}.")
     whole = metadata if isinstance(metadata, Mapping) else None
     options = {"shard_size": shard_size, "metadata": whole, "resume": resume, **writer_options}
     with WebDatasetWriter(output_dir, **options) as writer:
-        with track_progress("Writing", n_samples, "samples", show=show_progress) as told:
-            told.advance(writer.written)
+        with track_progress("Writing", n_samples, "samples", show=show_progress) as progress:
+            progress.advance(writer.written)
             for number in range(writer.written, n_samples):
                 sample = {name: array[number] for name, array in data_dict.items()}
                 writer.write_sample(sample, metadata=None if each is None else each[number])
-                told.advance()
+                progress.advance()
     return writer.finalize()
 
 
-def _length(arrays: Mapping[str, Any]) -> int:
-    """Return how many rows all arrays have."""
+def _check_lengths(arrays: Mapping[str, Any]) -> int:
+    """Return the number of rows, which must be the same in all arrays."""
     if not isinstance(arrays, Mapping) or not arrays:
-        raise OptionError(f"data_dict={arrays!r}; give arrays by name, such as {{'spikes': array}}.")
+        raise OptionError(f"data_dict must map names to arrays, such as {{'spikes': array}}, got {arrays!r}.")
     for name, array in arrays.items():
         if not hasattr(array, "__len__") or not hasattr(array, "__getitem__") or getattr(array, "ndim", 1) == 0:
-            raise OptionError(f"{name!r} is a {type(array).__name__} without rows; give one row per sample.")
+            raise OptionError(f"{name!r} must be an array with one row per sample, got {type(array).__name__}.")
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise OptionError(f"All arrays must have same first dimension, got {lengths}.")

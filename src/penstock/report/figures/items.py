@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import MissingDependency, OptionError
-from penstock.files.figures import checked_format, save_figure
+from penstock.files.figures import figure_format, save_figure
 from penstock.observe.text import GREY, SANS, array_lines, format_number, replace_missing_glyphs, shorten, table_lines
 from penstock.report.figures import panels
 from penstock.report.figures.panels import Sight
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.gridspec import SubplotSpec
 
-__all__ = ["Kind", "draw_item", "kind_of"]
+__all__ = ["Kind", "plot_item", "kind_of"]
 
 Kind = Literal["raster", "traces", "waveform", "image", "volume", "curve", "values"]
 
@@ -49,7 +49,7 @@ _DRAW: dict[Kind, Callable[["Figure", list["SubplotSpec"], Sight], list[str]]] =
 }
 
 
-def draw_item(item: Mapping[str, Any], path: Path, *, title: str = "") -> None:
+def plot_item(item: Mapping[str, Any], path: Path, *, title: str = "") -> None:
     """Draw what is in one item into a picture file.
 
     Each array gets a panel that suits its content (see `kind_of`), in the item's own order; everything else is listed
@@ -83,9 +83,9 @@ def draw_item(item: Mapping[str, Any], path: Path, *, title: str = "") -> None:
     except ImportError as error:
         raise MissingDependency("matplotlib", "report", "Drawing an item") from error
     if not isinstance(item, Mapping):
-        raise OptionError(f"draw_item takes values by field name, such as {{'x': array}}, got {type(item).__name__}.")
+        raise OptionError(f"plot_item takes values by field name, such as {{'x': array}}, got {type(item).__name__}.")
     path = Path(path)
-    checked_format(path)  # before all the work
+    figure_format(path)  # before all the work
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.05)
     figure = Figure(figsize=(_WIDTH_INCHES, 1), dpi=_DPI, layout=layout, facecolor="white")
     FigureCanvasAgg(figure)
