@@ -126,16 +126,16 @@ def test_bfloat16_is_changed_as_float32_and_comes_back() -> None:
 @pytest.mark.parametrize(
     ("given", "field", "said"),
     [
-        ({"x": 1, "y": 2}, None, "fields 'x', 'y', and no field was named"),
-        ({"x": 1}, "z", "field='z' is none of them"),
-        ((1, 2), 2, "a tuple of 2, which has no part 2"),
-        ((1, 2), "x", "which has no part 'x'"),
-        (np.ones(3), "x", "a single ndarray, which has no field 'x'"),
-        ("text", None, "numpy arrays and torch tensors, got str"),
+        ({"x": 1, "y": 2}, None, "field must be one of 'x', 'y', .*, got None"),
+        ({"x": 1}, "z", "field must be one of 'x', .*, got 'z'"),
+        ((1, 2), 2, "index >= 0 and < 2, length of the tuple, got 2"),
+        ((1, 2), "x", "field must be an index .*, got 'x'"),
+        (np.ones(3), "x", "must be None for an item that is a single ndarray, got 'x'"),
+        ("text", None, "NumPy arrays and torch tensors, got str"),
         (np.array(["a"]), None, "real numbers, got <U1"),
         (np.ones(2, complex), None, "real numbers, got complex128"),
         (torch.ones(2, dtype=torch.complex64), None, "real numbers, got torch.complex64"),
-        (torch.ones(2, requires_grad=True), None, r"give x.detach\(\)"),
+        (torch.ones(2, requires_grad=True), None, r"use x.detach\(\)"),
     ],
 )
 def test_items_that_have_no_such_part_are_refused(given: Any, field: Any, said: str) -> None:

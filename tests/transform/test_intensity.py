@@ -227,24 +227,24 @@ def test_eight_bits_become_zero_to_one_and_nothing_else_is_scaled_by_itself() ->
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: RandomContrast(2, 1), "low=2 is above high=1"),
-        (lambda: RandomContrast(-1, 1), "low=-1 cannot be"),
-        (lambda: RandomContrast(value_range=1), r"value_range=1; use \(low, high\)"),
-        (lambda: RandomContrast(p=2), "p=2 is no probability"),
-        (lambda: RandomGamma(0, 1), "low=0 would make all values equal"),
-        (lambda: RandomGamma(value_range=(1, 0)), "is no range"),
-        (lambda: RandomGamma(value_range=(0, np.inf)), "has no end"),
-        (lambda: Blur(-1), "sigma=-1 cannot be"),
-        (lambda: Blur("wide"), "sigma='wide' cannot be"),
-        (lambda: Blur(()), r"sigma=\(\) blurs nothing"),
-        (lambda: Blur(1, scale=(4, 4)), r"scale=\(4, 4\); use 3 numbers"),
-        (lambda: Blur((1, 1), scale=(4, 0)), "above 0"),
-        (lambda: Binarize(None), "threshold=None cannot be"),
-        (lambda: Binarize(np.nan), "threshold=nan cannot be"),
-        (lambda: NanToNum(np.nan), "nan=nan cannot be"),
-        (lambda: NanToNum(posinf=np.inf), "posinf=inf cannot be"),
-        (lambda: Normalize(scale=0), "scale=0 would make all values 0"),
-        (lambda: Normalize(field=-1), "field=-1 is no part"),
+        (lambda: RandomContrast(2, 1), "low must be <= high, got low=2, high=1"),
+        (lambda: RandomContrast(-1, 1), "low must be a finite number >= 0, got -1"),
+        (lambda: RandomContrast(value_range=1), r"value_range must be \(low, high\), got 1"),
+        (lambda: RandomContrast(p=2), "p must be a probability .*, got 2"),
+        (lambda: RandomGamma(0, 1), "low must be > 0, got 0: .* make all values equal"),
+        (lambda: RandomGamma(value_range=(1, 0)), "must be two numbers, the smaller one first"),
+        (lambda: RandomGamma(value_range=(0, np.inf)), "value_range must be two finite numbers"),
+        (lambda: Blur(-1), "sigma must be a finite number >= 0, got -1"),
+        (lambda: Blur("wide"), "sigma must be a finite number >= 0, got 'wide'"),
+        (lambda: Blur(()), r"sigma must be a number, .*, got \(\)"),
+        (lambda: Blur(1, scale=(4, 4)), r"scale must be 3 numbers, .*, got \(4, 4\)"),
+        (lambda: Blur((1, 1), scale=(4, 0)), "scale must be > 0"),
+        (lambda: Binarize(None), "threshold must be a finite number, got None"),
+        (lambda: Binarize(np.nan), "threshold must be a finite number, got nan"),
+        (lambda: NanToNum(np.nan), "nan must be a finite number, got nan"),
+        (lambda: NanToNum(posinf=np.inf), "posinf must be a finite number, got inf"),
+        (lambda: Normalize(scale=0), "scale must not be 0, got 0"),
+        (lambda: Normalize(field=-1), "field must be a name, .*, got -1"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(make: Any, said: str) -> None:
@@ -259,7 +259,7 @@ def test_whole_numbers_are_refused_where_they_would_be_rounded(transform: Any) -
 
 
 def test_items_with_too_few_axes_are_refused() -> None:
-    with pytest.raises(OptionError, match=r"Blur smooths the last 3 axes, and an item has shape \(4, 4\)"):
+    with pytest.raises(OptionError, match=r"Blur needs items of at least 3 axes, got shape \(4, 4\)"):
         Blur(1)(np.ones((4, 4)), rng())
 
 

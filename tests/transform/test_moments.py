@@ -236,7 +236,7 @@ def test_what_is_no_stored_moments_is_refused(edit):
     stored = of(np.ones((2, 2, 2))).to_json()
     with pytest.raises(OptionError):
         Moments.from_json(stored | edit)
-    with pytest.raises(OptionError, match="no stored moments"):
+    with pytest.raises(OptionError, match=r"[Ss]tored moments must be"):
         Moments.from_json({"version": 1})
 
 
@@ -245,11 +245,11 @@ def test_what_is_no_stored_moments_is_refused(edit):
 
 def test_fields_that_differ_are_refused():
     moments = of(np.ones((2, 4, 3)))
-    with pytest.raises(OptionError, match="of 3 channels, and 5 channels were given"):
+    with pytest.raises(OptionError, match="must have 3 channels, like the first, got 5 channels"):
         moments.update(np.ones((2, 4, 5)))
-    with pytest.raises(OptionError, match="of 3 channels, and single values were given"):
+    with pytest.raises(OptionError, match="must have 3 channels, like the first, got single values"):
         moments.merge(of(np.ones(4)))
-    with pytest.raises(OptionError, match="per scalar cannot be merged"):
+    with pytest.raises(OptionError, match="same per, got 'channel' and 'scalar'"):
         moments.merge(Moments(per="scalar"))
     assert moments == of(np.ones((2, 4, 3)))
 
@@ -263,5 +263,5 @@ def test_what_has_no_mean_is_refused(block):
 
 
 def test_ways_to_tell_values_apart_that_there_are_not_are_refused():
-    with pytest.raises(OptionError, match="use 'channel' or 'scalar'"):
+    with pytest.raises(OptionError, match="per must be 'channel' or 'scalar', got "):
         Moments(per="pixel")  # type: ignore[arg-type]

@@ -119,13 +119,13 @@ def test_what_has_no_code_or_no_value_is_refused(name):
     for kind in (np.array, torch.tensor):
         with pytest.raises(OptionError, match="NaN"):
             encode(kind([0.0, np.nan]))
-        with pytest.raises(OptionError, match="int64; give floating-point"):
+        with pytest.raises(OptionError, match=r"must be floating-point numbers in -1 … 1, got .*int64"):
             encode(kind([1, 2]))
         for codes in ([-1, 0], [256]):
-            with pytest.raises(OptionError, match=rf"Codes reach from {codes[0]} to {codes[-1]}; .* 255"):
+            with pytest.raises(OptionError, match=rf"Codes must be integers in 0 … 255, got {codes[0]} … {codes[-1]}"):
                 decode(kind(codes))
         for codes in ([0.0], [True]):
-            with pytest.raises(OptionError, match="give whole numbers in 0 … 255"):
+            with pytest.raises(OptionError, match="Codes must be integers in 0 … 255, got "):
                 decode(kind(codes))
     assert decode(np.array([7], np.uint8)).tolist() == decode(torch.tensor([7], dtype=torch.uint8)).tolist()
     assert decode(np.empty(0, np.int64)).tolist() == []
@@ -136,9 +136,9 @@ def test_what_has_no_code_or_no_value_is_refused(name):
 
 
 def test_other_options_are_refused():
-    with pytest.raises(OptionError, match="quantization='a-law'; use 'linear' or 'mu-law'"):
+    with pytest.raises(OptionError, match="quantization must be 'linear' or 'mu-law', got 'a-law'"):
         quantize(np.zeros(1), 8, "a-law")
-    with pytest.raises(OptionError, match="quantization=None"):
+    with pytest.raises(OptionError, match=r"quantization must be .*, got None"):
         dequantize(np.zeros(1, np.int64), 8, None)
     with pytest.raises(OptionError, match="bits must be an integer from 1 to 16, got 17"):
         q_zero(17)

@@ -90,7 +90,7 @@ def test_whole_numbers_get_masks_of_whole_numbers_only() -> None:
     assert {row.dtype for row in made} == {np.dtype(np.uint8)}
     assert {int(x) for row in made for x in row[0][:1]} == {3, 4}
     for wrong in (0.5, -1, 256):
-        with pytest.raises(OptionError, match="no value of an array of uint8"):
+        with pytest.raises(OptionError, match="must fit uint8"):
             SpecAugment(mask_value=wrong, p=1.0)(values, generator_for(0, "augment"))
 
 
@@ -101,10 +101,10 @@ def test_whole_numbers_get_masks_of_whole_numbers_only() -> None:
         ({"freq_mask_param": 1.5}, "freq_mask_param must be an integer >= 0, got 1.5"),
         ({"num_time_masks": True}, "num_time_masks must be an integer >= 0, got True"),
         ({"num_freq_masks": -2}, "num_freq_masks must be an integer >= 0, got -2"),
-        ({"mask_value": "max"}, "mask_value='max'; use a number or one of 'mean', 'min'"),
-        ({"mask_value": np.nan}, "mask_value=nan"),
-        ({"p": 1.2}, "p=1.2 is no probability"),
-        ({"field": 1.0}, "field=1.0 is no part"),
+        ({"mask_value": "max"}, "mask_value must be a number or one of 'mean', 'min', got 'max'"),
+        ({"mask_value": np.nan}, "mask_value must be a finite number, got nan"),
+        ({"p": 1.2}, "p must be a probability .*, got 1.2"),
+        ({"field": 1.0}, "field must be a name, .*, got 1.0"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:
@@ -114,7 +114,7 @@ def test_arguments_that_cannot_be_are_refused(options: dict[str, Any], said: str
 
 @pytest.mark.parametrize("shape", [(5,), (1, 1, 5, 5)])
 def test_what_is_no_spectrogram_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(OptionError, match=r"\(channel, frequency, time\), got an item of shape"):
+    with pytest.raises(OptionError, match=r"\(channel, frequency, time\), got shape"):
         SpecAugment(p=0.0)(np.ones(shape), generator_for(0, "augment"))
 
 
@@ -153,7 +153,7 @@ def test_augmentation_has_masks_and_noise_and_more_of_both_where_it_is_aggressiv
     for wrong in ((0, 5), (5, 0), (1.5, 2)):
         with pytest.raises(OptionError, match="must be an integer >= 1"):
             get_augmentation_params(*wrong)
-    with pytest.raises(OptionError, match="input_size=224"):
+    with pytest.raises(OptionError, match=r"input_size must be .*, got 224"):
         get_recommended_params(5, 5, 224)  # type: ignore[arg-type]
 
 

@@ -89,19 +89,19 @@ def test_means_that_broadcast_and_items_that_are_single_values() -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "said"),
     [
-        ((1.0,), {}, "needs std beside mean"),
-        ((Moments.over(np.ones(3)), 1.0), {}, "leave out std and axis"),
-        ((Moments(),), {}, "No finite value was seen in any channel"),
+        ((1.0,), {}, "std must be given, unless mean is Moments"),
+        ((Moments.over(np.ones(3)), 1.0), {}, "std and axis must be left out"),
+        ((Moments(),), {}, "no finite value was seen in any channel"),
         ((Moments.over(np.array([[1.0, np.nan]]), axis=0),), {}, "seen in channel 1 of the training items"),
-        ((0.0, -1.0), {}, "finite numbers of 0 or more"),
-        ((np.nan, 1.0), {}, "others than finite numbers"),
-        (("a", 1.0), {}, "mean='a' is no number"),
-        (([1.0, 2.0], [1.0, 2.0]), {}, "2 values, and nothing says of what"),
-        (([1.0, 2.0], [1.0, 2.0, 3.0]), {"axis": 0}, "mean has 2 values and std 3"),
-        ((0.0, 1.0), {"axis": 0}, "axis=0 is for a list of means"),
-        ((np.ones((2, 1)), 1.0), {"axis": 0}, "axis=0 is for a list of means"),
-        (([1.0, 2.0], 1.0), {"axis": "time"}, "axis='time' is no axis"),
-        ((0.0, 1.0), {"field": -1}, "field=-1 is no part"),
+        ((0.0, -1.0), {}, "finite numbers >= 0, got -1.0"),
+        ((np.nan, 1.0), {}, "mean must be one or more finite numbers, got nan"),
+        (("a", 1.0), {}, "mean must be a number or an array of numbers, got 'a'"),
+        (([1.0, 2.0], [1.0, 2.0]), {}, "axis must be given for 2 means"),
+        (([1.0, 2.0], [1.0, 2.0, 3.0]), {"axis": 0}, "same length, got 2 and 3"),
+        ((0.0, 1.0), {"axis": 0}, "axis must be left out unless mean or std is a list"),
+        ((np.ones((2, 1)), 1.0), {"axis": 0}, "axis must be left out unless mean or std is a list"),
+        (([1.0, 2.0], 1.0), {"axis": "time"}, "axis must be an integer, .*, got 'time'"),
+        ((0.0, 1.0), {"field": -1}, "field must be a name, .*, got -1"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: tuple[Any, ...], options: dict[str, Any], said: str) -> None:
@@ -112,10 +112,10 @@ def test_what_cannot_be_is_refused(arguments: tuple[Any, ...], options: dict[str
 @pytest.mark.parametrize(
     ("standardize", "said"),
     [
-        (Standardize([1.0, 2.0], 1.0, axis=0), r"2 values along axis 0, and an item of shape \(3, 4\) has 3"),
-        (Standardize([1.0, 2.0], 1.0, axis=2), r"axis 2, and an item of shape \(3, 4\) has no such axis"),
-        (Standardize(np.ones((2, 3, 4)), 1.0), r"shape \(2, 3, 4\) does not fit an item of shape \(3, 4\)"),
-        (Standardize(np.ones((5, 1)), 1.0), r"shape \(5, 1\) does not fit"),
+        (Standardize([1.0, 2.0], 1.0, axis=0), r"Axis 0 of an item must have length 2, .*, got shape \(3, 4\)"),
+        (Standardize([1.0, 2.0], 1.0, axis=2), r"Standardize needs axis 2, got an item of shape \(3, 4\)"),
+        (Standardize(np.ones((2, 3, 4)), 1.0), r"shape \(2, 3, 4\) must broadcast to an item, got shape \(3, 4\)"),
+        (Standardize(np.ones((5, 1)), 1.0), r"shape \(5, 1\) must broadcast"),
     ],
 )
 def test_items_that_do_not_fit_are_refused(standardize: Standardize, said: str) -> None:

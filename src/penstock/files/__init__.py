@@ -1,1 +1,1 @@
-"""Files: durable writes, locks, and what lies at a path."""
+"""File access: durable writes, folder locks, regular files and figures."""

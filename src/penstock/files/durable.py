@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and stay there after a power cut."""
+"""Atomic writes that survive a power cut."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ __all__ = ["sync", "write_aside"]
 
 
 def write_aside(path: Path, content: bytes, *, lasting: bool = True) -> None:
-    """Write a file so that it is there whole or not at all; `lasting`: also after a power cut."""
+    """Write a file atomically; with `lasting`, it also survives a power cut."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
     try:
         with aside.open("wb") as file:
@@ -23,11 +23,11 @@ def write_aside(path: Path, content: bytes, *, lasting: bool = True) -> None:
     except OSError as error:
         raise WriteError(f"Could not write {path}: {error}") from error
     finally:
-        aside.unlink(missing_ok=True)  # where it was not renamed, also by Ctrl-C
+        aside.unlink(missing_ok=True)  # if it was not renamed, also after Ctrl-C
 
 
 def sync(path: Path) -> None:
-    """Make what is in a file, or the names in a folder, last."""
+    """Flush the content of a file, or the names in a folder, to storage."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Figures as files: of a format that is known, whole or not at all."""
+"""Save figures atomically, in a supported format."""
 
 import uuid
 from contextlib import suppress
@@ -10,29 +10,29 @@ from penstock.core.errors import OptionError, WriteError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["checked_format", "save_figure"]
+__all__ = ["figure_format", "save_figure"]
 
 
-def checked_format(path: Path) -> str:
-    """Return the format that the suffix of `path` says, or say why no figure can be written there."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  # optional; who draws has it
+def figure_format(path: Path) -> str:
+    """Return the format given by the suffix of `path`; raise OptionError if no figure can be saved there."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  # optional; callers have it
 
     # pgf is left out: it needs a TeX installation.
     formats = sorted(form for form in FigureCanvasAgg.get_supported_filetypes() if form != "pgf")
     form = path.suffix.lower().removeprefix(".")
     if form not in formats:
         allowed = ", ".join(f".{known}" for known in formats)
-        raise OptionError(f"Cannot draw {path}: {path.suffix or 'no suffix'} is no known format; use one of {allowed}.")
+        raise OptionError(f"The suffix of {path} must be one of {allowed}, got {path.suffix!r}.")
     if not path.parent.is_dir():
-        raise OptionError(f"Cannot draw {path}: there is no directory {path.parent}; make it first.")
+        raise OptionError(f"The directory {path.parent} does not exist. Create it to save {path.name} there.")
     if path.is_dir():
-        raise OptionError(f"Cannot draw {path}: it is a directory; name a file.")
+        raise OptionError(f"The path of a figure must be a file, got the directory {path}.")
     return form
 
 
 def save_figure(figure: "Figure", path: Path, dpi: float) -> None:
-    """Write a figure aside, then rename it."""
-    form = checked_format(path)
+    """Write a figure to a temporary file, then rename it."""
+    form = figure_format(path)
     aside = path.with_name(f".{uuid.uuid4().hex}.part")
     try:
         figure.savefig(aside, format=form, dpi=dpi)

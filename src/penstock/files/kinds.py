@@ -1,4 +1,4 @@
-"""Whether a path is a file that can be read from any place."""
+"""Open regular files for random access."""
 
 import io
 import stat
@@ -6,14 +6,14 @@ from pathlib import Path
 
 from penstock.core.errors import ReadError, SourceError
 
-__all__ = ["opened"]
+__all__ = ["open_regular_file"]
 
 
-def opened(path: Path) -> io.FileIO:
-    """Return an open file that reads from any place, or say why there is none."""
+def open_regular_file(path: Path) -> io.FileIO:
+    """Return an open, unbuffered regular file, which can be read at any position."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise SourceError(f"{path} is no regular file; give the file itself.")
+            raise SourceError(f"{path} must be a regular file, got a directory or a special file.")
         return path.open("rb", buffering=0)
     except OSError as error:
         raise ReadError(f"Could not open {path}: {error}.") from error

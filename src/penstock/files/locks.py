@@ -1,4 +1,4 @@
-"""Locks on folders: one writer at a time, released by the system if the process dies."""
+"""Folder locks: one writer at a time, released by the system if the process dies."""
 
 import fcntl
 import os
@@ -10,7 +10,7 @@ __all__ = ["lock", "unlock"]
 
 
 def lock(folder: Path) -> int:
-    """Return a handle whose life keeps other writers out; the system lets go of it when this process dies."""
+    """Lock a folder against other writers and return the handle; the system releases it if this process dies."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
@@ -20,14 +20,14 @@ def lock(folder: Path) -> int:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(handle)
-        raise WriteError(f"Another writer is at work in {folder}; wait for it, or use another folder.") from error
+        raise WriteError(f"Another writer is at work in {folder}. Wait for it, or use another folder.") from error
     except OSError as error:
         os.close(handle)
-        raise WriteError(f"The folder {folder} cannot be locked against other writers: {error}.") from error
+        raise WriteError(f"Could not lock the folder {folder} against other writers: {error}.") from error
     return handle
 
 
 def unlock(handle: int) -> None:
-    """Let other writers in."""
-    fcntl.flock(handle, fcntl.LOCK_UN)  # for a process that was forked meanwhile and has the handle, too
+    """Release the lock of a folder."""
+    fcntl.flock(handle, fcntl.LOCK_UN)  # also for a child that was forked meanwhile and has the handle, too
     os.close(handle)

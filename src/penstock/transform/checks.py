@@ -1,4 +1,4 @@
-"""Arguments that several transforms have, checked where they are given."""
+"""Check arguments that several transforms have."""
 
 import math
 from typing import Any
@@ -7,56 +7,79 @@ import numpy as np
 
 from penstock.core.errors import OptionError
 
-__all__ = ["Fill", "check_axis", "check_field", "check_fill", "check_number", "check_probability", "check_range"]
+__all__ = [
+    "Fill",
+    "check_axis",
+    "check_field",
+    "check_fill",
+    "check_low_high",
+    "check_number",
+    "check_probability",
+    "check_range",
+    "check_value_range",
+]
 
 Fill = float | str
-"""A value in the units of the data, or "mean" or "min": that of the item itself."""
+"""Value in the units of the data, or "mean" or "min" of the item."""
 
 
 def check_number(name: str, value: Any, *, at_least: float = -math.inf) -> float:
-    """Return a finite number as a float, or say what is wrong with it."""
+    """Return a finite number as a float; raise OptionError if it is none."""
     real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     if not real or not math.isfinite(value) or value < at_least:
-        least = f" of {at_least:g} or more" if at_least > -math.inf else ""
-        raise OptionError(f"{name}={value!r} cannot be; use a finite number{least}.")
+        least = f" >= {at_least:g}" if at_least > -math.inf else ""
+        raise OptionError(f"{name} must be a finite number{least}, got {value!r}.")
     return float(value)
 
 
 def check_probability(name: str, value: Any) -> float:
-    """Return a number from 0 to 1 as a float, or say what is wrong with it."""
+    """Return a number from 0 to 1 as a float; raise OptionError if it is none."""
     chance = check_number(name, value)
     if not 0 <= chance <= 1:
-        raise OptionError(f"{name}={value!r} is no probability; use a number from 0 (never) to 1 (always).")
+        raise OptionError(f"{name} must be a probability from 0 (never) to 1 (always), got {value!r}.")
     return chance
 
 
 def check_axis(axis: Any) -> int:
-    """Return the number of an axis of an item; negative ones count from the end."""
+    """Return an axis of an item as an int; negative axes count from the end."""
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
-        raise OptionError(f"axis={axis!r} is no axis of an item; use a whole number, such as -1 for the last one.")
+        raise OptionError(f"axis must be an integer, such as -1 for the last axis, got {axis!r}.")
     return int(axis)
 
 
 def check_field(field: Any) -> str | int | None:
-    """Return the name or place of a part of an item."""
+    """Return the name or index of a field of an item."""
     if isinstance(field, bool) or not isinstance(field, str | int | None) or (isinstance(field, int) and field < 0):
-        raise OptionError(f"field={field!r} is no part of an item; use a name, a place in a tuple (0, 1, …), or None.")
+        raise OptionError(f"field must be a name, an index in a tuple (0, 1, …) or None, got {field!r}.")
     return field
 
 
 def check_range(name: str, low: Any, high: Any) -> tuple[float, float]:
-    """Return the two ends of a range that holds more than one value; they may be infinite."""
+    """Return the ends of a range with low < high; they may be infinite."""
     ends = [end for end in (low, high) if isinstance(end, int | float | np.integer | np.floating)]
     if len(ends) < 2 or not float(low) < float(high):
-        raise OptionError(f"{name}=({low!r}, {high!r}) is no range; use two numbers, the smaller one first.")
+        raise OptionError(f"{name} must be two numbers, the smaller one first, got ({low!r}, {high!r}).")
     return float(low), float(high)
 
 
+def check_value_range(value_range: Any) -> tuple[float, float]:
+    """Return a (low, high) pair with low < high."""
+    if not isinstance(value_range, tuple | list) or len(value_range) != 2:
+        raise OptionError(f"value_range must be (low, high), got {value_range!r}.")
+    return check_range("value_range", *value_range)
+
+
+def check_low_high(low: Any, high: Any, *, at_least: float = -math.inf) -> None:
+    """Raise OptionError unless `low` and `high` are finite numbers with low <= high."""
+    if check_number("low", low, at_least=at_least) > check_number("high", high, at_least=at_least):
+        raise OptionError(f"low must be <= high, got low={low}, high={high}.")
+
+
 def check_fill(name: str, value: Any, *words: str) -> Fill:
-    """Return a value to write over data with: a number, "mean", "min", or one of `words`."""
+    """Return a value to overwrite data with: a number, "mean", "min", or one of `words`."""
     allowed = ("mean", "min", *words)
     if isinstance(value, str):
         if value not in allowed:
-            raise OptionError(f"{name}={value!r}; use a number or one of {', '.join(map(repr, allowed))}.")
+            raise OptionError(f"{name} must be a number or one of {', '.join(map(repr, allowed))}, got {value!r}.")
         return value
     return check_number(name, value)

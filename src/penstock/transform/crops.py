@@ -1,4 +1,4 @@
-"""Changes of where an item begins: crops and shifts."""
+"""Random crops and shifts along an axis."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ __all__ = ["RandomCrop", "RandomShift"]
 
 @dataclass(frozen=True, slots=True)
 class RandomCrop:
-    """Keeps a random stretch of an item, each that fits as likely as any other.
+    """Crops an item to a random stretch along an axis; all positions are equally likely.
 
     Examples
     --------
@@ -25,11 +25,11 @@ class RandomCrop:
     """
 
     size: int
-    """How many values are kept along the axis."""
+    """Length of the crop along the axis."""
 
     axis: int = -1
     field: str | int | None = None
-    """Which part of an item: its name, or its place in a tuple. None: the item itself, or the first of a tuple."""
+    """Field to transform: its name, or its index in a tuple. None: the item itself, or the first element of a tuple."""
 
     def __post_init__(self) -> None:
         check_integer("size", self.size, at_least=1)
@@ -44,8 +44,8 @@ class RandomCrop:
         axis = require_axis(values, self.axis, "RandomCrop")
         if values.shape[axis] < self.size:
             raise OptionError(
-                f"RandomCrop keeps {self.size} values along axis {self.axis}, and an item of shape {values.shape} has "
-                f"{values.shape[axis]}; use a smaller size, or leave out such items."
+                f"size must be <= {values.shape[axis]}, the length of axis {self.axis} of an item of shape "
+                f"{values.shape}, got {self.size}. Use a smaller size, or leave out such items."
             )
         begin = int(rng.integers(0, values.shape[axis] - self.size, endpoint=True))
         # A copy: a view would keep the whole item in memory.
@@ -54,7 +54,7 @@ class RandomCrop:
 
 @dataclass(frozen=True, slots=True)
 class RandomShift:
-    """Moves an item along an axis by a random number of places, to either side; its shape stays.
+    """Shifts an item along an axis by a random number of places, in either direction; the shape stays.
 
     Examples
     --------
@@ -65,17 +65,18 @@ class RandomShift:
     """
 
     most: int
-    """Places of the largest shift; on a shorter axis, the length of the axis."""
+    """Largest shift, in places; at most the length of the axis."""
 
     axis: int = -1
     fill: Fill = "wrap"
-    """What comes in at the other end: `"wrap"`: what went out; or a value, `"mean"` or `"min"` of the item."""
+    """Fill of the free places: `"wrap"` (values shifted out at the other end), a value, or `"mean"` or `"min"` of the
+    item."""
 
     p: float = 1.0
-    """How likely an item is changed at all."""
+    """Probability that an item is changed."""
 
     field: str | int | None = None
-    """Which part of an item: its name, or its place in a tuple. None: the item itself, or the first of a tuple."""
+    """Field to transform: its name, or its index in a tuple. None: the item itself, or the first element of a tuple."""
 
     def __post_init__(self) -> None:
         check_integer("most", self.most, at_least=0)
@@ -85,7 +86,7 @@ class RandomShift:
         check_field(self.field)
 
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:
-        """Return the item, shifted; the item itself where it is left as it is."""
+        """Return the item, shifted; the same object if it is not changed."""
         return transform_field(item, self.field, lambda values: self._transform(values, rng))
 
     def _transform(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
@@ -96,6 +97,6 @@ class RandomShift:
         places = int(rng.integers(-most, most, endpoint=True))
         shifted = np.roll(values, places, axis)
         if self.fill != "wrap":
-            came_in = slice(0, places) if places >= 0 else slice(values.shape[axis] + places, None)
-            shifted[(slice(None),) * axis + (came_in,)] = fill_value(values, self.fill)
+            free = slice(0, places) if places >= 0 else slice(values.shape[axis] + places, None)
+            shifted[(slice(None),) * axis + (free,)] = fill_value(values, self.fill)
         return shifted

@@ -1,7 +1,6 @@
-"""Which part of an item a transform changes.
+"""Get and replace the field of an item that a transform changes.
 
-An item is an array; or a tuple or list, of which by default the first part counts; or a mapping, of which a part has
-to be named.
+An item is an array; a tuple or list, whose first element is the default field; or a mapping, whose field must be named.
 """
 
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ __all__ = ["get_field", "replace_field"]
 
 
 def get_field(item: Any, field: str | int | None) -> Any:
-    """Return a part of an item; None: the item itself, or the first part of a tuple or list.
+    """Return a field of an item; None: the item itself, or the first element of a tuple or list.
 
     Examples
     --------
@@ -22,27 +21,30 @@ def get_field(item: Any, field: str | int | None) -> Any:
     """
     if isinstance(item, Mapping):
         if field not in item:
-            named = "no field was named" if field is None else f"field={field!r} is none of them"
-            raise OptionError(f"An item has the fields {', '.join(map(repr, item))}, and {named}; use field=<name>.")
+            raise OptionError(
+                f"field must be one of {', '.join(map(repr, item))}, the fields of the item, got {field!r}."
+            )
         return item[field]
     if isinstance(item, tuple | list):
         place = 0 if field is None else field
         if not isinstance(place, int) or not 0 <= place < len(item):
-            raise OptionError(f"An item is a {type(item).__name__} of {len(item)}, which has no part {place!r}.")
+            raise OptionError(
+                f"field must be an index >= 0 and < {len(item)}, length of the {type(item).__name__}, got {place!r}."
+            )
         return item[place]
     if field is not None:
-        raise OptionError(f"An item is a single {type(item).__name__}, which has no field {field!r}; use field=None.")
+        raise OptionError(f"field must be None for an item that is a single {type(item).__name__}, got {field!r}.")
     return item
 
 
-def replace_field(item: Any, field: str | int | None, part: Any) -> Any:
-    """Return an item like `item`, with `part` in the place where `get_field` finds it."""
+def replace_field(item: Any, field: str | int | None, value: Any) -> Any:
+    """Return a copy of `item` whose field `field` is `value`."""
     if isinstance(item, Mapping):
-        return {**item, field: part}
+        return {**item, field: value}
     if isinstance(item, tuple | list):
         place = field if isinstance(field, int) else 0
-        parts = [part if number == place else other for number, other in enumerate(item)]
+        values = [value if number == place else other for number, other in enumerate(item)]
         if isinstance(item, list):
-            return parts
-        return type(item)(*parts) if hasattr(item, "_fields") else tuple(parts)
-    return part
+            return values
+        return type(item)(*values) if hasattr(item, "_fields") else tuple(values)
+    return value

@@ -1,4 +1,4 @@
-"""Mean and deviation of values that are seen piece by piece, in any number of places, and brought together."""
+"""Streaming mean and standard deviation, which can be merged across processes."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -16,28 +16,28 @@ __all__ = ["Moments"]
 _Floats = NDArray[np.float64]
 _Int64s = NDArray[np.int64]
 
-_TABLE_VALUES = 1 << 16  # looked at together: half a megabyte as float64, which stays in the cache of a core
-_VERSION, _VERSION_WITH_AXIS = 1, 2  # the second where channels do not lie on the last axis: others would misread it
+_TABLE_VALUES = 1 << 16  # per update: half a megabyte as float64, which stays in the cache of a core
+_VERSION, _VERSION_WITH_AXIS = 1, 2  # 2 if channels are not on the last axis, which readers of 1 would misread
 
 
 class Moments:
-    """Count, mean, standard deviation and range of values that stream by, per channel or frequency bin.
+    """Streaming count, mean, standard deviation and range, per channel or frequency bin.
 
-    Each piece is measured from a value of its own and then merged (Chan, Golub and LeVeque), so that a large offset
+    Blocks are measured relative to one of their values and then merged (Chan, Golub and LeVeque), so a large offset
     costs no digits and a constant channel has a deviation of exactly 0. Merging is associative up to rounding; the same
     updates and merges in the same order give the same bits.
 
-    NaNs are left out, each channel for itself. Infinities have no mean: they are left out as well and counted in
-    `n_infinite`, for whoever reads the result to judge.
+    NaNs are left out, per channel, and counted in `n_nan`. Infinities have no mean: they are left out, too, and counted
+    in `n_infinite`.
 
     Parameters
     ----------
     per
-        `"channel"`: items of two or more dimensions have their channels on the last axis; smaller items have one
-        channel, which is all of their values. `"scalar"`: one channel, whatever the items are.
+        `"channel"`: items of two or more dimensions have their channels on the last axis; all values of smaller items
+        are one channel. `"scalar"`: all values are one channel.
     axis
-        The axis of an item that has the channels, where it is not the last one: 0 for images of (channel, height,
-        width), -2 for the frequency bins of spectrograms of (channel, frequency, time).
+        Channel axis of an item, if it is not the last: 0 for images of shape (channel, height, width), -2 for the
+        frequency bins of spectrograms of shape (channel, frequency, time).
 
     Examples
     --------
@@ -70,13 +70,13 @@ class Moments:
 
     def __init__(self, per: Literal["channel", "scalar"] = "channel", *, axis: int = -1) -> None:
         if per not in ("channel", "scalar"):
-            raise OptionError(f"per={per!r}; use 'channel' or 'scalar'.")
+            raise OptionError(f"per must be 'channel' or 'scalar', got {per!r}.")
         self._per = per
         self._axis = check_axis(axis)
         if per == "scalar" and axis != -1:
-            raise OptionError(f"axis={axis} tells channels apart, and per='scalar' does not; leave out one of them.")
+            raise OptionError(f"axis must be left out with per='scalar', which has no channels, got {axis}.")
         self._n_channels: int | None = None
-        """0 where there are none to tell apart; None before the first update."""
+        """0 if values are not per channel; None before the first update."""
         self._reset(1)
 
     def _reset(self, width: int) -> None:
@@ -85,7 +85,7 @@ class Moments:
         self._infinite: _Int64s = np.zeros(width, np.int64)
         self._origin: _Floats = np.zeros(width)
         self._offset: _Floats = np.zeros(width)
-        """Of the mean from the origin, a value that was seen: in one number, it would lose digits to what is common."""
+        """Mean minus origin (a value that was seen); a single number for both would lose digits to a large offset."""
         self._squares: _Floats = np.zeros(width)
         self._low: _Floats = np.full(width, np.inf)
         self._high: _Floats = np.full(width, -np.inf)
@@ -101,19 +101,19 @@ class Moments:
         field: str | int | None = None,
         memory_bytes: int = 1 << 26,
     ) -> Self:
-        """Return the moments of some items of a source or data set, read once, in the order in which they are stored.
+        """Return the moments of some items of a source or dataset, read once, in storage order.
 
         Parameters
         ----------
         data
-            A `Source`, a torch data set, an array, or whatever else has `len` and `[i]`.
+            A `Source`, a torch dataset, an array, or any object with `len` and `[i]`.
         items
-            Which ones: those of the training. An item that is named twice counts twice. None: all.
+            Items to read: those used for training. An item that is named twice counts twice. None: all.
         field
-            What of an item counts: its name, or its place in a tuple. None: the item itself, the first of a tuple, the
-            only field of a source.
+            Field of an item: its name, or its index in a tuple. None: the item itself, the first element of a tuple, or
+            the only field of a source.
         memory_bytes
-            What may be held at a time; one item at the least.
+            Memory budget; at least one item is held.
         """
         moments = cls(per, axis=axis)
         for block in read_blocks(data, items, field, memory_bytes):
@@ -122,17 +122,17 @@ class Moments:
 
     @property
     def per(self) -> str:
-        """What the values are told apart by."""
+        """`"channel"` or `"scalar"`."""
         return self._per
 
     @property
     def axis(self) -> int | None:
-        """The axis of an item that `mean` and `std` lie along; None where they are single values."""
+        """Axis of an item that `mean` and `std` belong to; None if they are single values."""
         return self._axis if self._n_channels else None
 
     @property
     def count(self) -> _Int64s:
-        """Finite values seen, per channel; of shape () where there is only one."""
+        """Finite values seen, per channel; of shape () if there is only one channel."""
         return self._reshape(self._count)
 
     @property
@@ -147,32 +147,32 @@ class Moments:
 
     @property
     def mean(self) -> _Floats:
-        """Mean per channel; NaN where no value was seen."""
+        """Mean per channel; NaN if no value was seen."""
         return self._reshape(np.where(self._count > 0, self._origin + self._offset, np.nan))
 
     @property
     def std(self) -> _Floats:
-        """Standard deviation of the population, per channel: 0 where it is constant, NaN where no value was seen."""
+        """Population standard deviation per channel; 0 if constant, NaN if no value was seen."""
         deviation = np.sqrt(self._squares / np.maximum(self._count, 1))
         return self._reshape(np.where(self._count > 0, deviation, np.nan))
 
     @property
     def minimum(self) -> _Floats:
-        """Smallest value per channel; NaN where none was seen."""
+        """Smallest value per channel; NaN if none was seen."""
         return self._reshape(np.where(self._count > 0, self._low, np.nan))
 
     @property
     def maximum(self) -> _Floats:
-        """Largest value per channel; NaN where none was seen."""
+        """Largest value per channel; NaN if none was seen."""
         return self._reshape(np.where(self._count > 0, self._high, np.nan))
 
     def update(self, block: ArrayLike) -> None:
-        """Take in items, of shape (items, ...): numbers or booleans of any width."""
+        """Add items, of shape (items, ...): real numbers or booleans."""
         values = np.asarray(block)
         if values.dtype.kind not in "fiub":
-            raise OptionError(f"A block of {values.dtype} has no mean; give real numbers or booleans.")
+            raise OptionError(f"A block must be real numbers or booleans, got {values.dtype}.")
         if not values.ndim:
-            raise OptionError("A single value is no block of items; give an array with items on its first axis.")
+            raise OptionError("A block must be an array with items on its first axis, got a single value.")
         if self._per == "channel" and (values.ndim > 2 or self._axis != -1):
             values = self._with_channels_last(values)
             self._set_channels(values.shape[-1])
@@ -188,17 +188,17 @@ class Moments:
             self._add_table(table[begin : begin + rows])
 
     def _with_channels_last(self, values: NDArray[Any]) -> NDArray[Any]:
-        axis = self._axis + 1 if self._axis >= 0 else self._axis  # of the block: its first one has the items
+        axis = self._axis + 1 if self._axis >= 0 else self._axis  # the first axis of a block is that of the items
         if not -values.ndim < axis < values.ndim:
             raise OptionError(
-                f"Items of shape {values.shape[1:]} have no axis {self._axis}; these moments are per index of it."
+                f"Items must have axis {self._axis}, which these moments are along, got shape {values.shape[1:]}."
             )
         return np.moveaxis(values, axis, -1)
 
-    def _add_table(self, piece: NDArray[Any]) -> None:
-        """Take in a small table of values and channels."""
+    def _add_table(self, given: NDArray[Any]) -> None:
+        """Add a table of shape (values, channels)."""
         with np.errstate(over="ignore", invalid="ignore"):
-            table = piece.astype(np.float64)
+            table = given.astype(np.float64)
             finite = np.isfinite(table)
             if finite.all():
                 count = np.full(table.shape[1], len(table))
@@ -219,18 +219,18 @@ class Moments:
             centred -= offset
             if not finite.all():
                 centred[~finite] = 0.0
-            # What rounding has left of the mean is taken out of the squares.
+            # Correct the squares for the rounding error of the mean.
             squares = np.square(centred).sum(axis=0)
             squares -= np.where(np.isfinite(squares), np.square(centred.sum(axis=0)) / n_values, 0.0)
             self._add_sums(count, origin, offset, np.maximum(squares, 0.0))
             self._low, self._high = np.minimum(self._low, low), np.maximum(self._high, high)
 
     def merge(self, other: "Moments") -> "Moments":
-        """Return the moments of everything that this one and another have seen; both stay as they are."""
+        """Return the moments of all values seen by this one and `other`; neither is changed."""
         if other._per != self._per:
-            raise OptionError(f"Moments per {other._per} cannot be merged with moments per {self._per}.")
+            raise OptionError(f"Merged moments must have the same per, got {self._per!r} and {other._per!r}.")
         if other._axis != self._axis:
-            raise OptionError(f"Moments along axis {other._axis} cannot be merged with moments along {self._axis}.")
+            raise OptionError(f"Merged moments must have the same axis, got {self._axis} and {other._axis}.")
         merged = Moments.from_json(self.to_json())
         if other._n_channels is None:
             return merged
@@ -243,12 +243,12 @@ class Moments:
 
     def _add_sums(self, count: _Int64s, origin: _Floats, offset: _Floats, squares: _Floats) -> None:
         total = self._count + count
-        share = count / np.maximum(total, 1)
-        # A side that is empty leaves the other as it is, to the last bit.
+        weight = count / np.maximum(total, 1)
+        # An empty side leaves the other unchanged, to the last bit.
         empty, both = self._count == 0, (self._count > 0) & (count > 0)
-        apart = np.where(both, (origin - self._origin) + (offset - self._offset), 0.0)
-        self._squares = self._squares + squares + np.square(apart) * (self._count * share)
-        self._offset = np.where(empty, offset, self._offset + apart * share)
+        distance = np.where(both, (origin - self._origin) + (offset - self._offset), 0.0)
+        self._squares = self._squares + squares + np.square(distance) * (self._count * weight)
+        self._offset = np.where(empty, offset, self._offset + distance * weight)
         self._origin = np.where(empty, origin, self._origin)
         self._count = total
 
@@ -260,7 +260,9 @@ class Moments:
             known, given = (
                 f"{number} channels" if number else "single values" for number in (self._n_channels, n_channels)
             )
-            raise OptionError(f"These moments are of {known}, and {given} were given; use one Moments for each field.")
+            raise OptionError(
+                f"All blocks must have {known}, like the first, got {given}. Use one Moments for each field."
+            )
 
     def _reshape(self, values: NDArray[Any]) -> NDArray[Any]:
         return values.copy() if self._n_channels else values.reshape(()).copy()
@@ -274,7 +276,7 @@ class Moments:
         return f"Moments(mean={self.mean.tolist()}, std={self.std.tolist()}, count={self.count.tolist()})"
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything that is known, as JSON; `from_json` gives the same moments back, to the last bit."""
+        """Return the moments as plain JSON; `from_json` restores them to the last bit."""
         return {
             "version": _VERSION if self._axis == -1 else _VERSION_WITH_AXIS,
             "per": self._per,
@@ -283,7 +285,7 @@ class Moments:
             "count": self._count.tolist(),
             "n_nan": self._nan.tolist(),
             "n_infinite": self._infinite.tolist(),
-            # For who reads the file; the three that follow are what they are made from.
+            # mean and std are for readers of the file; the next three restore them.
             "mean": _to_plain(np.atleast_1d(self.mean)),
             "std": _to_plain(np.atleast_1d(self.std)),
             "origin": _to_plain(self._origin),
@@ -295,12 +297,12 @@ class Moments:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """Return the moments that `to_json` described."""
+        """Return the moments from the result of `to_json`."""
         try:
             if stored["version"] not in (_VERSION, _VERSION_WITH_AXIS):
                 raise OptionError(
-                    f"These moments are of version {stored['version']!r}; this Penstock reads up to "
-                    f"{_VERSION_WITH_AXIS}."
+                    f"The version of stored moments must be at most {_VERSION_WITH_AXIS}, got {stored['version']!r}. "
+                    "Read them with the version of Penstock that stored them."
                 )
             moments = cls(stored["per"], axis=stored["axis"] if stored["version"] == _VERSION_WITH_AXIS else -1)
             n_channels = stored["n_channels"]
@@ -315,14 +317,16 @@ class Moments:
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, OptionError):
                 raise
-            raise OptionError(f"These are no stored moments: {type(error).__name__}: {error}.") from error
+            raise OptionError(
+                f"Stored moments must be what to_json() returned: {type(error).__name__}: {error}."
+            ) from error
         width = moments._n_channels or 1
         counts, sums = (moments._count, moments._nan, moments._infinite), (moments._origin, moments._offset)
         if any(table.shape != (width,) for table in (*counts, *sums, moments._squares, moments._low, moments._high)):
-            raise OptionError(f"These are no stored moments: not all of their lists have {width} values.")
+            raise OptionError(f"Stored moments must be what to_json() returned: not all lists have {width} values.")
         return moments
 
 
 def _to_plain(values: _Floats) -> list[float | str]:
-    """Return numbers that JSON holds exactly; infinities, which it does not have, as text."""
+    """Return values for JSON, which are exact; infinities, which JSON does not have, become text."""
     return [value if math.isfinite(value) else repr(value) for value in values.tolist()]

@@ -1,22 +1,28 @@
-"""Changes of the values of an item: noise, loudness, limits."""
+"""Noise, gain and clipping."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.errors import OptionError
-from penstock.transform.arrays import default_generator, require_axis, require_floats, transform_field
-from penstock.transform.checks import check_axis, check_field, check_number, check_probability, check_range
+from penstock.transform.arrays import clip_values, default_generator, require_axis, require_floats, transform_field
+from penstock.transform.checks import (
+    check_axis,
+    check_field,
+    check_low_high,
+    check_number,
+    check_probability,
+    check_range,
+    check_value_range,
+)
 
 __all__ = ["Clip", "GaussianNoise", "RandomGain"]
 
 
 @dataclass(frozen=True, slots=True)
 class GaussianNoise:
-    """Adds normal noise to every value. Nothing is clipped, unless a range is given.
+    """Adds Gaussian noise to every value; clips only if a range is given.
 
     Examples
     --------
@@ -26,38 +32,37 @@ class GaussianNoise:
     """
 
     std: float = 0.02
-    """Deviation of the noise, in the units that the data has here."""
+    """Standard deviation of the noise, in the units of the data."""
 
     p: float = 0.8
-    """How likely an item gets noise."""
+    """Probability that an item gets noise."""
 
     value_range: tuple[float, float] | None = None
-    """(low, high) that the data has here: all that comes out is within it, with noise or without."""
+    """(low, high) that the output is clipped to, with or without noise. None: no clipping."""
 
     field: str | int | None = None
-    """Which part of an item: its name, or its place in a tuple. None: the item itself, or the first of a tuple."""
+    """Field to transform: its name, or its index in a tuple. None: the item itself, or the first element of a tuple."""
 
     def __post_init__(self) -> None:
         check_number("std", self.std, at_least=0)
         check_probability("p", self.p)
         check_field(self.field)
         if self.value_range is not None:
-            if not isinstance(self.value_range, tuple | list) or len(self.value_range) != 2:
-                raise OptionError(f"value_range={self.value_range!r}; use (low, high), or None not to clip.")
-            object.__setattr__(self, "value_range", check_range("value_range", *self.value_range))
+            object.__setattr__(self, "value_range", check_value_range(self.value_range))
 
     @property
     def clips_to(self) -> tuple[float, float] | None:
-        """The range outside of which nothing is left; None: nothing is cut off."""
+        """Range that the output is clipped to; None: it is not clipped."""
         return self.value_range
 
     def __call__(self, item: Any, rng: np.random.Generator | None = None, /) -> Any:
-        """Return the item with noise; the item itself where it is left as it is.
+        """Return the item with noise; the same object if it is not changed.
 
-        A loader hands in a generator, the same for any number of workers; without one, torch's own state is used.
+        A loader passes a generator, which is the same for any number of workers. Without one, torch's global state is
+        used.
         """
-        drawn = default_generator(rng)
-        return transform_field(item, self.field, lambda values: self._transform(values, drawn))
+        generator = default_generator(rng)
+        return transform_field(item, self.field, lambda values: self._transform(values, generator))
 
     def _transform(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
         require_floats(values, "GaussianNoise")
@@ -74,7 +79,7 @@ class GaussianNoise:
 
 @dataclass(frozen=True, slots=True)
 class RandomGain:
-    """Multiplies an item by a random factor, each of the range as likely as any other.
+    """Multiplies an item by a random factor from a uniform distribution.
 
     Examples
     --------
@@ -86,24 +91,23 @@ class RandomGain:
     low: float = 0.8
     high: float = 1.25
     axis: int | None = None
-    """A factor for each index of this axis, such as a channel; None: one for the whole item."""
+    """Use one factor for each index of this axis, such as a channel; None: one for the whole item."""
 
     p: float = 1.0
-    """How likely an item is changed at all."""
+    """Probability that an item is changed."""
 
     field: str | int | None = None
-    """Which part of an item: its name, or its place in a tuple. None: the item itself, or the first of a tuple."""
+    """Field to transform: its name, or its index in a tuple. None: the item itself, or the first element of a tuple."""
 
     def __post_init__(self) -> None:
-        if check_number("low", self.low) > check_number("high", self.high):
-            raise OptionError(f"low={self.low} is above high={self.high}; give the smaller factor first.")
+        check_low_high(self.low, self.high)
         if self.axis is not None:
             check_axis(self.axis)
         check_probability("p", self.p)
         check_field(self.field)
 
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:
-        """Return the item, louder or softer; the item itself where it is left as it is."""
+        """Return the item, louder or softer; the same object if it is not changed."""
         return transform_field(item, self.field, lambda values: self._transform(values, rng))
 
     def _transform(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
@@ -121,7 +125,7 @@ class RandomGain:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Cuts off what lies below or above a range. NaNs stay NaN.
+    """Clips values to a range. NaN stays NaN.
 
     Examples
     --------
@@ -132,7 +136,7 @@ class Clip:
     low: float
     high: float
     field: str | int | None = None
-    """Which part of an item: its name, or its place in a tuple. None: the item itself, or the first of a tuple."""
+    """Field to transform: its name, or its index in a tuple. None: the item itself, or the first element of a tuple."""
 
     def __post_init__(self) -> None:
         check_range("(low, high)", self.low, self.high)
@@ -140,25 +144,9 @@ class Clip:
 
     @property
     def clips_to(self) -> tuple[float, float]:
-        """The range outside of which nothing is left."""
+        """Range that the output is clipped to."""
         return (self.low, self.high)
 
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:  # noqa: ARG002  # nothing random here
-        """Return the item within the range."""
+        """Return the clipped item."""
         return transform_field(item, self.field, lambda values: clip_values(values, self.low, self.high))
-
-
-def clip_values(values: NDArray[Any], low: float, high: float) -> NDArray[Any]:
-    if values.dtype.kind == "b":
-        raise OptionError("Clip needs numbers, got booleans.")
-    if values.dtype.kind in "iu":
-        info = np.iinfo(values.dtype)
-        # The whole numbers that lie within, of those that the type has.
-        lowest = info.min if low <= info.min else math.ceil(low)
-        highest = info.max if high >= info.max else math.floor(high)
-        if lowest > highest or lowest > info.max or highest < info.min:
-            raise OptionError(f"{values.dtype} has no value from {low:g} to {high:g}; clip to a range that it has.")
-        return np.asarray(np.clip(values, lowest, highest))
-    with np.errstate(over="ignore"):  # a bound beyond the type is infinite
-        lower, upper = values.dtype.type(low), values.dtype.type(high)
-    return np.asarray(np.clip(values, lower, upper))

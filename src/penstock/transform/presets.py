@@ -1,4 +1,4 @@
-"""How much augmentation suits how much data: rules of thumb, to begin with."""
+"""Augmentation strength by dataset size: rules of thumb to start with."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ __all__ = ["get_augmentation_params", "get_recommended_params"]
 def get_recommended_params(
     num_samples: int, num_classes: int, input_size: tuple[int, int] = (224, 313)
 ) -> dict[str, Any]:
-    """Return arguments of `SpecAugment` for this many samples: the fewer there are of a class, the gentler.
+    """Return arguments of `SpecAugment` for this many samples: the fewer per class, the weaker.
 
     Parameters
     ----------
     input_size
-        (frequency bins, time columns) of a spectrogram: masks stay a fraction of it.
+        (frequency bins, time columns) of a spectrogram; masks are at most a fraction of it.
 
     Examples
     --------
@@ -26,7 +26,7 @@ def get_recommended_params(
     check_integer("num_samples", num_samples, at_least=1)
     check_integer("num_classes", num_classes, at_least=1)
     if not isinstance(input_size, tuple | list) or len(input_size) != 2:
-        raise OptionError(f"input_size={input_size!r}; use (frequency bins, time columns).")
+        raise OptionError(f"input_size must be (frequency bins, time columns), got {input_size!r}.")
     n_bins, n_columns = (check_integer("input_size", size, at_least=1) for size in input_size)
     per_class = num_samples / num_classes
     if per_class < 50:
@@ -43,7 +43,7 @@ def get_augmentation_params(
 ) -> dict[str, dict[str, Any]]:
     """Return arguments of `SpecAugment` and `GaussianNoise` for `size` samples of `classes` classes.
 
-    `aggressive` adds a mask on each axis, doubles the noise, and leaves fewer items as they are.
+    `aggressive` adds a mask on each axis, doubles the noise, and changes more of the items.
 
     Examples
     --------

@@ -1,11 +1,11 @@
-"""Audio values as codes of a few bits, and back: on a fixed scale, so that a code means the same in every file.
+"""Quantize audio to codes of a few bits, and back, on a fixed scale: a code means the same in every file.
 
-Values lie in -1 … 1, and codes in 0 … 2^bits - 1, with 0.0 at `q_zero(bits)`, exactly, both ways. Nothing is scaled to
-the loudest value of a sample, as the functions of these names in S4 do: that has no inverse, and makes the same sound
-another code in another window. Louder values are clipped to -1 … 1.
+Values are in -1 … 1 and codes in 0 … 2^bits - 1; 0.0 is exactly `q_zero(bits)`, both ways. Unlike the functions of the
+same names in S4, nothing is scaled to the loudest value of an item: that has no inverse, and gives the same sound other
+codes in another window. Louder values are clipped to -1 … 1.
 
-The functions take numpy arrays and torch tensors, and give what they took, on the device where it was. They count in
-double precision, so that both give the same codes.
+The functions take NumPy arrays and torch tensors and return the same kind, on the same device. They compute in double
+precision, so both kinds give the same codes.
 """
 
 import math
@@ -38,7 +38,7 @@ _MAX_BITS = 16
 
 
 def check_bits(bits: int) -> int:
-    """Return `bits`, or say why a code cannot have so many."""
+    """Return `bits` as an int; raise OptionError unless it is from 1 to 16."""
     if check_integer("bits", bits, at_least=1) > _MAX_BITS:
         raise OptionError(f"bits must be an integer from 1 to {_MAX_BITS}, got {bits}.")
     return int(bits)
@@ -56,20 +56,20 @@ def q_zero(bits: int = 8) -> int:
 
 
 def quantize(values: _Array, bits: int = 8, quantization: Quantization = "linear") -> _Array:
-    """Return the codes of values, linear or by mu-law: `linear_encode` or `mu_law_encode`."""
+    """Return the codes of values, by `linear_encode` or `mu_law_encode`."""
     return mu_law_encode(values, bits) if _is_mu_law(quantization) else linear_encode(values, bits)
 
 
 def dequantize(codes: _Array, bits: int = 8, quantization: Quantization = "linear") -> _Array:
-    """Return the values of codes, linear or by mu-law: `linear_decode` or `mu_law_decode`."""
+    """Return the values of codes, by `linear_decode` or `mu_law_decode`."""
     return mu_law_decode(codes, bits) if _is_mu_law(quantization) else linear_decode(codes, bits)
 
 
 def linear_encode(values: _Array, bits: int = 8) -> _Array:
-    """Return the nearest code of each value, in even steps of 2 / 2^bits; int64.
+    """Return the nearest code of each value, in equal steps of 2 / 2^bits, as int64.
 
-    Values below -1 and above 1 are clipped. The highest code stands for one step below 1, so that 1 is off by a step;
-    whatever has a lower code is off by half a step at most.
+    Values below -1 and above 1 are clipped. The highest code stands for one step below 1, so 1 is off by one step;
+    values with lower codes are off by at most half a step.
 
     Examples
     --------
@@ -82,7 +82,7 @@ def linear_encode(values: _Array, bits: int = 8) -> _Array:
 
 
 def linear_decode(codes: _Array, bits: int = 8) -> _Array:
-    """Return the value of each code; float32, exactly.
+    """Return the value of each code as float32, exactly.
 
     Examples
     --------
@@ -94,9 +94,9 @@ def linear_decode(codes: _Array, bits: int = 8) -> _Array:
 
 
 def mu_law_encode(values: _Array, bits: int = 8) -> _Array:
-    """Return the nearest code of each value, in steps that grow with the value; int64.
+    """Return the nearest code of each value, in steps that grow with the value, as int64.
 
-    The step is even in `sign(x) log(1 + mu |x|) / log(1 + mu)`, where mu is 2^bits - 1: fine where it is quiet.
+    Steps are equal in `sign(x) log(1 + mu |x|) / log(1 + mu)` with mu = 2^bits - 1, so quiet values get fine steps.
 
     Examples
     --------
@@ -112,7 +112,7 @@ def mu_law_encode(values: _Array, bits: int = 8) -> _Array:
 
 
 def mu_law_decode(codes: _Array, bits: int = 8) -> _Array:
-    """Return the value of each code; float32.
+    """Return the value of each code as float32.
 
     Examples
     --------
@@ -128,12 +128,12 @@ def mu_law_decode(codes: _Array, bits: int = 8) -> _Array:
 
 def _is_mu_law(quantization: str) -> bool:
     if quantization not in get_args(Quantization):
-        raise OptionError(f"quantization={quantization!r}; use 'linear' or 'mu-law'.")
+        raise OptionError(f"quantization must be 'linear' or 'mu-law', got {quantization!r}.")
     return quantization == "mu-law"
 
 
 def _kind(array: Any) -> Any:
-    """Return the library whose array this is; what is used of both has the same names in them."""
+    """Return the library of an array: torch or NumPy. All functions used here have the same names in both."""
     return torch if isinstance(array, torch.Tensor) else np
 
 
@@ -145,32 +145,34 @@ def _doubles(values: Any) -> Any:
     given = values.detach() if isinstance(values, torch.Tensor) else np.asarray(values)
     floating = given.is_floating_point() if isinstance(given, torch.Tensor) else given.dtype.kind == "f"
     if not floating:
-        raise OptionError(f"Values to encode are {given.dtype}; give floating-point numbers in -1 … 1.")
+        raise OptionError(f"Values to encode must be floating-point numbers in -1 … 1, got {given.dtype}.")
     doubles = _as(given, "float64")
     if bool(_kind(doubles).isnan(doubles).any()):
-        raise OptionError("Values to encode hold NaN, for which there is no code; mend or leave out what is not known.")
+        raise OptionError(
+            "Values to encode must not contain NaN, which has no code. Replace or leave out unknown values."
+        )
     return doubles
 
 
 def _codes(y: Any, zero: int) -> Any:
-    """Return the nearest of the codes, which lie at -zero … zero - 1 steps."""
+    """Return the nearest codes of values in -1 … 1."""
     kind = _kind(y)
-    # Clipped before it is multiplied: an infinity has no code.
+    # Clip before multiplying: an infinity has no code.
     steps = kind.round(kind.clip(y, -1, 1) * zero)
     return _as(kind.clip(steps + zero, 0, 2 * zero - 1), "int64")
 
 
 def _steps(codes: Any, zero: int) -> Any:
-    """Return where codes lie in -1 … 1."""
+    """Return the places of codes in -1 … 1."""
     given = codes.detach() if isinstance(codes, torch.Tensor) else np.asarray(codes)
     if isinstance(given, torch.Tensor):
-        whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
+        integer = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
     else:
-        whole = given.dtype.kind in "iu"
-    if not whole:
-        raise OptionError(f"Codes are {given.dtype}; give whole numbers in 0 … {2 * zero - 1}.")
+        integer = given.dtype.kind in "iu"
+    if not integer:
+        raise OptionError(f"Codes must be integers in 0 … {2 * zero - 1}, got {given.dtype}.")
     if math.prod(given.shape):
         low, high = int(given.min()), int(given.max())
         if low < 0 or high >= 2 * zero:
-            raise OptionError(f"Codes reach from {low} to {high}; those of these bits are 0 … {2 * zero - 1}.")
+            raise OptionError(f"Codes must be integers in 0 … {2 * zero - 1}, got {low} … {high}.")
     return _as(given, "float64") / zero - 1

@@ -1,4 +1,4 @@
-"""The values of some items, block by block, out of a source or a data set."""
+"""Read items of a source or dataset in blocks of bounded memory."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -15,51 +15,48 @@ __all__ = ["check_items", "get_item", "read_blocks"]
 
 _Int64s = NDArray[np.int64]
 
-_STACK_BYTES = 1 << 20  # more items at a time are not faster, and their stack is a second copy
+_STACK_BYTES = 1 << 20  # larger stacks are not faster, and a stack is a second copy
 
 
 def read_blocks(
     data: Any, items: Iterable[int] | ArrayLike | None, field: str | int | None, memory_bytes: int
 ) -> Iterator[NDArray[Any]]:
-    """Yield arrays with items on their first axis: together all of `items`, sorted, each block within the budget.
+    """Yield arrays with items on axis 0: all of `items`, sorted, each array within the memory budget.
 
-    A block is within it twice over, since whoever takes it may have to copy it.
+    An array takes at most half of `memory_bytes`, because the caller may have to copy it.
     """
     room = check_integer("memory_bytes", memory_bytes, at_least=1) // 2
     if all(hasattr(data, name) for name in ("index", "fields", "take", "read")):
         return _read_source_blocks(data, check_items(items, len(data.index), repr(data)), field, room)
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
-        raise OptionError(f"{type(data).__name__} is no source and no data set; give something with len and [i].")
+        raise OptionError(f"data must be a source, or have len() and [i], got {type(data).__name__}.")
     numbers = check_items(items, len(data), type(data).__name__)
     return _stack_items((np.asarray(get_field(get_item(data, number), field)) for number in numbers.tolist()), room)
 
 
 def check_items(items: Iterable[int] | ArrayLike | None, n_items: int, name: str) -> _Int64s:
-    """Return item numbers in ascending order, or say which of them there is not."""
+    """Return item numbers in ascending order; raise OptionError if an item does not exist."""
     given: Any = np.arange(n_items) if items is None else items
     numbers = np.asarray(given if hasattr(given, "__len__") else list(given))
     if not numbers.size:
-        raise OptionError(f"No items of {name} were named, and nothing has no mean; give at least one.")
+        raise OptionError(f"items must name at least one item of {name}, got none.")
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-        hint = "; of a mask, np.flatnonzero(mask)" if numbers.dtype.kind == "b" else ""
-        raise OptionError(
-            f"Items are a list of whole numbers, got {numbers.dtype} of shape {numbers.shape}; "
-            f"give the numbers of the items{hint}."
-        )
+        hint = " Use np.flatnonzero(mask) for a mask." if numbers.dtype.kind == "b" else ""
+        raise OptionError(f"items must be a 1-D list of integers, got {numbers.dtype} of shape {numbers.shape}.{hint}")
     if numbers.min() < 0 or numbers.max() >= n_items:
         wrong = int(numbers.min()) if numbers.min() < 0 else int(numbers.max())
-        raise OptionError(f"Item {wrong} was named, but {name} has {n_items}: 0 … {n_items - 1}.")
+        raise OptionError(f"items must be >= 0 and < {n_items}, the number of items of {name}, got {wrong}.")
     return np.sort(numbers).astype(np.int64)
 
 
 def _read_source_blocks(source: Any, items: _Int64s, field: str | int | None, room: int) -> Iterator[NDArray[Any]]:
     name = UNNAMED if UNNAMED in source.fields else _field_name(source, field)
-    # A source reads all of its fields. Where their size is not known before, items are read one by one.
+    # A source reads all of its fields. If their size is not known in advance, items are read one by one.
     sizes = [known.item_bytes for known in source.fields.values()]
     item_bytes = sum(size or 0 for size in sizes)
-    together = 1 if None in sizes else max(1, room // max(item_bytes, 1))
-    for begin in range(0, len(items), together):
-        values = _read_items(source, items[begin : begin + together])[name]
+    at_once = 1 if None in sizes else max(1, room // max(item_bytes, 1))
+    for begin in range(0, len(items), at_once):
+        values = _read_items(source, items[begin : begin + at_once])[name]
         if values.dtype.hasobject:
             yield from _stack_items(
                 (np.asarray(get_field(item, field) if name == UNNAMED else item) for item in values), room
@@ -72,7 +69,7 @@ def _field_name(source: Any, field: str | int | None) -> str:
     if field is None and len(source.fields) == 1:
         return str(next(iter(source.fields)))
     if field not in source.fields:
-        raise OptionError(f"{source!r} has no field {field!r}; use field= one of {', '.join(source.fields)}.")
+        raise OptionError(f"field must be one of {', '.join(source.fields)}, the fields of {source!r}, got {field!r}.")
     return str(field)
 
 
@@ -83,13 +80,13 @@ def _read_items(source: Any, items: _Int64s) -> Any:
 
 
 def get_item(dataset: Any, number: int) -> Any:
-    """Return item `number` of a map-style data set; an error says which item it was about."""
+    """Return item `number` of a map-style dataset; errors name the item."""
     try:
         return dataset[number]
     except IndexError as error:
-        # As it is, it would end a `for item in dataset` in the middle.
+        # An IndexError would silently end a `for item in dataset` loop.
         raise ReadError(
-            f"Item {number} of {type(dataset).__name__} is out of range, although its length says {len(dataset)} items."
+            f"Item {number} of {type(dataset).__name__} is out of range, although its length is {len(dataset)}."
         ) from error
     except Exception as error:
         error.add_note(f"[penstock] in item {number} of {type(dataset).__name__}")
@@ -97,12 +94,12 @@ def get_item(dataset: Any, number: int) -> Any:
 
 
 def _stack_items(values: Iterable[NDArray[Any]], room: int) -> Iterator[NDArray[Any]]:
-    """Yield items of one shape together: the cost of a block is more than that of a small item."""
+    """Yield consecutive items of the same shape as one array, because an array costs more than a small item."""
     held: list[NDArray[Any]] = []
     held_bytes = 0
     for value in values:
-        like = not held or (value.shape == held[0].shape and value.dtype == held[0].dtype)
-        if held and (not like or held_bytes + value.nbytes > min(room, _STACK_BYTES)):
+        is_alike = not held or (value.shape == held[0].shape and value.dtype == held[0].dtype)
+        if held and (not is_alike or held_bytes + value.nbytes > min(room, _STACK_BYTES)):
             yield np.stack(held)
             held, held_bytes = [], 0
         held.append(value)

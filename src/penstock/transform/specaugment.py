@@ -1,4 +1,4 @@
-"""SpecAugment: stripes of time and of frequency that a network has to do without (Park et al., 2019)."""
+"""SpecAugment: random masks in time and frequency (Park et al., 2019)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +16,10 @@ __all__ = ["SpecAugment"]
 
 @dataclass(frozen=True, slots=True)
 class SpecAugment:
-    """Writes over random stripes of a spectrogram of (frequency, time) or (channel, frequency, time).
+    """Masks random stripes of a spectrogram of shape (frequency, time) or (channel, frequency, time).
 
-    A mask is 0 to `..._mask_param` wide, each width as likely as any other, and lies anywhere it fits, in all channels
-    alike. On an axis that is shorter than the parameter, masks are 0 to the length of the axis wide: none is left out.
+    The width of a mask is uniform in 0 … `..._mask_param`, or 0 … the length of the axis if that is shorter. Its
+    position is uniform, and the same in all channels.
 
     Examples
     --------
@@ -37,14 +37,14 @@ class SpecAugment:
     num_time_masks: int = 1
     num_freq_masks: int = 1
     mask_value: Fill = 0.0
-    """In the units that the data has here: 0.0 is silence of a linear spectrogram and the mean of a standardised one,
-    but full volume in decibels. `"mean"` and `"min"` are those of the item."""
+    """Value of masked places, in the units of the data: 0.0 is silence in a linear spectrogram and the mean of a
+    standardized one, but full volume in decibels. `"mean"` and `"min"` are those of the item."""
 
     p: float = 0.8
-    """How likely an item is changed at all."""
+    """Probability that an item is changed."""
 
     field: str | int | None = None
-    """Which part of an item: its name, or its place in a tuple. None: the item itself, or the first of a tuple."""
+    """Field to transform: its name, or its index in a tuple. None: the item itself, or the first element of a tuple."""
 
     def __post_init__(self) -> None:
         for name in ("time_mask_param", "freq_mask_param", "num_time_masks", "num_freq_masks"):
@@ -54,17 +54,18 @@ class SpecAugment:
         check_field(self.field)
 
     def __call__(self, item: Any, rng: np.random.Generator | None = None, /) -> Any:
-        """Return the item with masks; the item itself where it is left as it is.
+        """Return the masked item; the same object if it is not changed.
 
-        A loader hands in a generator, the same for any number of workers; without one, torch's own state is used.
+        A loader passes a generator, which is the same for any number of workers. Without one, torch's global state is
+        used.
         """
-        drawn = default_generator(rng)
-        return transform_field(item, self.field, lambda values: self._transform(values, drawn))
+        generator = default_generator(rng)
+        return transform_field(item, self.field, lambda values: self._transform(values, generator))
 
     def _transform(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
         if values.ndim not in (2, 3):
             raise OptionError(
-                f"SpecAugment takes (frequency, time) or (channel, frequency, time), got an item of shape "
+                "SpecAugment takes items of shape (frequency, time) or (channel, frequency, time), got shape "
                 f"{values.shape}."
             )
         if rng.random() >= self.p:

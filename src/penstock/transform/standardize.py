@@ -1,4 +1,4 @@
-"""Values in units of their own spread: mean 0 and deviation 1 over the training items."""
+"""Standardization: mean 0 and standard deviation 1 over the training items."""
 
 from typing import Any
 
@@ -15,27 +15,27 @@ __all__ = ["Standardize"]
 _Floats = NDArray[np.float64]
 
 _BULK = 3.0
-"""Deviations from the mean within which nearly all values lie: 99.7 % where they are normal, 8/9 in any case."""
+"""Standard deviations from the mean that contain nearly all values: 99.7 % if normal, 8/9 of any distribution."""
 
 
 class Standardize:
     """Subtracts the mean and divides by the standard deviation: of everything, per channel, or per frequency bin.
 
-    Worked out in float64 and given in the item's own float type, whole numbers as float32. Where the deviation is 0
-    (a constant channel), nothing is divided, so that a constant comes out as 0. NaNs stay NaN.
+    Computes in float64 and returns the float type of the item, or float32 for integers. If the deviation is 0 (a
+    constant channel), values are not divided, so a constant becomes 0. NaN stays NaN.
 
     Parameters
     ----------
     mean
-        `Moments` of the training items, which say all the rest as well; or the mean: a number, one for each index of
-        `axis`, or an array that fits an item as numpy broadcasts it, of two axes or more.
+        `Moments` of the training items, which include `std` and `axis`; or the mean: a number, one for each index of
+        `axis`, or an array of two or more axes that broadcasts to an item.
     std
-        The deviation, likewise.
+        The standard deviation, in the same form.
     axis
-        The axis of an item along which a list of means lies: 0 for channels of (channel, height, width), -2 for the
+        Axis of an item that a list of means belongs to: 0 for channels of (channel, height, width), -2 for the
         bins of (channel, frequency, time).
     field
-        Which part of an item: its name, or its place in a tuple. None: the item itself, or the first of a tuple.
+        Field to transform: its name, or its index in a tuple. None: the item itself, or the first element of a tuple.
 
     Examples
     --------
@@ -58,28 +58,28 @@ class Standardize:
         low, high = -_BULK, _BULK
         if isinstance(mean, Moments):
             if std is not None or axis is not None:
-                raise OptionError("Moments say mean, std and axis; leave out std and axis.")
+                raise OptionError("std and axis must be left out if mean is Moments, which include them.")
             _check_seen(mean)
             self.mean, self.std, self.axis = mean.mean, _divisor(mean.std), mean.axis
             low = max(low, float(((mean.minimum - self.mean) / self.std).min()))
             high = min(high, float(((mean.maximum - self.mean) / self.std).max()))
         else:
             if std is None:
-                raise OptionError("Standardize needs std beside mean; or Moments, which hold both.")
+                raise OptionError("std must be given, unless mean is Moments.")
             self.mean, self.std = _check_numbers("mean", mean), _divisor(_check_numbers("std", std))
             self.axis = _check_shapes(self.mean, self.std, axis)
         self.field = check_field(field)
         self.output_range = (low, high)
-        """Where nearly all of the output lies: what comes after must not cut it off."""
+        """Range of nearly all of the output; later transforms must not clip it."""
 
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:  # noqa: ARG002  # nothing random here
-        """Return the item, standardised."""
+        """Return the standardized item."""
         return transform_field(item, self.field, self._transform)
 
     def _transform(self, values: NDArray[Any]) -> NDArray[Any]:
         mean, std = (self._align(values, numbers) for numbers in (self.mean, self.std))
         kind = values.dtype.newbyteorder("=") if values.dtype.kind == "f" else np.dtype(np.float32)
-        # In float64 to the end: the mean may be a million deviations large.
+        # Stay in float64 until the end: the mean may be a million deviations large.
         centred = np.subtract(values, mean, dtype=np.float64)
         made: NDArray[Any] = np.divide(centred, std, out=np.empty(values.shape, kind), casting="same_kind")
         return made
@@ -89,8 +89,8 @@ class Standardize:
             axis = require_axis(values, self.axis, "Standardize")
             if values.shape[axis] != len(numbers):
                 raise OptionError(
-                    f"Standardize has {len(numbers)} values along axis {self.axis}, and an item of shape "
-                    f"{values.shape} has {values.shape[axis]} there."
+                    f"Axis {self.axis} of an item must have length {len(numbers)}, one per mean, got shape "
+                    f"{values.shape}."
                 )
             return numbers.reshape(-1, *(1,) * (values.ndim - axis - 1))
         try:
@@ -98,7 +98,9 @@ class Standardize:
         except ValueError:
             fits = False
         if not fits:
-            raise OptionError(f"A mean or std of shape {numbers.shape} does not fit an item of shape {values.shape}.")
+            raise OptionError(
+                f"mean and std of shape {numbers.shape} must broadcast to an item, got shape {values.shape}."
+            )
         return numbers
 
     def __repr__(self) -> str:
@@ -113,8 +115,8 @@ def _check_seen(moments: Moments) -> None:
     if unseen.size:
         which = f"channel {', '.join(map(str, unseen[:8]))} of" if moments.count.ndim else "any channel of"
         raise OptionError(
-            f"No finite value was seen in {which} the training items, so that it has no mean; "
-            "leave it out of the data, or give mean and std of your own."
+            f"There is no mean: no finite value was seen in {which} the training items. "
+            "Leave it out of the data, or give mean and std."
         )
 
 
@@ -122,10 +124,10 @@ def _check_numbers(name: str, given: ArrayLike) -> _Floats:
     try:
         numbers = np.asarray(given, np.float64).copy()
     except (TypeError, ValueError) as error:
-        raise OptionError(f"{name}={given!r} is no number and no array of numbers.") from error
+        raise OptionError(f"{name} must be a number or an array of numbers, got {given!r}.") from error
     if not numbers.size or not np.isfinite(numbers).all() or (name == "std" and (numbers < 0).any()):
-        least = " of 0 or more" if name == "std" else ""
-        raise OptionError(f"{name}={given!r} has none, or others than finite numbers{least}.")
+        least = " >= 0" if name == "std" else ""
+        raise OptionError(f"{name} must be one or more finite numbers{least}, got {given!r}.")
     return numbers.reshape(()) if numbers.size == 1 else numbers
 
 
@@ -134,14 +136,16 @@ def _divisor(std: _Floats) -> _Floats:
 
 
 def _check_shapes(mean: _Floats, std: _Floats, axis: int | None) -> int | None:
-    listed = [numbers for numbers in (mean, std) if numbers.ndim == 1]
-    if axis is None and listed:
+    vectors = [numbers for numbers in (mean, std) if numbers.ndim == 1]
+    if axis is None and vectors:
         raise OptionError(
-            f"mean and std have {len(listed[0])} values, and nothing says of what; use axis=0 for the channels of "
-            "(channel, height, width), axis=-2 for the bins of (channel, frequency, time)."
+            f"axis must be given for {len(vectors[0])} means: axis=0 for the channels of (channel, height, width), "
+            "axis=-2 for the bins of (channel, frequency, time)."
         )
-    if axis is not None and (not listed or max(mean.ndim, std.ndim) > 1):
-        raise OptionError(f"axis={axis} is for a list of means, got shapes {mean.shape} and {std.shape}; leave it out.")
-    if len({len(numbers) for numbers in listed}) > 1:
-        raise OptionError(f"mean has {mean.size} values and std {std.size}; give one of each for each index of axis.")
+    if axis is not None and (not vectors or max(mean.ndim, std.ndim) > 1):
+        raise OptionError(
+            f"axis must be left out unless mean or std is a list, got shapes {mean.shape} and {std.shape}."
+        )
+    if len({len(numbers) for numbers in vectors}) > 1:
+        raise OptionError(f"mean and std must have the same length, got {mean.size} and {std.size}.")
     return None if axis is None else check_axis(axis)

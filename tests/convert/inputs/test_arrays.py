@@ -196,10 +196,10 @@ def test_what_is_no_file_cannot_be_opened(tmp_path):
     for kind in (NpyInput, NpzInput):
         with pytest.raises(ReadError, match="Could not open"):
             kind(tmp_path / "none.npy").open()
-        with pytest.raises(SourceError, match="no regular file"):
+        with pytest.raises(SourceError, match="must be a regular file"):
             kind(tmp_path).open()
         os.mkfifo(tmp_path / f"{kind.__name__}.pipe")
-        with pytest.raises(SourceError, match="no regular file"):
+        with pytest.raises(SourceError, match="must be a regular file"):
             kind(tmp_path / f"{kind.__name__}.pipe").open()
 
 

@@ -15,7 +15,7 @@ from scipy.signal import resample_poly
 
 from penstock.convert.inputs.audio import AudioInput
 from penstock.core.errors import MissingDependency, OptionError, ReadError, SourceError
-from penstock.source.audio.file import audio_files
+from penstock.source.audio.file import find_audio_files
 
 FORMATS = ["wav", "flac", "ogg"]
 
@@ -217,7 +217,7 @@ def test_headers_of_wav_files_are_believed_as_far_as_they_go(written, tmp_path, 
     np.testing.assert_array_equal(np.concatenate([fields["audio"] for fields, _ in found]), whole)
     if edit != "unknown":
         (tmp_path / "h.wav").write_bytes(data[:-1000])
-        with pytest.raises(SourceError, match=r"36000 bytes of audio, and 35000 are there"):
+        with pytest.raises(SourceError, match=r"36000 bytes of audio, but has 35000"):
             AudioInput(tmp_path / "h.wav").open()
 
 
@@ -241,7 +241,7 @@ def test_a_file_that_becomes_shorter_is_an_error_that_names_frames(written, tmp_
 def test_what_is_no_audio_is_refused(written, tmp_path):
     with pytest.raises(ReadError, match="Could not open"):
         AudioInput(tmp_path / "none.wav").open()
-    with pytest.raises(SourceError, match="no regular file"):
+    with pytest.raises(SourceError, match="must be a regular file"):
         AudioInput(tmp_path).open()
     (tmp_path / "a.wav").write_text("this is text, and long enough for a header of a wav file, is it not?")
     with pytest.raises(SourceError, match="no audio file"):
@@ -296,8 +296,8 @@ def test_audio_files_of_a_folder_are_found_at_any_depth_and_in_order(tmp_path):
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    found = [str(path.relative_to(tmp_path)) for path in audio_files(tmp_path)]
+    found = [str(path.relative_to(tmp_path)) for path in find_audio_files(tmp_path)]
     assert found == ["a.Flac", "b/10.wav", "b/2.WAV", "c/d/e.ogg", "c/d.wav/inner.wav"]
-    assert audio_files(tmp_path / "c" / "d") == [tmp_path / "c" / "d" / "e.ogg"]
+    assert find_audio_files(tmp_path / "c" / "d") == [tmp_path / "c" / "d" / "e.ogg"]
     with pytest.raises(SourceError, match="no folder"):
-        audio_files(tmp_path / "none")
+        find_audio_files(tmp_path / "none")

@@ -18,29 +18,41 @@ TURN = {"rotate": {"axes": {"z": [-45, 45]}}}
 @pytest.mark.parametrize(
     ("transforms", "said"),
     [
-        ({"miror": {"axes": {"x": 1}}}, "'miror' is not a spatial transform; use .* Did you mean 'mirror'?"),
-        ({"elastic": {}}, r"'elastic' is not a spatial transform; use 'mirror', 'transpose', 'rotate', 'deform'\.$"),
-        ("mirror", "transforms='mirror'; use a dictionary such as"),
-        ({"mirror": {"axes": {"X": 0.5}}}, "'X' is not an axis to mirror; use 'z', 'y', 'x'. Did you mean 'x'?"),
-        ({"mirror": {"axis": {"x": 0.5}}}, "'axis' is not an option of mirror; use 'axes'. Did you mean 'axes'?"),
-        ({"mirror": {}}, r"mirror has axes=None; use \{'axes': \{'x': 0.5\}\}"),
-        ({"mirror": ["x"]}, r"mirror=\['x'\]; use a dictionary of 'axes'"),
-        ({"mirror": {"axes": ["x"]}}, r"mirror has axes=\['x'\]; use"),
-        ({"mirror": {"axes": {"x": 1.5}}}, "mirror of x=1.5 is no probability"),
-        ({"transpose": {"axes": "xy"}}, r"transpose has axes='xy'; use \{'axes': \['x', 'y'\]\}"),
-        ({"transpose": {"axes": ["x"]}}, r"transpose of the axes \['x'\]; name two or three different ones"),
-        ({"transpose": {"axes": ["x", "x"]}}, r"transpose of the axes \['x', 'x'\]"),
-        ({"transpose": {"axes": ["x", "c"]}}, "'c' is not an axis to transpose"),
-        ({"rotate": {"axes": {"w": [0, 1]}}}, "'w' is not an axis to rotate about; use 'z', 'y', 'x'"),
-        ({"rotate": {"axes": {"z": 45}}}, r"rotate about z by 45; use \[lowest, highest\] angle in degrees"),
-        ({"rotate": {"axes": {"z": [45, -45]}}}, "give the smaller angle first"),
-        ({"rotate": {"axes": {"z": [0, np.inf]}}}, "angle about z=inf cannot be"),
-        ({"deform": {"spacing": 8}}, "has no 'std'; give it, in world units"),
-        ({"deform": {"spacing": 0, "std": 1}}, "spacing=0; use world units above 0"),
-        ({"deform": {"spacing": [8, 8], "std": 1}}, r"spacing=\[8, 8\]; use one number, or 3 for zyx"),
-        ({"deform": {"spacing": 8, "std": -1}}, "std of deform=-1 cannot be"),
-        ({"deform": {"spacng": 8, "std": 1}}, "'spacng' is not an option of deform; .* Did you mean 'spacing'?"),
-        ({"deform": {"spacing": 6, "std": 1}}, "spacing=6 along z, and the finest array a voxel every 8"),
+        ({"miror": {"axes": {"x": 1}}}, "A spatial transform must be one of .*, got 'miror'. Did you mean 'mirror'?"),
+        ({"elastic": {}}, r"must be one of 'mirror', 'transpose', 'rotate', 'deform', got 'elastic'\.$"),
+        ("mirror", "transforms must be a dictionary such as .*, got 'mirror'"),
+        (
+            {"mirror": {"axes": {"X": 0.5}}},
+            "An axis to mirror must be one of 'z', 'y', 'x', got 'X'. Did you mean 'x'?",
+        ),
+        (
+            {"mirror": {"axis": {"x": 0.5}}},
+            "An option of mirror must be one of 'axes', got 'axis'. Did you mean 'axes'?",
+        ),
+        ({"mirror": {}}, r"mirror must be of the form \{'axes': \{'x': 0.5\}\}, got axes=None"),
+        ({"mirror": ["x"]}, r"mirror must be a dictionary of 'axes', got \['x'\]"),
+        ({"mirror": {"axes": ["x"]}}, r"mirror must be of the form .*, got axes=\['x'\]"),
+        ({"mirror": {"axes": {"x": 1.5}}}, "mirror of x must be a probability .*, got 1.5"),
+        ({"transpose": {"axes": "xy"}}, r"transpose must be of the form \{'axes': \['x', 'y'\]\}, got axes='xy'"),
+        ({"transpose": {"axes": ["x"]}}, r"axes of transpose must be two or three different axes, got \['x'\]"),
+        ({"transpose": {"axes": ["x", "x"]}}, r"two or three different axes, got \['x', 'x'\]"),
+        ({"transpose": {"axes": ["x", "c"]}}, "An axis to transpose must be one of .*, got 'c'"),
+        ({"rotate": {"axes": {"w": [0, 1]}}}, "An axis to rotate about must be one of 'z', 'y', 'x', got 'w'"),
+        ({"rotate": {"axes": {"z": 45}}}, r"rotate about z must be \[lowest, highest\] angle in degrees, got 45"),
+        ({"rotate": {"axes": {"z": [45, -45]}}}, r"must have the smaller angle first, got \[45, -45\]"),
+        ({"rotate": {"axes": {"z": [0, np.inf]}}}, "angle about z must be a finite number, got inf"),
+        ({"deform": {"spacing": 8}}, "deform must have 'std', in world units"),
+        ({"deform": {"spacing": 0, "std": 1}}, "spacing of deform must be > 0, in world units, got 0"),
+        (
+            {"deform": {"spacing": [8, 8], "std": 1}},
+            r"spacing of deform must be one number, or 3 for zyx, got \[8, 8\]",
+        ),
+        ({"deform": {"spacing": 8, "std": -1}}, "std of deform must be a finite number >= 0, got -1"),
+        (
+            {"deform": {"spacng": 8, "std": 1}},
+            "An option of deform must be one of .*, got 'spacng'. Did you mean 'spacing'?",
+        ),
+        ({"deform": {"spacing": 6, "std": 1}}, "spacing of deform along z must be >= 8, .*, got 6"),
     ],
 )
 def test_changes_that_cannot_be_are_refused_with_what_can(transforms: Any, said: str) -> None:
@@ -51,18 +63,26 @@ def test_changes_that_cannot_be_are_refused_with_what_can(transforms: Any, said:
 @pytest.mark.parametrize(
     ("arrays", "axis_order", "said"),
     [
-        ({}, "zyx", "use {name: .shape, scale, interpolation, pad value.} of each array"),
-        ({"raw": 3}, "zyx", r"arrays\['raw'\]=3; use \(shape, scale"),
-        ({"raw": ((4, 4, 4),)}, "zyx", r"arrays\['raw'\]="),
-        ({"raw": ((4, 4), (8, 8, 8))}, "zyx", r"shape=\(4, 4\) of array 'raw'; use 3 numbers, for zyx"),
-        ({"raw": ((4, 4, 4), 8)}, "zyx", "scale=8 of array 'raw'"),
+        ({}, "zyx", "arrays must be {name: .shape, scale, interpolation, pad value.}, got {}"),
+        ({"raw": 3}, "zyx", r"arrays\['raw'\] must be \(shape, scale, .*, got 3"),
+        ({"raw": ((4, 4, 4),)}, "zyx", r"arrays\['raw'\] must be"),
+        ({"raw": ((4, 4), (8, 8, 8))}, "zyx", r"shape of array 'raw' must be 3 numbers, for zyx, got \(4, 4\)"),
+        ({"raw": ((4, 4, 4), 8)}, "zyx", "scale of array 'raw' must be 3 numbers, for zyx, got 8"),
         ({"raw": ((4, 0, 4), (8, 8, 8))}, "zyx", "shape of array 'raw' must be an integer >= 1, got 0"),
-        ({"raw": ((4, 4, 4), (8, 0, 8))}, "zyx", "use world units above 0"),
-        ({"raw": ((4, 4, 4), (8, 8, 8), "cubic")}, "zyx", "interpolation='cubic' of array 'raw'; use 'linear'"),
-        ({"raw": ((4, 4, 4), (8, 8, 8), "linear", "mean")}, "zyx", "pad value 'mean' of array 'raw' is no number"),
-        (ONE, "zyxc", "axis_order='zyxc'; use x, y and z"),
-        (ONE, "zzx", "axis_order='zzx'"),
-        (ONE, 3, "axis_order=3"),
+        ({"raw": ((4, 4, 4), (8, 0, 8))}, "zyx", "scale of array 'raw' must be > 0"),
+        (
+            {"raw": ((4, 4, 4), (8, 8, 8), "cubic")},
+            "zyx",
+            "interpolation of array 'raw' must be 'linear' .*, got 'cubic'",
+        ),
+        (
+            {"raw": ((4, 4, 4), (8, 8, 8), "linear", "mean")},
+            "zyx",
+            "pad value of array 'raw' must be a number.*, got 'mean'",
+        ),
+        (ONE, "zyxc", "axis_order must be x, y and z .*, got 'zyxc'"),
+        (ONE, "zzx", "axis_order must be .*, got 'zzx'"),
+        (ONE, 3, "axis_order must be .*, got 3"),
     ],
 )
 def test_arrays_that_cannot_be_are_refused(arrays: Any, axis_order: Any, said: str) -> None:
@@ -71,22 +91,22 @@ def test_arrays_that_cannot_be_are_refused(arrays: Any, axis_order: Any, said: s
 
 
 def test_a_plane_is_turned_about_no_axis_of_its_own() -> None:
-    with pytest.raises(OptionError, match="'x' is not an axis to rotate about; use 'z'"):
+    with pytest.raises(OptionError, match="An axis to rotate about must be one of 'z', got 'x'"):
         Spatial({"rotate": {"axes": {"x": [0, 1]}}}, {"raw": ((4, 4), (1, 1))}, "yx")
 
 
 @pytest.mark.parametrize(
     ("item", "said"),
     [
-        (np.ones((4, 4, 4)), "items of named arrays, got ndarray; give {name: array} of 'raw'"),
-        ({"labels": np.ones((4, 4, 4))}, "told of an array 'raw', and an item has 'labels'"),
-        ({"raw": np.ones((4, 4))}, r"'raw' came in with shape \(4, 4\), and \(4, 4, 4\) of zyx come out"),
-        ({"raw": np.ones((3, 4, 6))}, r"came in with shape \(3, 4, 6\)"),
-        ({"raw": np.ones((4, 5, 4))}, r"more by the same number on both sides: \(0, 1, 1\) for every change"),
-        ({"raw": np.ones((4, 4, 4), np.uint8)}, "nan is no value of an array of uint8"),
-        ({"raw": np.ones((4, 4, 4), bool)}, "'raw' is bool, which is not interpolated linearly; use 'nearest'"),
-        ({"raw": torch.ones((4, 4, 4), dtype=torch.int64)}, "'raw' is int64, which is not interpolated linearly"),
-        ({"raw": "text"}, "numpy arrays and torch tensors, got str"),
+        (np.ones((4, 4, 4)), "An item must be a mapping {name: array} with 'raw', got ndarray"),
+        ({"labels": np.ones((4, 4, 4))}, "An item must have the array 'raw', got 'labels'"),
+        ({"raw": np.ones((4, 4))}, r"\(zyx\) of array 'raw' must have shape \(4, 4, 4\), .*, got shape \(4, 4\)"),
+        ({"raw": np.ones((3, 4, 6))}, r"got shape \(3, 4, 6\)"),
+        ({"raw": np.ones((4, 5, 4))}, r"larger by the same number on both sides \(\(0, 1, 1\) for every change\)"),
+        ({"raw": np.ones((4, 4, 4), np.uint8)}, "The fill value must fit uint8, got nan"),
+        ({"raw": np.ones((4, 4, 4), bool)}, "Linear interpolation of array 'raw' needs .*, got bool. Use 'nearest'"),
+        ({"raw": torch.ones((4, 4, 4), dtype=torch.int64)}, "Linear interpolation of array 'raw' needs .*, got int64"),
+        ({"raw": "text"}, "NumPy arrays and torch tensors, got str"),
     ],
 )
 def test_items_that_do_not_fit_are_refused_whatever_is_drawn(item: Any, said: str) -> None:

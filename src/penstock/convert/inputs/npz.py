@@ -18,7 +18,7 @@ from pathlib import Path
 
 from penstock.convert.inputs.arrays import Column, RowRecording, check_rows, cut_windows, npy_column
 from penstock.core.errors import OptionError, ReadError, SourceError, WriteError
-from penstock.files.kinds import opened
+from penstock.files.kinds import open_regular_file
 from penstock.shard.names import check_fields
 
 __all__ = ["NpzInput", "check_lengths", "normalize_fields"]
@@ -65,7 +65,7 @@ class NpzInput:
     def open(self) -> RowRecording:
         """Open the archive and unpack compressed members."""
         with ExitStack() as stack:
-            file = stack.enter_context(opened(self.path))
+            file = stack.enter_context(open_regular_file(self.path))
             try:
                 with zipfile.ZipFile(file) as archive:
                     members, notes = _list_members(archive, self.path)

@@ -13,7 +13,7 @@ from penstock.core.errors import MissingDependency, OptionError
 from penstock.files.figures import figure_format, save_figure
 from penstock.observe.text import GREY, SANS, array_lines, format_number, replace_missing_glyphs, shorten, table_lines
 from penstock.report.figures import panels
-from penstock.report.figures.panels import Sight
+from penstock.report.figures.panels import FieldView
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,14 +38,14 @@ _LINE_INCHES = 0.17  # of the small text
 _RATE_KEYS = ("sampling_rate_hz", "sample_rate_hz", "rate_hz", "sampling_rate", "sample_rate", "rate", "fs")
 _BIN_KEYS = ("bin_size_ms", "bin_width_ms", "bin_ms")
 
-_DRAW: dict[Kind, Callable[["Figure", list["SubplotSpec"], Sight], list[str]]] = {
-    "raster": panels.raster,
-    "traces": panels.traces,
-    "waveform": panels.waveform,
-    "image": panels.image,
-    "volume": panels.volume,
-    "curve": panels.curve,
-    "values": panels.values,
+_PLOT: dict[Kind, Callable[["Figure", list["SubplotSpec"], FieldView], list[str]]] = {
+    "raster": panels.plot_raster,
+    "traces": panels.plot_traces,
+    "waveform": panels.plot_waveform,
+    "image": panels.plot_image,
+    "volume": panels.plot_volume,
+    "curve": panels.plot_curve,
+    "values": panels.plot_values,
 }
 
 
@@ -143,7 +143,7 @@ def _may_be_sound(dtype: np.dtype[Any]) -> bool:
 
 
 def _are_counts(array: NDArray[Any], most: float) -> bool:
-    numbers = _real(array)
+    numbers = _to_real(array)
     seen = numbers[np.isfinite(numbers)] if numbers.dtype.kind == "f" else numbers
     if not seen.size:
         return False
@@ -158,12 +158,12 @@ class _Panel:
     facts: str
     notes: tuple[str, ...]
     kind: Kind
-    sight: Sight
+    view: FieldView
 
     @property
     def heights(self) -> tuple[float, ...]:
         """Inches of the cells, with room for labels."""
-        shape = self.sight.array.shape
+        shape = self.view.array.shape
         match self.kind:
             case "raster":
                 return (float(np.clip(0.9 + shape[1] * 0.02, 1.5, 2.9)),)
@@ -175,12 +175,12 @@ class _Panel:
                 return (2.9,)
             case "curve":
                 return (1.6,)
-        return (_LINE_INCHES * len(array_lines(self.sight.array)) + 0.1,)
+        return (_LINE_INCHES * len(array_lines(self.view.array)) + 0.1,)
 
 
 def _compose(figure: "Figure", item: Mapping[str, Any], title: str) -> None:
     """Fill the figure: for each panel a heading and a body, then a table of what is no array."""
-    drawn, listed = _sorted_out(item)
+    drawn, listed = _arrange_panels(item)
     lines = table_lines(listed)
     if not drawn and not lines:
         lines = ["This item has no fields."]
@@ -191,13 +191,13 @@ def _compose(figure: "Figure", item: Mapping[str, Any], title: str) -> None:
     row = 0
     for panel in drawn:
         cells = [grid[row + 1 + number, 0] for number in range(len(panel.heights))]
-        notes = [*panel.notes, *_DRAW[panel.kind](figure, cells, panel.sight)]
+        notes = [*panel.notes, *_PLOT[panel.kind](figure, cells, panel.view)]
         heights[row] += 0.17 if notes else 0.0
         _write_heading(figure, grid[row, 0], panel.name, panel.facts, " · ".join(notes))
         row += 1 + len(cells)
     if lines:
         _write_heading(figure, grid[row, 0], "other fields" if drawn else "fields", "", "")
-        panels.inked(figure, grid[row + 1, 0], lines)
+        panels.write_lines(figure, grid[row + 1, 0], lines)
     if title:
         figure.suptitle(
             shorten(replace_missing_glyphs(title), 80),
@@ -237,7 +237,7 @@ def _write_heading(figure: "Figure", cell: "SubplotSpec", name: str, facts: str,
         text.set_in_layout(False)
 
 
-def _sorted_out(item: Mapping[str, Any]) -> tuple[list[_Panel], list[tuple[str, Any]]]:
+def _arrange_panels(item: Mapping[str, Any]) -> tuple[list[_Panel], list[tuple[str, Any]]]:
     """Return the panels, and by name what is listed instead."""
     arrays: dict[str, NDArray[Any]] = {}
     given: dict[str, Any] = {}
@@ -258,15 +258,15 @@ def _sorted_out(item: Mapping[str, Any]) -> tuple[list[_Panel], list[tuple[str, 
     found: list[_Panel] = []
     for name, array in arrays.items():
         binned = lengths[name] in {lengths[other] for other, kind in kinds.items() if kind == "raster"}
-        rate = _rate(item, name, longest=lengths[name] == max(lengths.values()), binned=binned)
-        unit = _about(item, (f"{name}_unit", f"{name}_units"), ("units", name))
-        facts, notes = _facts(array, given[name])
-        sight = Sight(
-            array if kinds[name] == "values" else _real(array),
+        rate = _find_rate(item, name, longest=lengths[name] == max(lengths.values()), binned=binned)
+        unit = _look_up(item, (f"{name}_unit", f"{name}_units"), ("units", name))
+        facts, notes = _describe_array(array, given[name])
+        view = FieldView(
+            array if kinds[name] == "values" else _to_real(array),
             rate,
             replace_missing_glyphs(unit)[:16] if isinstance(unit, str) else "",
         )
-        found.append(_Panel(name, facts, notes, kinds[name], sight))
+        found.append(_Panel(name, facts, notes, kinds[name], view))
     return found, listed + about
 
 
@@ -287,19 +287,19 @@ def _as_array(value: Any) -> NDArray[Any] | None:
     return None
 
 
-def _real(array: NDArray[Any]) -> NDArray[Any]:
+def _to_real(array: NDArray[Any]) -> NDArray[Any]:
     """Return magnitudes of complex numbers, and 0 and 1 for truth values."""
     if array.dtype.kind == "c":
         return np.asarray(np.abs(array))
     return array.astype(np.uint8) if array.dtype.kind == "b" else array
 
 
-def _facts(array: NDArray[Any], value: Any) -> tuple[str, tuple[str, ...]]:
+def _describe_array(array: NDArray[Any], value: Any) -> tuple[str, tuple[str, ...]]:
     """Return type, shape and range; and what a reader has to know who sees gaps."""
     words = [str(getattr(value, "dtype", array.dtype)).removeprefix("torch."), str(array.shape)]
     notes: list[str] = []
     if array.dtype.kind in "biufc":
-        numbers = _real(array)
+        numbers = _to_real(array)
         finite = np.isfinite(numbers)
         seen = numbers if finite.all() else numbers[finite]
         if seen.size and array.size > 1:
@@ -323,19 +323,19 @@ def _n_times(kind: Kind, array: NDArray[Any]) -> int:
     return max(array.shape) if kind in ("traces", "waveform", "curve") else 0
 
 
-def _rate(item: Mapping[str, Any], name: str, *, longest: bool, binned: bool) -> float | None:
+def _find_rate(item: Mapping[str, Any], name: str, *, longest: bool, binned: bool) -> float | None:
     """Return the samples per second of a field, as far as the item tells."""
-    own = _about(item, [f"{name}_{key}" for key in _RATE_KEYS], ("sampling_rates", name))
-    if (rate := _positive(own)) is not None:
+    own = _look_up(item, [f"{name}_{key}" for key in _RATE_KEYS], ("sampling_rates", name))
+    if (rate := _to_positive(own)) is not None:
         return rate
     # A rate without a name is that of the recording, and what is shorter was made from it at another.
-    if longest and (rate := _positive(_about(item, _RATE_KEYS))) is not None:
+    if longest and (rate := _to_positive(_look_up(item, _RATE_KEYS))) is not None:
         return rate
-    bin_ms = _positive(_about(item, _BIN_KEYS)) if binned else None
+    bin_ms = _to_positive(_look_up(item, _BIN_KEYS)) if binned else None
     return None if bin_ms is None else 1000 / bin_ms
 
 
-def _about(item: Mapping[str, Any], keys: Sequence[str], nested: tuple[str, str] | None = None) -> Any:
+def _look_up(item: Mapping[str, Any], keys: Sequence[str], nested: tuple[str, str] | None = None) -> Any:
     """Return what the metadata, or else the item itself, has under the first of the keys, or in a mapping by field."""
     for place in (item.get("metadata"), item):
         if isinstance(place, Mapping):
@@ -347,7 +347,7 @@ def _about(item: Mapping[str, Any], keys: Sequence[str], nested: tuple[str, str]
     return None
 
 
-def _positive(value: Any) -> float | None:
+def _to_positive(value: Any) -> float | None:
     with suppress(TypeError, ValueError, RuntimeError):
         number = float(value)
         return number if 0 < number < np.inf else None

@@ -1,8 +1,8 @@
-"""Audio files, exact to the frame, resampled where that is asked for.
+"""Audio files, exact to the frame, optionally resampled.
 
-What libsndfile 1.2 decodes after a seek in an ogg file is not what it decodes on the way there: some hundred frames are
-off. And it takes a truncated wav or ogg file for a short one. So an ogg file is always decoded from its beginning, and
-files are looked through before they are believed.
+After a seek in an ogg file, libsndfile 1.2 decodes other values than without the seek, for some hundred frames. It also
+reads a truncated wav or ogg file as a short one. So an ogg file is always decoded from its beginning, and files are
+checked for completeness when they are opened.
 """
 
 import math
@@ -22,25 +22,33 @@ from penstock.files.kinds import open_regular_file
 from penstock.source.audio.resample import Resampler
 from penstock.source.chunked_rows import ChunkedRowReader
 
-__all__ = ["EXTENSIONS", "AudioFile", "AudioTrack", "Channels", "audio_files", "check_positive", "check_sound"]
+__all__ = [
+    "EXTENSIONS",
+    "AudioFile",
+    "AudioTrack",
+    "Channels",
+    "check_audio_options",
+    "check_positive",
+    "find_audio_files",
+]
 
 EXTENSIONS = (".flac", ".ogg", ".wav")
-"""What audio files are called, in any case."""
+"""Extensions of audio files; upper case is accepted, too."""
 
 Channels = Literal["keep", "mono"]
 
 _FORMATS = ("FLAC", "OGG", "RF64", "WAV", "WAVEX")
 _CHUNK_FRAMES = 1 << 14
-_MOST_FRAMES = 1 << 48  # beyond, libsndfile does not know
-_UNKNOWN = 0xFFFFFFFF  # a size that was not known when the header was written
-_PAGE_BYTES = 27 + 255 + 255 * 255  # of the longest page of an ogg file
+_MAX_FRAMES = 1 << 48  # libsndfile reports more if the length is unknown
+_UNKNOWN = 0xFFFFFFFF  # a size that was unknown when the header was written
+_MAX_PAGE_BYTES = 27 + 255 + 255 * 255  # of an ogg file
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
-def audio_files(folder: Path) -> list[Path]:
-    """Return the wav, flac and ogg files of a folder and of those within it, sorted; hidden ones are left out."""
+def find_audio_files(folder: Path) -> list[Path]:
+    """Return the wav, flac and ogg files in a folder and its subfolders, sorted; hidden ones are skipped."""
     if not folder.is_dir():
-        raise SourceError(f"{folder} is no folder; give one that holds wav, flac or ogg files.")
+        raise SourceError(f"{folder} must be a folder with wav, flac or ogg files, but it is no folder.")
     found = [
         path
         for path in folder.rglob("*")
@@ -52,17 +60,17 @@ def audio_files(folder: Path) -> list[Path]:
 
 
 class AudioFile:
-    """The frames of a wav, flac or ogg file, as an array of shape (frames, channels) that can be sliced.
+    """A wav, flac or ogg file as a sliceable array of shape (frames, channels).
 
-    Values are float32, integers scaled to -1 … 1. Nothing is kept: a slice is decoded when it is asked for, which in an
-    ogg file may mean all that is before it. Not for several threads.
+    Values are float32; integers are scaled to -1 … 1. Nothing is cached: each slice is decoded on demand, in an ogg file
+    together with all frames before it. Not thread-safe.
 
     Parameters
     ----------
     mono
-        Give the mean of all channels, as one.
+        Return the mean of all channels as one channel.
     whole
-        Compare the checksums of all pages of an ogg file, which is to read it; False: of its last page.
+        Verify the checksums of all pages of an ogg file, which reads the whole file. False: of the last page only.
     """
 
     dtype = np.dtype(np.float32)
@@ -70,19 +78,19 @@ class AudioFile:
     def __init__(self, path: Path, *, mono: bool = False, whole: bool = True) -> None:
         try:
             import soundfile  # type: ignore[import-untyped]  # noqa: PLC0415  # it has no types
-        except (ImportError, OSError) as error:  # OSError: its libsndfile is missing
+        except (ImportError, OSError) as error:  # OSError: libsndfile is missing
             raise MissingDependency("soundfile", "audio", "Reading audio") from error
-        self.n_bytes = _look_through(path, whole=whole)
+        self.n_bytes = _check_complete(path, whole=whole)
         self._path, self._mono, self._failure = path, mono, soundfile.SoundFileError
-        self._new: Callable[[], Any] = lambda: soundfile.SoundFile(path)
+        self._open: Callable[[], Any] = lambda: soundfile.SoundFile(path)
         try:
-            self._file = self._new()
+            self._file = self._open()
         except (soundfile.SoundFileError, OSError, TypeError) as error:
-            raise SourceError(f"{path} is no audio file that can be read: {_words(error)}.") from error
+            raise SourceError(f"{path} must be a readable audio file: {_error_text(error)}.") from error
         self.container, self.subtype = str(self._file.format), str(self._file.subtype)
         self.rate_hz = float(self._file.samplerate)
         self.seekable = self.container != "OGG"
-        """Whether a slice costs no more than itself, wherever it lies."""
+        """Whether a slice can be decoded without the frames before it."""
         self.stored_shape = (int(self._file.frames), int(self._file.channels))
         self.shape = (self.stored_shape[0], 1 if mono else self.stored_shape[1])
         self.chunks = (_CHUNK_FRAMES,)
@@ -98,35 +106,35 @@ class AudioFile:
     def _check(self) -> None:
         n_frames, n_channels = self.stored_shape
         if self.container not in _FORMATS:
-            raise SourceError(f"{self._path} is a {self.container} file; convert it to wav, flac or ogg.")
-        if not 0 < n_frames < _MOST_FRAMES or not n_channels or self.rate_hz < 1:
+            raise SourceError(f"{self._path} must be a wav, flac or ogg file, got {self.container}; convert it.")
+        if not 0 < n_frames < _MAX_FRAMES or not n_channels or self.rate_hz < 1:
             raise SourceError(
-                f"{self._path} says that it has {n_frames} frames of {n_channels} channels at {self.rate_hz:.10g} Hz; "
-                "it is empty, or its length was never filled in. Encode it again."
+                f"{self._path} declares {n_frames} frames of {n_channels} channels at {self.rate_hz:.10g} Hz; "
+                "it is empty, or its length was never written. Encode it again."
             )
-        if self.container == "FLAC":  # which says how long it is, and does not mind if it is not
-            self._decoded(n_frames - 1, n_frames)
+        if self.container == "FLAC":  # libsndfile trusts the declared length; decode the last frame to check it
+            self._decode(n_frames - 1, n_frames)
 
     def __getitem__(self, frames: slice) -> NDArray[np.float32]:
-        found = self._decoded(frames.start, frames.stop)
+        found = self._decode(frames.start, frames.stop)
         if self._mono and found.shape[1] > 1:
             return np.asarray(found.mean(axis=1, keepdims=True, dtype=np.float64), np.float32)
         return found
 
-    def _decoded(self, start: int, stop: int) -> NDArray[np.float32]:
+    def _decode(self, start: int, stop: int) -> NDArray[np.float32]:
         where = f"frames {start}–{stop - 1} of {self._path}"
         try:
-            self._go_to(start)
+            self._seek(start)
             found: NDArray[np.float32] = self._file.read(stop - start, dtype="float32", always_2d=True)
         except PenstockError:
             raise
         except (self._failure, OSError, ValueError) as error:
-            raise ReadError(f"Could not read {where}: {_words(error)}.") from error
+            raise ReadError(f"Could not read {where}: {_error_text(error)}.") from error
         if len(found) < stop - start:
-            raise ReadError(f"Could not read {where}: {len(found)} frames are there; it is damaged or truncated.")
+            raise ReadError(f"Could not read {where}: got {len(found)} frames; the file is damaged or truncated.")
         return found
 
-    def _go_to(self, frame: int) -> None:
+    def _seek(self, frame: int) -> None:
         if self._file.tell() == frame:
             return
         if self.seekable:
@@ -134,23 +142,25 @@ class AudioFile:
             return
         if self._file.tell() > frame:
             self._file.close()
-            self._file = self._new()
+            self._file = self._open()
         while (left := frame - self._file.tell()) > 0:
             if not len(self._file.read(min(left, 1 << 16), dtype="float32")):
-                raise ReadError(f"Could not read frame {frame} of {self._path}: it ends before; it is damaged.")
+                raise ReadError(
+                    f"Could not read frame {frame} of {self._path}: the file ends before it; it is damaged."
+                )
 
     def close(self) -> None:
-        """Let go of the file; nothing happens the second time."""
+        """Close the file; idempotent."""
         self._file.close()
 
 
 class AudioTrack:
-    """The frames of an open file at a sampling rate: its own, or another, as slices of the whole resampled file.
+    """An open audio file at a given sampling rate; its windows are slices of the whole resampled file.
 
     Parameters
     ----------
     rate_hz
-        None: that of the file.
+        None: the rate of the file.
     cache_bytes
         Size of the cache of decoded frames, for slices that overlap or lie close together. 0: no cache. None: the
         default of `ChunkedRowReader`.
@@ -163,49 +173,46 @@ class AudioTrack:
         self._resampler: Resampler | None = None
         if rate_hz is not None and rate_hz != file.rate_hz:
             self._resampler = Resampler(file.rate_hz, rate_hz)
-            # What comes out, to the last digit: times are counted in its frames.
+            # The exact output rate, because times are counted in its frames.
             self.rate_hz = float(Fraction(file.rate_hz) * self._resampler.up / self._resampler.down)
             self.n_frames = self._resampler.n_out(len(file))
 
     def frames(self, start: int, stop: int) -> NDArray[np.float32]:
-        """Return the frames from `start` to before `stop`, of shape (frames, channels); the caller's own."""
+        """Return a new array of frames [start, stop), of shape (frames, channels)."""
         if self._resampler is None:
-            return np.ascontiguousarray(self._stored(start, stop), np.float32)
-        return np.ascontiguousarray(self._resampler.rows(self._stored, len(self.file), start, stop), np.float32)
+            return np.ascontiguousarray(self._read_stored(start, stop), np.float32)
+        return np.ascontiguousarray(self._resampler.rows(self._read_stored, len(self.file), start, stop), np.float32)
 
-    def _stored(self, start: int, stop: int) -> NDArray[np.float32]:
+    def _read_stored(self, start: int, stop: int) -> NDArray[np.float32]:
         return self.file[start:stop] if self._blocks is None else self._blocks.rows(start, stop)
 
     def close(self) -> None:
-        """Let go of the file; nothing happens the second time."""
+        """Close the file; idempotent."""
         self.file.close()
 
 
-def check_sound(rate_hz: float | None, channels: str) -> None:
-    """Raise OptionError where these cannot be a sampling rate and what becomes of channels."""
+def check_audio_options(rate_hz: float | None, channels: str) -> None:
+    """Raise OptionError if the sampling rate or the handling of channels is invalid."""
     if rate_hz is not None:
-        check_positive("rate_hz", rate_hz, "frames per second, such as 16000, or None for the file's own")
+        check_positive("rate_hz", rate_hz, "frames per second, such as 16000, or None for the rate of the file")
     if channels not in ("keep", "mono"):
-        raise OptionError(f"channels={channels!r}; use 'keep' or 'mono'.")
+        raise OptionError(f"channels must be one of 'keep', 'mono', got {channels!r}.")
 
 
-def check_positive(name: str, value: Any, what: str) -> None:
-    """Raise OptionError where `value` is no number above 0; `what` says of what it is one."""
+def check_positive(name: str, value: Any, unit: str) -> None:
+    """Raise OptionError if `value` is no finite number above 0; `unit` completes the message."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise OptionError(f"{name}={value!r}; use a positive number of {what}.")
+        raise OptionError(f"{name} must be a positive number of {unit}, got {value!r}.")
 
 
-def _words(error: Exception) -> str:
-    """Return what libsndfile says, which is nothing for some of its errors."""
-    said = getattr(error, "error_string", "") or (f"libsndfile error {error.code}" if hasattr(error, "code") else "")
-    return str(said or error).rstrip(". ")
+def _error_text(error: Exception) -> str:
+    """Return the message of libsndfile, which is empty for some of its errors."""
+    text = getattr(error, "error_string", "") or (f"libsndfile error {error.code}" if hasattr(error, "code") else "")
+    return str(text or error).rstrip(". ")
 
 
-def _look_through(path: Path, *, whole: bool) -> int:
-    """Return the size of a file; raise SourceError where a wav or ogg file is not all there.
-
-    libsndfile reads what is left without a word.
-    """
+def _check_complete(path: Path, *, whole: bool) -> int:
+    """Return the size of a file; raise SourceError if a wav or ogg file is truncated, which libsndfile ignores."""
     with open_regular_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         head = os.pread(file.fileno(), 12, 0)
@@ -230,14 +237,14 @@ def _check_riff(file: int, size: int, order: str) -> None:
         if name == b"data":
             n_bytes = long_size if n_bytes == _UNKNOWN else n_bytes
             if n_bytes != _UNKNOWN and at + 8 + n_bytes > size:
-                raise ValueError(f"it should have {n_bytes} bytes of audio, and {size - at - 8} are there")
+                raise ValueError(f"it should have {n_bytes} bytes of audio, but has {size - at - 8}")
             return
         at += 8 + n_bytes + n_bytes % 2
     raise ValueError("it has no audio")
 
 
 def _check_ogg(file: int, size: int) -> None:
-    """Raise ValueError where pages are missing or are not what their checksums say."""
+    """Raise ValueError if pages are missing or their checksums do not match."""
     at, number, stream, last = 0, 0, b"", False
     while at < size:
         page = _ogg_page(file, at)
@@ -251,28 +258,28 @@ def _check_ogg(file: int, size: int) -> None:
 
 
 def _check_ogg_end(file: int, size: int) -> None:
-    """Raise ValueError where the file does not end with the last page of a stream."""
-    begin = max(0, size - _PAGE_BYTES)
-    for at in _places(b"OggS", os.pread(file, size - begin, begin)):
+    """Raise ValueError if the file does not end with the last page of a stream."""
+    begin = max(0, size - _MAX_PAGE_BYTES)
+    for at in _rfind_all(b"OggS", os.pread(file, size - begin, begin)):
         try:
             page = _ogg_page(file, begin + at)
         except ValueError:
-            continue  # the letters may be anywhere in a page
+            continue  # these bytes may occur within a page
         if begin + at + len(page) == size and page[5] & 4:
             return
     raise ValueError("its last page is missing or damaged")
 
 
-def _places(word: bytes, text: bytes) -> Iterator[int]:
-    """Yield where `word` lies in `text`, from the last place to the first."""
-    at = text.rfind(word)
+def _rfind_all(word: bytes, content: bytes) -> Iterator[int]:
+    """Yield the offsets of `word` in `content`, from the last to the first."""
+    at = content.rfind(word)
     while at >= 0:
         yield at
-        at = text.rfind(word, 0, at + len(word) - 1)
+        at = content.rfind(word, 0, at + len(word) - 1)
 
 
 def _ogg_page(file: int, at: int) -> bytes:
-    """Return a page, or raise ValueError where none begins, or it is not what its checksum says."""
+    """Return the page at an offset; raise ValueError if there is none, or its checksum does not match."""
     head = os.pread(file, 27 + 255, at)
     if len(head) < 27 or head[:4] != b"OggS":
         raise ValueError(f"no page of its stream begins at byte {at}")
@@ -287,6 +294,6 @@ def _ogg_page(file: int, at: int) -> bytes:
 
 
 def _ogg_checksum(page: bytes) -> int:
-    """Return the CRC-32 of a page: zlib's, with the bits the other way round, and nothing inverted."""
+    """Return the CRC-32 of a page: that of zlib, with reversed bits and without inversion."""
     register = zlib.crc32(page.translate(_REVERSED), _UNKNOWN) ^ _UNKNOWN
     return int(f"{register:032b}"[::-1], 2)

@@ -1,1 +1,1 @@
-"""One random change of space for all arrays of an item."""
+"""Random spatial transforms, applied alike to all arrays of an item."""

@@ -1,4 +1,4 @@
-"""Which spatial change is drawn, and how far out it looks: a matrix and a field, in world units around the centre."""
+"""Sample a spatial change (a matrix and a displacement field, in world units around the centre) and bound its reach."""
 
 import math
 from dataclasses import dataclass
@@ -14,26 +14,26 @@ __all__ = ["Change", "reach", "sample_change"]
 
 _Floats = NDArray[np.float64]
 
-_TURNS = ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))
+_QUARTER_TURNS = ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))
 """Cosine and sine of multiples of 90°, exactly."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
-    """One spatial change: what is at offset `o` afterwards was at `matrix · o + field(o)` before."""
+    """A spatial change: the output at offset `o` is the input at `matrix · o + field(o)`."""
 
     matrix: _Floats
-    """Orthogonal; rows and columns in the axis order."""
+    """Orthogonal matrix; rows and columns in the axis order."""
 
     field: Field | None
-    """Displacements in world units; None: nothing is deformed."""
+    """Displacements in world units; None: no deformation."""
 
 
 def sample_change(options: SpatialOptions, half: _Floats, rng: np.random.Generator) -> Change:
-    """Return a change for arrays that reach `half` world units to each side of the centre.
+    """Return a random change for arrays that reach `half` world units to each side of the centre.
 
-    Always ten numbers are drawn, in one order (x, y, z to mirror, to transpose, to rotate; a key for the deformation),
-    so that turning one transform on or off changes nothing of the others, nor of what is drawn afterwards.
+    Always takes ten random numbers in a fixed order (x, y, z to mirror, to transpose, to rotate; a key for the
+    deformation), so turning one transform on or off affects neither the others nor later random numbers.
     """
     chances = dict(zip(("mirror", "transpose", "rotate"), rng.random((3, 3)).tolist(), strict=True))
     key = int(rng.integers(2**63))
@@ -43,7 +43,7 @@ def sample_change(options: SpatialOptions, half: _Floats, rng: np.random.Generat
     for axis, chance in options.mirror.items():
         if mirror[axis] < chance:
             matrix[place(axis), place(axis)] = -1.0
-    # Uniform numbers, sorted, are in any order as likely as in any other.
+    # The sorting order of uniform random numbers is a uniform permutation.
     moved = sorted(options.transpose, key=transpose.__getitem__)
     forward = matrix.copy()
     for axis, to in zip(options.transpose, moved, strict=True):
@@ -51,8 +51,8 @@ def sample_change(options: SpatialOptions, half: _Floats, rng: np.random.Generat
     for axis in "xyz":
         if axis in options.rotate:
             low, high = options.rotate[axis]
-            turn = _rotation_matrix(options.axis_order, axis, low + rotate[axis] * (high - low))
-            forward = (turn[:, :, None] * forward).sum(1)
+            rotation = _rotation_matrix(options.axis_order, axis, low + rotate[axis] * (high - low))
+            forward = (rotation[:, :, None] * forward).sum(1)
     field = None
     if options.deform is not None and max(options.deform.most) > 0 and max(options.deform.std) > 0:
         field = options.deform.field(half, generator_for(key, "deform"))
@@ -60,14 +60,14 @@ def sample_change(options: SpatialOptions, half: _Floats, rng: np.random.Generat
 
 
 def reach(options: SpatialOptions, half: _Floats) -> _Floats:
-    """Return how far from the centre any change looks along each axis, for an array of half extents `half`.
+    """Return how far from the centre any change reads along each axis, for an array of half extents `half`.
 
-    The least that does, where arrays are turned about one axis or about all three by any angle; in between, it may be
-    a little more.
+    This is the minimum for rotations about one axis, or about all three by any angle; otherwise, it may be a little
+    more than the minimum.
     """
     place = options.axis_order.index
     far = half.copy()
-    for axis in "zyx":  # from what comes out to what came in
+    for axis in "zyx":  # from output to input
         if axis in options.rotate:
             first, second = map(place, rotation_plane(axis))
             angles = options.rotate[axis]
@@ -75,27 +75,27 @@ def reach(options: SpatialOptions, half: _Floats) -> _Floats:
                 _max_extent(far[first], far[second], *angles),
                 _max_extent(far[second], far[first], *angles),
             )
-    # No turn moves anything out of the sphere around the array.
+    # No rotation moves anything out of the sphere around the array.
     far = np.minimum(far, math.sqrt((half * half).sum()))
-    together = [place(axis) for axis in options.transpose]
-    if together:
-        far[together] = far[together].max()
+    transposed = [place(axis) for axis in options.transpose]
+    if transposed:
+        far[transposed] = far[transposed].max()
     return far if options.deform is None else far + np.array(options.deform.most)
 
 
 def _rotation_matrix(axis_order: str, about: str, degrees: float) -> _Floats:
     first, second = map(axis_order.index, rotation_plane(about))
     cosine, sine = _cosine_and_sine(degrees)
-    turn = np.eye(len(axis_order))
-    turn[first, first] = turn[second, second] = cosine
-    turn[second, first], turn[first, second] = sine, -sine
-    return turn
+    rotation = np.eye(len(axis_order))
+    rotation[first, first] = rotation[second, second] = cosine
+    rotation[second, first], rotation[first, second] = sine, -sine
+    return rotation
 
 
 def _cosine_and_sine(degrees: float) -> tuple[float, float]:
     quarters, rest = divmod(degrees, 90.0)
     if rest == 0:
-        return _TURNS[int(quarters) % 4]
+        return _QUARTER_TURNS[int(quarters) % 4]
     return math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
 
 

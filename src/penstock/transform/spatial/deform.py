@@ -1,7 +1,7 @@
-"""Elastic deformation: a smooth field of displacements, in world units.
+"""Elastic deformation: a smooth displacement field, in world units.
 
-Displacements are normal at control points and cubic in between (Catmull-Rom: what was drawn at a control point holds
-there exactly), along each axis in turn, and never larger than a stated bound.
+Displacements are normally distributed at control points and interpolated by cubics along each axis in turn
+(Catmull-Rom, which is exact at the control points). They never exceed a given bound.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,38 +18,38 @@ __all__ = ["Deformation", "Field"]
 
 _Floats = NDArray[np.float64]
 
-_MOST = 3.0
-"""Deviations beyond which a displacement is cut off, unless a bound is given."""
+_DEFAULT_BOUND = 3.0
+"""Bound of displacements in standard deviations, if none is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deformation:
-    """How far apart control points are, and how far they move; a number for each axis, in world units."""
+    """Spacing of control points and size of their displacements, per axis, in world units."""
 
     spacing: tuple[float, ...]
     std: tuple[float, ...]
     most: tuple[float, ...]
-    """Bound of a displacement along each axis."""
+    """Largest displacement along each axis."""
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any], axis_order: str) -> "Deformation":
-        """Return the options of a dictionary, or say what is wrong with them."""
+        """Return a deformation from the `deform` options of `Spatial`."""
         for name in ("spacing", "std"):
             if name not in given:
-                raise OptionError(f"deform={dict(given)} has no {name!r}; give it, in world units.")
+                raise OptionError(f"deform must have {name!r}, in world units, got {dict(given)}.")
         spacing, std = (_check_each_axis(name, given[name], axis_order) for name in ("spacing", "std"))
         if min(spacing) <= 0:
-            raise OptionError(f"deform has spacing={given['spacing']!r}; use world units above 0.")
-        most = tuple(_MOST * deviation for deviation in std)
+            raise OptionError(f"spacing of deform must be > 0, in world units, got {given['spacing']!r}.")
+        most = tuple(_DEFAULT_BOUND * deviation for deviation in std)
         if given.get("most") is not None:
             bounds = _check_each_axis("most", given["most"], axis_order)
-            # What does not move needs no margin.
+            # Axes without displacement need no margin.
             most = tuple(bound if deviation else 0.0 for bound, deviation in zip(bounds, std, strict=True))
         return cls(spacing, std, most)
 
     def field(self, half: _Floats, rng: np.random.Generator) -> "Field":
-        """Return a field that reaches `half` world units to each side of the centre."""
-        # One more to each side: a cubic needs a neighbour beyond the last cell.
+        """Return a random field that reaches `half` world units to each side of the centre."""
+        # One more on each side: a cubic needs a neighbour beyond the last cell.
         beside = np.ceil(half / self.spacing).astype(int) + 1
         ndim = len(self.spacing)
         points = rng.standard_normal((ndim, *(2 * beside + 1)))
@@ -59,7 +59,7 @@ class Deformation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Field:
-    """Displacements at control points; the middle one lies at the centre of the patch."""
+    """Displacements at control points; the middle point is at the centre of the patch."""
 
     points: _Floats
     """Shape (axes, *control points along each axis)."""
@@ -67,16 +67,16 @@ class Field:
     deformation: Deformation
 
     def over(self, offsets: Sequence[_Floats]) -> Callable[[slice], _Floats]:
-        """Return a function of rows of the first axis that gives the displacement at each of their voxels.
+        """Return a function from rows of the first axis to the displacements of their voxels.
 
         Parameters
         ----------
         offsets
-            World units from the centre, of the voxels along each axis.
+            Distance of the voxels from the centre along each axis, in world units.
 
         Returns
         -------
-        For rows, an array of shape (axes, rows, *the other axes), within the bounds.
+        Function that returns an array of shape (axes, rows, *other axes), within the bounds.
         """
         taps = [
             _taps(places / spacing + middle // 2, middle)
@@ -95,10 +95,10 @@ class Field:
 
 
 def _taps(at: _Floats, n_points: int) -> tuple[NDArray[np.intp], _Floats]:
-    """Return the four control points around each place, and their weights; both of shape (4, places)."""
+    """Return the four control points around each place, and their weights; both have shape (4, places)."""
     cell = np.floor(at)
     t = at - cell
-    # A place beyond the last cell lies on its border, where the weights of the missing neighbours are 0.
+    # A place beyond the last cell is on its border, where missing neighbours have weight 0.
     indices = np.clip(cell.astype(np.intp) + np.arange(-1, 3)[:, None], 0, n_points - 1)
     weights = [
         ((2 - t) * t - 1) * t / 2,
@@ -110,7 +110,7 @@ def _taps(at: _Floats, n_points: int) -> tuple[NDArray[np.intp], _Floats]:
 
 
 def _upsample(values: _Floats, axis: int, indices: NDArray[np.intp], weights: _Floats) -> _Floats:
-    # Sums of four, not a product of matrices: the same bits whatever the number of threads.
+    # Sums of four, not a matrix product: the same bits with any number of threads.
     shape = (-1, *(1,) * (values.ndim - axis - 1))
     made: _Floats = values.take(indices[0], axis) * weights[0].reshape(shape)
     for index, weight in zip(indices[1:], weights[1:], strict=True):
@@ -121,6 +121,8 @@ def _upsample(values: _Floats, axis: int, indices: NDArray[np.intp], weights: _F
 def _check_each_axis(name: str, given: Any, axis_order: str) -> tuple[float, ...]:
     if isinstance(given, Sequence) and not isinstance(given, str):
         if len(given) != len(axis_order):
-            raise OptionError(f"deform has {name}={given!r}; use one number, or {len(axis_order)} for {axis_order}.")
+            raise OptionError(
+                f"{name} of deform must be one number, or {len(axis_order)} for {axis_order}, got {given!r}."
+            )
         return tuple(check_number(f"{name} of deform", value, at_least=0) for value in given)
     return (check_number(f"{name} of deform", given, at_least=0),) * len(axis_order)

@@ -1,4 +1,4 @@
-"""What a spatial change is told: which arrays an item has, and which changes may be drawn."""
+"""Options of spatial transforms: the arrays of an item, and the possible changes."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,48 +27,50 @@ Interpolation = Literal["linear", "nearest"]
 
 
 class SpatialArray(NamedTuple):
-    """An array of an item, as it comes out of a spatial change."""
+    """One array of an item, as the output of a spatial transform."""
 
     shape: tuple[int, ...]
-    """Voxels along each axis, in the axis order; channels not counted."""
+    """Voxels along each axis, in the axis order, without channels."""
 
     scale: tuple[float, ...]
-    """World units from one voxel to the next, along each axis."""
+    """Voxel size along each axis, in world units."""
 
     interpolation: Interpolation = "linear"
-    """`"linear"` for what was measured, `"nearest"` for labels."""
+    """`"linear"` for measured values, `"nearest"` for labels."""
 
     pad_value: float = math.nan
-    """What lies outside of what came in."""
+    """Value outside of the input."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpatialOptions:
-    """The changes that may be drawn, checked; what is off has none of its axes."""
+    """Possible changes, checked. A transform that is off has no axes."""
 
     axis_order: str
     mirror: Mapping[str, float]
-    """How likely an axis is mirrored."""
+    """Probability that an axis is mirrored."""
 
     transpose: tuple[str, ...]
-    """The axes that change places among themselves."""
+    """Axes that are permuted among themselves."""
 
     rotate: Mapping[str, tuple[float, float]]
-    """The smallest and the largest angle about an axis, in degrees."""
+    """Smallest and largest angle about an axis, in degrees."""
 
     deform: Deformation | None
 
 
 def check_axis_order(axis_order: Any) -> str:
-    """Return the names of the axes of an array after the channel, or say what is wrong with them."""
+    """Return the names of the last axes of an array; raise OptionError if they are invalid."""
     given = axis_order if isinstance(axis_order, str) else ""
     if len(given) not in (2, 3) or len(set(given)) != len(given) or set(given) - set("xyz"):
-        raise OptionError(f"axis_order={axis_order!r}; use x, y and z in the order of the array's axes, such as 'zyx'.")
+        raise OptionError(
+            f"axis_order must be x, y and z in the order of the array's axes, such as 'zyx', got {axis_order!r}."
+        )
     return given
 
 
 def rotation_plane(axis: str) -> tuple[str, str]:
-    """Return the two axes that a turn about `axis` moves: by +90°, the first goes to where the second was.
+    """Return the plane of a rotation about `axis`: by +90°, the first axis goes to where the second was.
 
     Examples
     --------
@@ -80,44 +82,46 @@ def rotation_plane(axis: str) -> tuple[str, str]:
 
 
 def check_arrays(arrays: Any, axis_order: str) -> dict[str, SpatialArray]:
-    """Return what is known of each array, or say what is wrong with it."""
+    """Return each array as `SpatialArray`; raise OptionError if one is invalid."""
     if not isinstance(arrays, Mapping) or not arrays:
-        raise OptionError(f"arrays={arrays!r}; use {{name: (shape, scale, interpolation, pad value)}} of each array.")
+        raise OptionError(f"arrays must be {{name: (shape, scale, interpolation, pad value)}}, got {arrays!r}.")
     return {name: _check_array(name, given, axis_order) for name, given in arrays.items()}
 
 
 def _check_array(name: Any, given: Any, axis_order: str) -> SpatialArray:
     if not isinstance(given, tuple | list) or not 2 <= len(given) <= 4:
-        raise OptionError(f"arrays[{name!r}]={given!r}; use (shape, scale, interpolation, pad value).")
+        raise OptionError(f"arrays[{name!r}] must be (shape, scale, interpolation, pad value), got {given!r}.")
     array = SpatialArray(*given)
     for part in ("shape", "scale"):
         numbers = getattr(array, part)
         if not isinstance(numbers, Sequence | np.ndarray) or len(numbers) != len(axis_order):
-            raise OptionError(f"{part}={numbers!r} of array {name!r}; use {len(axis_order)} numbers, for {axis_order}.")
+            raise OptionError(
+                f"{part} of array {name!r} must be {len(axis_order)} numbers, for {axis_order}, got {numbers!r}."
+            )
     scale = tuple(check_number(f"scale of array {name!r}", step) for step in array.scale)
     if min(scale) <= 0:
-        raise OptionError(f"scale={scale} of array {name!r}; use world units above 0 from voxel to voxel.")
+        raise OptionError(f"scale of array {name!r} must be > 0, in world units per voxel, got {scale}.")
     if array.interpolation not in get_args(Interpolation):
         raise OptionError(
-            f"interpolation={array.interpolation!r} of array {name!r}; use 'linear' for what was measured, 'nearest' "
-            "for labels."
+            f"interpolation of array {name!r} must be 'linear' (for measured values) or 'nearest' (for labels), got "
+            f"{array.interpolation!r}."
         )
     pad_value = array.pad_value
     if isinstance(pad_value, bool) or not isinstance(pad_value, int | float | np.integer | np.floating):
-        raise OptionError(f"pad value {pad_value!r} of array {name!r} is no number; use one, or NaN for unknown.")
+        raise OptionError(f"pad value of array {name!r} must be a number, or NaN for unknown, got {pad_value!r}.")
     shape = tuple(check_integer(f"shape of array {name!r}", size, at_least=1) for size in array.shape)
     return SpatialArray(shape, scale, array.interpolation, float(pad_value))
 
 
 def parse_transforms(transforms: Any, axis_order: str) -> SpatialOptions:
-    """Return the changes that may be drawn, from a dictionary as the document has it."""
+    """Return the possible changes from the `transforms` argument of `Spatial`."""
     given = {} if transforms is None else transforms
     if not isinstance(given, Mapping):
         raise OptionError(
-            f"transforms={transforms!r}; use a dictionary such as {{'mirror': {{'axes': {{'x': 0.5}}}}}}."
+            f"transforms must be a dictionary such as {{'mirror': {{'axes': {{'x': 0.5}}}}}}, got {transforms!r}."
         )
     for name in given:
-        _check_name("a spatial transform", name, ("mirror", "transpose", "rotate", "deform"))
+        _check_name("A spatial transform", name, ("mirror", "transpose", "rotate", "deform"))
     deform = _options("deform", given["deform"], ("spacing", "std", "most")) if "deform" in given else None
     return SpatialOptions(
         axis_order=axis_order,
@@ -130,30 +134,30 @@ def parse_transforms(transforms: Any, axis_order: str) -> SpatialOptions:
 
 def _mirror(axes: Any, axis_order: str) -> dict[str, float]:
     for axis in axes:
-        _check_name("an axis to mirror", axis, axis_order)
+        _check_name("An axis to mirror", axis, axis_order)
     return {axis: check_probability(f"mirror of {axis}", chance) for axis, chance in axes.items()}
 
 
 def _transpose(axes: Any, axis_order: str) -> tuple[str, ...]:
     for axis in axes:
-        _check_name("an axis to transpose", axis, axis_order)
+        _check_name("An axis to transpose", axis, axis_order)
     if len(set(axes)) != len(axes) or len(axes) == 1:
-        raise OptionError(f"transpose of the axes {list(axes)}; name two or three different ones.")
-    # In one order, whatever the order they are named in: the same draw is the same change.
+        raise OptionError(f"axes of transpose must be two or three different axes, got {list(axes)}.")
+    # Sorted: the order in which axes are named makes no difference to the change.
     return tuple(sorted(axes))
 
 
 def _rotate(axes: Any, axis_order: str) -> dict[str, tuple[float, float]]:
-    # In a plane of x and y, only the turn about z stays in the plane.
+    # With axes x and y only, only a rotation about z stays in the plane.
     possible = [axis for axis in "zyx" if set(rotation_plane(axis)) <= set(axis_order)]
     checked = {}
     for axis, angles in axes.items():
-        _check_name("an axis to rotate about", axis, possible)
+        _check_name("An axis to rotate about", axis, possible)
         if not isinstance(angles, Sequence) or isinstance(angles, str) or len(angles) != 2:
-            raise OptionError(f"rotate about {axis} by {angles!r}; use [lowest, highest] angle in degrees.")
+            raise OptionError(f"rotate about {axis} must be [lowest, highest] angle in degrees, got {angles!r}.")
         low, high = (check_number(f"angle about {axis}", angle) for angle in angles)
         if low > high:
-            raise OptionError(f"rotate about {axis} by {list(angles)}; give the smaller angle first.")
+            raise OptionError(f"rotate about {axis} must have the smaller angle first, got {list(angles)}.")
         checked[axis] = (low, high)
     return checked
 
@@ -164,23 +168,23 @@ def _axes(name: str, given: Mapping[str, Any], kind: type) -> Any:
     axes = _options(name, given[name], ("axes",)).get("axes")
     if not isinstance(axes, kind) or isinstance(axes, str):
         like = {"mirror": "{'x': 0.5}", "transpose": "['x', 'y']", "rotate": "{'z': [-45, 45]}"}[name]
-        raise OptionError(f"{name} has axes={axes!r}; use {{'axes': {like}}}.")
+        raise OptionError(f"{name} must be of the form {{'axes': {like}}}, got axes={axes!r}.")
     return axes
 
 
 def _options(name: str, given: Any, known: tuple[str, ...]) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
-        raise OptionError(f"{name}={given!r}; use a dictionary of {', '.join(map(repr, known))}.")
+        raise OptionError(f"{name} must be a dictionary of {', '.join(map(repr, known))}, got {given!r}.")
     for option in given:
-        _check_name(f"an option of {name}", option, known)
+        _check_name(f"An option of {name}", option, known)
     return given
 
 
 def _check_name(what: str, name: Any, known: Iterable[str]) -> None:
-    """Refuse a name that is none of `known`, with the nearest that is."""
+    """Raise OptionError if `name` is not in `known`; suggest the nearest known name."""
     names = list(known)
     if name in names:
         return
     near = get_close_matches(str(name).lower(), names, n=1)
     meant = f" Did you mean {near[0]!r}?" if near else ""
-    raise OptionError(f"{name!r} is not {what}; use {', '.join(map(repr, names))}.{meant}")
+    raise OptionError(f"{what} must be one of {', '.join(map(repr, names))}, got {name!r}.{meant}")

@@ -1,4 +1,4 @@
-"""Values at other places of a grid: by nearest neighbour, linearly, or by moving voxels where places fall on voxels."""
+"""Resample a grid: nearest neighbour, linear, or by moving voxels if all places fall on voxels."""
 
 import math
 from collections.abc import Iterator
@@ -19,16 +19,16 @@ _Floats = NDArray[np.float64]
 _Indices = NDArray[np.intp]
 
 NEGLIGIBLE = 1e-9
-"""Voxels by which a place may be off a voxel and still be on it: coordinates are rounded to far less."""
+"""Distance in voxels below which a place counts as on a voxel; rounding errors of coordinates are far smaller."""
 
 _SLAB_VOXELS = 2**15
-"""Voxels worked on at a time: their coordinates, weights and values stay in the cache."""
+"""Voxels per step: their coordinates, weights and values stay in the cache."""
 
 
 def resample(values: _Array, array: SpatialArray, change: Change) -> _Array:
-    """Return the voxels of `array` after `change`, from `values` around the same centre; leading axes stay."""
+    """Return `values` after `change`, in the shape of `array`, around the same centre; leading axes stay."""
     scale, shape_in = np.array(array.scale), values.shape[-len(array.shape) :]
-    # Voxels of what came in, for each voxel of what goes out; exactly ±1 where the scales are equal.
+    # Input voxels per output voxel; exactly ±1 if the scales are equal.
     steps = change.matrix * scale / scale[:, None]
     middle_out, middle_in = ((np.array(shape) - 1) / 2 for shape in (array.shape, shape_in))
     if change.field is None:
@@ -48,13 +48,13 @@ def resample(values: _Array, array: SpatialArray, change: Change) -> _Array:
 
 
 def _move_voxels(values: _Array, shape: tuple[int, ...], steps: _Floats, origin: _Floats) -> _Array | None:
-    """Return voxels in other places and unchanged; None where some would fall between voxels, or outside."""
+    """Return unchanged voxels in other places; None if some would fall between voxels or outside."""
     ndim = len(shape)
     if not np.isin(steps, (-1.0, 0.0, 1.0)).all() or (origin != np.rint(origin)).any():
         return None
     if values.shape[-ndim:] == shape and np.array_equal(steps, np.eye(ndim)):
         return values
-    sources = np.abs(steps).argmax(axis=0)  # the axis that comes to lie along each axis
+    sources = np.abs(steps).argmax(axis=0)  # the input axis of each output axis
     cut: list[Any] = [...]
     for axis, size in zip(sources, shape, strict=True):
         step, begin, extent = int(steps[axis].sum()), int(origin[axis]), values.shape[axis - ndim]
@@ -64,7 +64,7 @@ def _move_voxels(values: _Array, shape: tuple[int, ...], steps: _Floats, origin:
         stop = last + step
         cut.append(slice(begin, None if stop < 0 else stop, step))
     lead = values.ndim - ndim
-    # A copy: a view would keep the margin in memory, and torch has no steps backwards.
+    # A copy: a view would keep the margin in memory, and torch has no negative strides.
     moved: _Array = values.transpose(*range(lead), *(lead + sources))[tuple(cut)].copy(order="C")
     return moved
 
@@ -72,50 +72,52 @@ def _move_voxels(values: _Array, shape: tuple[int, ...], steps: _Floats, origin:
 def _slabs(
     array: SpatialArray, steps: _Floats, middle_in: _Floats, change: Change
 ) -> Iterator[tuple[slice, list[_Floats]]]:
-    """Yield rows of the first axis, and where their voxels are found: along each axis, an array that broadcasts."""
+    """Yield rows of the first axis with the input places of their voxels: one broadcastable array per axis."""
     ndim = len(array.shape)
     offsets: list[_Floats] = [np.arange(size, dtype=np.float64) - (size - 1) / 2 for size in array.shape]
-    displaced = None
+    displacements = None
     if change.field is not None:
-        displaced = change.field.over([places * step for places, step in zip(offsets, array.scale, strict=True)])
+        displacements = change.field.over([places * step for places, step in zip(offsets, array.scale, strict=True)])
     n_rows = max(1, _SLAB_VOXELS // math.prod(array.shape[1:]))
     for begin in range(0, array.shape[0], n_rows):
         rows = slice(begin, min(begin + n_rows, array.shape[0]))
         cut = [offsets[0][rows], *offsets[1:]]
         along = [places.reshape(-1, *(1,) * (ndim - axis - 1)) for axis, places in enumerate(cut)]
         found: list[Any] = []
-        # Axes that an axis does not depend on are left out: a turn about z needs no more than a plane.
+        # Output axes that an input axis does not depend on are left out: a rotation about z needs only a plane.
         for row, middle in zip(steps, middle_in, strict=True):
             found.append(sum((step * along[axis] for axis, step in enumerate(row) if step), start=np.array(middle)))
-        if displaced is not None:
-            found = [places + by / step for places, by, step in zip(found, displaced(rows), array.scale, strict=True)]
+        if displacements is not None:
+            found = [
+                places + by / step for places, by, step in zip(found, displacements(rows), array.scale, strict=True)
+            ]
         yield rows, found
 
 
 class _Source:
-    """An array to take values from, in one row for each index of its leading axes."""
+    """Input array, flattened to one row for each index of the leading axes."""
 
     def __init__(self, values: _Array, ndim: int, pad_value: Any | None) -> None:
         self.n_lead = math.prod(values.shape[:-ndim])
         source = values.reshape(self.n_lead, *values.shape[-ndim:])
         self.padding = 0 if pad_value is None else 1
         if pad_value is not None:
-            # One voxel of it is enough: all places farther out are moved there.
+            # One voxel of padding is enough: all places farther out are clipped to it.
             source = np.pad(source, [(0, 0), *[(1, 1)] * ndim], constant_values=pad_value)
         self.shape = source.shape[1:]
         self.flat = np.ascontiguousarray(source).reshape(self.n_lead, math.prod(self.shape))
         self.finite = values.dtype.kind != "f" or bool(np.isfinite(self.flat).all())
 
     def nearest(self, places: list[_Floats]) -> _Array:
-        """Return the value of the voxel that each place lies in; on a border, of the one above."""
+        """Return the value of the voxel that contains each place; on a border, of the upper voxel."""
         at = self._within(places)
         return self.flat.take(self._flat_indices([np.floor(place + 0.5).astype(np.intp) for place in at]), 1)
 
     def linear(self, places: list[_Floats]) -> _Array:
-        """Return what lies between the voxels around each place; what has no weight does not count."""
+        """Return linear interpolation at each place; voxels of weight 0 do not count."""
         ends: list[list[tuple[_Indices, _Floats | None]]] = []
         for off, size in zip(self._within(places), self.shape, strict=True):
-            # Onto the voxel that it is on but for rounding: another one must not spread its NaN by 1e-16 of its weight.
+            # Snap places to voxels within rounding errors: a neighbour with a weight of 1e-16 must not spread its NaN.
             voxel = np.rint(off)
             place = np.where(np.abs(off - voxel) < NEGLIGIBLE, voxel, off)
             below = np.floor(place)
@@ -131,7 +133,7 @@ class _Source:
             if not weights:
                 return values
             weighted = self._weigh(values, math.prod(weights[1:], start=weights[0]))
-            with np.errstate(invalid="ignore"):  # between +inf and -inf lies NaN
+            with np.errstate(invalid="ignore"):  # +inf and -inf give NaN
                 made = weighted if made is None else np.add(made, weighted, out=made)
         assert made is not None
         return made if self.flat.dtype.kind == "f" else np.rint(made)
@@ -139,7 +141,7 @@ class _Source:
     def _weigh(self, values: _Array, weight: _Floats) -> _Floats:
         if self.finite:
             return np.asarray(values * weight, np.float64)
-        # 0 · NaN is NaN: a neighbour that does not count would spread.
+        # 0 · NaN is NaN: neighbours of weight 0 would spread.
         return np.multiply(values, weight, out=np.zeros(values.shape), where=weight != 0)
 
     def _within(self, places: list[_Floats]) -> list[_Floats]:

@@ -1,4 +1,4 @@
-"""One random change of space for all arrays of an item, so that an image and its labels stay aligned."""
+"""Spatial: one random change for all arrays of an item, so that an image and its labels stay aligned."""
 
 import math
 from collections.abc import Mapping
@@ -23,37 +23,37 @@ __all__ = ["Spatial"]
 
 
 class Spatial:
-    """Mirrors, transposes, rotates and deforms the arrays of an item, all of them alike, at any scale.
+    """Mirrors, transposes, rotates and deforms all arrays of an item alike, at any scale.
 
-    All arrays have the same centre: the middle of each, channels apart. Around it, in world units, what lies at offset
-    `p` goes to `q`: first mirrored, then transposed, then rotated about x, then about y, then about z. A rotation is
-    right-handed: by +90° about z, +x goes to where +y was; about x, +y to +z; about y, +z to +x. In an array of (z, y,
-    x), a turn by +90° about z is `numpy.rot90(array, axes=(-1, -2))`. A deformation comes last: what comes out at `q`
-    is taken from where `q` was before all that, plus a displacement of its own.
+    All arrays share one centre: the middle of each, without channels. A point at offset `p` from it, in world units,
+    goes to `q`: mirrored, then transposed, then rotated about x, then about y, then about z. Rotations are right-handed:
+    by +90° about z, +x goes to where +y was; about x, +y to +z; about y, +z to +x. In an array of (z, y, x), a rotation
+    by +90° about z is `numpy.rot90(array, axes=(-1, -2))`. A deformation comes last: the output at `q` is the input at
+    the place where `q` was before, plus a displacement.
 
-    Voxels are moved, unchanged, where all of them fall on voxels: mirrored always; transposed, or turned by multiples
-    of 90°, where the axes that change places have one scale, and extents that are both odd or both even. Everything
-    else is interpolated, as is said of each array: linearly (in double precision; whole numbers are rounded), or the
-    value of the nearest voxel. NaNs spread to voxels that depend on them, and to no others.
+    Voxels are moved unchanged if all of them fall on voxels: always if mirrored; if transposed or rotated by multiples
+    of 90°, when the axes involved have the same scale and extents that are both odd or both even. Otherwise, each array
+    is interpolated as its `interpolation` says: linearly (in double precision; integers are rounded), or by the nearest
+    voxel. NaNs spread only to voxels that depend on them.
 
-    What comes in may be larger than what comes out, by the same number of voxels on both sides: `margins` says how
-    many are needed for every voxel that comes out to have come in. Beyond what came in, there is the pad value.
+    The input may be larger than the output, by the same number of voxels on both sides; `margins` returns how many are
+    needed for every output voxel to come from the input. Outside of the input is the pad value.
 
     Parameters
     ----------
     transforms
-        What may be drawn, each of them as it is named, and independent of the others:
-        `{"mirror": {"axes": {"x": 0.5, "z": 0.1}}}`: how likely an axis is mirrored;
-        `{"transpose": {"axes": ["x", "y"]}}`: axes that change places, each order as likely as any other;
+        Possible changes, independent of each other:
+        `{"mirror": {"axes": {"x": 0.5, "z": 0.1}}}`: probability that an axis is mirrored;
+        `{"transpose": {"axes": ["x", "y"]}}`: axes to permute, all permutations equally likely;
         `{"rotate": {"axes": {"z": [-45, 45]}}}`: lowest and highest angle about an axis, in degrees;
-        `{"deform": {"spacing": 64, "std": 8}}`: world units between control points, and deviation of their
-        displacement along each axis; a number, or one for each axis. No displacement along an axis is larger than
-        `"most"`, by default three deviations. With `std` near `spacing` or above, the image folds over.
+        `{"deform": {"spacing": 64, "std": 8}}`: distance of control points and standard deviation of their displacement
+        along each axis, in world units; a number, or one for each axis. Displacements along an axis are at most
+        `"most"`, by default three standard deviations. If `std` is near `spacing` or above, the image folds over.
     arrays
-        For each array, by its name in the item, what comes out: `SpatialArray`, or a tuple (shape in voxels, scale in
-        world units, "linear" or "nearest", pad value). Other fields of an item stay as they are.
+        Output of each array, by its name in the item: `SpatialArray`, or a tuple (shape in voxels, scale in world
+        units, "linear" or "nearest", pad value). Other fields of an item do not change.
     axis_order
-        The last axes of every array; those before, such as channels, are left alone.
+        The last axes of every array. Axes before them, such as channels, do not change.
 
     Examples
     --------
@@ -80,53 +80,53 @@ class Spatial:
         self._margins = {name: _margin(self.arrays[name], reach(self._options, half)) for name, half in halves.items()}
 
     def margins(self) -> dict[str, tuple[int, ...]]:
-        """Return how many more voxels each array needs on both sides of every axis, for any change that can be drawn.
+        """Return how many more voxels each input array needs on both sides of every axis, for any possible change.
 
-        With them, no pad value comes out. Where arrays are turned about several axes, some may be more than are needed.
+        With them, no pad value reaches the output. For rotations about several axes, margins may be larger than needed.
         """
         return dict(self._margins)
 
     def change(self, rng: np.random.Generator) -> Change:
-        """Return a change, drawn: always ten numbers, whichever transforms are on, so that each has its own."""
+        """Return a random change. Always takes ten random numbers, so transforms do not affect each other."""
         return sample_change(self._options, self._half, rng)
 
     def applied(self, item: Mapping[str, Any], change: Change) -> dict[str, Any]:
-        """Return the item after a change that was drawn; arrays that it leaves as they are are the very objects."""
+        """Return the item after `change`; unchanged arrays are the same objects."""
         if not isinstance(item, Mapping):
             raise OptionError(
-                f"Spatial changes items of named arrays, got {type(item).__name__}; give {{name: array}} of "
-                f"{', '.join(map(repr, self.arrays))}."
+                f"An item must be a mapping {{name: array}} with {', '.join(map(repr, self.arrays))}, got "
+                f"{type(item).__name__}."
             )
         made = dict(item)
         for name in self.arrays:
             if name not in item:
                 raise OptionError(
-                    f"Spatial was told of an array {name!r}, and an item has {', '.join(map(repr, item))}; leave it "
-                    "out of arrays, or put it into the item."
+                    f"An item must have the array {name!r}, got {', '.join(map(repr, item))}. Leave it out of arrays, "
+                    "or add it to the item."
                 )
             made = transform_field(made, name, partial(self._transform, name, change))
         return made
 
     def __call__(self, item: Mapping[str, Any], rng: np.random.Generator, /) -> dict[str, Any]:
-        """Return the item after a random change; arrays that it leaves as they are are the very objects."""
+        """Return the item after a random change; unchanged arrays are the same objects."""
         return self.applied(item, self.change(rng))
 
     def _transform(self, name: str, change: Change, values: NDArray[Any]) -> NDArray[Any]:
         array, ndim = self.arrays[name], len(self.axis_order)
-        beyond = [(came - size) / 2 for came, size in zip(values.shape[-ndim:], array.shape, strict=False)]
+        beyond = [(size_in - size) / 2 for size_in, size in zip(values.shape[-ndim:], array.shape, strict=False)]
         if values.ndim < ndim or any(side < 0 or side % 1 for side in beyond):
             raise OptionError(
-                f"Array {name!r} came in with shape {values.shape}, and {array.shape} of {self.axis_order} come out; "
-                f"give that, or more by the same number on both sides: {self._margins[name]} for every change."
+                f"The last axes ({self.axis_order}) of array {name!r} must have shape {array.shape}, or be larger by "
+                f"the same number on both sides ({self._margins[name]} for every change), got shape {values.shape}."
             )
         kind, width = values.dtype.kind, values.dtype.itemsize
         if array.interpolation == "linear" and (kind == "b" or (kind in "iu" and width > 4)):
             raise OptionError(
-                f"Array {name!r} is {values.dtype}, which is not interpolated linearly; use 'nearest' for labels, or "
-                "convert to float32."
+                f"Linear interpolation of array {name!r} needs floats or integers of at most 32 bits, got "
+                f"{values.dtype}. Use 'nearest' for labels, or convert to float32."
             )
         if any(side < need for side, need in zip(beyond, self._margins[name], strict=True)):
-            fill_value(values, array.pad_value)  # refused with every item, not only where a change happens to need it
+            fill_value(values, array.pad_value)  # checked for every item, not only if a change needs it
         return resample(values, array, change)
 
     def _check_spacing(self) -> None:
@@ -136,8 +136,8 @@ class Spatial:
         for axis, spacing, scale in zip(self.axis_order, self._options.deform.spacing, finest, strict=True):
             if spacing < scale:
                 raise OptionError(
-                    f"deform has spacing={spacing:g} along {axis}, and the finest array a voxel every {scale:g}; use "
-                    "several voxels from one control point to the next."
+                    f"spacing of deform along {axis} must be >= {scale:g}, the voxel size of the finest array, got "
+                    f"{spacing:g}. Use several voxels per control point."
                 )
 
     def __repr__(self) -> str:
@@ -146,12 +146,12 @@ class Spatial:
 
 
 def _half(array: SpatialArray) -> NDArray[np.float64]:
-    """World units from the centre to the last voxel, along each axis."""
+    """Return the distance from the centre to the last voxel along each axis, in world units."""
     half: NDArray[np.float64] = (np.array(array.shape) - 1) / 2 * np.array(array.scale)
     return half
 
 
 def _margin(array: SpatialArray, far: NDArray[np.float64]) -> tuple[int, ...]:
     beyond = far / np.array(array.scale) - (np.array(array.shape) - 1) / 2
-    # Less by a tenth of what is negligible when values are taken: rounding does not cost a voxel.
+    # Minus a tenth of NEGLIGIBLE: rounding must not cost a voxel.
     return tuple(max(0, math.ceil(voxels - NEGLIGIBLE / 10)) for voxels in beyond)
