@@ -30,20 +30,20 @@ CALM: dict[str, Any] = {
 }  # fmt: skip
 
 
-def said(*, workers_end: bool = False, **changes: Any) -> list[str]:
-    return advice({**CALM, **changes}, workers_end=workers_end)
+def advise(*, restarts_workers: bool = False, **changes: Any) -> list[str]:
+    return advice({**CALM, **changes}, restarts_workers=restarts_workers)
 
 
-def test_a_training_that_waits_is_told_so_with_what_to_try() -> None:
-    (line,) = said(wait_fraction=0.62, wait_p50_ms=80.0, wait_mean_ms=81.0)
+def test_advice_on_a_training_that_waits_names_what_to_try() -> None:
+    (line,) = advise(wait_fraction=0.62, wait_p50_ms=80.0, wait_mean_ms=81.0)
     assert line == (
         "The training waited 62 % of the time for data (p50 80 ms per batch): it is data-bound. "
         "Try penstock.tune(loader). Without waiting it would be 2.6 times as fast."
     )
 
 
-def test_a_training_that_hardly_waits_is_left_alone() -> None:
-    (line,) = said()
+def test_a_training_that_hardly_waits_gets_no_advice_to_tune() -> None:
+    (line,) = advise()
     assert line.startswith("The training waited 1.0 % of the time for data: it is not data-bound")
 
 
@@ -51,38 +51,38 @@ def test_a_training_that_hardly_waits_is_left_alone() -> None:
     ("fraction", "words"),
     [
         (0.049, "not data-bound"),
-        (0.051, "data is not its limit"),
-        (0.199, "data is not its limit"),
+        (0.051, "data is not the bottleneck"),
+        (0.199, "data is not the bottleneck"),
         (0.201, "it is data-bound"),
         (0.979, "it is data-bound"),
         (0.981, "speed of the loader alone: 20.4 batches/s"),
         (1.0, "speed of the loader alone: 20.4 batches/s"),
-        (None, "Too few batches to tell"),
+        (None, "Too few batches to judge"),
     ],
 )
-def test_every_share_of_waiting_has_its_verdict(fraction: float | None, words: str) -> None:
-    assert words in said(wait_fraction=fraction)[0]
+def test_every_fraction_of_waiting_has_its_verdict(fraction: float | None, words: str) -> None:
+    assert words in advise(wait_fraction=fraction)[0]
 
 
-def test_waiting_in_bursts_asks_for_more_batches_ahead() -> None:
+def test_waiting_in_bursts_asks_for_a_larger_prefetch() -> None:
     bursts = {"wait_fraction": 0.3, "wait_mean_ms": 20.0, "wait_p50_ms": 1.0, "wait_max_ms": 900.0}
-    assert "more batches ahead (prefetch)" in said(**bursts)[1]
-    assert len(said(**(bursts | {"wait_p50_ms": 15.0}))) == 1
-    assert len(said(**(bursts | {"wait_fraction": 0.01}))) == 1
+    assert "a larger prefetch" in advise(**bursts)[1]
+    assert len(advise(**(bursts | {"wait_p50_ms": 15.0}))) == 1
+    assert len(advise(**(bursts | {"wait_fraction": 0.01}))) == 1
 
 
-def test_long_starts_ask_for_workers_that_stay_where_they_do_not() -> None:
+def test_long_startups_ask_for_persistent_workers_if_the_loader_restarts_them() -> None:
     long = {"epochs": 5, "startup_fraction": 0.3, "startup_ms": 2500.0}
-    assert "30 % of the time (2.5 s to the first batch)" in said(**long)[1]
-    assert "persistent_workers=True" in said(workers_end=True, **long)[1]
-    assert "persistent_workers" not in said(**long)[1]
+    assert "30 % of the time (2.5 s to the first batch)" in advise(**long)[1]
+    assert "persistent_workers=True" in advise(restarts_workers=True, **long)[1]
+    assert "persistent_workers" not in advise(**long)[1]
     for harmless in ({"epochs": 1}, {"startup_fraction": 0.09}, {"startup_ms": 10.0}):
-        assert len(said(workers_end=True, **(long | harmless))) == 1
+        assert len(advise(restarts_workers=True, **(long | harmless))) == 1
 
 
-def test_only_memory_that_grows_on_is_called_a_leak() -> None:
+def test_only_memory_that_keeps_growing_is_called_a_leak() -> None:
     leak = {"resident_slope_mb_per_minute": 300.0, "resident_late_slope_mb_per_minute": 290.0}
-    assert said(**leak)[1].startswith("Memory grew by 300 MB per minute, and did not stop")
+    assert advise(**leak)[1].startswith("Memory grew by 300 MB per minute without stopping")
     for harmless in (
         {"resident_late_slope_mb_per_minute": 5.0},  # a cache that has filled
         {"steady_seconds": 10.0},
@@ -90,7 +90,7 @@ def test_only_memory_that_grows_on_is_called_a_leak() -> None:
         {"resident_peak_bytes": 40_000_000_000},
         {"resident_slope_mb_per_minute": None, "resident_late_slope_mb_per_minute": None},
     ):
-        assert len(said(**(leak | harmless))) == 1
+        assert len(advise(**(leak | harmless))) == 1
 
 
 def test_the_summary_has_a_line_for_each_part() -> None:
@@ -100,9 +100,9 @@ def test_the_summary_has_a_line_for_each_part() -> None:
         "Waiting for a batch: mean 500 µs, p50 400 µs, p95 900 µs, max 3 ms (1 % of the time)",
         "Training on a batch: mean 49 ms, p50 48 ms, p95 55 ms, max 70 ms",
         "Speed: 20.4 batches/s, 652 items/s, 40 MB/s",
-        "Start of an epoch, with its first batch: 800 ms, its end 20 ms (2 % of the time)",
-        "Memory of all processes: 1.3 GB at most, +0.4 MB per minute",
-        "GPU: 91 % busy, 8 GB of its memory at most",
+        "Epoch start, including the first batch: 800 ms, end 20 ms (2 % of the time)",
+        "Memory of all processes: peak 1.3 GB, +0.4 MB per minute",
+        "GPU: 91 % busy, peak memory 8 GB",
         "→ All is well.",
     ]
     assert live_line(figures, 2000) == (
@@ -182,7 +182,7 @@ def test_the_picture_has_the_verdict_waiting_steps_starts_and_memory(
     starts = np.asarray(lines["start of an epoch"].get_ydata())
     assert len(starts) == 3
     assert (starts > 1500).all()  # milliseconds
-    waits, counts = seen._seen.wait, sum(patch.get_data().values.sum() for patch in below.patches)
+    waits, counts = seen._traces.wait, sum(patch.get_data().values.sum() for patch in below.patches)
     drawn = np.asarray(lines["waiting for it"].get_ydata())
     assert (drawn * waits.counts).sum() == pytest.approx(1496 * found["wait_mean_ms"], rel=1e-6)
     assert counts == 2 * 1496  # of waits, and of steps
@@ -208,13 +208,13 @@ def test_a_benchmark_is_drawn_with_its_settings(tmp_path: Path) -> None:
         plot_benchmark({}, tmp_path / "c.png")
 
 
-def test_a_path_that_cannot_be_drawn_to_is_refused(seen: Watch[int], tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"no known format; use one of .*\.png"):
+def test_a_path_that_cannot_be_plotted_to_is_refused(seen: Watch[int], tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"must be one of .*\.png"):
         seen.plot(tmp_path / "watch.txt")
-    with pytest.raises(OptionError, match="there is no directory"):
+    with pytest.raises(OptionError, match="does not exist"):
         seen.plot(tmp_path / "none" / "watch.png")
     (tmp_path / "full.png").mkdir()
-    with pytest.raises(OptionError, match="it is a directory; name a file"):
+    with pytest.raises(OptionError, match="must be a file, got the directory"):
         seen.plot(tmp_path / "full.png")
 
 

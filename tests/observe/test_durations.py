@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.observe.durations import Durations, Pace, Trace, Waits
+from penstock.observe.durations import Durations, LoopTimes, Pace, Trace
 
 seconds = st.one_of(st.floats(2e-9, 1e5), st.sampled_from([0.08, 0.5, 1.0, 1e-6]))
 
@@ -84,7 +84,7 @@ def test_two_histograms_share_their_grid() -> None:
 @given(values=st.lists(st.floats(0, 1e3), min_size=1, max_size=300), half=st.integers(1, 20))
 @settings(max_examples=40)
 def test_a_trace_is_bounded_and_loses_neither_sum_nor_peak(values: list[float], half: int) -> None:
-    trace, most = Trace(most=2 * half), 2 * half
+    trace, most = Trace(max_points=2 * half), 2 * half
     for time, value in enumerate(values):
         trace.add(time, value)
     each = 1
@@ -98,7 +98,7 @@ def test_a_trace_is_bounded_and_loses_neither_sum_nor_peak(values: list[float], 
 
 
 def test_a_trace_with_an_odd_bound_keeps_one_more() -> None:
-    trace = Trace(most=3)
+    trace = Trace(max_points=3)
     for time in range(4):
         trace.add(time, time)
     assert trace.times.tolist() == [0, 1, 2, 3]
@@ -108,7 +108,7 @@ def test_the_slope_is_the_least_squares_line_through_what_is_kept() -> None:
     rng = np.random.default_rng(3)
     times = np.cumsum(rng.random(1000))
     values = 7.0 - 0.25 * times + rng.normal(size=1000)
-    exact, merged = Trace(most=2000), Trace(most=64)
+    exact, merged = Trace(max_points=2000), Trace(max_points=64)
     for time, value in zip(times, values, strict=True):
         exact.add(time, value)
         merged.add(time, value)
@@ -142,20 +142,20 @@ steps = st.lists(
 def test_the_steady_state_is_all_but_starts_and_warm_up(
     epochs: list[list[tuple[float, float, int]]], warmup: int, broken: bool
 ) -> None:
-    waits, number = Waits(warmup), 0
+    waits, number = LoopTimes(warmup), 0
     starts, wait, step, total = [], [], [], 0.0
     pairs: list[tuple[float, float, int]] = []
     for epoch in epochs:
         for place, (waited, trained, items) in enumerate(epoch):
             number += 1
             steady = place > 0 and number > warmup
-            assert waits.arrived(waited, first=place == 0, items=items, nbytes=8 * items) == steady
+            assert waits.add_batch(waited, first=place == 0, items=items, nbytes=8 * items) == steady
             total += waited
             starts += [waited] if place == 0 else []
             wait += [waited] if steady else []
             if broken and place == len(epoch) - 1:
                 continue  # the consumer left in the middle of its step
-            assert waits.trained(trained) == steady
+            assert waits.add_step(trained) == steady
             total += trained
             step += [trained] if steady else []
             pairs += [(waited, trained, items)] if steady else []
@@ -174,10 +174,10 @@ def test_the_steady_state_is_all_but_starts_and_warm_up(
 
 
 def test_the_end_of_an_epoch_counts_with_its_start() -> None:
-    waits = Waits(0)
-    waits.arrived(1.0, first=True, items=0, nbytes=0)
-    waits.trained(6.0)
-    waits.ended(3.0)
+    waits = LoopTimes(0)
+    waits.add_batch(1.0, first=True, items=0, nbytes=0)
+    waits.add_step(6.0)
+    waits.add_epoch_end(3.0)
     assert waits.startup_fraction == pytest.approx(0.4)
     assert (waits.shutdown.count, waits.shutdown.total) == (1, 3.0)
 

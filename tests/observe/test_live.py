@@ -15,7 +15,7 @@ import torch
 from penstock_test_parts import FakeClock
 
 import penstock.observe.watcher as watching
-from penstock.observe.gpu import Gpus, Load
+from penstock.observe.gpu import GpuLoad, Gpus
 from penstock.observe.watcher import watch
 
 NAMES = {
@@ -320,7 +320,7 @@ def test_the_gpus_are_those_that_cuda_may_see(
     with Gpus() as gpus:
         assert [load.name for load in gpus.loads()] == names
         if visible == "1":
-            assert gpus.current() == Load("new", 60, 200, 1000)
+            assert gpus.current() == GpuLoad("new", 60, 200, 1000)
         assert nvml.open == 1
     assert nvml.open == 0
     gpus.close()
@@ -357,5 +357,5 @@ def test_a_watch_reports_how_busy_the_gpu_was(clock: FakeClock, monkeypatch: pyt
     found = w.to_dict()
     assert found["gpu_utilization_percent"] == pytest.approx(np.mean([60, *seen, seen[-1]]))
     assert found["gpu_memory_peak_bytes"] == 200
-    assert "GPU: 32 % busy, 200 bytes of its memory at most" in str(w)
+    assert "GPU: 32 % busy, peak memory 200 bytes" in str(w)
     assert nvml.open == 0

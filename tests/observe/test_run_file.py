@@ -211,12 +211,16 @@ def test_a_run_file_is_small_however_long_the_run_was(tmp_path: Path) -> None:
         with watch(loader, show=False) as found:
             for _ in found:
                 pass
-            for trace, count in ((found._seen.wait, 100_000), (found._seen.step, 2000), (found._seen.items, 2000)):
+            for trace, count in (
+                (found._traces.wait, 100_000),
+                (found._traces.step, 2000),
+                (found._traces.items, 2000),
+            ):
                 for number in range(count):
                     trace.add(number + 1000.0, 1e-3 * (1 + number % 7))
             for name in range(16):
                 for number in range(600):
-                    found._recorded.add(number + 100, {f"value number {name}": 1 / 3 + number})
+                    found._recorder.add(number + 100, {f"value number {name}": 1 / 3 + number})
             for stage in ("read", "transform", "collate", "device", "another"):
                 for _ in range(600):
                     timings.record(stage, 1 / 3, 0)
@@ -244,18 +248,18 @@ def test_what_is_no_run_file_is_refused_by_name(tmp_path: Path) -> None:
     watched([torch.zeros(2)] * 4).save(path)
     whole = path.read_text()
     path.write_text(whole[: len(whole) // 2])
-    with pytest.raises(DamageError, match=r"run\.json.*no valid JSON"):
+    with pytest.raises(DamageError, match=r"run\.json.*not valid JSON"):
         read_run(path)
     path.write_text(whole.replace('"batches": 4', '"batches": 5'))
     with pytest.raises(DamageError, match=r"run\.json.*checksum"):
         read_run(path)
     path.write_text(whole.replace('"penstock_run": 1', '"penstock_run": 2'))
-    with pytest.raises(SourceError, match=r"run\.json has version 2.*Update"):
+    with pytest.raises(SourceError, match=r"run\.json must have version 1, got 2.*Update"):
         read_run(path)
     for foreign in ('{"a": 1}', "[1]", "3"):
         path.write_text(foreign)
         assert not is_run_file(path)
-        with pytest.raises(SourceError, match=r"run\.json is no run file of Penstock"):
+        with pytest.raises(SourceError, match=r"run\.json is not a run file of Penstock"):
             read_run(path)
 
 
@@ -302,12 +306,12 @@ def test_values_that_are_not_finite_are_counted_and_the_first_is_named(tmp_path:
 
 def test_what_cannot_be_recorded_says_so() -> None:
     found = watch([1, 2], show=False)
-    with pytest.raises(LoaderError, match="inside of its with block"):
+    with pytest.raises(LoaderError, match="inside its with block"):
         found.record(loss=1.0)
     with pytest.raises(LoaderError, match="nothing to save"):
         found.save("run.json")
     with found:
-        with pytest.raises(OptionError, match=r"record\(loss='high'\) takes numbers"):
+        with pytest.raises(OptionError, match=r"record\(\) takes numbers.*got loss='high'"):
             found.record(loss="high")  # type: ignore[arg-type]
         with pytest.raises(OptionError, match="takes numbers"):
             found.record(loss=torch.zeros(3))  # type: ignore[arg-type]
@@ -315,7 +319,7 @@ def test_what_cannot_be_recorded_says_so() -> None:
         with pytest.raises(OptionError, match=r"at most 16 names.*'one_more'"):
             found.record(one_more=1.0)
         assert "one_more" not in found.to_dict()["values"]
-    with pytest.raises(LoaderError, match="inside of its with block"):
+    with pytest.raises(LoaderError, match="inside its with block"):
         found.record(v0=1.0)
 
 

@@ -215,7 +215,7 @@ def test_iterating_outside_of_the_with_block_says_what_to_write() -> None:
     for late in (lambda: iter(w), lambda: next(left)):
         with pytest.raises(LoaderError, match="is over"):
             late()
-    with pytest.raises(LoaderError, match="was used before"), w:
+    with pytest.raises(LoaderError, match="only once"), w:
         pass
 
 
@@ -378,9 +378,9 @@ def test_a_run_of_many_batches_takes_no_more_memory(clock: FakeClock) -> None:
     [
         ({"warmup": -1}, "warmup must be an integer >= 0, got -1"),
         ({"warmup": 1.5}, r"warmup must be an integer >= 0, got 1\.5"),
-        ({"log_every_seconds": True}, "log_every_seconds=True"),
-        ({"show": "yes"}, "show='yes'"),
-        ({"log": 3}, "log=3 takes no scalars"),
+        ({"log_every_seconds": True}, "log_every_seconds must be .* got True"),
+        ({"show": "yes"}, "show must be .* got 'yes'"),
+        ({"log": 3}, "log must be a function .* got 3"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], words: str) -> None:

@@ -21,8 +21,8 @@ from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.observe.watcher import watch
 from penstock.recipes.webdataset import WebDatasetLoader, WebDatasetWriter
-from penstock.report.build import gathered, write_report
-from penstock.report.page.html import Html, joined, tag
+from penstock.report.build import gather_report, write_report
+from penstock.report.page.html import Html, join, tag
 from penstock.report.page.layout import DARK, LIGHT
 from penstock.shard.writer import WriteOptions
 
@@ -132,7 +132,7 @@ def test_totals_and_fields_are_those_of_the_data_set(whole: tuple[str, Page], sh
 
 def test_the_shuffle_of_a_data_set_is_the_one_that_its_loader_would_run(shards: Path) -> None:
     plan = WebDatasetLoader(shards, shuffle=True).plan(32)
-    report = gathered(dataset=shards)
+    report = gather_report(dataset=shards)
     assert report.shuffle is not None
     assert report.shuffle["mixing"]["score"] == plan.mixing().score
     assert report.shuffle["order_hash"] == plan.order_hash() == report.made["order_hash"]
@@ -176,7 +176,7 @@ def test_splits_groups_and_statistics_of_a_conversion_are_shown(tmp_path: Path) 
     inputs = [NpyInput(tmp_path / f"{name}.npy") for name in rows]
     split = Split((("train", 0.67), ("val", 0.33)), group_by="file")
     convert(inputs, tmp_path / "out", ConvertOptions(write=WriteOptions(shard_size=8), split=split, statistics=True))
-    report = gathered(dataset=tmp_path / "out", title="splits")  # the folder of the splits
+    report = gather_report(dataset=tmp_path / "out", title="splits")  # the folder of the splits
     assert report.dataset is not None
     assert report.dataset["split"] == "train"
     parts = {entry["name"]: entry for entry in report.dataset["splits"]}
@@ -207,7 +207,7 @@ def test_a_damaged_item_that_would_be_drawn_is_named_and_its_neighbour_drawn(tmp
     path = tmp_path / "shards" / "shard_000000.tar"
     content, wanted = path.read_bytes(), np.full(5, 0x5A5A5A5A, np.int64).tobytes()
     path.write_bytes(content.replace(wanted, wanted[:-1] + b"\1", 1))
-    report = gathered(dataset=tmp_path / "shards")
+    report = gather_report(dataset=tmp_path / "shards")
     assert [drawn.item for drawn in report.drawn] == [1]
     assert [(fault["what"], fault["where"]) for fault in report.faults] == [("item 0", "shard_000000.tar")]
 
@@ -254,7 +254,7 @@ def test_markup_is_made_of_escaped_text_only() -> None:
     assert tag("p", EVIL, title='"><i>') == (
         "<p title=\"&quot;&gt;&lt;i&gt;\">&lt;script&gt;alert('x')&lt;/script&gt;</p>"
     )
-    assert joined("<", Html("<br/>"), None, tag("td")) == "&lt;<br/><td></td>"
+    assert join("<", Html("<br/>"), None, tag("td")) == "&lt;<br/><td></td>"
 
 
 def test_the_page_needs_nothing_from_elsewhere(whole: tuple[str, Page]) -> None:

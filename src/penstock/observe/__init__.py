@@ -1,4 +1,4 @@
-"""Instruments: timing, progress, machine facts, the watch and its run file."""
+"""Measure a training: stage timings, progress bars, machine facts, the watch and its run file."""
 
 from penstock.core.doors import open_door
 

@@ -1,15 +1,15 @@
-"""What a watch has seen, in words, and what to do about it. Pure: figures in, lines out."""
+"""Turn the figures of a watch into text and advice. Pure: figures in, lines out."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 __all__ = ["advice", "format_bytes", "format_duration", "format_rate", "live_line", "summary"]
 
-DATA_BOUND = 0.2  # of the time waited: a loader that never lets wait would train a quarter faster
+DATA_BOUND = 0.2  # fraction of the time spent waiting: without it, training would be a quarter faster
 _NOTICEABLE = 0.05
 _MUCH_STARTING = 0.1
 _STARTING_SECONDS = 0.05
-_ALONE = 0.02  # of the time in the training step: there is no training
+_ALONE = 0.02  # with a smaller fraction of the time in the training step, there is no training
 _GROWTH_SECONDS = 20.0
 _GROWTH_BYTES, _GROWTH_SHARE = 64e6, 0.05
 
@@ -17,7 +17,7 @@ Figures = Mapping[str, Any]
 
 
 def format_duration(milliseconds: float) -> str:
-    """Return milliseconds as a person would say them.
+    """Return a duration in a readable unit.
 
     Examples
     --------
@@ -32,7 +32,7 @@ def format_duration(milliseconds: float) -> str:
 
 
 def format_bytes(nbytes: float) -> str:
-    """Return bytes as a person would say them.
+    """Return bytes in a readable unit.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def format_bytes(nbytes: float) -> str:
 
 
 def format_rate(per_second: float) -> str:
-    """Return a number per second to three digits, and never as a power of ten.
+    """Return a number per second with three digits, never in scientific notation.
 
     Examples
     --------
@@ -57,12 +57,12 @@ def format_rate(per_second: float) -> str:
 
 
 def summary(figures: Figures) -> str:
-    """Return what was seen, a line for each part of it, and the advice."""
-    return "\n".join([*_facts(figures), *(f"→ {line}" for line in figures["advice"])])
+    """Return the figures in a few lines, followed by the advice."""
+    return "\n".join([*_describe(figures), *(f"→ {line}" for line in figures["advice"])])
 
 
 def live_line(figures: Figures, total: int | None) -> str:
-    """Return how it goes, in one line."""
+    """Return the current state in one line."""
     of = f" of {total:,}" if total else ""
     parts = [f"batch {figures['epoch_batch']:,}{of} of epoch {figures['epochs']}"]
     if figures["wait_fraction"] is not None:
@@ -77,18 +77,18 @@ def live_line(figures: Figures, total: int | None) -> str:
     return ", ".join(parts)
 
 
-def advice(figures: Figures, *, workers_end: bool) -> list[str]:
-    """Return what the figures mean for the training, and what to do.
+def advice(figures: Figures, *, restarts_workers: bool) -> list[str]:
+    """Return what the figures mean for the training, and what to do about it.
 
     Parameters
     ----------
-    workers_end
-        Whether the loader ends its worker processes with each epoch and could keep them.
+    restarts_workers
+        Whether the loader starts its worker processes again for each epoch, and could keep them.
     """
-    return [*_on_waiting(figures), *_on_starting(figures, workers_end), *_on_memory(figures)]
+    return [*_advise_on_waiting(figures), *_advise_on_startup(figures, restarts_workers), *_advise_on_memory(figures)]
 
 
-def _facts(figures: Figures) -> Iterator[str]:
+def _describe(figures: Figures) -> Iterator[str]:
     epochs = f"{figures['epochs']} epoch{'' if figures['epochs'] == 1 else 's'}"
     items = f", {figures['items']:,} items" if figures["items"] is not None else ""
     content = f"{items}, {format_bytes(figures['bytes'])}" if figures["bytes"] else items
@@ -100,10 +100,12 @@ def _facts(figures: Figures) -> Iterator[str]:
                 f"{key} {format_duration(figures[f'{name}_{key}_ms'])}" for key in ("mean", "p50", "p95", "max")
             )
             share = (
-                f" ({100 * figures['wait_fraction']:.0f} % of the time)" if name == "wait" and _judged(figures) else ""
+                f" ({100 * figures['wait_fraction']:.0f} % of the time)"
+                if name == "wait" and _has_wait_fraction(figures)
+                else ""
             )
             yield f"{what}: {times}{share}"
-    if _judged(figures):
+    if _has_wait_fraction(figures):
         rates = [f"{format_rate(figures['batches_per_second'])} batches/s"]
         if figures["items_per_second"] is not None:
             rates.append(f"{format_rate(figures['items_per_second'])} items/s")
@@ -111,36 +113,36 @@ def _facts(figures: Figures) -> Iterator[str]:
             rates.append(f"{format_bytes(figures['bytes_per_second'])}/s")
         yield f"Speed: {', '.join(rates)}"
     if figures["startup_ms"] is not None:
-        ending = f", its end {format_duration(figures['shutdown_ms'])}" if figures["shutdown_ms"] is not None else ""
+        ending = f", end {format_duration(figures['shutdown_ms'])}" if figures["shutdown_ms"] is not None else ""
         share = f" ({100 * figures['startup_fraction']:.0f} % of the time)"
-        yield f"Start of an epoch, with its first batch: {format_duration(figures['startup_ms'])}{ending}{share}"
+        yield f"Epoch start, including the first batch: {format_duration(figures['startup_ms'])}{ending}{share}"
     if figures["resident_peak_bytes"] is not None:
         slope = figures["resident_slope_mb_per_minute"]
         growth = f", {slope:+.3g} MB per minute" if slope is not None else ""
-        yield f"Memory of all processes: {format_bytes(figures['resident_peak_bytes'])} at most{growth}"
+        yield f"Memory of all processes: peak {format_bytes(figures['resident_peak_bytes'])}{growth}"
     if "gpu_utilization_percent" in figures:
         yield (
             f"GPU: {figures['gpu_utilization_percent']:.0f} % busy, "
-            f"{format_bytes(figures['gpu_memory_peak_bytes'])} of its memory at most"
+            f"peak memory {format_bytes(figures['gpu_memory_peak_bytes'])}"
         )
 
 
-def _judged(figures: Figures) -> bool:
+def _has_wait_fraction(figures: Figures) -> bool:
     return figures["wait_fraction"] is not None
 
 
-def _on_waiting(figures: Figures) -> Iterator[str]:
+def _advise_on_waiting(figures: Figures) -> Iterator[str]:
     fraction = figures["wait_fraction"]
     if fraction is None:
         yield (
-            f"Too few batches to tell whether the training waits for data: {figures['batches']:,} in all, and the "
-            f"first of each epoch and {figures['warmup_batches']} of warm-up do not count."
+            f"Too few batches to judge whether the training waits for data: {figures['batches']:,} in total; the "
+            f"first of each epoch and {figures['warmup_batches']} warm-up batches do not count."
         )
         return
     percent, median = f"{100 * fraction:.{0 if fraction >= 0.1 else 1}f} %", format_duration(figures["wait_p50_ms"])
     if fraction > 1 - _ALONE:
         yield (
-            "There was next to no training between the batches, so this is the speed of the loader alone: "
+            "There was almost no training between the batches, so this is the speed of the loader alone: "
             f"{format_rate(figures['batches_per_second'])} batches/s (p50 {median} per batch)."
         )
     elif fraction >= DATA_BOUND:
@@ -151,29 +153,29 @@ def _on_waiting(figures: Figures) -> Iterator[str]:
     elif fraction >= _NOTICEABLE:
         yield (
             f"The training waited {percent} of the time for data (p50 {median} per batch): more than it has to, "
-            "but data is not its limit. penstock.tune(loader) may get it back."
+            "but data is not the bottleneck. penstock.tune(loader) may win this time back."
         )
     else:
         yield (
             f"The training waited {percent} of the time for data: it is not data-bound, and a faster loader would "
-            "gain next to nothing."
+            "gain almost nothing."
         )
     if _NOTICEABLE <= fraction <= 1 - _ALONE and figures["wait_mean_ms"] > 3 * figures["wait_p50_ms"]:
         yield (
-            f"Few batches take most of the waiting (p50 {median}, max {format_duration(figures['wait_max_ms'])}): more "
-            "batches ahead (prefetch) would even that out."
+            f"A few batches cause most of the waiting (p50 {median}, max {format_duration(figures['wait_max_ms'])}): "
+            "a larger prefetch would even this out."
         )
 
 
-def _on_starting(figures: Figures, workers_end: bool) -> Iterator[str]:
+def _advise_on_startup(figures: Figures, restarts_workers: bool) -> Iterator[str]:
     if figures["epochs"] < 2 or figures["startup_fraction"] < _MUCH_STARTING:
         return
     if figures["startup_ms"] < 1000 * _STARTING_SECONDS:
         return
     cure = (
-        "keep the workers from one epoch to the next, with persistent_workers=True."
-        if workers_end
-        else "longer epochs, fewer workers or fewer batches ahead take less of it."
+        "use persistent_workers=True to keep the workers from one epoch to the next."
+        if restarts_workers
+        else "use longer epochs, fewer workers or a smaller prefetch."
     )
     yield (
         f"Starting and ending epochs took {100 * figures['startup_fraction']:.0f} % of the time "
@@ -181,15 +183,15 @@ def _on_starting(figures: Figures, workers_end: bool) -> Iterator[str]:
     )
 
 
-def _on_memory(figures: Figures) -> Iterator[str]:
+def _advise_on_memory(figures: Figures) -> Iterator[str]:
     slope, late = figures["resident_slope_mb_per_minute"], figures["resident_late_slope_mb_per_minute"]
     if slope is None or late is None or figures["steady_seconds"] < _GROWTH_SECONDS:
         return
     growth_bytes = slope * 1e6 * figures["steady_seconds"] / 60
-    # What fills up and then stays, such as a cache, is no leak: the second half has to grow, too.
+    # A cache fills up and then stays, which is no leak: the second half must grow as well.
     if growth_bytes < max(_GROWTH_BYTES, _GROWTH_SHARE * figures["resident_peak_bytes"]) or late < slope / 2:
         return
     yield (
-        f"Memory grew by {format_bytes(slope * 1e6)} per minute, and did not stop: look for lists that keep batches, and for "
-        "losses that are kept with their graph (keep loss.item())."
+        f"Memory grew by {format_bytes(slope * 1e6)} per minute without stopping: look for lists that keep batches, "
+        "and for losses kept with their graph (keep loss.item() instead)."
     )

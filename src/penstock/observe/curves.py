@@ -1,4 +1,4 @@
-"""Something over time, in a few hundred points: as a trace keeps it, as JSON keeps it, as a chart needs it."""
+"""A quantity over time in a few hundred points: from a trace, to and from JSON, for a chart."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from penstock.observe.durations import Floats, Trace
 
 __all__ = ["Curve"]
 
-_DIGITS = 7  # kept of a number: far more than a chart shows
+_DIGITS = 7  # significant digits kept: far more than a chart shows
 _COLUMNS = ("x", "mean", "peak", "count")
-_MOST_POINTS = 4096
+_MAX_POINTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Points in ascending `x`, each of which stands for `count` values."""
+    """Points in ascending `x`; each stands for `count` values."""
 
     x: Floats
     mean: Floats
@@ -26,7 +26,7 @@ class Curve:
 
     @classmethod
     def of(cls, trace: Trace, offset: float = 0.0) -> "Curve":
-        """Return a trace, with `offset` as the new zero of its times; what came before that is left out."""
+        """Return the curve of a trace, with time 0 at `offset`; earlier points are left out."""
         kept = trace.times >= offset
         return cls(trace.times[kept] - offset, trace.means[kept], trace.peaks[kept], trace.counts[kept])
 
@@ -39,32 +39,32 @@ class Curve:
         return self.mean * self.count
 
     def to_json(self) -> dict[str, list[float]]:
-        """Return it as plain JSON."""
+        """Return the curve as plain JSON."""
         return {name: [float(f"{value:.{_DIGITS}g}") for value in getattr(self, name)] for name in _COLUMNS}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Curve":
-        """Return what `to_json` gave; raise ValueError, TypeError or KeyError where that cannot be it."""
+        """Return the curve from the result of `to_json`; raise ValueError, TypeError or KeyError if it is malformed."""
         columns = [np.asarray(stored[name], np.float64) for name in _COLUMNS]
         x, count = columns[0], columns[3]
-        if any(column.ndim != 1 or len(column) != len(x) for column in columns) or len(x) > _MOST_POINTS:
-            raise ValueError("the columns of a curve differ in length, or are too long")
+        if any(column.ndim != 1 or len(column) != len(x) for column in columns) or len(x) > _MAX_POINTS:
+            raise ValueError("the columns of a curve must be equally long and not too long")
         if not all(np.isfinite(column).all() for column in columns) or (np.diff(x) < 0).any() or (count < 1).any():
-            raise ValueError("a curve has numbers that cannot be")
+            raise ValueError("the numbers of a curve must be finite, with ascending x and counts >= 1")
         return cls(*columns)
 
     def per_second(self, edges: Floats, amounts: Floats | None = None) -> Floats:
-        """Return how much there was per second between each two of `edges`.
+        """Return the amount per second between each two neighbours of `edges`.
 
-        What a point stands for was over at its `x`, and began when the one before it was over, so that nothing is lost
-        or counted twice: over all of the time, amounts add up to their total.
+        The amount of a point is spread from the `x` of the point before it to its own, so that nothing is lost or
+        counted twice: over the whole time, amounts add up to their total.
 
         Parameters
         ----------
         edges
-            Seconds, ascending, from the beginning to the end of all.
+            Seconds, ascending, over the whole time.
         amounts
-            Of each point; None: the sum of its values.
+            Amount of each point; None: the sum of its values.
 
         Examples
         --------
@@ -77,7 +77,7 @@ class Curve:
         amounts = self.total if amounts is None else amounts
         done = np.cumsum(amounts)
         at = np.concatenate([[edges[0]], np.clip(self.x, edges[0], edges[-1]), [edges[-1]]])
-        # One value is over at its time; of several, whose mean time is known, the half and half of one more.
-        later = amounts * (self.count - 1) / (2 * self.count)
-        so_far = np.concatenate([[0.0], done - later, [done[-1] if len(done) else 0.0]])
+        # At its x, a single value is complete; of n values, whose mean time is x, (n + 1) / 2 are.
+        not_yet = amounts * (self.count - 1) / (2 * self.count)
+        so_far = np.concatenate([[0.0], done - not_yet, [done[-1] if len(done) else 0.0]])
         return np.asarray(np.diff(np.interp(edges, at, so_far)) / np.diff(edges))

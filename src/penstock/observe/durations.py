@@ -1,4 +1,4 @@
-"""What waiting amounts to: how long, how often, over time; as much memory for a month of it as for a minute.
+"""Statistics of durations and traces over time, in bounded memory: a month takes no more than a minute.
 
 Pure: seconds in, figures out. Clocks and loaders live elsewhere.
 """
@@ -10,19 +10,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Durations", "Floats", "Pace", "Trace", "Waits"]
+__all__ = ["Durations", "Floats", "LoopTimes", "Pace", "Trace"]
 
-# Neighbouring bins are 1 % apart, and a bin stands for its middle: half a percent off at most.
+# Neighbouring bins are 1 % apart and a bin stands for its middle, so the error is at most half a percent.
 _RATIO = math.log(1.01)
 _SHORTEST_SECONDS = 1e-9
 _BINS = math.ceil(math.log(1e15) / _RATIO)  # up to a million seconds
-_FEWEST_FOR_A_SLOPE = 3
+_MIN_SLOPE_POINTS = 3
 
 Floats = NDArray[np.float64]
 
 
 class Durations:
-    """How long many things took: count, mean, deviation, least and most exactly, any quantile to within 1 %.
+    """Statistics of many durations: exact count, mean, deviation, minimum and maximum; quantiles to within 1 %.
 
     Examples
     --------
@@ -42,12 +42,12 @@ class Durations:
         self._bins = array("q", bytes(8 * _BINS))
 
     def add(self, seconds: float) -> None:
-        """Add one; less than nothing, which a clock may say, is nothing."""
+        """Add a duration; a negative one, which a clock may give, counts as 0."""
         seconds = max(0.0, seconds)
         self.count += 1
         self.total += seconds
         self.min, self.max = min(self.min, seconds), max(self.max, seconds)
-        # Welford's: squares of differences from the mean, which do not cancel as sums of squares do.
+        # Welford's method: squared differences from the mean do not cancel as sums of squares do.
         before = seconds - self._mean
         self._mean += before / self.count
         self._squares += before * (seconds - self._mean)
@@ -55,19 +55,19 @@ class Durations:
 
     @property
     def mean(self) -> float:
-        """The mean; NaN of none."""
+        """The mean; NaN without durations."""
         return self.total / self.count if self.count else math.nan
 
     @property
     def std(self) -> float:
-        """The standard deviation, as `numpy.std` has it; NaN of none."""
+        """The standard deviation, as in `numpy.std`; NaN without durations."""
         return math.sqrt(self._squares / self.count) if self.count else math.nan
 
-    def quantile(self, share: float) -> float:
-        """Return the shortest duration that `share` of them do not exceed, to within 1 %; NaN of none."""
+    def quantile(self, fraction: float) -> float:
+        """Return the shortest duration that `fraction` of them do not exceed, to within 1 %; NaN without durations."""
         if not self.count:
             return math.nan
-        rank = max(1, math.ceil(share * self.count))
+        rank = max(1, math.ceil(fraction * self.count))
         if rank == self.count:
             return self.max
         counts = np.cumsum(np.frombuffer(self._bins, np.int64))
@@ -75,9 +75,9 @@ class Durations:
         return min(max(middle, self.min), self.max)
 
     def histogram(self, factor: float) -> tuple[Floats, NDArray[np.int64]]:
-        """Return the edges and the counts of bins that are about `factor` wide, and hold all.
+        """Return edges and counts of bins that are about `factor` wide and hold all durations.
 
-        The edges of two histograms with one factor are those of one grid.
+        Histograms with the same factor have their edges on the same grid.
         """
         counts = np.frombuffer(self._bins, np.int64)
         used = np.flatnonzero(counts)
@@ -96,14 +96,13 @@ def _bin(seconds: float) -> int:
 
 
 class Trace:
-    """Values over time in a bounded number of points: when there are too many, neighbours become one.
+    """Values over time in a bounded number of points: when there are too many, neighbours are merged.
 
-    Points stand for equally many values, but the last for what there is; each has a mean and a peak, so that nothing
-    high is lost.
+    All points but the last stand for equally many values. Each has a mean and a peak, so that no peak is lost.
 
     Examples
     --------
-    >>> trace = Trace(most=4)
+    >>> trace = Trace(max_points=4)
     >>> for second in range(8):
     ...     trace.add(second, 10 * second)
     >>> trace.times.tolist(), trace.means.tolist(), trace.peaks.tolist()
@@ -112,14 +111,14 @@ class Trace:
     10.0
     """
 
-    def __init__(self, most: int = 512) -> None:
-        # Of each point: values, sum of their times, sum of the values, the highest.
-        self._points = np.zeros((most + most % 2, 4))
+    def __init__(self, max_points: int = 512) -> None:
+        # Columns: number of values, sum of their times, sum of the values, highest value.
+        self._points = np.zeros((max_points + max_points % 2, 4))
         self._used = 0
         self._each = 1
 
     def add(self, seconds: float, value: float) -> None:
-        """Add a value; times never go back."""
+        """Add a value; times must not decrease."""
         if self._used == 0 or self._points[self._used - 1, 0] >= self._each:
             if self._used == len(self._points):
                 self._halve()
@@ -158,17 +157,17 @@ class Trace:
         return self._points[: self._used, 3].copy()
 
     def slope(self, since: float = -math.inf) -> float:
-        """Return the slope of the least-squares line through the points from `since` on; NaN through fewer than 3."""
+        """Return the least-squares slope of the points from `since` on; NaN with fewer than 3."""
         late = self.times >= since
         times, values, weights = self.times[late], self.means[late], self.counts[late]
-        if len(times) < _FEWEST_FOR_A_SLOPE or times[0] == times[-1]:
+        if len(times) < _MIN_SLOPE_POINTS or times[0] == times[-1]:
             return math.nan
         away = times - np.average(times, weights=weights)
         return float((weights * away * values).sum() / (weights * away**2).sum())
 
 
 class Pace(NamedTuple):
-    """Batches whose waiting and training are both over, and what they took."""
+    """Totals of the batches that were both waited for and trained on."""
 
     batches: int = 0
     wait_seconds: float = 0.0
@@ -178,20 +177,20 @@ class Pace(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Waiting and training together."""
+        """Waiting and training time."""
         return self.wait_seconds + self.step_seconds
 
     @property
     def wait_fraction(self) -> float:
-        """The share of it that was waiting; NaN of none."""
+        """Fraction of the time spent waiting; NaN without batches."""
         return self.wait_seconds / self.seconds if self.seconds > 0 else math.nan
 
     def per_second(self, amount: float) -> float:
-        """Return an amount over the seconds it took; NaN of none."""
+        """Return `amount` per second; NaN without batches."""
         return amount / self.seconds if self.seconds > 0 else math.nan
 
     def since(self, earlier: "Pace") -> "Pace":
-        """Return what was added to an earlier one."""
+        """Return the difference to an earlier pace."""
         return Pace(
             self.batches - earlier.batches,
             self.wait_seconds - earlier.wait_seconds,
@@ -201,11 +200,11 @@ class Pace(NamedTuple):
         )
 
 
-class Waits:
-    """Waiting and training of a loop over batches, as it is told about them.
+class LoopTimes:
+    """Waiting and training times of a loop over batches.
 
-    The first batch of an epoch counts as the epoch's start, the first `warmup` batches of all count for no figure of
-    the steady state; `wait`, `step` and `pace` are of what is left.
+    The first batch of an epoch counts as its startup, and the first `warmup` batches of all are left out of the steady
+    state. `wait`, `step` and `pace` are of the batches that remain.
 
     Parameters
     ----------
@@ -220,10 +219,10 @@ class Waits:
         self.pace = Pace()
         self.batches = self.epochs = self.items = self.nbytes = 0
         self.total_seconds = 0.0
-        self._open: tuple[float, int, int] | None = None  # seconds, items and bytes of a batch that is trained on
+        self._open: tuple[float, int, int] | None = None  # wait, items and bytes of the batch in training
 
-    def arrived(self, seconds: float, *, first: bool, items: int, nbytes: int) -> bool:
-        """Take note of a batch that was waited for; return whether it counts for the steady state."""
+    def add_batch(self, seconds: float, *, first: bool, items: int, nbytes: int) -> bool:
+        """Record the wait for a batch; return whether it counts for the steady state."""
         self.batches += 1
         self.epochs += first
         self.items += items
@@ -237,8 +236,8 @@ class Waits:
             self.wait.add(seconds)
         return steady
 
-    def trained(self, seconds: float) -> bool:
-        """Take note of the step on the batch that arrived last; return whether it counts for the steady state."""
+    def add_step(self, seconds: float) -> bool:
+        """Record the training step on the last batch; return whether it counts for the steady state."""
         self.total_seconds += seconds
         if self._open is None:
             return False
@@ -248,13 +247,13 @@ class Waits:
         self.pace = Pace(batches + 1, waited + more[0], trained + seconds, items + more[1], nbytes + more[2])
         return True
 
-    def ended(self, seconds: float) -> None:
-        """Take note of the waiting that turned out to be for the end of the epoch."""
+    def add_epoch_end(self, seconds: float) -> None:
+        """Record the wait that ended with the end of the epoch."""
         self.total_seconds += seconds
         self.shutdown.add(seconds)
 
     @property
     def startup_fraction(self) -> float:
-        """The share of all seconds that epochs took to start and to end; NaN of none."""
+        """Fraction of all time that epochs took to start and to end; NaN without any."""
         around = self.startup.total + self.shutdown.total
         return around / self.total_seconds if self.total_seconds > 0 else math.nan

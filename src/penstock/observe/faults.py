@@ -1,4 +1,4 @@
-"""What went wrong and was survived: items in quarantine, workers that were started again."""
+"""Faults that a run survived: logged warnings, and items in quarantine."""
 
 import json
 import logging
@@ -6,17 +6,17 @@ import threading
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Notes", "read_quarantine"]
+__all__ = ["WarningNotes", "read_quarantine"]
 
-_MOST = 100  # notes, and entries of a quarantine, that are kept; all are counted
-_MOST_LETTERS = 500
+_MAX_KEPT = 100  # warnings, and entries of a quarantine, that are kept; all are counted
+_MAX_LETTERS = 500
 
 
-class Notes(logging.Filter):
-    """The warnings that Penstock logs in this process while it is asked to listen.
+class WarningNotes(logging.Filter):
+    """Keeps the warnings that Penstock logs in this process between `begin` and `end`.
 
-    A filter that lets everything pass, not a handler: where a program has no handlers, Python prints warnings by
-    itself, and would no longer.
+    A filter that passes everything, not a handler: if a program has no handlers, Python prints warnings by itself, and
+    a handler would stop that.
     """
 
     def __init__(self) -> None:
@@ -26,32 +26,32 @@ class Notes(logging.Filter):
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Listen."""
+        """Start listening."""
         logging.getLogger("penstock").addFilter(self)
 
     def end(self) -> None:
-        """Listen no longer; twice is fine."""
+        """Stop listening. Idempotent."""
         logging.getLogger("penstock").removeFilter(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Take note, and let it pass."""
+        """Keep a warning, and let every record pass."""
         if record.levelno >= logging.WARNING:
             with self._lock:
                 self.count += 1
-                if len(self.lines) < _MOST:
-                    self.lines.append(record.getMessage()[:_MOST_LETTERS])
+                if len(self.lines) < _MAX_KEPT:
+                    self.lines.append(record.getMessage()[:_MAX_LETTERS])
         return True
 
 
 def read_quarantine(path: Path, fingerprint: str) -> dict[str, Any]:
-    """Return the bad items that a quarantine lists of one data set: how many, and the first of them.
+    """Return the damaged items of one dataset in a quarantine file: how many, and the first of them.
 
     Parameters
     ----------
     path
-        The file, a line of JSON for each item. One that is not there lists none.
+        The file, one line of JSON per item. A missing file lists none.
     fingerprint
-        Of the data set; lines about another one do not count, nor do lines that were cut off.
+        Fingerprint of the dataset; lines about another one, and truncated lines, do not count.
     """
     entries: dict[int, dict[str, Any]] = {}
     try:
@@ -68,7 +68,7 @@ def read_quarantine(path: Path, fingerprint: str) -> dict[str, Any]:
         if isinstance(entry, dict) and entry.get("fingerprint") == fingerprint and isinstance(entry.get("item"), int):
             entries.setdefault(entry["item"], entry)
     first = [
-        {"item": item, "shard": str(entry.get("shard", "")), "reason": str(entry.get("reason", ""))[:_MOST_LETTERS]}
-        for item, entry in sorted(entries.items())[:_MOST]
+        {"item": item, "shard": str(entry.get("shard", "")), "reason": str(entry.get("reason", ""))[:_MAX_LETTERS]}
+        for item, entry in sorted(entries.items())[:_MAX_KEPT]
     ]
     return {"path": str(path), "count": len(entries), "entries": first}

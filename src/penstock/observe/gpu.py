@@ -1,4 +1,4 @@
-"""How busy the GPUs are, as NVIDIA's management library (NVML) tells; nothing where it is not there."""
+"""Load of the GPUs, read from NVIDIA's management library (NVML) if it is installed."""
 
 import os
 import warnings
@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Gpus", "Load"]
+__all__ = ["GpuLoad", "Gpus"]
 
 
-class Load(NamedTuple):
-    """What one GPU does now."""
+class GpuLoad(NamedTuple):
+    """Current load of one GPU."""
 
     name: str
     utilization_percent: int
-    """Share of the last moments (up to a second) in which it computed anything at all."""
+    """Percentage of the last moments (up to a second) in which a kernel ran."""
 
     memory_used_bytes: int
     memory_total_bytes: int
@@ -23,36 +23,36 @@ class Load(NamedTuple):
 class Gpus:
     """The GPUs that this process may use; without `pynvml` (package nvidia-ml-py) or a driver, there are none.
 
-    A context manager. Asking takes well under a millisecond and leaves the GPU alone.
+    A context manager. A query takes well under a millisecond and does not disturb the GPU.
     """
 
     def __init__(self) -> None:
-        self._nvml, self._handles = _opened()
+        self._nvml, self._handles = _open_nvml()
 
-    def loads(self) -> list[Load]:
-        """Return what each of them does; none of those that do not tell, such as a part of one."""
+    def loads(self) -> list[GpuLoad]:
+        """Return the load of each GPU; GPUs that report none (such as MIG slices) are skipped."""
         return [load for handle in self._handles if (load := self._load(handle)) is not None]
 
-    def current(self) -> Load | None:
-        """Return what the one that torch uses in this process does, or None."""
-        # Asked only where CUDA runs already: asking would start it, and it takes memory.
-        index = torch.cuda.current_device() if _cuda_runs() else 0
+    def current(self) -> GpuLoad | None:
+        """Return the load of the GPU that torch uses in this process, or None."""
+        # Torch is asked only if CUDA is initialized: the query would initialize it, which takes memory.
+        index = torch.cuda.current_device() if _is_cuda_initialized() else 0
         return self._load(self._handles[index]) if index < len(self._handles) else None
 
     def close(self) -> None:
-        """Let go of the library; twice is fine."""
+        """Close the library. Idempotent."""
         if self._nvml is not None:
             self._nvml.nvmlShutdown()
         self._nvml, self._handles = None, []
 
-    def _load(self, handle: Any) -> Load | None:
+    def _load(self, handle: Any) -> GpuLoad | None:
         try:
             rates, memory = self._nvml.nvmlDeviceGetUtilizationRates(handle), self._nvml.nvmlDeviceGetMemoryInfo(handle)
             name = self._nvml.nvmlDeviceGetName(handle)
         except self._nvml.NVMLError:
             return None
-        name = name.decode() if isinstance(name, bytes) else name  # older versions
-        return Load(name, int(rates.gpu), int(memory.used), int(memory.total))
+        name = name.decode() if isinstance(name, bytes) else name  # older versions of pynvml
+        return GpuLoad(name, int(rates.gpu), int(memory.used), int(memory.total))
 
     def __enter__(self) -> "Gpus":
         return self
@@ -61,10 +61,10 @@ class Gpus:
         self.close()
 
 
-def _opened() -> tuple[Any, list[Any]]:
+def _open_nvml() -> tuple[Any, list[Any]]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # that the package has another name now
+            warnings.simplefilter("ignore", FutureWarning)  # the package has another name now
             import pynvml  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415  # optional
     except ImportError:
         return None, []
@@ -76,7 +76,7 @@ def _opened() -> tuple[Any, list[Any]]:
 
 
 def _handles(nvml: Any, visible: str | None) -> list[Any]:
-    """Return those that CUDA_VISIBLE_DEVICES names, by number or identity; as in CUDA, it ends at the first unknown."""
+    """Return the GPUs of CUDA_VISIBLE_DEVICES, given by number or UUID; as in CUDA, up to the first unknown one."""
     if visible is None:
         return [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
     found = []
@@ -91,5 +91,5 @@ def _handles(nvml: Any, visible: str | None) -> list[Any]:
     return found
 
 
-def _cuda_runs() -> bool:
+def _is_cuda_initialized() -> bool:
     return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch's

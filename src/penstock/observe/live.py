@@ -1,4 +1,4 @@
-"""Where a watch tells how it goes while it goes: one line that changes on a terminal, a scalar here and there."""
+"""Live output of a watch: a line that changes on a terminal, and scalars for a logger."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -15,29 +15,29 @@ _AXIS = "data/batch"
 
 
 class LiveLine:
-    """A line below everything else that is printed, on a terminal; elsewhere nothing, or a line now and then.
+    """On a terminal, one line that stays below all other output; elsewhere nothing, or a line now and then.
 
     Parameters
     ----------
     show
-        None: on a terminal only. True: elsewhere, too, every ten seconds. False: nowhere.
+        None: on a terminal only. True: elsewhere as well, every ten seconds. False: nowhere.
     """
 
     def __init__(self, show: bool | None, out: TextIO) -> None:
         self._out = out
-        self._live = _started(out) if show is not False and _is_terminal(out) else None
+        self._live = _start_live(out) if show is not False and _is_terminal(out) else None
         self._plain = show is True and self._live is None
-        self._told: float | None = None
+        self._shown_at: float | None = None
 
-    def tell(self, now: float, text: Callable[[], str]) -> None:
-        """Show the text, if it is time to; it is made only then."""
+    def update(self, now: float, text: Callable[[], str]) -> None:
+        """Show `text()` if it is time to; it is called only then."""
         if self._live is None and not self._plain:
             return
-        if self._told is None and self._plain:
-            self._told = now  # a job that is over soon says nothing
-        if self._told is not None and now - self._told < _EVERY_SECONDS[self._live is not None]:
+        if self._shown_at is None and self._plain:
+            self._shown_at = now  # a short job shows nothing
+        if self._shown_at is not None and now - self._shown_at < _EVERY_SECONDS[self._live is not None]:
             return
-        self._told = now
+        self._shown_at = now
         if self._live is not None:
             self._live.update(_one_line(text()), refresh=True)
         else:
@@ -45,7 +45,7 @@ class LiveLine:
             self._out.flush()
 
     def stop(self) -> None:
-        """Take the line away; twice is fine."""
+        """Remove the line. Idempotent."""
         if self._live is not None:
             self._live.stop()
         self._live, self._plain = None, False
@@ -61,15 +61,15 @@ def _one_line(text: str) -> Any:
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
-def _started(out: TextIO) -> Any:
-    """Return rich's live display, without a thread of its own; None where the terminal cannot move its cursor."""
+def _start_live(out: TextIO) -> Any:
+    """Start rich's live display without a thread of its own; return None if the terminal cannot move its cursor."""
     from rich.console import Console  # noqa: PLC0415
     from rich.live import Live  # noqa: PLC0415
 
     console = Console(file=out)
     if console.is_dumb_terminal:
         return None
-    # What the training prints goes above the line; but what goes to a file stays there.
+    # What the training prints to the terminal goes above the line; output to a file is left alone.
     live = Live(
         console=console,
         auto_refresh=False,
@@ -82,35 +82,35 @@ def _started(out: TextIO) -> Any:
 
 
 def log_function(log: Any) -> Log | None:
-    """Return what takes scalars by name and a step: of TensorBoard's writer, of a W&B run, or the function itself."""
+    """Return a function of (values, step) for a TensorBoard writer, a W&B run, or such a function itself."""
     if log is None:
         return None
     if hasattr(log, "add_scalar"):
-        return _to_tensorboard(log)
+        return _tensorboard_log(log)
     if callable(getattr(log, "log", None)):
-        return _to_wandb(log)
+        return _wandb_log(log)
     if callable(log):
-        return log  # type: ignore[no-any-return]  # what it takes shows when it is called
+        return log  # type: ignore[no-any-return]  # its signature is checked by calling it
     raise OptionError(
-        f"log={log!r} takes no scalars; give a function of (values, step), a SummaryWriter, or a W&B run."
+        f"log must be a function of (values, step), a TensorBoard SummaryWriter or a W&B run, got {log!r}."
     )
 
 
-def _to_tensorboard(writer: Any) -> Log:
-    def told(values: dict[str, float], step: int) -> None:
+def _tensorboard_log(writer: Any) -> Log:
+    def write(values: dict[str, float], step: int) -> None:
         for name, value in values.items():
             writer.add_scalar(name, value, step)
 
-    return told
+    return write
 
 
-def _to_wandb(run: Any) -> Log:
-    # An axis of its own: W&B drops what comes with a step below the one that the training has reached by its own count.
+def _wandb_log(run: Any) -> Log:
+    # An axis of its own: W&B drops values whose step is below the one that the training has reached by its own count.
     if callable(getattr(run, "define_metric", None)):
         run.define_metric(_AXIS)
         run.define_metric("data/*", step_metric=_AXIS)
 
-    def told(values: Mapping[str, float], step: int) -> None:
+    def write(values: Mapping[str, float], step: int) -> None:
         run.log({**values, _AXIS: step})
 
-    return told
+    return write

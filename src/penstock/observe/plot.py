@@ -1,4 +1,4 @@
-"""How waiting looks: the figure of a watch, and that of a benchmark of several settings."""
+"""Plot the result of a watch, and of a benchmark of several settings."""
 
 import math
 import os
@@ -12,25 +12,25 @@ import numpy as np
 from penstock.core.errors import MissingDependency, OptionError
 from penstock.files.figures import save_figure
 from penstock.observe.advice import format_duration, format_rate
-from penstock.observe.durations import Durations, Floats, Trace, Waits
+from penstock.observe.durations import Durations, Floats, LoopTimes, Trace
 from penstock.observe.text import GREY, SANS, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Seen", "plot_benchmark", "plot_watch"]
+__all__ = ["WatchTraces", "plot_benchmark", "plot_watch"]
 
-# Okabe and Ito's colours, as in the other figures.
+# Okabe and Ito's colours, as in all figures.
 _WAIT, _STEP, _MEMORY, _GPU = "#D55E00", "#0072B2", "#009E73", "#CC79A7"
 _DPI = 120
-_SHORTEST_MS = 1e-3  # drawn: what is shorter is no waiting
+_SHORTEST_MS = 1e-3  # shorter times are plotted as this
 _BIN = 1.08  # from one edge to the next: about 60 bins for two decades
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a watch keeps for its figure, over the seconds since it began."""
+class WatchTraces:
+    """Values that a watch keeps, over the seconds since it began."""
 
     wait: Trace
     step: Trace
@@ -38,28 +38,30 @@ class Seen:
     resident: Trace
     gpu: Trace
     items: Trace
-    """Of each batch, warm-up and all."""
+    """Items of every batch, including warm-up."""
 
 
-def plot_watch(seen: Seen, waits: Waits, figures: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Draw waiting and training over time, how both are distributed, and the memory."""
-    figure = _figure(10.0, 6.6)
+def plot_watch(traces: WatchTraces, times: LoopTimes, figures: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Plot waiting and training over time, the distribution of both, and the memory."""
+    figure = _make_figure(10.0, 6.6)
     grid = figure.add_gridspec(2, 2, height_ratios=(1.25, 1))
     unit, name = (1.0, "s") if figures["elapsed_seconds"] < 300 else (60.0, "min")
-    above = _axes(figure, grid[0, :], "Each batch, over time", f"time ({name})", "")
-    for trace, colour, what in ((seen.step, _STEP, "training on it"), (seen.wait, _WAIT, "waiting for it")):
-        _over_time(above, trace, unit, colour, what)
-    if len(seen.startup.times):
-        at, high = seen.startup.times / unit, _drawn_ms(seen.startup.peaks)
+    above = _add_axes(figure, grid[0, :], "Each batch, over time", f"time ({name})", "")
+    for trace, colour, what in ((traces.step, _STEP, "training on it"), (traces.wait, _WAIT, "waiting for it")):
+        _plot_trace(above, trace, unit, colour, what)
+    if len(traces.startup.times):
+        at, high = traces.startup.times / unit, _clip_ms(traces.startup.peaks)
         above.plot(at, high, linestyle="", marker="v", markersize=5, color=GREY, label="start of an epoch")
-    _log_durations(above, "y")
+    _scale_durations(above, "y")
     above.set_xlim(0, max(figures["elapsed_seconds"] / unit, 1e-3))
     if above.get_legend_handles_labels()[0]:
         above.legend(
             loc="lower left", bbox_to_anchor=(0.45, 1.0), ncols=3, frameon=False, prop={"family": SANS, "size": 8.5}
         )
-    _distributions(_axes(figure, grid[1, 0], "How long, how often", "", "batches"), waits)
-    _memory(_axes(figure, grid[1, 1], "Memory of all processes", f"time ({name})", "MB"), seen, figures, unit)
+    _plot_distributions(_add_axes(figure, grid[1, 0], "How long, how often", "", "batches"), times)
+    _plot_memory(
+        _add_axes(figure, grid[1, 1], "Memory of all processes", f"time ({name})", "MB"), traces, figures, unit
+    )
     figure.suptitle(
         shorten(figures["advice"][0].split(". ")[0], 130),
         x=0.01, ha="left", size=10.5, family=SANS, parse_math=False,
@@ -68,30 +70,31 @@ def plot_watch(seen: Seen, waits: Waits, figures: Mapping[str, Any], path: str |
 
 
 def plot_benchmark(results: Mapping[str, Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
-    """Draw, for each setting, the batches per second and the time to the first batch.
+    """Plot the batches per second and the time to the first batch of each setting.
 
     Parameters
     ----------
     results
-        By name: the options of the setting, with `batches_per_second`, `mean_batch_time`, `std_batch_time` and
-        `startup_time`, in seconds.
+        Maps the name of a setting to its options, with `batches_per_second`, and `mean_batch_time`, `std_batch_time`
+        and `startup_time` in seconds.
     """
     if not results:
-        raise OptionError("There are no results to draw; run a benchmark first.")
-    figure = _figure(10.0, 1.5 + 0.5 * len(results))
+        raise OptionError("There are no results to plot. Run a benchmark first.")
+    figure = _make_figure(10.0, 1.5 + 0.5 * len(results))
     grid = figure.add_gridspec(1, 2, width_ratios=(1.6, 1))
     rows = np.arange(len(results))
     rates = [entry["batches_per_second"] for entry in results.values()]
     starts = [1000 * entry["startup_time"] for entry in results.values()]
     best = int(np.argmax(rates))
-    left = _axes(figure, grid[0, 0], "Speed (batches/s)", "", "")
+    left = _add_axes(figure, grid[0, 0], "Speed (batches/s)", "", "")
     left.barh(rows, rates, height=0.62, color=[_MEMORY if row == best else _STEP for row in rows])
-    left.set_yticks(rows, [_setting(name, entry) for name, entry in results.items()])
+    left.set_yticks(rows, [_describe_setting(name, entry) for name, entry in results.items()])
     notes = [
-        f" {format_rate(speed)}/s  ({format_duration(1000 * entry['mean_batch_time'])} ± {format_duration(1000 * entry['std_batch_time'])})"
+        f" {format_rate(speed)}/s  "
+        f"({format_duration(1000 * entry['mean_batch_time'])} ± {format_duration(1000 * entry['std_batch_time'])})"
         for speed, entry in zip(rates, results.values(), strict=True)
     ]
-    right = _axes(figure, grid[0, 1], "Time to the first batch", "", "")
+    right = _add_axes(figure, grid[0, 1], "Time to the first batch", "", "")
     right.barh(rows, starts, height=0.62, color="#999999")
     right.set_yticks([])
     for ax, widths, texts in (
@@ -107,8 +110,8 @@ def plot_benchmark(results: Mapping[str, Mapping[str, Any]], path: str | os.Path
     save_figure(figure, Path(path), _DPI)
 
 
-def _setting(name: str, entry: Mapping[str, Any]) -> str:
-    """Return the options of a setting, without what was measured, on two lines at most."""
+def _describe_setting(name: str, entry: Mapping[str, Any]) -> str:
+    """Return the name and options of a setting, without its measurements."""
     kept = {key: value for key, value in entry.items() if key in _OPTIONS and value is not False}
     words = [f"{_OPTIONS[key]} {value}" if value is not True else _OPTIONS[key] for key, value in kept.items()]
     return shorten(f"{name}: {', '.join(words) or 'as given'}", 70)
@@ -123,74 +126,80 @@ _OPTIONS = {
 }
 
 
-def _over_time(ax: "Axes", trace: Trace, unit: float, colour: str, what: str) -> None:
+def _plot_trace(ax: "Axes", trace: Trace, unit: float, colour: str, what: str) -> None:
     if not len(trace.times):
         return
-    times, means, peaks = trace.times / unit, _drawn_ms(trace.means), _drawn_ms(trace.peaks)
+    times, means, peaks = trace.times / unit, _clip_ms(trace.means), _clip_ms(trace.peaks)
     ax.fill_between(times, means, peaks, color=colour, alpha=0.25, linewidth=0)
     ax.plot(
         times, means, color=colour, linewidth=1.1, marker="o" if len(times) <= 64 else "", markersize=2.5, label=what
     )
 
 
-def _distributions(ax: "Axes", waits: Waits) -> None:
+def _plot_distributions(ax: "Axes", times: LoopTimes) -> None:
     top = 0
-    for durations, colour in ((waits.step, _STEP), (waits.wait, _WAIT)):
+    for durations, colour in ((times.step, _STEP), (times.wait, _WAIT)):
         edges, counts = durations.histogram(_BIN)
         if len(counts):
             top = max(top, int(counts.max()))
-            ax.stairs(counts, _drawn_ms(edges), fill=True, color=colour, alpha=0.6)
-    _log_durations(ax, "x")
+            ax.stairs(counts, _clip_ms(edges), fill=True, color=colour, alpha=0.6)
+    _scale_durations(ax, "x")
     ax.locator_params(axis="y", integer=True, nbins=6)
     ax.set_ylim(0, max(1.22 * top, 1.0))
-    if waits.wait.count:
-        _marks(ax, waits.wait, top)
+    if times.wait.count:
+        _mark_quantiles(ax, times.wait, top)
 
 
-def _marks(ax: "Axes", wait: Durations, top: int) -> None:
-    """Mark where half and where nearly all of the waiting ends."""
-    for share, high in ((0.5, 1.15), (0.95, 1.06)):
-        at = max(1000 * wait.quantile(share), _SHORTEST_MS)
+def _mark_quantiles(ax: "Axes", wait: Durations, top: int) -> None:
+    """Mark the median and the 95th percentile of the times."""
+    for fraction, high in ((0.5, 1.15), (0.95, 1.06)):
+        at = max(1000 * wait.quantile(fraction), _SHORTEST_MS)
         ax.axvline(at, ymax=high / 1.22, color=_WAIT, linewidth=0.9, linestyle="--")
         ax.text(
-            at, high * top, f" p{100 * share:.0f} {format_duration(at)}", color=_WAIT, size=8, family=SANS, va="center"
+            at,
+            high * top,
+            f" p{100 * fraction:.0f} {format_duration(at)}",
+            color=_WAIT,
+            size=8,
+            family=SANS,
+            va="center",
         )
 
 
-def _memory(ax: "Axes", seen: Seen, figures: Mapping[str, Any], unit: float) -> None:
-    resident = seen.resident
+def _plot_memory(ax: "Axes", traces: WatchTraces, figures: Mapping[str, Any], unit: float) -> None:
+    resident = traces.resident
     if len(resident.times):
         times, mb = resident.times / unit, resident.means / 1e6
         ax.plot(times, mb, color=_MEMORY, linewidth=1.3, marker="o" if len(times) <= 32 else "", markersize=2.5)
         low, high = float(mb.min()), float(mb.max())
-        # A range of its own, but never so small that noise looks like growth.
-        room = max(0.08 * high, 1.2 * (high - low)) - (high - low)
-        ax.set_ylim(max(0.0, low - room / 2), high + room / 2)
+        # The range follows the data, but is never so small that noise looks like growth.
+        margin = max(0.08 * high, 1.2 * (high - low)) - (high - low)
+        ax.set_ylim(max(0.0, low - margin / 2), high + margin / 2)
     ax.set_xlim(0, max(figures["elapsed_seconds"] / unit, 1e-3))
     slope = figures["resident_slope_mb_per_minute"]
     if slope is not None:
         ax.set_title(f"Memory of all processes: {slope:+.3g} MB per minute", size=9.5, family=SANS, loc="left")
-    if len(seen.gpu.times):
+    if len(traces.gpu.times):
         beside = ax.twinx()
-        beside.plot(seen.gpu.times / unit, seen.gpu.means, color=_GPU, linewidth=1.0)
+        beside.plot(traces.gpu.times / unit, traces.gpu.means, color=_GPU, linewidth=1.0)
         beside.set_ylim(0, 105)
         beside.set_ylabel("GPU busy (%)", size=8.5, family=SANS, color=_GPU)
         beside.tick_params(labelsize=8, labelfontfamily=SANS, color=GREY, labelcolor=_GPU)
         beside.spines["top"].set_visible(False)
 
 
-def _drawn_ms(seconds: Floats) -> Floats:
+def _clip_ms(seconds: Floats) -> Floats:
     return np.maximum(1000 * seconds, _SHORTEST_MS)
 
 
-def _log_durations(ax: "Axes", axis: str) -> None:
-    """Make an axis one of milliseconds, by powers of ten, labelled as a person would say them."""
+def _scale_durations(ax: "Axes", axis: str) -> None:
+    """Give an axis a logarithmic scale in milliseconds, labelled with readable units."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415  # optional
 
     ax.set(**{f"{axis}scale": "log"})
     scale = ax.xaxis if axis == "x" else ax.yaxis
     low, high = scale.get_view_interval()
-    # Two decades at least: one of them alone would have one label or none.
+    # At least two decades: a single one would have one label or none.
     middle = math.sqrt(low * high)
     limits = (min(low, middle / 10), max(high, middle * 10))
     ax.set(**{f"{axis}lim": (max(limits[0], _SHORTEST_MS / 2), limits[1])})
@@ -200,20 +209,20 @@ def _log_durations(ax: "Axes", axis: str) -> None:
     scale.set_minor_formatter(NullFormatter())
 
 
-def _figure(width: float, height: float) -> "Figure":
+def _make_figure(width: float, height: float) -> "Figure":
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  # optional
         from matplotlib.figure import Figure  # noqa: PLC0415
         from matplotlib.layout_engine import ConstrainedLayoutEngine  # noqa: PLC0415
     except ImportError as error:
-        raise MissingDependency("matplotlib", "report", "Drawing what was watched") from error
+        raise MissingDependency("matplotlib", "report", "Plotting a watch") from error
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
     figure = Figure(figsize=(width, height), dpi=_DPI, layout=layout, facecolor="white")
     FigureCanvasAgg(figure)
     return figure
 
 
-def _axes(figure: "Figure", cell: Any, title: str, xlabel: str, ylabel: str) -> "Axes":
+def _add_axes(figure: "Figure", cell: Any, title: str, xlabel: str, ylabel: str) -> "Axes":
     ax = figure.add_subplot(cell)
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(GREY)

@@ -1,6 +1,6 @@
-"""How far a long job is, and how long it will still take.
+"""Show the progress of a long job and its remaining time.
 
-On a terminal, a bar that moves; elsewhere, a line now and then. A job that is over within a second says nothing.
+On a terminal, a progress bar; elsewhere, a line now and then. A job that ends within a second shows nothing.
 """
 
 import os
@@ -18,33 +18,33 @@ _EVERY_SECONDS = {True: 0.2, False: 10.0}  # on a terminal, and elsewhere
 
 
 def is_terminal(out: TextIO) -> bool:
-    """Return whether a person looks at `out`, on a screen that can change what it shows."""
+    """Return whether `out` is a terminal that can rewrite its lines."""
     return out.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 class Progress:
-    """Counts what is done, and tells."""
+    """Counts finished work and shows it."""
 
     def __init__(self, what: str, total: int, unit: str, *, show: bool, out: TextIO, before: int = 0) -> None:
         self._what, self._total, self._unit, self._show, self._out = what, total, unit, show, out
         self._done = self._before = before
-        self._began = self._told = time.monotonic()
+        self._began = self._shown_at = time.monotonic()
         self._live = is_terminal(out)
         self._bar: _Bar | None = None
         self._shown = False
 
     def advance(self, amount: int = 1, at: str = "") -> None:
-        """Say that so much more is done, and with what just now."""
+        """Add finished work; `at` names the current item."""
         self._done += amount
         now = time.monotonic()
-        if self._show and now - self._began >= _QUIET_SECONDS and now - self._told >= _EVERY_SECONDS[self._live]:
-            self._told = now
-            self._tell(f"{self._amounts()}, {self._rate(now)}, {self._left(now)} left{at and f', {at}'}")
+        if self._show and now - self._began >= _QUIET_SECONDS and now - self._shown_at >= _EVERY_SECONDS[self._live]:
+            self._shown_at = now
+            self._write(f"{self._amounts()}, {self._rate(now)}, {self._left(now)} left{at and f', {at}'}")
 
     def finish(self) -> None:
-        """Say that the job is over, if anything was said before."""
+        """Show the total time, if anything was shown before."""
         if self._shown:
-            self._tell(f"{self._amounts()}, {time.monotonic() - self._began:.1f} s")
+            self._write(f"{self._amounts()}, {time.monotonic() - self._began:.1f} s")
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -69,7 +69,7 @@ class Progress:
         seconds = (now - self._began) / done * max(0, self._total - self._done)
         return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
-    def _tell(self, words: str) -> None:
+    def _write(self, words: str) -> None:
         self._shown = True
         if self._live:
             self._bar = self._bar or _Bar(self._what, self._total, self._out)
@@ -80,10 +80,10 @@ class Progress:
 
 
 class _Bar:
-    """One line of a terminal. Without a thread, which would hold locks while workers are forked."""
+    """A progress bar of rich, without its thread, which would hold locks while workers are forked."""
 
     def __init__(self, what: str, total: int, out: TextIO) -> None:
-        from rich.console import Console  # noqa: PLC0415  # only on a terminal, and only for what takes a while
+        from rich.console import Console  # noqa: PLC0415  # only on a terminal, and only for long jobs
         from rich.progress import BarColumn, TextColumn  # noqa: PLC0415
         from rich.progress import Progress as RichProgress  # noqa: PLC0415
         from rich.table import Column  # noqa: PLC0415
@@ -114,26 +114,26 @@ class _Bar:
 def track_progress(
     what: str, total: int, unit: str, *, show: bool = True, out: TextIO | None = None
 ) -> Iterator[Progress]:
-    """Tell how far a job is; `unit="bytes"` is told in MB, and a total of 0 is unknown."""
-    told = Progress(what, total, unit, show=show, out=out or sys.stderr)
+    """Show the progress of a job; `unit="bytes"` is shown in MB, and a total of 0 means unknown."""
+    tracker = Progress(what, total, unit, show=show, out=out or sys.stderr)
     try:
-        yield told
+        yield tracker
     finally:
-        told.finish()
+        tracker.finish()
 
 
 @contextmanager
 def track_phases(
     *, show: bool = True, out: TextIO | None = None
 ) -> Iterator[Callable[[str, str, int, int, str], None]]:
-    """Tell how far a job of several phases is: which one, its unit, how far, of how much, and where it is just now.
+    """Yield a progress callback `(phase, unit, done, total, current)` for a job of several phases.
 
-    What a phase begins with was done before, and does not count for its speed.
+    The first `done` of a phase was done before, and does not count for its speed.
     """
     current: Progress | None = None
     name, reached = "", 0
 
-    def told(what: str, unit: str, done: int, total: int, at: str) -> None:
+    def report(what: str, unit: str, done: int, total: int, at: str) -> None:
         nonlocal current, name, reached
         if what != name or current is None:
             if current is not None:
@@ -144,7 +144,7 @@ def track_phases(
         reached = done
 
     try:
-        yield told
+        yield report
     finally:
         if current is not None:
             current.finish()

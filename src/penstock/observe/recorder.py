@@ -1,4 +1,4 @@
-"""What a training says of itself, batch by batch: a few named curves in bounded memory."""
+"""Values that a training records, batch by batch: a few named curves in bounded memory."""
 
 import math
 from collections.abc import Mapping
@@ -7,20 +7,20 @@ from typing import Any
 from penstock.core.errors import OptionError
 from penstock.observe.durations import Trace
 
-__all__ = ["Recorded"]
+__all__ = ["Recorder"]
 
-_MOST_NAMES, _MOST_LETTERS = 16, 80  # a run file stays below 1 MB
+_MAX_NAMES, _MAX_LETTERS = 16, 80  # a run file stays below 1 MB
 
 
-class Recorded:
-    """Values by name, over the number of batches.
+class Recorder:
+    """Keeps values by name, over the number of batches.
 
     Examples
     --------
-    >>> recorded = Recorded()
-    >>> recorded.add(1, {"loss": 0.5})
-    >>> recorded.add(2, {"loss": float("nan")})
-    >>> recorded.last, recorded.not_finite
+    >>> recorder = Recorder()
+    >>> recorder.add(1, {"loss": 0.5})
+    >>> recorder.add(2, {"loss": float("nan")})
+    >>> recorder.last, recorder.not_finite
     ({'loss': 0.5}, {'loss': (1, 2)})
     """
 
@@ -36,12 +36,12 @@ class Recorded:
         return len(self.traces)
 
     def add(self, batch: int, values: Mapping[str, Any]) -> None:
-        """Add values of one batch."""
-        numbers = {name: _number(name, value) for name, value in values.items()}
-        if len(self.traces.keys() | numbers.keys()) > _MOST_NAMES:
+        """Add the values of one batch."""
+        numbers = {name: _to_number(name, value) for name, value in values.items()}
+        if len(self.traces.keys() | numbers.keys()) > _MAX_NAMES:
             raise OptionError(
-                f"record() keeps at most {_MOST_NAMES} names, and {sorted(numbers.keys() - self.traces.keys())} would "
-                f"be more than {sorted(self.traces)}; log the others elsewhere."
+                f"record() takes at most {_MAX_NAMES} names, got {sorted(numbers.keys() - self.traces.keys())} in "
+                f"addition to {sorted(self.traces)}. Log the others elsewhere."
             )
         for name, value in numbers.items():
             trace = self.traces.setdefault(name, Trace())
@@ -53,10 +53,12 @@ class Recorded:
                 self.not_finite[name] = count + 1, first
 
 
-def _number(name: str, value: Any) -> float:
-    if len(name) > _MOST_LETTERS:
-        raise OptionError(f"record({name[:20]}…) has a name of {len(name)} letters; use at most {_MOST_LETTERS}.")
+def _to_number(name: str, value: Any) -> float:
+    if len(name) > _MAX_LETTERS:
+        raise OptionError(
+            f"Names in record() must have at most {_MAX_LETTERS} letters, got {name[:20]}… of {len(name)}."
+        )
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise OptionError(f"record({name}={value!r}) takes numbers, such as loss.item(): {error}") from error
+        raise OptionError(f"record() takes numbers, such as loss.item(), got {name}={value!r}: {error}") from error

@@ -1,4 +1,4 @@
-"""The run file: what a watch saw, as JSON that a report is made from, on any machine, at any later time."""
+"""The run file: the result of a watch as JSON, from which a report can be made anywhere, at any later time."""
 
 import json
 import os
@@ -15,22 +15,22 @@ from penstock.core.errors import DamageError, OptionError, PenstockError, Source
 from penstock.core.version import __version__
 from penstock.files.durable import write_aside
 from penstock.observe.curves import Curve
-from penstock.observe.faults import Notes, read_quarantine
-from penstock.observe.plot import Seen
-from penstock.observe.recorder import Recorded
+from penstock.observe.faults import WarningNotes, read_quarantine
+from penstock.observe.plot import WatchTraces
+from penstock.observe.recorder import Recorder
 from penstock.observe.timing import Timings
 from penstock.plan.facts import find_plan, plan_facts
 from penstock.shard.manifest import MANIFEST
 
-__all__ = ["Run", "Watched", "is_run_file", "read_run", "write_run"]
+__all__ = ["Run", "WatchResult", "is_run_file", "read_run", "write_run"]
 
 _KEY, _VERSION = "penstock_run", 1
 _TRACES = ("wait", "step", "startup", "resident", "gpu", "items")
-_MOST_STAGES = 12
-_MOST_BYTES = 64 << 20  # a file that is larger is none of ours
-# What the page cannot do without, and what may be unknown; all are numbers.
-_NEEDED = ("batches", "epochs", "bytes", "elapsed_seconds", "warmup_batches", "steady_seconds")
-_MAYBE = (
+_MAX_STAGES = 12
+_MAX_BYTES = 64 << 20  # a larger file is not a run file
+# Figures that the report requires, and figures that may be unknown (None); all are numbers.
+_REQUIRED = ("batches", "epochs", "bytes", "elapsed_seconds", "warmup_batches", "steady_seconds")
+_OPTIONAL = (
     "items", "wait_fraction", "batches_per_second", "items_per_second", "bytes_per_second", "startup_ms",
     "startup_fraction", "resident_peak_bytes", "resident_slope_mb_per_minute",
     *(f"{what}_{which}_ms" for what in ("wait", "step") for which in ("mean", "p50", "p95", "max")),
@@ -38,21 +38,21 @@ _MAYBE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """What a watch hands over."""
+class WatchResult:
+    """Everything that a watch puts into a run file."""
 
     loader: Any
     figures: dict[str, Any]
-    seen: Seen
-    recorded: Recorded
-    notes: Notes
+    traces: WatchTraces
+    recorder: Recorder
+    notes: WarningNotes
     began: float
-    """As `time.perf_counter` had it."""
+    """As given by `time.perf_counter`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run file says."""
+    """Content of a run file."""
 
     path: Path
     figures: dict[str, Any]
@@ -69,32 +69,32 @@ class Run:
     about: dict[str, Any]
 
 
-def write_run(path: str | os.PathLike[str], watched: Watched) -> None:
-    """Write a run file, whole or not at all."""
+def write_run(path: str | os.PathLike[str], result: WatchResult) -> None:
+    """Write a run file atomically."""
     content = {
         _KEY: _VERSION,
         "about": {
             "penstock": __version__,
             "python": platform.python_version(),
-            # Arguments stay out of it: reports are passed on, and a command line may hold what should not be.
+            # Without arguments: reports are passed on, and a command line may hold secrets.
             "program": Path(sys.argv[0]).name if sys.argv else "",
             "saved": datetime.now(UTC).isoformat(timespec="seconds"),
-            "loader": type(watched.loader).__name__,
+            "loader": type(result.loader).__name__,
         },
-        "figures": watched.figures,
-        "traces": {name: Curve.of(getattr(watched.seen, name)).to_json() for name in _TRACES},
-        "recorded": {name: Curve.of(trace).to_json() for name, trace in watched.recorded.traces.items()},
-        "not_finite": {name: list(entry) for name, entry in watched.recorded.not_finite.items()},
-        "stages": _stages(watched),
-        "notes": {"count": watched.notes.count, "lines": list(watched.notes.lines)},
-        **_of_the_loader(watched.loader),
+        "figures": result.figures,
+        "traces": {name: Curve.of(getattr(result.traces, name)).to_json() for name in _TRACES},
+        "recorded": {name: Curve.of(trace).to_json() for name, trace in result.recorder.traces.items()},
+        "not_finite": {name: list(entry) for name, entry in result.recorder.not_finite.items()},
+        "stages": _describe_stages(result),
+        "notes": {"count": result.notes.count, "lines": list(result.notes.lines)},
+        **_describe_loader(result.loader),
     }
     content["checksum"] = _checksum(content)
     write_aside(Path(path), json.dumps(content, allow_nan=False).encode() + b"\n", lasting=False)
 
 
 def is_run_file(path: Path) -> bool:
-    """Return whether this looks like a run file: a file that begins as one does."""
+    """Return whether a file begins like a run file."""
     try:
         with path.open("rb") as file:
             return f'"{_KEY}"'.encode() in file.read(64)
@@ -103,36 +103,37 @@ def is_run_file(path: Path) -> bool:
 
 
 def read_run(path: str | os.PathLike[str]) -> Run:
-    """Return what a run file says; raise where it is missing, damaged, or another program's."""
+    """Read a run file; raise if it is missing, damaged, or not a run file."""
     path = Path(path)
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise SourceError(f"{path} is no run file: it has {path.stat().st_size:,} bytes, and those are small.")
+        if path.stat().st_size > _MAX_BYTES:
+            size = path.stat().st_size
+            raise SourceError(f"{path} is not a run file: those have at most {_MAX_BYTES:,} bytes, got {size:,}.")
         stored = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise OptionError(f"There is no run file {path}; write one with Watch.save(path).") from error
+        raise OptionError(f"There is no run file {path}. Write one with Watch.save(path).") from error
     except OSError as error:
-        raise OptionError(f"The run file {path} cannot be read: {error}.") from error
+        raise OptionError(f"Could not read the run file {path}: {error}.") from error
     except (ValueError, RecursionError) as error:
-        raise DamageError(str(path), None, f"the run file is no valid JSON (truncated?): {error}") from error
+        raise DamageError(str(path), None, f"the run file is not valid JSON (truncated?): {error}") from error
     if not isinstance(stored, dict) or _KEY not in stored:
-        raise SourceError(f"{path} is no run file of Penstock; write one with Watch.save(path).")
+        raise SourceError(f"{path} is not a run file of Penstock. Write one with Watch.save(path).")
     if stored[_KEY] != _VERSION:
-        raise SourceError(f"{path} has version {stored[_KEY]!r}; this Penstock reads {_VERSION}. Update Penstock.")
+        raise SourceError(f"{path} must have version {_VERSION}, got {stored[_KEY]!r}. Update Penstock to read it.")
     if stored.pop("checksum", None) != _checksum(stored):
         raise DamageError(str(path), None, "the run file does not match its own checksum")
     try:
-        return _parsed(path, stored)
+        return _parse_run(path, stored)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise DamageError(str(path), None, f"the run file is malformed: {error}") from error
 
 
-def _parsed(path: Path, stored: dict[str, Any]) -> Run:
+def _parse_run(path: Path, stored: dict[str, Any]) -> Run:
     figures = dict(stored["figures"])
-    for name in (*_NEEDED, *_MAYBE):
+    for name in (*_REQUIRED, *_OPTIONAL):
         value = figures[name]
-        if not (isinstance(value, int | float) or (value is None and name in _MAYBE)):
-            raise TypeError(f"{name}={value!r} is no number")
+        if not (isinstance(value, int | float) or (value is None and name in _OPTIONAL)):
+            raise TypeError(f"{name} must be a number, got {value!r}")
     figures["advice"] = [str(line) for line in figures["advice"]]
     return Run(
         path=path,
@@ -149,22 +150,22 @@ def _parsed(path: Path, stored: dict[str, Any]) -> Run:
             }
             for name, entry in stored["stages"].items()
         },
-        plan=_plan(stored["plan"]),
+        plan=_parse_plan(stored["plan"]),
         dataset=None if stored["dataset"] is None else str(stored["dataset"]),
-        quarantine=_quarantine(stored["quarantine"]),
+        quarantine=_parse_quarantine(stored["quarantine"]),
         notes={"count": int(stored["notes"]["count"]), "lines": [str(line) for line in stored["notes"]["lines"]]},
         about={str(name): str(value) for name, value in stored["about"].items()},
     )
 
 
-def _plan(stored: dict[str, Any] | None) -> dict[str, Any] | None:
+def _parse_plan(stored: dict[str, Any] | None) -> dict[str, Any] | None:
     if stored is None or "unknown" in stored:
         return stored
     access, mixing = stored["access"], stored["mixing"]
     borders = access["borders"]
     positions, items = [int(place) for place in access["positions"]], [int(item) for item in access["items"]]
     if len(positions) != len(items):
-        raise ValueError("the access map has positions without items")
+        raise ValueError("the access map must have as many items as positions")
     return {
         **stored,
         "description": str(stored["description"]),
@@ -186,7 +187,7 @@ def _plan(stored: dict[str, Any] | None) -> dict[str, Any] | None:
     }
 
 
-def _quarantine(stored: dict[str, Any] | None) -> dict[str, Any] | None:
+def _parse_quarantine(stored: dict[str, Any] | None) -> dict[str, Any] | None:
     if stored is None:
         return None
     entries = [
@@ -196,11 +197,11 @@ def _quarantine(stored: dict[str, Any] | None) -> dict[str, Any] | None:
     return {**stored, "path": str(stored["path"]), "count": int(stored["count"]), "entries": entries}
 
 
-def _stages(watched: Watched) -> dict[str, Any]:
-    timings = Timings.of(watched.loader)
+def _describe_stages(result: WatchResult) -> dict[str, Any]:
+    timings = Timings.of(result.loader)
     if timings is None:
         return {}
-    curves = {name: Curve.of(trace, watched.began - timings.began) for name, trace in timings.traces().items()}
+    curves = {name: Curve.of(trace, result.began - timings.began) for name, trace in timings.traces().items()}
     return {
         name: {
             "calls": timings.stages[name].calls,
@@ -208,14 +209,14 @@ def _stages(watched: Watched) -> dict[str, Any]:
             "bytes": timings.stages[name].nbytes,
             "curve": curve.to_json(),
         }
-        for name, curve in list(curves.items())[:_MOST_STAGES]
+        for name, curve in list(curves.items())[:_MAX_STAGES]
     }
 
 
-def _of_the_loader(loader: Any) -> dict[str, Any]:
-    """Return the plan, the data set and the quarantine of a loader, where it has them.
+def _describe_loader(loader: Any) -> dict[str, Any]:
+    """Return the plan, the dataset and the quarantine of a loader, if it has them.
 
-    A run that is over is not lost because its data set is gone: what cannot be told is said in its place.
+    If the dataset is gone, the run is still saved, with the error in place of the plan.
     """
     found: dict[str, Any] = {"plan": None, "dataset": None, "quarantine": None}
     source = getattr(loader, "source", None)

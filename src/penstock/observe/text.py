@@ -1,6 +1,6 @@
-"""How values become a few lines of text that any figure can print.
+"""Format values as a few lines of text that any figure can show.
 
-Pure but for looking up which characters the fonts of matplotlib have.
+Pure, except that it looks up which characters the fonts of matplotlib have.
 """
 
 import reprlib
@@ -14,34 +14,34 @@ from numpy.typing import NDArray
 
 __all__ = ["GREY", "MONO", "SANS", "array_lines", "format_number", "replace_missing_glyphs", "shorten", "table_lines"]
 
-# These two come with matplotlib, so that a figure looks the same on every machine.
+# These fonts come with matplotlib, so a figure looks the same on every machine.
 SANS, MONO = "DejaVu Sans", "DejaVu Sans Mono"
 GREY = "#555555"
 _WIDTH = 118  # characters of the small monospaced font across a figure
-_VALUE_LINES = 3  # of one entry of the table
+_VALUE_LINES = 3  # at most, for one entry of the table
 _ARRAY_LINES = 6
 _TABLE_LINES = 48
 
 
 def replace_missing_glyphs(text: str) -> str:
-    """Return `text` on one line, with □ for what the fonts lack, so that matplotlib has nothing to warn about."""
+    """Return `text` on one line, with □ for characters that the fonts lack, so that matplotlib does not warn."""
     glyphs = _glyphs()
     return "".join(letter if ord(letter) in glyphs else "□" for letter in " ".join(text.split()))
 
 
-def shorten(text: str, most: int) -> str:
-    """Return at most `most` characters, the last of which is an ellipsis where some are missing.
+def shorten(text: str, max_letters: int) -> str:
+    """Return at most `max_letters` characters, the last of which is an ellipsis if some are missing.
 
     Examples
     --------
     >>> shorten("penstock", 5)
     'pens…'
     """
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return text if len(text) <= max_letters else text[: max_letters - 1] + "…"
 
 
 def format_number(value: Any) -> str:
-    """Return a number as an axis would print it: integers in full, others to four digits.
+    """Return a number as on an axis: integers in full, others with four digits.
 
     Examples
     --------
@@ -57,23 +57,23 @@ def array_lines(array: NDArray[Any]) -> list[str]:
     if array.size == 0:
         return ["(empty)"]
     if array.dtype.hasobject:
-        return _wrapped(_brief(array.tolist()), _WIDTH, _ARRAY_LINES)
+        return _wrap_text(_brief_repr(array.tolist()), _WIDTH, _ARRAY_LINES)
     text = np.array2string(array, precision=4, threshold=60, edgeitems=4, max_line_width=_WIDTH)
     lines = [shorten(line, _WIDTH) for line in text.splitlines()]
     if len(lines) > _ARRAY_LINES:
         lines = [*lines[: _ARRAY_LINES - 1], "…"]
-    # Indentation shows the nesting, and replace_missing_glyphs() would take it away.
+    # Indentation shows the nesting, and replace_missing_glyphs() would remove it.
     return [" " * (len(line) - len(line.lstrip())) + replace_missing_glyphs(line) for line in lines]
 
 
 def table_lines(entries: Iterable[tuple[str, Any]]) -> list[str]:
     """Return names, sizes and values as the lines of a table."""
-    rows = [(shorten(replace_missing_glyphs(name), 28), _size(value), value) for name, value in entries]
+    rows = [(shorten(replace_missing_glyphs(name), 28), _describe_type(value), value) for name, value in entries]
     wide = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     room = _WIDTH - sum(wide) - 4
     lines: list[str] = []
     for count, (name, size, value) in enumerate(rows):
-        text = _wrapped(_brief(value), room, _VALUE_LINES)
+        text = _wrap_text(_brief_repr(value), room, _VALUE_LINES)
         if len(lines) + len(text) > _TABLE_LINES:
             return [*lines, f"… and {len(rows) - count} more"]
         lines.append(f"{name:<{wide[0]}}  {size:<{wide[1]}}  {text[0]}".rstrip())
@@ -82,7 +82,7 @@ def table_lines(entries: Iterable[tuple[str, Any]]) -> list[str]:
 
 
 class _Brief(reprlib.Repr):
-    """Short forms of nested values; arrays by what they are, not by what is in them."""
+    """Short reprs of nested values; arrays are shown by dtype and shape, not by content."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,11 +100,11 @@ class _Brief(reprlib.Repr):
         return super().repr1(x, level)
 
 
-def _brief(value: Any) -> str:
+def _brief_repr(value: Any) -> str:
     return value[:2000] if isinstance(value, str) else _Brief().repr(value)
 
 
-def _size(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     if isinstance(value, str):
         return f"str, {len(value)}"
     if isinstance(value, bytes | bytearray | memoryview):
@@ -114,9 +114,9 @@ def _size(value: Any) -> str:
     return "" if value is None else type(value).__name__
 
 
-def _wrapped(text: str, width: int, most: int) -> list[str]:
-    kept = replace_missing_glyphs(shorten(text, width * (most + 1)))
-    return textwrap.wrap(kept, width, max_lines=most, placeholder="…", break_on_hyphens=False) or ["(empty)"]
+def _wrap_text(text: str, width: int, max_lines: int) -> list[str]:
+    kept = replace_missing_glyphs(shorten(text, width * (max_lines + 1)))
+    return textwrap.wrap(kept, width, max_lines=max_lines, placeholder="…", break_on_hyphens=False) or ["(empty)"]
 
 
 @cache

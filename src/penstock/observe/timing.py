@@ -1,4 +1,4 @@
-"""What took how long: counts and bounded traces, so that a run of a month takes no more memory than a minute."""
+"""Time of each stage: totals and bounded traces, so that a month takes no more memory than a minute."""
 
 import copy
 import threading
@@ -13,7 +13,7 @@ __all__ = ["StageTime", "Timings"]
 
 @dataclass(slots=True)
 class StageTime:
-    """All calls of one stage."""
+    """Totals of all calls of one stage."""
 
     calls: int = 0
     seconds: float = 0.0
@@ -22,10 +22,10 @@ class StageTime:
 
 
 class Timings:
-    """An observer that adds up, and keeps when.
+    """An observer that keeps totals and traces of each stage.
 
-    Stages: `read`, `transform` and `collate`, wherever they run; `wait`, the time the consumer waited for a batch;
-    `device`, the time it took to hand a batch to the device.
+    Stages: `read`, `transform` and `collate`, wherever they run; `wait`, the time that the consumer waited for a batch;
+    `device`, the time to start the copy of a batch to the device.
 
     Examples
     --------
@@ -43,7 +43,7 @@ class Timings:
 
     @classmethod
     def of(cls, loader: Any) -> "Timings | None":
-        """Return the one that observes `loader`; None where none does."""
+        """Return the `Timings` that observes `loader`, or None."""
         found = getattr(loader, "observer", None)
         return found if isinstance(found, cls) else None
 
@@ -57,22 +57,22 @@ class Timings:
             entry.nbytes += nbytes
             if stage not in self._traces:
                 self._traces[stage] = Trace()
-            # The clock is read under the lock: times of a trace never go back.
+            # The clock is read under the lock, so that the times of a trace never decrease.
             self._traces[stage].add(time.perf_counter() - self._began, seconds)
 
     @property
     def began(self) -> float:
-        """When this observer was made, as `time.perf_counter` had it: time 0 of the traces."""
+        """Creation time as given by `time.perf_counter`: time 0 of the traces."""
         return self._began
 
     def traces(self) -> dict[str, Trace]:
-        """Return, for each stage, the seconds of its calls over the time at which they ended; a copy."""
+        """Return a copy of the traces: for each stage, the seconds of its calls over the time at which they ended."""
         with self._lock:
             return copy.deepcopy(self._traces)
 
     @property
     def wait_fraction(self) -> float:
-        """Seconds the consumer waited for data, over all seconds since this observer was made."""
+        """Fraction of the time since creation that the consumer waited for data."""
         waited = self.stages["wait"].seconds if "wait" in self.stages else 0.0
         return waited / max(time.perf_counter() - self._began, 1e-9)
 

@@ -1,7 +1,7 @@
-"""Whether a training waits for its data: a stopwatch around any loader, and nothing else.
+"""Measure whether a training waits for its data, with a stopwatch around any loader.
 
-All of it runs in the training's own thread, between a batch that has arrived and the step that it is for; that time is
-neither waiting nor training.
+It runs in the thread of the training, between the arrival of a batch and its training step; that time counts neither as
+waiting nor as training.
 """
 
 import math
@@ -14,22 +14,22 @@ from typing import Any, Generic, TextIO, TypeVar
 from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError
 from penstock.observe.advice import DATA_BOUND, advice, live_line, summary
-from penstock.observe.batch_content import content_of
-from penstock.observe.durations import Pace, Trace, Waits
-from penstock.observe.faults import Notes
+from penstock.observe.batch_content import count_items_and_bytes
+from penstock.observe.durations import LoopTimes, Pace, Trace
+from penstock.observe.faults import WarningNotes
 from penstock.observe.gpu import Gpus
 from penstock.observe.live import LiveLine, Log, log_function
 from penstock.observe.machine import resident_bytes
-from penstock.observe.plot import Seen, plot_watch
-from penstock.observe.recorder import Recorded
-from penstock.observe.run_file import Watched, write_run
+from penstock.observe.plot import WatchTraces, plot_watch
+from penstock.observe.recorder import Recorder
+from penstock.observe.run_file import WatchResult, write_run
 
 __all__ = ["Watch", "watch"]
 
 T = TypeVar("T")
 
 _SAMPLE_SECONDS = 0.5
-_SLOPE_SECONDS = 5.0  # of memory: less than this says more about the garbage collector than about the training
+_SLOPE_SECONDS = 5.0  # a shorter memory slope says more about the garbage collector than about the training
 
 
 def watch(
@@ -43,34 +43,34 @@ def watch(
 ) -> "Watch[T]":
     """Measure how long a training waits for its data: `with watch(loader) as w:`, then `for batch in w:`.
 
-    Each `for` is an epoch. Batches pass through untouched, and so do errors; nothing is read ahead. At the end, the
-    figures are printed in plain words, with advice.
+    Each `for` is an epoch. Batches and errors pass through unchanged; nothing is read ahead. At the end, a summary with
+    advice is printed.
 
     Parameters
     ----------
     loader
-        Anything to iterate over: a penstock `Loader`, a torch `DataLoader`, a list, a generator.
+        Any iterable: a penstock `Loader`, a torch `DataLoader`, a list, a generator.
     warmup
-        Batches at the beginning that count for no figure of the steady state. The first batch of each epoch does not
-        either: it is the epoch's start, and has figures of its own.
+        Batches at the beginning that are left out of the steady state. So is the first batch of each epoch: it is the
+        startup of the epoch, and has figures of its own.
     log
-        Where scalars go: a function of `(values, step)`, a TensorBoard `SummaryWriter`, a Weights & Biases run. Their
+        Receives scalars: a function of `(values, step)`, a TensorBoard `SummaryWriter` or a Weights & Biases run. Their
         names are `data/wait_ms`, `data/wait_fraction`, `data/batches_per_second`, `data/items_per_second` (means since
-        the last time), `data/resident_mb` and `data/startup_ms` (the last of them); what is not known yet is left out.
-        The step is the number of batches so far. In W&B their axis is `data/batch`.
+        the last call), `data/resident_mb` and `data/startup_ms` (latest values); unknown values are left out. The step
+        is the number of batches so far. In W&B their axis is `data/batch`.
     log_every_seconds
-        At least so long between two of them; 0: with each batch. The last ones come at the end.
+        Minimum time between two calls of `log`; 0: one for each batch. The last call is at the end.
     show
-        None: a line that changes, on a terminal, and the summary. True: off a terminal, too, a line every ten
-        seconds. False: nothing is printed; where a progress bar has the terminal, use this, and `print(w)` at the end.
+        None: a live line on a terminal, and the summary. True: off a terminal as well, one line every ten seconds.
+        False: print nothing; use this if a progress bar owns the terminal, and `print(w)` at the end.
     out
-        Where to print; None: stderr.
+        Stream to print to; None: stderr.
 
     Notes
     -----
-    Waiting is the time inside of `next`, training is the time between two of them, as the processor sees it. CUDA runs
-    behind it: a GPU that still computes while the processor waits for data hides that waiting, so the wait fraction is
-    the most that the GPU may have stood still, and exact where each step waits for its result (`loss.item()`).
+    Waiting is the time inside `next`, and training is the time between two calls of it, measured on the CPU. CUDA runs
+    asynchronously: a GPU that still computes while the CPU waits for data hides that wait. So the wait fraction is an
+    upper bound of the time that the GPU was idle, and exact if each step waits for its result (`loss.item()`).
 
     Examples
     --------
@@ -84,9 +84,9 @@ def watch(
 
 
 class Watch(Generic[T]):
-    """What `watch` returns: an iterable like the loader, with figures. One iteration at a time.
+    """The result of `watch`: an iterable like the loader, with figures. One iteration at a time.
 
-    The figures may be asked for at any time; after the `with` block they stay as they are.
+    The figures are available at any time; after the `with` block they no longer change.
     """
 
     def __init__(
@@ -100,49 +100,48 @@ class Watch(Generic[T]):
         out: TextIO | None,
     ) -> None:
         if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
-            raise OptionError(f"watch takes what can be iterated over, such as a loader, got {type(loader).__name__}.")
+            raise OptionError(f"loader must be iterable, got {type(loader).__name__}.")
         if show not in (None, True, False):
-            raise OptionError(f"show={show!r} cannot be; use None, True or False.")
+            raise OptionError(f"show must be None, True or False, got {show!r}.")
         if isinstance(log_every_seconds, bool) or not log_every_seconds >= 0:
-            raise OptionError(f"log_every_seconds={log_every_seconds!r} cannot be; use 0 (each batch) or more.")
+            raise OptionError(f"log_every_seconds must be a number >= 0, got {log_every_seconds!r}.")
         self.loader = loader
-        self._waits = Waits(check_integer("warmup", warmup, at_least=0))
+        self._times = LoopTimes(check_integer("warmup", warmup, at_least=0))
         self._log: Log | None = log_function(log)
-        self._log_every, self._logged_at, self._logged = float(log_every_seconds), 0.0, Pace()
-        self._logged_batches = 0
+        self._log_every, self._logged_at = float(log_every_seconds), 0.0
+        self._logged, self._logged_batches = Pace(), 0
         self._show, self._out = show, out
         self._live: LiveLine | None = None
         self._gpus: Gpus | None = None
-        self._turn = 0  # which iteration counts; 0: none yet
+        self._turn = 0  # number of the current iteration; 0: none yet
         self._began: float | None = None
-        self._over: float | None = None
+        self._ended_at: float | None = None
         self._steady_began: float | None = None
-        self._sampled, self._resident, self._resident_peak = -math.inf, 0, 0
-        self._gpu_peak = 0
+        self._sampled_at, self._resident, self._resident_peak = -math.inf, 0, 0
+        self._gpu_peak = self._epoch_batch = 0
         self._last_wait = self._last_startup = math.nan
-        self._epoch_batch = 0
-        self._seen = Seen(Trace(), Trace(), Trace(), Trace(), Trace(), Trace())
-        self._recorded, self._notes = Recorded(), Notes()
+        self._traces = WatchTraces(Trace(), Trace(), Trace(), Trace(), Trace(), Trace())
+        self._recorder, self._warnings = Recorder(), WarningNotes()
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> "Watch[T]":
         if self._began is not None:
-            raise LoaderError("This watch was used before; make another one with penstock.watch(loader).")
+            raise LoaderError("A watch can be used only once. Make another one with penstock.watch(loader).")
         self._began = self._logged_at = time.perf_counter()
         self._out = self._out or sys.stderr
         self._gpus = Gpus()
         self._live = LiveLine(self._show, self._out)
-        self._notes.begin()
+        self._warnings.begin()
         self._sample(self._began)
         return self
 
     def __exit__(self, *_: object) -> None:
         now = time.perf_counter()
         self._sample(now, at_once=True)
-        self._over = now
+        self._ended_at = now
         self._turn += 1
-        self._notes.end()
+        self._warnings.end()
         if self._live is not None:
             self._live.stop()
         if self._gpus is not None:
@@ -150,135 +149,137 @@ class Watch(Generic[T]):
         if self._show is not False and self._out is not None:
             self._out.write(f"{self}\n")
             self._out.flush()
-        if self._waits.batches > self._logged_batches:
-            self._tell_log(now)
+        if self._times.batches > self._logged_batches:
+            self._write_log(now)
 
     def __iter__(self) -> Iterator[T]:
         if self._began is None:
             raise LoaderError(
-                "A watch measures inside of its with block only; write: with penstock.watch(loader) as w: "
+                "A watch measures only inside its with block. Write: with penstock.watch(loader) as w: "
                 "for batch in w: ..."
             )
-        if self._over is not None:
-            raise LoaderError("The with block of this watch is over; make another one with penstock.watch(loader).")
+        if self._ended_at is not None:
+            raise LoaderError("The with block of this watch is over. Make another one with penstock.watch(loader).")
         self._turn += 1
         self._epoch_batch = 0
         return _Epoch(self, self._turn)
 
     def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]  # a loader without a length says so
+        return len(self.loader)  # type: ignore[arg-type]  # a loader without a length raises TypeError
 
     def record(self, **values: float) -> None:
-        """Take note of values of the training at this batch, such as `loss=loss.item(), accuracy=0.9`.
+        """Record values of the training at this batch, such as `loss=loss.item(), accuracy=0.9`.
 
-        They are kept in bounded memory, over the number of batches, and are the training curve of the report. At most
-        16 names. What is not finite is counted, with the batch where it came first.
+        They are kept in bounded memory over the number of batches, and become the training curve of the report. At most
+        16 names. NaN and infinite values are counted, and the batch of the first one is kept.
         """
-        if self._began is None or self._over is not None:
-            raise LoaderError("A watch takes values inside of its with block only, beside the batches they are of.")
-        self._recorded.add(self._waits.batches, values)
+        if self._began is None or self._ended_at is not None:
+            raise LoaderError("A watch records values only inside its with block, next to their batches.")
+        self._recorder.add(self._times.batches, values)
 
     # -- figures -------------------------------------------------------------------------------------------------------
 
     @property
     def last_wait_seconds(self) -> float:
-        """How long the last batch was waited for; NaN before the first. Of an epoch's first, that is its start."""
+        """Wait for the last batch; NaN before the first. For the first batch of an epoch, its startup time."""
         return self._last_wait
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures as plain JSON, with units in their names; None for what cannot be told.
+        """Return all figures as plain JSON, with units in their names; None for unknown figures.
 
-        `wait_*` (in `next`), `step_*` (between two of them), `wait_fraction` and rates are of the steady state.
-        `startup_ms` is the mean time to an epoch's first batch, `shutdown_ms` that of learning that it is over, and
-        `startup_fraction` the share of both in all the time. `resident_*` is the memory of this process and all that
-        it started, shared pages counting in each of them. `gpu_*` is there only where NVML is,
-        `values`, the last of each name, only where `record` was called.
+        `wait_*` (inside `next`), `step_*` (between two calls of it), `wait_fraction` and rates are of the steady state.
+        `startup_ms` is the mean time to the first batch of an epoch, `shutdown_ms` that of the last `next` of an epoch,
+        and `startup_fraction` the fraction of the whole time that both took. `resident_*` is the memory of
+        this process and its descendants; shared pages count in each of them. `gpu_*` is present only if NVML is
+        available, and `values`, the last value of each name, only if `record` was called.
         """
-        waits, pace = self._waits, self._waits.pace
+        times, pace = self._times, self._times.pace
         figures: dict[str, Any] = {
-            "batches": waits.batches,
-            "epochs": waits.epochs,
+            "batches": times.batches,
+            "epochs": times.epochs,
             "epoch_batch": self._epoch_batch,
-            "items": waits.items or None,
-            "bytes": waits.nbytes,
+            "items": times.items or None,
+            "bytes": times.nbytes,
             "elapsed_seconds": self._elapsed(),
-            "warmup_batches": waits.warmup,
+            "warmup_batches": times.warmup,
             "steady_batches": pace.batches,
             "steady_seconds": pace.seconds,
-            "wait_fraction": _known(pace.wait_fraction),
-            "batches_per_second": _known(pace.per_second(pace.batches)),
-            "items_per_second": _known(pace.per_second(pace.items)) if pace.items else None,
-            "bytes_per_second": _known(pace.per_second(pace.nbytes)),
-            "startup_ms": _known(1000 * waits.startup.mean),
-            "startup_max_ms": 1000 * waits.startup.max if waits.startup.count else None,
-            "shutdown_ms": _known(1000 * waits.shutdown.mean),
-            "startup_fraction": _known(waits.startup_fraction),
+            "wait_fraction": _none_if_nan(pace.wait_fraction),
+            "batches_per_second": _none_if_nan(pace.per_second(pace.batches)),
+            "items_per_second": _none_if_nan(pace.per_second(pace.items)) if pace.items else None,
+            "bytes_per_second": _none_if_nan(pace.per_second(pace.nbytes)),
+            "startup_ms": _none_if_nan(1000 * times.startup.mean),
+            "startup_max_ms": 1000 * times.startup.max if times.startup.count else None,
+            "shutdown_ms": _none_if_nan(1000 * times.shutdown.mean),
+            "startup_fraction": _none_if_nan(times.startup_fraction),
         }
-        for name, durations in (("wait", waits.wait), ("step", waits.step)):
+        for name, durations in (("wait", times.wait), ("step", times.step)):
             figures |= {
-                f"{name}_mean_ms": _known(1000 * durations.mean),
-                f"{name}_std_ms": _known(1000 * durations.std),
-                f"{name}_p50_ms": _known(1000 * durations.quantile(0.50)),
-                f"{name}_p95_ms": _known(1000 * durations.quantile(0.95)),
+                f"{name}_mean_ms": _none_if_nan(1000 * durations.mean),
+                f"{name}_std_ms": _none_if_nan(1000 * durations.std),
+                f"{name}_p50_ms": _none_if_nan(1000 * durations.quantile(0.50)),
+                f"{name}_p95_ms": _none_if_nan(1000 * durations.quantile(0.95)),
                 f"{name}_max_ms": 1000 * durations.max if durations.count else None,
             }
         figures |= self._memory()
-        if self._recorded:
-            figures["values"] = self._recorded.last
+        if self._recorder:
+            figures["values"] = self._recorder.last
         figures["data_bound"] = None if figures["wait_fraction"] is None else figures["wait_fraction"] >= DATA_BOUND
-        figures["advice"] = advice(figures, workers_end=_workers_end(self.loader))
+        figures["advice"] = advice(figures, restarts_workers=_restarts_workers(self.loader))
         return figures
 
     def __str__(self) -> str:
         return summary(self.to_dict())
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw waiting and training over time, the distribution of both, and the memory; the suffix says the format.
+        """Plot waiting and training over time, the distribution of both, and the memory; the suffix sets the format.
 
         Raises
         ------
         OptionError
-            The suffix is not a format, or the directory does not exist.
+            The suffix is not a known format, or the directory does not exist.
         MissingDependency
             matplotlib is not installed.
         """
-        plot_watch(self._seen, self._waits, self.to_dict(), path)
+        plot_watch(self._traces, self._times, self.to_dict(), path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what was watched into a run file, from which `penstock report` makes a page; whole, or not at all.
+        """Write a run file, from which `penstock report` makes a page; atomic.
 
-        It has the figures, how they went over time, what `record` was told, the stages of a loader that a `Timings`
-        observes, and the plan of a loader that has one. Below 1 MB of JSON, however long the run was.
+        It holds the figures and their course over time, the recorded values, the stages of a loader observed by
+        `Timings`, and the plan of the loader, if it has one. Less than 1 MB of JSON, however long the run was.
 
         Raises
         ------
         LoaderError
-            Nothing was watched yet.
+            The watch was not used yet.
         WriteError
             The file could not be written.
         """
         if self._began is None:
-            raise LoaderError("This watch has nothing to save yet; use it first: with penstock.watch(loader) as w: ...")
-        write_run(path, Watched(self.loader, self.to_dict(), self._seen, self._recorded, self._notes, self._began))
+            raise LoaderError("This watch has nothing to save yet. Use it first: with penstock.watch(loader) as w: ...")
+        write_run(
+            path, WatchResult(self.loader, self.to_dict(), self._traces, self._recorder, self._warnings, self._began)
+        )
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _elapsed(self) -> float:
         if self._began is None:
             return 0.0
-        return (self._over if self._over is not None else time.perf_counter()) - self._began
+        return (self._ended_at if self._ended_at is not None else time.perf_counter()) - self._began
 
     def _memory(self) -> dict[str, Any]:
-        resident, since = self._seen.resident, self._steady_began
+        resident, since = self._traces.resident, self._steady_began
         slope = late = None
         if since is not None and len(resident.times) and resident.times[-1] - since >= _SLOPE_SECONDS:
-            slope = _known(resident.slope(since))
-            late = _known(resident.slope((since + resident.times[-1]) / 2))
+            slope = _none_if_nan(resident.slope(since))
+            late = _none_if_nan(resident.slope((since + resident.times[-1]) / 2))
         gpu = {}
-        if len(self._seen.gpu.times):
+        if len(self._traces.gpu.times):
             gpu = {
-                "gpu_utilization_percent": float((self._seen.gpu.means * self._seen.gpu.counts).sum())
-                / float(self._seen.gpu.counts.sum()),
+                "gpu_utilization_percent": float((self._traces.gpu.means * self._traces.gpu.counts).sum())
+                / float(self._traces.gpu.counts.sum()),
                 "gpu_memory_peak_bytes": self._gpu_peak,
             }
         return {
@@ -292,50 +293,50 @@ class Watch(Generic[T]):
     def _check(self, turn: int) -> None:
         if turn == self._turn:
             return
-        if self._over is not None:
-            raise LoaderError("The with block of this watch is over; make another one with penstock.watch(loader).")
-        raise LoaderError("Another iteration of this watch began; use a second watch to walk two at once.")
+        if self._ended_at is not None:
+            raise LoaderError("The with block of this watch is over. Make another one with penstock.watch(loader).")
+        raise LoaderError("Another iteration of this watch began. Use a second watch to iterate twice at once.")
 
-    def _trained(self, seconds: float, now: float) -> None:
-        if self._waits.trained(seconds):
-            self._seen.step.add(now - (self._began or 0.0), seconds)
+    def _add_step(self, seconds: float, now: float) -> None:
+        if self._times.add_step(seconds):
+            self._traces.step.add(now - (self._began or 0.0), seconds)
 
-    def _arrived(self, batch: Any, seconds: float, now: float, *, first: bool) -> None:
-        items, nbytes = content_of(batch)
+    def _add_batch(self, batch: Any, seconds: float, now: float, *, first: bool) -> None:
+        items, nbytes = count_items_and_bytes(batch)
         at = now - (self._began or 0.0)
         self._last_wait = seconds
         self._epoch_batch += 1
-        self._seen.items.add(at, items)
-        if self._waits.arrived(seconds, first=first, items=items, nbytes=nbytes):
-            self._seen.wait.add(at, seconds)
+        self._traces.items.add(at, items)
+        if self._times.add_batch(seconds, first=first, items=items, nbytes=nbytes):
+            self._traces.wait.add(at, seconds)
             if self._steady_began is None:
                 self._steady_began = at
         if first:
             self._last_startup = seconds
-            self._seen.startup.add(at, seconds)
+            self._traces.startup.add(at, seconds)
         self._sample(now)
         if self._live is not None:
-            self._live.tell(now, lambda: live_line(self.to_dict(), _length(self.loader)))
+            self._live.update(now, lambda: live_line(self.to_dict(), _try_len(self.loader)))
         if now - self._logged_at >= self._log_every:
-            self._tell_log(now)
+            self._write_log(now)
 
     def _sample(self, now: float, *, at_once: bool = False) -> None:
-        if now - self._sampled < _SAMPLE_SECONDS and not at_once:
+        if now - self._sampled_at < _SAMPLE_SECONDS and not at_once:
             return
-        self._sampled, at = now, now - (self._began or 0.0)
+        self._sampled_at, at = now, now - (self._began or 0.0)
         self._resident = resident_bytes()
         self._resident_peak = max(self._resident_peak, self._resident)
         if self._resident:
-            self._seen.resident.add(at, self._resident)
+            self._traces.resident.add(at, self._resident)
         load = self._gpus.current() if self._gpus is not None else None
         if load is not None:
             self._gpu_peak = max(self._gpu_peak, load.memory_used_bytes)
-            self._seen.gpu.add(at, load.utilization_percent)
+            self._traces.gpu.add(at, load.utilization_percent)
 
-    def _tell_log(self, now: float) -> None:
+    def _write_log(self, now: float) -> None:
         if self._log is None:
             return
-        pace = self._waits.pace.since(self._logged)
+        pace = self._times.pace.since(self._logged)
         values = {
             "data/wait_ms": 1000 * pace.wait_seconds / pace.batches if pace.batches else math.nan,
             "data/wait_fraction": pace.wait_fraction,
@@ -344,27 +345,27 @@ class Watch(Generic[T]):
             "data/resident_mb": self._resident / 1e6 if self._resident else math.nan,
             "data/startup_ms": 1000 * self._last_startup,
         }
-        self._logged, self._logged_at, self._logged_batches = self._waits.pace, now, self._waits.batches
-        self._log({name: value for name, value in values.items() if not math.isnan(value)}, self._waits.batches)
+        self._logged, self._logged_at, self._logged_batches = self._times.pace, now, self._times.batches
+        self._log({name: value for name, value in values.items() if not math.isnan(value)}, self._times.batches)
 
 
 class _Epoch(Iterator[T]):
-    """One iteration of a watch. It keeps no batch, so that memory is given back as without it."""
+    """One iteration of a watch. It keeps no batch, so that memory is released as without a watch."""
 
     def __init__(self, watched: Watch[T], turn: int) -> None:
         self._watch, self._turn = watched, turn
         self._batches: Iterator[T] | None = None
         self._given: float | None = None
         self._first = True
-        self._over = False
+        self._is_over = False
 
     def __next__(self) -> T:
         asked, watched = time.perf_counter(), self._watch
-        if self._over:
+        if self._is_over:
             raise StopIteration
         watched._check(self._turn)
         if self._given is not None:
-            watched._trained(asked - self._given, asked)
+            watched._add_step(asked - self._given, asked)
             self._given = None
         began = time.perf_counter()
         try:
@@ -372,28 +373,28 @@ class _Epoch(Iterator[T]):
                 self._batches = iter(watched.loader)
             batch = next(self._batches)
         except StopIteration:
-            self._over, self._batches = True, None
+            self._is_over, self._batches = True, None
             if not self._first:
-                watched._waits.ended(time.perf_counter() - began)
+                watched._times.add_epoch_end(time.perf_counter() - began)
             raise
         now = time.perf_counter()
-        watched._arrived(batch, now - began, now, first=self._first)
+        watched._add_batch(batch, now - began, now, first=self._first)
         self._first = False
         self._given = time.perf_counter()
         return batch
 
 
-def _known(value: float) -> float | None:
+def _none_if_nan(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _length(loader: Any) -> int | None:
+def _try_len(loader: Any) -> int | None:
     try:
         return len(loader)
     except TypeError:
         return None
 
 
-def _workers_end(loader: Any) -> bool:
-    """Whether this is a torch DataLoader, or like one, that starts its workers anew for each epoch."""
+def _restarts_workers(loader: Any) -> bool:
+    """Return whether `loader` starts its workers again for each epoch, as a torch DataLoader does by default."""
     return bool(getattr(loader, "num_workers", 0)) and getattr(loader, "persistent_workers", None) is False
