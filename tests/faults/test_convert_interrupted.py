@@ -119,7 +119,7 @@ def test_an_input_that_is_written_to_meanwhile_is_an_error(
         convert(inputs, tmp_path / "out", CASES[case], engine=LocalEngine(workers))
     assert visible(tmp_path / "out") == set()
     before = tree(tmp_path / "out")
-    with pytest.raises(OptionError, match="other inputs or options; use the same, or overwrite"):
+    with pytest.raises(OptionError, match="was started with others. Use the same, or start again with overwrite"):
         convert(inputs, tmp_path / "out", CASES[case], existing="resume")
     assert tree(tmp_path / "out") == before, "nothing is lost"
     convert(inputs, tmp_path / "out", CASES[case], existing="overwrite")

@@ -192,7 +192,7 @@ def test_killed_while_it_replaces_a_data_set_a_reader_sees_the_old_one_or_the_ne
             seen.add("none" if found is None else "old" if found == before[name] else "new")
         # Killed before it left a trace, it has left the old data set, which resuming does not replace: start anew.
         begun = {name for name in tree(out) if not name.endswith(".aside")} != files.keys()
-        helper.run(inputs, out, case, **({"resume": True} if begun else {"overwrite": True}))
+        helper.run(inputs, out, case, existing="resume" if begun else "overwrite")
         assert tree(out) == whole, f"killed at {at}"
     assert "old" in seen
 
@@ -270,7 +270,7 @@ def test_an_input_that_workers_always_die_of_is_named_and_nothing_is_published(
 ) -> None:
     convert(inputs, tmp_path / "whole", options_of(case))
     mishap(inputs[1], "die", 5, once=False)
-    with pytest.raises(WorkerError, match=r"died 3 times while it was at shard_.*\.tar, made of .*bert_1\.npy"):
+    with pytest.raises(WorkerError, match=r"died 3 times while working on shard_.*\.tar, made from .*bert_1\.npy"):
         convert(inputs, tmp_path / "out", options_of(case), engine=LocalEngine(2))
     assert visible(tmp_path / "out") == set()
     mended(inputs[1])
@@ -280,6 +280,6 @@ def test_an_input_that_workers_always_die_of_is_named_and_nothing_is_published(
 
 def test_an_input_that_workers_die_of_when_it_is_looked_at_is_named(inputs: list[Taped], tmp_path: Path) -> None:
     mishap(inputs[1], "die", 0, once=False)
-    with pytest.raises(WorkerError, match=r"died 3 times while it was at Taped\(.*bert_1\.npy"):
+    with pytest.raises(WorkerError, match=r"died 3 times while working on Taped\(.*bert_1\.npy"):
         convert(inputs, tmp_path / "out", engine=LocalEngine(2))
     assert not (tmp_path / "out").exists()
