@@ -176,7 +176,7 @@ class _Demo:
         story.show("  --split train=0.67,test=0.33 --group-by subject --stats --workers 2")
         options = ConvertOptions(WriteOptions(scale.shard_size), _SPLIT, statistics=True)
         inputs = inputs_of([str(self._recordings / "*.nwb")], "nwb", ReadOptions(nwb=_WINDOWS))
-        made = convert(inputs, self._shards, options, engine=LocalEngine(_WORKERS), told=_phases(story))
+        made = convert(inputs, self._shards, options, engine=LocalEngine(_WORKERS), on_progress=_phases(story))
         seconds = time.monotonic() - began
         for name, manifest in made.items():
             subjects = sorted({entry["groups"]["subject"] for entry in manifest.metadata["conversion"]["inputs"]})
