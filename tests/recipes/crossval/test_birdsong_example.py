@@ -29,7 +29,9 @@ def same_threads() -> Any:
     torch.set_num_threads(threads)
 
 
-def test_it_learns_and_tells_the_story(example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_learns_and_prints_its_results(
+    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     figures = example.main(["--quick", "--workers", "0", "--out", str(tmp_path / "out")])
     assert figures["accuracy"] > 0.4  # chance is 1 / 6; other processors round differently, so there is some room
     assert figures["recording_accuracy"] > 0.4
@@ -47,7 +49,7 @@ def test_it_learns_and_tells_the_story(example: ModuleType, tmp_path: Path, caps
     assert again["accuracy"] == figures["accuracy"]
 
 
-def test_its_birds_are_what_it_says(example: ModuleType) -> None:
+def test_the_birds_of_the_example_are_as_described(example: ModuleType) -> None:
     data = example.generate(4, seed=1)
     assert data["features"].shape == (4 * 3 * 3 * 4, 1, 48, 61)
     assert np.isfinite(data["features"]).all()

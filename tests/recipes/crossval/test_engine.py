@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from penstock.core.errors import OptionError, ReadError, ResumeError
-from penstock.recipes.crossval.config import DEFAULTS, checked_config
+from penstock.recipes.crossval.config import DEFAULTS, check_config
 from penstock.recipes.crossval.engine import TrainingEngine, class_weights, labels_of
 from penstock.recipes.crossval.results import aggregate_predictions
 from penstock.transform.noise import GaussianNoise
@@ -49,7 +49,7 @@ def _dataset() -> TensorDataset:
 
 
 class Seen:
-    """A data set that remembers which items it was asked for, and may fail."""
+    """A dataset that remembers which items it was asked for, and may fail."""
 
     def __init__(self, fail_at: int | None = None) -> None:
         self.base, self.asked, self.fail_at = _dataset(), [], fail_at
@@ -108,7 +108,7 @@ def test_statistics_are_those_of_the_training_items_alone() -> None:
     assert _run(num_epochs=1, standardize=False)["standardization"] is None
 
 
-def test_it_does_what_a_plain_loop_over_the_same_items_does() -> None:
+def test_the_weights_equal_those_of_a_plain_loop_over_the_same_items() -> None:
     """SGD with clipping and class weights, written out again from the items that were asked for."""
     seen = Seen()
     got = _run(
@@ -148,7 +148,7 @@ def test_it_does_what_a_plain_loop_over_the_same_items_does() -> None:
     assert all(torch.allclose(best[name], value, rtol=1e-5, atol=1e-7) for name, value in got["model_state"].items())
 
 
-def test_validation_is_standardised_and_never_augmented() -> None:
+def test_validation_is_standardized_and_never_augmented() -> None:
     got = _run(spec_augment={"p": 1.0}, gaussian_noise={"std": 5.0, "p": 1.0})
     mean, std = got["standardization"]
     model = Small(CLASSES)
@@ -161,10 +161,10 @@ def test_validation_is_standardised_and_never_augmented() -> None:
     assert got["val_predictions"].tolist() == expected.argmax(axis=1).tolist()
 
 
-def test_training_items_are_noisy_then_masked_after_they_are_standardised() -> None:
+def test_training_items_are_noisy_then_masked_after_they_are_standardized() -> None:
     config = {**PLAIN, "gaussian_noise": {"std": 0.5, "p": 1.0}, "spec_augment": {"time_mask_param": 3, "p": 1.0}}
     engine = TrainingEngine(Small, CLASSES, config)
-    train, val, _ = engine._subsets(_dataset(), TRAIN, VAL, 7)
+    train, val, _ = engine._make_subsets(_dataset(), TRAIN, VAL, 7)
     assert [type(step).__name__ for step in train.steps] == ["Standardize", "GaussianNoise", "SpecAugment"]
     assert [type(step).__name__ for step in val.steps] == ["Standardize"]
     assert train.steps[1:] == (GaussianNoise(std=0.5, p=1.0), SpecAugment(time_mask_param=3, p=1.0))
@@ -176,9 +176,9 @@ def test_training_items_are_noisy_then_masked_after_they_are_standardised() -> N
     # In raw units, a mask of 0.0 might be anything: the mean of the item then.
     raw = TrainingEngine(Small, CLASSES, {**PLAIN, "spec_augment": True, "standardize": False})
     wide = TensorDataset(torch.zeros(N, 20, 24), torch.from_numpy(_labels()))
-    masks = raw._subsets(wide, TRAIN, VAL, 7)[0].steps[-1]
+    masks = raw._make_subsets(wide, TRAIN, VAL, 7)[0].steps[-1]
     assert (masks.mask_value, masks.time_mask_param, masks.freq_mask_param) == ("mean", 2, 1)
-    with pytest.raises(OptionError, match="Spectrograms of 4 × 6 are so small that no masks are recommended"):
+    with pytest.raises(OptionError, match="needs larger spectrograms, got 4 × 6"):
         _run(spec_augment=True)
     with pytest.raises(OptionError, match="would destroy data"):
         _run(gaussian_noise={"std": 0.1, "value_range": (0, 1)})
@@ -200,7 +200,7 @@ def test_the_best_weights_are_kept_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("patience", [1, 3])
-def test_it_stops_after_so_many_epochs_without_a_smaller_loss(patience: int) -> None:
+def test_training_stops_after_the_given_epochs_without_a_smaller_loss(patience: int) -> None:
     losses = _run(num_epochs=25, learning_rate=0.1, early_stopping=0)["history"]["val_losses"]
     best, waited, expected = np.inf, 0, 25
     for number, loss in enumerate(losses, 1):
@@ -249,22 +249,22 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     _run(num_epochs=2, checkpoint_dir=tmp_path)
     with pytest.raises(ResumeError, match=r"learning_rate was 0\.01 and is 0\.5"):
         _run(num_epochs=3, checkpoint_dir=tmp_path, learning_rate=0.5)
-    with pytest.raises(ResumeError, match="2 epochs are done, and num_epochs is 1"):
+    with pytest.raises(ResumeError, match="2 epochs are done, but num_epochs is 1"):
         _run(num_epochs=1, checkpoint_dir=tmp_path)
     engine = TrainingEngine(Small, CLASSES, {**PLAIN, "checkpoint_dir": tmp_path})
     with pytest.raises(ResumeError, match="items was"):
         engine.run_single_fold_predefined(_dataset(), TRAIN[1:], VAL)
-    with pytest.raises(ResumeError, match="is of another model"):
+    with pytest.raises(ResumeError, match="belongs to another model"):
         _run(_zeros, num_epochs=2, checkpoint_dir=tmp_path)
     (tmp_path / "fold_1.pt").write_bytes(b"torn")
-    with pytest.raises(ReadError, match=r"fold_1\.pt is no checkpoint"):
+    with pytest.raises(ReadError, match=r"Could not read .*fold_1\.pt as a checkpoint"):
         _run(checkpoint_dir=tmp_path)
 
 
 FOLDS = [(np.arange(20, 60), np.arange(0, 20)), (np.arange(0, 40), np.arange(40, 60))]
 
 
-def test_cross_validation_sums_up_what_the_folds_say() -> None:
+def test_cross_validation_summarizes_its_folds() -> None:
     recordings = np.array([f"r{number // 5}" for number in range(N)])
     dataset = TensorDataset(torch.from_numpy(_features()), torch.from_numpy(np.arange(N) // 5 % CLASSES))
     engine = TrainingEngine(Small, CLASSES, PLAIN)
@@ -332,7 +332,7 @@ def test_the_same_seed_gives_the_same_and_leaves_global_randomness_alone() -> No
 def test_class_weights_are_items_over_classes_times_items_of_the_class() -> None:
     labels = np.array([0] * 6 + [1] * 3 + [2])
     assert class_weights(labels, 3).tolist() == pytest.approx([10 / 18, 10 / 9, 10 / 3])
-    with pytest.raises(OptionError, match=r"each of 4 classes in the training; class 3 has no item"):
+    with pytest.raises(OptionError, match=r"all classes 0 … 3 in training, and no others; class 3 has no item"):
         class_weights(labels, 4)
     assert labels_of(_dataset()).tolist() == labels_of(Seen()).tolist() == _labels().tolist()
 
@@ -345,56 +345,58 @@ def test_a_stratified_split_keeps_recordings_whole() -> None:
     dataset, recordings = TensorDataset(torch.from_numpy(_features()), torch.from_numpy(labels)), np.arange(N) // 4
     got = engine.run_single_fold_stratified(dataset, recordings=recordings)
     assert not set(recordings[got["train_indices"]]) & set(recordings[got["val_indices"]])
-    with pytest.raises(OptionError, match="Recording '2' has items in training and in validation"):
+    with pytest.raises(
+        OptionError, match="must not have items in both training and validation, but 1 have, the first is '2'"
+    ):
         engine.run_single_fold_predefined(dataset, np.arange(0, 10), np.arange(10, 30), recordings=recordings)
-    with pytest.raises(OptionError, match="Recording 'a' has segments of class 0 and of class 1"):
+    with pytest.raises(OptionError, match="must have one class, but 'a' has segments of class 0 and of class 1"):
         aggregate_predictions(np.eye(2), ["a", "a"], [0, 1])
 
 
-def test_loaders_cover_all_validation_items_in_order_and_whole_batches_of_training_items() -> None:
+def test_loaders_cover_all_validation_items_in_order_and_full_batches_of_training_items() -> None:
     engine = TrainingEngine(Small, CLASSES, {**PLAIN, "batch_size": 7})
-    train, val = engine._create_data_loaders(*engine._subsets(_dataset(), TRAIN, VAL, 0)[:2])
+    train, val = engine._create_data_loaders(*engine._make_subsets(_dataset(), TRAIN, VAL, 0)[:2])
     assert [len(y) for _, y in val] == [7, 7, 6]
     assert torch.cat([y for _, y in val]).tolist() == _labels()[VAL].tolist()
     assert [len(y) for _, y in train] == [7] * 5
 
 
-def test_benchmark_performance_tells_what_the_training_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_benchmark_performance_reports_the_wait_for_batches(capsys: pytest.CaptureFixture[str]) -> None:
     got = _run(benchmark_performance=True)
     assert got["waiting"]["batches"] == 4 * 5
     assert "waited" in capsys.readouterr().err
     assert _run()["waiting"] is None
 
 
-def test_settings_that_cannot_be_are_named() -> None:
-    assert checked_config({}) == dict(DEFAULTS)
+def test_invalid_settings_are_refused_by_name() -> None:
+    assert check_config({}) == dict(DEFAULTS)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"batchsize": 8}, "did you mean 'batch_size'"),
-        ({"random_state": 3}, "it is called 'seed' here"),
+        ({"random_state": 3}, "use 'seed' instead"),
         ({"parallel_folds": False}, "one after the other"),
-        ({"zzz": 1}, "use some of k_folds"),
-        ({"learning_rate": 0}, "learning_rate=0 cannot be"),
-        ({"standardize": 1}, "standardize=1; use True or False"),
-        ({"gradient_clipping": float("nan")}, "gradient_clipping=nan"),
+        ({"zzz": 1}, "keys are k_folds"),
+        ({"learning_rate": 0}, "learning_rate must be a finite number > 0, got 0"),
+        ({"standardize": 1}, "standardize must be True or False, got 1"),
+        ({"gradient_clipping": float("nan")}, "gradient_clipping must be a number .*got nan"),
         ({"lr_schedule": {"type": "linear"}}, "'plateau', 'exponential', 'cosine'"),
-        ({"lr_schedule": {"type": "plateau", "gamma": 1}}, "'plateau' has 'gamma'; it takes patience"),
-        ({"loader_options": {"shuffle": False}}, "use a dict with some of num_workers"),
-        ({"loader_options": {"num_workers": 1}, "optimize_dataloaders": False}, "leave out one of the two"),
+        ({"lr_schedule": {"type": "plateau", "gamma": 1}}, "'plateau' must have arguments of patience.*got 'gamma'"),
+        ({"loader_options": {"shuffle": False}}, "must be a dict with keys of num_workers"),
+        ({"loader_options": {"num_workers": 1}, "optimize_dataloaders": False}, "Leave out one of the two"),
     ]
     for config, message in wrong:
         with pytest.raises(OptionError, match=message):
             TrainingEngine(Small, CLASSES, config)
     for fold, message in (
-        (([0, 1], [1, 2]), "Item 1 is in training and in validation"),
-        (([0, 0], [1]), "each may be there once"),
-        (([0, 60], [1]), "the data set has 60"),
-        (([], [1]), "one or more whole numbers"),
+        (([0, 1], [1, 2]), "must not share items, but share 1, the first is 1"),
+        (([0, 0], [1]), "must be unique .*got 1 unique ones of 2"),
+        (([0, 60], [1]), "from 0 to 59, .*from 0 to 60"),
+        (([], [1]), "a list of one or more integers"),
     ):
         with pytest.raises(OptionError, match=message):
             TrainingEngine(Small, CLASSES, PLAIN).run_single_fold_predefined(_dataset(), *fold)
-    with pytest.raises(OptionError, match=r"gives the shape \(8, 2\); with num_classes=3 it has to be \(8, 3\)"):
+    with pytest.raises(OptionError, match=r"must have shape \(batch, num_classes\) = \(8, 3\), got \(8, 2\)"):
         _run(lambda _: _zeros(2))
-    with pytest.raises(OptionError, match=r"There is a label 2; with num_classes=2, use 0 … 1"):
+    with pytest.raises(OptionError, match="Labels must be from 0 to 1 with num_classes=2, got 2"):
         TrainingEngine(_zeros, 2, PLAIN).run_single_fold_predefined(_dataset(), TRAIN, VAL)
-    with pytest.raises(OptionError, match="In epoch 1, the training loss is"):
+    with pytest.raises(OptionError, match=r"Losses must be finite, got .* of epoch 1"):
         _run(_zeros, learning_rate=1e38, use_adam=False, gradient_clipping=0)

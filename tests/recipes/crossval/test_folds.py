@@ -56,7 +56,7 @@ tables = st.integers(1, 24).flatmap(
 
 @settings(max_examples=100)
 @given(table=tables, n_splits=st.integers(2, 4))
-def test_folds_keep_authors_apart_and_classes_trainable_wherever_that_can_be(
+def test_folds_keep_authors_apart_and_classes_trainable_whenever_possible(
     table: tuple[list[int], list[int]], n_splits: int
 ) -> None:
     labels, authors = map(np.array, table)
@@ -98,7 +98,7 @@ def test_a_split_in_two_has_every_class_on_both_sides(table: tuple[list[int], li
     assert found.score == pytest.approx(_score(labels, [found.test], [share]))
 
 
-def test_the_best_of_all_attempts_is_taken_and_each_is_what_it_is_alone() -> None:
+def test_the_best_attempt_is_taken_and_attempts_do_not_depend_on_each_other() -> None:
     labels, authors = _table(300, 5, 20)
     counts = np.zeros((20, 5), np.int64)
     np.add.at(counts, (authors, labels), 1)
@@ -112,7 +112,7 @@ def test_the_best_of_all_attempts_is_taken_and_each_is_what_it_is_alone() -> Non
     assert len(np.unique(together.sides, axis=0)) > 100  # attempts differ
 
 
-def test_a_deal_that_leaves_a_fold_empty_or_a_class_untrained_has_no_score() -> None:
+def test_an_empty_fold_or_an_untrained_class_has_an_infinite_score() -> None:
     counts = np.array([[3, 0], [3, 2], [3, 2], [3, 0]])
     sides = np.array([[0, 0, 1, 1], [0, 1, 2, 0], [0, 1, 1, 2], [0, 0, 1, 0]])
     two = _scores(Task(counts, (0.5, 0.5), 0, folds=True), sides[[0, 3]])
@@ -124,7 +124,7 @@ def test_a_deal_that_leaves_a_fold_empty_or_a_class_untrained_has_no_score() -> 
     assert np.isinf(_scores(Task(counts, (0.5, 0.5), 0, folds=False), np.array([[0, 0, 0, 1]])))  # none of a class
 
 
-def test_folds_are_better_than_those_that_chance_finds() -> None:
+def test_folds_are_better_than_random_ones() -> None:
     labels, authors = _table(2000, 12, 60)
     counts = np.zeros((60, 12), np.int64)
     np.add.at(counts, (authors, labels), 1)
@@ -146,7 +146,7 @@ def test_the_number_of_processes_changes_nothing(monkeypatch: pytest.MonkeyPatch
 
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=15)
-def test_the_sequence_of_the_rows_changes_no_author(seed: int) -> None:
+def test_the_order_of_the_rows_moves_no_author_to_another_fold(seed: int) -> None:
     labels, authors = _table(80, 4, 9)
     moved = np.random.default_rng(seed).permutation(80)
     plain = best_grouped_folds(labels, authors, 3, max_attempts=40)
@@ -154,7 +154,7 @@ def test_the_sequence_of_the_rows_changes_no_author(seed: int) -> None:
     assert [set(authors[fold.val]) for fold in plain.folds] == [set(authors[moved][fold.val]) for fold in other.folds]
 
 
-def test_a_class_that_is_validated_has_at_least_so_many_segments() -> None:
+def test_a_validated_class_has_the_minimum_of_segments() -> None:
     labels, authors = _table(200, 5, 12)
     found = best_grouped_folds(labels, authors, 4, max_attempts=2000, min_val_segments=6)
     counts = [np.bincount(labels[fold.val], minlength=5) for fold in found.folds]
@@ -162,7 +162,7 @@ def test_a_class_that_is_validated_has_at_least_so_many_segments() -> None:
     train, test, _ = search_best_group_seed({"class": labels, "author": authors}, 0.3, 2000, 7)
     assert (np.bincount(labels[test], minlength=5) >= 7).all()
     assert not set(authors[train]) & set(authors[test])
-    with pytest.raises(OptionError, match=r"None of 50 attempts gives 4 folds .* at least 100 segments"):
+    with pytest.raises(OptionError, match=r"at least 100 segments of it, but none of 50 attempts gives such 4 folds"):
         best_grouped_folds(labels, authors, 4, max_attempts=50, min_val_segments=100)
 
 
@@ -171,7 +171,7 @@ def test_rows_may_stand_for_several_segments() -> None:
     found = best_grouped_folds(labels, authors, 2, segments=[3, 1, 1, 1], max_attempts=20)
     assert sorted(fold.val.tolist() for fold in found.folds) == [[0], [1, 2, 3]]
     assert found.score == 0
-    with pytest.raises(OptionError, match="1 or more, one for each row"):
+    with pytest.raises(OptionError, match="segments must be integers >= 1, one per row"):
         best_grouped_folds(labels, authors, 2, segments=[3, 1, 0, 1])
 
 
@@ -195,32 +195,32 @@ def test_tables_of_pandas_and_plain_mappings_give_the_same() -> None:
         _score(np.repeat(labels, weights), [np.flatnonzero(np.repeat(np.isin(np.arange(120), fold.val), weights))
                                             for fold in folds], [1 / 3] * 3)
     )  # fmt: skip
-    with pytest.raises(
-        OptionError, match=r"has the columns 'species_name', 'author'; it needs exactly one for classes"
-    ):
+    with pytest.raises(OptionError, match=r"exactly one column for classes, .*got 'species_name', 'author'"):
         search_best_group_seed_kfold({"species_name": labels, "author": authors})
 
 
-def test_what_cannot_be_is_said_with_names_and_counts() -> None:
-    with pytest.raises(OptionError, match=r"Class 'owl' has 1 author, 'ann' with 2 segments"):
+def test_impossible_splits_are_refused_with_names_and_counts() -> None:
+    with pytest.raises(OptionError, match=r"class 'owl' has 1 author, 'ann' with 2 segments"):
         best_grouped_folds(["owl", "owl", "lark", "lark"], ["ann", "ann", "ann", "bob"], 2)
-    with pytest.raises(OptionError, match=r"2 authors \('1', '2'\) cannot be dealt out to 3 sides"):
+    with pytest.raises(OptionError, match=r"as many authors as sides, 3, got 2 \('1', '2'\)"):
         best_grouped_folds([0, 0, 1, 1], [1, 2, 1, 2], 3)
     # Three authors, each two of whom have a class for themselves: two sides would have both on one.
-    with pytest.raises(OptionError, match=r"None of 64 attempts gives 2 folds .* fewest authors: '0' with 2 authors"):
+    with pytest.raises(
+        OptionError, match=r"none of 64 attempts gives such 2 folds .* fewest authors: '0' with 2 authors"
+    ):
         best_grouped_folds([0, 0, 1, 1, 2, 2], [1, 2, 2, 3, 3, 1], 2, max_attempts=64)
-    with pytest.raises(OptionError, match="authors are all text or all whole numbers, got None in row 1"):
+    with pytest.raises(OptionError, match="authors must be all text or all integers, got None in row 1"):
         best_grouped_folds([0, 0], ["ann", None], 2)
-    with pytest.raises(OptionError, match="3 labels and 2 authors"):
+    with pytest.raises(OptionError, match="got 3 labels and 2 authors"):
         best_grouped_folds([0, 0, 1], ["ann", "bob"], 2)
     for wrong in ({"n_splits": 1}, {"max_attempts": 0}, {"min_val_segments": -1}, {"workers": 0}):
-        with pytest.raises(OptionError, match=f"{next(iter(wrong))}="):
+        with pytest.raises(OptionError, match=f"{next(iter(wrong))} must be an integer"):
             best_grouped_folds([0, 0], [1, 2], **{"n_splits": 2, **wrong})
-    with pytest.raises(OptionError, match=r"test_size=1\.5"):
+    with pytest.raises(OptionError, match=r"test_size must be a number from 0\.01 to 0\.99, got 1\.5"):
         best_grouped_split([0, 0], [1, 2], 1.5)
 
 
-def test_what_was_found_is_kept_for_the_same_data_and_options(tmp_path: Path) -> None:
+def test_results_are_cached_by_data_and_options(tmp_path: Path) -> None:
     labels, authors = _table(300, 5, 20)
     cache = tmp_path / "new" / "folds.json"
     first = best_grouped_folds(labels, authors, 4, max_attempts=300, cache=cache)
@@ -246,7 +246,7 @@ def test_what_was_found_is_kept_for_the_same_data_and_options(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b'{"format": "other"}', b'{"format": "penstock folds 1"}', b"\xff"]
 )
-def test_a_cache_that_is_damaged_is_left_out_with_a_warning_and_written_anew(
+def test_a_damaged_cache_is_replaced_with_a_warning(
     content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     labels, authors = _table(100, 3, 9)
@@ -254,12 +254,12 @@ def test_a_cache_that_is_damaged_is_left_out_with_a_warning_and_written_anew(
     cache.write_bytes(content)
     with caplog.at_level(logging.WARNING, "penstock"):
         found = best_grouped_folds(labels, authors, 3, max_attempts=20, cache=cache)
-    assert "cannot be used, and is written anew" in caplog.text
+    assert "is not usable and will be replaced" in caplog.text
     assert list(json.loads(cache.read_text())["seeds"].values()) == [found.seed]
 
 
 @pytest.mark.parametrize("seed", ["3", -1, 10**6, 1.5, None, True])
-def test_a_seed_in_the_cache_that_cannot_be_is_searched_for_again(seed: object, tmp_path: Path) -> None:
+def test_an_invalid_seed_in_the_cache_is_searched_for_again(seed: object, tmp_path: Path) -> None:
     labels, authors = _table(100, 3, 9)
     cache = tmp_path / "folds.json"
     found = best_grouped_folds(labels, authors, 3, max_attempts=20, cache=cache)
@@ -270,7 +270,7 @@ def test_a_seed_in_the_cache_that_cannot_be_is_searched_for_again(seed: object, 
 
 @given(labels=st.lists(st.integers(0, 3), min_size=2, max_size=40), n_splits=st.integers(2, 5), seed=st.integers(0, 9))
 @settings(max_examples=40)
-def test_stratified_folds_share_each_class_out_evenly(labels: list[int], n_splits: int, seed: int) -> None:
+def test_stratified_folds_divide_each_class_evenly(labels: list[int], n_splits: int, seed: int) -> None:
     classes = np.array(labels)
     if np.unique(classes, return_counts=True)[1].min() < 2 or len(labels) < n_splits:
         with pytest.raises(OptionError):

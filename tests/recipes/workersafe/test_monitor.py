@@ -144,7 +144,7 @@ def test_settings_are_benchmarked_one_by_one_and_no_worker_is_left(
         "Testing configuration 2/2: {'num_workers': 1, 'prefetch_factor': 3}",
     ]
     (warning,) = caplog.messages
-    assert warning.startswith("5 batches are few for a loader that makes 3 ahead")
+    assert warning.startswith("5 batches are too few for a loader that prefetches 3")
     assert "num_batches=13" in warning
 
 

@@ -1,4 +1,4 @@
-"""What a training is told: the document's keys and defaults, checked before anything is read."""
+"""Keys and defaults of a training's config, check_real before anything is read."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from typing import Any
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 
-__all__ = ["DEFAULTS", "SINGLE_FOLD_DEFAULTS", "TRAINING_KEYS", "checked_config"]
+__all__ = ["DEFAULTS", "SINGLE_FOLD_DEFAULTS", "TRAINING_KEYS", "check_config"]
 
 DEFAULTS: Mapping[str, Any] = {
     "k_folds": 4,
@@ -17,10 +17,10 @@ DEFAULTS: Mapping[str, Any] = {
     "batch_size": 24,
     "learning_rate": 0.001,
     "use_class_weights": False,
-    "early_stopping": 35,  # epochs without a smaller validation loss; 0: never
+    "early_stopping": 35,  # epochs without a smaller validation loss; 0 for never
     "standardize": True,
-    "standardize_axis": None,  # one mean for all; -2: one for each frequency bin of (channel, frequency, time)
-    "standardize_sample_size": None,  # training items to look at; None: all
+    "standardize_axis": None,  # one mean for all; -2 for one per frequency bin of (channel, frequency, time)
+    "standardize_sample_size": None,  # training items to read; None for all
     "aggregate_predictions": True,
     "max_split_attempts": 30_000,
     "min_val_segments": 0,
@@ -29,22 +29,22 @@ DEFAULTS: Mapping[str, Any] = {
     "spec_augment": False,  # True, or arguments of SpecAugment
     "gaussian_noise": False,  # True, or arguments of GaussianNoise
     "aggressive_augmentation": False,
-    "optimize_dataloaders": True,  # False: no worker processes, nothing pinned
-    "loader_options": {},  # for OptimalDataLoaderFactory: how batches are made, never which
+    "optimize_dataloaders": True,  # False for no worker processes and no pinned memory
+    "loader_options": {},  # for OptimalDataLoaderFactory: how batches are made, never which ones
     "benchmark_performance": False,
-    "mixed_precision": True,  # on a GPU; elsewhere there is nothing to gain
-    "gradient_clipping": 1.0,  # 0: none
-    "use_adam": True,  # False: SGD with momentum
+    "mixed_precision": True,  # on a GPU; there is nothing to gain elsewhere
+    "gradient_clipping": 1.0,  # 0 for none
+    "use_adam": True,  # False for SGD with momentum
     "momentum": 0.9,
     "l2_regularization": 0.0,
     "lr_schedule": None,  # such as {"type": "plateau", "patience": 10}
     "seed": 42,
-    "device": None,  # CUDA where there is one
+    "device": None,  # None for CUDA if available
     "checkpoint_dir": None,
     "split_cache": None,
     "progress": True,
 }
-"""Of a cross-validation."""
+"""Defaults of a cross-validation."""
 
 SINGLE_FOLD_DEFAULTS: Mapping[str, Any] = {
     **DEFAULTS,
@@ -54,7 +54,7 @@ SINGLE_FOLD_DEFAULTS: Mapping[str, Any] = {
     "min_test_segments": 5,
     "l2_regularization": 1e-4,
 }
-"""Of a training on a single split, which the origin gives other ones."""
+"""Defaults of a training on a single split."""
 
 TRAINING_KEYS = (
     "batch_size",
@@ -75,7 +75,7 @@ TRAINING_KEYS = (
     "lr_schedule",
     "seed",
 )
-"""What the weights depend on: a checkpoint goes on with the same of these only."""
+"""Keys that the weights depend on; a checkpoint resumes only if they are the same."""
 
 _LOADER_OPTIONS = (
     "num_workers",
@@ -91,51 +91,51 @@ _SCHEDULES: Mapping[str, Mapping[str, Any]] = {
     "exponential": {"gamma": 0.95},
     "cosine": {"T_max": None, "eta_min": 1e-6},
 }
-_ELSEWHERE = {
-    "random_state": "it is called 'seed' here",
-    "estop_thresh": "it is called 'early_stopping' here",
-    "initial_lr": "it is called 'learning_rate' here",
-    "parallel_folds": "folds are trained one after the other; for more at once, run one process for each",
-    "max_parallel_folds": "folds are trained one after the other; for more at once, run one process for each",
-    "debug_dataloaders": "the settings of every loader are logged, at level INFO of the logger 'penstock'",
+_OTHER_NAMES = {
+    "random_state": "use 'seed' instead",
+    "estop_thresh": "use 'early_stopping' instead",
+    "initial_lr": "use 'learning_rate' instead",
+    "parallel_folds": "folds are trained one after the other; run one process for each to train them in parallel",
+    "max_parallel_folds": "folds are trained one after the other; run one process for each to train them in parallel",
+    "debug_dataloaders": "all loader settings are logged at level INFO of the logger 'penstock'",
 }
 
 
-def checked_config(config: Mapping[str, Any] | None, defaults: Mapping[str, Any] = DEFAULTS) -> dict[str, Any]:
+def check_config(config: Mapping[str, Any] | None, defaults: Mapping[str, Any] = DEFAULTS) -> dict[str, Any]:
     """Return all keys: the given ones, and `defaults` for the rest.
 
     Examples
     --------
-    >>> checked_config({"batch_size": 8})["batch_size"], checked_config({})["num_epochs"]
+    >>> check_config({"batch_size": 8})["batch_size"], check_config({})["num_epochs"]
     (8, 220)
     >>> try:
-    ...     checked_config({"batchsize": 8})
+    ...     check_config({"batchsize": 8})
     ... except OptionError as error:
     ...     print(error)
-    'batchsize' is no key of a training's config; did you mean 'batch_size'?
+    'batchsize' is not a key of the config; did you mean 'batch_size'?
     """
     if config is not None and not isinstance(config, Mapping):
-        raise OptionError(f"config={config!r}; use a dict of settings by name.")
+        raise OptionError(f"config must be a dict of settings by name, got {config!r}.")
     for key in config or {}:
         if key not in DEFAULTS:
-            raise OptionError(f"{key!r} is no key of a training's config; {_hint(str(key))}")
+            raise OptionError(f"{key!r} is not a key of the config; {_hint(str(key))}")
     full = {**defaults, **(config or {})}
     for key, check in _CHECKS.items():
         full[key] = check(key, full[key])
     if full["loader_options"] and not full["optimize_dataloaders"]:
-        raise OptionError("loader_options have no effect with optimize_dataloaders=False; leave out one of the two.")
+        raise OptionError("loader_options needs optimize_dataloaders=True, got False. Leave out one of the two.")
     if full["standardize_axis"] is not None and not full["standardize"]:
-        raise OptionError("standardize_axis has no effect with standardize=False; leave out one of the two.")
+        raise OptionError("standardize_axis needs standardize=True, got False. Leave out one of the two.")
     if full["lr_schedule"] is not None and full["lr_schedule"]["type"] == "cosine":
         full["lr_schedule"]["T_max"] = full["lr_schedule"]["T_max"] or full["num_epochs"]
     return full
 
 
 def _hint(key: str) -> str:
-    if key in _ELSEWHERE:
-        return f"{_ELSEWHERE[key]}."
+    if key in _OTHER_NAMES:
+        return f"{_OTHER_NAMES[key]}."
     near = get_close_matches(key, list(DEFAULTS), n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"use some of {', '.join(DEFAULTS)}."
+    return f"did you mean {near[0]!r}?" if near else f"keys are {', '.join(DEFAULTS)}."
 
 
 def _whole(at_least: int) -> Callable[[str, Any], int]:
@@ -147,19 +147,19 @@ def _optional(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
 
 
 def _real(low: float, high: float = math.inf, *, without_low: bool = False) -> Callable[[str, Any], float]:
-    def checked(key: str, value: Any) -> float:
+    def check_real(key: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise OptionError(f"{key}={value!r} cannot be; use a number from {low:g} to {high:g}.")
+            raise OptionError(f"{key} must be a number from {low:g} to {high:g}, got {value!r}.")
         if not math.isfinite(value) or (without_low and value == low):
-            raise OptionError(f"{key}={value!r} cannot be; use a finite number above {low:g}.")
+            raise OptionError(f"{key} must be a finite number > {low:g}, got {value!r}.")
         return float(value)
 
-    return checked
+    return check_real
 
 
 def _switch(key: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise OptionError(f"{key}={value!r}; use True or False.")
+        raise OptionError(f"{key} must be True or False, got {value!r}.")
     return value
 
 
@@ -169,38 +169,40 @@ def _switch_or_arguments(key: str, value: Any) -> bool | dict[str, Any]:
 
 def _axis(key: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise OptionError(f"{key}={value!r} is no axis; use a whole number, such as -2 for frequency bins.")
+        raise OptionError(f"{key} must be an integer, such as -2 for frequency bins, got {value!r}.")
     return value
 
 
 def _path(key: str, value: Any) -> Path:
     if not isinstance(value, str | Path):
-        raise OptionError(f"{key}={value!r} is no path.")
+        raise OptionError(f"{key} must be a path, got {value!r}.")
     return Path(value)
 
 
 def _device(key: str, value: Any) -> str:
     if not isinstance(value, str) and type(value).__name__ != "device":
-        raise OptionError(f"{key}={value!r}; use a name such as 'cpu' or 'cuda:0'.")
+        raise OptionError(f"{key} must be a name such as 'cpu' or 'cuda:0', got {value!r}.")
     return str(value)
 
 
 def _loader_options(key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not set(value) <= set(_LOADER_OPTIONS):
-        raise OptionError(f"{key}={value!r}; use a dict with some of {', '.join(_LOADER_OPTIONS)}.")
+        raise OptionError(f"{key} must be a dict with keys of {', '.join(_LOADER_OPTIONS)}, got {value!r}.")
     return dict(value)
 
 
 def _schedule(key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or value.get("type") not in _SCHEDULES:
         raise OptionError(
-            f"{key}={value!r}; use a dict with a 'type' of {', '.join(map(repr, _SCHEDULES))} and its arguments."
+            f"{key} must be a dict with a 'type' of {', '.join(map(repr, _SCHEDULES))} and its arguments, got "
+            f"{value!r}."
         )
     known = _SCHEDULES[value["type"]]
     unknown = set(value) - set(known) - {"type"}
     if unknown:
         raise OptionError(
-            f"{key} of type {value['type']!r} has {', '.join(map(repr, sorted(unknown)))}; it takes {', '.join(known)}."
+            f"{key} of type {value['type']!r} must have arguments of {', '.join(known)}, got "
+            f"{', '.join(map(repr, sorted(unknown)))}."
         )
     return {"type": value["type"], **known, **value}
 

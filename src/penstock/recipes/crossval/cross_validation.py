@@ -1,4 +1,4 @@
-"""Seed 002: from features, labels and authors to trained models and honest figures, in one call.
+"""Cross-validated training in one call, from features, labels and authors.
 
 Examples
 --------
@@ -27,7 +27,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from penstock.core.errors import OptionError, ReadError, SourceError
-from penstock.recipes.crossval.config import DEFAULTS, SINGLE_FOLD_DEFAULTS, checked_config
+from penstock.recipes.crossval.config import DEFAULTS, SINGLE_FOLD_DEFAULTS, check_config
 from penstock.recipes.crossval.engine import TrainingEngine
 from penstock.recipes.crossval.folds import Fold, best_grouped_folds, best_grouped_split, stratified_folds
 
@@ -51,40 +51,40 @@ def cross_val_training(
     *,
     recordings: ArrayLike | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Train `k_folds` models, each validated on authors that it has never seen, and return `(results, best_results)`.
+    """Train `k_folds` models, each validated on authors it has never seen, and return `(results, best_results)`.
 
     Parameters
     ----------
     data_path
-        An .npz file with `features` and `labels`, and perhaps `authors` and `recordings`, in place of these arguments.
+        An .npz file with `features` and `labels`, and optionally `authors` and `recordings`, instead of the arrays.
     features
-        (items, …): spectrograms of (items, channel, frequency, time), say. In memory, as float32.
+        Array of shape (items, …), such as spectrograms (items, channel, frequency, time). Kept in memory as float32.
     labels
-        One for each item: 0, 1, …, or names.
+        One per item: 0, 1, …, or names.
     authors
-        Who recorded each item: no author is in training and validation of a fold. None: recordings are kept whole; if
-        there are none either, items are split by class alone, with a warning, since what is learnt of an author then
-        counts as learnt of the class.
+        Who recorded each item: no author is in both training and validation of a fold. None to keep recordings whole;
+        without recordings, items are split by class alone, with a warning, because the validation then also rewards
+        what was learned about an author.
     model_class
-        Called with the number of classes, for each fold.
+        Called with the number of classes, once per fold.
     num_classes
-        None: as many as there are labels.
+        None for the number of different labels.
     config
-        Some of the keys of `penstock.recipes.crossval.config.DEFAULTS`; they win over the two arguments that follow.
+        Keys of `penstock.recipes.crossval.config.DEFAULTS`; they take precedence over the next two arguments.
     spec_augment, gaussian_noise
-        Whether training items are masked, and made noisy.
+        Whether masks, and noise, are applied to training items.
     recordings
-        What each item is a segment of: predictions are averaged over the segments of a recording.
+        Recording that each item is a segment of: predictions are averaged over the segments of a recording.
 
     Returns
     -------
-    See `TrainingEngine.run_cross_validation`. Besides, `results` has `classes`, the names of the labels, and `split`:
-    the score of the folds (0 is ideal) and the seed that they are from, where authors or recordings were kept whole.
+    See `TrainingEngine.run_cross_validation`. `results` also has `classes`, the names of the labels, and `split`: the
+    score of the folds (0 is ideal) and their seed, if authors or recordings were kept whole.
     """
     defaults = {**DEFAULTS, "spec_augment": spec_augment, "gaussian_noise": gaussian_noise}
-    chosen = checked_config(config, defaults)
+    chosen = check_config(config, defaults)
     data = _Data.of(data_path, features, labels, authors, recordings)
-    engine = TrainingEngine(_given(model_class), data.num_classes(num_classes), chosen)
+    engine = TrainingEngine(_require_model_class(model_class), data.num_classes(num_classes), chosen)
     folds, split = _folds(data, chosen)
     results, best_results = engine.run_cross_validation(data.dataset, folds, recordings=data.recordings)
     return {**results, "classes": data.classes, "split": split}, best_results
@@ -92,9 +92,7 @@ def cross_val_training(
 
 def _folds(data: "_Data", chosen: Mapping[str, Any]) -> tuple[list[Fold], dict[str, Any] | None]:
     if data.groups is None:
-        _LOG.warning(
-            "No authors and no recordings were given: what items have in common may be in training and in validation."
-        )
+        _LOG.warning("Neither authors nor recordings were given: related items may be in both training and validation.")
         return stratified_folds(data.labels, chosen["k_folds"], seed=chosen["seed"]), None
     found = best_grouped_folds(
         data.labels,
@@ -122,32 +120,32 @@ def single_fold_training(
     *,
     recordings: ArrayLike | None = None,
 ) -> dict[str, Any]:
-    """Train one model, validated on `test_size` of each class, and return what came out.
+    """Train one model, validated on `test_size` of each class, and return its results.
 
     Parameters that are not described here are those of `cross_val_training`.
 
     Parameters
     ----------
     config
-        Some of the keys of `penstock.recipes.crossval.config.SINGLE_FOLD_DEFAULTS`.
+        Keys of `penstock.recipes.crossval.config.SINGLE_FOLD_DEFAULTS`.
     use_predefined_split
-        True: no author is in training and in validation; authors are needed, or recordings in their place. False: items
-        are split by class alone, or recordings where they are given, whoever their authors are.
+        True: no author is in both training and validation; needs authors, or recordings instead. False: items are split
+        by class alone, or by recordings if given, regardless of authors.
 
     Returns
     -------
-    See `TrainingEngine.run_single_fold_predefined`; besides, `classes` and `split`.
+    See `TrainingEngine.run_single_fold_predefined`; also `classes` and `split`.
     """
     defaults = {**SINGLE_FOLD_DEFAULTS, "spec_augment": spec_augment, "gaussian_noise": gaussian_noise}
-    chosen = checked_config(config, defaults)
+    chosen = check_config(config, defaults)
     data = _Data.of(data_path, features, labels, authors, recordings)
-    engine = TrainingEngine(_given(model_class), data.num_classes(num_classes), chosen)
+    engine = TrainingEngine(_require_model_class(model_class), data.num_classes(num_classes), chosen)
     if not use_predefined_split:
         result = engine.run_single_fold_stratified(data.dataset, recordings=data.recordings)
         return {**result, "classes": data.classes, "split": None}
     if data.groups is None:
         raise OptionError(
-            "A split that keeps authors apart needs authors, or recordings; give them, or use "
+            "use_predefined_split=True needs authors or recordings, got neither. Give them, or use "
             "use_predefined_split=False to split items by class alone."
         )
     found = best_grouped_split(
@@ -168,7 +166,7 @@ class _Data(NamedTuple):
     labels: NDArray[np.int64]
     classes: list[str]
     groups: Any
-    """What is kept whole: authors, or recordings, or None."""
+    """Groups that are kept whole: authors, or recordings, or None."""
 
     recordings: Any
 
@@ -176,18 +174,20 @@ class _Data(NamedTuple):
     def of(cls, data_path: Any, features: Any, labels: Any, authors: Any, recordings: Any) -> "_Data":
         given = {"features": features, "labels": labels, "authors": authors, "recordings": recordings}
         if data_path is not None:
-            twice = [name for name, value in given.items() if value is not None]
-            if twice:
-                raise OptionError(f"data_path and {', '.join(twice)} were given; give the file, or the arrays.")
-            given = _read(Path(data_path))
+            repeated = [name for name, value in given.items() if value is not None]
+            if repeated:
+                raise OptionError(f"data_path excludes arrays, got both it and {', '.join(repeated)}.")
+            given = _read_npz(Path(data_path))
         missing = [name for name in _NEEDED if given[name] is None]
         if missing:
-            raise OptionError(f"There are no {' and no '.join(missing)}; give data_path, or features and labels.")
-        x = _tensor(given["features"])
-        classes, y = _numbered(given["labels"])
+            raise OptionError(f"data_path, or features and labels, are required, got no {' and no '.join(missing)}.")
+        x = _to_tensor(given["features"])
+        classes, y = _encode_labels(given["labels"])
         for name in ("labels", *_OPTIONAL):
             if given[name] is not None and np.shape(given[name]) != (len(x),):
-                raise SourceError(f"{name} has the shape {np.shape(given[name])}, and there are {len(x)} items.")
+                raise SourceError(
+                    f"{name} must have one entry per item, shape {(len(x),)}, got {np.shape(given[name])}."
+                )
         groups = given["recordings"] if given["authors"] is None else given["authors"]
         return cls(TensorDataset(x, torch.from_numpy(y)), y, classes, groups, given["recordings"])
 
@@ -195,51 +195,53 @@ class _Data(NamedTuple):
         return len(self.classes) if given is None else given
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_npz(path: Path) -> dict[str, Any]:
     if path.suffix != ".npz":
         why = ""
         if path.suffix == ".csv":
-            why = " A table of pixels does not say which of them are frequencies and which are times;"
+            why = " A table of pixels does not tell frequencies from times."
         raise SourceError(
-            f"{path} is no .npz file.{why} save it once: np.savez(path, features=…, labels=…, authors=…)."
+            f"data_path must be an .npz file, got {path}.{why} Save it once: "
+            "np.savez(path, features=…, labels=…, authors=…)."
         )
     try:
         with np.load(path, allow_pickle=False) as stored:
             unknown = sorted(set(stored.files) - set(_NEEDED) - set(_OPTIONAL))
             if unknown:
-                _LOG.warning("%s has %s as well, which nothing looks at.", path, ", ".join(unknown))
+                _LOG.warning("%s also has %s, which is ignored.", path, ", ".join(unknown))
             return {name: stored[name] if name in stored.files else None for name in (*_NEEDED, *_OPTIONAL)}
     except (OSError, ValueError) as error:
         raise ReadError(f"Could not read {path}: {error}") from error
 
 
-def _tensor(features: Any) -> torch.Tensor:
+def _to_tensor(features: Any) -> torch.Tensor:
     if isinstance(features, torch.Tensor):
         return features.detach().float()
     array = np.asarray(features)
     if array.ndim < 2 or array.dtype.kind not in "fiu" or not len(array):
         raise SourceError(
-            f"features has the shape {array.shape} and the type {array.dtype}; give numbers of (items, …), one or more."
+            "features must be real numbers of shape (items, …) with at least one item, got "
+            f"{array.dtype} {array.shape}."
         )
     plain = np.ascontiguousarray(array, np.float32)
     return torch.from_numpy(plain if plain.flags.writeable else plain.copy())
 
 
-def _numbered(labels: Any) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the names of the classes and the number of each item's: of whole numbers, themselves."""
+def _encode_labels(labels: Any) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the names of the classes, and the class number of each item; integers stay as they are."""
     given = np.asarray(labels)
     if given.dtype.kind in "iu" and given.size:
         if given.min() < 0:
-            raise SourceError(f"There is a label {given.min()}; use 0, 1, …, or names.")
+            raise SourceError(f"Labels must be 0, 1, …, or names, got {given.min()}.")
         return [str(number) for number in range(int(given.max()) + 1)], given.astype(np.int64)
     names = given.tolist()
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise SourceError("Labels are whole numbers, or names, one for each item.")
+        raise SourceError("Labels must be integers or names, one per item.")
     classes, number = np.unique(np.array(names), return_inverse=True)
     return classes.tolist(), number.astype(np.int64)
 
 
-def _given(model_class: Any) -> Any:
+def _require_model_class(model_class: Any) -> Any:
     if model_class is None:
-        raise OptionError("model_class is missing; give what makes a model of a number of classes.")
+        raise OptionError("model_class is required: a function from the number of classes to a model.")
     return model_class

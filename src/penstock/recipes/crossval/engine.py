@@ -1,6 +1,6 @@
-"""Seed 002: trains models on folds of a data set; statistics, augmentation and class weights are of the training side.
+"""Trains models on folds of a dataset; statistics, augmentation and class weights come from the training side.
 
-The data side is the value here; the loop is plain PyTorch (`training_fold`).
+The work here is on the data; the training loop is plain PyTorch (`fold`).
 """
 
 import inspect
@@ -19,10 +19,15 @@ from torch.utils.data import Subset
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.seeds import key_for
-from penstock.recipes.crossval.config import TRAINING_KEYS, checked_config
-from penstock.recipes.crossval.fold import FoldTraining, Predicted, own_randomness, seed_all
+from penstock.recipes.crossval.config import TRAINING_KEYS, check_config
+from penstock.recipes.crossval.fold import FoldSpec, FoldTraining, Predictions, preserve_random_state, seed_all
 from penstock.recipes.crossval.folds import best_grouped_split, stratified_split
-from penstock.recipes.crossval.results import accuracy_and_f1, aggregate_predictions, confusion_of, summarized
+from penstock.recipes.crossval.results import (
+    accuracy_and_f1,
+    aggregate_predictions,
+    confusion_matrix_of,
+    summarize_folds,
+)
 from penstock.recipes.workersafe.datasets import (
     AugmentedDataset,
     WorkerSafeStandardizedDataset,
@@ -38,22 +43,22 @@ _Int64s = NDArray[np.int64]
 
 
 class TrainingEngine:
-    """Trains one model for each fold.
+    """Trains one model per fold.
 
-    For a seed, all comes out the same: for any number of worker processes, and after any interruption. The global
-    generators of torch, numpy and Python are left as they were.
+    Results are a function of the seed: the same for any number of worker processes, and after any interruption. The
+    global generators of torch, numpy and Python are left as they were.
 
     Parameters
     ----------
     model_class
-        Called with the number of classes (`num_classes=`, where it has such an argument), for each fold. Its output is
-        (batch, classes).
+        Called with the number of classes (as `num_classes=`, if it has such a parameter), once per fold. Its output
+        has shape (batch, classes).
     num_classes
         Labels are 0 … num_classes - 1.
     config
-        Some of the keys of `penstock.recipes.crossval.config.DEFAULTS`. Standardisation comes first, with mean and
-        deviation of the training items; then noise, then masks, of the training items alone. So noise is in units of
-        the deviation, and masks are filled with the mean, unless `standardize` is False: then noise is in the units of
+        Keys of `penstock.recipes.crossval.config.DEFAULTS`. Standardization comes first, with mean and standard
+        deviation of the training items; then noise, then masks, on training items only. So noise is in units of the
+        standard deviation and masks are filled with the mean, unless `standardize` is False: then noise is in units of
         the data, and masks are filled with the mean of the item.
 
     Examples
@@ -69,9 +74,9 @@ class TrainingEngine:
         self, model_class: Callable[..., nn.Module], num_classes: int, config: Mapping[str, Any] | None = None
     ) -> None:
         if not callable(model_class):
-            raise OptionError(f"model_class={model_class!r}; give what makes a model when it is called.")
+            raise OptionError(f"model_class must be a function that returns a model, got {model_class!r}.")
         self.model_class, self.num_classes = model_class, check_integer("num_classes", num_classes, at_least=2)
-        self.config = checked_config(config)
+        self.config = check_config(config)
         self.device = torch.device(self.config["device"] or ("cuda" if torch.cuda.is_available() else "cpu"))
 
     def run_cross_validation(
@@ -82,29 +87,33 @@ class TrainingEngine:
         Parameters
         ----------
         dataset
-            Map-style, of (x, label).
+            A map-style dataset of (x, label).
         fold_indices
             (training items, validation items) of each fold.
         recordings
-            One for each item: predictions are averaged over the items of a recording.
+            One per item: predictions are averaged over the items of a recording.
 
         Returns
         -------
-        `results` has `fold_results` ("fold_1", … with what `run_single_fold_predefined` gives), `summary` and `config`;
-        `best_results` the smallest losses and the largest accuracies and F1s of each fold's epochs.
+        `results` has `fold_results` ("fold_1", … as from `run_single_fold_predefined`), `summary` and `config`;
+        `best_results` has the smallest losses and the largest accuracies and F1s over the epochs of each fold.
 
         Raises
         ------
         Exception
-            Whatever is raised in a fold, with a note that says in which.
+            Any exception in a fold, with a note that names the fold.
         """
-        folds = [self._checked_fold(dataset, fold) for fold in fold_indices]
+        folds = [self._check_fold(dataset, fold) for fold in fold_indices]
         if not folds:
-            raise OptionError("There are no folds to train on; give (training items, validation items) of each.")
-        found = [self._trained(dataset, fold, (number, len(folds)), recordings) for number, fold in enumerate(folds, 1)]
+            raise OptionError(
+                "fold_indices must have (training items, validation items) of at least one fold, got none."
+            )
+        found = [
+            self._train_fold(dataset, fold, (number, len(folds)), recordings) for number, fold in enumerate(folds, 1)
+        ]
         results = {
             "fold_results": {f"fold_{number}": fold for number, fold in enumerate(found, 1)},
-            "summary": summarized(found, self.num_classes),
+            "summary": summarize_folds(found, self.num_classes),
             "config": dict(self.config),
         }
         histories = [fold["history"] for fold in found]
@@ -123,21 +132,21 @@ class TrainingEngine:
         *,
         recordings: ArrayLike | None = None,
     ) -> dict[str, Any]:
-        """Train on `train_idx`, validate on `val_idx`, and return what came out.
+        """Train on `train_idx`, validate on `val_idx`, and return the results.
 
         Returns
         -------
-        `final_val_loss`, `final_val_acc` and `final_val_f1` of the best weights, which are those of the epoch with the
-        smallest validation loss; `history` by epoch, epochs counted from 0; `model` with these weights, on the CPU, and
-        a copy in `model_state`; `val_probabilities` (items, classes), `val_predictions` and `val_targets` in the
-        sequence of `val_indices`; `recordings`, the same for recordings, or None; `confusion_matrix`; `standardization`
-        (mean and deviation, or None); `training_time` in seconds; `waiting_share`, the share of the training that was
-        spent waiting for batches; and `waiting`, all figures of `penstock.watch`, with `benchmark_performance`.
+        `final_val_loss`, `final_val_acc` and `final_val_f1` of the best weights, those of the epoch with the smallest
+        validation loss; `history` by epoch, counted from 0; `model` with these weights, on the CPU, and a copy in
+        `model_state`; `val_probabilities` (items, classes), `val_predictions` and `val_targets` in the order of
+        `val_indices`; `recordings`, the same for recordings, or None; `confusion_matrix`; `standardization` (mean and
+        standard deviation, or None); `training_time` in seconds; `waiting_share`, the fraction of training time
+        spent waiting for batches; and `waiting`, all figures of `penstock.watch`, if `benchmark_performance` is set.
         """
-        return self._trained(dataset, self._checked_fold(dataset, (train_idx, val_idx)), (1, 1), recordings)
+        return self._train_fold(dataset, self._check_fold(dataset, (train_idx, val_idx)), (1, 1), recordings)
 
     def run_single_fold_stratified(self, dataset: Any, *, recordings: ArrayLike | None = None) -> dict[str, Any]:
-        """Train on a random split with `test_size` of each class in validation; recordings are kept whole."""
+        """Train on a random split with `test_size` of each class for validation; recordings are kept whole."""
         labels = labels_of(dataset)
         size, seed = self.config["test_size"], self.config["seed"]
         if recordings is None:
@@ -152,33 +161,35 @@ class TrainingEngine:
                 cache=self.config["split_cache"],
                 show=self.config["progress"],
             )
-        return self._trained(dataset, (train, val), (1, 1), recordings)
+        return self._train_fold(dataset, (train, val), (1, 1), recordings)
 
-    def _checked_fold(self, dataset: Any, fold: Any) -> tuple[_Int64s, _Int64s]:
+    def _check_fold(self, dataset: Any, fold: Any) -> tuple[_Int64s, _Int64s]:
         sides = []
         for name, items in zip(("training", "validation"), fold, strict=True):
             numbers = np.asarray(items if hasattr(items, "__len__") else list(items))
             if numbers.ndim != 1 or not numbers.size or numbers.dtype.kind not in "iu":
-                raise OptionError(f"The {name} items are a list of one or more whole numbers, got {items!r}.")
+                raise OptionError(f"The {name} items must be a list of one or more integers, got {items!r}.")
             if numbers.min() < 0 or numbers.max() >= len(dataset) or len(np.unique(numbers)) < len(numbers):
                 raise OptionError(
-                    f"The {name} items go from {numbers.min()} to {numbers.max()}, {len(np.unique(numbers))} different "
-                    f"ones of {len(numbers)}; the data set has {len(dataset)}, and each may be there once."
+                    f"The {name} items must be unique and from 0 to {len(dataset) - 1}, got {len(np.unique(numbers))} "
+                    f"unique ones of {len(numbers)}, from {numbers.min()} to {numbers.max()}."
                 )
             sides.append(numbers.astype(np.int64))
         shared = np.intersect1d(sides[0], sides[1])
         if len(shared):
-            raise OptionError(f"Item {shared[0]} is in training and in validation, as are {len(shared)} in all.")
+            raise OptionError(
+                f"Training and validation must not share items, but share {len(shared)}, the first is {shared[0]}."
+            )
         return sides[0], sides[1]
 
-    def _trained(
+    def _train_fold(
         self, dataset: Any, fold: tuple[_Int64s, _Int64s], place: tuple[int, int], recordings: ArrayLike | None
     ) -> dict[str, Any]:
         began, (number, count), (train, val) = time.perf_counter(), place, fold
-        with _in_fold(number, count), own_randomness():
-            names = _checked_recordings(recordings, len(dataset), fold)
+        with _name_fold_in_errors(number, count), preserve_random_state():
+            names = _check_recordings(recordings, len(dataset), fold)
             seed = key_for(self.config["seed"], "fold", number)
-            train_set, val_set, statistics = self._subsets(dataset, train, val, seed)
+            train_set, val_set, statistics = self._make_subsets(dataset, train, val, seed)
             weights = None
             if self.config["use_class_weights"]:
                 weights = torch.from_numpy(class_weights(labels_of(dataset)[train], self.num_classes)).to(self.device)
@@ -186,27 +197,25 @@ class TrainingEngine:
             try:
                 seed_all(key_for(seed, "model"))
                 folder = self.config["checkpoint_dir"]
-                training = FoldTraining(
-                    self._model().to(self.device),
-                    train_loader,
-                    val_loader,
+                spec = FoldSpec(
+                    config=self.config,
                     num_classes=self.num_classes,
                     class_weights=weights,
-                    config=self.config,
                     seed=seed,
                     checkpoint=None if folder is None else folder / f"fold_{number}.pt",
                     identity=self._identity(fold, statistics),
                 )
-                predicted = training.run(f"Fold {number} of {count}")
+                training = FoldTraining(self._make_model().to(self.device), train_loader, val_loader, spec)
+                predictions = training.run(f"Fold {number} of {count}")
             finally:
                 end_workers(train_loader, val_loader)
-            result = self._result(predicted, training)
-            result["recordings"] = self._by_recording(predicted, names, val)
+            result = self._result(predictions, training)
+            result["recordings"] = self._by_recording(predictions, names, val)
             result |= {"train_indices": train, "val_indices": val, "standardization": statistics}
         result["training_time"] = time.perf_counter() - began
         return result
 
-    def _subsets(self, dataset: Any, train: _Int64s, val: _Int64s, seed: int) -> tuple[Any, Any, Any]:
+    def _make_subsets(self, dataset: Any, train: _Int64s, val: _Int64s, seed: int) -> tuple[Any, Any, Any]:
         """Return both sides, and the statistics of the training side."""
         config, statistics = self.config, None
         train_set: Any = Subset(dataset, train.tolist())
@@ -219,15 +228,15 @@ class TrainingEngine:
             train_set, val_set = (
                 WorkerSafeStandardizedDataset(dataset, items.tolist(), *statistics, axis=axis) for items in (train, val)
             )
-        return self._augmented(train_set, key_for(seed, "augment")), val_set, statistics
+        return self._augment(train_set, key_for(seed, "augment")), val_set, statistics
 
-    def _augmented(self, train_set: Any, seed: int) -> Any:
+    def _augment(self, train_set: Any, seed: int) -> Any:
         masks, noise = self.config["spec_augment"], self.config["gaussian_noise"]
         if masks is False and noise is False:
             return train_set
         shape = tuple(np.shape(train_set[0][0]))
         if masks is not False and len(shape) not in (2, 3):
-            raise OptionError(f"spec_augment takes items of (frequency, time), with channels or without, got {shape}.")
+            raise OptionError(f"spec_augment needs items of ([channel,] frequency, time), got shape {shape}.")
         advice = get_augmentation_params(
             len(train_set),
             self.num_classes,
@@ -237,8 +246,8 @@ class TrainingEngine:
         recommended = advice["spec_augment_params"]
         if masks is True and not recommended["time_mask_param"] + recommended["freq_mask_param"]:
             raise OptionError(
-                f"Spectrograms of {shape[-2]} × {shape[-1]} are so small that no masks are recommended for them; use "
-                "spec_augment={'time_mask_param': …, 'freq_mask_param': …}."
+                f"spec_augment=True needs larger spectrograms, got {shape[-2]} × {shape[-1]}, for which no masks are "
+                "recommended. Use spec_augment={'time_mask_param': …, 'freq_mask_param': …}."
             )
         if not self.config["standardize"]:
             recommended["mask_value"] = "mean"
@@ -253,13 +262,13 @@ class TrainingEngine:
         )
 
     def _create_data_loaders(self, train_subset: Any, val_subset: Any) -> tuple[Any, Any]:
-        """Return the loaders of both sides, as the factory makes them."""
+        """Return the loaders of both sides, made by the factory."""
         config = self.config
         has_augmentation = config["spec_augment"] is not False or config["gaussian_noise"] is not False
         plain = {"num_workers": 0, "pin_memory": False}
         options = config["loader_options"] if config["optimize_dataloaders"] else plain
-        # Generators of their own: torch seeds workers from the global one otherwise, more often without workers than
-        # with some that persist, and the model's dropout would depend on that.
+        # Own generators: torch would seed workers from the global one, more often without workers than with persistent
+        # ones, and the model's dropout would depend on that.
         train_loader = OptimalDataLoaderFactory.create_training_loader(
             train_subset,
             batch_size=config["batch_size"],
@@ -278,10 +287,10 @@ class TrainingEngine:
         )
         return train_loader, val_loader
 
-    def _model(self) -> nn.Module:
+    def _make_model(self) -> nn.Module:
         try:
             named = "num_classes" in inspect.signature(self.model_class).parameters
-        except ValueError:  # it has none that can be asked for
+        except ValueError:  # it has no readable signature
             named = False
         return self.model_class(num_classes=self.num_classes) if named else self.model_class(self.num_classes)
 
@@ -291,13 +300,13 @@ class TrainingEngine:
         settings = {key: self.config[key] for key in TRAINING_KEYS}
         return {**settings, "num_classes": self.num_classes, "items": items, "standardization": numbers}
 
-    def _result(self, predicted: Predicted, training: FoldTraining) -> dict[str, Any]:
-        classes = predicted.probabilities.argmax(axis=1)
-        confusion = confusion_of(predicted.targets, classes, self.num_classes)
+    def _result(self, predictions: Predictions, training: FoldTraining) -> dict[str, Any]:
+        classes = predictions.probabilities.argmax(axis=1)
+        confusion = confusion_matrix_of(predictions.targets, classes, self.num_classes)
         accuracy, f1 = accuracy_and_f1(confusion)
         return {
             "history": training.history,
-            "final_val_loss": predicted.loss,
+            "final_val_loss": predictions.loss,
             "final_val_acc": accuracy,
             "final_val_f1": f1,
             "best_val_acc": max(training.history["val_accuracies"]),
@@ -305,18 +314,18 @@ class TrainingEngine:
             "model": training.model.cpu(),
             "model_state": training.best_weights,
             "confusion_matrix": confusion,
-            "val_probabilities": predicted.probabilities,
+            "val_probabilities": predictions.probabilities,
             "val_predictions": classes,
-            "val_targets": predicted.targets,
+            "val_targets": predictions.targets,
             "waiting": training.waiting,
             "waiting_share": training.waited_seconds / max(training.trained_seconds, 1e-9),
         }
 
-    def _by_recording(self, predicted: Predicted, recordings: Any, val: _Int64s) -> dict[str, Any] | None:
+    def _by_recording(self, predictions: Predictions, recordings: Any, val: _Int64s) -> dict[str, Any] | None:
         if recordings is None or not self.config["aggregate_predictions"]:
             return None
-        names, means, targets = aggregate_predictions(predicted.probabilities, recordings[val], predicted.targets)
-        accuracy, f1 = accuracy_and_f1(confusion_of(targets, means.argmax(axis=1), self.num_classes))
+        names, means, targets = aggregate_predictions(predictions.probabilities, recordings[val], predictions.targets)
+        accuracy, f1 = accuracy_and_f1(confusion_matrix_of(targets, means.argmax(axis=1), self.num_classes))
         return {
             "names": names,
             "probabilities": means,
@@ -328,7 +337,7 @@ class TrainingEngine:
 
 
 def class_weights(labels: ArrayLike, num_classes: int) -> NDArray[np.float32]:
-    """Return items / (classes × items of the class): what makes rare classes count as much as frequent ones.
+    """Return items / (classes × items of the class): weights that make rare classes count as much as frequent ones.
 
     Examples
     --------
@@ -339,15 +348,15 @@ def class_weights(labels: ArrayLike, num_classes: int) -> NDArray[np.float32]:
     missing = np.flatnonzero(counts == 0)
     if len(missing) or len(counts) > num_classes:
         raise OptionError(
-            f"Class weights need each of {num_classes} classes in the training; "
-            + (f"class {missing[0]} has no item." if len(missing) else f"there is a label {len(counts) - 1}.")
+            f"Class weights need items of all classes 0 … {num_classes - 1} in training, and no others; "
+            + (f"class {missing[0]} has no item." if len(missing) else f"got label {len(counts) - 1}.")
         )
     weights: NDArray[np.float32] = (counts.sum() / (num_classes * counts)).astype(np.float32)
     return weights
 
 
 def labels_of(dataset: Any) -> _Int64s:
-    """Return the label of each item: `tensors[1]`, `targets` or `labels` of the data set; else all items are read."""
+    """Return the label of each item: `tensors[1]`, `targets` or `labels` of the dataset, or from reading all items."""
     tensors = getattr(dataset, "tensors", None)
     known = [tensors[1] if tensors is not None and len(tensors) > 1 else None]
     known += [getattr(dataset, name, None) for name in ("targets", "labels")]
@@ -357,26 +366,28 @@ def labels_of(dataset: Any) -> _Int64s:
     try:
         return np.array([int(dataset[number][1]) for number in range(len(dataset))], np.int64)
     except (TypeError, IndexError) as error:
-        raise SourceError(f"Items of {type(dataset).__name__} are no (x, label): {error}.") from error
+        raise SourceError(
+            f"Items must be (x, label), but those of {type(dataset).__name__} are not: {error}."
+        ) from error
 
 
-def _checked_recordings(recordings: ArrayLike | None, n_items: int, fold: tuple[_Int64s, _Int64s]) -> Any:
+def _check_recordings(recordings: ArrayLike | None, n_items: int, fold: tuple[_Int64s, _Int64s]) -> Any:
     if recordings is None:
         return None
     names = np.asarray(recordings)
     if names.shape != (n_items,):
-        raise OptionError(f"recordings has the shape {names.shape}; give one for each of {n_items} items.")
+        raise OptionError(f"recordings must have one entry per item, shape ({n_items},), got {names.shape}.")
     shared = np.intersect1d(names[fold[0]], names[fold[1]])
     if len(shared):
         raise OptionError(
-            f"Recording {str(shared[0])!r} has items in training and in validation, as have {len(shared)} in all: "
-            "what is validated was trained on. Keep recordings whole."
+            f"Recordings must not have items in both training and validation, but {len(shared)} have, the first is "
+            f"{str(shared[0])!r}. Keep recordings whole."
         )
     return names
 
 
 @contextmanager
-def _in_fold(number: int, count: int) -> Iterator[None]:
+def _name_fold_in_errors(number: int, count: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:

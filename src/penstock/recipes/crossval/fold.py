@@ -1,8 +1,8 @@
-"""One fold: a plain PyTorch loop that keeps the best weights, stops early, and goes on where it was interrupted.
+"""One fold: a plain PyTorch loop that keeps the best weights, stops early, and resumes after an interruption.
 
 All randomness of an epoch is a function of (seed, fold, epoch): the order of the items, their augmentation, and the
-generators that a model draws from, which are seeded at the beginning of each epoch. So a checkpoint at the end of an
-epoch needs no state of any generator, and what follows is bit-equal to a run without interruption.
+global generators that a model may use, which are seeded at the start of each epoch. So a checkpoint at the end of an
+epoch needs no generator state, and a resumed run is bit-equal to one without interruption.
 """
 
 import io
@@ -27,7 +27,7 @@ from penstock.observe.progress import track_progress
 from penstock.recipes.crossval.results import accuracy_and_f1
 from penstock.run.processes.workers import end_iterator
 
-__all__ = ["FoldTraining", "Predicted", "own_randomness", "seed_all"]
+__all__ = ["FoldSpec", "FoldTraining", "Predictions", "preserve_random_state", "seed_all"]
 
 _FORMAT = 1
 _LISTS = (
@@ -42,35 +42,48 @@ _LISTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
-    """What a model says of the validation items, in their order."""
+class Predictions:
+    """Predictions for the validation items, in their order."""
 
     loss: float
     probabilities: NDArray[np.float32]
     targets: NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class FoldSpec:
+    """Settings of the training of one fold."""
+
+    config: Mapping[str, Any]
+    """A checked config."""
+
+    num_classes: int
+    """Number of labels, and of outputs of the model."""
+
+    class_weights: torch.Tensor | None
+    """Weights for the loss; None for equal ones."""
+
+    seed: int
+    """Seed of this fold."""
+
+    checkpoint: Path | None
+    """File that is written after each epoch, and resumed from if it exists; None for no checkpoints."""
+
+    identity: Mapping[str, Any]
+    """Values that a checkpoint must agree with, by name; plain JSON."""
+
+
 class FoldTraining:
-    """A model, and all that it takes to train it to the end.
+    """A model, and everything needed to train it to the end.
 
     Parameters
     ----------
     model
-        With its first weights; on `device`.
+        The model with its initial weights, on its device.
     train_loader, val_loader
-        Of the factory: the order and the augmentation are functions of their epoch.
-    num_classes
-        Labels, and outputs of the model.
-    class_weights
-        For the loss; None: all alike.
-    config
-        Checked.
-    seed
-        Of this fold.
-    checkpoint
-        The file that is written after each epoch, and gone on from if it is there; None: none.
-    identity
-        What a checkpoint has to agree with: by name, plain JSON.
+        Loaders of the factory: order and augmentation are functions of their epoch.
+    spec
+        Settings of the training.
     """
 
     def __init__(
@@ -78,56 +91,57 @@ class FoldTraining:
         model: nn.Module,
         train_loader: Any,
         val_loader: Any,
-        *,
-        num_classes: int,
-        class_weights: torch.Tensor | None,
-        config: Mapping[str, Any],
-        seed: int,
-        checkpoint: Path | None,
-        identity: Mapping[str, Any],
+        spec: FoldSpec,
     ) -> None:
-        self.model, self._train, self._val, self._config, self._seed = model, train_loader, val_loader, config, seed
+        config = spec.config
+        self.model, self._train, self._val, self._config, self._seed = (
+            model,
+            train_loader,
+            val_loader,
+            config,
+            spec.seed,
+        )
         self._device = next((part.device for part in model.parameters()), torch.device("cpu"))
-        self._num_classes = num_classes
-        self._criterion = nn.CrossEntropyLoss(weight=class_weights)
-        self._optimizer = _optimizer(model, config)
-        self._scheduler = _scheduler(self._optimizer, config["lr_schedule"])
+        self._num_classes = spec.num_classes
+        self._criterion = nn.CrossEntropyLoss(weight=spec.class_weights)
+        self._optimizer = _make_optimizer(model, config)
+        self._scheduler = _make_scheduler(self._optimizer, config["lr_schedule"])
         self._mixed = config["mixed_precision"] and self._device.type == "cuda"
-        # One for all epochs: it learns its scale.
+        # One for all epochs, because it adapts its scale.
         self._scaler = torch.amp.GradScaler("cuda", enabled=self._mixed)
-        self._checkpoint, self._identity = checkpoint, json.loads(json.dumps(identity, default=repr))
+        self._checkpoint, self._identity = spec.checkpoint, json.loads(json.dumps(spec.identity, default=repr))
         self.history: dict[str, Any] = {name: [] for name in _LISTS}
         self.history |= {"early_stopped": False, "best_epoch": 0, "total_epochs": 0}
         self.best_weights: dict[str, torch.Tensor] = {}
         """A copy of the weights of the epoch with the smallest validation loss, on the CPU."""
         self.waited_seconds = self.trained_seconds = 0.0
         self.waiting: dict[str, Any] | None = None
-        """What `penstock.watch` found; None where it was not asked for."""
+        """Figures of `penstock.watch`; None unless requested."""
 
-    def run(self, name: str) -> Predicted:
-        """Train to the end, and return what the best weights predict; the model has them then."""
+    def run(self, name: str) -> Predictions:
+        """Train to the end, load the best weights into the model, and return its predictions."""
         self._resume()
         epochs, loader = self._config["num_epochs"], self._train
         watched: AbstractContextManager[Any] = nullcontext(loader)
         if self._config["benchmark_performance"]:
-            from penstock.observe.watcher import watch  # noqa: PLC0415  # only where it is asked for
+            from penstock.observe.watcher import watch  # noqa: PLC0415  # only if requested
 
             watched = watch(loader)
-        # Where the loader is watched, that shows how far it is.
+        # A watched loader shows its own progress.
         show = self._config["progress"] and not self._config["benchmark_performance"]
-        with track_progress(name, epochs, "epochs", show=show) as told, watched as batches:
-            told.advance(self.history["total_epochs"])
-            while not self._ended():
+        with track_progress(name, epochs, "epochs", show=show) as bar, watched as batches:
+            bar.advance(self.history["total_epochs"])
+            while not self._is_finished():
                 self._run_epoch(batches)
                 self._save()
                 best = self.history["best_epoch"]
-                told.advance(1, f"best validation loss {self.history['val_losses'][best]:.4f} in epoch {best + 1}")
+                bar.advance(1, f"best validation loss {self.history['val_losses'][best]:.4f} in epoch {best + 1}")
         if self._config["benchmark_performance"]:
             self.waiting = batches.to_dict()
         self.model.load_state_dict(self.best_weights)
-        return self.predicted()
+        return self.predict()
 
-    def _ended(self) -> bool:
+    def _is_finished(self) -> bool:
         done, patience = self.history["total_epochs"], self._config["early_stopping"]
         if done >= self._config["num_epochs"]:
             return True
@@ -141,20 +155,20 @@ class FoldTraining:
         self._train.epoch = epoch
         rate = self._optimizer.param_groups[0]["lr"]
         loss, confusion = self._train_epoch(batches)
-        found = self.predicted()
+        found = self.predict()
         if not np.isfinite(loss) or not np.isfinite(found.loss):
             raise OptionError(
-                f"In epoch {epoch + 1}, the training loss is {loss} and the validation loss {found.loss}: use a "
-                f"smaller learning_rate than {self._config['learning_rate']:g}, and look for NaN in the data."
+                f"Losses must be finite, got {loss} in training and {found.loss} in validation of epoch {epoch + 1}. "
+                f"Use a smaller learning_rate than {self._config['learning_rate']:g}, and look for NaN in the data."
             )
         accuracy, f1 = accuracy_and_f1(confusion)
-        val_accuracy, val_f1 = accuracy_and_f1(_confusion(found.probabilities, found.targets))
+        val_accuracy, val_f1 = accuracy_and_f1(_confusion_matrix(found.probabilities, found.targets))
         figures = (loss, accuracy, f1, found.loss, val_accuracy, val_f1, rate)
         for name, figure in zip(_LISTS, figures, strict=True):
             self.history[name].append(figure)
         if epoch == 0 or found.loss < self.history["val_losses"][self.history["best_epoch"]]:
             self.history["best_epoch"] = epoch
-            self.best_weights = _copied(self.model)
+            self.best_weights = _copy_weights(self.model)
         self.history["total_epochs"] = epoch + 1
         if isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             self._scheduler.step(found.loss)
@@ -162,15 +176,15 @@ class FoldTraining:
             self._scheduler.step()
 
     def _train_epoch(self, batches: Any) -> tuple[float, NDArray[np.int64]]:
-        """Return the mean loss over the items, and what was taken for what."""
+        """Return the mean loss over the items, and the confusion matrix."""
         began = time.perf_counter()
         self.model.train()
         loss_sum, count, confusion = torch.zeros((), dtype=torch.float64, device=self._device), 0, None
-        for x, y in self._timed(batches):
+        for x, y in self._time_batches(batches):
             inputs, targets = x.to(self._device, non_blocking=True), y.to(self._device, non_blocking=True).long()
             with torch.autocast(self._device.type, enabled=self._mixed):
                 outputs = self.model(inputs)
-                self._check(outputs, y)
+                self._check_batch(outputs, y)
                 loss = self._criterion(outputs, targets)
             self._optimizer.zero_grad(set_to_none=True)
             self._scaler.scale(loss).backward()
@@ -181,13 +195,13 @@ class FoldTraining:
             self._scaler.update()
             loss_sum += loss.detach() * len(targets)
             count += len(targets)
-            new = _counted(targets, outputs.detach())
+            new = _count_pairs(targets, outputs.detach())
             confusion = new if confusion is None else confusion + new
         self.trained_seconds += time.perf_counter() - began
         assert confusion is not None, "the factory makes no empty loader"
         return float(loss_sum) / count, confusion.cpu().numpy()
 
-    def _timed(self, batches: Any) -> Iterator[Any]:
+    def _time_batches(self, batches: Any) -> Iterator[Any]:
         waiting = time.perf_counter()
         ready = iter(batches)
         try:
@@ -204,33 +218,33 @@ class FoldTraining:
             if not getattr(self._train, "persistent_workers", False):
                 end_iterator(ready)
 
-    def predicted(self) -> Predicted:
-        """Return what the model says now."""
+    def predict(self) -> Predictions:
+        """Return the predictions of the current weights."""
         self.model.eval()
-        self._val.epoch = self.history["total_epochs"]  # for data sets that ask for it: the same after a resume
+        self._val.epoch = self.history["total_epochs"]  # for datasets with `set_epoch`; the same after a resume
         outputs, targets = [], []
         with torch.no_grad():
             for x, y in self._val:
                 with torch.autocast(self._device.type, enabled=self._mixed):
                     outputs.append(self.model(x.to(self._device, non_blocking=True)).float().cpu())
-                self._check(outputs[-1], y)
+                self._check_batch(outputs[-1], y)
                 targets.append(y.long())
         logits, classes = torch.cat(outputs), torch.cat(targets)
         weight = self._criterion.weight
-        # Over all items at once: means of batches are not the mean.
+        # Over all items at once, since the mean of batch means is not the mean.
         loss = nn.functional.cross_entropy(logits, classes, weight=None if weight is None else weight.cpu())
-        return Predicted(float(loss), logits.softmax(dim=1).numpy(), classes.numpy())
+        return Predictions(float(loss), logits.softmax(dim=1).numpy(), classes.numpy())
 
-    def _check(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
+    def _check_batch(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
         if outputs.shape != (len(labels), self._num_classes):
             raise OptionError(
-                f"For a batch of {len(labels)}, the model gives the shape {tuple(outputs.shape)}; with "
-                f"num_classes={self._num_classes} it has to be {(len(labels), self._num_classes)}."
+                f"The output of the model must have shape (batch, num_classes) = {(len(labels), self._num_classes)}, "
+                f"got {tuple(outputs.shape)}."
             )
         if labels.min() < 0 or labels.max() >= self._num_classes:
             wrong = int(labels.min()) if labels.min() < 0 else int(labels.max())
             raise OptionError(
-                f"There is a label {wrong}; with num_classes={self._num_classes}, use 0 … {self._num_classes - 1}."
+                f"Labels must be from 0 to {self._num_classes - 1} with num_classes={self._num_classes}, got {wrong}."
             )
 
     def _save(self) -> None:
@@ -259,13 +273,13 @@ class FoldTraining:
             identity, done = json.loads(stored["identity"]), stored["history"]["total_epochs"]
         except Exception as error:
             raise ReadError(
-                f"{self._checkpoint} is no checkpoint of a fold: {error}. Remove it to begin anew."
+                f"Could not read {self._checkpoint} as a checkpoint of a fold: {error}. Remove it to start over."
             ) from error
         self._check_same(identity, done)
         try:
             self.model.load_state_dict(stored["model"])
         except RuntimeError as error:
-            raise ResumeError(f"{self._checkpoint} is of another model: {error}") from error
+            raise ResumeError(f"{self._checkpoint} belongs to another model: {error}") from error
         self._optimizer.load_state_dict(stored["optimizer"])
         self._scaler.load_state_dict(stored["scaler"])
         if self._scheduler is not None:
@@ -279,19 +293,19 @@ class FoldTraining:
             if identity.get(name) != self._identity.get(name)
         ]
         if done > self._config["num_epochs"]:
-            changed.append(f"{done} epochs are done, and num_epochs is {self._config['num_epochs']}")
+            changed.append(f"{done} epochs are done, but num_epochs is {self._config['num_epochs']}")
         if changed:
             raise ResumeError(
-                f"{self._checkpoint} is of another training: {'; '.join(changed)}. Use the same as before, or another "
-                "checkpoint_dir to begin anew."
+                f"{self._checkpoint} belongs to another training: {'; '.join(changed)}. Use the same settings, or "
+                "another checkpoint_dir to start over."
             )
 
 
 @contextmanager
-def own_randomness() -> Iterator[None]:
-    """Put back the global generators of torch, numpy and Python when this is left."""
+def preserve_random_state() -> Iterator[None]:
+    """Restore the global generators of torch, numpy and Python on exit."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002  # to be put back
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002  # to be restored
     try:
         yield
     finally:
@@ -303,36 +317,36 @@ def own_randomness() -> Iterator[None]:
 
 
 def seed_all(key: int) -> None:
-    """Seed the global generators, which models and data sets of one's own draw from; nothing in Penstock does."""
+    """Seed the global generators, which user models and datasets may use; Penstock never does."""
     torch.manual_seed(key >> 1)
     np.random.seed(key % 2**32)  # noqa: NPY002
     random.seed(key)
 
 
-def _copied(model: nn.Module) -> dict[str, torch.Tensor]:
-    # state_dict() gives the weights themselves, which go on changing.
+def _copy_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    # state_dict() returns the weights themselves, which keep changing.
     return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
 
 
-def _counted(targets: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
+def _count_pairs(targets: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
     n_classes = outputs.shape[1]
     pairs = targets * n_classes + outputs.argmax(dim=1)
     return torch.bincount(pairs, minlength=n_classes * n_classes).reshape(n_classes, n_classes)
 
 
-def _confusion(probabilities: NDArray[np.float32], targets: NDArray[np.int64]) -> NDArray[np.int64]:
-    counted: NDArray[np.int64] = _counted(torch.from_numpy(targets), torch.from_numpy(probabilities)).numpy()
+def _confusion_matrix(probabilities: NDArray[np.float32], targets: NDArray[np.int64]) -> NDArray[np.int64]:
+    counted: NDArray[np.int64] = _count_pairs(torch.from_numpy(targets), torch.from_numpy(probabilities)).numpy()
     return counted
 
 
-def _optimizer(model: nn.Module, config: Mapping[str, Any]) -> torch.optim.Optimizer:
+def _make_optimizer(model: nn.Module, config: Mapping[str, Any]) -> torch.optim.Optimizer:
     rate, decay = config["learning_rate"], config["l2_regularization"]
     if config["use_adam"]:
         return torch.optim.Adam(model.parameters(), lr=rate, weight_decay=decay)
     return torch.optim.SGD(model.parameters(), lr=rate, momentum=config["momentum"], weight_decay=decay)
 
 
-def _scheduler(optimizer: torch.optim.Optimizer, schedule: Mapping[str, Any] | None) -> Any:
+def _make_scheduler(optimizer: torch.optim.Optimizer, schedule: Mapping[str, Any] | None) -> Any:
     if schedule is None:
         return None
     kinds = torch.optim.lr_scheduler

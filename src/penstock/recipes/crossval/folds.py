@@ -1,7 +1,7 @@
-"""Splits for cross-validation: no author on both sides, every class in every training, and class counts that match.
+"""Splits for cross-validation: no author on both sides, every class in every training side, balanced class counts.
 
-Authors are dealt out in many ways, and the best one is taken. What comes out is a function of labels, authors and
-options: not of the number of processes, nor of the sequence of the rows but for the numbers of the rows themselves.
+Authors are by_class in many ways, and the best result is taken. It is a function of labels, authors and options: not of
+the number of processes, nor of the order of the rows except for the row numbers themselves.
 """
 
 import json
@@ -22,7 +22,7 @@ from penstock.files.durable import write_aside
 from penstock.observe.machine import this_machine
 from penstock.observe.progress import track_progress
 from penstock.recipes.crossval.attempts import Attempts, Task
-from penstock.recipes.crossval.group_table import Table, check_members, coded, columns
+from penstock.recipes.crossval.group_table import Table, check_members, encode, find_columns
 
 __all__ = [
     "Fold",
@@ -40,20 +40,20 @@ __all__ = [
 _LOG = logging.getLogger("penstock")
 _Int64s = NDArray[np.int64]
 
-_BLOCK = 512  # attempts that are made together
-_PAYS_SECONDS = 2.0  # of work left, from which on processes are worth starting
-_FORMAT = "penstock folds 1"  # of the cache; another number where attempts come out differently
+_BLOCK = 512  # attempts computed at once
+_PAYS_SECONDS = 2.0  # processes are worth starting for more work than this
+_FORMAT = "penstock folds 1"  # of the cache; change the number if attempts change
 
 
 class Fold(NamedTuple):
-    """Numbers of rows, ascending: `train, val = fold`."""
+    """Row numbers, ascending: `train, val = fold`."""
 
     train: _Int64s
     val: _Int64s
 
 
 class FoundFolds(NamedTuple):
-    """The best folds, how far they are from ideal (0), and the attempt that they are from."""
+    """The best folds, their score (0 is ideal), and the seed of the attempt that found them."""
 
     folds: list[Fold]
     score: float
@@ -61,7 +61,7 @@ class FoundFolds(NamedTuple):
 
 
 class FoundSplit(NamedTuple):
-    """The best split in two."""
+    """The best split in two, its score (0 is ideal), and the seed of the attempt that found it."""
 
     train: _Int64s
     test: _Int64s
@@ -81,7 +81,7 @@ def best_grouped_folds(
     cache: str | Path | None = None,
     show: bool = True,
 ) -> FoundFolds:
-    """Return folds in which no author is on both sides and every training has every class: the best of many attempts.
+    """Return folds with no author on both sides and every class in every training side: the best of many attempts.
 
     The score is the mean over folds and classes of |segments in validation - wanted| / wanted, where `1 / n_splits` of
     each class is wanted.
@@ -89,16 +89,16 @@ def best_grouped_folds(
     Parameters
     ----------
     labels, authors
-        One of each for every row.
+        One of each per row.
     min_val_segments
-        A class that is in a validation at all has at least so many segments there.
+        Minimum number of segments of a class in a validation side that has the class.
     segments
-        How many segments a row stands for; None: one each.
+        Number of segments of each row; None for one each.
     workers
-        Processes to search with, where that takes seconds; None: as many as this machine has for us. The result is the
-        same for any number.
+        Processes for the search, if it takes seconds; None for the number of available CPUs. The result does not
+        depend on it.
     cache
-        A JSON file where results are kept, by what they were searched for.
+        JSON file that keeps results, by what was searched for.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def best_grouped_folds(
     table.check(n_splits)
     least = check_integer("min_val_segments", min_val_segments, at_least=0)
     task = Task(table.counts, (1 / n_splits,) * n_splits, least, folds=True)
-    score, seed = _best(table, task, max_attempts=max_attempts, workers=workers, cache=cache, show=show)
+    score, seed = _find_best(table, task, max_attempts=max_attempts, workers=workers, cache=cache, show=show)
     sides = Attempts.of(task, [seed]).sides[0]
     return FoundFolds(_as_folds(sides[table.group], n_splits), score, seed)
 
@@ -134,16 +134,16 @@ def best_grouped_split(
     cache: str | Path | None = None,
     show: bool = True,
 ) -> FoundSplit:
-    """Return a split in which no author is on both sides and both have every class: the best of many attempts.
+    """Return a split with no author on both sides and every class on both: the best of many attempts.
 
     Parameters that are not described here are those of `best_grouped_folds`.
 
     Parameters
     ----------
     test_size
-        The share of each class that the second side should have, from 0.01 to 0.99.
+        Fraction of each class for the test side, from 0.01 to 0.99.
     min_test_segments
-        Each class has at least so many segments there.
+        Minimum number of segments of each class on the test side.
 
     Examples
     --------
@@ -152,12 +152,12 @@ def best_grouped_split(
     >>> found.train.tolist(), found.test.tolist(), found.score
     ([0, 1, 2, 3, 6, 7], [4, 5], 0.0)
     """
-    share = _checked_share(test_size)
+    fraction = _check_fraction(test_size)
     table = Table.of(labels, authors, segments)
     table.check(2)
     least = check_integer("min_test_segments", min_test_segments, at_least=0)
-    task = Task(table.counts, (1 - share, share), least, folds=False)
-    score, seed = _best(table, task, max_attempts=max_attempts, workers=workers, cache=cache, show=show)
+    task = Task(table.counts, (1 - fraction, fraction), least, folds=False)
+    score, seed = _find_best(table, task, max_attempts=max_attempts, workers=workers, cache=cache, show=show)
     side = Attempts.of(task, [seed]).sides[0][table.group]
     return FoundSplit(np.flatnonzero(side == 0), np.flatnonzero(side == 1), score, seed)
 
@@ -165,7 +165,7 @@ def best_grouped_split(
 def grouped_folds(
     labels: ArrayLike, authors: ArrayLike, n_splits: int = 4, *, seed: int = 0, segments: ArrayLike | None = None
 ) -> list[Fold]:
-    """Return the folds of one attempt: what `best_grouped_folds` found, from its seed alone.
+    """Return the folds of one attempt: the result of `best_grouped_folds`, from its seed alone.
 
     Examples
     --------
@@ -179,7 +179,7 @@ def grouped_folds(
     task = Task(table.counts, (1 / n_splits,) * n_splits, 0, folds=True)
     attempt = Attempts.of(task, [check_seed(seed)])
     if not np.isfinite(attempt.scores[0]):
-        raise OptionError(f"The attempt of seed={seed} leaves a fold empty or a class untrained; use another seed.")
+        raise OptionError(f"Folds must have items, and train every class; seed={seed} does not give such. Use another.")
     return _as_folds(attempt.sides[0][table.group], n_splits)
 
 
@@ -191,11 +191,11 @@ def search_best_group_seed_kfold(
     Parameters
     ----------
     df
-        A pandas DataFrame, or a mapping of arrays, with columns for classes ("label", "class" or "class_id"), for
-        authors ("author"), and perhaps for the segments that a row stands for ("usable_segments"). Folds are numbers of
-        rows, for `df.iloc` and for data sets alike.
+        A pandas DataFrame or a mapping of arrays, with columns for classes ("label", "class" or "class_id"), authors
+        ("author"), and optionally the number of segments of a row ("usable_segments"). Folds are row numbers, for
+        `df.iloc` and for datasets alike.
     """
-    labels, authors, segments = columns(df)
+    labels, authors, segments = find_columns(df)
     return best_grouped_folds(
         labels,
         authors,
@@ -210,8 +210,8 @@ def search_best_group_seed_kfold(
 def search_best_group_seed(
     df: Any, test_size: float = 0.2, max_attempts: int = 10_000, min_test_segments: int = 0, **options: Any
 ) -> tuple[_Int64s, _Int64s, float]:
-    """Return `(train, test, score)` for a table as `search_best_group_seed_kfold` takes it: `best_grouped_split`."""
-    labels, authors, segments = columns(df)
+    """Return `(train, test, score)` of `best_grouped_split` for a table as in `search_best_group_seed_kfold`."""
+    labels, authors, segments = find_columns(df)
     found = best_grouped_split(
         labels,
         authors,
@@ -225,7 +225,7 @@ def search_best_group_seed(
 
 
 def stratified_folds(labels: ArrayLike, n_splits: int = 4, *, seed: int = 0) -> list[Fold]:
-    """Return folds with as many items of each class as can be; for items that have nothing else in common.
+    """Return folds with the classes divided as equally as possible; for items without groups.
 
     Examples
     --------
@@ -233,20 +233,20 @@ def stratified_folds(labels: ArrayLike, n_splits: int = 4, *, seed: int = 0) -> 
     [[2, 3], [0, 4], [1, 5]]
     """
     check_integer("n_splits", n_splits, at_least=2)
-    names, code = coded("labels", labels)
+    names, code = encode("labels", labels)
     check_members(names, code)
     if len(code) < n_splits:
-        raise OptionError(f"{len(code)} items cannot be dealt out to n_splits={n_splits} folds; use fewer.")
+        raise OptionError(f"n_splits must be at most the number of items, {len(code)}, got {n_splits}.")
     shuffled = generator_for(check_seed(seed), "stratified").permutation(len(code))
-    # By class, and at random within it; then round the folds, going on where the class before has ended.
-    dealt = shuffled[np.argsort(code[shuffled], kind="stable")]
+    # By class, and at random within it; then dealt in turn, each class continuing where the one before ended.
+    by_class = shuffled[np.argsort(code[shuffled], kind="stable")]
     side = np.empty(len(code), np.int64)
-    side[dealt] = np.arange(len(code)) % n_splits
+    side[by_class] = np.arange(len(code)) % n_splits
     return _as_folds(side, n_splits)
 
 
 def stratified_split(labels: ArrayLike, test_size: float = 0.2, *, seed: int = 0) -> Fold:
-    """Return a split with a share of each class on the second side, at least one item of each on both.
+    """Return a split with a fraction of each class on the second side, and at least one item of each on both.
 
     Examples
     --------
@@ -254,67 +254,72 @@ def stratified_split(labels: ArrayLike, test_size: float = 0.2, *, seed: int = 0
     >>> test.tolist()
     [2, 4]
     """
-    share = _checked_share(test_size)
-    names, code = coded("labels", labels)
+    fraction = _check_fraction(test_size)
+    names, code = encode("labels", labels)
     check_members(names, code)
     rng = generator_for(check_seed(seed), "stratified")
     test: list[int] = []
     for number in range(len(names)):
         members = rng.permutation(np.flatnonzero(code == number))
-        test += members[: min(max(1, round(share * len(members))), len(members) - 1)].tolist()
+        test += members[: min(max(1, round(fraction * len(members))), len(members) - 1)].tolist()
     return Fold(np.setdiff1d(np.arange(len(code)), test), np.sort(np.array(test, np.int64)))
 
 
-def _best(
+def _find_best(
     table: Table, task: Task, *, max_attempts: int, workers: int | None, cache: str | Path | None, show: bool
 ) -> tuple[float, int]:
-    """Return the best score and its seed: the smallest, where several are as good."""
+    """Return the best score and its seed, the smallest one if several are as good."""
     check_integer("max_attempts", max_attempts, at_least=1)
     if workers is not None:
         check_integer("workers", workers, at_least=1)
-    key = f"{table.digest} {task.shares} {task.least} {task.folds} {max_attempts}"
-    kept = {} if cache is None else _kept(Path(cache))
-    seed = kept.get(key)
+    key = f"{table.digest} {task.fractions} {task.least} {task.folds} {max_attempts}"
+    cached = {} if cache is None else _read_cache(Path(cache))
+    seed = cached.get(key)
     if type(seed) is int and 0 <= seed < max_attempts and np.isfinite(score := Attempts.of(task, [seed]).scores[0]):
         return float(score), seed
-    score, seed = _searched(task, max_attempts, workers, show=show)
+    score, seed = _search(task, max_attempts, workers, show=show)
     if not np.isfinite(score):
-        sides = f"{len(task.shares)} folds" if task.folds else f"shares of {task.shares[0]:g} and {task.shares[1]:g}"
+        sides = (
+            f"{len(task.fractions)} folds"
+            if task.folds
+            else f"sides of {task.fractions[0]:g} and {task.fractions[1]:g}"
+        )
         raise OptionError(
-            f"None of {max_attempts:,} attempts gives {sides} of whole authors with every class in every training"
-            f"{f' and at least {task.least} segments of it in validation' if task.least else ''}. Classes with the "
-            f"fewest authors: {table.rarest()}. Use fewer folds, a smaller minimum, or more attempts."
+            "Every training side must have every class"
+            f"{f', and validation at least {task.least} segments of it' if task.least else ''}, but none of "
+            f"{max_attempts:,} attempts gives such {sides} of whole authors. Classes with the fewest authors: "
+            f"{table.rarest()}. Use fewer folds, a smaller minimum, or more attempts."
         )
     if cache is not None:
-        entries = json.dumps({"format": _FORMAT, "seeds": {**kept, key: seed}}, indent=1)
+        entries = json.dumps({"format": _FORMAT, "seeds": {**cached, key: seed}}, indent=1)
         Path(cache).parent.mkdir(parents=True, exist_ok=True)
         write_aside(Path(cache), entries.encode())
     return score, seed
 
 
-def _searched(task: Task, max_attempts: int, workers: int | None, *, show: bool) -> tuple[float, int]:
+def _search(task: Task, max_attempts: int, workers: int | None, *, show: bool) -> tuple[float, int]:
     blocks = [range(begin, min(begin + _BLOCK, max_attempts)) for begin in range(0, max_attempts, _BLOCK)]
-    with track_progress("Searching for folds", max_attempts, "attempts", show=show) as told:
+    with track_progress("Searching for folds", max_attempts, "attempts", show=show) as bar:
         began = time.monotonic()
-        best = _best_of(task, blocks[0])
-        told.advance(len(blocks[0]))
+        best = _best_attempt(task, blocks[0])
+        bar.advance(len(blocks[0]))
         if best[0] == 0:
-            return best  # none is better, and those that follow have larger seeds
+            return best  # none is better, and later ones have larger seeds
         left_seconds = (time.monotonic() - began) * (len(blocks) - 1)
         many = 1 if left_seconds < _PAYS_SECONDS else (workers or this_machine().cpus)
-        for number, found in LocalEngine(many).run(partial(_best_of, task), blocks[1:]):
-            told.advance(len(blocks[1 + number]))
+        for number, found in LocalEngine(many).run(partial(_best_attempt, task), blocks[1:]):
+            bar.advance(len(blocks[1 + number]))
             best = min(best, found)
     return best
 
 
-def _best_of(task: Task, seeds: range) -> tuple[float, int]:
+def _best_attempt(task: Task, seeds: range) -> tuple[float, int]:
     scores = Attempts.of(task, seeds).scores
     return float(scores.min()), seeds[int(scores.argmin())]
 
 
-def _kept(cache: Path) -> dict[str, Any]:
-    """Return the seeds that are kept. A seed that is wrong gives other folds than the best, but no wrong ones."""
+def _read_cache(cache: Path) -> dict[str, Any]:
+    """Return the cached seeds. A wrong seed gives valid folds that are not the best."""
     try:
         stored = json.loads(cache.read_bytes())
         if stored["format"] == _FORMAT:
@@ -324,7 +329,7 @@ def _kept(cache: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError, TypeError, KeyError) as error:
         reason = str(error)
-    _LOG.warning("The cache of folds %s cannot be used, and is written anew: %s", cache, reason)
+    _LOG.warning("The cache of folds %s is not usable and will be replaced: %s", cache, reason)
     return {}
 
 
@@ -332,7 +337,7 @@ def _as_folds(side: _Int64s, n_splits: int) -> list[Fold]:
     return [Fold(np.flatnonzero(side != number), np.flatnonzero(side == number)) for number in range(n_splits)]
 
 
-def _checked_share(test_size: Any) -> float:
+def _check_fraction(test_size: Any) -> float:
     if isinstance(test_size, bool) or not isinstance(test_size, int | float) or not 0.01 <= test_size <= 0.99:
-        raise OptionError(f"test_size={test_size!r} is no share; use a number from 0.01 to 0.99.")
+        raise OptionError(f"test_size must be a number from 0.01 to 0.99, got {test_size!r}.")
     return float(test_size)

@@ -1,4 +1,4 @@
-"""How a training went, as a picture: losses and accuracies over the epochs, and what was taken for what."""
+"""Plot a training: losses and accuracies over the epochs, and the confusion matrix."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,49 +9,47 @@ import numpy as np
 from penstock.core.errors import MissingDependency
 from penstock.files.figures import save_figure
 from penstock.observe.text import GREY, SANS, replace_missing_glyphs, shorten
-from penstock.recipes.crossval.results import folds_of
+from penstock.recipes.crossval.results import fold_results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["plot_results"]
 
-# Okabe and Ito's colours, as in the other figures.
+# Colors of Okabe and Ito, as in the other figures.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _DPI = 120
-_MOST_NAMES, _MOST_NUMBERS = 24, 12  # classes whose names, and whose counts, are still to be read
+_MOST_NAMES, _MOST_NUMBERS = 24, 12  # most classes with readable names, and with readable counts
 _NAME_LETTERS = 14
 
 
 def plot_results(results: Mapping[str, Any], path: str | Path) -> None:
-    """Draw losses and accuracies over the epochs, and the confusion matrix, into a picture file (.png, .pdf, .svg).
+    """Plot losses and accuracies over the epochs, and the confusion matrix, to a file (.png, .pdf, .svg).
 
-    Validation is a line, training a dotted one; a dot marks the epoch whose weights were kept.
+    Validation is a solid line, training a dotted one; a dot marks the epoch whose weights were kept.
 
     Parameters
     ----------
     results
-        The first of what `cross_val_training` gives, or what `single_fold_training` gives.
+        The first result of `cross_val_training`, or the result of `single_fold_training`.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  # optional
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError as error:
-        raise MissingDependency("matplotlib", "report", "Drawing results") from error
-    folds = folds_of(results)
+        raise MissingDependency("matplotlib", "report", "Plotting results") from error
+    folds = fold_results(results)
     figure = Figure(figsize=(13.0, 4.4), dpi=_DPI, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     losses, accuracies, confused = figure.subplots(1, 3, width_ratios=(1, 1, 1.05))
-    _over_epochs(losses, folds, "losses", "loss")
+    _plot_epochs(losses, folds, "losses", "loss")
     losses.set_ylim(bottom=0)
-    _over_epochs(accuracies, folds, "accuracies", "accuracy")
+    _plot_epochs(accuracies, folds, "accuracies", "accuracy")
     accuracies.set_ylim(0, 1.02)
     accuracies.legend(loc="lower right", frameon=False, prop={"family": SANS, "size": 8.5})
     summary = results.get("summary", results)
-    _confusion(confused, np.asarray(summary["confusion_matrix"]), results.get("classes"))
-    _dressed(
-        confused, f"What was taken for what ({summary.get('aggregated_over', 'items')})", "predicted", "true class"
-    )
+    _plot_confusion(confused, np.asarray(summary["confusion_matrix"]), results.get("classes"))
+    _label_axes(confused, f"Confusion matrix ({summary.get('aggregated_over', 'items')})", "predicted", "true class")
     if "summary" in results:
         title = (
             f"{len(folds)} folds: accuracy {summary['mean_val_accuracy']:.1%} ± {summary['std_val_accuracy']:.1%}; "
@@ -63,7 +61,7 @@ def plot_results(results: Mapping[str, Any], path: str | Path) -> None:
     save_figure(figure, Path(path), _DPI)
 
 
-def _over_epochs(axes: "Axes", folds: Sequence[Mapping[str, Any]], name: str, label: str) -> None:
+def _plot_epochs(axes: "Axes", folds: Sequence[Mapping[str, Any]], name: str, label: str) -> None:
     for number, fold in enumerate(folds, 1):
         history, colour = fold["history"], _COLOURS[(number - 1) % len(_COLOURS)]
         epochs = np.arange(1, history["total_epochs"] + 1)
@@ -72,15 +70,15 @@ def _over_epochs(axes: "Axes", folds: Sequence[Mapping[str, Any]], name: str, la
         axes.plot(epochs, values, color=colour, linewidth=1.5, label=f"fold {number}")
         best = history["best_epoch"]
         axes.plot([best + 1], [values[best]], marker="o", markersize=5, color=colour)
-    _dressed(axes, f"{label.capitalize()}: validation —, training ···", "epoch", label)
+    _label_axes(axes, f"{label.capitalize()}: validation —, training ···", "epoch", label)
     axes.locator_params(axis="x", integer=True)
     axes.grid(visible=True, color="#EEEEEE", linewidth=0.8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
 
-def _confusion(axes: "Axes", confusion: Any, classes: Sequence[str] | None) -> None:
-    """Colours are shares of the true class; numbers are counts."""
+def _plot_confusion(axes: "Axes", confusion: Any, classes: Sequence[str] | None) -> None:
+    """Plot a confusion matrix: colors are fractions of the true class, numbers are counts."""
     shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     many = len(confusion)
@@ -96,7 +94,7 @@ def _confusion(axes: "Axes", confusion: Any, classes: Sequence[str] | None) -> N
                 axes.text(column, row, f"{count:,}", ha="center", va="center", color=colour, size=8, family=SANS)
 
 
-def _dressed(axes: "Axes", title: str, x: str, y: str) -> None:
+def _label_axes(axes: "Axes", title: str, x: str, y: str) -> None:
     axes.set_title(title, loc="left", size=9.5, family=SANS)
     axes.set_xlabel(x, size=9, family=SANS)
     axes.set_ylabel(y, size=9, family=SANS)

@@ -1,4 +1,4 @@
-"""What came out of a training: figures from predictions, one table for all folds, one file for all epochs."""
+"""Results of a training: figures from predictions, a table of all folds, a file of all epochs."""
 
 import csv
 import io
@@ -15,10 +15,10 @@ from penstock.files.durable import write_aside
 __all__ = [
     "accuracy_and_f1",
     "aggregate_predictions",
-    "confusion_of",
-    "folds_of",
+    "confusion_matrix_of",
+    "fold_results",
     "format_results",
-    "summarized",
+    "summarize_folds",
     "write_results_csv",
 ]
 
@@ -30,12 +30,12 @@ _COLUMNS = {f"{side}_{one}": f"{side}_{many}" for side in ("train", "val") for o
 _HEADINGS = ("fold", "train", "val", "epochs", "best", "val loss", "accuracy", "macro F1", "waiting")
 
 
-def confusion_of(targets: ArrayLike, predictions: ArrayLike, num_classes: int) -> _Int64s:
-    """Return how often each class (row) was taken for each other (column).
+def confusion_matrix_of(targets: ArrayLike, predictions: ArrayLike, num_classes: int) -> _Int64s:
+    """Return how often each class (row) was predicted as each other (column).
 
     Examples
     --------
-    >>> confusion_of([0, 0, 1], [0, 1, 1], 2).tolist()
+    >>> confusion_matrix_of([0, 0, 1], [0, 1, 1], 2).tolist()
     [[1, 1], [0, 1]]
     """
     pairs = np.asarray(targets, np.int64) * num_classes + np.asarray(predictions, np.int64)
@@ -44,7 +44,7 @@ def confusion_of(targets: ArrayLike, predictions: ArrayLike, num_classes: int) -
 
 
 def accuracy_and_f1(confusion: _Int64s) -> tuple[float, float]:
-    """Return the share that is right, and the mean of F1 over the classes that occur, in truth or as a guess.
+    """Return the accuracy, and the mean F1 over the classes that occur as target or prediction.
 
     Examples
     --------
@@ -52,23 +52,23 @@ def accuracy_and_f1(confusion: _Int64s) -> tuple[float, float]:
     >>> round(accuracy, 4), round(f1, 4)
     (0.6667, 0.6667)
     """
-    right = np.diag(confusion)
-    either = confusion.sum(axis=0) + confusion.sum(axis=1)
-    occurs = either > 0
-    return float(right.sum() / confusion.sum()), float((2 * right[occurs] / either[occurs]).mean())
+    correct = np.diag(confusion)
+    occurrences = confusion.sum(axis=0) + confusion.sum(axis=1)
+    is_present = occurrences > 0
+    return float(correct.sum() / confusion.sum()), float((2 * correct[is_present] / occurrences[is_present]).mean())
 
 
 def aggregate_predictions(
     probabilities: ArrayLike, recordings: ArrayLike, targets: ArrayLike
 ) -> tuple[NDArray[Any], _Floats, _Int64s]:
-    """Return recordings, mean probabilities over the segments of each, and their classes.
+    """Return the recordings, the mean probabilities over the segments of each, and their classes.
 
     Parameters
     ----------
     probabilities
-        (segments, classes)
+        Array of shape (segments, classes).
     recordings, targets
-        One of each for every segment.
+        One of each per segment.
 
     Examples
     --------
@@ -86,17 +86,17 @@ def aggregate_predictions(
     if len(other):
         name = names[number[other[0]]]
         raise OptionError(
-            f"Recording {str(name)!r} has segments of class {first[number[other[0]]]} and of class "
-            f"{classes[other[0]]}, so that it has no class to predict; use aggregate_predictions=False, or recordings "
-            "of one class each."
+            f"All segments of a recording must have one class, but {str(name)!r} has segments of class "
+            f"{first[number[other[0]]]} and of class {classes[other[0]]}. Use aggregate_predictions=False, or "
+            "recordings of one class each."
         )
     return names, sums / np.bincount(number)[:, None], first
 
 
-def summarized(folds: Sequence[Mapping[str, Any]], num_classes: int) -> dict[str, Any]:
-    """Return mean and deviation over folds; and figures over all that was predicted, by models that never saw it.
+def summarize_folds(folds: Sequence[Mapping[str, Any]], num_classes: int) -> dict[str, Any]:
+    """Return mean and standard deviation over folds, and figures over all predictions of items unseen in training.
 
-    Predictions are those of recordings where the folds have them, of single items otherwise.
+    Predictions are those of recordings if the folds have them, otherwise of single items.
     """
     summary: dict[str, Any] = {}
     for name, key in (("accuracy", "final_val_acc"), ("loss", "final_val_loss"), ("f1", "final_val_f1")):
@@ -112,7 +112,7 @@ def summarized(folds: Sequence[Mapping[str, Any]], num_classes: int) -> dict[str
         )
     probabilities = np.concatenate([part["probabilities"] for part in parts]).astype(np.float64)
     targets = np.concatenate([part["targets"] for part in parts])
-    confusion = confusion_of(targets, probabilities.argmax(axis=1), num_classes)
+    confusion = confusion_matrix_of(targets, probabilities.argmax(axis=1), num_classes)
     summary["aggregated_count"] = len(targets)
     summary["aggregated_accuracy"], summary["aggregated_f1"] = accuracy_and_f1(confusion)
     likely = np.maximum(probabilities[np.arange(len(targets)), targets], np.finfo(np.float64).tiny)
@@ -122,14 +122,14 @@ def summarized(folds: Sequence[Mapping[str, Any]], num_classes: int) -> dict[str
 
 
 def format_results(results: Mapping[str, Any]) -> str:
-    """Return a table with a row for each fold, and what they come to.
+    """Return a table with one row per fold, and a summary.
 
     Parameters
     ----------
     results
-        The first of what `cross_val_training` gives, or what `single_fold_training` gives.
+        The first result of `cross_val_training`, or the result of `single_fold_training`.
     """
-    folds = folds_of(results)
+    folds = fold_results(results)
     rows = [_HEADINGS] + [
         (
             str(number),
@@ -158,7 +158,7 @@ def format_results(results: Mapping[str, Any]) -> str:
 
 
 def write_results_csv(results: Mapping[str, Any], path: str | Path) -> None:
-    """Write a row for each epoch of each fold, whole or not at all.
+    """Write one row per epoch and fold; the file is complete or missing.
 
     Columns: fold and epoch, counted from 1; loss, accuracy and macro F1 of training and validation; the learning rate;
     and whether the weights of this epoch were kept.
@@ -166,7 +166,7 @@ def write_results_csv(results: Mapping[str, Any], path: str | Path) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["fold", "epoch", *_COLUMNS, "learning_rate", "kept"])
-    for number, fold in enumerate(folds_of(results), 1):
+    for number, fold in enumerate(fold_results(results), 1):
         history = fold["history"]
         for epoch in range(history["total_epochs"]):
             figures = [repr(history[name][epoch]) for name in (*_COLUMNS.values(), "learning_rates")]
@@ -174,10 +174,10 @@ def write_results_csv(results: Mapping[str, Any], path: str | Path) -> None:
     write_aside(Path(path), text.getvalue().encode())
 
 
-def folds_of(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the results of each fold, of a cross-validation or of a single one."""
+def fold_results(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the results of each fold, of a cross-validation or of a single training."""
     if "fold_results" in results:
         return list(results["fold_results"].values())
     if "history" in results:
         return [results]
-    raise OptionError("These are no results of cross_val_training or single_fold_training.")
+    raise OptionError("results must be those of cross_val_training or single_fold_training.")
