@@ -1,4 +1,4 @@
-"""The shard format: written, described, verified."""
+"""The shard format: writing, indexing and verifying datasets of tar shards."""
 
 from penstock.core.doors import open_door
 

@@ -103,9 +103,8 @@ def _roll_forward(folder: Path, shard_name: Callable[[int], str]) -> Manifest:
     manifest = Manifest.read(writing / MANIFEST)
     try:
         if (folder / MANIFEST).exists():
-            (folder / MANIFEST).replace(
-                writing / _REPLACED
-            )  # from here on, there is no dataset until the manifest moves
+            # From here on, there is no dataset until the new manifest is in place.
+            (folder / MANIFEST).replace(writing / _REPLACED)
             sync(folder)
         names = [file for shard in manifest.shards for file in (shard.name, index_name(shard.name))]
         for name in names:
