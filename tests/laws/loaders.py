@@ -1,14 +1,14 @@
-"""Loaders for the laws of resuming: over which items, by which plans, run how, and all the batches they give."""
+"""Loaders for the laws of resuming: their items, plans and executors, and all their batches."""
 
 from typing import Any
 
-from penstock_test_parts import numbered, plain, with_noise
+from penstock_test_parts import numbered_source, to_plain, with_noise
 
 from penstock import Loader, Plan, RunOptions, Segments, Shuffle, Source, WindowShuffle
 
-__all__ = ["EPOCHS", "EXECUTORS", "FORK", "MOVES", "PLANS", "SOURCE", "THREADS", "epochs_of", "made"]
+__all__ = ["EPOCHS", "EXECUTORS", "FORK", "MOVES", "PLANS", "SOURCE", "THREADS", "epochs_of", "make_loader"]
 
-SOURCE = numbered(46, chunk=4)
+SOURCE = numbered_source(46, chunk=4)
 THREADS = RunOptions(executor="threads")
 FORK = RunOptions(executor="processes", start_method="fork")
 EXECUTORS = {
@@ -27,7 +27,7 @@ MOVES = Plan(SOURCE.index, Shuffle(), batch_size=7, tail="short", seed=1)  # 7 b
 EPOCHS = 3
 
 
-def made(plan: Any, executor: str = "inline", source: Source = SOURCE, **others: Any) -> Loader:
+def make_loader(plan: Any, executor: str = "inline", source: Source = SOURCE, **others: Any) -> Loader:
     workers, options = EXECUTORS[executor]
     return Loader(source, plan, transform=with_noise, num_workers=workers, **{"options": options, **others})
 
@@ -36,5 +36,5 @@ def epochs_of(loader: Loader, until: int = EPOCHS) -> list[Any]:
     """Return every batch from where the loader stands to the end of epoch `until` - 1, with its random bits."""
     found = []
     while loader.epoch < until:
-        found += [plain(batch) for batch in loader]
+        found += [to_plain(batch) for batch in loader]
     return found

@@ -1,4 +1,4 @@
-"""Random indices, orders and plans for the laws, and what a draw says as plain values."""
+"""Strategies for random indexes, orders and plans, and draws as plain values."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""One global order: whoever makes the batches, however many they are."""
+"""One global order, whatever the number of workers and ranks."""
 
 import os
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, reject
 from hypothesis import strategies as st
-from penstock_test_parts import delivered, numbered, planned, side_by_side, worlds
+from penstock_test_parts import delivered_items, numbered_source, planned_items, run_side_by_side, worlds
 
 from penstock import (
     Balanced,
@@ -31,7 +31,7 @@ from penstock import (
 )
 from penstock.plan import Subset
 
-SOURCES = {(n, chunk): numbered(n, chunk) for n in (7, 24, 41, 60) for chunk in (1, 4, 10)}
+SOURCES = {(n, chunk): numbered_source(n, chunk) for n in (7, 24, 41, 60) for chunk in (1, 4, 10)}
 THREADS = RunOptions(executor="threads")
 FORK = RunOptions(executor="processes", start_method="fork")
 SPAWN = RunOptions(executor="processes", start_method="spawn")
@@ -42,7 +42,7 @@ def real(batch: dict[str, Any]) -> list[int]:
     return batch["x"][batch["mask"]].tolist() if "mask" in batch else batch["x"].tolist()
 
 
-def drawn(plan: Plan | Segments, epoch: int) -> list[list[int]]:
+def plan_batches(plan: Plan | Segments, epoch: int) -> list[list[int]]:
     """Return the same from the plan."""
     draws = [plan.epoch(epoch).draw(n) for n in range(plan.epoch(epoch).n_batches)]
     return [(draw.items if draw.mask is None else draw.items[draw.mask]).tolist() for draw in draws]
@@ -56,7 +56,7 @@ def check_order(plan: Plan | Segments, size: int, made: Callable[[World], Loader
             lengths = [len(loader) for loader in loaders]
             ranks = [[real(batch) for batch in loader] for loader in loaders]
             assert [len(rank) for rank in ranks] == lengths == [lengths[0]] * size
-            wanted = drawn(plan, epoch)
+            wanted = plan_batches(plan, epoch)
             full = len(wanted) // size * size
             steps = [batch for step in zip(*ranks, strict=True) for batch in step]
             assert steps[:full] == wanted[:full]
@@ -144,7 +144,7 @@ def test_spawned_worker_processes_give_the_same_order() -> None:
 
 
 def test_fewer_batches_than_ranks_leave_no_rank_waiting() -> None:
-    source = numbered(5)
+    source = numbered_source(5)
     padded = Plan(source.index, Shuffle(), batch_size=4, tail="pad")
     check_order(padded, 4, lambda world: Loader(source, padded, world=world))
     dropped = Plan(source.index, Shuffle(), batch_size=4)
@@ -162,10 +162,10 @@ def test_batches_that_no_rank_makes_are_announced(caplog: pytest.LogCaptureFixtu
     assert caplog.text == ""
 
 
-def test_a_short_step_that_cannot_be_shared_is_refused_when_the_loader_is_made() -> None:
-    source = numbered(9)
+def test_a_short_step_with_fewer_items_than_ranks_is_refused_on_construction() -> None:
+    source = numbered_source(9)
     plan = Plan(source.index, Shuffle(), batch_size=4, tail="short")  # 4 + 4 + 1: the last one is for two ranks
-    with pytest.raises(PlanError, match="1 items for the last step of 2 ranks"):
+    with pytest.raises(PlanError, match="an item for each of the 2 ranks, got 1"):
         Loader(source, plan, world=World(0, 2))
 
 
@@ -179,7 +179,7 @@ def rank(store: str, number: int) -> dict[str, Any]:
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=number, world_size=2, timeout=timedelta(seconds=30)
     )
-    source, found = numbered(43, chunk=5), {}
+    source, found = numbered_source(43, chunk=5), {}
     for tail in ("pad", "short", "drop"):
         plan = Plan(source.index, WindowShuffle(3), batch_size=4, lanes=2, tail=tail, seed=6)
         with Loader(source, plan, num_workers=1, options=THREADS) as loader:
@@ -195,22 +195,24 @@ def rank(store: str, number: int) -> dict[str, Any]:
 
 
 def test_two_gloo_ranks_see_all_items_once_in_equally_many_steps(tmp_path: Path) -> None:
-    source = numbered(43, chunk=5)  # 10 batches of 4 and one of 3: neither batches nor items divide
+    source = numbered_source(43, chunk=5)  # 10 batches of 4 and one of 3: neither batches nor items divide
     store = str(tmp_path / "store")
-    found = side_by_side((rank, store, 0), (rank, store, 1))
+    found = run_side_by_side((rank, store, 0), (rank, store, 1))
     for tail in ("pad", "short", "drop"):
         plan = Plan(source.index, WindowShuffle(3), batch_size=4, lanes=2, tail=tail, seed=6)
         (length, left, state), (other_length, right, other_state) = (one[tail] for one in found)
         assert len(left) == len(right) == length == other_length == (5 if tail == "drop" else 6)
         assert state == other_state
-        assert [batch for pair in zip(left[:5], right[:5], strict=True) for batch in pair] == planned(plan)[:10]
+        assert [batch for pair in zip(left[:5], right[:5], strict=True) for batch in pair] == planned_items(plan)[:10]
         items = [item for batches in (left, right) for batch in batches for item in batch]
         assert len(items) == len(set(items))
-        assert sorted(items) == (sorted(chain.from_iterable(planned(plan)[:10])) if tail == "drop" else list(range(43)))
+        assert sorted(items) == (
+            sorted(chain.from_iterable(planned_items(plan)[:10])) if tail == "drop" else list(range(43))
+        )
 
 
 def test_the_plan_is_what_a_single_process_delivers() -> None:
     for plan in PLANS.values():
         if plan.tail != "pad":
             with Loader(SOURCES[41, 4], plan) as loader:
-                assert delivered(loader) == planned(plan)
+                assert delivered_items(loader) == planned_items(plan)

@@ -1,4 +1,4 @@
-"""A run that was stopped anywhere, or killed, and goes on is the run that never stopped, bit for bit.
+"""A run that is stopped or killed anywhere and resumed equals the run that never stopped, bit for bit.
 
 A state is small and plain, belongs to its plan and its data, and costs the same anywhere in very long data.
 """
@@ -16,7 +16,16 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from penstock_test_parts import at_batch, delivered, ended, isolated, numbered, plain, planned, with_noise
+from penstock_test_parts import (
+    delivered_items,
+    exit_code,
+    numbered_source,
+    planned_items,
+    run_isolated,
+    state_at,
+    to_plain,
+    with_noise,
+)
 
 from penstock import (
     Field,
@@ -31,7 +40,7 @@ from penstock import (
     Sequential,
     Shuffle,
 )
-from tests.laws.loaders import EPOCHS, FORK, MOVES, PLANS, SOURCE, THREADS, epochs_of, made
+from tests.laws.loaders import EPOCHS, FORK, MOVES, PLANS, SOURCE, THREADS, epochs_of, make_loader
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -40,33 +49,33 @@ def test_resuming_after_every_single_batch_gives_the_rest(
     uninterrupted: dict[str, list[Any]], name: str, before: str, after: str
 ) -> None:
     whole, plan, stops = uninterrupted[name], PLANS[name], 0
-    with made(plan, before) as first:
+    with make_loader(plan, before) as first:
         states = [first.state_dict()]
         while first.epoch < EPOCHS:
             states.extend(first.state_dict() for _ in first)
             stops += 1
     assert (stops, len(states)) == (EPOCHS, len(whole) + 1)
     for done, state in enumerate(states):
-        with made(plan, after) as second:
+        with make_loader(plan, after) as second:
             second.load_state_dict(json.loads(json.dumps(state)))
             assert second.state_dict() == state
             assert epochs_of(second) == whole[done:], f"after {done} batches"
 
 
-def test_a_state_from_the_end_of_an_epoch_goes_on_with_the_next(uninterrupted: dict[str, list[Any]]) -> None:
+def test_a_state_from_the_end_of_an_epoch_resumes_with_the_next(uninterrupted: dict[str, list[Any]]) -> None:
     plan = PLANS["shuffle, short"]
-    with made(plan) as first:
+    with make_loader(plan) as first:
         list(first)
         state = first.state_dict()
     assert (state["epoch"], state["batch"]) == (1, 0)
-    with made(plan) as second:
+    with make_loader(plan) as second:
         second.load_state_dict(state)
-        assert [plain(batch) for batch in second] == uninterrupted["shuffle, short"][7:14]
+        assert [to_plain(batch) for batch in second] == uninterrupted["shuffle, short"][7:14]
 
 
-def test_loading_a_state_twice_or_into_a_used_loader_is_the_same_as_once(uninterrupted: dict[str, list[Any]]) -> None:
+def test_loading_a_state_is_idempotent_also_in_a_used_loader(uninterrupted: dict[str, list[Any]]) -> None:
     plan = PLANS["shuffle, short"]
-    with made(plan, "one thread") as first, made(plan, "three threads") as second:
+    with make_loader(plan, "one thread") as first, make_loader(plan, "three threads") as second:
         list(islice(first, 3))
         state = first.state_dict()
         list(islice(second, 5))
@@ -78,7 +87,7 @@ def test_loading_a_state_twice_or_into_a_used_loader_is_the_same_as_once(uninter
 
 def test_a_state_is_small_plain_json_and_survives_torch_save() -> None:
     for plan in PLANS.values():
-        with made(plan) as loader:
+        with make_loader(plan) as loader:
             list(islice(loader, 2))
             state = loader.state_dict()
         assert len(json.dumps(state)) < 1000
@@ -86,30 +95,30 @@ def test_a_state_is_small_plain_json_and_survives_torch_save() -> None:
         saved = io.BytesIO()
         torch.save({"loader": state, "weights": torch.ones(3)}, saved)
         saved.seek(0)
-        with made(plan) as again:
+        with make_loader(plan) as again:
             again.load_state_dict(torch.load(saved)["loader"])
             assert again.state_dict() == state
 
 
 def test_taking_the_state_changes_nothing(uninterrupted: dict[str, list[Any]]) -> None:
     plan, found = PLANS["shuffle, drop"], []
-    with made(plan, "three threads") as loader:
+    with make_loader(plan, "three threads") as loader:
         while loader.epoch < EPOCHS:
             for batch in loader:
                 loader.state_dict()
-                found.append(plain(batch))
+                found.append(to_plain(batch))
                 loader.state_dict()
     assert found == uninterrupted["shuffle, drop"]
 
 
 def test_loading_a_state_in_the_middle_of_an_iteration_ends_that_iteration() -> None:
-    with made(PLANS["shuffle, short"]) as loader:
+    with make_loader(PLANS["shuffle, short"]) as loader:
         batches = iter(loader)
         next(batches)
-        loader.load_state_dict(at_batch(loader, 0, 4))
+        loader.load_state_dict(state_at(loader, 0, 4))
         with pytest.raises(LoaderError, match="load_state_dict"):
             next(batches)
-        assert delivered(loader) == planned(loader.plan)[4:]
+        assert delivered_items(loader) == planned_items(loader.plan)[4:]
 
 
 # -- a killed process --------------------------------------------------------------------------------------------------
@@ -121,13 +130,13 @@ KILLED = {
 }  # in the middle, at the end and in the next epoch
 
 
-def killed(folder: Path, executor: str) -> None:
+def train_until_killed(folder: Path, executor: str) -> None:
     """Log batches and save states until it is time to die."""
     stop, workers, options = KILLED[executor]
     loader = Loader(SOURCE, PLANS["shuffle, short"], transform=with_noise, num_workers=workers, options=options)
     with (folder / "log").open("w") as log:
         for count, batch in enumerate(chain.from_iterable(repeat(loader)), start=1):
-            log.write(json.dumps(plain(batch)) + "\n")
+            log.write(json.dumps(to_plain(batch)) + "\n")
             log.flush()
             (folder / "state.new").write_text(json.dumps(loader.state_dict()))
             (folder / "state.new").replace(folder / "state")
@@ -139,10 +148,10 @@ def killed(folder: Path, executor: str) -> None:
 def test_a_killed_process_is_resumed_exactly(
     uninterrupted: dict[str, list[Any]], tmp_path: Path, executor: str
 ) -> None:
-    assert ended(killed, tmp_path, executor) == -signal.SIGKILL
+    assert exit_code(train_until_killed, tmp_path, executor) == -signal.SIGKILL
     logged = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert len(logged) == KILLED[executor][0]
-    with made(PLANS["shuffle, short"], "three threads") as loader:
+    with make_loader(PLANS["shuffle, short"], "three threads") as loader:
         loader.load_state_dict(json.loads((tmp_path / "state").read_text()))
         assert logged + epochs_of(loader) == uninterrupted["shuffle, short"]
 
@@ -161,7 +170,7 @@ def test_a_killed_process_is_resumed_exactly(
     ids=["seed", "order", "tail", "segments"],
 )
 def test_a_state_of_another_plan_is_refused_and_changes_nothing(other: Any, words: str) -> None:
-    with made(other) as first, made(MOVES) as second:
+    with make_loader(other) as first, make_loader(MOVES) as second:
         list(islice(first, 2))
         list(islice(second, 1))
         with pytest.raises(ResumeError, match=words):
@@ -170,23 +179,23 @@ def test_a_state_of_another_plan_is_refused_and_changes_nothing(other: Any, word
 
 
 def test_a_state_of_other_data_is_refused() -> None:
-    other = numbered(47)
-    with made(Plan(other.index, Shuffle(), batch_size=7, tail="short", seed=1), source=other) as first:
+    other = numbered_source(47)
+    with make_loader(Plan(other.index, Shuffle(), batch_size=7, tail="short", seed=1), source=other) as first:
         state = first.state_dict()
-    with made(MOVES) as loader, pytest.raises(ResumeError, match="number of items changed from 47 to 46"):
+    with make_loader(MOVES) as loader, pytest.raises(ResumeError, match="number of items changed from 47 to 46"):
         loader.load_state_dict(state)
 
 
 def test_a_plan_over_other_data_is_refused_when_the_loader_is_made() -> None:
-    with pytest.raises(OptionError, match="made over"):
-        Loader(numbered(47), MOVES)
+    with pytest.raises(OptionError, match="must be over"):
+        Loader(numbered_source(47), MOVES)
 
 
 # -- very long data ----------------------------------------------------------------------------------------------------
 
 
 class Endless:
-    """A thousand million items that are made when they are asked for."""
+    """A billion items, made on demand."""
 
     index = Index.uniform(10**9, chunk=1000, identity="endless")
     fields: ClassVar = {"x": Field(np.dtype(np.int64), ())}
@@ -209,25 +218,25 @@ def most_bytes_until_the_first_batch(batch: int) -> tuple[list[int], int]:
     plan = Plan(source.index, Shuffle(), batch_size=64)
     with Loader(source, plan, num_workers=1, options=FORK) as loader:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        loader.load_state_dict(at_batch(loader, 0, batch))
+        loader.load_state_dict(state_at(loader, 0, batch))
         found = next(iter(loader))["x"].tolist()
         return found, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
-def test_worker_processes_are_not_handed_a_list_of_all_the_batches_to_come() -> None:
+def test_worker_processes_do_not_get_a_list_of_all_batches() -> None:
     plan = Plan(Endless.index, Shuffle(), batch_size=64)
     batch = plan.n_batches - 4_000_000  # of fifteen million; a list of as many tickets would take half a gigabyte
-    found, n_bytes = isolated(most_bytes_until_the_first_batch, batch)
+    found, n_bytes = run_isolated(most_bytes_until_the_first_batch, batch)
     assert found == plan.epoch(0).draw(batch).items.tolist()
     assert n_bytes < 50_000_000
 
 
-def test_resuming_far_into_a_thousand_million_items_costs_what_resuming_at_ten_does() -> None:
+def test_resuming_far_into_a_billion_items_costs_as_much_as_at_item_ten() -> None:
     source = Endless()
     plan = Plan(source.index, Shuffle(), batch_size=32)
     for batch in (10, plan.n_batches - 2):
         with Loader(source, plan) as loader:
-            state = at_batch(loader, 7, batch)
+            state = state_at(loader, 7, batch)
             began = time.perf_counter()
             loader.load_state_dict(state)
             found = next(iter(loader))["x"].tolist()

@@ -1,4 +1,4 @@
-"""A run that goes on with other workers, executors, ranks or another batch size is the run that never stopped."""
+"""A run resumed with other workers, executors, ranks or batch size equals the run that never stopped."""
 
 import json
 from contextlib import ExitStack
@@ -10,15 +10,15 @@ import pytest
 import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
-from penstock_test_parts import delivered, plain, planned, with_noise, worlds
+from penstock_test_parts import delivered_items, planned_items, to_plain, with_noise, worlds
 
 from penstock import Loader, Plan, PlanError, Shuffle, WindowShuffle
-from tests.laws.loaders import EPOCHS, EXECUTORS, FORK, PLANS, SOURCE, THREADS, epochs_of, made
+from tests.laws.loaders import EPOCHS, EXECUTORS, FORK, PLANS, SOURCE, THREADS, epochs_of, make_loader
 
 # -- other workers, executors and ranks --------------------------------------------------------------------------------
 
 
-def advanced(loaders: list[Loader], steps: int) -> list[tuple[int, int]]:
+def advance(loaders: list[Loader], steps: int) -> list[tuple[int, int]]:
     """Go `steps` steps on every rank, through ends of epochs; return the items in global order, with their bits."""
     found: list[tuple[int, int]] = []
     while steps:
@@ -53,19 +53,19 @@ def test_stopping_three_times_with_other_ranks_and_workers_is_one_run(
     try:
         for size, executor, steps in changes:
             with ExitStack() as stack:
-                loaders = [stack.enter_context(made(plan, executor, world=world)) for world in worlds(size)]
+                loaders = [stack.enter_context(make_loader(plan, executor, world=world)) for world in worlds(size)]
                 if state is not None:
                     for loader in loaders:
                         loader.load_state_dict(state)
-                found += advanced(loaders, steps)
+                found += advance(loaders, steps)
                 states = [loader.state_dict() for loader in loaders]
             assert all(other == states[0] for other in states)
             state = json.loads(json.dumps(states[0]))
     except PlanError:
         assert tail == "short"
         reject()
-    with made(plan) as loader:
-        whole = advanced([loader], 1 + sum(size * steps for size, _, steps in changes))
+    with make_loader(plan) as loader:
+        whole = advance([loader], 1 + sum(size * steps for size, _, steps in changes))
     assert found == whole[: len(found)]
     last = [real_items(plan, state["epoch"], batch) for batch in range(state["batch"])]
     assert len(found) == state["epoch"] * 46 + sum(last)
@@ -89,20 +89,20 @@ def test_stopping_in_threads_processes_and_inline_in_turn_is_one_run(
                 loader.load_state_dict(state)
             while loader.epoch < EPOCHS:
                 batches = islice(loader, 3) if turn < 3 else loader
-                found += [plain(batch) for batch in batches]
+                found += [to_plain(batch) for batch in batches]
                 state = loader.state_dict()
                 if turn < 3:
                     break
     assert found == uninterrupted[name]
 
 
-def test_fewer_ranks_go_on_where_more_ranks_were_stopped() -> None:
+def test_fewer_ranks_resume_where_more_ranks_stopped() -> None:
     plan = Plan(SOURCE.index, Shuffle(), batch_size=4, seed=9)  # 11 batches
     with ExitStack() as stack:
         four = [stack.enter_context(Loader(SOURCE, plan, world=world)) for world in worlds(4)]
         first = [batch for step in zip(*(islice(loader, 1) for loader in four), strict=True) for batch in step]
         states = [loader.state_dict() for loader in four]
-    assert delivered(first) == planned(plan)[:4]
+    assert delivered_items(first) == planned_items(plan)[:4]
     assert {state["batch"] for state in states} == {4}
     with ExitStack() as stack:
         two = [stack.enter_context(Loader(SOURCE, plan, world=world)) for world in worlds(2)]
@@ -111,7 +111,7 @@ def test_fewer_ranks_go_on_where_more_ranks_were_stopped() -> None:
         assert [loader.remaining for loader in two] == [3, 3]
         assert [len(loader) for loader in two] == [5, 5]
         rest = [batch for step in zip(*two, strict=True) for batch in step]
-    assert delivered(rest) == planned(plan)[4:10]
+    assert delivered_items(rest) == planned_items(plan)[4:10]
 
 
 # -- another batch size ------------------------------------------------------------------------------------------------
@@ -119,13 +119,13 @@ def test_fewer_ranks_go_on_where_more_ranks_were_stopped() -> None:
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(("before", "after"), [(4, 8), (4, 3), (6, 4), (5, 46), (7, 100)])
-def test_another_batch_size_goes_on_at_the_very_next_item(executor: str, before: int, after: int) -> None:
+def test_another_batch_size_resumes_at_the_next_item(executor: str, before: int, after: int) -> None:
     plan = Plan(SOURCE.index, Shuffle(), batch_size=before, tail="short", seed=8)
     other = replace(plan, batch_size=after)
-    items = [item for batch in chain(planned(plan, 0), planned(plan, 1)) for item in batch]
+    items = [item for batch in chain(planned_items(plan, 0), planned_items(plan, 1)) for item in batch]
     for done in range(plan.n_batches + 1):
-        with made(plan) as first, made(other, executor) as second:
-            found = [plain(batch) for batch in islice(first, done)]
+        with make_loader(plan) as first, make_loader(other, executor) as second:
+            found = [to_plain(batch) for batch in islice(first, done)]
             second.load_state_dict(json.loads(json.dumps(first.state_dict())))
             rest = epochs_of(second, until=2)
         assert [x for batch in found + rest for x in batch["x"]] == items
@@ -135,12 +135,12 @@ def test_another_batch_size_goes_on_at_the_very_next_item(executor: str, before:
 
 def test_random_bits_of_items_do_not_change_with_the_batch_size() -> None:
     plan = Plan(SOURCE.index, Shuffle(), batch_size=4, tail="short", seed=8)
-    with made(plan) as first, made(replace(plan, batch_size=9)) as second:
-        found = [plain(batch) for batch in islice(first, 5)]
+    with make_loader(plan) as first, make_loader(replace(plan, batch_size=9)) as second:
+        found = [to_plain(batch) for batch in islice(first, 5)]
         second.load_state_dict(first.state_dict())
-        found += [plain(batch) for batch in second]
-    with made(plan) as whole:
-        wanted = [plain(batch) for batch in whole]
+        found += [to_plain(batch) for batch in second]
+    with make_loader(plan) as whole:
+        wanted = [to_plain(batch) for batch in whole]
 
     def bits(batches: list[Any]) -> list[tuple[int, int]]:
         return [pair for batch in batches for pair in zip(batch["x"], batch["noise"], strict=True)]

@@ -1,4 +1,4 @@
-"""Every item exactly once per epoch, or what the tail rule says."""
+"""Every item exactly once per epoch, except for the tail."""
 
 from dataclasses import replace
 
@@ -32,9 +32,7 @@ def test_drop_delivers_full_batches_of_different_items_and_leaves_out_less_than_
 
 
 @given(plans(tails=("pad",)), epochs)
-def test_pad_delivers_every_item_once_under_the_mask_and_fills_up_with_the_head_of_the_epoch(
-    plan: Plan, number: int
-) -> None:
+def test_pad_delivers_every_item_once_under_the_mask_and_pads_with_the_first_items(plan: Plan, number: int) -> None:
     made = draws(plan.epoch(number))
     assert sorted(delivered(made)) == all_items(plan.index)
     head = delivered(draws(replace(plan, lanes=1, tail="short").epoch(number)))

@@ -40,7 +40,9 @@ def test_draws_are_the_same_in_any_sequence_of_epochs_and_batches(plan: Plan, ra
 
 
 @given(plans(any_order), epochs, st.integers(0, 10), st.integers(1, 5))
-def test_draws_worked_out_together_equal_draws_one_at_a_time(plan: Plan, number: int, start: int, step: int) -> None:
+def test_draws_computed_many_at_a_time_equal_draws_one_at_a_time(
+    plan: Plan, number: int, start: int, step: int
+) -> None:
     epoch = plan.epoch(number)
     batches = range(start, epoch.n_batches, step)
     assert [facts(draw) for draw in epoch.draws(batches)] == [facts(epoch.draw(n)) for n in batches]
@@ -48,12 +50,14 @@ def test_draws_worked_out_together_equal_draws_one_at_a_time(plan: Plan, number:
 
 @given(plans(any_order), st.integers(1, 6), epochs)
 @example(plan=Plan(Index.uniform(10), Sequential(), batch_size=4), length=6, number=0)
-def test_draws_of_a_segment_worked_out_together_equal_draws_one_at_a_time(plan: Plan, length: int, number: int) -> None:
+def test_draws_of_a_segment_computed_many_at_a_time_equal_draws_one_at_a_time(
+    plan: Plan, length: int, number: int
+) -> None:
     epoch = Segments(plan, length).epoch(number)
     assert [facts(draw) for draw in draws(epoch)] == [facts(epoch.draw(n)) for n in range(epoch.n_batches)]
 
 
-def test_draws_of_a_long_epoch_are_the_same_across_the_blocks_they_are_worked_out_in() -> None:
+def test_draws_of_a_long_epoch_do_not_depend_on_how_many_are_computed_at_a_time() -> None:
     # 400 items x 110 batches are more positions than are worked out at once.
     epoch = Plan(Index.uniform(44_000, 100), WindowShuffle(5), batch_size=400, seed=3, tail="short").epoch(2)
     assert [facts(draw) for draw in draws(epoch)] == [facts(epoch.draw(n)) for n in range(110)]

@@ -1,4 +1,4 @@
-"""Ranks share one global order: equal steps, nothing twice, nothing lost but by the tail rule."""
+"""Ranks share one global order: equal steps, nothing twice, nothing lost except by the tail."""
 
 from itertools import chain
 
@@ -106,7 +106,7 @@ def test_a_rank_that_begins_at_a_later_step_makes_the_steps_that_are_left(
 
 
 @given(plans(tails=("pad",), min_items=1), sizes, sizes, st.data())
-def test_another_number_of_ranks_goes_on_where_the_first_stopped(
+def test_another_number_of_ranks_resumes_where_the_first_stopped(
     plan: Plan, size: int, other: int, data: st.DataObject
 ) -> None:
     epoch = plan.epoch(0)
@@ -129,7 +129,7 @@ def test_segments_are_shared_like_epochs(plan: Plan, length: int, number: int, s
 
 
 @given(st.integers(0, 40), st.integers(0, 45), sizes, sizes)
-def test_executors_make_every_batch_once(n_batches: int, start: int, size: int, workers: int) -> None:
+def test_processes_make_every_batch_once(n_batches: int, start: int, size: int, workers: int) -> None:
     ranges = [
         World(rank, size, worker, workers).batches(n_batches, start)
         for rank in range(size)

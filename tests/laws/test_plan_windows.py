@@ -33,7 +33,7 @@ def test_rows_of_the_windows_are_the_items_of_the_draw_in_order(plan: Plan, numb
 
 
 @given(plans(windowed_order, min_items=1), st.integers(1, 5), epochs)
-def test_rows_are_the_items_where_a_batch_reaches_over_the_end_of_a_pass(plan: Plan, length: int, number: int) -> None:
+def test_rows_are_the_items_also_in_a_batch_of_two_passes(plan: Plan, length: int, number: int) -> None:
     for draw in draws(Segments(replace(plan, tail="drop"), length).epoch(number)):
         assert_parts_give_the_items(draw)
         of_parts = [part.window.epoch for part in draw.parts for _ in part.rows]
@@ -51,7 +51,7 @@ def test_spans_ascend_do_not_touch_and_lie_within_the_source(plan: Plan, number:
 
 
 @given(plans(window_shuffles, tails=("short",)), epochs)
-def test_windows_share_out_the_items_and_hold_few_chunks(plan: Plan, number: int) -> None:
+def test_windows_partition_the_items_and_have_few_chunks(plan: Plan, number: int) -> None:
     taken: dict[int, list[int]] = {}
     for draw in draws(plan.epoch(number)):
         for part in draw.parts:
@@ -73,7 +73,7 @@ def test_one_lane_finishes_a_window_before_it_begins_the_next(plan: Plan, number
 
 
 @given(plans(window_shuffles, tails=("short",), min_items=1), epochs)
-def test_a_window_is_read_by_one_lane_unless_the_lane_begins_within_it(plan: Plan, number: int) -> None:
+def test_a_window_is_read_by_one_lane_unless_another_lane_starts_in_it(plan: Plan, number: int) -> None:
     readers: dict[int, set[int]] = {}
     for draw in draws(plan.epoch(number)):
         for part in draw.parts:
@@ -82,7 +82,7 @@ def test_a_window_is_read_by_one_lane_unless_the_lane_begins_within_it(plan: Pla
 
 
 @given(plans(window_shuffles), epochs)
-def test_windows_that_are_not_held_give_the_same_items_without_parts(plan: Plan, number: int) -> None:
+def test_held_false_gives_the_same_items_without_parts(plan: Plan, number: int) -> None:
     free = replace(plan, order=replace(plan.order, held=False))
     found = draws(free.epoch(number))
     assert [draw.items.tolist() for draw in found] == [draw.items.tolist() for draw in draws(plan.epoch(number))]
@@ -97,7 +97,7 @@ def test_windows_without_permuted_chunks_follow_storage_order(plan: Plan, number
 
 
 @given(plans(window_shuffles, tails=("short",), max_lanes=1), epochs)
-def test_a_window_without_permuted_items_comes_as_it_is_stored(plan: Plan, number: int) -> None:
+def test_a_window_without_permuted_items_is_in_storage_order(plan: Plan, number: int) -> None:
     plan = replace(plan, order=replace(plan.order, permute_items=False))
     rows: dict[int, list[int]] = {}
     for draw in draws(plan.epoch(number)):

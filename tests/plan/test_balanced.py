@@ -1,4 +1,4 @@
-"""Every group has its exact share of an epoch, and its members take turns."""
+"""Every group gets its exact fraction of an epoch, and its members take turns."""
 
 from collections import Counter
 from fractions import Fraction
@@ -15,15 +15,15 @@ from penstock.plan.balanced import Balanced
 from penstock.plan.plan import Plan
 
 
-def visited(order: Balanced, seed: int = 0, epoch: int = 0) -> list[tuple[int, int]]:
-    """Return (item, visit) of every draw of an epoch, in order."""
+def visit_items(order: Balanced, seed: int = 0, epoch: int = 0) -> list[tuple[int, int]]:
+    """Return (item, visit) at every position of an epoch."""
     arrangement = order.arrange(Index.uniform(len(order.groups)), seed, epoch)
     positions = np.arange(arrangement.length)
     return list(zip(arrangement.items(positions).tolist(), arrangement.visits(positions).tolist(), strict=True))
 
 
 def group_counts(order: Balanced, epoch: int = 0) -> dict[Any, int]:
-    return dict(Counter(order.groups[item] for item, _ in visited(order, epoch=epoch)))
+    return dict(Counter(order.groups[item] for item, _ in visit_items(order, epoch=epoch)))
 
 
 @st.composite
@@ -58,7 +58,7 @@ def test_every_group_gets_its_fraction_rounded_by_the_largest_remainder(
 def test_members_of_a_group_come_equally_often_and_every_occurrence_has_a_visit_of_its_own(
     order: Balanced, epoch: int
 ) -> None:
-    made = visited(order, seed=1, epoch=epoch)
+    made = visit_items(order, seed=1, epoch=epoch)
     assert len(made) == (len(order.groups) if order.length is None else order.length)
     assert len(set(made)) == len(made)
     counts = Counter(item for item, _ in made)
@@ -71,7 +71,7 @@ def test_members_of_a_group_come_equally_often_and_every_occurrence_has_a_visit_
 
 @given(balanced(), st.data())
 def test_positions_give_the_same_items_one_at_a_time(order: Balanced, data: st.DataObject) -> None:
-    made = visited(order, seed=4, epoch=2)
+    made = visit_items(order, seed=4, epoch=2)
     position = data.draw(st.integers(0, len(made) - 1))
     again = Balanced(order.groups, order.weights, order.length).arrange(Index.uniform(len(order.groups)), 4, 2)
     asked = np.array([position])
@@ -81,14 +81,14 @@ def test_positions_give_the_same_items_one_at_a_time(order: Balanced, data: st.D
 def test_no_item_of_a_group_comes_again_before_every_other_one_has_come() -> None:
     order = Balanced(["a"] * 5, length=17)
     rounds: dict[int, set[int]] = {}
-    for item, visit in visited(order):
+    for item, visit in visit_items(order):
         rounds.setdefault(visit, set()).add(item)
     assert [rounds[visit] for visit in range(3)] == [{0, 1, 2, 3, 4}] * 3
     assert len(rounds[3]) == 2
 
 
 def test_the_groups_are_mixed_over_the_epoch() -> None:
-    items = [item for item, _ in visited(Balanced([0] * 10 + [1] * 990, length=1000))]
+    items = [item for item, _ in visit_items(Balanced([0] * 10 + [1] * 990, length=1000))]
     of_rare = np.flatnonzero(np.array(items) < 10)
     assert len(of_rare) == 500
     assert 0.45 < np.mean(of_rare < 500) < 0.55
@@ -96,7 +96,7 @@ def test_the_groups_are_mixed_over_the_epoch() -> None:
 
 def test_groups_are_equal_without_weights() -> None:
     assert group_counts(Balanced(["rare"] + ["common"] * 9, length=10)) == {"rare": 5, "common": 5}
-    assert len(visited(Balanced(["rare"] + ["common"] * 9))) == 10
+    assert len(visit_items(Balanced(["rare"] + ["common"] * 9))) == 10
 
 
 def test_weights_by_label_and_in_the_sorted_order_of_labels_are_the_same() -> None:
@@ -104,18 +104,18 @@ def test_weights_by_label_and_in_the_sorted_order_of_labels_are_the_same() -> No
     by_label = Balanced(groups, weights={"dog": 0.6, "ant": 0.1, "cat": 0.3}, length=50)
     by_place = Balanced(groups, weights=[0.1, 0.3, 0.6], length=50)
     assert group_counts(by_label) == {"ant": 5, "cat": 15, "dog": 30}
-    assert visited(by_label) == visited(by_place)
+    assert visit_items(by_label) == visit_items(by_place)
     assert repr(by_label) == repr(by_place)
 
 
 def test_labels_may_be_numbers_in_an_array() -> None:
     order = Balanced(np.array([7, 3, 7]), weights={3: 0.75, 7: 0.25}, length=8)
-    assert Counter(item for item, _ in visited(order)) == {1: 6, 0: 1, 2: 1}
+    assert Counter(item for item, _ in visit_items(order)) == {1: 6, 0: 1, 2: 1}
 
 
 def test_a_group_of_no_weight_is_left_out() -> None:
     order = Balanced([0, 1, 2], weights=[0.5, 0.0, 0.5], length=9)
-    assert {item for item, _ in visited(order)} == {0, 2}
+    assert {item for item, _ in visit_items(order)} == {0, 2}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A saved state goes on in its own plan and is refused, with the difference, by any other."""
+"""A saved state resumes its own plan; other plans refuse it and name the difference."""
 
 import json
 from dataclasses import replace
@@ -28,7 +28,7 @@ def counting(items: int, batch_size: int, **options: Any) -> Plan:
     return Plan(Index.uniform(items), Sequential(), batch_size, **options)
 
 
-def resumed(cursor: Cursor, before: Plan, after: Plan) -> Cursor:
+def resume(cursor: Cursor, before: Plan, after: Plan) -> Cursor:
     """Return the cursor that comes out of a file written under `before`."""
     return Cursor.restore(json.loads(json.dumps(cursor.state(before))), after)
 
@@ -148,37 +148,37 @@ def test_an_invalid_saved_batch_size_is_damage(batch_size: Any) -> None:
 
 def test_another_batch_size_resumes_at_the_same_item() -> None:
     before, after = counting(30, 8), counting(30, 5)
-    cursor = resumed(Cursor(0, 2), before, after)
+    cursor = resume(Cursor(0, 2), before, after)
     assert rest(after, cursor) == [[16, 17, 18, 19, 20], [21, 22, 23, 24, 25]]
 
 
 def test_a_batch_size_may_change_three_times() -> None:
     eight, five, three, four = (counting(40, size, tail="short") for size in (8, 5, 3, 4))
-    cursor = resumed(Cursor(0, 2), eight, five)  # 16 items are done
+    cursor = resume(Cursor(0, 2), eight, five)  # 16 items are done
     cursor = replace(cursor, batch=cursor.batch + 2)  # and 10 more
-    cursor = resumed(cursor, five, three)
+    cursor = resume(cursor, five, three)
     assert rest(three, cursor) == [[26, 27, 28], [29, 30, 31], [32, 33, 34], [35, 36, 37], [38, 39]]
-    cursor = resumed(replace(cursor, batch=cursor.batch + 1), three, four)
+    cursor = resume(replace(cursor, batch=cursor.batch + 1), three, four)
     assert rest(four, cursor) == [[29, 30, 31, 32], [33, 34, 35, 36], [37, 38, 39]]
 
 
 def test_a_changed_batch_size_pads_with_what_is_left_of_the_epoch() -> None:
     after = counting(12, 5, tail="pad")
-    cursor = resumed(Cursor(0, 1), counting(12, 4, tail="pad"), after)
+    cursor = resume(Cursor(0, 1), counting(12, 4, tail="pad"), after)
     epoch = after.epoch(cursor.epoch, cursor.origin)
     assert rest(after, cursor) == [[4, 5, 6, 7, 8], [9, 10, 11, 4, 5]]
     assert epoch.draw(1).mask.tolist() == [True, True, True, False, False]
 
 
 def test_a_batch_size_that_divides_what_is_done_needs_no_origin() -> None:
-    assert resumed(Cursor(1, 4), counting(100, 6), counting(100, 8)) == Cursor(1, 3)
+    assert resume(Cursor(1, 4), counting(100, 6), counting(100, 8)) == Cursor(1, 3)
 
 
 @pytest.mark.parametrize("tail", ["drop", "short", "pad"])
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_a_finished_epoch_stays_finished_with_another_batch_size(tail: str, lanes: int) -> None:
     before, after = (counting(30, size, tail=tail, lanes=lanes) for size in (8, 3))
-    cursor = resumed(Cursor(4, before.n_batches), before, after)
+    cursor = resume(Cursor(4, before.n_batches), before, after)
     assert rest(after, cursor) == []
     assert cursor.epoch == 4
 
@@ -186,7 +186,7 @@ def test_a_finished_epoch_stays_finished_with_another_batch_size(tail: str, lane
 def test_each_lane_resumes_where_it_stopped_if_batch_sizes_allow() -> None:
     before, after = (counting(32, size, lanes=2) for size in (8, 4))
     assert rest(before, Cursor(0, 2)) == [[8, 9, 10, 11, 12, 13, 14, 15], [24, 25, 26, 27, 28, 29, 30, 31]]
-    cursor = resumed(Cursor(0, 2), before, after)
+    cursor = resume(Cursor(0, 2), before, after)
     assert rest(after, cursor) == [[8, 9, 10, 11], [24, 25, 26, 27], [12, 13, 14, 15], [28, 29, 30, 31]]
 
 
@@ -198,7 +198,7 @@ def test_each_lane_resumes_where_it_stopped_if_batch_sizes_allow() -> None:
 def test_a_batch_size_that_does_not_fit_the_lanes_is_refused(batch: int, items: int, new_size: int) -> None:
     before, after = counting(items, 8, lanes=2), counting(items, new_size, lanes=2)
     with pytest.raises(ResumeError, match=f"from 8 to {new_size} .*2 lanes do not allow.*or use lanes=1"):
-        resumed(Cursor(0, batch), before, after)
+        resume(Cursor(0, batch), before, after)
 
 
 def test_a_batch_size_changed_within_a_segment_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The share of an epoch that one rank makes, where it can be counted by hand."""
+"""The share of one rank in an epoch, in cases that can be counted by hand."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,6 @@
-"""One order of every kind, to the letter.
+"""Golden values: one order of every kind.
 
-Changing any value here is a breaking change: saved states would go on in another order, published results could not be
+Changing any value here is a breaking change: saved states would resume in another order, published results could not be
 repeated. If it must be, raise the version of the saved state (plan/cursor.py) and say so in the changelog.
 """
 

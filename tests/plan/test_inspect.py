@@ -1,4 +1,4 @@
-"""What an order looks like: in words, as one hash, and as two numbers."""
+"""Descriptions of an order: in words, as a hash, and by how well it mixes."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -96,7 +96,7 @@ def test_the_hash_sees_only_what_is_delivered() -> None:
 
 @dataclass(frozen=True)
 class Listed:
-    """An order of one's own: these items."""
+    """A user-defined order of these items."""
 
     items: tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""An order that is a list: just these items, each visit of one with randomness of its own."""
+"""An order given as a list of items; each repeat of an item has its own randomness."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Subsets whose near items come close together, and shares of stretches of items."""
+"""Subsets whose near items stay close together, and spans with exact fractions of an epoch."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ from penstock.plan.orders import Subset
 from penstock.plan.plan import Plan
 
 
-def drawn(order: Subset | BalancedSpans, n: int, seed: int = 1, epoch: int = 0) -> list[int]:
+def sample_items(order: Subset | BalancedSpans, n: int, seed: int = 1, epoch: int = 0) -> list[int]:
     arrangement = order.arrange(Index.uniform(n), seed, epoch)
     return [int(item) for item in arrangement.items(np.arange(arrangement.length))]
 
@@ -30,14 +30,17 @@ def test_near_items_are_the_same_items_in_another_sequence(
     n: int, share: float, near: int, window: int, seed: int
 ) -> None:
     count = max(1, round(share * n))
-    plain, near_items = drawn(Subset(count), n, seed), drawn(Subset(count, near=near, window=window), n, seed)
+    plain, near_items = (
+        sample_items(Subset(count), n, seed),
+        sample_items(Subset(count, near=near, window=window), n, seed),
+    )
     assert sorted(plain) == sorted(near_items)
     assert len(set(near_items)) == count
 
 
 def test_each_window_holds_whole_groups_of_neighbours() -> None:
     near, window = 5, 4
-    items = drawn(Subset(200, near=near, window=window), 10_000, seed=3)
+    items = sample_items(Subset(200, near=near, window=window), 10_000, seed=3)
     groups = np.sort(items).reshape(-1, near)
     of_item = {int(item): number for number, group in enumerate(groups) for item in group}
     for begin in range(0, 200, near * window):
@@ -48,9 +51,9 @@ def test_each_window_holds_whole_groups_of_neighbours() -> None:
 
 def test_epochs_and_seeds_differ_and_one_position_costs_no_other() -> None:
     order = Subset(60, near=4)
-    assert len({str(drawn(order, 1000, seed, epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
+    assert len({str(sample_items(order, 1000, seed, epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
     arrangement = order.arrange(Index.uniform(1000), 1, 0)
-    assert [int(arrangement.items(np.array([place]))[0]) for place in range(60)] == drawn(order, 1000)
+    assert [int(arrangement.items(np.array([place]))[0]) for place in range(60)] == sample_items(order, 1000)
 
 
 def test_the_sequence_without_near_is_what_it_was() -> None:
@@ -74,7 +77,7 @@ def test_every_span_gets_its_fraction_and_repeats_nothing_before_all_have_come(
     weights = np.array(shares[: len(sizes)], float)
     weights = weights / weights.sum() if weights.sum() else np.full(len(sizes), 1 / len(sizes))
     starts = np.cumsum([0, *sizes[:-1]])
-    items = drawn(BalancedSpans(tuple(starts), tuple(weights), length), sum(sizes), seed)
+    items = sample_items(BalancedSpans(tuple(starts), tuple(weights), length), sum(sizes), seed)
     assert len(items) == length
     for start, size, weight in zip(starts, sizes, weights, strict=True):
         visits = Counter(item for item in items if start <= item < start + size)
@@ -86,7 +89,7 @@ def test_every_span_gets_its_fraction_and_repeats_nothing_before_all_have_come(
 
 def test_memory_does_not_depend_on_the_number_of_items() -> None:
     order = BalancedSpans((0, 5 * 10**9), (0.5, 0.5), length=1000)
-    items = drawn(order, 10**10)
+    items = sample_items(order, 10**10)
     assert sum(item < 5 * 10**9 for item in items) == 500
     assert len(set(items)) == 1000
 

@@ -1,4 +1,4 @@
-"""In what sequence an epoch visits the items: orders that visit each item once, and parts of them."""
+"""Orders that visit each item once, or some of the items."""
 
 from itertools import pairwise
 from typing import Any
@@ -16,7 +16,7 @@ from penstock.plan.orders import RandomChunks, Sequential, Shuffle, Subset, Wind
 from penstock.plan.plan import Plan
 
 
-def visited(order: Order, index: Index, seed: int = 0, epoch: int = 0) -> list[int]:
+def visit_items(order: Order, index: Index, seed: int = 0, epoch: int = 0) -> list[int]:
     """Return the items of an epoch in order."""
     arrangement = order.arrange(index, seed, epoch)
     return arrangement.items(np.arange(arrangement.length)).tolist()
@@ -24,7 +24,7 @@ def visited(order: Order, index: Index, seed: int = 0, epoch: int = 0) -> list[i
 
 def test_sequential_is_storage_order_in_every_epoch() -> None:
     index = Index.uniform(7, 3)
-    assert [visited(Sequential(), index, seed, epoch) for seed, epoch in ((0, 0), (1, 0), (0, 9))] == [
+    assert [visit_items(Sequential(), index, seed, epoch) for seed, epoch in ((0, 0), (1, 0), (0, 9))] == [
         [0, 1, 2, 3, 4, 5, 6]
     ] * 3
 
@@ -36,9 +36,9 @@ def test_sequential_is_storage_order_in_every_epoch() -> None:
 )
 def test_every_seed_and_every_epoch_has_an_order_of_its_own(order: Order) -> None:
     index = Index.uniform(100, 5)
-    orders = {tuple(visited(order, index, seed, epoch)) for seed in range(5) for epoch in range(5)}
+    orders = {tuple(visit_items(order, index, seed, epoch)) for seed in range(5) for epoch in range(5)}
     assert len(orders) == 25
-    assert visited(order, index, seed=0, epoch=1) != visited(order, index, seed=1, epoch=0)
+    assert visit_items(order, index, seed=0, epoch=1) != visit_items(order, index, seed=1, epoch=0)
 
 
 @pytest.mark.parametrize("window", [1, 3, 8])
@@ -46,7 +46,7 @@ def test_window_shuffle_permutes_the_chunks_and_the_items_of_a_window(window: in
     index = Index.from_sizes([4, 7, 1, 5, 6, 3, 8, 2])
     order = WindowShuffle(window)
     arrangement = order.arrange(index, 0, 0)
-    items = visited(order, index)
+    items = visit_items(order, index)
     borders = [*arrangement.window_starts.tolist(), len(index)]
     held = []
     for number, (start, stop) in enumerate(pairwise(borders)):
@@ -61,21 +61,21 @@ def test_window_shuffle_permutes_the_chunks_and_the_items_of_a_window(window: in
 
 
 def test_window_shuffle_mixes_the_chunks_of_a_window() -> None:
-    items = visited(WindowShuffle(4), Index.uniform(400, 100))
+    items = visit_items(WindowShuffle(4), Index.uniform(400, 100))
     chunks_in_head = np.bincount(np.array(items[:100]) // 100, minlength=4)
     assert chunks_in_head.min() > 10
 
 
 def test_every_window_is_permuted_by_itself() -> None:
     # Ten windows of one chunk each: as places within their chunks, no two have the same order.
-    items = np.array(visited(WindowShuffle(1), Index.uniform(200, 20))).reshape(10, 20)
+    items = np.array(visit_items(WindowShuffle(1), Index.uniform(200, 20))).reshape(10, 20)
     assert len({tuple(row) for row in (items % 20).tolist()}) == 10
     assert all(len(set(row)) == 1 for row in (items // 20).tolist())
 
 
 def test_chunks_are_visited_in_any_order_equally_often() -> None:
     index = Index.uniform(30, 10)
-    firsts = [visited(WindowShuffle(1), index, epoch=epoch)[::10] for epoch in range(600)]
+    firsts = [visit_items(WindowShuffle(1), index, epoch=epoch)[::10] for epoch in range(600)]
     kinds, counts = np.unique([[item // 10 for item in first] for first in firsts], axis=0, return_counts=True)
     assert len(kinds) == 6
     assert ((counts - 100) ** 2 / 100).sum() < 25  # five degrees of freedom: passed once in 7 000 tries
@@ -85,7 +85,7 @@ def test_chunks_are_visited_in_any_order_equally_often() -> None:
 def test_chunks_that_are_not_permuted_follow_storage_order_and_items_mix_within_a_window(window: int) -> None:
     index = Index.from_sizes([4, 7, 1, 5, 6, 3, 8, 2])
     order = WindowShuffle(window, permute_chunks=False)
-    items, borders = visited(order, index), [0, 4, 11, 12, 17, 23, 26, 34, 36]
+    items, borders = visit_items(order, index), [0, 4, 11, 12, 17, 23, 26, 34, 36]
     for first in range(0, 8, window):
         start, stop = borders[first], borders[min(first + window, 8)]
         assert sorted(items[start:stop]) == list(range(start, stop))
@@ -95,7 +95,7 @@ def test_chunks_that_are_not_permuted_follow_storage_order_and_items_mix_within_
 def test_items_that_are_not_permuted_come_as_they_are_stored_chunk_by_chunk() -> None:
     index = Index.from_sizes([4, 7, 1, 5, 6, 3, 8, 2])
     runs = {0: 4, 4: 7, 11: 1, 12: 5, 17: 6, 23: 3, 26: 8, 34: 2}
-    items, firsts = visited(WindowShuffle(1, permute_items=False), index), []
+    items, firsts = visit_items(WindowShuffle(1, permute_items=False), index), []
     while items:
         firsts.append(items[0])
         length = runs[items[0]]
@@ -107,7 +107,7 @@ def test_items_that_are_not_permuted_come_as_they_are_stored_chunk_by_chunk() ->
 
 def test_a_window_of_several_chunks_whose_items_are_not_permuted_is_in_storage_order() -> None:
     index = Index.uniform(60, 5)
-    items = visited(WindowShuffle(3, permute_items=False), index)
+    items = visit_items(WindowShuffle(3, permute_items=False), index)
     windows = [items[start : start + 15] for start in range(0, 60, 15)]
     assert windows == [sorted(window) for window in windows]
     assert items != sorted(items)
@@ -116,14 +116,14 @@ def test_a_window_of_several_chunks_whose_items_are_not_permuted_is_in_storage_o
 def test_without_permutations_the_order_is_storage_order() -> None:
     index = Index.from_sizes([4, 0, 7, 1, 5])
     order = WindowShuffle(2, permute_chunks=False, permute_items=False)
-    assert [visited(order, index, seed, epoch) for seed, epoch in ((0, 0), (3, 0), (0, 5))] == [list(range(17))] * 3
+    assert [visit_items(order, index, seed, epoch) for seed, epoch in ((0, 0), (3, 0), (0, 5))] == [list(range(17))] * 3
 
 
 @pytest.mark.parametrize("flag", ["permute_chunks", "permute_items"])
 def test_what_is_still_permuted_differs_between_epochs_and_seeds(flag: str) -> None:
     order = WindowShuffle(2, **{flag: False})
     index = Index.uniform(100, 5)
-    orders = {tuple(visited(order, index, seed, epoch)) for seed in range(4) for epoch in range(4)}
+    orders = {tuple(visit_items(order, index, seed, epoch)) for seed in range(4) for epoch in range(4)}
     assert len(orders) == 16
 
 
@@ -132,7 +132,7 @@ def test_held_false_gives_the_same_sequence_without_windows(flags: dict[str, boo
     index = Index.from_sizes([4, 7, 1, 5, 6, 3, 8, 2])
     held, free = WindowShuffle(3, **flags), WindowShuffle(3, **flags, held=False)
     for epoch in range(3):
-        assert visited(free, index, 5, epoch) == visited(held, index, 5, epoch)
+        assert visit_items(free, index, 5, epoch) == visit_items(held, index, 5, epoch)
     assert held.arrange(index, 5, 0).window_starts is not None
     assert free.arrange(index, 5, 0).window_starts is None
     assert Plan(index, held, batch_size=5).epoch(0).draw(1).parts
@@ -153,13 +153,13 @@ def test_a_flag_at_its_default_leaves_the_repr_as_it_was() -> None:
 @given(st.integers(1, 60), st.integers(1, 9), st.data())
 def test_a_subset_has_as_many_different_items_as_asked_for(n: int, chunk: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, n))
-    items = visited(Subset(count), Index.uniform(n, chunk), seed=data.draw(st.integers(0, 99)))
+    items = visit_items(Subset(count), Index.uniform(n, chunk), seed=data.draw(st.integers(0, 99)))
     assert len(items) == len(set(items)) == count
     assert set(items) <= set(range(n))
 
 
 def test_every_epoch_has_another_subset_and_every_item_comes() -> None:
-    epochs = [frozenset(visited(Subset(5), Index.uniform(50), epoch=epoch)) for epoch in range(100)]
+    epochs = [frozenset(visit_items(Subset(5), Index.uniform(50), epoch=epoch)) for epoch in range(100)]
     assert len(set(epochs)) == 100
     assert set().union(*epochs) == set(range(50))
 
@@ -181,7 +181,7 @@ def test_stretches_are_consecutive_items_and_start_at_multiples_of_align(
 ) -> None:
     order = RandomChunks(size, count=count, align=align)
     length = min(size, n)
-    runs = np.array(visited(order, Index.uniform(n), epoch=epoch)).reshape(-1, length)
+    runs = np.array(visit_items(order, Index.uniform(n), epoch=epoch)).reshape(-1, length)
     assert len(runs) == (n // length if count is None else count)
     for run in runs.tolist():
         assert run == list(range(run[0], run[0] + length))
@@ -190,22 +190,22 @@ def test_stretches_are_consecutive_items_and_start_at_multiples_of_align(
 
 
 def test_stretches_start_at_every_possible_place() -> None:
-    starts = np.array(visited(RandomChunks(4, count=400), Index.uniform(10))).reshape(-1, 4)[:, 0]
+    starts = np.array(visit_items(RandomChunks(4, count=400), Index.uniform(10))).reshape(-1, 4)[:, 0]
     assert set(starts.tolist()) == {0, 1, 2, 3, 4, 5, 6}
-    aligned = np.array(visited(RandomChunks(4, count=400, align=3), Index.uniform(10))).reshape(-1, 4)[:, 0]
+    aligned = np.array(visit_items(RandomChunks(4, count=400, align=3), Index.uniform(10))).reshape(-1, 4)[:, 0]
     assert set(aligned.tolist()) == {0, 3, 6}
 
 
 @pytest.mark.parametrize("align", [1, 3, 100])
 def test_a_stretch_is_all_items_if_there_are_fewer_than_its_size(align: int) -> None:
-    assert visited(RandomChunks(10, count=3, align=align), Index.uniform(4)) == [0, 1, 2, 3] * 3
-    assert visited(RandomChunks(10, align=align), Index.uniform(4)) == [0, 1, 2, 3]
+    assert visit_items(RandomChunks(10, count=3, align=align), Index.uniform(4)) == [0, 1, 2, 3] * 3
+    assert visit_items(RandomChunks(10, align=align), Index.uniform(4)) == [0, 1, 2, 3]
 
 
 def test_shuffled_stretches_have_the_same_items_in_another_order() -> None:
     index = Index.uniform(500)
-    plain = np.array(visited(RandomChunks(20, count=30), index)).reshape(30, 20)
-    mixed = np.array(visited(RandomChunks(20, count=30, shuffle=True), index)).reshape(30, 20)
+    plain = np.array(visit_items(RandomChunks(20, count=30), index)).reshape(30, 20)
+    mixed = np.array(visit_items(RandomChunks(20, count=30, shuffle=True), index)).reshape(30, 20)
     assert np.array_equal(np.sort(mixed, axis=1), plain)
     # Every run in an order of its own.
     assert len({tuple(row) for row in (mixed - plain[:, :1]).tolist()}) == 30
@@ -263,7 +263,7 @@ def test_a_window_larger_than_the_data_is_refused_with_the_largest_that_fits() -
     index = Index.uniform(10, 4)
     with pytest.raises(PlanError, match=r"window must be <= 3, the number of chunks, got 4"):
         Plan(index, WindowShuffle(4), batch_size=2)
-    assert sorted(visited(WindowShuffle(3), index)) == list(range(10))
+    assert sorted(visit_items(WindowShuffle(3), index)) == list(range(10))
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_a_window_larger_than_the_data_is_refused_with_the_largest_that_fits() -
     ids=repr,
 )
 def test_every_order_is_empty_over_no_items(order: Order) -> None:
-    assert visited(order, Index.uniform(0)) == []
+    assert visit_items(order, Index.uniform(0)) == []
     assert Plan(Index.uniform(0), order, batch_size=2, tail="pad").n_batches == 0
 
 

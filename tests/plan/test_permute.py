@@ -18,7 +18,7 @@ keys = st.integers(0, 2**64 - 1)
 
 
 def permutations(n: int, count: int, positions: list[int]) -> np.ndarray:
-    """Return what the first `count` windows of an epoch have at these positions, (count, len(positions))."""
+    """Return the items of the first `count` windows at these positions, shape (count, len(positions))."""
     of_windows = subkeys(key_for(0, "window", 0), np.arange(count))
     asked = np.tile(np.array(positions), count)
     return permute(asked, n, np.repeat(of_windows, len(positions))).reshape(count, len(positions))
@@ -29,7 +29,7 @@ def chi_square(counts: np.ndarray, expected: float) -> float:
 
 
 def limit(freedom: int) -> float:
-    """Return what chi-square passes once in about 30 000 tries, by Wilson and Hilferty."""
+    """Return the chi-square value exceeded once in about 30 000 tries, by Wilson and Hilferty."""
     return freedom * (1 - 2 / (9 * freedom) + 4 * math.sqrt(2 / (9 * freedom))) ** 3
 
 

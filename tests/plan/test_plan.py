@@ -1,4 +1,4 @@
-"""What a plan is made of, and what it refuses."""
+"""Batches of a plan, and invalid plans."""
 
 import json
 import pickle

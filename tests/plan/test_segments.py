@@ -1,4 +1,4 @@
-"""Epochs of a fixed number of batches, where they can be counted by hand."""
+"""Epochs of a fixed number of batches, in cases that can be counted by hand."""
 
 import pickle
 from typing import Any

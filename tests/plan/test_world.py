@@ -1,4 +1,4 @@
-"""Who executes which batch."""
+"""Which process makes which batch."""
 
 import numpy as np
 import pytest

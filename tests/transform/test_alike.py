@@ -1,4 +1,4 @@
-"""What holds for every transform: arrays and tensors alike, in every kind of item, by the given randomness alone."""
+"""Laws of all transforms: arrays and tensors agree, every kind of item works, only the given generator is used."""
 
 import pickle
 import random
@@ -91,7 +91,7 @@ class Pair(NamedTuple):
 
 
 @ALL
-def test_one_part_of_an_item_is_changed_and_the_others_stay_the_very_objects(number: int) -> None:
+def test_one_field_is_changed_and_the_others_stay_the_same_objects(number: int) -> None:
     label = object()
     rng = (generator_for(9, "augment", 0, 0) for _ in iter(int, 1))
     made = every()[number](item(), next(rng))
@@ -110,7 +110,7 @@ def test_one_part_of_an_item_is_changed_and_the_others_stay_the_very_objects(num
         assert found[1 - (field or 0)] is label
 
 
-def test_items_that_are_left_as_they_are_are_the_very_items() -> None:
+def test_unchanged_items_are_the_same_objects() -> None:
     for transform in (SpecAugment(p=0.0), GaussianNoise(p=0.0), RandomGain(p=0.0), RandomShift(3, p=0.0), Compose([])):
         for given in (item(), torch.ones(2, 3), (item(), 1)):
             assert transform(given, generator_for(0, "augment", 0, 0)) is given
@@ -138,6 +138,6 @@ def test_bfloat16_is_changed_as_float32_and_comes_back() -> None:
         (torch.ones(2, requires_grad=True), None, r"use x.detach\(\)"),
     ],
 )
-def test_items_that_have_no_such_part_are_refused(given: Any, field: Any, said: str) -> None:
+def test_items_without_the_field_are_refused(given: Any, field: Any, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         Clip(0, 1, field=field)(given, generator_for(0, "augment"))

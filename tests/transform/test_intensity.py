@@ -1,4 +1,4 @@
-"""Values of images: each transform against a computation of its own, with NaN where nothing is known."""
+"""Intensity transforms against independent computations, with NaN for unknown values."""
 
 import itertools
 import math
@@ -84,7 +84,7 @@ def test_one_field_is_changed_and_pickles_give_the_same(number: int) -> None:
 # -- contrast and gamma ------------------------------------------------------------------------------------------------
 
 
-def test_contrast_is_a_random_factor_around_the_mean_of_what_is_known() -> None:
+def test_contrast_is_a_random_factor_around_the_mean_of_the_known_values() -> None:
     values = image(np.float64)
     mean = np.nanmean(values)
     factors = []
@@ -117,7 +117,7 @@ def test_gamma_is_a_random_power_of_the_place_within_the_range() -> None:
     assert stats.kstest(powers, stats.uniform(0.5, 1.5).cdf).pvalue > 0.01
 
 
-def test_p_is_how_often_items_are_changed_and_ranges_hold_in_any_case() -> None:
+def test_p_is_the_fraction_of_changed_items_and_ranges_always_hold() -> None:
     values = np.linspace(-1, 2, 9).reshape(1, 3, 3)
     for transform in (RandomContrast(p=0.3), Blur(1.0, p=0.3)):
         changed = sum(transform(values, rng(number)) is not values for number in range(1000))
@@ -139,9 +139,7 @@ def test_p_is_how_often_items_are_changed_and_ranges_hold_in_any_case() -> None:
     unknown=st.floats(0, 0.8),
     number=st.integers(0, 99),
 )
-def test_a_blur_is_the_weighted_mean_of_what_is_known_around(
-    shape: Any, sigma: Any, unknown: float, number: int
-) -> None:
+def test_a_blur_is_the_weighted_mean_of_known_neighbours(shape: Any, sigma: Any, unknown: float, number: int) -> None:
     values = rng(number).random(shape)
     values[rng(number + 1).random(shape) < unknown] = np.nan
     made = Blur(sigma)(values, rng())
@@ -192,13 +190,13 @@ def test_a_blur_is_what_scipy_makes_and_world_units_are_voxels_times_scale() -> 
         (np.array([-np.inf, 0.0, 0.1, np.inf]), 0, [0.0, 0.0, 1.0, 1.0]),
     ],
 )
-def test_what_is_above_the_threshold_is_one(values: np.ndarray, threshold: float, expected: Any) -> None:
+def test_values_above_the_threshold_become_one(values: np.ndarray, threshold: float, expected: Any) -> None:
     made = Binarize(threshold)(values, rng())
     assert made.dtype == values.dtype
     assert made.tolist() == expected
 
 
-def test_nans_and_infinities_are_replaced_as_far_as_numbers_are_given() -> None:
+def test_nans_and_infinities_are_replaced_if_numbers_are_given() -> None:
     values = np.array([1.0, np.nan, np.inf, -np.inf], np.float32)
     assert NanToNum()(values, rng()).tolist() == [1.0, 0.0, np.inf, -np.inf]
     assert NanToNum(5, 6, 7)(values, rng()).tolist() == [1.0, 5.0, 6.0, 7.0]
@@ -207,7 +205,7 @@ def test_nans_and_infinities_are_replaced_as_far_as_numbers_are_given() -> None:
         assert NanToNum()(known, rng()) is known
 
 
-def test_eight_bits_become_zero_to_one_and_nothing_else_is_scaled_by_itself() -> None:
+def test_the_default_scale_is_for_eight_bits_whatever_the_dtype() -> None:
     values = np.arange(256, dtype=np.uint8)
     made = Normalize()(values, rng())
     assert made.dtype == np.float32
@@ -221,7 +219,7 @@ def test_eight_bits_become_zero_to_one_and_nothing_else_is_scaled_by_itself() ->
     assert Normalize(0, 1)(np.array([3], np.uint16), rng()).tolist() == [3.0]
 
 
-# -- what cannot be ----------------------------------------------------------------------------------------------------
+# -- invalid arguments -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -247,13 +245,13 @@ def test_eight_bits_become_zero_to_one_and_nothing_else_is_scaled_by_itself() ->
         (lambda: Normalize(field=-1), "field must be a name, .*, got -1"),
     ],
 )
-def test_arguments_that_cannot_be_are_refused(make: Any, said: str) -> None:
+def test_invalid_arguments_are_refused(make: Any, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         make()
 
 
 @pytest.mark.parametrize("transform", [RandomContrast(), RandomGamma(), Blur(1)], ids=lambda each: type(each).__name__)
-def test_whole_numbers_are_refused_where_they_would_be_rounded(transform: Any) -> None:
+def test_integers_are_refused_if_results_would_be_rounded(transform: Any) -> None:
     with pytest.raises(OptionError, match=f"{type(transform).__name__} needs floating-point data, got uint8"):
         transform(np.ones((1, 2, 2, 2), np.uint8), rng())
 
@@ -277,6 +275,6 @@ def test_an_order_that_destroys_data_is_refused(steps: list[Any]) -> None:
         Compose(steps)
 
 
-def test_an_order_that_destroys_nothing_is_not() -> None:
+def test_an_order_that_destroys_nothing_is_accepted() -> None:
     steps = [Normalize(), RandomGamma(), RandomContrast(value_range=(0, 1)), Clip(0, 1), Blur(1), Standardize(0.5, 0.3)]
     assert list(Compose(steps).steps) == steps

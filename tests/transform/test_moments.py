@@ -1,4 +1,4 @@
-"""Moments of pieces are those of the whole, whatever the pieces; NaNs, offsets and constants do no harm."""
+"""Moments of blocks equal those of the whole, however it is divided; NaNs, offsets and constants do no harm."""
 
 import json
 import math
@@ -232,7 +232,7 @@ def test_json_of_little_or_nothing_comes_back(block):
 @pytest.mark.parametrize(
     "edit", [{"version": 99}, {"per": "row"}, {"origin": [1.0]}, {"count": "many"}, {"offset": None}, {"n_channels": 5}]
 )
-def test_what_is_no_stored_moments_is_refused(edit):
+def test_values_that_are_no_stored_moments_are_refused(edit):
     stored = of(np.ones((2, 2, 2))).to_json()
     with pytest.raises(OptionError):
         Moments.from_json(stored | edit)
@@ -240,7 +240,7 @@ def test_what_is_no_stored_moments_is_refused(edit):
         Moments.from_json({"version": 1})
 
 
-# -- what cannot be ----------------------------------------------------------------------------------------------------
+# -- invalid arguments -------------------------------------------------------------------------------------------------
 
 
 def test_fields_that_differ_are_refused():
@@ -262,6 +262,6 @@ def test_what_has_no_mean_is_refused(block):
         Moments().update(block)
 
 
-def test_ways_to_tell_values_apart_that_there_are_not_are_refused():
+def test_an_unknown_per_is_refused():
     with pytest.raises(OptionError, match="per must be 'channel' or 'scalar', got "):
         Moments(per="pixel")  # type: ignore[arg-type]

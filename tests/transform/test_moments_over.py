@@ -1,4 +1,4 @@
-"""Moments over the training items of sources and data sets: which are read, how much at a time, along which axis."""
+"""Moments of the training items of sources and datasets: which are read, how much at a time, along which axis."""
 
 import json
 import pickle
@@ -48,7 +48,7 @@ def spectrograms(n_items: int = 40, offset: float = 0.0) -> np.ndarray:
 @pytest.mark.parametrize(
     ("axis", "over"), [(0, (0, 2, 3)), (-3, (0, 2, 3)), (1, (0, 1, 3)), (-2, (0, 1, 3)), (2, (0, 1, 2))]
 )
-def test_the_axis_says_what_is_told_apart(axis: int, over: tuple[int, ...]) -> None:
+def test_moments_are_along_the_given_axis(axis: int, over: tuple[int, ...]) -> None:
     data = spectrograms()
     train = [3, 1, 8, 8, 30, 39]
     moments = Moments.over(data, train, axis=axis)
@@ -97,7 +97,7 @@ def test_statistics_of_the_training_items_of_data_larger_than_the_budget(tmp_pat
 @pytest.mark.parametrize(
     "kind", ["array", "tensors", "tuples", "mappings", "source", "dataset source", "ragged source"]
 )
-def test_whatever_holds_the_items_they_have_the_same_moments(kind: str) -> None:
+def test_moments_do_not_depend_on_the_kind_of_container(kind: str) -> None:
     data = spectrograms(20)
     data[3, 0, 2, 4] = np.nan
     train = range(2, 20, 3)
@@ -125,7 +125,7 @@ def test_whatever_holds_the_items_they_have_the_same_moments(kind: str) -> None:
     budget=st.integers(1, 5000),
     cut=st.integers(0, 40),
 )
-def test_no_budget_and_no_cut_between_workers_changes_the_moments(train: list[int], budget: int, cut: int) -> None:
+def test_moments_depend_neither_on_the_budget_nor_on_the_workers(train: list[int], budget: int, cut: int) -> None:
     data = spectrograms(30)
     whole = data[train]
     moments = Moments.over(ArraySource({"x": data}), train, axis=-2, memory_bytes=budget)
@@ -153,12 +153,12 @@ def test_no_budget_and_no_cut_between_workers_changes_the_moments(train: list[in
         (None, {"field": "x"}, "field must be None .*, got 'x'"),
     ],
 )
-def test_what_cannot_be_worked_out_is_refused(items: Any, options: dict[str, Any], said: str) -> None:
+def test_invalid_arguments_are_refused(items: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         Moments.over(spectrograms(), items, **options)
 
 
-def test_what_is_no_data_and_fields_that_there_are_not_are_refused() -> None:
+def test_invalid_data_and_unknown_fields_are_refused() -> None:
     with pytest.raises(OptionError, match=r"data must be a source, .*, got generator"):
         Moments.over(item for item in [1])
     two = ArraySource({"x": np.ones(3), "y": np.ones(3)})

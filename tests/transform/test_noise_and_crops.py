@@ -1,4 +1,4 @@
-"""Noise, gain, limits, crops and shifts: which values come out, against plain numpy."""
+"""Noise, gain, clipping, crops and shifts against plain NumPy."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def test_a_range_holds_with_noise_and_without_it() -> None:
     assert np.array_equal(GaussianNoise(0.5, 0.0, (0, 1))(values, rng()), values.clip(0, 1))
 
 
-def test_p_is_how_often_noise_and_gain_are_added() -> None:
+def test_p_is_the_fraction_of_items_with_noise_or_gain() -> None:
     values = np.ones(2)
     for transform in (GaussianNoise(p=0.8), RandomGain(p=0.8), RandomShift(1, p=0.8)):
         changed = sum(transform(values, rng(number)) is not values for number in range(1500))
@@ -80,7 +80,7 @@ def test_nans_are_not_clipped() -> None:
 # -- crops and shifts --------------------------------------------------------------------------------------------------
 
 
-def test_crops_are_stretches_and_each_that_fits_is_as_likely() -> None:
+def test_crops_are_stretches_at_equally_likely_positions() -> None:
     values = np.arange(3 * 8 * 2).reshape(3, 8, 2)
     counts = np.zeros(6, int)
     for number in range(3000):
@@ -112,13 +112,13 @@ def test_shifts_reach_both_ways_and_are_what_numpy_rolls(length: int, most: int)
     assert filled == set(padded.values())
 
 
-def test_what_comes_in_may_be_the_mean_of_the_item() -> None:
+def test_free_places_may_be_filled_with_the_mean() -> None:
     values = np.array([1.0, 2.0, 6.0])
     made = {tuple(RandomShift(1, fill="mean")(values, rng(number)).tolist()) for number in range(30)}
     assert made == {(1.0, 2.0, 6.0), (3.0, 1.0, 2.0), (2.0, 6.0, 3.0)}
 
 
-# -- what cannot be ----------------------------------------------------------------------------------------------------
+# -- invalid arguments -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_what_comes_in_may_be_the_mean_of_the_item() -> None:
         (lambda: RandomShift(1, p=None), "p must be a finite number, got None"),
     ],
 )
-def test_arguments_that_cannot_be_are_refused(make: Any, said: str) -> None:
+def test_invalid_arguments_are_refused(make: Any, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         make()
 
@@ -165,7 +165,7 @@ def test_items_that_do_not_fit_are_refused(transform: Any, values: np.ndarray, s
         transform(values, rng())
 
 
-# -- one after the other -----------------------------------------------------------------------------------------------
+# -- compose -----------------------------------------------------------------------------------------------------------
 
 
 def test_steps_follow_each_other_with_one_stream_of_randomness() -> None:
@@ -181,7 +181,7 @@ def test_steps_follow_each_other_with_one_stream_of_randomness() -> None:
 
 
 class Decibels:
-    """A transform of the user's own that says where its output lies."""
+    """A user-defined transform that declares its output range."""
 
     output_range = (-80.0, 0.0)
 
@@ -203,7 +203,7 @@ DATA = np.linspace(0, 1, 50)
         [Decibels(), Clip(0, 1)],
     ],
 )
-def test_an_order_that_destroys_data_is_refused_with_the_cure(steps: list[Any]) -> None:
+def test_an_order_that_destroys_data_is_refused_with_advice(steps: list[Any]) -> None:
     with pytest.raises(
         OptionError, match=r"would destroy data: .* it clips to .* Put it before (Standardize|Decibels), or"
     ):
@@ -222,11 +222,11 @@ def test_an_order_that_destroys_data_is_refused_with_the_cure(steps: list[Any]) 
         [Standardize(Moments.over(DATA)), Clip(-1.75, 1.75)],
     ],
 )
-def test_an_order_that_destroys_nothing_is_not(steps: list[Any]) -> None:
+def test_an_order_that_destroys_nothing_is_accepted(steps: list[Any]) -> None:
     assert list(Compose(steps).steps) == steps
 
 
-def test_what_is_no_list_of_transforms_is_refused() -> None:
+def test_values_that_are_no_transforms_are_refused() -> None:
     with pytest.raises(OptionError, match="steps must be a list of transforms, got Clip"):
         Compose(Clip(0, 1))  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"must be callable as transform\(item, rng\), got 3"):

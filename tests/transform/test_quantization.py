@@ -1,4 +1,4 @@
-"""Values as codes and back: every code of every width, numpy and torch alike."""
+"""Quantization and back: every code of every width, for NumPy and torch."""
 
 import math
 
@@ -24,7 +24,7 @@ WIDTHS = range(1, 17)
 values = st.floats(-1, 1, width=32)
 
 
-def companded(x: float, bits: int) -> float:
+def compand(x: float, bits: int) -> float:
     mu = 2**bits - 1
     return math.copysign(math.log1p(mu * abs(x)) / math.log1p(mu), x)
 
@@ -63,7 +63,7 @@ def test_a_value_is_off_by_a_step_at_most_and_by_half_a_step_below_the_highest_c
         near = float(np.nextafter(np.float32(decoded), np.float32(2)))  # what is decoded is a float32
         places = [value, decoded, near]
         if name == "mu-law":  # whose steps are even there
-            places = [companded(place, bits) for place in places]
+            places = [compand(place, bits) for place in places]
         highest = code == 2**bits - 1
         assert abs(places[0] - places[1]) <= (step if highest else step / 2) * (1 + 1e-5) + abs(places[2] - places[1])
 
@@ -87,7 +87,7 @@ def test_codes_are_those_of_the_formula():
     x = np.random.default_rng(1).uniform(-1, 1, (4, 50)).astype(np.float32)
     linear = [[min(255, round(float(v) * 128) + 128) for v in row] for row in x]
     assert linear_encode(x).tolist() == quantize(x).tolist() == linear
-    mu_law = [[min(255, round(companded(float(v), 8) * 128) + 128) for v in row] for row in x]
+    mu_law = [[min(255, round(compand(float(v), 8) * 128) + 128) for v in row] for row in x]
     assert mu_law_encode(x, 8).tolist() == quantize(x, 8, "mu-law").tolist() == mu_law
     assert dequantize(np.array(linear), 8).tolist() == linear_decode(np.array(linear)).tolist()
     assert dequantize(np.array(mu_law), 8, "mu-law").tolist() == mu_law_decode(np.array(mu_law)).tolist()
@@ -114,7 +114,7 @@ def test_louder_values_are_clipped_and_arguments_stay_as_they_are(encode):
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_what_has_no_code_or_no_value_is_refused(name):
+def test_values_without_a_code_and_codes_without_a_value_are_refused(name):
     encode, decode = CODES[name]
     for kind in (np.array, torch.tensor):
         with pytest.raises(OptionError, match="NaN"):

@@ -1,4 +1,4 @@
-"""SpecAugment: which widths and places masks have, on axes of any length, in what units."""
+"""SpecAugment: widths, positions and values of masks, on axes of any length."""
 
 from collections import Counter
 from typing import Any
@@ -34,7 +34,7 @@ def stripes(masked: np.ndarray, axis: int) -> list[int]:
     n_masks=st.tuples(st.integers(0, 3), st.integers(0, 3)),
     seed=st.integers(0, 1000),
 )
-def test_what_is_masked_is_stripes_and_all_else_is_as_it_was(shape: Any, widest: Any, n_masks: Any, seed: int) -> None:
+def test_masks_are_stripes_and_nothing_else_changes(shape: Any, widest: Any, n_masks: Any, seed: int) -> None:
     values = item(*shape)
     augment = SpecAugment(widest[0], widest[1], n_masks[0], n_masks[1], mask_value=-1.0, p=1.0)
     made = augment(values, generator_for(seed, "augment"))
@@ -50,7 +50,7 @@ def test_what_is_masked_is_stripes_and_all_else_is_as_it_was(shape: Any, widest:
 
 
 @pytest.mark.parametrize(("length", "widest"), [(7, 3), (4, 4), (3, 9)])
-def test_each_width_is_as_likely_as_any_other_and_so_is_each_place_where_it_fits(length: int, widest: int) -> None:
+def test_widths_and_positions_of_masks_are_uniform(length: int, widest: int) -> None:
     tries = 6000
     found: Counter[tuple[int, int]] = Counter()
     values = item(2, length)
@@ -68,7 +68,7 @@ def test_each_width_is_as_likely_as_any_other_and_so_is_each_place_where_it_fits
         assert abs(count - expected) < 5 * np.sqrt(expected), (width, begin)
 
 
-def test_p_is_how_often_an_item_is_changed() -> None:
+def test_p_is_the_fraction_of_changed_items() -> None:
     values = item(6, 6)
     augment = SpecAugment(6, 6, 4, 4, p=0.3)
     changed = sum(augment(values, generator_for(0, "augment", 0, number)) is not values for number in range(2000))
@@ -84,7 +84,7 @@ def test_masks_have_a_value_in_the_units_of_the_item(value: Any, expected: float
     assert masks == {expected}
 
 
-def test_whole_numbers_get_masks_of_whole_numbers_only() -> None:
+def test_integers_get_integer_masks_only() -> None:
     values = np.array([[3, 4, 4]], np.uint8)
     made = [SpecAugment(3, 0, mask_value="mean", p=1.0)(values, generator_for(0, "augment", n)) for n in range(20)]
     assert {row.dtype for row in made} == {np.dtype(np.uint8)}
@@ -107,13 +107,13 @@ def test_whole_numbers_get_masks_of_whole_numbers_only() -> None:
         ({"field": 1.0}, "field must be a name, .*, got 1.0"),
     ],
 )
-def test_arguments_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:
+def test_invalid_arguments_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         SpecAugment(**options)
 
 
 @pytest.mark.parametrize("shape", [(5,), (1, 1, 5, 5)])
-def test_what_is_no_spectrogram_is_refused(shape: tuple[int, ...]) -> None:
+def test_items_that_are_no_spectrogram_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(OptionError, match=r"\(channel, frequency, time\), got shape"):
         SpecAugment(p=0.0)(np.ones(shape), generator_for(0, "augment"))
 
@@ -141,7 +141,7 @@ def test_recommended_masks_follow_the_samples_per_class_and_the_size(
     SpecAugment(**params)
 
 
-def test_augmentation_has_masks_and_noise_and_more_of_both_where_it_is_aggressive() -> None:
+def test_aggressive_augmentation_has_more_masks_and_noise() -> None:
     plain, more = (get_augmentation_params(1000, 5, aggressive) for aggressive in (False, True))
     assert plain["spec_augment_params"] == get_recommended_params(1000, 5)
     for kind, maker in (("spec_augment_params", SpecAugment), ("gaussian_noise_params", GaussianNoise)):
@@ -157,7 +157,7 @@ def test_augmentation_has_masks_and_noise_and_more_of_both_where_it_is_aggressiv
         get_recommended_params(5, 5, 224)  # type: ignore[arg-type]
 
 
-def test_without_a_generator_torchs_own_state_decides() -> None:
+def test_without_a_generator_torchs_global_state_is_used() -> None:
     augment, ones = SpecAugment(time_mask_param=9, p=1.0), np.ones((4, 16))
     torch.manual_seed(3)
     seen = [augment(ones).tolist() for _ in range(8)]

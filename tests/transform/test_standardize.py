@@ -1,4 +1,4 @@
-"""Standardising: against numpy, with large offsets, constants, NaNs, whole numbers, along each axis."""
+"""Standardization against NumPy: large offsets, constants, NaNs and integers, along each axis."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ def test_nans_stay_where_they_are_and_change_nothing_else() -> None:
     ("dtype", "made"),
     [("f2", "f2"), ("f4", "f4"), ("f8", "f8"), ("u1", "f4"), ("i8", "f4"), ("?", "f4"), (">f4", "f4")],
 )
-def test_floats_keep_their_type_and_whole_numbers_become_float32(dtype: str, made: str) -> None:
+def test_floats_keep_their_type_and_integers_become_float32(dtype: str, made: str) -> None:
     item = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
     kept = item.copy()
     item.flags.writeable = False
@@ -104,7 +104,7 @@ def test_means_that_broadcast_and_items_that_are_single_values() -> None:
         ((0.0, 1.0), {"field": -1}, "field must be a name, .*, got -1"),
     ],
 )
-def test_what_cannot_be_is_refused(arguments: tuple[Any, ...], options: dict[str, Any], said: str) -> None:
+def test_invalid_arguments_are_refused(arguments: tuple[Any, ...], options: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         Standardize(*arguments, **options)
 

@@ -1,4 +1,4 @@
-"""What has to be read around a patch, and whether an image and its labels stay on each other."""
+"""Margins that spatial changes need, and alignment of an image and its labels."""
 
 import itertools
 import math
@@ -84,7 +84,7 @@ def extremes(spatial: Spatial, options: dict[str, Any]) -> list[Change]:
     ],
     ids=["transpose", "turn", "little-turn", "quarter-turn", "two-turns", "deform", "everything"],
 )
-def test_with_the_margin_every_voxel_of_every_change_has_come_in(options: dict[str, Any]) -> None:
+def test_with_the_margin_every_output_voxel_comes_from_the_input(options: dict[str, Any]) -> None:
     spatial = Spatial(options, SEVERAL)
     item = coordinates(spatial)
     for change in extremes(spatial, options)[:: 5 if options is EVERYTHING else 1]:
@@ -113,7 +113,7 @@ def test_with_the_margin_every_voxel_of_every_change_has_come_in(options: dict[s
         {"deform": {"spacing": 24, "std": 4, "most": [0, 8, 3]}},
     ],
 )
-def test_the_margin_of_one_turn_is_no_larger_than_it_has_to_be(options: dict[str, Any]) -> None:
+def test_the_margin_of_one_rotation_is_minimal(options: dict[str, Any]) -> None:
     spatial = Spatial(options, {"raw": SEVERAL["raw"]})
     (margin,) = spatial.margins().values()
     assert max(margin) > 0
@@ -168,7 +168,7 @@ def test_no_pad_value_comes_out_whatever_the_range(
         assert np.isfinite(made).all()
 
 
-def test_an_image_without_a_margin_is_the_pad_value_where_nothing_came_in() -> None:
+def test_without_a_margin_voxels_outside_of_the_input_are_the_pad_value() -> None:
     arrays = {"raw": ((1, 9, 9), (1, 1, 1), "linear", 5.0), "labels": ((1, 9, 9), (1, 1, 1), "nearest", np.nan)}
     item = {name: np.zeros((1, 9, 9), np.float32) for name in arrays}
     made = Spatial({"rotate": {"axes": {"z": [45, 45]}}}, arrays)(item, rng())
@@ -182,7 +182,7 @@ def test_an_image_without_a_margin_is_the_pad_value_where_nothing_came_in() -> N
 # -- randomness --------------------------------------------------------------------------------------------------------
 
 
-def test_each_transform_draws_its_own_numbers_whichever_others_are_on() -> None:
+def test_each_transform_has_its_own_random_numbers_whichever_others_are_on() -> None:
     whole = Spatial(EVERYTHING, SEVERAL)
     for number in range(5):
         one, other = rng(number), rng(number)
@@ -205,7 +205,7 @@ def test_the_axis_order_changes_nothing_but_the_order_of_the_axes() -> None:
         assert np.array_equal(found, zyx[np.ix_(by_name, by_name)])
 
 
-def test_angles_mirrors_and_displacements_are_as_likely_as_they_are_said_to_be() -> None:
+def test_angles_mirrors_and_displacements_have_the_documented_distributions() -> None:
     options = {"mirror": {"axes": {"x": 0.3}}, "rotate": {"axes": {"z": [-30, 60]}}, "deform": {"spacing": 8, "std": 2}}
     spatial = Spatial(options, {"raw": ((2, 9, 9), (4, 4, 4))})
     changes = [spatial.change(rng(number)) for number in range(1500)]
@@ -218,14 +218,14 @@ def test_angles_mirrors_and_displacements_are_as_likely_as_they_are_said_to_be()
     assert stats.kstest(points / 2, "norm").pvalue > 0.01
 
 
-def test_one_draw_is_pinned() -> None:
+def test_one_random_change_is_pinned() -> None:
     change = Spatial(EVERYTHING, SEVERAL).change(generator_for(0, "augment", 0, 0))
     assert change.matrix.round(6).tolist() == PINNED
     assert change.field is not None
     assert change.field.points[:, 1, 1, 1].round(6).tolist() == PINNED_POINT
 
 
-def test_a_field_holds_what_was_drawn_at_its_control_points_and_is_smooth_in_between() -> None:
+def test_a_field_is_exact_at_its_control_points_and_smooth_in_between() -> None:
     spatial = Spatial({"deform": {"spacing": 10, "std": 1, "most": 100}}, {"raw": ((41, 41, 41), (1, 1, 1))})
     field = spatial.change(rng()).field
     assert field is not None
@@ -269,7 +269,7 @@ def test_arrays_and_tensors_come_out_equal_to_the_last_bit_and_go_in_unchanged(d
         assert np.array_equal(tensors[name].numpy(), values)
 
 
-def test_planes_are_turned_in_their_plane_and_bfloat16_comes_back() -> None:
+def test_planes_are_rotated_in_their_plane_and_bfloat16_stays_bfloat16() -> None:
     spatial = Spatial({"rotate": {"axes": {"z": [90, 90]}}}, {"raw": ((4, 4), (2, 2))}, "yx")
     values = torch.arange(16.0).reshape(1, 4, 4).to(torch.bfloat16)
     made = Compose([spatial, GaussianNoise(0.0, p=1.0, field="raw")])({"raw": values}, rng())["raw"]

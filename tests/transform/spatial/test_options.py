@@ -1,4 +1,4 @@
-"""What a spatial change refuses: names it does not know, arrays that do not fit."""
+"""Invalid options and items of spatial transforms."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ TURN = {"rotate": {"axes": {"z": [-45, 45]}}}
         ({"deform": {"spacing": 6, "std": 1}}, "spacing of deform along z must be >= 8, .*, got 6"),
     ],
 )
-def test_changes_that_cannot_be_are_refused_with_what_can(transforms: Any, said: str) -> None:
+def test_invalid_transforms_are_refused_with_what_is_allowed(transforms: Any, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         Spatial(transforms, ONE)
 
@@ -85,12 +85,12 @@ def test_changes_that_cannot_be_are_refused_with_what_can(transforms: Any, said:
         (ONE, 3, "axis_order must be .*, got 3"),
     ],
 )
-def test_arrays_that_cannot_be_are_refused(arrays: Any, axis_order: Any, said: str) -> None:
+def test_invalid_arrays_are_refused(arrays: Any, axis_order: Any, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         Spatial({}, arrays, axis_order)
 
 
-def test_a_plane_is_turned_about_no_axis_of_its_own() -> None:
+def test_a_plane_is_not_rotated_about_its_own_axes() -> None:
     with pytest.raises(OptionError, match="An axis to rotate about must be one of 'z', got 'x'"):
         Spatial({"rotate": {"axes": {"x": [0, 1]}}}, {"raw": ((4, 4), (1, 1))}, "yx")
 
@@ -109,13 +109,13 @@ def test_a_plane_is_turned_about_no_axis_of_its_own() -> None:
         ({"raw": "text"}, "NumPy arrays and torch tensors, got str"),
     ],
 )
-def test_items_that_do_not_fit_are_refused_whatever_is_drawn(item: Any, said: str) -> None:
+def test_items_that_do_not_fit_are_refused_for_every_random_change(item: Any, said: str) -> None:
     for number in range(3):
         with pytest.raises(OptionError, match=said):
             Spatial(TURN, ONE)(item, generator_for(0, "augment", number))
 
 
-def test_whole_numbers_with_their_margin_need_no_pad_value() -> None:
+def test_integers_with_their_margin_need_no_pad_value() -> None:
     spatial = Spatial(TURN, ONE)
     values = np.full((1, 4, 6, 6), 7, np.uint8)
     assert spatial.margins() == {"raw": (0, 1, 1)}
@@ -123,7 +123,7 @@ def test_whole_numbers_with_their_margin_need_no_pad_value() -> None:
         assert (spatial({"raw": values}, generator_for(0, "augment", number))["raw"] == 7).all()
 
 
-def test_what_is_known_of_an_array_has_names() -> None:
+def test_the_options_of_an_array_have_names() -> None:
     array = Spatial({}, {"raw": SpatialArray((1, 2, 3), (4.0, 5.0, 6.0), "nearest")}).arrays["raw"]
     assert (array.shape, array.scale, array.interpolation) == ((1, 2, 3), (4.0, 5.0, 6.0), "nearest")
     assert np.isnan(array.pad_value)

@@ -1,4 +1,4 @@
-"""Where voxels go: against marked voxels, numpy's own permutations, scipy, and loops over single voxels."""
+"""Spatial changes against marked voxels, NumPy's permutations, SciPy, and loops over single voxels."""
 
 import itertools
 import math
@@ -16,14 +16,14 @@ from penstock.transform.spatial.change import Change
 from penstock.transform.spatial.spatial import Spatial
 
 SIGNS = np.array([[0, 2, 0, 0], [-1, 0, 1, 0], [2, -5, 4, -1], [-1, 3, -3, 1]]) / 2
-"""The cubic of Catmull and Rom, as a matrix."""
+"""The Catmull-Rom cubic, as a matrix."""
 
 
 def rng(number: int = 0) -> np.random.Generator:
     return generator_for(3, "augment", 0, number)
 
 
-def turned(**degrees: float) -> dict[str, Any]:
+def rotate_by(**degrees: float) -> dict[str, Any]:
     return {"rotate": {"axes": {axis: [angle, angle] for axis, angle in degrees.items()}}}
 
 
@@ -101,7 +101,7 @@ def test_a_marked_voxel_goes_where_a_right_handed_turn_sends_it(
 
     item = {"raw": np.zeros((1, 5, 5, 5))}
     item["raw"][(0, *index(before))] = 1.0
-    made = Spatial(turned(**{about: degrees}), {"raw": ((5, 5, 5), (4, 4, 4))}, axis_order)(item, rng())["raw"]
+    made = Spatial(rotate_by(**{about: degrees}), {"raw": ((5, 5, 5), (4, 4, 4))}, axis_order)(item, rng())["raw"]
     assert np.argwhere(made).tolist() == [[0, *index(after)]]
     assert made[(0, *index(after))] == 1.0
 
@@ -109,15 +109,15 @@ def test_a_marked_voxel_goes_where_a_right_handed_turn_sends_it(
 def test_turns_about_several_axes_follow_each_other_from_x_to_z() -> None:
     item = {"raw": np.zeros((1, 5, 5, 5))}
     item["raw"][0, 2, 3, 2] = 1.0  # +y goes to +z about x, to +x about y, to +y about z
-    spatial = Spatial(turned(z=90, x=90, y=90), {"raw": ((5, 5, 5), (1, 1, 1))})
+    spatial = Spatial(rotate_by(z=90, x=90, y=90), {"raw": ((5, 5, 5), (1, 1, 1))})
     assert np.argwhere(spatial(item, rng())["raw"]).tolist() == [[0, 2, 3, 2]]
-    spatial = Spatial(turned(z=90, x=90), {"raw": ((5, 5, 5), (1, 1, 1))})
+    spatial = Spatial(rotate_by(z=90, x=90), {"raw": ((5, 5, 5), (1, 1, 1))})
     assert np.argwhere(spatial(item, rng())["raw"]).tolist() == [[0, 3, 2, 2]]
 
 
 def test_mirroring_comes_first_then_transposing_then_turning() -> None:
     values = np.arange(27.0).reshape(1, 3, 3, 3)
-    options = {"mirror": {"axes": {"x": 1.0}}, "transpose": {"axes": ["x", "y"]}, **turned(z=90)}
+    options = {"mirror": {"axes": {"x": 1.0}}, "transpose": {"axes": ["x", "y"]}, **rotate_by(z=90)}
     seen = set()
     for number in range(20):
         made = Spatial(options, {"raw": ((3, 3, 3), (1, 1, 1))})({"raw": values}, rng(number))["raw"]
@@ -157,7 +157,7 @@ def test_quarter_turns_are_what_numpy_rotates(quarters: int, about: str, plane: 
     values = np.arange(2.0 * size**3).reshape(2, size, size, size)
     values[0, 1, 2, 3] = np.nan
     scale = tuple(3.3 if axis - 3 in plane else 7.7 for axis in range(3))
-    spatial = Spatial(turned(**{about: 90.0 * quarters}), {"raw": ((size,) * 3, scale)})
+    spatial = Spatial(rotate_by(**{about: 90.0 * quarters}), {"raw": ((size,) * 3, scale)})
     assert spatial.margins() == {"raw": (0, 0, 0)}
     made = spatial({"raw": values}, rng())["raw"]
     assert made.tobytes() == np.rot90(values, quarters, plane).tobytes()
@@ -177,7 +177,7 @@ def test_axes_of_unequal_extent_are_transposed_out_of_the_margin() -> None:
     assert {spatial(without, rng(number))["raw"].tobytes() for number in range(20)} == expected
 
 
-def test_what_is_left_as_it_is_is_the_very_array_and_a_margin_is_cut_off() -> None:
+def test_an_unchanged_array_is_the_same_object_and_a_margin_is_cut_off() -> None:
     spatial = Spatial({"mirror": {"axes": {"x": 0.0}}}, {"raw": ((2, 2, 2), (1, 1, 1))})
     item = {"raw": np.arange(8.0).reshape(2, 2, 2), "name": object()}
     made = spatial(item, rng())
@@ -188,7 +188,7 @@ def test_what_is_left_as_it_is_is_the_very_array_and_a_margin_is_cut_off() -> No
     assert np.array_equal(made["raw"], wide[:, 2:4, 1:3])
     assert not np.shares_memory(made["raw"], wide)
     assert Spatial(None, {"raw": ((2, 2, 2), (1, 1, 1))})({"raw": wide}, rng())["raw"].shape == (3, 2, 2, 2)
-    turn = Spatial(turned(z=30), {"raw": ((2, 2, 2), (1, 1, 1))})
+    turn = Spatial(rotate_by(z=30), {"raw": ((2, 2, 2), (1, 1, 1))})
     assert turn({"raw": np.empty((3, 0, 2, 2, 2))}, rng())["raw"].shape == (3, 0, 2, 2, 2)
 
 
@@ -218,7 +218,7 @@ def test_every_voxel_is_what_a_loop_over_voxels_finds(
     number: int,
 ) -> None:
     arrays = {"raw": (shape, scale, "linear", 1e4), "labels": ((2, 1, 3), (16, 8, 5), "nearest", -1)}
-    options: dict[str, Any] = {"mirror": {"axes": dict.fromkeys(mirrored, 1.0)}, **turned(**angles)}
+    options: dict[str, Any] = {"mirror": {"axes": dict.fromkeys(mirrored, 1.0)}, **rotate_by(**angles)}
     if transposed:
         options["transpose"] = {"axes": list(transposed)}
     if std is not None:
@@ -259,7 +259,7 @@ def test_every_voxel_is_what_a_loop_over_voxels_finds(
 @pytest.mark.parametrize("pad", [0.0, -7.5])
 def test_turns_and_deformations_are_what_scipy_makes_of_them(how: str, order: int, pad: float) -> None:
     shape, scale = (7, 70, 80), np.array([80.0, 8.0, 11.0])  # more voxels than are worked on at a time
-    options = {"deform": {"spacing": 150, "std": 20}, **turned(x=20, y=-35, z=71)}
+    options = {"deform": {"spacing": 150, "std": 20}, **rotate_by(x=20, y=-35, z=71)}
     spatial = Spatial(options, {"raw": (shape, tuple(scale), how, pad)})
     change = spatial.change(rng(5))
     values = rng().random((9, 74, 80))
@@ -273,15 +273,15 @@ def test_turns_and_deformations_are_what_scipy_makes_of_them(how: str, order: in
     assert np.abs(spatial.applied({"raw": values}, change)["raw"] - expected).max() < 1e-12
 
 
-def test_labels_that_are_not_known_stay_so_and_do_not_spread() -> None:
+def test_unknown_labels_stay_unknown_and_do_not_spread() -> None:
     labels = np.zeros((9, 9, 9))
     labels[4, 4, 4] = np.nan
     arrays = {"labels": ((9, 9, 9), (4, 4, 4), "nearest", 0), "raw": ((9, 9, 9), (4, 4, 4), "linear", 0)}
-    made = Spatial(turned(z=30, x=10), arrays)({"labels": labels, "raw": labels}, rng())
+    made = Spatial(rotate_by(z=30, x=10), arrays)({"labels": labels, "raw": labels}, rng())
     assert np.argwhere(np.isnan(made["labels"])).tolist() == [[4, 4, 4]]
     # Linearly: the voxels with a neighbour of some weight, and no others; the centre has none but itself.
     unknown = np.isnan(made["raw"])
-    change = Spatial(turned(z=30, x=10), arrays).change(rng())
+    change = Spatial(rotate_by(z=30, x=10), arrays).change(rng())
     for voxel in np.ndindex(9, 9, 9):
         place = source_index(change, change.matrix, arrays["raw"], (9, 9, 9), voxel)
         assert unknown[voxel] == (np.abs(np.array(place) - 4).max() < 1)
@@ -290,7 +290,7 @@ def test_labels_that_are_not_known_stay_so_and_do_not_spread() -> None:
 def test_a_turn_about_z_spreads_nothing_along_z_and_infinities_stay() -> None:
     values = np.arange(5.0**3).reshape(5, 5, 5)
     values[2], values[0, 2, 2], values[4, 2, 2] = np.nan, np.inf, -np.inf
-    made = Spatial(turned(z=37), {"raw": ((5, 5, 5), (8, 4, 4), "linear", 0)})({"raw": values}, rng())["raw"]
+    made = Spatial(rotate_by(z=37), {"raw": ((5, 5, 5), (8, 4, 4), "linear", 0)})({"raw": values}, rng())["raw"]
     assert np.isnan(made[2, 1:4, 1:4]).all()
     assert np.isfinite(made[[1, 3]]).all()
     assert made[0, 2, 2] == np.inf
@@ -298,31 +298,31 @@ def test_a_turn_about_z_spreads_nothing_along_z_and_infinities_stay() -> None:
 
 
 @pytest.mark.parametrize("beside", [np.nan, np.inf])
-def test_what_has_no_weight_does_not_spread(beside: float) -> None:
+def test_voxels_of_weight_zero_do_not_spread(beside: float) -> None:
     values = np.arange(25.0).reshape(1, 5, 5)
     values[0, 2, 3] = beside
-    made = Spatial(turned(z=45), {"raw": ((1, 5, 5), (4, 4, 4), "linear", 0)})({"raw": values}, rng())["raw"]
+    made = Spatial(rotate_by(z=45), {"raw": ((1, 5, 5), (4, 4, 4), "linear", 0)})({"raw": values}, rng())["raw"]
     assert made[0, 2, 2] == 12  # falls on a voxel, while voxels around it do not
     assert np.argwhere(~np.isfinite(made[0])).tolist() == [[2, 3], [3, 2], [3, 3]]  # it went to (0.7, 0.7) of these
 
 
-def test_what_falls_on_a_voxel_but_for_rounding_has_the_value_of_that_voxel() -> None:
+def test_places_within_rounding_of_a_voxel_have_its_value() -> None:
     values = np.arange(5.0 * 5 * 7).reshape(5, 5, 7)
     values[2, 3, 3] = np.nan
     arrays = {"raw": ((5, 5, 7), (4, 4, 4))}
     for sign, angle in itertools.product((1, -1), (3, 8, 12, 35)):  # sin² + cos² is not 1, to the last bit
-        exact = Spatial(turned(y=90 * sign), arrays)({"raw": values}, rng())["raw"]
+        exact = Spatial(rotate_by(y=90 * sign), arrays)({"raw": values}, rng())["raw"]
         # The same turn, by way of others; along x, two voxels are missing at either end.
-        rounded = Spatial(turned(x=angle, y=90 * sign, z=angle * sign), arrays)({"raw": values}, rng())["raw"]
+        rounded = Spatial(rotate_by(x=angle, y=90 * sign, z=angle * sign), arrays)({"raw": values}, rng())["raw"]
         assert np.argwhere(np.isnan(exact).all((0, 1))).ravel().tolist() == [0, 6]
         assert np.allclose(rounded, exact, rtol=0, atol=1e-9, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "u1", "i2"])
-def test_linear_values_stay_within_those_around_them_and_whole_numbers_are_rounded(dtype: str) -> None:
+def test_linear_values_stay_between_their_neighbours_and_integers_are_rounded(dtype: str) -> None:
     values = (rng().random((1, 12, 12, 12)) * 200).astype(dtype)
     arrays = {"raw": ((6, 6, 6), (4, 4, 4), "linear", 0)}
-    spatial = Spatial({"deform": {"spacing": 12, "std": 2}, **turned(z=33)}, arrays)
+    spatial = Spatial({"deform": {"spacing": 12, "std": 2}, **rotate_by(z=33)}, arrays)
     change = spatial.change(rng())
     made = spatial.applied({"raw": values}, change)["raw"]
     doubles = spatial.applied({"raw": values.astype("f8")}, change)["raw"]

@@ -26,7 +26,7 @@ class Spatial:
     """Mirrors, transposes, rotates and deforms all arrays of an item alike, at any scale.
 
     All arrays share one centre: the middle of each, without channels. A point at offset `p` from it, in world units,
-    goes to `q`: mirrored, then transposed, then rotated about x, then about y, then about z. Rotations are right-handed:
+    goes to `q`: mirrored, then transposed, then rotated about x, about y and about z. Rotations are right-handed:
     by +90° about z, +x goes to where +y was; about x, +y to +z; about y, +z to +x. In an array of (z, y, x), a rotation
     by +90° about z is `numpy.rot90(array, axes=(-1, -2))`. A deformation comes last: the output at `q` is the input at
     the place where `q` was before, plus a displacement.
