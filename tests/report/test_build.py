@@ -122,12 +122,12 @@ def test_totals_and_fields_are_those_of_the_data_set(whole: tuple[str, Page], sh
     assert f"holds 100 items in 4 shards, {total / 1e3:.3g} kB: x, label." in page.text("#glance")
     assert "4 shards of 10 to 30 items each" in page.text("#dataset")
     assert page.tables["Fields"] == [
-        ["field", "type", "shape of an item", "bytes of an item", "stored as"],
+        ["field", "type", "shape per item", "size per item", "stored as"],
         ["x", "float32", "4 × 3", "48 bytes", ".npy"],
         ["label", "int64", "one value", "8 bytes", ".npy"],
         ["metadata", "json", "varies", "varies", ".json"],
     ]
-    assert page.tables["Where the bytes of an item are: numbers"][1:] == [["x", "48"], ["label", "8"]]
+    assert page.tables["Bytes per field: numbers"][1:] == [["x", "48"], ["label", "8"]]
 
 
 def test_the_shuffle_of_a_data_set_is_the_one_that_its_loader_would_run(shards: Path) -> None:
@@ -135,18 +135,18 @@ def test_the_shuffle_of_a_data_set_is_the_one_that_its_loader_would_run(shards: 
     report = gather_report(dataset=shards)
     assert report.shuffle is not None
     assert report.shuffle["mixing"]["score"] == plan.mixing().score
-    assert report.shuffle["order_hash"] == plan.order_hash() == report.made["order_hash"]
+    assert report.shuffle["order_hash"] == plan.order_hash() == report.provenance["order_hash"]
     order = [item for draw in (plan.epoch(0).draw(n) for n in range(plan.n_batches)) for item in draw.items.tolist()]
     assert report.shuffle["access"]["items"] == order
     assert report.shuffle["access"]["borders"] == [30, 60, 90]
-    assert [drawn.item for drawn in report.drawn] == [0, 49, 99]
+    assert [picture.item for picture in report.pictures] == [0, 49, 99]
     assert report.faults == []
 
 
 def test_the_order_and_the_faults_of_the_run_are_in_the_page(whole: tuple[str, Page]) -> None:
     _, page = whole
     assert "Sequential() over 100 items, batches of 10, seed 8" in page.text("#shuffle")
-    assert "mixing 0.00" in page.text("#shuffle")
+    assert "mixing score 0.00" in page.text("#shuffle")
     assert "rising line" in page.text("#shuffle")
     (fault,) = page.tables["Faults"][1:]
     assert fault[0] == "item 40 in quarantine"
@@ -162,8 +162,8 @@ def test_curves_stages_and_memory_are_charts_with_their_numbers(whole: tuple[str
         assert page.text(f"#chart-{chart}-w-t"), chart
         assert len(page.text(f"#chart-{chart}-w-d")) > 20, chart
     # Values of another magnitude are in a chart of their own.
-    assert page.tables[f"{EVIL} over the batches: numbers"][1] == ["1", "1"]
-    assert page.tables["steps over the batches: numbers"][1] == ["1", "1000"]
+    assert page.tables[f"{EVIL} by batch: numbers"][1] == ["1", "1"]
+    assert page.tables["steps by batch: numbers"][1] == ["1", "1000"]
     assert "went from 1 to 0.55 (lowest 0.55, highest 1)" in page.text("#training")
     assert {row[0] for row in page.tables["Stages"][1:]} >= {"read", "wait"}
     assert {row[1] for row in page.tables["Stages"][1:] if row[0] == "wait"} == {"30"}
@@ -189,8 +189,8 @@ def test_splits_groups_and_statistics_of_a_conversion_are_shown(tmp_path: Path) 
     assert of_field["std"] == pytest.approx(trained.std())
     assert (of_field["min"], of_field["max"]) == (trained.min(), trained.max())
     page = Page(write_report(tmp_path / "page.html", dataset=tmp_path / "out" / "val").read_text())
-    assert [row[:3] for row in page.tables["Splits"][1:]] == [["train", "24", "3"], ["val (this one)", "12", "2"]]
-    assert "No file is in two of them." in page.text("#dataset")
+    assert [row[:3] for row in page.tables["Splits"][1:]] == [["train", "24", "3"], ["val (this dataset)", "12", "2"]]
+    assert "No file is in more than one split." in page.text("#dataset")
 
 
 def test_a_missing_shard_is_a_fault_and_not_an_error(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_damaged_item_that_would_be_drawn_is_named_and_its_neighbour_drawn(tmp
     content, wanted = path.read_bytes(), np.full(5, 0x5A5A5A5A, np.int64).tobytes()
     path.write_bytes(content.replace(wanted, wanted[:-1] + b"\1", 1))
     report = gather_report(dataset=tmp_path / "shards")
-    assert [drawn.item for drawn in report.drawn] == [1]
+    assert [picture.item for picture in report.pictures] == [1]
     assert [(fault["what"], fault["where"]) for fault in report.faults] == [("item 0", "shard_000000.tar")]
 
 
@@ -232,8 +232,8 @@ def test_sections_that_nothing_fills_say_what_would(tmp_path: Path) -> None:
     page = Page(write_report(tmp_path / "page.html", run=tmp_path / "run.json").read_text())
     assert "watched.record(loss=loss.item())" in page.text("#training")
     assert "observer=Timings()" in page.text("#stages")
-    assert "has no plan that Penstock knows" in page.text("#shuffle")
-    assert "None: no shard is missing" in page.text("#faults")
+    assert "has no plan, so that its order is unknown" in page.text("#shuffle")
+    assert "None: all shards are present" in page.text("#faults")
     assert "dataset" not in {attributes.get("id") for attributes in page.named("section")}
 
 
@@ -312,16 +312,16 @@ def test_texts_and_charts_stand_out_from_their_ground(theme: dict[str, str]) -> 
 
 
 def test_what_no_page_can_be_made_of_is_refused(tmp_path: Path, run_file: Path) -> None:
-    with pytest.raises(OptionError, match=r"needs dataset=.* or run="):
+    with pytest.raises(OptionError, match=r"requires dataset=.* or run="):
         write_report(tmp_path / "page.html")
-    with pytest.raises(OptionError, match=r"There is no .*nowhere"):
+    with pytest.raises(OptionError, match=r"nowhere does not exist"):
         write_report(tmp_path / "page.html", dataset=tmp_path / "nowhere")
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(OptionError, match=r"notes\.txt is neither a data set nor a run file"):
+    with pytest.raises(OptionError, match=r"requires a folder of shards.*, got .*notes\.txt"):
         write_report(tmp_path / "page.html", dataset=tmp_path / "notes.txt")
-    with pytest.raises(OptionError, match="is a folder; name the file"):
+    with pytest.raises(OptionError, match="path must be a file"):
         write_report(tmp_path, run=run_file)
-    with pytest.raises(OptionError, match=r"no folder .*missing; make it first"):
+    with pytest.raises(OptionError, match=r"must exist, got .*missing\. Create it first"):
         write_report(tmp_path / "missing" / "page.html", run=run_file)
     (tmp_path / "half.json").write_bytes(run_file.read_bytes()[:500])
     with pytest.raises(DamageError, match=r"half\.json"):
@@ -349,9 +349,9 @@ def test_the_command_writes_a_page_refuses_to_replace_one_and_prints_json(tmp_pa
     other = str(tmp_path / "other.html")
     (tmp_path / "foreign.json").write_text("{}")
     for arguments, words in (
-        ((str(tmp_path / "nowhere"),), "There is no"),
+        ((str(tmp_path / "nowhere"),), "No such file or folder"),
         ((str(tmp_path / "foreign.json"),), "foreign.json is not a run file"),
-        ((str(run_file.parent), "--dataset", "x"), "--dataset goes with a run file"),
+        ((str(run_file.parent), "--dataset", "x"), "--dataset needs a run file"),
     ):
         failed = called(*arguments, "-o", other)
         assert failed.exit_code == 2

@@ -47,10 +47,10 @@ def report(  # noqa: PLR0917  # one parameter per option
     shards = dataset if is_run else where
     if shards is not None and not _has_splits(Path(shards)):
         check_dataset(shards)
-    from penstock.report.build import gathered, save  # noqa: PLC0415  # imports torch
+    from penstock.report.build import gather_report, save_report  # noqa: PLC0415  # imports torch
 
-    found = gathered(dataset=shards, run=where if is_run else None, title=title)
-    save(output, found)
+    found = gather_report(dataset=shards, run=where if is_run else None, title=title)
+    save_report(output, found)
     if as_json:
         print_json({"page": str(output.absolute()), **found.to_dict()})
     else:

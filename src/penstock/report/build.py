@@ -1,4 +1,4 @@
-"""The report: one HTML file about a data set, a watched run, or both."""
+"""The report: one HTML file about a dataset, a watched run, or both."""
 
 import os
 import tempfile
@@ -15,37 +15,37 @@ from penstock.observe.run_file import Run, read_run
 from penstock.plan.facts import plan_facts
 from penstock.plan.orders import shuffle_within
 from penstock.plan.plan import Plan
-from penstock.report.content import Drawn, Report
+from penstock.report.content import ItemPicture, Report
 from penstock.report.facts import dataset_facts, dataset_path
 from penstock.report.figures.items import plot_item
-from penstock.report.page.render import rendered
+from penstock.report.page.render import render_page
 from penstock.source.tar.source import RUN_ITEMS, TarSource
 
-__all__ = ["gathered", "save", "write_report"]
+__all__ = ["gather_report", "save_report", "write_report"]
 
 _Path = str | os.PathLike[str]
 
-_DRAWN = 3  # items
-_TRIED = 12  # items that are read to find healthy ones
+_N_PLOTTED = 3  # items
+_MOST_TRIED = 12  # items read to find healthy ones
 _REACH_ITEMS, _SEED = 1000, 42  # the defaults of WebDatasetLoader
-_BATCH_SIZE = 32  # of the plan that is shown where there was no run: the default of create_webdataset_dataloader
+_BATCH_SIZE = 32  # of the plan shown if there is no run: the default of create_webdataset_dataloader
 
 
 def write_report(
     path: _Path, *, dataset: _Path | None = None, run: _Path | None = None, title: str | None = None
 ) -> Path:
-    """Write a page about a data set, a watched run, or both: one HTML file that needs no network and no other file.
+    """Write a page about a dataset, a watched run, or both: one HTML file that needs no network and no other file.
 
     Parameters
     ----------
     path
-        The file to write, whole or not at all. One that is there already is replaced.
+        The file to write, atomically. An existing file is replaced.
     dataset
-        A folder of shards, a pattern of tars, or a folder whose folders are the splits of a conversion.
+        A folder of shards, a pattern of tars, or a folder with the splits of a conversion.
     run
-        A file that `Watch.save` wrote.
+        A file written by `Watch.save`.
     title
-        Of the page; None: the name of the data set or the run file.
+        Title of the page; None: the name of the dataset or the run file.
 
     Returns
     -------
@@ -54,9 +54,9 @@ def write_report(
     Raises
     ------
     OptionError
-        Neither a data set nor a run was given, or what was given is not there or no such thing.
+        Neither a dataset nor a run was given, or one of them does not exist or is something else.
     DamageError
-        The run file or the manifest is damaged. Shards and items that are damaged do not raise: the page lists them.
+        The run file or the manifest is damaged. Damaged shards and items do not raise: the page lists them.
     WriteError
         The file could not be written.
 
@@ -70,39 +70,39 @@ def write_report(
     >>> "64 items" in page.read_text()
     True
     """
-    return save(Path(path), gathered(dataset=dataset, run=run, title=title))
+    return save_report(Path(path), gather_report(dataset=dataset, run=run, title=title))
 
 
-def save(path: Path, report: Report) -> Path:
+def save_report(path: Path, report: Report) -> Path:
     """Write the page of a report."""
     if path.is_dir():
-        raise OptionError(f"{path} is a folder; name the file to write, such as {path / 'report.html'}.")
+        raise OptionError(f"path must be a file, such as {path / 'report.html'}, got the folder {path}.")
     if not path.parent.is_dir():
-        raise OptionError(f"Cannot write {path}: there is no folder {path.parent}; make it first.")
-    write_aside(path, rendered(report).encode(), lasting=False)
+        raise OptionError(f"The folder of {path} must exist, got {path.parent}. Create it first.")
+    write_aside(path, render_page(report).encode(), lasting=False)
     return path
 
 
-def gathered(*, dataset: _Path | None = None, run: _Path | None = None, title: str | None = None) -> Report:
-    """Return all that a page says; the arguments are those of `write_report`."""
+def gather_report(*, dataset: _Path | None = None, run: _Path | None = None, title: str | None = None) -> Report:
+    """Return the content of a report; the arguments are those of `write_report`."""
     if dataset is None and run is None:
-        raise OptionError("A report needs dataset=..., a folder of shards, or run=..., a file that Watch.save wrote.")
+        raise OptionError("A report requires dataset= (a folder of shards) or run= (a file written by Watch.save).")
     watched = None if run is None else read_run(run)
     where = None if dataset is None else dataset_path(dataset)
     facts = None if where is None else dataset_facts(where)
     shuffle = None if watched is None else watched.plan
-    drawn, damaged, not_drawn = ([], [], "") if where is None else _drawn(where)
+    pictures, damaged, no_pictures = ([], [], "") if where is None else _plot_items(where)
     if where is not None and shuffle is None:
-        shuffle = _shuffle(where)
+        shuffle = _shuffle_facts(where)
     return Report(
         title=title or _title(dataset, run),
         dataset=facts,
         run=watched,
         shuffle=shuffle,
         faults=[*_dataset_faults(facts), *damaged, *_run_faults(watched, facts)],
-        drawn=drawn,
-        not_drawn=not_drawn,
-        made=_made(dataset, run, shuffle),
+        pictures=pictures,
+        no_pictures=no_pictures,
+        provenance=_provenance(dataset, run, shuffle),
     )
 
 
@@ -111,57 +111,57 @@ def _title(dataset: _Path | None, run: _Path | None) -> str:
     return " and ".join(names)
 
 
-def _shuffle(where: str) -> dict[str, Any]:
-    """Return the plan that `WebDatasetLoader(shuffle=True)` would run, or why there is none."""
+def _shuffle_facts(where: str) -> dict[str, Any]:
+    """Return the facts of the plan of `WebDatasetLoader(shuffle=True)`, or why there is none."""
     try:
         source = TarSource(where, chunk_items=RUN_ITEMS)
         order = shuffle_within(source.index, _REACH_ITEMS, held=source.manifest.compression != "none")
         plan = Plan(source.index, order, batch_size=min(_BATCH_SIZE, len(source.index)), seed=_SEED, tail="short")
         return {**plan_facts(plan, source), "of": "WebDatasetLoader(shuffle=True)"}
-    except (ReadError, OSError) as error:  # a shard is gone, which the faults say, too
+    except (ReadError, OSError) as error:  # a shard is missing, which the faults list, too
         return {"unknown": str(error)}
 
 
-def _drawn(where: str) -> tuple[list[Drawn], list[dict[str, str]], str]:
-    """Return some items drawn, what was damaged among them, and why there are none."""
-    found: list[Drawn] = []
+def _plot_items(where: str) -> tuple[list[ItemPicture], list[dict[str, str]], str]:
+    """Plot some items; return the pictures, the damaged items, and if there are no pictures, why."""
+    found: list[ItemPicture] = []
     faults: list[dict[str, str]] = []
     try:
         source = TarSource(where)
     except (ReadError, OSError) as error:
         return found, faults, str(error)
     count = len(source.index)
-    # Evenly spread; where one is damaged, its neighbours.
-    wanted = np.unique(np.linspace(0, count - 1, min(count, _DRAWN)).astype(np.int64)).tolist()
+    # Evenly spread; if one is damaged, the next healthy one.
+    wanted = np.unique(np.linspace(0, count - 1, min(count, _N_PLOTTED)).astype(np.int64)).tolist()
     tried = 0
     with tempfile.TemporaryDirectory(prefix="penstock-report-") as folder:
         for first in wanted:
             for item in range(first, count):
-                if any(item == drawn.item for drawn in found):
+                if any(item == picture.item for picture in found):
                     break
                 tried += 1
                 try:
                     values = {name: array[0] for name, array in source.take(np.array([item])).items()}
-                    found.append(_one_drawn(values, item, Path(folder) / "item.png"))
+                    found.append(_plot_one(values, item, Path(folder) / "item.png"))
                 except MissingDependency as error:
                     source.close()
                     return [], faults, str(error)
                 except DamageError as error:
                     faults.append({"what": f"item {item:,}", "where": error.shard, "why": error.reason})
-                    if tried < _TRIED:
+                    if tried < _MOST_TRIED:
                         continue
                 break
     source.close()
-    return found, faults, "" if found else "Every item that was tried is damaged."
+    return found, faults, "" if found else "All items that were tried are damaged."
 
 
-def _one_drawn(values: dict[str, Any], item: int, path: Path) -> Drawn:
+def _plot_one(values: dict[str, Any], item: int, path: Path) -> ItemPicture:
     plot_item(values, path)
     kinds = [
         f"{name} {array.dtype} {array.shape}" if isinstance(array, np.ndarray) and array.shape else str(name)
         for name, array in values.items()
     ]
-    return Drawn(item, path.read_bytes(), f"Item {item:,}, a panel for each field: {', '.join(kinds)}.")
+    return ItemPicture(item, path.read_bytes(), f"Item {item:,}, one panel per field: {', '.join(kinds)}.")
 
 
 def _dataset_faults(facts: dict[str, Any] | None) -> list[dict[str, str]]:
@@ -170,7 +170,7 @@ def _dataset_faults(facts: dict[str, Any] | None) -> list[dict[str, str]]:
     name = Path(facts["path"]).name
     return [
         *({"what": "shard", "where": name, "why": problem} for problem in facts["problems"]),
-        *({"what": "input left out", "where": entry["file"], "why": entry["reason"]} for entry in facts["skipped"]),
+        *({"what": "skipped input", "where": entry["file"], "why": entry["reason"]} for entry in facts["skipped"]),
         *_quarantine_faults(facts["quarantine"]),
     ]
 
@@ -210,7 +210,7 @@ def _run_faults(run: Run | None, facts: dict[str, Any] | None) -> list[dict[str,
     return found
 
 
-def _made(dataset: _Path | None, run: _Path | None, shuffle: dict[str, Any] | None) -> dict[str, Any]:
+def _provenance(dataset: _Path | None, run: _Path | None, shuffle: dict[str, Any] | None) -> dict[str, Any]:
     where = run if run is not None else dataset
     also = f" --dataset {dataset}" if run is not None and dataset is not None else ""
     return {

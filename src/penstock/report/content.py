@@ -1,44 +1,45 @@
-"""All that a report says, before it is a page."""
+"""The content of a report, before it is rendered as a page."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.observe.run_file import Run
 
-__all__ = ["Drawn", "Report"]
+__all__ = ["ItemPicture", "Report"]
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """One item as a picture."""
+class ItemPicture:
+    """A picture of one item."""
 
     item: int
     png: bytes
     words: str
-    """What is in the picture, for those who do not see it."""
+    """Alternative text of the picture."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is known of a data set, of a run, or of both."""
+    """The content of a report about a dataset, a run, or both."""
 
     title: str
     dataset: dict[str, Any] | None
     run: Run | None
     shuffle: dict[str, Any] | None
-    """The plan of the run, or the one that a shuffled loader of the data set would run; `unknown` says why there is
-    none."""
+    """The plan of the run, or of a shuffled loader over the dataset; `unknown` says why there is none."""
 
     faults: list[dict[str, str]]
-    """Of each: what, where, why."""
+    """Each with `what`, `where` and `why`."""
 
-    made: dict[str, Any]
-    drawn: list[Drawn] = field(default_factory=list)
-    not_drawn: str = ""
-    """Why no item was drawn."""
+    provenance: dict[str, Any]
+    """Version, command, date, seed and order hash."""
+
+    pictures: list[ItemPicture] = field(default_factory=list)
+    no_pictures: str = ""
+    """Why no item was plotted."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the page says as plain JSON: totals, fields, mixing, figures, faults; no curves, no pictures."""
+        """Return the content as plain JSON: totals, fields, mixing, figures, faults; without curves and pictures."""
         shuffle = None
         if self.shuffle is not None:
             shuffle = {name: value for name, value in self.shuffle.items() if name != "access"}
@@ -60,6 +61,6 @@ class Report:
             "run": run,
             "shuffle": shuffle,
             "faults": self.faults,
-            "drawn_items": [drawn.item for drawn in self.drawn],
-            "made": self.made,
+            "drawn_items": [picture.item for picture in self.pictures],
+            "made": self.provenance,
         }

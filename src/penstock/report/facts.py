@@ -1,4 +1,4 @@
-"""What there is to say of a data set of shards, as plain JSON; of the data itself, only the manifest is read."""
+"""Facts about a dataset of shards, as plain JSON; reads only the manifest."""
 
 import math
 import os
@@ -22,30 +22,30 @@ _FIRST_SPLIT = "train"
 
 
 def dataset_path(where: str | os.PathLike[str]) -> str:
-    """Return the data set at `where`; of a folder whose folders are the splits of one, `train` or else the first.
+    """Return the path of the dataset at `where`; in a folder of splits, that of `train`, or else of the first split.
 
     Raises
     ------
     OptionError
-        There is nothing, or nothing that is a data set of shards.
+        There is nothing at `where`, or it is not a dataset of shards.
     """
     path = Path(where)
     if not manifest_path(path).exists():
-        splits = _folders(path)
+        splits = _list_splits(path)
         if splits:
             return str(path / (_FIRST_SPLIT if _FIRST_SPLIT in splits else splits[0]))
         if path.is_file() and ".tar" not in path.suffixes:
             raise OptionError(
-                f"{path} is neither a data set nor a run file; give a folder of shards, a pattern of tars that "
-                "`penstock index` was called with, or a file that Watch.save wrote."
+                "A report requires a folder of shards, a pattern of tars given to `penstock index`, or a file written "
+                f"by Watch.save, got {path}."
             )
         if not path.exists() and not any(letter in path.name for letter in "{*?["):
-            raise OptionError(f"There is no {path}; give a folder of shards, or a file that Watch.save wrote.")
+            raise OptionError(f"{path} does not exist. Give a folder of shards, or a file written by Watch.save.")
     return str(path)
 
 
 def dataset_facts(where: str) -> dict[str, Any]:
-    """Return totals, fields, splits, statistics and faults of a data set."""
+    """Return totals, fields, splits, statistics and faults of a dataset."""
     manifest = Manifest.read(manifest_path(where))
     counts = [shard.n_items for shard in manifest.shards]
     converted = manifest.metadata.get("conversion") or {}
@@ -96,7 +96,7 @@ def _fields(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def _splits(manifest: Manifest, converted: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the parts of the data set that this one is a part of, as far as they are beside it."""
+    """Return the splits of the conversion that this dataset is one of, as far as they are next to it."""
     split = converted.get("split")
     if not split:
         return []
@@ -120,7 +120,7 @@ def _splits(manifest: Manifest, converted: dict[str, Any]) -> list[dict[str, Any
 
 
 def _groups(converted: dict[str, Any]) -> dict[str, int]:
-    """Return the items of each group that a split keeps together; without a split, of each subject, where known."""
+    """Return the number of items of each group that a split keeps together; without a split, of each subject."""
     kind = (converted.get("split") or {}).get("group_by") or "subject"
     found: dict[str, int] = {}
     for entry in converted.get("inputs", []):
@@ -154,7 +154,7 @@ def _statistics(stored: Any) -> dict[str, Any] | None:
     return {"of": str(stored["of"]), "fields": fields}
 
 
-def _folders(path: Path) -> list[str]:
+def _list_splits(path: Path) -> list[str]:
     if not path.is_dir():
         return []
     return sorted(entry.name for entry in path.iterdir() if (entry / MANIFEST).is_file())

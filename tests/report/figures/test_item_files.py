@@ -44,7 +44,7 @@ def test_a_directory_in_place_of_the_file_is_named(tmp_path: Path) -> None:
 
 
 def test_an_item_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"values by field name.* got ndarray"):
+    with pytest.raises(OptionError, match=r"must map field names to values.* got ndarray"):
         plot_item(SPIKES, tmp_path / "item.png")  # type: ignore[arg-type]
 
 
@@ -65,7 +65,7 @@ def test_a_failure_leaves_the_old_picture_and_nothing_else(tmp_path: Path, monke
 
 def test_without_matplotlib_the_cure_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingDependency, match=r"Drawing an item needs matplotlib.*penstock\[report\]"):
+    with pytest.raises(MissingDependency, match=r"Plotting an item needs matplotlib.*penstock\[report\]"):
         plot_item({"x": SPIKES}, tmp_path / "item.png")
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from penstock.report.figures.items import Kind, plot_item, kind_of
+from penstock.report.figures.items import Kind, kind_of, plot_item
 
 RNG = np.random.default_rng(7)
 NOISE = RNG.normal(size=(64, 1200))
@@ -148,7 +148,7 @@ def test_a_figure_has_a_heading_for_every_field_and_a_table_of_the_rest(drawn: t
     assert headings == {"spikes", "behavior", "lfp", "audio", "stimulus", "volume", "label"}
     assert "Item 12" in words
     assert f"int64 · (100, 96) · 0 – {SPIKES.max()}" in words
-    assert any("32 of 64 channels, evenly chosen" in line and "µV apart" in line for line in words)
+    assert any("32 of 64 channels, evenly spaced" in line and "µV apart" in line for line in words)
     (table,) = [text for text in words if "transcript" in text]
     assert re.search(r"transcript +str, 1000 +the quick brown fox", table)
     assert "…" in table
@@ -274,9 +274,9 @@ def test_a_known_sampling_rate_makes_seconds_and_hertz(tmp_path: Path, about: di
 
 
 @pytest.mark.parametrize("rate", [0, "fast"])
-def test_without_a_usable_rate_the_axis_counts_samples(tmp_path: Path, rate: Any) -> None:
+def test_without_a_usable_rate_the_axis_counts_frames(tmp_path: Path, rate: Any) -> None:
     words = texts_in(figure_of({"audio": NOISE[0], "metadata": {"rate": rate}}, tmp_path / "item.png"))
-    assert {"time (samples)", "frequency (cycles/sample)"} <= set(words)
+    assert {"time (frames)", "frequency (cycles/sample)"} <= set(words)
 
 
 def time_labels(item: Mapping[str, Any], path: Path) -> list[str]:
@@ -285,14 +285,14 @@ def time_labels(item: Mapping[str, Any], path: Path) -> list[str]:
 
 def test_a_rate_without_a_name_is_that_of_the_longest_field(tmp_path: Path) -> None:
     item = {"x": NOISE[:3, :300], "audio": NOISE[0], "metadata": {"sample_rate": 8000}}
-    assert time_labels(item, tmp_path / "item.png") == ["time (samples)", "time (s)"]
+    assert time_labels(item, tmp_path / "item.png") == ["time (frames)", "time (s)"]
 
 
 def test_a_bin_size_is_that_of_the_counts_and_of_what_is_as_long(tmp_path: Path) -> None:
     fields = {"spikes": SPIKES, "velocity": NOISE[:2, :100].T, "lfp": NOISE}
     item = {**fields, "metadata": {"bin_size_ms": 10}}
-    assert time_labels(item, tmp_path / "item.png") == ["time (s)", "time (s)", "time (samples)"]
-    assert time_labels(fields, tmp_path / "item.png") == ["time (bins)", "time (samples)", "time (samples)"]
+    assert time_labels(item, tmp_path / "item.png") == ["time (s)", "time (s)", "time (frames)"]
+    assert time_labels(fields, tmp_path / "item.png") == ["time (bins)", "time (frames)", "time (frames)"]
 
 
 def test_tensors_are_drawn_like_arrays(tmp_path: Path) -> None:
@@ -354,4 +354,4 @@ def test_fields_beyond_the_room_of_a_figure_are_listed(tmp_path: Path, monkeypat
     monkeypatch.setattr("penstock.report.figures.items._MOST_PANELS", 2)
     item = {f"field {number}": np.arange(3) for number in range(4)}
     text = "\n".join(texts_in(figure_of(item, tmp_path / "item.png")))
-    assert re.search(r"field 2 \(not drawn\) +ndarray +int64 \(3,\)\nfield 3", text)
+    assert re.search(r"field 2 \(not plotted\) +ndarray +int64 \(3,\)\nfield 3", text)

@@ -1,4 +1,4 @@
-"""What one item of a data set looks like: which panel each field gets, and the figure of them all."""
+"""Plots one item of a dataset: chooses a panel for each field, and composes the figure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.gridspec import SubplotSpec
 
-__all__ = ["Kind", "plot_item", "kind_of"]
+__all__ = ["Kind", "kind_of", "plot_item"]
 
 Kind = Literal["raster", "traces", "waveform", "image", "volume", "curve", "values"]
 
-# Where content leaves a doubt, a name may settle it: parts of names, and what they speak for.
+# If the content is ambiguous, the name decides: parts of names, and the kind they suggest.
 _HINTS: dict[str, tuple[str, ...]] = {
     "image": ("image", "img", "mask", "label", "spectro", "mel", "picture", "photo", "frame", "map"),
     "traces": ("lfp", "eeg", "ecog", "emg", "meg", "behav", "position", "velocity", "kinematic", "cursor", "pose"),
     "raster": ("spike", "count", "raster"),
 }
-_LONG = 1000  # samples that are worth a spectrogram
-_TINY, _TINY_MATRIX = 8, 16  # values that are read faster than a curve is, or a picture
-_MOST_COUNTS, _MOST_COUNTS_IN_BYTES = 255, 31  # events in a bin; a picture in bytes is rarely as dark as that
+_LONG = 1000  # frames from which a spectrogram is useful
+_TINY, _TINY_MATRIX = 8, 16  # so few values are easier to read as numbers than as a plot
+_MOST_COUNTS, _MOST_COUNTS_IN_BYTES = 255, 31  # events in a bin; an image in bytes is rarely as dark as that
 _MOST_PANELS = 24
 _WIDTH_INCHES, _DPI = 10.0, 120
-_LINE_INCHES = 0.17  # of the small text
+_LINE_INCHES = 0.17  # height of a line of small text
 _RATE_KEYS = ("sampling_rate_hz", "sample_rate_hz", "rate_hz", "sampling_rate", "sample_rate", "rate", "fs")
 _BIN_KEYS = ("bin_size_ms", "bin_width_ms", "bin_ms")
 
@@ -50,10 +50,10 @@ _PLOT: dict[Kind, Callable[["Figure", list["SubplotSpec"], FieldView], list[str]
 
 
 def plot_item(item: Mapping[str, Any], path: Path, *, title: str = "") -> None:
-    """Draw what is in one item into a picture file.
+    """Plot one item into an image file.
 
-    Each array gets a panel that suits its content (see `kind_of`), in the item's own order; everything else is listed
-    below. NaN and infinity are gaps, and counted. Long arrays are reduced to the pixels of the figure; peaks stay.
+    Each array gets a panel that suits its content (see `kind_of`), in the order of the item; everything else is listed
+    below. NaN and infinity are gaps, and counted. Long arrays are reduced to the pixels of the figure; peaks remain.
 
     Parameters
     ----------
@@ -61,9 +61,9 @@ def plot_item(item: Mapping[str, Any], path: Path, *, title: str = "") -> None:
         Values by field name: arrays, tensors, numbers, strings, bytes, lists, mappings. Sampling rates and units are
         looked up in the field "metadata" and in the item itself: `"<field>_rate_hz"`, `"sampling_rates"[field]`,
         `"<field>_unit"`, `"units"[field]`, a `"sampling_rate_hz"` or `"sample_rate"` of the longest field, a
-        `"bin_size_ms"` of the counts. Where a rate is not known, the axis counts samples.
+        `"bin_size_ms"` of the counts. If a rate is unknown, the axis counts frames.
     path
-        The file to write, whole or not at all. Its suffix says the format: .png, .pdf, .svg and others.
+        The file to write, atomically. The suffix determines the format: .png, .pdf, .svg and others.
     title
         A line above the panels.
 
@@ -81,9 +81,9 @@ def plot_item(item: Mapping[str, Any], path: Path, *, title: str = "") -> None:
         from matplotlib.figure import Figure  # noqa: PLC0415
         from matplotlib.layout_engine import ConstrainedLayoutEngine  # noqa: PLC0415
     except ImportError as error:
-        raise MissingDependency("matplotlib", "report", "Drawing an item") from error
+        raise MissingDependency("matplotlib", "report", "Plotting an item") from error
     if not isinstance(item, Mapping):
-        raise OptionError(f"plot_item takes values by field name, such as {{'x': array}}, got {type(item).__name__}.")
+        raise OptionError(f"item must map field names to values, such as {{'x': array}}, got {type(item).__name__}.")
     path = Path(path)
     figure_format(path)  # before all the work
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.05)
@@ -94,14 +94,14 @@ def plot_item(item: Mapping[str, Any], path: Path, *, title: str = "") -> None:
 
 
 def kind_of(name: str, array: NDArray[Any]) -> Kind:
-    """Return how a field is best drawn, by its content; the name counts where that leaves a doubt.
+    """Return how to plot a field, by its content; if that is ambiguous, by its name.
 
     Parameters
     ----------
     name
-        Of the field. "mel" and "mask" speak for a picture, "lfp" and "velocity" for traces, "spikes" for counts.
+        Name of the field. "mel" and "mask" suggest an image, "lfp" and "velocity" traces, "spikes" counts.
     array
-        Of any type and shape. Complex numbers count as their magnitude.
+        An array of any dtype and shape. Complex numbers count as their magnitude.
 
     Examples
     --------
@@ -152,7 +152,7 @@ def _are_counts(array: NDArray[Any], most: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Panel:
-    """A field, and how it is drawn."""
+    """A field, and how to plot it."""
 
     name: str
     facts: str
@@ -162,7 +162,7 @@ class _Panel:
 
     @property
     def heights(self) -> tuple[float, ...]:
-        """Inches of the cells, with room for labels."""
+        """Heights of the cells in inches, including labels."""
         shape = self.view.array.shape
         match self.kind:
             case "raster":
@@ -179,24 +179,24 @@ class _Panel:
 
 
 def _compose(figure: "Figure", item: Mapping[str, Any], title: str) -> None:
-    """Fill the figure: for each panel a heading and a body, then a table of what is no array."""
-    drawn, listed = _arrange_panels(item)
+    """Fill the figure: a heading and a body for each panel, then a table of the fields that are not arrays."""
+    plotted, listed = _arrange_panels(item)
     lines = table_lines(listed)
-    if not drawn and not lines:
+    if not plotted and not lines:
         lines = ["This item has no fields."]
-    heights = [height for panel in drawn for height in (0.36, *panel.heights)]
+    heights = [height for panel in plotted for height in (0.36, *panel.heights)]
     if lines:
         heights += [0.36, _LINE_INCHES * len(lines) + 0.1]
     grid = figure.add_gridspec(len(heights), 1)
     row = 0
-    for panel in drawn:
+    for panel in plotted:
         cells = [grid[row + 1 + number, 0] for number in range(len(panel.heights))]
         notes = [*panel.notes, *_PLOT[panel.kind](figure, cells, panel.view)]
         heights[row] += 0.17 if notes else 0.0
         _write_heading(figure, grid[row, 0], panel.name, panel.facts, " · ".join(notes))
         row += 1 + len(cells)
     if lines:
-        _write_heading(figure, grid[row, 0], "other fields" if drawn else "fields", "", "")
+        _write_heading(figure, grid[row, 0], "other fields" if plotted else "fields", "", "")
         panels.write_lines(figure, grid[row + 1, 0], lines)
     if title:
         figure.suptitle(
@@ -213,7 +213,7 @@ def _compose(figure: "Figure", item: Mapping[str, Any], title: str) -> None:
 
 
 def _write_heading(figure: "Figure", cell: "SubplotSpec", name: str, facts: str, notes: str) -> None:
-    """Write the name and the facts on one line, the notes below, all of it close to the panel underneath."""
+    """Write name and facts on one line, and the notes below it, close to the panel underneath."""
     ax = figure.add_subplot(cell)
     ax.set_axis_off()
     plain: dict[str, Any] = {"textcoords": "offset points", "va": "bottom", "family": SANS, "parse_math": False}
@@ -238,7 +238,7 @@ def _write_heading(figure: "Figure", cell: "SubplotSpec", name: str, facts: str,
 
 
 def _arrange_panels(item: Mapping[str, Any]) -> tuple[list[_Panel], list[tuple[str, Any]]]:
-    """Return the panels, and by name what is listed instead."""
+    """Return the panels, and the names and values that are listed instead."""
     arrays: dict[str, NDArray[Any]] = {}
     given: dict[str, Any] = {}
     listed: list[tuple[str, Any]] = []
@@ -250,7 +250,7 @@ def _arrange_panels(item: Mapping[str, Any]) -> tuple[list[_Panel], list[tuple[s
         elif array is None:
             listed.append((str(name), value))
         elif len(arrays) == _MOST_PANELS:
-            listed.append((f"{name} (not drawn)", value))
+            listed.append((f"{name} (not plotted)", value))
         else:
             arrays[str(name)], given[str(name)] = array, value
     kinds = {name: kind_of(name, array) for name, array in arrays.items()}
@@ -271,14 +271,14 @@ def _arrange_panels(item: Mapping[str, Any]) -> tuple[list[_Panel], list[tuple[s
 
 
 def _as_array(value: Any) -> NDArray[Any] | None:
-    """Return a tensor, an array or a list of numbers as an array; None for what is no array."""
+    """Return a tensor, array or list of numbers as an array; None for anything else."""
     if isinstance(value, np.ndarray):
         return np.asarray(value)
     if hasattr(value, "detach"):
         tensor = value.detach().cpu().to_dense().resolve_conj().resolve_neg()
         try:
             return np.asarray(tensor.numpy())
-        except TypeError:  # bfloat16 and shorter floats, which numpy does not have
+        except TypeError:  # numpy has no bfloat16 and no shorter floats
             return np.asarray(tensor.float().numpy())
     if isinstance(value, list | tuple) and value:
         with suppress(ValueError, TypeError, RuntimeError):
@@ -288,14 +288,14 @@ def _as_array(value: Any) -> NDArray[Any] | None:
 
 
 def _to_real(array: NDArray[Any]) -> NDArray[Any]:
-    """Return magnitudes of complex numbers, and 0 and 1 for truth values."""
+    """Return the magnitude of complex numbers, and booleans as 0 and 1."""
     if array.dtype.kind == "c":
         return np.asarray(np.abs(array))
     return array.astype(np.uint8) if array.dtype.kind == "b" else array
 
 
 def _describe_array(array: NDArray[Any], value: Any) -> tuple[str, tuple[str, ...]]:
-    """Return type, shape and range; and what a reader has to know who sees gaps."""
+    """Return dtype, shape and range in words, and notes about values left blank."""
     words = [str(getattr(value, "dtype", array.dtype)).removeprefix("torch."), str(array.shape)]
     notes: list[str] = []
     if array.dtype.kind in "biufc":
@@ -317,18 +317,18 @@ def _describe_array(array: NDArray[Any], value: Any) -> tuple[str, tuple[str, ..
 
 
 def _n_times(kind: Kind, array: NDArray[Any]) -> int:
-    """Return how many samples lie along time; 0 where there is none."""
+    """Return the number of frames along time; 0 without a time axis."""
     if kind == "raster":
         return len(array)
     return max(array.shape) if kind in ("traces", "waveform", "curve") else 0
 
 
 def _find_rate(item: Mapping[str, Any], name: str, *, longest: bool, binned: bool) -> float | None:
-    """Return the samples per second of a field, as far as the item tells."""
+    """Return the frames per second of a field, if the item has them."""
     own = _look_up(item, [f"{name}_{key}" for key in _RATE_KEYS], ("sampling_rates", name))
     if (rate := _to_positive(own)) is not None:
         return rate
-    # A rate without a name is that of the recording, and what is shorter was made from it at another.
+    # A rate without a field name is that of the recording; shorter fields have other rates.
     if longest and (rate := _to_positive(_look_up(item, _RATE_KEYS))) is not None:
         return rate
     bin_ms = _to_positive(_look_up(item, _BIN_KEYS)) if binned else None
@@ -336,7 +336,7 @@ def _find_rate(item: Mapping[str, Any], name: str, *, longest: bool, binned: boo
 
 
 def _look_up(item: Mapping[str, Any], keys: Sequence[str], nested: tuple[str, str] | None = None) -> Any:
-    """Return what the metadata, or else the item itself, has under the first of the keys, or in a mapping by field."""
+    """Return the first of `keys`, or the `nested` one, found in the metadata or else in the item itself."""
     for place in (item.get("metadata"), item):
         if isinstance(place, Mapping):
             for key in keys:

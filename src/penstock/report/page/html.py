@@ -1,25 +1,25 @@
-"""HTML as a type of its own, so that text cannot get into a page without being escaped."""
+"""HTML as a separate type, so that no text gets into a page without being escaped."""
 
 from html import escape
 
-__all__ = ["Html", "joined", "tag"]
+__all__ = ["Html", "join", "tag"]
 
 
 class Html(str):
-    """Text that is markup already; any other text is escaped where it meets it."""
+    """Text that is markup; plain text is escaped when it is joined with it."""
 
     __slots__ = ()
 
 
 def tag(name: str, *children: str | None, **attributes: str | float | None) -> Html:
-    """Return an element. Children that are None, and attributes that are None, are left out.
+    """Return an element. Children and attributes that are None are left out.
 
     Parameters
     ----------
     name
-        Of the element; one without children closes itself if HTML or SVG says so.
+        Name of the element; void elements of HTML and SVG close themselves.
     attributes
-        An underscore stands for a hyphen; one at the end is for words that Python has: `class_`.
+        An underscore stands for a hyphen; a trailing one is removed, for Python keywords: `class_`.
 
     Examples
     --------
@@ -35,11 +35,11 @@ def tag(name: str, *children: str | None, **attributes: str | float | None) -> H
     )
     if not children and name in _EMPTY:
         return Html(f"<{name}{written}/>")
-    return Html(f"<{name}{written}>{joined(*children)}</{name}>")
+    return Html(f"<{name}{written}>{join(*children)}</{name}>")
 
 
-def joined(*parts: str | None) -> Html:
-    """Return parts one after the other, escaped where they are no markup."""
+def join(*parts: str | None) -> Html:
+    """Return the parts concatenated; those that are not markup are escaped."""
     return Html(
         "".join(part if isinstance(part, Html) else escape(part, quote=False) for part in parts if part is not None)
     )

@@ -1,15 +1,15 @@
-"""The page around the content: one HTML file that needs nothing else, in light and dark, on any width, on paper."""
+"""The layout of the page: one self-contained HTML file, in light and dark, for any width and for print."""
 
 import base64
 from collections.abc import Sequence
 
-from penstock.report.page.html import Html, joined, tag
+from penstock.report.page.html import Html, join, tag
 from penstock.report.page.svg import Chart, Stack, legend
 
 __all__ = ["DARK", "LIGHT", "document", "figure", "notes", "picture", "section", "table", "tiles"]
 
-# Every colour of the page. Texts reach a contrast of 4.5 to 1 on both grounds, lines and areas of 3 to 1
-# (tests/report/test_page.py); series are Okabe and Ito's, darkened or lightened to that end.
+# All colours of the page. On both grounds, text has a contrast of at least 4.5:1, lines and areas of at least 3:1
+# (tests/report/test_build.py); series are the colours of Okabe and Ito, darkened or lightened to reach that.
 LIGHT = {
     "ground": "#ffffff", "card": "#f5f7f9", "rule": "#d5dae0", "text": "#1a2027", "soft": "#4d5763", "link": "#0a58b8",
     "good": "#0b6b45", "bad": "#a8321a", "grid": "#e3e7eb", "border": "#9aa4af",
@@ -98,22 +98,22 @@ def document(title: str, lead: Html, sections: Sequence[tuple[str, str, Html]], 
     Parameters
     ----------
     lead
-        What stands below the title.
+        The content below the title.
     sections
-        Of each: an id, a heading and the content.
+        The id, heading and content of each section.
     """
     links = [tag("li", tag("a", heading, href=f"#{ident}")) for ident, heading, _ in sections]
-    body = joined(
+    body = join(
         tag("a", "Skip to the content", href="#content", class_="skip"),
         tag("header", tag("h1", title), lead, tag("nav", tag("ul", *links), aria_label="Sections")),
         tag("main", *(section(*part) for part in sections), id="content"),
         tag("footer", tag("p", foot)),
     )
-    head = joined(
+    head = join(
         tag("meta", charset="utf-8"),
         tag("meta", name_="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name_="color-scheme", content="light dark"),
-        # Nothing is ever fetched, and no script runs, whatever gets into the page.
+        # Nothing is fetched and no script runs, whatever the content.
         tag(
             "meta",
             http_equiv="Content-Security-Policy",
@@ -126,14 +126,14 @@ def document(title: str, lead: Html, sections: Sequence[tuple[str, str, Html]], 
 
 
 def section(ident: str, heading: str, content: Html) -> Html:
-    """Return a part of the page with its heading."""
+    """Return a section of the page with its heading."""
     return tag("section", tag("h2", heading, id=f"{ident}-h"), content, id=ident, aria_labelledby=f"{ident}-h")
 
 
 def figure(ident: str, chart: Chart, head: Sequence[str], rows: Sequence[Sequence[str]], *, taller: int = 0) -> Html:
-    """Return a chart with what it shows in words, a legend where it needs one, and its numbers in a table.
+    """Return a chart with a caption, a legend if it has several series, and its numbers in a table.
 
-    It is drawn twice, for wide and for narrow windows, so that its letters have one size on both; one is ever shown.
+    It is plotted twice, for wide and for narrow windows, so that its text has one size; only one is shown.
     """
     names = [name for part in chart.content for name in _names(part)]
     areas = any(isinstance(part, Stack) for part in chart.content)
@@ -143,7 +143,7 @@ def figure(ident: str, chart: Chart, head: Sequence[str], rows: Sequence[Sequenc
         legend(names, ident, areas=areas) if len(names) > 1 else None,
         chart.svg(f"{ident}-w", _WIDE[0], _WIDE[1] + taller, class_="wide"),
         chart.svg(f"{ident}-n", _NARROW[0], _NARROW[1] + taller, class_="narrow"),
-        tag("details", tag("summary", "The numbers"), table(f"{chart.title}: numbers", head, rows)),
+        tag("details", tag("summary", "Data table"), table(f"{chart.title}: numbers", head, rows)),
         id=ident,
     )
 
@@ -156,14 +156,14 @@ def _names(part: object) -> tuple[str, ...]:
 
 
 def table(label: str, head: Sequence[str], rows: Sequence[Sequence[str]], long: Sequence[int] = ()) -> Html:
-    """Return a table in a box of its own, which scrolls where the window is narrow.
+    """Return a table that scrolls horizontally in a narrow window.
 
     Parameters
     ----------
     label
-        What it is, for those who do not see it.
+        Description for screen readers.
     head
-        Names of the columns; none where the first column has the names.
+        Names of the columns; empty if the first column has the names of the rows.
     long
         Columns of text that may be long.
     """
@@ -180,7 +180,7 @@ def table(label: str, head: Sequence[str], rows: Sequence[Sequence[str]], long: 
         for row in rows
     ]
     whole = tag("table", first, tag("tbody", *others))
-    # Who has no mouse scrolls with the keyboard, and so has to get there.
+    # Focusable, so that it scrolls with the keyboard.
     return tag("div", whole, class_="scroll", role="region", aria_label=label, tabindex="0")
 
 
@@ -193,20 +193,20 @@ def _is_number(cell: str) -> bool:
 
 
 def tiles(entries: Sequence[tuple[str, str]]) -> Html:
-    """Return a few figures that are read at a glance."""
+    """Return tiles of a few key figures."""
     return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in entries), class_="tiles")
 
 
 def notes(lines: Sequence[tuple[str, str]]) -> Html:
-    """Return sentences, each of which is `"good"`, `"bad"` or `""`; the mark before it says so, too."""
+    """Return a list of sentences, each marked as `"good"`, `"bad"` or `""`."""
     return tag("ul", *(tag("li", line, class_=kind or None) for kind, line in lines), class_="lead")
 
 
 def picture(png: bytes, alternative: str) -> Html:
-    """Return a picture that is in the page itself."""
+    """Return a picture embedded in the page."""
     data = base64.b64encode(png).decode()
     image = tag("img", src=f"data:image/png;base64,{data}", alt=alternative)
-    return tag("div", image, class_="picture", role="region", aria_label="A drawn item", tabindex="0")
+    return tag("div", image, class_="picture", role="region", aria_label="Picture of an item", tabindex="0")
 
 
 def _variables() -> str:

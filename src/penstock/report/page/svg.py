@@ -1,7 +1,7 @@
 """Charts as SVG: axes with round ticks, lines, points, bars and stacked areas. Pure: numbers in, markup out.
 
-Colours are CSS classes (`s0` to `s5`), so that a page decides them, for light and for dark. None of them stands alone:
-lines differ in their dashes and markers, areas in their hatching.
+Colours are CSS classes (`s0` to `s5`) that the page defines, for light and dark. Colour is never the only difference:
+lines also differ in dashes and markers, areas in hatching.
 """
 
 import math
@@ -11,22 +11,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.observe.durations import Floats
-from penstock.report.page.html import Html, joined, tag
+from penstock.report.page.html import Html, join, tag
 
 __all__ = ["Axis", "Bars", "Chart", "Line", "Points", "Stack", "legend", "round_ticks", "tick_labels"]
 
 _STYLES = 6
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "1 4")
-_MARKED = 48  # points of a line that are few enough for a marker each
-_FEW = 600  # points that may be larger
-_LETTER = 6.7  # pixels of a letter of 12 pixels, at the most common
+_MARKED = 48  # a line with at most this many points has markers
+_FEW = 600  # at most this many points are drawn larger
+_LETTER = 6.7  # typical width in pixels of a letter at 12 pixels
 _TOP, _BOTTOM, _RIGHT = 28, 46, 14
-_ROW = 40  # pixels of a bar with its words
+_ROW = 40  # pixels of a bar with its label
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What an axis shows, with its unit, and from where to where."""
+    """Label with unit, and range of an axis."""
 
     label: str
     low: float
@@ -35,7 +35,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Values that belong together, in ascending x."""
+    """Connected values, in ascending x."""
 
     name: str
     x: Floats
@@ -44,7 +44,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Values each by itself."""
+    """Separate values."""
 
     name: str
     x: Floats
@@ -53,7 +53,7 @@ class Points:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Areas on top of each other, the first one at the bottom: each a height between two edges."""
+    """Stacked areas, the first one at the bottom: each has a height between any two edges."""
 
     names: tuple[str, ...]
     edges: Floats
@@ -62,7 +62,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Horizontal bars, each with its words above it."""
+    """Horizontal bars, each with its label above it."""
 
     names: tuple[str, ...]
     words: tuple[str, ...]
@@ -71,14 +71,14 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart, to be drawn at any size.
+    """A chart that can be plotted at any size.
 
     Parameters
     ----------
     title, finding
-        What it is, and what it shows, in a sentence each: for those who cannot see it.
+        What it is and what it shows, one sentence each; also for screen readers.
     borders
-        Heights at which a thin line goes across.
+        Heights of thin horizontal lines.
     """
 
     title: str
@@ -89,11 +89,11 @@ class Chart:
     borders: tuple[float, ...] = ()
 
     def svg(self, ident: str, width: int, height: int, class_: str = "") -> Html:
-        """Return the chart in so many pixels; `ident` is unique in the page."""
+        """Return the chart at a size in pixels; `ident` is unique in the page."""
         bars = [part for part in self.content if isinstance(part, Bars)]
         if bars:
             height = _ROW * len(bars[0].values) + 6
-        inside = _bars(bars[0], width) if bars else self._plotted(ident, width, height)
+        inside = _bars(bars[0], width) if bars else self._plot(ident, width, height)
         return tag(
             "svg",
             tag("title", self.title, id=f"{ident}-t"),
@@ -105,43 +105,42 @@ class Chart:
             viewBox=f"0 0 {width} {height}",
         )
 
-    def _plotted(self, ident: str, width: int, height: int) -> Html:
+    def _plot(self, ident: str, width: int, height: int) -> Html:
         y_ticks = round_ticks(self.y.low, self.y.high, max(2, (height - _TOP - _BOTTOM) // 40))
         y_words = tick_labels(y_ticks)
         left = round(max(map(len, y_words), default=1) * _LETTER) + 12
         x_ticks = round_ticks(self.x.low, self.x.high, max(2, (width - left - _RIGHT) // 80))
         across = (left, width - _RIGHT)
         down = (height - _BOTTOM, _TOP)
-        place = _Place(self.x, self.y, across, down)
+        scale = _Scale(self.x, self.y, across, down)
         parts: list[Html] = []
         for value, words in zip(y_ticks, y_words, strict=True):
-            at = place.y(value)
+            at = scale.y(value)
             parts.append(tag("line", class_="grid", x1=left, x2=across[1], y1=at, y2=at))
             parts.append(tag("text", words, x=left - 7, y=at + 4, text_anchor="end"))
         for value, words in zip(x_ticks, tick_labels(x_ticks), strict=True):
-            at = place.x(value)
+            at = scale.x(value)
             half = len(words) * _LETTER / 2
             parts.append(tag("line", class_="axis", x1=at, x2=at, y1=down[0], y2=down[0] + 4))
-            # At an edge, words are moved in rather than cut off.
+            # At an edge, labels are moved inwards rather than cut off.
             parts.append(
                 tag("text", words, x=min(max(at, half), width - half - 1), y=down[0] + 17, text_anchor="middle")
             )
-        heights = [place.y(border) for border in self.borders]
+        heights = [scale.y(border) for border in self.borders]
         parts += [tag("line", class_="border", x1=left, x2=across[1], y1=at, y2=at) for at in heights]
         number = 0
         for part in self.content:
-            drawn = _drawn(part, place, number, ident)
+            parts.append(_plot_part(part, scale, number, ident))
             number += len(part.names) if isinstance(part, Stack) else 1
-            parts.append(drawn)
         parts.append(tag("line", class_="axis", x1=left, x2=across[1], y1=down[0], y2=down[0]))
         parts.append(tag("text", self.y.label, x=0, y=13, class_="label"))
         parts.append(tag("text", self.x.label, x=across[1], y=height - 8, text_anchor="end", class_="label"))
-        return joined(*parts)
+        return join(*parts)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """From values to pixels."""
+class _Scale:
+    """Maps values to pixels."""
 
     x_axis: Axis
     y_axis: Axis
@@ -149,41 +148,41 @@ class _Place:
     down: tuple[float, float]
 
     def x(self, value: float) -> float:
-        return _between(value, self.x_axis, self.across)
+        return _to_pixels(value, self.x_axis, self.across)
 
     def y(self, value: float) -> float:
-        return _between(value, self.y_axis, self.down)
+        return _to_pixels(value, self.y_axis, self.down)
 
 
-def _between(value: float, axis: Axis, pixels: tuple[float, float]) -> float:
+def _to_pixels(value: float, axis: Axis, pixels: tuple[float, float]) -> float:
     share = (value - axis.low) / max(axis.high - axis.low, 1e-300)
     return pixels[0] + min(max(share, 0.0), 1.0) * (pixels[1] - pixels[0])
 
 
-def _drawn(part: Line | Points | Stack | Bars, place: _Place, number: int, ident: str) -> Html:
+def _plot_part(part: Line | Points | Stack | Bars, scale: _Scale, number: int, ident: str) -> Html:
     if isinstance(part, Line):
-        return _line(part, place, number)
+        return _line(part, scale, number)
     if isinstance(part, Points):
-        # Points of no length with round ends: one element for thousands of them.
-        dots = "".join(f"M{place.x(x):.1f} {place.y(y):.1f}h0" for x, y in zip(part.x, part.y, strict=True))
+        # Zero-length strokes with round ends: one element for thousands of points.
+        dots = "".join(f"M{scale.x(x):.1f} {scale.y(y):.1f}h0" for x, y in zip(part.x, part.y, strict=True))
         few = " few" if len(part.x) <= _FEW else ""
         return tag("path", class_=f"dots{few} s{number % _STYLES}", d=dots)
     assert isinstance(part, Stack), "bars have no axes"
-    return _stack(part, place, number, ident)
+    return _stack(part, scale, number, ident)
 
 
-def _line(line: Line, place: _Place, number: int) -> Html:
+def _line(line: Line, scale: _Scale, number: int) -> Html:
     style = number % _STYLES
-    at = [(place.x(x), place.y(y)) for x, y in zip(line.x, line.y, strict=True)]
+    at = [(scale.x(x), scale.y(y)) for x, y in zip(line.x, line.y, strict=True)]
     path = "".join(f"{'L' if count else 'M'}{x:.1f} {y:.1f}" for count, (x, y) in enumerate(at))
-    drawn = tag("path", class_=f"line s{style}", d=path, stroke_dasharray=_DASHES[style] or None)
+    curve = tag("path", class_=f"line s{style}", d=path, stroke_dasharray=_DASHES[style] or None)
     if len(at) > _MARKED:
-        return drawn
-    return joined(drawn, tag("path", class_=f"mark s{style}", d="".join(_marker(style, x, y) for x, y in at)))
+        return curve
+    return join(curve, tag("path", class_=f"mark s{style}", d="".join(_marker(style, x, y) for x, y in at)))
 
 
 def _marker(style: int, x: float, y: float) -> str:
-    """Return a circle, square, triangle or diamond, as part of a path."""
+    """Return a circle, square, triangle or diamond, as a piece of a path."""
     shapes = (
         "m-3 0a3 3 0 1 0 6 0a3 3 0 1 0 -6 0z",
         "m-2.7 -2.7h5.4v5.4h-5.4z",
@@ -193,30 +192,30 @@ def _marker(style: int, x: float, y: float) -> str:
     return f"M{x:.1f} {y:.1f}{shapes[style % len(shapes)]}"
 
 
-def _stack(stack: Stack, place: _Place, number: int, ident: str) -> Html:
-    parts = [_hatches(ident, number, len(stack.names))]
+def _stack(stack: Stack, scale: _Scale, number: int, ident: str) -> Html:
+    parts = [_hatch_patterns(ident, number, len(stack.names))]
     below = np.zeros(len(stack.edges) - 1)
     for count, heights in enumerate(stack.heights):
         above, style = below + heights, (number + count) % _STYLES
-        upper = _steps(stack.edges, above, place)
-        lower = _steps(stack.edges, below, place)[::-1]
+        upper = _steps(stack.edges, above, scale)
+        lower = _steps(stack.edges, below, scale)[::-1]
         outline = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in [*upper, *lower]) + "Z"
         parts.append(tag("path", class_=f"area s{style}", d=outline))
         parts.append(tag("path", class_="hatch", d=outline, fill=f"url(#{ident}-h{style})"))
         below = above
-    return joined(*parts)
+    return join(*parts)
 
 
-def _steps(edges: Floats, heights: Floats, place: _Place) -> list[tuple[float, float]]:
+def _steps(edges: Floats, heights: Floats, scale: _Scale) -> list[tuple[float, float]]:
     return [
-        (place.x(edge), place.y(height))
+        (scale.x(edge), scale.y(height))
         for left, right, height in zip(edges[:-1], edges[1:], heights, strict=True)
         for edge in (left, right)
     ]
 
 
-def _hatches(ident: str, first: int, count: int) -> Html:
-    """Return the patterns that tell areas apart without their colours."""
+def _hatch_patterns(ident: str, first: int, count: int) -> Html:
+    """Return the patterns that distinguish areas without colour."""
     lines = ("", "M0 8L8 0", "M4 3.5h.01", "M0 4H8", "M4 0V8", "M0 0L8 8M0 8L8 0")
     return tag(
         "defs",
@@ -246,31 +245,31 @@ def _bars(bars: Bars, width: int) -> Html:
         parts.append(
             tag("rect", class_="bar s0", x=0, y=top + 21, width=max(1.5, width * value / most), height=9, rx=2)
         )
-    return joined(*parts)
+    return join(*parts)
 
 
 def legend(names: Sequence[str], ident: str, *, areas: bool = False) -> Html:
-    """Return names beside what stands for them in a chart that has `ident`, in its order."""
+    """Return the legend of the chart with `ident`."""
     entries = []
     for number, name in enumerate(names):
         style = number % _STYLES
         if areas:
-            # Patterns of its own: those of a chart that is hidden at this width would not be drawn.
-            sample = joined(
-                _hatches(f"{ident}-l", number, 1),
+            # Its own patterns: those of a chart that is hidden at this width would not be painted.
+            sample = join(
+                _hatch_patterns(f"{ident}-l", number, 1),
                 tag("rect", class_=f"area s{style}", x=0, y=0, width=22, height=12),
                 tag("rect", class_="hatch", x=0, y=0, width=22, height=12, fill=f"url(#{ident}-l-h{style})"),
             )
         else:
             line = tag("path", class_=f"line s{style}", d="M0 6H22", stroke_dasharray=_DASHES[style] or None)
-            sample = joined(line, tag("path", class_=f"mark s{style}", d=_marker(style, 11, 6)))
+            sample = join(line, tag("path", class_=f"mark s{style}", d=_marker(style, 11, 6)))
         shown = tag("svg", sample, width=22, height=12, viewBox="0 0 22 12", aria_hidden="true")
         entries.append(tag("li", shown, tag("span", name)))
     return tag("ul", *entries, class_="legend")
 
 
 def round_ticks(low: float, high: float, most: int) -> list[float]:
-    """Return round numbers between `low` and `high`, at most about `most`, at least one.
+    """Return round numbers between `low` and `high`: at least one, at most about `most`.
 
     Examples
     --------
@@ -283,12 +282,12 @@ def round_ticks(low: float, high: float, most: int) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next((factor * power for factor in (1, 2, 5) if factor * power >= rough * 0.999), 10 * power)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    # Of whole multiples, and rounded, so that 3 x 0.1 is 0.3.
+    # Integer multiples, rounded, so that 3 x 0.1 is 0.3.
     return [round(number * step, 12) + 0.0 for number in range(first, last + 1)] or [low]
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """Return ticks as they are written: as many digits as tell them apart, and no more.
+    """Return the labels of ticks, with just enough digits to tell them apart.
 
     Examples
     --------

@@ -1,28 +1,28 @@
-"""The part of a report that shows a data set: its fields, shards, splits, statistics, and some of its items."""
+"""The dataset section of a report: fields, shards, splits, statistics, and some items."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from penstock.observe.advice import format_bytes
 from penstock.observe.text import format_number
-from penstock.report.content import Drawn
-from penstock.report.page.html import Html, joined, tag
+from penstock.report.content import ItemPicture
+from penstock.report.page.html import Html, join, tag
 from penstock.report.page.layout import figure, picture, table
 from penstock.report.page.svg import Axis, Bars, Chart
 
 __all__ = ["dataset_section"]
 
-_MOST_NAMED = 6  # groups of a split that are listed by name
+_MOST_NAMED = 6  # groups of a split listed by name
 
 
-def dataset_section(data: dict[str, Any], drawn: Sequence[Drawn], not_drawn: str) -> Html:
-    """Return what a data set holds."""
+def dataset_section(data: dict[str, Any], pictures: Sequence[ItemPicture], no_pictures: str) -> Html:
+    """Return the section about a dataset."""
     low, high = data["items_per_shard"]
     each = f"{low:,} items each" if low == high else f"{low:,} to {high:,} items each"
     packed = "not compressed" if data["compression"] == "none" else f"compressed with {data['compression']}"
-    inputs = f" Converted from {data['inputs']:,} inputs." if data["inputs"] else ""
+    inputs = f" Converted from {data['inputs']:,} input{'s' if data['inputs'] != 1 else ''}." if data["inputs"] else ""
     shards = f"{data['shards']:,} shard{'s' if data['shards'] != 1 else ''} of {each}"
-    return joined(
+    return join(
         tag("p", f"{shards}, {format_bytes(data['bytes'])}, {packed}.{inputs}"),
         tag("h3", "Fields"),
         _fields(data),
@@ -30,8 +30,8 @@ def dataset_section(data: dict[str, Any], drawn: Sequence[Drawn], not_drawn: str
         _splits(data),
         _statistics(data["statistics"]),
         _metadata(data["metadata"]),
-        tag("h3", "Some items"),
-        *_items(drawn, not_drawn),
+        tag("h3", "Example items"),
+        *_items(pictures, no_pictures),
     )
 
 
@@ -46,7 +46,7 @@ def _fields(data: dict[str, Any]) -> Html:
         ]
         for entry in data["fields"]
     ]
-    return table("Fields", ["field", "type", "shape of an item", "bytes of an item", "stored as"], rows)
+    return table("Fields", ["field", "type", "shape per item", "size per item", "stored as"], rows)
 
 
 def _shape(shape: Sequence[int]) -> str:
@@ -61,10 +61,9 @@ def _bytes(data: dict[str, Any]) -> Html | None:
     known.sort(key=lambda entry: -entry["item_bytes"])
     largest = known[0]
     chart = Chart(
-        title="Where the bytes of an item are",
+        title="Bytes per field",
         finding=f"{largest['name']} takes {100 * largest['item_bytes'] / total:.0f} % of the {format_bytes(total)} "
-        "of an item, where fields of fixed shape are counted. A loader that does not need a field can leave it out "
-        "(fields=[...]).",
+        "of an item, counting fields of fixed shape. To load fewer fields, pass fields=[...].",
         x=Axis("", 0, 1),
         y=Axis("", 0, 1),
         content=(
@@ -82,33 +81,33 @@ def _bytes(data: dict[str, Any]) -> Html | None:
 def _splits(data: dict[str, Any]) -> Html | None:
     if not data["splits"]:
         groups = [[name, f"{count:,}"] for name, count in data["groups"].items()]
-        return joined(tag("h3", "Subjects"), table("Subjects", ["subject", "items"], groups)) if groups else None
+        return join(tag("h3", "Subjects"), table("Subjects", ["subject", "items"], groups)) if groups else None
     kind = data["group_by"]
     rows = [
         [
-            entry["name"] + (" (this one)" if entry["name"] == data["split"] else ""),
+            entry["name"] + (" (this dataset)" if entry["name"] == data["split"] else ""),
             f"{entry['items']:,}",
             f"{entry['shards']:,}",
             format_bytes(entry["bytes"]),
-            _named(entry["groups"]),
+            _join_groups(entry["groups"]),
         ]
         for entry in data["splits"]
     ]
-    told = (
-        "Each recording is cut into stretches of time, and what lies across a border is left out."
+    rule = (
+        "Each recording is cut into time ranges; windows across a border are left out."
         if kind == "time"
-        else f"No {kind} is in two of them."
+        else f"No {kind} is in more than one split."
     )
-    return joined(
+    return join(
         tag("h3", "Splits"),
-        tag("p", told),
+        tag("p", rule),
         table(
             "Splits", ["split", "items", "shards", "size", "files" if kind == "time" else f"{kind}s"], rows, long=(4,)
         ),
     )
 
 
-def _named(groups: Sequence[str]) -> str:
+def _join_groups(groups: Sequence[str]) -> str:
     more = f" and {len(groups) - _MOST_NAMED} more" if len(groups) > _MOST_NAMED else ""
     return ", ".join(groups[:_MOST_NAMED]) + more
 
@@ -125,11 +124,11 @@ def _statistics(statistics: dict[str, Any] | None) -> Html | None:
         ]
         for entry in statistics["fields"]
     ]
-    head = ["field", "mean", "deviation", "lowest", "highest", "channels", "NaN"]
-    of = "all items" if statistics["of"] == "all" else f"the split {statistics['of']}"
-    return joined(
+    head = ["field", "mean", "std", "min", "max", "channels", "NaN"]
+    of = "all items" if statistics["of"] == "all" else f"the {statistics['of']} split"
+    return join(
         tag("h3", "Statistics"),
-        tag("p", f"Of {of}; mean and deviation are averaged over channels."),
+        tag("p", f"Of {of}; mean and standard deviation are averaged over channels."),
         table("Statistics", head, rows),
     )
 
@@ -138,13 +137,13 @@ def _metadata(metadata: dict[str, str]) -> Html | None:
     if not metadata:
         return None
     rows = [[name, value] for name, value in metadata.items()]
-    return joined(tag("h3", "Metadata"), table("Metadata", ["name", "value"], rows, long=(1,)))
+    return join(tag("h3", "Metadata"), table("Metadata", ["name", "value"], rows, long=(1,)))
 
 
-def _items(drawn: Sequence[Drawn], not_drawn: str) -> list[Html]:
-    if not drawn:
-        return [tag("p", not_drawn or "There are no items to draw.")]
-    first, *others = drawn
+def _items(pictures: Sequence[ItemPicture], no_pictures: str) -> list[Html]:
+    if not pictures:
+        return [tag("p", no_pictures or "There are no items to plot.")]
+    first, *others = pictures
     return [
         tag("figure", tag("figcaption", tag("b", f"Item {first.item:,}")), picture(first.png, first.words)),
         *(

@@ -1,4 +1,4 @@
-"""The parts of a report that a watched run has: the training curve, its pace, its stages, its memory."""
+"""The sections of a report about a watched run: training curve, pace, stages and memory."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,48 +10,48 @@ from penstock.observe.curves import Curve
 from penstock.observe.durations import Floats
 from penstock.observe.run_file import Run
 from penstock.observe.text import format_number
-from penstock.report.page.html import Html, joined, tag
+from penstock.report.page.html import Html, join, tag
 from penstock.report.page.layout import figure, table
 from penstock.report.page.svg import Axis, Chart, Line, Stack
 
-__all__ = ["memory", "pace", "stages", "training"]
+__all__ = ["memory_section", "pace_section", "stages_section", "training_section"]
 
 _MOST_BINS = 48
-_ROWS = 24  # of the table below a chart
-_APART = 30.0  # times: values that differ by more are drawn apart, or the smaller ones would be a flat line
+_ROWS = 24  # in the table below a chart
+_APART = 30.0  # ratio: curves that differ by more get separate charts, or the smaller ones would be flat lines
 _ORDER = ("read", "transform", "collate", "wait", "device")
 
 
-def training(run: Run) -> Html | None:
-    """Return the curves of what the training recorded; None where it recorded nothing."""
+def training_section(run: Run) -> Html | None:
+    """Return charts of the recorded values; None if the training recorded none."""
     curves = {name: curve for name, curve in run.recorded.items() if len(curve)}
     if not curves:
         return None
     charts = []
-    for count, names in enumerate(_together(curves)):
+    for count, names in enumerate(_group_by_magnitude(curves)):
         kept = {name: curves[name] for name in names}
         low = min(float(curve.mean.min()) for curve in kept.values())
         high = max(float(curve.mean.max()) for curve in kept.values())
         last = max(float(curve.x[-1]) for curve in kept.values())
         chart = Chart(
-            title=f"{_listed(list(kept))} over the batches",
-            finding=" ".join(_went(name, curve) for name, curve in kept.items()),
+            title=f"{_join_names(list(kept))} by batch",
+            finding=" ".join(_describe_curve(name, curve) for name, curve in kept.items()),
             x=Axis("batches", 0, last),
-            y=_room("value", low, high),
+            y=_padded_axis("value", low, high),
             content=tuple(Line(name, curve.x, curve.mean) for name, curve in kept.items()),
         )
         charts.append(figure(f"chart-training-{count}", chart, *_curve_table(kept)))
-    return joined(*charts)
+    return join(*charts)
 
 
-def pace(run: Run) -> Html:
-    """Return throughput and waiting over time, and how long both take."""
+def pace_section(run: Run) -> Html:
+    """Return throughput and waiting over time, and the durations of both."""
     figures = run.figures
     parts: list[Html | None] = []
     edges, unit = _bins(run), _time_unit(figures["elapsed_seconds"])
     items = run.traces["items"]
     if len(items):
-        parts += [_throughput(items, edges, unit), _shares(run, edges, unit)]
+        parts += [_throughput_chart(items, edges, unit), _time_chart(run, edges, unit)]
     rows = [
         [
             what,
@@ -63,18 +63,18 @@ def pace(run: Run) -> Html:
         for name, what in (("wait", "waiting for a batch"), ("step", "training on a batch"))
     ]
     about = (
-        f"Without the first {figures['warmup_batches']:,} batches and the first of each epoch; starting an epoch took "
-        f"{format_duration(figures['startup_ms'] or 0.0)} on average. p95: 95 of 100 batches took no longer."
+        f"Excludes the first {figures['warmup_batches']:,} batches and the first of each epoch; starting an epoch took "
+        f"{format_duration(figures['startup_ms'] or 0.0)} on average. p95: 95 % of the batches took no longer."
     )
-    return joined(
+    return join(
         *parts,
-        tag("h3", "How long a batch takes"),
-        table("How long a batch takes", ["", "mean", "p50", "p95", "longest"], rows),
+        tag("h3", "Time per batch"),
+        table("Time per batch", ["", "mean", "p50", "p95", "max"], rows),
         tag("p", about, class_="soft"),
     )
 
 
-def _throughput(items: Curve, edges: Floats, unit: tuple[float, str]) -> Html:
+def _throughput_chart(items: Curve, edges: Floats, unit: tuple[float, str]) -> Html:
     counted = bool(items.total.sum())
     what = "items" if counted else "batches"
     speed = items.per_second(edges, None if counted else items.count)
@@ -83,36 +83,37 @@ def _throughput(items: Curve, edges: Floats, unit: tuple[float, str]) -> Html:
     mean = total / max(float(edges[-1]), 1e-9)
     chart = Chart(
         title="Throughput over time",
-        finding=f"{format_rate(mean)} {what} per second over the whole run, starting and validating included; between "
+        finding=f"{format_rate(mean)} {what} per second over the whole run, including startup and validation; between "
         f"{format_rate(float(speed.min()))} and {format_rate(float(speed.max()))}.",
         x=Axis(f"time ({unit[1]})", 0, float(edges[-1]) / unit[0]),
         y=Axis(f"{what} per second", 0, max(1.08 * float(speed.max()), 1e-9)),
         content=(Line(what, middle, speed),),
     )
     rows = [[format_number(float(at)), format_rate(float(value))] for at, value in zip(middle, speed, strict=True)]
-    return figure("chart-throughput", chart, [f"time ({unit[1]})", f"{what} per second"], rows[:: _every(len(rows))])
+    return figure("chart-throughput", chart, [f"time ({unit[1]})", f"{what} per second"], rows[:: _row_step(len(rows))])
 
 
-def _shares(run: Run, edges: Floats, unit: tuple[float, str]) -> Html:
+def _time_chart(run: Run, edges: Floats, unit: tuple[float, str]) -> Html:
     names = ("training", "waiting for data", "starting an epoch")
     heights = tuple(100 * run.traces[name].per_second(edges) for name in ("step", "wait", "startup"))
     chart = Chart(
         title="Where the time went",
         finding=" ".join(run.figures["advice"][:1])
-        + " From bottom to top as in the legend; what is left is neither, such as validation or an epoch's first step.",
+        + " Stacked from bottom to top in legend order; the rest is other time, such as validation or the first step "
+        "of an epoch.",
         x=Axis(f"time ({unit[1]})", 0, float(edges[-1]) / unit[0]),
-        y=Axis("share of the time (%)", 0, 100),
+        y=Axis("fraction of time (%)", 0, 100),
         content=(Stack(names, edges / unit[0], heights),),
     )
     return figure("chart-shares", chart, *_stack_table(names, edges, heights, unit))
 
 
-def stages(run: Run) -> Html:
-    """Return what the loader was at, over time; where it was not observed, how to see it."""
+def stages_section(run: Run) -> Html:
+    """Return the stages of the loader over time; if they were not observed, how to observe them."""
     if not run.stages:
         return tag(
             "p",
-            "No stages were timed. To see them, give the loader an observer: ",
+            "No stages were timed. To time them, give the loader an observer: ",
             tag("code", "Loader(source, plan, observer=Timings())"),
             ".",
         )
@@ -123,10 +124,10 @@ def stages(run: Run) -> Html:
     most = max((name for name in names if name != "wait"), key=lambda name: seconds[name], default="wait")
     top = float(np.sum(heights, axis=0).max())
     chart = Chart(
-        title="What the loader was at",
-        finding=f"Of the loader's own stages, {most} took the most: {format_duration(1000 * seconds[most])} in "
-        f"{format_duration(1000 * run.figures['elapsed_seconds'])}. Stages run beside each other and beside the "
-        "training, so that they may add up to more than one second per second.",
+        title="Time per stage",
+        finding=f"The slowest stage of the loader was {most}: {format_duration(1000 * seconds[most])} in "
+        f"{format_duration(1000 * run.figures['elapsed_seconds'])}. Stages run in parallel with each other and with "
+        "the training, so that they may add up to more than one second per second.",
         x=Axis(f"time ({unit[1]})", 0, float(edges[-1]) / unit[0]),
         y=Axis("seconds per second", 0, max(1.05 * top, 1e-9)),
         content=(Stack(tuple(names), edges / unit[0], heights),),
@@ -141,14 +142,14 @@ def stages(run: Run) -> Html:
         ]
         for name in names
     ]
-    return joined(
+    return join(
         figure("chart-stages", chart, *_stack_table(names, edges, heights, unit)),
-        table("Stages", ["stage", "calls", "time in all", "mean", "bytes"], rows),
+        table("Stages", ["stage", "calls", "total", "mean", "bytes"], rows),
     )
 
 
-def memory(run: Run) -> Html | None:
-    """Return the memory over time, and how busy a GPU was; None where neither is known."""
+def memory_section(run: Run) -> Html | None:
+    """Return memory and GPU utilization over time; None if neither is known."""
     resident, gpu = run.traces["resident"], run.traces["gpu"]
     unit = _time_unit(run.figures["elapsed_seconds"])
     time_axis = Axis(f"time ({unit[1]})", 0, max(run.figures["elapsed_seconds"] / unit[0], 1e-9))
@@ -158,13 +159,13 @@ def memory(run: Run) -> Html | None:
         values = resident.mean / scale
         slope = run.figures["resident_slope_mb_per_minute"]
         growth = (
-            "The run was too short to tell whether it grows."
+            "The run was too short to measure growth."
             if slope is None
             else f"It changed by {slope:+.3g} MB per minute.".replace("-", "−")
         )
         chart = Chart(
             title="Memory of all processes",
-            finding=f"{format_bytes(float(resident.peak.max()))} at most. {growth}",
+            finding=f"{format_bytes(float(resident.peak.max()))} peak. {growth}",
             x=time_axis,
             y=Axis(f"memory ({name})", 0, 1.08 * float(values.max())),
             content=(Line("memory", resident.x / unit[0], values),),
@@ -173,27 +174,29 @@ def memory(run: Run) -> Html | None:
             [format_number(float(at)), format_number(float(f"{value:.4g}"))]
             for at, value in zip(resident.x / unit[0], values, strict=True)
         ]
-        parts.append(figure("chart-memory", chart, [time_axis.label, f"memory ({name})"], rows[:: _every(len(rows))]))
+        parts.append(
+            figure("chart-memory", chart, [time_axis.label, f"memory ({name})"], rows[:: _row_step(len(rows))])
+        )
     if len(gpu):
         busy = float((gpu.mean * gpu.count).sum() / gpu.count.sum())
         chart = Chart(
-            title="How busy the GPU was",
+            title="GPU utilization",
             finding=f"{busy:.0f} % of the time on average.",
             x=time_axis,
-            y=Axis("busy (%)", 0, 100),
+            y=Axis("utilization (%)", 0, 100),
             content=(Line("GPU", gpu.x / unit[0], gpu.mean),),
         )
         points = zip(gpu.x / unit[0], gpu.mean, strict=True)
         rows = [[format_number(float(at)), format_number(float(value))] for at, value in points]
-        parts.append(figure("chart-gpu", chart, [time_axis.label, "busy (%)"], rows[:: _every(len(rows))]))
-    return joined(*parts) if parts else None
+        parts.append(figure("chart-gpu", chart, [time_axis.label, "utilization (%)"], rows[:: _row_step(len(rows))]))
+    return join(*parts) if parts else None
 
 
 # -- inside ------------------------------------------------------------------------------------------------------------
 
 
 def _bins(run: Run) -> Floats:
-    """Return edges that cut the run into equal parts, each with a few batches."""
+    """Return the edges of equal time bins, each with a few batches."""
     count = min(_MOST_BINS, max(4, int(run.traces["items"].count.sum()) // 3))
     return np.linspace(0, max(float(run.figures["elapsed_seconds"]), 1e-6), count + 1)
 
@@ -202,8 +205,8 @@ def _time_unit(seconds: float) -> tuple[float, str]:
     return (1.0, "s") if seconds < 300 else (60.0, "min") if seconds < 3 * 3600 else (3600.0, "h")
 
 
-def _together(curves: Mapping[str, Curve]) -> list[list[str]]:
-    """Return names in groups whose values are of one magnitude, the order kept."""
+def _group_by_magnitude(curves: Mapping[str, Curve]) -> list[list[str]]:
+    """Group names whose values have similar magnitude, in order."""
     groups: list[tuple[float, float, list[str]]] = []
     for name, curve in curves.items():
         most = max(float(np.abs(curve.mean).max()), 1e-12)
@@ -216,7 +219,7 @@ def _together(curves: Mapping[str, Curve]) -> list[list[str]]:
     return [names for _, _, names in groups]
 
 
-def _went(name: str, curve: Curve) -> str:
+def _describe_curve(name: str, curve: Curve) -> str:
     first, last = float(curve.mean[0]), float(curve.mean[-1])
     if len(curve) == 1:
         return f"{name} is {format_number(last)}."
@@ -224,18 +227,18 @@ def _went(name: str, curve: Curve) -> str:
     return f"{name} went from {format_number(first)} to {format_number(last)} (lowest {low}, highest {high})."
 
 
-def _room(label: str, low: float, high: float) -> Axis:
-    """Return an axis with a little room, from 0 on where that is near."""
+def _padded_axis(label: str, low: float, high: float) -> Axis:
+    """Return an axis with a margin, starting at 0 if that is near."""
     span = (high - low) or abs(high) or 1.0
     below = 0.0 if 0 <= low <= span else low - 0.06 * span
     return Axis(label, below, high + 0.06 * span)
 
 
 def _curve_table(curves: Mapping[str, Curve]) -> tuple[list[str], list[list[str]]]:
-    """Return the numbers of curves that may have been recorded at different batches."""
+    """Return head and rows for curves that may have been recorded at different batches."""
     batches = np.unique(np.concatenate([curve.x for curve in curves.values()]))
     rows = []
-    for batch in batches[:: _every(len(batches))]:
+    for batch in batches[:: _row_step(len(batches))]:
         cells = [format_number(float(f"{batch:.6g}"))]
         for curve in curves.values():
             at = int(np.searchsorted(curve.x, batch, side="right")) - 1
@@ -252,12 +255,12 @@ def _stack_table(
         [format_number(float(f"{at:.4g}")), *(format_number(float(f"{height[row]:.3g}")) for height in heights)]
         for row, at in enumerate(middle)
     ]
-    return [f"time ({unit[1]})", *names], rows[:: _every(len(rows))]
+    return [f"time ({unit[1]})", *names], rows[:: _row_step(len(rows))]
 
 
-def _every(count: int) -> int:
+def _row_step(count: int) -> int:
     return max(1, math.ceil(count / _ROWS))
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

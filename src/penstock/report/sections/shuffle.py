@@ -1,15 +1,15 @@
-"""The part of a report that shows an order: how well it mixes, and which item comes when."""
+"""The shuffle section of a report: how well the order mixes, and which item comes when."""
 
 from typing import Any
 
 import numpy as np
 
 from penstock.observe.durations import Floats
-from penstock.report.page.html import Html, joined, tag
+from penstock.report.page.html import Html, join, tag
 from penstock.report.page.layout import figure
 from penstock.report.page.svg import Axis, Chart, Points
 
-__all__ = ["mixing_words", "shuffle_section"]
+__all__ = ["describe_mixing", "shuffle_section"]
 
 _ROWS = 24
 _WELL, _SOME = 0.8, 0.3
@@ -17,48 +17,48 @@ _CLUSTERED = 2.0
 
 
 def shuffle_section(shuffle: dict[str, Any] | None, *, watched: bool) -> Html:
-    """Return the mixing in words and the access map; where there is no plan, why."""
+    """Return the mixing in words and the access map; if there is no plan, why."""
     if shuffle is None or "mixing" not in shuffle:
         why = "" if shuffle is None else str(shuffle.get("unknown", ""))
         if watched and not why:
             why = (
-                "The loader of this run has no plan that Penstock knows, so that its order cannot be shown. "
-                "Loaders of Penstock have one; for a torch DataLoader, add --dataset to see what a shuffle would do."
+                "The loader of this run has no plan, so that its order is unknown. Penstock loaders have one; for a "
+                "torch DataLoader, add --dataset to see what a shuffle would do."
             )
         return tag("p", f"There is no order to show. {why}".strip())
     mixing = shuffle["mixing"]
-    whose = "The order of this run" if "of" not in shuffle else f"The order that {shuffle['of']} would run"
-    explained = (
-        "The mixing score compares where the items of a batch lie in storage with two extremes. 0: a batch is a run of "
-        "neighbours, as stored. 1: its items are as spread out as independent draws are. Neighbours in storage are "
-        "often alike (one recording, one subject), and batches of them make a training noisy."
+    whose = "The order of this run" if "of" not in shuffle else f"The order of {shuffle['of']}"
+    explanation = (
+        "The mixing score compares the positions of a batch's items in storage with two extremes. 0: a batch is a run "
+        "of neighbours. 1: its items are as spread out as independent random samples. Neighbours in storage are often "
+        "alike (one recording, one subject), and batches of similar items make training noisy."
     )
     cost = mixing["read_amplification"]
     costs = (
-        f"Where only whole chunks can be read, this order reads {cost:.2f} times the items that it delivers; "
-        f"measured over {mixing['batches_measured']:,} batches of epoch 0. Of plain shards, any item is cheap to read."
+        f"If only whole chunks can be read, this order reads {cost:.2f} times the items that it delivers, measured "
+        f"over {mixing['batches_measured']:,} batches of epoch 0. In uncompressed shards, any item is cheap to read."
     )
-    return joined(
+    return join(
         tag("p", f"{whose}: {shuffle['description']}."),
-        tag("p", mixing_words(shuffle)[1], " ", explained),
-        _access(shuffle),
+        tag("p", describe_mixing(shuffle)[1], " ", explanation),
+        _access_chart(shuffle),
         tag("p", costs, class_="soft"),
     )
 
 
-def mixing_words(shuffle: dict[str, Any]) -> tuple[str, str]:
-    """Return whether an order mixes well, and a sentence that says so."""
+def describe_mixing(shuffle: dict[str, Any]) -> tuple[str, str]:
+    """Return the kind of note (`"good"` or `""`) and a sentence about how well an order mixes."""
     score = float(shuffle["mixing"]["score"])
     if score >= _WELL:
-        return "good", f"The shuffle mixes well: {score:.2f}, where 1 is uniform and 0 is the order of storage."
+        return "good", f"The shuffle mixes well: score {score:.2f} (1: uniform, 0: storage order)."
     if score >= _SOME:
-        return "", f"The shuffle mixes to {score:.2f}, where 1 is uniform and 0 is the order of storage."
+        return "", f"The shuffle mixes partly: score {score:.2f} (1: uniform, 0: storage order)."
     if score < 0.02:
-        return "", "Items come in the order of storage (mixing 0.00): right for validation, rarely for training."
-    return "", f"The shuffle mixes little: {score:.2f}, where 1 is uniform and 0 is the order of storage."
+        return "", "Items come in storage order (mixing score 0.00): right for validation, rarely for training."
+    return "", f"The shuffle mixes little: score {score:.2f} (1: uniform, 0: storage order)."
 
 
-def _access(shuffle: dict[str, Any]) -> Html:
+def _access_chart(shuffle: dict[str, Any]) -> Html:
     access, batch_size = shuffle["access"], max(1, shuffle["batch_size"])
     positions = np.asarray(access["positions"], np.float64)
     items = np.asarray(access["items"], np.float64)
@@ -66,14 +66,15 @@ def _access(shuffle: dict[str, Any]) -> Html:
     lines = (
         f"Dotted lines are the borders of the {access['n_parts']:,} {access['borders_of']}."
         if borders
-        else f"The {access['n_parts']:,} {access['borders_of']} are too many for their borders to be drawn."
+        else f"The {access['n_parts']:,} {access['borders_of']} are too many to show their borders."
         if borders is None
         else f"All items are in one {access['borders_of'].removesuffix('s')}."
     )
-    some = "" if len(items) >= access["n_positions"] else f" {len(items):,} of {access['n_positions']:,} are drawn."
+    some = "" if len(items) >= access["n_positions"] else f" {len(items):,} of {access['n_positions']:,} are shown."
+    cloud = _describe_cloud(positions, items, access["n_items"])
     chart = Chart(
         title="Access map: which item comes when",
-        finding=f"Each point is an item of epoch 0. {_shape(positions, items, access['n_items'])} {lines}{some}",
+        finding=f"Each point is an item of epoch 0. {cloud} {lines}{some}",
         x=Axis("batch", 0, max(1.0, access["n_positions"] / batch_size)),
         y=Axis("item number in storage", 0, max(1.0, float(access["n_items"]))),
         content=(Points("items", positions / batch_size, items),),
@@ -87,15 +88,15 @@ def _access(shuffle: dict[str, Any]) -> Html:
     return figure("chart-access", chart, ["position", "batch", "item"], rows, taller=100)
 
 
-def _shape(positions: Floats, items: Floats, n_items: int) -> str:
-    """Say what the cloud looks like: a line, evenly filled, or clusters."""
+def _describe_cloud(positions: Floats, items: Floats, n_items: int) -> str:
+    """Return a sentence about the cloud of points: a line, evenly filled, or clusters."""
     if len(items) < 3 or n_items < 3:
         return ""
     if np.array_equal(items, np.sort(items)):
-        return "They lie on a rising line: the order of storage."
-    # Counts in the cells of a grid: if all places are alike, their variance is no more than their mean.
+        return "The points lie on a rising line: storage order."
+    # Counts in the cells of a grid: for a uniform order, their variance is no more than their mean.
     cells = max(2, min(10, int(np.sqrt(len(items) / 6))))
     counts, _, _ = np.histogram2d(positions, items, bins=cells, range=[[0, positions.max() + 1], [0, n_items]])
     if counts.var() <= _CLUSTERED * counts.mean():
-        return "They fill the map evenly: at any time, items come from all over the storage."
-    return "They lie in clusters: parts of the storage are visited together, as a shuffle within windows does it."
+        return "The points fill the map evenly: at any time, items come from all over the storage."
+    return "The points lie in clusters: parts of the storage are visited together, as in a shuffle within windows."
