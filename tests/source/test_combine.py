@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from penstock_source_suite import Case, SourceSuite
-from penstock_test_parts import CountingSource, Numbers, Pairs, numbered
+from penstock_test_parts import CountingSource, Numbers, Pairs, numbered_source
 
 from penstock import (
     ArraySource,
@@ -260,7 +260,7 @@ class TestBadInput:
             Take(arrays(0, 12), [True, False, True])
 
     def test_taking_nothing_is_an_empty_source(self) -> None:
-        part = Take(numbered(12), [])
+        part = Take(numbered_source(12), [])
         assert len(part.index) == 0
         assert part.take(np.zeros(0, np.int64))["y"].shape == (0, 2)
         assert part.read(Span(0, 0))["x"].dtype == np.int64

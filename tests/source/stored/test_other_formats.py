@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zarr
 from penstock_source_suite import Case, SourceSuite
-from penstock_test_parts import isolated, open_files
+from penstock_test_parts import open_files, run_isolated
 from zarr.codecs import TransposeCodec
 
 from penstock import DamageError, ReadError, SourceError, Span
@@ -196,7 +196,7 @@ def read_after(change: Callable[[Path], Any], path: Path) -> str:
 def test_an_npy_file_that_changes_while_it_is_open_is_a_read_error_and_no_signal(
     tmp_path: Path, change: Callable[[Path], Any]
 ) -> None:
-    assert isolated(read_after, change, tmp_path / "a.npy") == "alive"
+    assert run_isolated(read_after, change, tmp_path / "a.npy") == "alive"
 
 
 def test_new_numbers_in_an_npy_file_are_read(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_fork_reads_while_a_thread_of_its_parent_reads(tmp_path: Path, kind: s
     else:
         source = ZarrSource(write(tmp_path / "a", data, **LEFT["delta"] if kind == "delta" else {}), threads=2)
     check_all(source, data)
-    assert isolated(read_in_children, source, data) == [0] * 6
+    assert run_isolated(read_in_children, source, data) == [0] * 6
     source.close()
 
 

@@ -11,7 +11,15 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_test_parts import Surroundings, answer, isolated, own_threads, plain, planned, script
+from penstock_test_parts import (
+    Surroundings,
+    own_threads,
+    planned_items,
+    read_answer,
+    run_isolated,
+    start_script,
+    to_plain,
+)
 
 from penstock import DamageError, Loader, Plan, ReadError, RunOptions, Span, WindowShuffle
 from penstock.source import read_pool
@@ -170,7 +178,7 @@ def test_an_error_waits_until_nobody_writes_to_the_rows_any_more(tmp_path: Path)
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     # zarr-python writes the store, and keeps an event loop of its own: its files do not count.
     write(tmp_path / "warm")
-    assert isolated(leave_nothing, tmp_path / "warm") == "clean"
+    assert run_isolated(leave_nothing, tmp_path / "warm") == "clean"
 
 
 def leave_nothing(folder: Path) -> str:
@@ -190,7 +198,7 @@ def leave_nothing(folder: Path) -> str:
 
 def test_a_fork_after_a_read_has_threads_of_its_own(source: ZarrSource) -> None:
     check_all(source)
-    assert isolated(read_and_count, source) == ["alive", 0]
+    assert run_isolated(read_and_count, source) == ["alive", 0]
     check_all(source)
 
 
@@ -209,7 +217,7 @@ def test_a_fork_in_the_middle_of_a_read_does_not_hang(source: ZarrSource) -> Non
     for thread in threads:
         thread.start()
     try:
-        assert [isolated(check_all, source, seconds=20) for _ in range(8)] == ["alive"] * 8
+        assert [run_isolated(check_all, source, seconds=20) for _ in range(8)] == ["alive"] * 8
     finally:
         stop.set()
         for thread in threads:
@@ -236,9 +244,11 @@ def test_a_loader_gives_the_planned_rows_whoever_reads_them(
         check_all(source)
     plan = Plan(source.index, WindowShuffle(window=2), batch_size=7, seed=5, tail="short")
     with Loader(source, plan, num_workers=workers, options=RunOptions(**options)) as loader:
-        epochs = [[plain(batch) for batch in loader] for _ in range(1 if options.get("start_method") == "spawn" else 2)]
+        epochs = [
+            [to_plain(batch) for batch in loader] for _ in range(1 if options.get("start_method") == "spawn" else 2)
+        ]
     for epoch, batches in enumerate(epochs):
-        assert [batch["x"] for batch in batches] == planned(plan, epoch)
+        assert [batch["x"] for batch in batches] == planned_items(plan, epoch)
         assert [batch["y"] for batch in batches] == [[[i, i + 0.25] for i in batch["x"]] for batch in batches]
 
 
@@ -266,8 +276,8 @@ source = pickle.loads(Path(sys.argv[1]).read_bytes())
 print(json.dumps([source.index.digest, source.read(Span(7, 33))["x"].tolist()]))
 """
     (tmp_path / "pickle").write_bytes(pickle.dumps(source))
-    with script(tmp_path, text, str(tmp_path / "pickle")) as process:
-        assert answer(process) == [source.index.digest, list(range(7, 33))]
+    with start_script(tmp_path, text, str(tmp_path / "pickle")) as process:
+        assert read_answer(process) == [source.index.digest, list(range(7, 33))]
 
 
 @given(items=st.lists(st.integers(0, N - 1), max_size=30), threads=st.sampled_from([1, 2, 4]))

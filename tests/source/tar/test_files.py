@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from penstock_test_parts import answer, eventually, open_files, script
+from penstock_test_parts import eventually, open_files, read_answer, start_script
 from penstock_test_shards import uniform, write
 
 from penstock import TarSource
@@ -42,8 +42,8 @@ print(json.dumps(failures))
 def test_more_shards_than_files_may_be_open_are_read_in_turns(tmp_path: Path, compression: str, threads: int) -> None:
     samples = [{"x": np.int64(i), "y": np.full(3, i, np.float32)} for i in range(60)]
     write(tmp_path / "set", samples, shard_size=1, compression=compression)
-    with script(tmp_path, FEW_FILES, str(tmp_path / "set"), str(threads)) as process:
-        assert answer(process) == []
+    with start_script(tmp_path, FEW_FILES, str(tmp_path / "set"), str(threads)) as process:
+        assert read_answer(process) == []
 
 
 NO_FILES = """
@@ -71,8 +71,8 @@ def test_an_item_is_not_bad_because_this_process_has_no_file_left_to_open(
     tmp_path: Path, compression: str, on_error: str
 ) -> None:
     write(tmp_path / "set", uniform(0, 8), shard_size=2, compression=compression)
-    with script(tmp_path, NO_FILES, str(tmp_path / "set"), on_error) as process:
-        found, quarantined, after = answer(process)
+    with start_script(tmp_path, NO_FILES, str(tmp_path / "set"), on_error) as process:
+        found, quarantined, after = read_answer(process)
     assert found == [True, True, False], "a ReadError, and no damage"
     assert not quarantined
     assert after == list(range(8))

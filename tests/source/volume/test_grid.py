@@ -33,7 +33,7 @@ def test_items_are_numbered_block_by_block(sizes: tuple[list[int], ...]) -> None
     items = np.arange(len(wanted))
     assert grid.places(items).tolist() == [list(place) for place in wanted]
     assert grid.items(np.array(wanted)).tolist() == items.tolist()
-    assert grid.block_sizes().tolist() == blocks
+    assert grid.tile_sizes().tolist() == blocks
     assert grid.centres(np.array(wanted)).tolist() == [[z, 10 + 2 * y, x / 2 - 1] for z, y, x in wanted]
 
 
@@ -41,11 +41,11 @@ def test_there_are_a_million_blocks_at_most() -> None:
     counts = (3000, 500, 7)
     borders = centre_borders((0, 0, 0), (1, 1, 1), counts, scale=(1, 1, 1), translation=(0, 0, 0), chunk=(1, 1, 1))
     grid = CentreGrid((0, 0, 0), (1, 1, 1), borders)
-    assert 1 << 18 < len(grid.block_sizes()) <= 1 << 20
+    assert 1 << 18 < len(grid.tile_sizes()) <= 1 << 20
     assert grid.counts == counts
     items = np.random.default_rng(0).integers(0, np.prod(counts), 1000)
     assert grid.items(grid.places(items)).tolist() == items.tolist()
-    with pytest.raises(SourceError, match="too many to be numbered"):
+    with pytest.raises(SourceError, match=r"fewer than .* centres, got"):
         centre_borders((0, 0), (1, 1), (1 << 40, 1 << 30), scale=(1, 1), translation=(0, 0), chunk=(1, 1))
 
 
@@ -76,7 +76,7 @@ def test_the_chunks_used_last_are_kept_within_the_budget(budget: int, asked: lis
             model[key] = size
         assert cache.n_bytes == sum(model.values()) <= budget
         assert len(cache) == len(model)
-    assert cache.decoded == {"chunks_decoded": decoded, "bytes_decoded": 100 * decoded}
+    assert cache.counts == {"chunks_decoded": decoded, "bytes_decoded": 100 * decoded}
     cache.clear()
     assert (len(cache), cache.n_bytes) == (0, 0)
 

@@ -115,26 +115,24 @@ def test_a_patch_larger_than_the_volume_is_padded_or_refused(tmp_path: Path) -> 
     assert len(source.index) == 27
     patch = source.take(source.item_at([[1, 1, 1]]))["raw"][0, 0]
     np.testing.assert_array_equal(patch, np.pad(data.astype("f4"), ((1, 1), (3, 3), (1, 1)), constant_values=-1))
-    message = (
-        r"A patch of 'raw' is 9 voxels of 1, 9 in all, along y, and larger than .*a/s0, which has 3 voxels of 1, 3 in"
-    )
+    message = r"A patch must fit into its volume, but 'raw' has 9 voxels of 1 along y, 9 in all, and .*a/s0 has 3 voxels of 1, 3"
     with pytest.raises(SourceError, match=message):
         VolumeSource({"raw": VolumeArray(path, (3, 9, 3), (1, 1, 1))}, pad=False)
-    with pytest.raises(SourceError, match="is 5 voxels of 1, 5 in all, along x"):
+    with pytest.raises(SourceError, match="has 5 voxels of 1 along x, 5 in all"):
         VolumeSource({"raw": cube(path, 3)}, pad=False, margin={"raw": (0, 0, 1)})
 
 
 def test_volumes_must_meet_and_be_measured_alike(tmp_path: Path) -> None:
     here = write(tmp_path / "a", numbers(4, 4, 4))
     there = write(tmp_path / "b", numbers(4, 4, 4), translation=(0, 4, 0))
-    with pytest.raises(SourceError, match=r"along y: .*a/s0 ends at 3.5, .*b/s0 begins at 3.5"):
+    with pytest.raises(SourceError, match=r"along y, but .*a/s0 ends at 3.5 and .*b/s0 begins at 3.5"):
         VolumeSource({"raw": cube(here), "labels": cube(there)})
     apart = write(tmp_path / "c", numbers(4, 4, 4), translation=(0, 2.25, 0))
-    with pytest.raises(SourceError, match=r"centres between .* apart and none is there"):
+    with pytest.raises(SourceError, match=r"centre must lie between .* apart and none does"):
         VolumeSource({"raw": cube(here, 3), "labels": cube(apart, 2)}, pad=False)
     attributes = Path(there, ".zattrs")
     attributes.write_text(attributes.read_text().replace("nanometer", "micrometer"))
-    with pytest.raises(SourceError, match=r"Axis 'z' .* nanometer in .*a/s0, micrometer in .*b/s0"):
+    with pytest.raises(SourceError, match=r"along axis 'z': nanometer in .*a/s0, micrometer in .*b/s0"):
         VolumeSource({"raw": cube(here), "labels": cube(there)})
 
 
@@ -235,7 +233,7 @@ def test_a_fork_reads_for_itself(tmp_path: Path) -> None:
     source = VolumeSource({"raw": cube(write(tmp_path / "a", data))}, pad=False)
     wanted = source.take(np.arange(20))["raw"].tobytes()
     before = source.read_report()
-    state = source._state()
+    state = source._process_state()
     with state.lock, state.cache._lock:  # as if another thread was reading
         child = os.fork()
         if not child:
@@ -319,22 +317,25 @@ def test_a_volume_that_changes_or_goes_away_is_a_read_error(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"paths": []}, "a path, a Multiscale or None for each channel"),
-        ({"paths": [3]}, "a path, a Multiscale or None for each channel"),
+        ({"paths": []}, "a path, a Multiscale or None for each of one or more channels"),
+        ({"paths": [3]}, "a path, a Multiscale or None for each of one or more channels"),
         ({"shape": (4,)}, "three numbers, one for each axis, or two for a slice"),
         ({"shape": (4, 4, 0)}, "shape must be an integer >= 1, got 0"),
-        ({"shape": (4, 4)}, r"scale=\(1, 1, 1\) for shape=\(4, 4\)"),
+        ({"shape": (4, 4)}, r"each axis of shape=\(4, 4\), got \(1, 1, 1\)"),
         ({"scale": (1, 1, -1)}, "a positive number for each axis"),
         ({"scale": (1, 1, math.nan)}, "a positive number for each axis"),
-        ({"interpolation": "cubic"}, "use 'linear' or 'nearest'"),
-        ({"dtype": "S3"}, "whole or floating-point"),
-        ({"pad_value": "x"}, "pad_value='x'; use a number"),
-        ({"dtype": "i4", "interpolation": "nearest"}, "pad_value=nan cannot be held by int32"),
-        ({"dtype": "u1", "interpolation": "nearest", "pad_value": 256}, "pad_value=256 cannot be held by uint8"),
-        ({"dtype": "i4", "pad_value": 0}, "dtype=int32 holds neither"),
+        ({"interpolation": "cubic"}, "must be one of 'linear', 'nearest', got 'cubic'"),
+        ({"dtype": "S3"}, "an integer or floating-point dtype"),
+        ({"pad_value": "x"}, "pad_value must be a number, got 'x'"),
+        ({"dtype": "i4", "interpolation": "nearest"}, "pad_value must be an integer that int32 can hold, got nan"),
+        (
+            {"dtype": "u1", "interpolation": "nearest", "pad_value": 256},
+            "pad_value must be an integer that uint8 can hold, got 256",
+        ),
+        ({"dtype": "i4", "pad_value": 0}, "dtype must be floating-point .* got int32"),
         (
             {"dtype": "i4", "pad_value": 0, "interpolation": "nearest", "paths": ["a", None]},
-            "dtype=int32 holds neither",
+            "dtype must be floating-point .* got int32",
         ),
     ],
 )
@@ -346,17 +347,17 @@ def test_wrong_arrays_are_refused(options: dict[str, Any], message: str) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"arrays": {}}, "give VolumeArrays by name"),
-        ({"arrays": {"raw": "path"}}, r"arrays\['raw'\] is 'path'"),
-        ({"arrays": {"raw": VolumeArray(None, (1, 1, 1), (1, 1, 1))}}, "All paths of raw are None"),
-        ({"arrays": {"raw": VolumeArray("/nowhere/x", (1, 1, 1), (1, 1, 1))}}, "no volume at /nowhere/x"),
+        ({"arrays": {}}, "mapping of names to one or more VolumeArrays"),
+        ({"arrays": {"raw": "path"}}, r"arrays\['raw'\] must be a VolumeArray .*, got 'path'"),
+        ({"arrays": {"raw": VolumeArray(None, (1, 1, 1), (1, 1, 1))}}, "all paths of raw are None"),
+        ({"arrays": {"raw": VolumeArray("/nowhere/x", (1, 1, 1), (1, 1, 1))}}, "No volume at /nowhere/x"),
         ({"axis_order": "zy"}, "three different axes"),
         ({"axis_order": "zyy"}, "three different axes"),
-        ({"axis_order": "tyx"}, r"a has the axes z, y, x of space, but 'raw' asks for t, y, x"),
-        ({"pad": 0}, "pad=0; use True or False"),
+        ({"axis_order": "tyx"}, r"a must have the spatial axes t, y, x .*'raw', t, y, x, but has z, y, x"),
+        ({"pad": 0}, "pad must be True or False, got 0"),
         ({"cache_bytes": -1}, "cache_bytes must be an integer >= 0, got -1"),
         ({"threads": 0}, "threads must be an integer >= 1, got 0"),
-        ({"margin": {"labels": (1, 1, 1)}}, r"margin names \['labels'\]; the arrays are raw"),
+        ({"margin": {"labels": (1, 1, 1)}}, r"margin must have names of arrays \(raw\), got \['labels'\]"),
         ({"margin": {"raw": (1, 1)}}, r"a number of voxels for each axis"),
         ({"margin": {"raw": (1, 1, -1)}}, r"margin\['raw'\] must be an integer >= 0, got -1"),
     ],
@@ -369,8 +370,10 @@ def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], mess
 
 def test_floats_do_not_become_whole_numbers(tmp_path: Path) -> None:
     path = write(tmp_path / "a", numbers(4, 4, 4, dtype="f4"))
-    with pytest.raises(SourceError, match=r"a/s0 holds float32, which 'raw' cannot give as int32"):
+    with pytest.raises(
+        SourceError, match=r"dtype of 'raw' must be one that float32 of .*a/s0 can be cast to, got int32"
+    ):
         VolumeSource({"raw": cube(path, interpolation="nearest", pad_value=0, dtype="i4")})
     source = VolumeSource({"raw": cube(path)})
-    with pytest.raises(OptionError, match=r"out\['raw'\] is float64 .*; give an array of float32 \(1, 1, 4, 4, 4\)"):
+    with pytest.raises(OptionError, match=r"out\['raw'\] must be an array of float32 \(1, 1, 4, 4, 4\), got float64"):
         source.take(np.array([0]), {"raw": np.zeros((1, 1, 4, 4, 4))})

@@ -200,7 +200,7 @@ def test_every_patch_is_what_a_plain_loop_finds(arrays: dict[str, Asked], pad: b
     with tempfile.TemporaryDirectory() as folder:
         specs = {name: asked.array(asked.image.write(Path(folder, name))) for name, asked in arrays.items()}
         if not wanted:
-            with pytest.raises(SourceError, match=r"larger than|none is there|do not overlap"):
+            with pytest.raises(SourceError, match=r"must fit into|none does|must overlap"):
                 VolumeSource(specs, pad=pad)
             return
         source = VolumeSource(specs, pad=pad, cache_bytes=data.draw(st.sampled_from([0, 40, 1 << 20])))
@@ -272,7 +272,7 @@ def test_an_image_of_two_axes_is_one_slice(tmp_path: Path) -> None:
     assert source.grid_shape == (1, 3, 5)
     for (_, y, x), patch in zip(source.place_of(range(15)).tolist(), source.take(np.arange(15))["raw"], strict=True):
         assert patch[0].tolist() == data[y : y + 3, x : x + 2].tolist()
-    with pytest.raises(SourceError, match=r"a has the axes y, x of space, but 'raw' asks for z, y, x"):
+    with pytest.raises(SourceError, match=r"a must have the spatial axes z, y, x .*'raw', z, y, x, but has y, x"):
         VolumeSource({"raw": VolumeArray(image, (1, 3, 2), (1, 2, 1))})
 
 
@@ -313,11 +313,11 @@ def test_points_are_found_at_the_nearest_centre(tmp_path: Path) -> None:
     up = source.place_of(source.item_at(source.centre_of(items) + np.array([1, 0.5, 2])))
     assert up.tolist() == np.minimum(places + 1, np.array(source.grid_shape) - 1).tolist()
     for point in ([7.5, 0, 0], [10, 6.1, 0], [10, 0, 26]):
-        with pytest.raises(ReadError, match="outside of the sampling box"):
+        with pytest.raises(ReadError, match="in the sampling box"):
             source.item_at(point)
     with pytest.raises(OptionError, match="three finite coordinates"):
         source.item_at([1, 2])
-    with pytest.raises(ReadError, match="up to"):
+    with pytest.raises(ReadError, match="three integers, below"):
         source.item_of([0, 0, 7])
 
 

@@ -1,1 +1,1 @@
-"""Windows of audio files."""
+"""Items from audio files: windows or whole files."""

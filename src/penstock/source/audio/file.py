@@ -62,7 +62,7 @@ def find_audio_files(folder: Path) -> list[Path]:
 class AudioFile:
     """A wav, flac or ogg file as a sliceable array of shape (frames, channels).
 
-    Values are float32; integers are scaled to -1 … 1. Nothing is cached: each slice is decoded on demand, in an ogg file
+    Values are float32; integers are scaled to -1 … 1. Nothing is cached: each slice is decoded on demand, in ogg files
     together with all frames before it. Not thread-safe.
 
     Parameters

@@ -1,8 +1,8 @@
-"""From one sampling rate to another, piece by piece: a window of the result is the slice of the whole result.
+"""Resamples windows of a recording: each equals the slice of the whole resampled recording.
 
 The filter is scipy's `resample_poly`: linear phase, anti-aliased, zeros beyond both ends of the recording. Its output
-`j` needs only the inputs around `j * down / up`, so pieces that begin at a common multiple of both rates and carry the
-filter's reach on both sides come out as the whole recording would.
+`j` needs only the inputs around `j * down / up`. So a section that begins at a common multiple of both rates and
+includes the filter's reach on both sides gives the same output as the whole recording.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,9 @@ from penstock.core.errors import MissingDependency, OptionError
 
 __all__ = ["Resampler"]
 
-_MOST_STEPS = 10_000  # of up and down: 24414.0625 Hz to 1 kHz is 128 / 3125
+_MAX_FACTOR = 10_000  # of up and down: 24414.0625 Hz to 1 kHz is 128 / 3125
 _RATIO_ERROR = 1e-6
-_ZEROS = 10  # zero crossings of the filter on each side: resample_poly's own choice
+_ZEROS = 10  # zero crossings of the filter on each side: the default of resample_poly
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,53 +42,53 @@ class Resampler:
     def __post_init__(self) -> None:
         for name, rate in (("rate_in", self.rate_in), ("rate_out", self.rate_out)):
             if not np.isfinite(rate) or rate <= 0:
-                raise OptionError(f"{name}={rate!r} is no sampling rate; use a number of Hz above 0.")
+                raise OptionError(f"{name} must be a sampling rate > 0 in Hz, got {rate!r}.")
         larger, smaller = max(self.rate_in, self.rate_out), min(self.rate_in, self.rate_out)
-        share = (Fraction(smaller) / Fraction(larger)).limit_denominator(_MOST_STEPS)
-        if abs(float(share) * larger / smaller - 1) > _RATIO_ERROR:
+        ratio = (Fraction(smaller) / Fraction(larger)).limit_denominator(_MAX_FACTOR)
+        if abs(float(ratio) * larger / smaller - 1) > _RATIO_ERROR:
             raise OptionError(
-                f"{self.rate_in:g} Hz cannot become {self.rate_out:g} Hz: no ratio of whole numbers up to "
-                f"{_MOST_STEPS} is close to theirs. Use a rate nearer to {self.rate_in:g} Hz, or a fraction of it."
+                f"The ratio of rates must be close to a ratio of integers <= {_MAX_FACTOR}, got {self.rate_in:g} Hz "
+                f"and {self.rate_out:g} Hz. Use a rate nearer to {self.rate_in:g} Hz, or a simple fraction of it."
             )
         falling = self.rate_out <= self.rate_in
-        object.__setattr__(self, "up", share.numerator if falling else share.denominator)
-        object.__setattr__(self, "down", share.denominator if falling else share.numerator)
+        object.__setattr__(self, "up", ratio.numerator if falling else ratio.denominator)
+        object.__setattr__(self, "down", ratio.denominator if falling else ratio.numerator)
 
     @property
     def extra_rows(self) -> int:
-        """Input rows that a piece needs at most besides its own."""
+        """Maximum number of input rows that a window needs in addition to its own."""
         return 2 * (_ZEROS * max(self.up, self.down) // self.up + 1) + self.down
 
     def n_out(self, n_in: int) -> int:
-        """Return the number of rows that `n_in` rows become."""
+        """Return the number of output rows for `n_in` input rows."""
         return -(-n_in * self.up // self.down)
 
     def rows(
         self, read: Callable[[int, int], NDArray[Any]], n_in: int, start_out: int, stop_out: int
     ) -> NDArray[np.float64]:
-        """Return resampled rows from `start_out` to before `stop_out`, reading only what they need.
+        """Return resampled rows [start_out, stop_out), reading only the input rows that they need.
 
         Parameters
         ----------
         read
-            Gives input rows from `a` to before `b`, items on axis 0.
+            Returns input rows [a, b), rows on axis 0.
         n_in
-            Input rows in the whole recording; beyond them are zeros.
+            Number of input rows in the whole recording; beyond them are zeros.
         """
         if self.up == self.down:
             return read(start_out, stop_out).astype(np.float64)
         if stop_out <= start_out:
             return read(0, 0).astype(np.float64)
         reach = _ZEROS * max(self.up, self.down)
-        # Pieces begin at a multiple of `down`, where an input and an output fall on the same time.
+        # Begin at a multiple of `down`, where an input and an output row have the same time.
         first = max(0, (start_out * self.down - reach) // self.up) // self.down * self.down
         last = min(n_in, ((stop_out - 1) * self.down + reach) // self.up + 1)
-        piece = read(first, last).astype(np.float64)
+        section = read(first, last).astype(np.float64)
         offset = first // self.down * self.up
-        return _resampled(piece, self.up, self.down)[start_out - offset : stop_out - offset]
+        return _resample(section, self.up, self.down)[start_out - offset : stop_out - offset]
 
 
-def _resampled(rows: NDArray[np.float64], up: int, down: int) -> NDArray[np.float64]:
+def _resample(rows: NDArray[np.float64], up: int, down: int) -> NDArray[np.float64]:
     try:
         from scipy import signal  # type: ignore[import-untyped]  # noqa: PLC0415  # scipy has no types
     except ImportError as error:
@@ -99,7 +99,7 @@ def _resampled(rows: NDArray[np.float64], up: int, down: int) -> NDArray[np.floa
 
 @lru_cache(maxsize=8)
 def _taps(up: int, down: int) -> NDArray[np.float64]:
-    """Return the filter that `resample_poly` designs; it is the same for every piece."""
+    """Return the filter that `resample_poly` would design; cached, because it is the same for every window."""
     from scipy import signal  # noqa: PLC0415
 
     steps = max(up, down)

@@ -1,1 +1,1 @@
-"""Patches of multiscale volumes."""
+"""Items from multiscale volumes: patches around the points of a grid."""

@@ -1,4 +1,4 @@
-"""What is wanted of volumes, and which of their levels give it."""
+"""Specification of the arrays of a patch, and the choice of the pyramid levels to read them from."""
 
 import math
 import os
@@ -14,35 +14,35 @@ from penstock.core.types import UNNAMED
 from penstock.source.volume.ngff import Level, Multiscale
 from penstock.source.volume.patch import StoredVolume
 
-__all__ = ["PlacedArray", "VolumeArray", "placed_arrays"]
+__all__ = ["ResolvedArray", "VolumeArray", "resolve_arrays"]
 
 _PathLike = str | os.PathLike[str] | Multiscale | None
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeArray:
-    """One field of a patch: some voxels at some scale, in one channel for each of several volumes.
+    """One field of a patch: its shape and scale, and one volume per channel.
 
     Parameters
     ----------
     paths
-        One for each channel, or a single one: the path or URL of an OME-NGFF image; a `Multiscale`, for one that has
-        channels of its own or no metadata; None for one that is missing, such as a class that nobody has labelled: all
-        of it is NaN, which means unknown.
+        One for each channel, or a single one: the path or URL of an OME-NGFF image; a `Multiscale`, for an image with
+        channels of its own or without metadata; None for a missing channel, such as a class without labels, which is
+        all NaN (unknown).
     shape
-        In voxels, in the source's `axis_order`. Two numbers: a slice one voxel thick, across the first axis; its field
-        has the shape (channels, y, x).
+        Shape in voxels, in the source's `axis_order`. Two numbers: a slice one voxel thick, across the first axis, with
+        a field of shape (channels, y, x).
     scale
-        Distance of voxels in world units, a number for each of `shape`. The volume's coarsest level that is not coarser
-        is read. A slice lies where the centre is, and is read from whatever that level has there.
+        Distance between voxels in world units, one number for each axis of `shape`. The coarsest level of the volume
+        that is not coarser is read. A slice is read from that level at the position of the centre.
     interpolation
-        `linear` between the nearest voxels, or the `nearest` voxel. Where voxels fall on stored voxels, both copy
-        these. There is no averaging: that is what the levels of a pyramid are for.
+        `linear` between the nearest voxels, or the `nearest` voxel. Voxels that coincide with stored voxels are copied
+        in both cases. There is no averaging: that is what the levels of a pyramid are for.
     pad_value
-        What lies outside of the volume.
+        Value outside of the volume.
     dtype
-        What values are cast to, and not scaled. float32 holds whole numbers up to 16 777 216: for labels beyond, use
-        a wider type.
+        Values are cast to this dtype, without scaling. float32 holds integers up to 16 777 216: for larger labels, use
+        a wider dtype.
     """
 
     paths: Sequence[_PathLike] | _PathLike
@@ -57,71 +57,73 @@ class VolumeArray:
         paths: Any = (self.paths,) if single else self.paths
         known = (str, os.PathLike, Multiscale, type(None))
         if not isinstance(paths, Sequence) or not paths or not all(isinstance(path, known) for path in paths):
-            raise OptionError(f"paths={self.paths!r}; give a path, a Multiscale or None for each channel, one or more.")
-        shape = tuple(check_integer("shape", size, at_least=1) for size in _sized("shape", self.shape))
-        scale = tuple(_sized("scale", self.scale))
+            raise OptionError(
+                f"paths must be a path, a Multiscale or None for each of one or more channels, got {self.paths!r}."
+            )
+        shape = tuple(check_integer("shape", size, at_least=1) for size in _check_axes("shape", self.shape))
+        scale = tuple(_check_axes("scale", self.scale))
         if len(shape) != len(scale) or not all(_is_number(size) and 0 < size < math.inf for size in scale):
-            raise OptionError(f"scale={self.scale!r} for shape={shape}; give a positive number for each axis.")
+            raise OptionError(f"scale must be a positive number for each axis of shape={shape}, got {self.scale!r}.")
         if self.interpolation not in ("linear", "nearest"):
-            raise OptionError(f"interpolation={self.interpolation!r}; use 'linear' or 'nearest'.")
+            raise OptionError(f"interpolation must be one of 'linear', 'nearest', got {self.interpolation!r}.")
         dtype = np.dtype(self.dtype)
         if dtype.kind not in "iuf" or not dtype.isnative:
-            raise OptionError(f"dtype={dtype}; use whole or floating-point numbers.")
+            raise OptionError(f"dtype must be an integer or floating-point dtype, got {dtype}.")
         for name, value in zip(
             ("paths", "shape", "scale", "dtype", "pad_value"),
-            (tuple(paths), shape, tuple(map(float, scale)), dtype, _pad_value(self.pad_value, dtype)),
+            (tuple(paths), shape, tuple(map(float, scale)), dtype, _check_pad_value(self.pad_value, dtype)),
             strict=True,
         ):
             object.__setattr__(self, name, value)
         if dtype.kind != "f" and (self.interpolation == "linear" or None in paths):
             raise OptionError(
-                f"dtype={dtype} holds neither what lies between two voxels nor NaN for a path that is None; "
-                "use interpolation='nearest' and paths for all channels, or a floating-point dtype."
+                f"dtype must be floating-point for interpolation='linear' or a path that is None, got {dtype}. "
+                "Use a floating-point dtype, or interpolation='nearest' and paths for all channels."
             )
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedArray:
-    """A VolumeArray with what its volumes say."""
+class ResolvedArray:
+    """A VolumeArray together with the volumes it is read from, along three axes."""
 
     name: str
     spec: VolumeArray
     shape: tuple[int, ...]
-    """Along three axes, in voxels, without the margin."""
+    """Shape in voxels, without the margin."""
 
     margin: tuple[int, ...]
     scale: tuple[float, ...]
-    """0 along an axis on which nothing says it: that of a slice without any volume."""
+    """0 if unknown: across a slice without any volume."""
 
     volumes: tuple[int | None, ...]
-    """For each channel, the number of its volume."""
+    """Number of the volume of each channel; None: all NaN."""
 
     @property
     def full_shape(self) -> tuple[int, ...]:
-        """Along three axes, in voxels, with the margin."""
+        """Shape in voxels, with the margin."""
         return tuple(size + 2 * extra for size, extra in zip(self.shape, self.margin, strict=True))
 
     @property
     def field_shape(self) -> tuple[int, ...]:
-        """Of one item: channels first."""
+        """Shape of one item, channels first."""
         return (len(self.volumes), *self.full_shape[3 - len(self.spec.shape) :])
 
 
-def placed_arrays(
+def resolve_arrays(
     arrays: Mapping[str, VolumeArray], axis_order: tuple[str, ...], margin: Mapping[str, Sequence[int]]
-) -> tuple[tuple[PlacedArray, ...], tuple[StoredVolume, ...]]:
-    """Open all volumes; return the arrays, and the levels that they are read from, each once."""
+) -> tuple[tuple[ResolvedArray, ...], tuple[StoredVolume, ...]]:
+    """Open all volumes; return the arrays, and the distinct levels that they are read from."""
     if not isinstance(arrays, Mapping) or not arrays:
-        raise SourceError(f"arrays={arrays!r}; give VolumeArrays by name, one or more.")
+        raise SourceError(f"arrays must be a mapping of names to one or more VolumeArrays, got {arrays!r}.")
     unknown = sorted(set(margin) - set(arrays))
     if unknown:
-        raise OptionError(f"margin names {unknown}; the arrays are {', '.join(arrays)}.")
+        raise OptionError(f"margin must have names of arrays ({', '.join(arrays)}), got {unknown}.")
     images: dict[str, Multiscale] = {}
     volumes: dict[tuple[str, tuple[tuple[int, int], ...]], StoredVolume] = {}
-    placed = []
+    resolved = []
     for name, spec in arrays.items():
         if not isinstance(name, str) or name == UNNAMED or not isinstance(spec, VolumeArray):
-            raise SourceError(f"arrays[{name!r}] is {spec!r}; give a VolumeArray under a name.")
+            raise SourceError(f"arrays[{name!r}] must be a VolumeArray under a non-empty name, got {spec!r}.")
         numbers: list[int | None] = []
         for path in spec.paths:  # type: ignore[union-attr]  # a tuple since construction
             if path is None:
@@ -131,28 +133,28 @@ def placed_arrays(
             image = path if isinstance(path, Multiscale) else images.get(where) or Multiscale.opened(where)
             if not isinstance(path, Multiscale):
                 images[where] = image
-            volume = _volume(name, spec, image, axis_order)
+            volume = _select_volume(name, spec, image, axis_order)
             volumes.setdefault((volume.where, volume.at), volume)
             numbers.append(list(volumes).index((volume.where, volume.at)))
-        placed.append(_placed(name, spec, numbers, tuple(volumes.values()), margin.get(name)))
+        resolved.append(_resolve_array(name, spec, numbers, tuple(volumes.values()), margin.get(name)))
     if not volumes:
-        raise SourceError(f"All paths of {', '.join(arrays)} are None; at least one volume has to be there.")
-    return tuple(placed), tuple(volumes.values())
+        raise SourceError(f"At least one path must not be None, but all paths of {', '.join(arrays)} are None.")
+    return tuple(resolved), tuple(volumes.values())
 
 
-def _volume(name: str, spec: VolumeArray, image: Multiscale, axis_order: tuple[str, ...]) -> StoredVolume:
+def _select_volume(name: str, spec: VolumeArray, image: Multiscale, axis_order: tuple[str, ...]) -> StoredVolume:
     """Return the level of an image that an array is read from."""
-    asked = axis_order[3 - len(spec.shape) :]
-    if set(image.space) not in (set(axis_order), set(asked)):
+    axes_of_spec = axis_order[3 - len(spec.shape) :]
+    if set(image.space) not in (set(axis_order), set(axes_of_spec)):
         raise SourceError(
-            f"{image.where} has the axes {', '.join(image.space)} of space, but {name!r} asks for "
-            f"{', '.join(asked)} of {', '.join(axis_order)}; use an axis_order of the volume's own axes."
+            f"{image.where} must have the spatial axes {', '.join(axis_order)} or, for {name!r}, "
+            f"{', '.join(axes_of_spec)}, but has {', '.join(image.space)}; use an axis_order of the volume's own axes."
         )
-    level: Level = image.level_for(dict(zip(asked, spec.scale, strict=True)))
+    level: Level = image.level_for(dict(zip(axes_of_spec, spec.scale, strict=True)))
     stored = level.array.dtype
     if not np.can_cast(stored, spec.dtype, "same_kind"):
         raise SourceError(
-            f"{level.where} holds {stored}, which {name!r} cannot give as {spec.dtype}; use another dtype."
+            f"The dtype of {name!r} must be one that {stored} of {level.where} can be cast to, got {spec.dtype}."
         )
     names = [axis.name for axis in image.axes]
     axes = tuple(names.index(axis) if axis in names else None for axis in axis_order)
@@ -167,28 +169,30 @@ def _volume(name: str, spec: VolumeArray, image: Multiscale, axis_order: tuple[s
     )
 
 
-def _placed(
+def _resolve_array(
     name: str,
     spec: VolumeArray,
     numbers: list[int | None],
     volumes: tuple[StoredVolume, ...],
     margin: Sequence[int] | None,
-) -> PlacedArray:
-    extra = tuple(_sized(f"margin[{name!r}]", (0,) * len(spec.shape) if margin is None else margin))
+) -> ResolvedArray:
+    extra = tuple(_check_axes(f"margin[{name!r}]", (0,) * len(spec.shape) if margin is None else margin))
     if len(extra) != len(spec.shape):
-        raise OptionError(f"margin[{name!r}]={extra} for shape={spec.shape}; give a number of voxels for each axis.")
+        raise OptionError(
+            f"margin[{name!r}] must be a number of voxels for each axis of shape={spec.shape}, got {extra}."
+        )
     extra = tuple(check_integer(f"margin[{name!r}]", size, at_least=0) for size in extra)
     shape, scale = tuple(spec.shape), tuple(spec.scale)
     if len(shape) == 2:
         first = next((number for number in numbers if number is not None), None)
         thickness = 0.0 if first is None else volumes[first].scale[0]
         shape, scale, extra = (1, *shape), (thickness, *scale), (0, *extra)
-    return PlacedArray(name, spec, shape, extra, scale, tuple(numbers))
+    return ResolvedArray(name, spec, shape, extra, scale, tuple(numbers))
 
 
-def _sized(name: str, given: Any) -> Sequence[Any]:
+def _check_axes(name: str, given: Any) -> Sequence[Any]:
     if not isinstance(given, Sequence | np.ndarray) or isinstance(given, str) or len(given) not in (2, 3):
-        raise OptionError(f"{name}={given!r}; give three numbers, one for each axis, or two for a slice.")
+        raise OptionError(f"{name} must be three numbers, one for each axis, or two for a slice, got {given!r}.")
     return list(given)
 
 
@@ -196,13 +200,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
-def _pad_value(value: Any, dtype: np.dtype[Any]) -> float:
-    """Return what lies outside, or say that `dtype` cannot hold it."""
+def _check_pad_value(value: Any, dtype: np.dtype[Any]) -> float:
+    """Return the pad value; raise OptionError if `dtype` cannot hold it."""
     if not _is_number(value):
-        raise OptionError(f"pad_value={value!r}; use a number.")
+        raise OptionError(f"pad_value must be a number, got {value!r}.")
     if dtype.kind == "f":
         return float(value)
     limits = np.iinfo(dtype)
     if not (math.isfinite(value) and value == int(value) and limits.min <= value <= limits.max):
-        raise OptionError(f"pad_value={value!r} cannot be held by {dtype}; use a whole number that it holds.")
+        raise OptionError(f"pad_value must be an integer that {dtype} can hold, got {value!r}.")
     return int(value)

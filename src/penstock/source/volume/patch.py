@@ -1,7 +1,7 @@
-"""One stored level of a volume: its chunks, and patches that are put together from them.
+"""Assembles patches from the chunks of a stored volume.
 
-All axes here are the three of the source's `axis_order`, whatever the order of storage; an axis that is not stored has
-one voxel.
+All axes are the three of the source's `axis_order`, whatever the order of storage. An axis that is not stored has one
+voxel.
 """
 
 import itertools
@@ -18,23 +18,23 @@ from penstock.core.errors import DamageError, ReadError
 from penstock.source.stored.open_array import StoredArray
 from penstock.source.volume.grid import Taps
 
-__all__ = ["Coordinates", "Placement", "StoredVolume", "cuts", "fill_patch"]
+__all__ = ["Coordinates", "Placement", "StoredVolume", "fill_patch", "find_overlaps"]
 
 Coordinates = tuple[int, ...]
-_SINGLE = ("float16", "float32", "int8", "uint8", "int16", "uint16", "bool")  # what single precision holds exactly
+_FLOAT32_EXACT = ("float16", "float32", "int8", "uint8", "int16", "uint16", "bool")  # dtypes that float32 holds exactly
 
 
 @dataclass(frozen=True)
 class StoredVolume:
-    """A level, seen along the axes of the source."""
+    """A level of a pyramid, along the axes of the source."""
 
     where: str
     array: StoredArray
     axes: tuple[int | None, ...]
-    """For each of the three axes, the axis of the stored array; None where it has none."""
+    """For each of the three axes, the axis of the stored array; None if it is not stored."""
 
     at: tuple[tuple[int, int], ...]
-    """Stored axis and place on it, for each axis that is not of space."""
+    """Stored axis and index on it, for each non-spatial axis."""
 
     scale: tuple[float, ...]
     translation: tuple[float, ...]
@@ -42,12 +42,12 @@ class StoredVolume:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """In voxels."""
+        """Shape in voxels."""
         return tuple(1 if axis is None else self.array.shape[axis] for axis in self.axes)
 
     @cached_property
     def chunk(self) -> tuple[int, ...]:
-        """Voxels that are decoded together."""
+        """Shape of a chunk in voxels."""
         return tuple(1 if axis is None else self.array.chunk_shape[axis] for axis in self.axes)
 
     @property
@@ -61,7 +61,7 @@ class StoredVolume:
         return tuple(low + n * size for low, n, size in zip(self.low, self.shape, self.scale, strict=True))
 
     def chunk_bytes(self, coordinates: Coordinates) -> int:
-        """Return the bytes that a decoded chunk takes."""
+        """Return the size of a decoded chunk."""
         n_bytes = self._item_bytes
         for number, size, extent in zip(coordinates, self.chunk, self.shape, strict=True):
             n_bytes *= min(size, extent - number * size)
@@ -72,30 +72,31 @@ class StoredVolume:
         return self.array.dtype.itemsize
 
     def load(self, coordinates: Coordinates) -> tuple[NDArray[Any], int]:
-        """Return a decoded chunk, without what lies beyond the volume, and the bytes that had to be decoded."""
+        """Return a decoded chunk, cropped to the volume, and the number of bytes decoded."""
         bounds = [(0, 1)] * len(self.array.shape)
         for axis, place in self.at:
             bounds[axis] = (place, place + 1)
         for stored, box in zip(self.axes, self._box(coordinates), strict=True):
             if stored is not None:
                 bounds[stored] = box
-        room = np.empty([high - low for low, high in bounds], self.array.dtype)
+        stored_voxels = np.empty([high - low for low, high in bounds], self.array.dtype)
         try:
-            n_decoded = sum(task() for task in self.array.tasks(*bounds[0], tuple(bounds[1:]), room))
-        except DamageError as error:  # its item is a row of the stored array, which is none of this source's items
+            n_decoded = sum(task() for task in self.array.tasks(*bounds[0], tuple(bounds[1:]), stored_voxels))
+        except DamageError as error:  # its item is a row of the stored array, not an item of this source
             raise DamageError(error.shard, None, error.reason) from error
         except ReadError as error:
-            raise ReadError(f"Chunk {coordinates} of {self.where} cannot be read: {error}") from error
-        return self._seen(room), n_decoded
+            raise ReadError(f"Could not read chunk {coordinates} of {self.where}: {error}") from error
+        return self._to_source_axes(stored_voxels), n_decoded
 
-    def _seen(self, room: NDArray[Any]) -> NDArray[Any]:
-        """Return stored voxels along the three axes."""
+    def _to_source_axes(self, stored_voxels: NDArray[Any]) -> NDArray[Any]:
+        """Return voxels in the order of storage as an array along the three axes."""
         if self.axes == (0, 1, 2) and not self.at:
-            return room
-        # Axes that are not of space have length 1 in it, and go last, where they are dropped.
+            return stored_voxels
+        # Non-spatial axes have length 1: move them to the end and drop them.
         space = [axis for axis in self.axes if axis is not None]
-        others = [axis for axis in range(room.ndim) if axis not in space]
-        chunk = room.transpose(*space, *others).reshape([room.shape[axis] for axis in space])
+        others = [axis for axis in range(stored_voxels.ndim) if axis not in space]
+        shape = [stored_voxels.shape[axis] for axis in space]
+        chunk = stored_voxels.transpose(*space, *others).reshape(shape)
         return np.expand_dims(chunk, tuple(number for number, axis in enumerate(self.axes) if axis is None))
 
     def _box(self, coordinates: Coordinates) -> list[tuple[int, int]]:
@@ -106,7 +107,7 @@ class StoredVolume:
 
 
 class Placement:
-    """Where several patches of one array lie in volumes of one scale: the taps of all axes, row by row."""
+    """Where several patches of one array lie in volumes of one scale: the taps along all axes, by patch."""
 
     def __init__(self, taps: tuple[Taps, ...]) -> None:
         self.taps = taps
@@ -114,31 +115,31 @@ class Placement:
         empty = (high <= low).any(axis=1)
         high[empty] = low[empty]
         self.low = [tuple(row) for row in low.tolist()]
-        """The first stored voxel under each patch."""
+        """First stored voxel under each patch."""
         self.high = [tuple(row) for row in high.tolist()]
-        """One after the last."""
+        """One after the last stored voxel under each patch."""
         spans = [map(slice, tap.begin.tolist(), tap.end.tolist()) for tap in taps]
         self.region: list[tuple[slice, ...]] = list(zip(*spans, strict=True))
-        """What of each patch lies in the volume."""
+        """The region of each patch that lies in the volume."""
         inside = [(tap.begin == 0) & (tap.end == tap.lower.shape[1]) for tap in taps]
         self.whole: list[bool] = np.logical_and.reduce(inside).tolist()
-        """Whether all of it does."""
+        """Whether each patch lies in the volume entirely."""
         self.plain: list[bool] = np.logical_and.reduce([tap.plain for tap in taps]).tolist()
-        """Whether its voxels are stored voxels."""
+        """Whether the voxels of each patch are stored voxels, so that no interpolation is needed."""
 
     def n_voxels(self, row: int) -> int:
-        """Return the stored voxels under a patch."""
+        """Return the number of stored voxels under a patch."""
         return math.prod(map(int.__sub__, self.high[row], self.low[row]))
 
 
-_Cut = tuple[Coordinates, tuple[slice, ...], tuple[slice, ...]]
+_Overlap = tuple[Coordinates, tuple[slice, ...], tuple[slice, ...]]
 
 
 @lru_cache(maxsize=1024)
-def cuts(chunk: tuple[int, ...], low: tuple[int, ...], high: tuple[int, ...]) -> tuple[_Cut, ...]:
-    """Return the chunks that hold voxels from `low` to before `high`: which of its voxels, and where they go.
+def find_overlaps(chunk: tuple[int, ...], low: tuple[int, ...], high: tuple[int, ...]) -> tuple[_Overlap, ...]:
+    """Return the chunks that hold voxels [low, high): coordinates, slices of the chunk, and slices of the output.
 
-    The channels of a patch have the same.
+    Cached, because the channels of a patch have the same overlaps.
     """
     axes = []
     for size, begin, end in zip(chunk, low, high, strict=True):
@@ -158,55 +159,57 @@ def fill_patch(
     row: int,
     out: NDArray[Any],
 ) -> None:
-    """Put patch number `row` into `out`, (z, y, x); what lies outside of the volume is left as it is."""
+    """Write patch number `row` into `out` (z, y, x); voxels outside of the volume are left unchanged."""
     region = out[placement.region[row]]
     if not region.size:
         return
     low, high, taps = placement.low[row], placement.high[row], placement.taps
-    with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN are data as others
+    with np.errstate(over="ignore", invalid="ignore"):  # infinity and NaN are valid data
         if placement.plain[row]:
-            _gather(volume, chunks, low, high, region)
+            _copy_voxels(volume, chunks, low, high, region)
             return
         box = np.empty([b - a for a, b in zip(low, high, strict=True)], volume.array.dtype)
-        _gather(volume, chunks, low, high, box)
+        _copy_voxels(volume, chunks, low, high, box)
         if any(tap.weight[row, tap.begin[row] : tap.end[row]].any() for tap in taps):
-            box = box.astype(np.float32 if box.dtype.name in _SINGLE else np.float64)
+            box = box.astype(np.float32 if box.dtype.name in _FLOAT32_EXACT else np.float64)
         for axis, tap in enumerate(taps):
             if not tap.plain[row]:
                 inside = placement.region[row][axis]
-                box = _resampled(box, axis, tap.lower[row, inside] - low[axis], tap.weight[row, inside])
+                box = _interpolate_axis(box, axis, tap.lower[row, inside] - low[axis], tap.weight[row, inside])
         region[...] = box
 
 
-def _gather(
+def _copy_voxels(
     volume: StoredVolume,
     chunks: Mapping[Coordinates, NDArray[Any]],
     low: tuple[int, ...],
     high: tuple[int, ...],
     out: NDArray[Any],
 ) -> None:
-    """Copy voxels from `low` to before `high` out of chunks."""
-    for coordinates, inner, outer in cuts(volume.chunk, low, high):
+    """Copy voxels [low, high) from chunks."""
+    for coordinates, inner, outer in find_overlaps(volume.chunk, low, high):
         out[outer] = chunks[coordinates][inner]
 
 
-def _resampled(box: NDArray[Any], axis: int, lower: NDArray[np.int64], weight: NDArray[np.float64]) -> NDArray[Any]:
-    """Return `box` at other places along one axis."""
-    below = _taken(box, axis, lower)
+def _interpolate_axis(
+    box: NDArray[Any], axis: int, lower: NDArray[np.int64], weight: NDArray[np.float64]
+) -> NDArray[Any]:
+    """Return `box` linearly interpolated between `lower` and the voxels above, along one axis."""
+    below = _take_axis(box, axis, lower)
     if not weight.any():
         return below
-    share = weight.astype(box.dtype).reshape([-1 if number == axis else 1 for number in range(box.ndim)])
-    above = _taken(box, axis, lower + (weight > 0))
-    mixed: NDArray[Any] = below * (1 - share)
-    mixed += above * share
-    # Where a voxel is taken whole, an infinity times no share of it must not become NaN.
+    factor = weight.astype(box.dtype).reshape([-1 if number == axis else 1 for number in range(box.ndim)])
+    above = _take_axis(box, axis, lower + (weight > 0))
+    mixed: NDArray[Any] = below * (1 - factor)
+    mixed += above * factor
+    # With weight 0, infinity * 0 above must not make the voxel NaN.
     whole = (slice(None),) * axis + (np.flatnonzero(weight == 0),)
     mixed[whole] = below[whole]
     return mixed
 
 
-def _taken(box: NDArray[Any], axis: int, places: NDArray[np.int64]) -> NDArray[Any]:
-    """Return `box` at `places` of one axis; a view where these follow each other evenly."""
+def _take_axis(box: NDArray[Any], axis: int, places: NDArray[np.int64]) -> NDArray[Any]:
+    """Return `box` at `places` along one axis; a view if the places are evenly spaced."""
     steps = np.diff(places)
     if not steps.size or (steps[0] > 0 and (steps == steps[0]).all()):
         step = int(steps[0]) if steps.size else 1

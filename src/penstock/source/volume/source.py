@@ -1,4 +1,4 @@
-"""Patches of multiscale volumes: several arrays, each with a shape and a scale of its own, around one centre."""
+"""Items from multiscale volumes: patches of several arrays, each with its own shape and scale, around one centre."""
 
 import hashlib
 import os
@@ -16,50 +16,50 @@ from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
 from penstock.source.checks import allocate_block, check_items, check_out, check_span
 from penstock.source.read_pool import ReadPool
-from penstock.source.volume.array import PlacedArray, VolumeArray, placed_arrays
+from penstock.source.volume.array import ResolvedArray, VolumeArray, resolve_arrays
 from penstock.source.volume.cache import ChunkCache
-from penstock.source.volume.centres import layout_of
-from penstock.source.volume.grid import taps_of
-from penstock.source.volume.patch import Coordinates, Placement, StoredVolume, cuts, fill_patch
+from penstock.source.volume.centres import find_sampling_region
+from penstock.source.volume.grid import compute_taps
+from penstock.source.volume.patch import Coordinates, Placement, StoredVolume, fill_patch, find_overlaps
 
 __all__ = ["VolumeArray", "VolumeSource"]
 
 _Key = tuple[int, Coordinates]
-"""The number of a volume, and one of its chunks."""
+"""The number of a volume, and the coordinates of a chunk."""
 
-_SHARED_BYTES = 1 << 20  # of patches: putting together fewer takes less time than starting threads
+_MIN_THREADED_BYTES = 1 << 20  # assembling smaller patches takes less time than starting threads
 
 
 class VolumeSource:
-    """Items are patches around centres on a regular grid, as far as all volumes reach.
+    """Items are patches around the centres of a regular grid, in the region where all volumes overlap.
 
-    The grid is that of the largest scale among the arrays (see `volume_layout`), and items are numbered block by block:
-    centres that lie in one stored chunk of the finest level that is read have consecutive numbers, and are a chunk of
-    the index. What lies where is said in `volume_grid`. Volumes are only read, never written to.
+    The step of the grid is the largest scale among the arrays (see `volume.centres`). Items are numbered tile by tile:
+    centres in one stored chunk of the finest level that is read have consecutive numbers, and form a chunk of the
+    index. `volume.grid` defines the geometry. Volumes are never written to.
 
-    1. A chunk that is damaged: DamageError, which names the array and the chunk; one that cannot be read: ReadError.
-       One that is not stored: the fill value, where the array says what that is; DamageError where it does not.
-    2. An array whose metadata change, or that goes away, while it is open: ReadError.
-    3. A fork in the middle: each process has a cache, counters and threads of its own.
+    1. A damaged chunk: DamageError, which names the array and the chunk. A chunk that cannot be read: ReadError. A
+       missing chunk: the fill value of the array, or DamageError if it has none.
+    2. An array whose metadata change, or that is removed, while it is open: ReadError.
+    3. A fork at any time is safe: each process has its own cache, counters and threads.
 
     Parameters
     ----------
     arrays
-        Field name to what is wanted.
+        Field name to the specification of the array.
     axis_order
-        Names of the three axes of space, in the order of shapes, scales and coordinates; volumes may be stored in any
-        other. Arrays of two axes have the last two, and are slices across the first.
+        Names of the three spatial axes, in the order of shapes, scales and coordinates; volumes may be stored in any
+        other order. Arrays with two axes have the last two, and are slices across the first.
     pad
-        True: all centres in the intersection of all volumes are items, and what lies outside is `pad_value`. False:
-        only those whose patches, with their margins, lie in their volumes altogether.
+        True: all centres in the intersection of all volumes are items, and voxels outside of a volume are `pad_value`.
+        False: only centres whose patches, with their margins, lie in their volumes entirely.
     cache_bytes
-        Decoded chunks that are kept, in each process. A patch that is put together holds its own chunks besides.
+        Size of the cache of decoded chunks, in each process. The chunks of the patch being assembled come on top.
     margin
-        Field name to voxels that are read beyond the patch on each side of each axis, and make the field larger: for
-        transforms that turn the patch and crop it.
+        Field name to the number of voxels to read beyond the patch on each side of each axis, which enlarge the field:
+        for transforms that rotate the patch and crop it.
     threads
-        Chunks decoded at once, by all readers of this process together; None: one for each CPU of this process, and
-        one in a worker process, of which there are several.
+        Chunks decoded at once by all readers of this process. None: one per CPU of this process, and one in a worker
+        process, because there are several of those.
 
     Examples
     --------
@@ -85,18 +85,18 @@ class VolumeSource:
             check_integer("threads", threads, at_least=1)
         self.axis_order = tuple(axis_order)
         if len(self.axis_order) != 3 or len(set(self.axis_order)) != 3:
-            raise OptionError(f"axis_order={axis_order!r}; name three different axes, such as 'zyx'.")
+            raise OptionError(f"axis_order must name three different axes, such as 'zyx', got {axis_order!r}.")
         if not isinstance(pad, bool | np.bool_):
-            raise OptionError(f"pad={pad!r}; use True or False.")
+            raise OptionError(f"pad must be True or False, got {pad!r}.")
         self._budget, self._threads = check_integer("cache_bytes", cache_bytes, at_least=0), threads
-        self._placed, self._volumes = placed_arrays(arrays, self.axis_order, margin or {})
-        self._layout = layout_of(self._placed, self._volumes, self.axis_order, pad=bool(pad))
+        self._arrays, self._volumes = resolve_arrays(arrays, self.axis_order, margin or {})
+        self._region = find_sampling_region(self._arrays, self._volumes, self.axis_order, pad=bool(pad))
         self.fields: dict[str, Field] = {
-            array.name: Field(np.dtype(array.spec.dtype), array.field_shape) for array in self._placed
+            array.name: Field(np.dtype(array.spec.dtype), array.field_shape) for array in self._arrays
         }
-        self.index = Index.from_sizes(self._layout.grid.block_sizes(), identity=self._identity(bool(pad)))
-        # By process: locks and threads of a parent are of no use to its fork.
-        self._states: dict[int, _State] = {}
+        self.index = Index.from_sizes(self._region.grid.tile_sizes(), identity=self._identity(bool(pad)))
+        # By process: a child cannot use the locks and threads of its parent.
+        self._states: dict[int, _ProcessState] = {}
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name} {field.shape}" for name, field in self.fields.items())
@@ -104,52 +104,54 @@ class VolumeSource:
 
     @property
     def bounding_box(self) -> dict[str, tuple[float, float]]:
-        """Axis to begin and end of where all volumes overlap, in world units."""
-        return dict(zip(self.axis_order, self._layout.bounds, strict=True))
+        """Axis to begin and end of the overlap of all volumes, in world units."""
+        return dict(zip(self.axis_order, self._region.bounds, strict=True))
 
     @property
     def sampling_box(self) -> dict[str, tuple[float, float]]:
-        """Axis to begin and end of where centres may lie, in world units."""
-        return dict(zip(self.axis_order, self._layout.allowed, strict=True))
+        """Axis to begin and end of the region of centres, in world units."""
+        return dict(zip(self.axis_order, self._region.allowed, strict=True))
 
     @property
     def voxel_size(self) -> tuple[float, ...]:
-        """Distance of centres along each axis of `axis_order`, in world units."""
-        return self._layout.grid.step
+        """Distance between centres along each axis of `axis_order`, in world units."""
+        return self._region.grid.step
 
     @property
     def grid_shape(self) -> tuple[int, ...]:
-        """How many centres there are along each axis."""
-        return self._layout.grid.counts
+        """Number of centres along each axis."""
+        return self._region.grid.counts
 
     def centre_of(self, items: ArrayLike) -> NDArray[np.float64]:
-        """Return the centres, (n, 3), of items, in world units and in `axis_order`."""
-        return self._layout.grid.centres(self.place_of(items))
+        """Return the centres (n, 3) of items, in world units and in `axis_order`."""
+        return self._region.grid.centres(self.place_of(items))
 
     def place_of(self, items: ArrayLike) -> NDArray[np.int64]:
-        """Return the places, (n, 3), of items on the grid of centres: from 0 to before `grid_shape`."""
-        return self._layout.grid.places(check_items(items, self))
+        """Return the places (n, 3) of items on the grid of centres, in [0, grid_shape)."""
+        return self._region.grid.places(check_items(items, self))
 
     def item_of(self, places: ArrayLike) -> NDArray[np.int64]:
-        """Return the items at places, (..., 3), on the grid of centres."""
-        wanted = np.asarray(places, np.int64)
-        if wanted.shape[-1:] != (3,) or ((wanted < 0) | (wanted >= self.grid_shape)).any():
-            raise ReadError(f"Places {wanted.tolist()} of {self!r}: centres have three, up to {self.grid_shape}.")
-        return self._layout.grid.items(wanted)
+        """Return the items at places (..., 3) on the grid of centres."""
+        grid_places = np.asarray(places, np.int64)
+        if grid_places.shape[-1:] != (3,) or ((grid_places < 0) | (grid_places >= self.grid_shape)).any():
+            raise ReadError(
+                f"places of {self!r} must be three integers, below {self.grid_shape}, got {grid_places.tolist()}."
+            )
+        return self._region.grid.items(grid_places)
 
     def item_at(self, world: ArrayLike) -> NDArray[np.int64]:
-        """Return the items whose centres are nearest to points, (..., 3), in world units and in `axis_order`.
+        """Return the items whose centres are nearest to points (..., 3), in world units and in `axis_order`.
 
-        Of two that are equally near it is the upper one, on each axis. A point more than half a `voxel_size` outside of
-        the `sampling_box` raises ReadError.
+        Of two equally near centres, the upper one on each axis is chosen. A point more than half a `voxel_size` outside
+        of the `sampling_box` raises ReadError.
         """
-        grid = self._layout.grid
+        grid = self._region.grid
         points = np.asarray(world, np.float64)
         if points.shape[-1:] != (3,) or not np.isfinite(points).all():
-            raise OptionError(f"world={points.tolist()}; give three finite coordinates for each point.")
-        (low, high), slack = np.transpose(self._layout.allowed), 0.5 * np.asarray(grid.step) * (1 + 1e-9)
+            raise OptionError(f"world must be three finite coordinates for each point, got {points.tolist()}.")
+        (low, high), slack = np.transpose(self._region.allowed), 0.5 * np.asarray(grid.step) * (1 + 1e-9)
         if ((points < low - slack) | (points > high + slack)).any():
-            raise ReadError(f"Points {points.tolist()} reach outside of the sampling box {self.sampling_box}.")
+            raise ReadError(f"world must be points in the sampling box {self.sampling_box}, got {points.tolist()}.")
         places = np.floor((points - grid.origin) / grid.step + 0.5 + 1e-9)
         return grid.items(np.clip(places, 0, np.asarray(grid.counts) - 1).astype(np.int64))
 
@@ -159,7 +161,7 @@ class VolumeSource:
         return self.take(np.arange(span.start, span.stop), out)
 
     def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:
-        """Return any items, in the given order; they are read in the order of storage, and repeats once."""
+        """Return any items, in the given order; each distinct item is read once, in storage order."""
         items = check_items(items, self)
         block = allocate_block(self.fields, len(items)) if out is None else check_out(out, self.fields, len(items))
         if not len(items):
@@ -167,14 +169,14 @@ class VolumeSource:
         for volume in self._volumes:
             volume.array.check_unchanged()
         unique, rows, again, repeats = np.unique(items, return_index=True, return_inverse=True, return_counts=True)
-        for array in self._placed:
+        for array in self._arrays:
             for channel, number in enumerate(array.volumes):
                 if number is None:
                     block[array.name][rows, channel] = np.nan
-        parts = self._parts(self.centre_of(unique))
-        state = self._state()
-        for group in _groups(parts, self._volumes, len(unique), self._budget):
-            self._fill(state, parts, group, (rows, repeats), block)
+        channels = self._place_channels(self.centre_of(unique))
+        state = self._process_state()
+        for group in _group_patches(channels, self._volumes, len(unique), self._budget):
+            self._fill(state, channels, group, (rows, repeats), block)
         if len(unique) < len(items):
             others = np.flatnonzero(rows[again] != np.arange(len(items)))
             for name in self.fields:
@@ -182,18 +184,19 @@ class VolumeSource:
         return block
 
     def read_report(self) -> dict[str, float]:
-        """Return what this process has read so far.
+        """Return statistics of all reads of this process so far.
 
         Returns
         -------
-        `bytes_delivered`: of the stored voxels under all patches given, each patch for itself. `bytes_decoded` and
-        `chunks_decoded`: what was decoded for them. `cache_hits`: how often a patch needed a chunk that did not have to
-        be decoded for it. `read_amplification`: bytes decoded over bytes delivered. `cached_bytes`: what is kept now.
+        `bytes_delivered`: size of the stored voxels under all delivered patches, counted for each patch.
+        `bytes_decoded` and `chunks_decoded`: what was decoded for them. `cache_hits`: how often a patch needed a chunk
+        that did not have to be decoded for it. `read_amplification`: bytes decoded per byte delivered. `cached_bytes`:
+        current size of the cache.
         """
-        state = self._state()
+        state = self._process_state()
         with state.lock:
             delivered, hits = state.bytes_delivered, state.cache_hits
-        decoded = state.cache.decoded
+        decoded = state.cache.counts
         amplification = decoded["bytes_decoded"] / delivered if delivered else 0.0
         return {
             "bytes_delivered": delivered,
@@ -204,7 +207,7 @@ class VolumeSource:
         }
 
     def close(self) -> None:
-        """Let go of files and of the chunks that are kept; the next read starts anew."""
+        """Close files and empty the cache; the next read opens files again."""
         state = self._states.get(os.getpid())
         if state is not None:
             state.cache.clear()
@@ -214,20 +217,20 @@ class VolumeSource:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_states": {}}
 
-    def _state(self) -> "_State":
+    def _process_state(self) -> "_ProcessState":
         process = os.getpid()
         state = self._states.get(process)
         if state is None:
-            for other in set(self._states) - {process}:  # of a parent: what it has kept would stay in memory here
+            for other in set(self._states) - {process}:  # the cache of a parent would stay in memory here
                 self._states.pop(other, None)
-            state = self._states.setdefault(process, _State(self._budget, self._threads))
+            state = self._states.setdefault(process, _ProcessState(self._budget, self._threads))
         return state
 
-    def _parts(self, centres: NDArray[np.float64]) -> "list[_Part]":
-        """Return what has to be filled: one part for each channel that has a volume."""
-        known: dict[Any, Placement] = {}  # the channels of one array mostly lie alike
-        parts = []
-        for array in self._placed:
+    def _place_channels(self, centres: NDArray[np.float64]) -> "list[_Channel]":
+        """Return the channels to fill: all that have a volume, each with the placement of its patches."""
+        known: dict[Any, Placement] = {}  # most channels of an array have the same placement
+        channels = []
+        for array in self._arrays:
             for channel, number in enumerate(array.volumes):
                 if number is None:
                     continue
@@ -235,7 +238,7 @@ class VolumeSource:
                 key = (array.name, volume.scale, volume.translation, volume.shape)
                 if key not in known:
                     taps = (
-                        taps_of(
+                        compute_taps(
                             centres[:, axis],
                             array.full_shape[axis],
                             array.scale[axis],
@@ -245,18 +248,18 @@ class VolumeSource:
                         for axis in range(3)
                     )
                     known[key] = Placement(tuple(taps))
-                parts.append(_Part(array, channel, number, volume, known[key]))
-        return parts
+                channels.append(_Channel(array, channel, number, volume, known[key]))
+        return channels
 
     def _fill(
         self,
-        state: "_State",
-        parts: "list[_Part]",
-        group: "_Group",
+        state: "_ProcessState",
+        channels: "list[_Channel]",
+        group: "_PatchGroup",
         rows: tuple[NDArray[np.int64], NDArray[np.int64]],
         block: Block,
     ) -> None:
-        """Decode the chunks of some patches, as far as they are not kept, and put the patches together."""
+        """Decode the chunks of a group of patches that are not cached, and assemble the patches."""
         held: dict[_Key, NDArray[Any]] = {}
         fetches: list[Callable[[], int]] = []
         for key in group.chunks:
@@ -265,32 +268,32 @@ class VolumeSource:
                 fetches.append(partial(state.fetch, key, self._volumes[key[0]], held))
             else:
                 held[key] = chunk
-        n_decoded = sum(state.helpers.run(fetches))
-        by_volume: dict[int, dict[Coordinates, NDArray[Any]]] = {part.number: {} for part in parts}
+        n_decoded = sum(state.pool.run(fetches))
+        by_volume: dict[int, dict[Coordinates, NDArray[Any]]] = {channel.volume_number: {} for channel in channels}
         for (number, coordinates), chunk in held.items():
             by_volume[number][coordinates] = chunk
         targets, repeats = rows
         fills, n_bytes, n_uses, n_given = list[Callable[[], int]](), 0, 0, 0
         for row in range(group.begin, group.end):
-            for part in parts:
-                out = block[part.array.name][targets[row], part.channel]
-                fills.append(partial(part.fill, row, by_volume[part.number], out))
-                n_bytes += part.stored_bytes(row) * int(repeats[row])
+            for channel in channels:
+                out = block[channel.array.name][targets[row], channel.number]
+                fills.append(partial(channel.fill, row, by_volume[channel.volume_number], out))
+                n_bytes += channel.stored_bytes(row) * int(repeats[row])
                 n_given += out.nbytes
             n_uses += group.uses[row - group.begin] * int(repeats[row])
-        if n_given < _SHARED_BYTES:
+        if n_given < _MIN_THREADED_BYTES:
             for fill in fills:
                 fill()
         else:
-            state.helpers.run(fills)
+            state.pool.run(fills)
         with state.lock:
             state.bytes_delivered += n_bytes
             state.cache_hits += n_uses - n_decoded
 
     def _identity(self, pad: bool) -> str:
-        """Return what stands for the content: what is asked for, what the volumes say, and a little of them."""
+        """Return a hash of the specification, of the metadata of the volumes, and of a little of their content."""
         digest = hashlib.sha256(repr((self.axis_order, pad)).encode())
-        for array in self._placed:
+        for array in self._arrays:
             spec = array.spec
             options = (spec.interpolation, spec.pad_value, str(spec.dtype))
             digest.update(repr((array.name, array.field_shape, array.margin, spec.scale, array.volumes)).encode())
@@ -301,56 +304,57 @@ class VolumeSource:
         return digest.hexdigest()[:32]
 
 
-class _State:
-    """What one process has: chunks, threads and counters."""
+class _ProcessState:
+    """The cache, threads and counters of one process."""
 
     def __init__(self, budget: int, threads: int | None) -> None:
-        self.cache, self.helpers, self.lock = ChunkCache(budget), ReadPool(threads), threading.Lock()
+        self.cache, self.pool, self.lock = ChunkCache(budget), ReadPool(threads), threading.Lock()
         self.bytes_delivered = 0
         self.cache_hits = 0
 
     def fetch(self, key: _Key, volume: StoredVolume, held: dict[_Key, NDArray[Any]]) -> int:
-        """Put a chunk into `held`; return 1 where it had to be decoded."""
+        """Put a chunk into `held`; return 1 if it had to be decoded, else 0."""
         held[key], fresh = self.cache.fetch(key, partial(volume.load, key[1]))
         return int(fresh)
 
 
-class _Part:
+class _Channel:
     """One channel of one array, for all patches of a read."""
 
     def __init__(
-        self, array: PlacedArray, channel: int, number: int, volume: StoredVolume, placement: Placement
+        self, array: ResolvedArray, number: int, volume_number: int, volume: StoredVolume, placement: Placement
     ) -> None:
-        self.array, self.channel, self.number, self.volume, self.placement = array, channel, number, volume, placement
+        self.array, self.number, self.placement = array, number, placement
+        self.volume_number, self.volume = volume_number, volume
         self._item_bytes = volume.array.dtype.itemsize
 
     def chunks(self, row: int) -> list[_Key]:
         """Return the chunks that a patch needs."""
-        found = cuts(self.volume.chunk, self.placement.low[row], self.placement.high[row])
-        return [(self.number, coordinates) for coordinates, _, _ in found]
+        found = find_overlaps(self.volume.chunk, self.placement.low[row], self.placement.high[row])
+        return [(self.volume_number, coordinates) for coordinates, _, _ in found]
 
     def stored_bytes(self, row: int) -> int:
-        """Return the bytes of the stored voxels under a patch."""
+        """Return the size of the stored voxels under a patch."""
         return self.placement.n_voxels(row) * self._item_bytes
 
     def fill(self, row: int, chunks: Mapping[Coordinates, NDArray[Any]], out: NDArray[Any]) -> int:
-        """Put a patch together."""
+        """Assemble a patch; return 0."""
         if not self.placement.whole[row]:
             out[...] = self.array.spec.pad_value
         fill_patch(self.volume, chunks, self.placement, row, out if out.ndim == 3 else out[None])
         return 0
 
 
-class _Group:
-    """Neighbouring patches, from `begin` to before `end`, whose chunks are held together."""
+class _PatchGroup:
+    """Consecutive patches [begin, end), whose chunks are held in memory at once."""
 
     def __init__(self, begin: int) -> None:
         self.begin = self.end = begin
         self.chunks: dict[_Key, int] = {}
-        """And the bytes of each."""
+        """Size of each chunk."""
 
         self.uses: list[int] = []
-        """Chunks that each patch needs."""
+        """Number of chunks that each patch needs."""
 
     def add(self, keys: list[_Key], fresh: dict[_Key, int]) -> None:
         self.chunks |= fresh
@@ -358,15 +362,17 @@ class _Group:
         self.end += 1
 
 
-def _groups(parts: list[_Part], volumes: tuple[StoredVolume, ...], n_patches: int, budget: int) -> Iterator[_Group]:
-    """Yield all patches in groups whose chunks fit the budget; where those of one patch do not, it begins a group."""
-    group, n_bytes = _Group(0), 0
+def _group_patches(
+    channels: list[_Channel], volumes: tuple[StoredVolume, ...], n_patches: int, budget: int
+) -> Iterator[_PatchGroup]:
+    """Yield all patches in groups whose chunks fit the budget; a patch that exceeds it alone begins a group."""
+    group, n_bytes = _PatchGroup(0), 0
     for row in range(n_patches):
-        keys = [key for part in parts for key in part.chunks(row)]
+        keys = [key for channel in channels for key in channel.chunks(row)]
         fresh = {key: volumes[key[0]].chunk_bytes(key[1]) for key in keys if key not in group.chunks}
         if group.uses and fresh and n_bytes + sum(fresh.values()) > budget:
             yield group
-            group, n_bytes = _Group(row), 0
+            group, n_bytes = _PatchGroup(row), 0
             fresh = {key: volumes[key[0]].chunk_bytes(key[1]) for key in keys}
         group.add(keys, fresh)
         n_bytes += sum(fresh.values())
