@@ -1,4 +1,4 @@
-"""The command line as a process of its own: it starts at once, imports what it needs, and runs under both names."""
+"""The command line as a process: it starts fast, imports only what it needs, and runs under both names."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def test_the_module_is_the_command():
     assert (done.returncode, done.stdout, done.stderr) == (0, f"penstock {__version__}\n", "")
 
 
-def test_importing_and_helping_import_neither_torch_nor_what_draws_on_terminals():
+def test_importing_and_help_import_neither_torch_nor_numpy_nor_rich():
     code = """
 import sys, penstock
 assert 'numpy' not in sys.modules

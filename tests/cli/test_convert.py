@@ -82,7 +82,7 @@ def test_one_bad_file_fails_the_run_by_default_and_is_named_with_its_reason(rows
     assert values(rows / "out") == [100.0 * file + row for file in (0, 2) for row in range(20)]
 
 
-def test_what_is_there_is_replaced_only_with_overwrite(rows: Path) -> None:
+def test_an_existing_dataset_is_replaced_only_with_overwrite(rows: Path) -> None:
     assert run("rows0.npy", "-o", "out").exit_code == 0
     before = tree(rows / "out")
     done = run("rows1.npy", "-o", "out")
@@ -111,9 +111,7 @@ def test_what_is_there_is_replaced_only_with_overwrite(rows: Path) -> None:
         (["rows0.npy", "--fields", "a"], "--fields applies only to npz or zarr inputs"),
     ],
 )
-def test_options_that_cannot_work_are_refused_with_2_and_leave_nothing(
-    rows: Path, arguments: list[str], words: str
-) -> None:
+def test_invalid_options_are_refused_with_2_and_leave_nothing(rows: Path, arguments: list[str], words: str) -> None:
     done = run(*arguments, "-o", "out")
     assert done.exit_code == 2, done.output
     assert words in done.output
@@ -180,7 +178,7 @@ def test_ctrl_c_publishes_nothing_and_resume_ends_with_the_same_bytes(rows: Path
 def test_arguments_that_would_be_ignored_are_refused(rows: Path) -> None:
     with pytest.raises(OptionError, match="At most one of workers and engine"):
         convert_to_shards("rows0.npy", "out", workers=2, engine=LocalEngine(2))
-    with pytest.raises(OptionError, match="part of options"):
+    with pytest.raises(OptionError, match="must be set in options"):
         NWBToWebDatasetConverter("out", shard_size=5, options=ConvertOptions())
 
 

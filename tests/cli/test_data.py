@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twenty items in shards of 5; value = 10 x item + column, and one that is no number."""
+    """Twenty items in shards of 5; value = 10 x item + column, and one value is NaN."""
     folder = tmp_path_factory.mktemp("written") / "shards"
     values = 10.0 * np.arange(20)[:, None] + np.arange(3)
     values[7, 1] = np.nan
@@ -43,7 +43,7 @@ def shards(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 @pytest.fixture
 def damaged(shards: Path) -> Path:
-    """Item 12 of them has another byte than was written: 6 members, each of a header and a block, precede its array."""
+    """A dataset with one changed byte in item 12."""
     shard = shards / "shard_000002.tar"
     content = bytearray(shard.read_bytes())
     at = content.index(np.array([120.0, 121.0, 122.0]).tobytes())
@@ -232,7 +232,7 @@ def test_zsh_completes_paths_with_files() -> None:
 
 
 def test_bash_completes_with_the_script_that_is_shown(shards: Path) -> None:
-    """The whole way: bash reads the script, asks the program, and gets the words; no words mean files."""
+    """End to end: bash reads the script, asks the program, and gets the completions; none means files."""
     penstock = Path(sys.executable).with_name("penstock")
     code = f"""
     eval "$(_PENSTOCK_COMPLETE=source_bash {penstock})"

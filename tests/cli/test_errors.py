@@ -1,4 +1,4 @@
-"""What a person gets who mistypes, who points at the wrong thing, who presses Ctrl-C, or who finds a bug."""
+"""What the command line prints for a typo, a wrong path, Ctrl-C, and a bug."""
 
 import contextlib
 import errno
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from penstock_test_processes import group_is_gone
+from penstock_test_processes import is_group_gone
 from typer.testing import CliRunner
 
 from penstock import PlanError, ReadError, create_shards_from_arrays
@@ -42,7 +42,7 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, list(arguments))
 
 
-def said(*arguments: str) -> tuple[int, str]:
+def first_line(*arguments: str) -> tuple[int, str]:
     """Return the exit code and the first line on stderr; nothing is on stdout."""
     done = run(*arguments)
     assert done.stdout == ""
@@ -69,7 +69,7 @@ def test_no_arguments_is_help_and_where_to_begin() -> None:
     ],
 )
 def test_a_mistyped_word_is_named_with_the_nearest_that_exists(arguments: list[str], words: str) -> None:
-    assert said(*arguments) == (2, words)
+    assert first_line(*arguments) == (2, words)
 
 
 def test_a_wrong_option_is_followed_by_an_example_and_where_help_is() -> None:
@@ -122,7 +122,7 @@ MAKE_ONE = "Make one: penstock convert"
 def test_a_folder_without_a_dataset_says_what_it_has_and_what_to_do(folder: Path, what: str, words: str) -> None:
     make(folder, what)
     for command in ("inspect", "verify"):
-        assert said(command, "there") == (2, f"Error: {words}")
+        assert first_line(command, "there") == (2, f"Error: {words}")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_wrong_path_or_format_is_a_sentence_with_what_to_do(folder: Path, argu
         (folder / name).touch()
     np.save(folder / "a file.npy", np.arange(4))
     before = sorted(folder.rglob("*"))
-    code, line = said(*arguments)
+    code, line = first_line(*arguments)
     assert (code, line[: 7 + len(words)]) == (2, f"Error: {words}")
     assert sorted(folder.rglob("*")) == before
 
@@ -174,12 +174,12 @@ def test_what_is_taken_for_a_recording_is_what_convert_reads(folder: Path) -> No
 
 def test_an_existing_output_is_kept_and_the_option_that_replaces_it_is_named(folder: Path) -> None:
     np.save(folder / "rows.npy", np.arange(4))
-    code, line = said("convert", "rows.npy", "-o", "shards")
+    code, line = first_line("convert", "rows.npy", "-o", "shards")
     assert code == 1
     assert "/shards holds a dataset already. Replace it with overwrite=True (--overwrite)" in line
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+def make_verify_fail(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
@@ -209,8 +209,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 def test_errors_are_sentences_with_codes_of_their_own_and_tracebacks_only_with_debug(
     monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, kind: str, words: str
 ) -> None:
-    failing(monkeypatch, error)
-    assert said("verify", "shards") == (code, f"Error: {words}")
+    make_verify_fail(monkeypatch, error)
+    assert first_line("verify", "shards") == (code, f"Error: {words}")
     assert "Traceback" not in run("verify", "shards").stderr
     for arguments in (["--debug", "verify", "shards"], ["verify", "shards", "--debug"]):
         done = run(*arguments)
@@ -226,7 +226,7 @@ def test_errors_are_sentences_with_codes_of_their_own_and_tracebacks_only_with_d
 def test_a_bug_says_how_to_see_more_and_what_to_report(monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock import __version__
 
-    failing(monkeypatch, ZeroDivisionError("by zero"))
+    make_verify_fail(monkeypatch, ZeroDivisionError("by zero"))
     advice = run("verify", "shards").stderr.splitlines()[1]
     assert advice.startswith("Run the same command with --debug to see the traceback, and report it")
     assert f"penstock {__version__}, Python {sys.version.split()[0]}" in advice
@@ -240,7 +240,7 @@ def test_what_the_parser_refuses_is_json_too(arguments: list[str]) -> None:
 
 
 def test_what_comes_after_two_dashes_is_an_argument(folder: Path) -> None:
-    assert said("verify", "--", "--debug") == (2, "Error: No such file or folder: --debug.")
+    assert first_line("verify", "--", "--debug") == (2, "Error: No such file or folder: --debug.")
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_ctrl_c_ends_a_conversion_and_its_workers_and_publishes_nothing(folder: 
     out, errors = process.communicate(timeout=60)
     os.close(pipe[0])
     assert (process.returncode, out, errors) == (130, "", "\nStopped.\n")
-    wait_until(lambda: group_is_gone(process.pid))
+    wait_until(lambda: is_group_gone(process.pid))
     assert not (folder / "out" / "dataset_metadata.json").exists()
 
 
@@ -308,7 +308,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_reader_that_goes_away_hears_nothing(folder: Path) -> None:
+def test_a_closed_pipe_is_no_error_message(folder: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "penstock", "inspect", "shards"]

@@ -50,7 +50,7 @@ def test_shards_are_tuned_too(tmp_path: Path) -> None:
     assert "Set num_workers=0" in done.output
 
 
-def test_what_is_not_there_or_no_data_is_a_sentence(tmp_path: Path) -> None:
+def test_a_missing_or_invalid_path_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "broken.npy").write_bytes(b"no npy")
     for where, said in (
         ("nowhere", "nowhere"),

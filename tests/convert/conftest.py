@@ -1,4 +1,4 @@
-"""Arrays whose values say where they stand, and what every recording must do."""
+"""Arrays whose values are their positions, and the laws of every recording."""
 
 import json
 import pickle
@@ -13,7 +13,7 @@ from penstock.convert.inputs.protocol import Input, Sample
 
 
 def _numbered(shape: tuple[int, ...], dtype: Any = np.float64) -> NDArray[Any]:
-    """Each value is its own position, as far as the dtype can tell."""
+    """Each value is its own position, as far as the dtype allows."""
     return np.arange(np.prod(shape), dtype=np.int64).reshape(shape).astype(dtype)
 
 
@@ -27,7 +27,7 @@ def _same_sample(left: Sample, right: Sample) -> None:
 
 
 def _all_samples(given: Input) -> list[Sample]:
-    """Every sample in order, after the laws of a recording are checked on it."""
+    """Every item in order, after checking the laws of a recording."""
     given = pickle.loads(pickle.dumps(given))
     assert hash(given) == hash(pickle.loads(pickle.dumps(given)))
     assert " at 0x" not in repr(given)

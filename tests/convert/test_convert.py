@@ -1,4 +1,4 @@
-"""A whole conversion: every sample of every input once, in its place, whoever does the work."""
+"""A whole conversion: every item of every input once, in its place, on any engine."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -107,7 +107,7 @@ def test_shuffled_samples_are_a_permutation_across_inputs_that_the_seed_decides(
     assert found[3] != found[4]
 
 
-def test_shuffling_keeps_what_is_known_of_each_sample_and_numbers_it_anew(inputs: list[Taped], tmp_path: Path) -> None:
+def test_shuffling_keeps_the_metadata_of_each_item_and_renumbers_it(inputs: list[Taped], tmp_path: Path) -> None:
     convert(inputs, tmp_path / "out", CASES["shuffled"])
     source = TarSource(tmp_path / "out")
     about = source.take(np.arange(25))["metadata"]
@@ -188,11 +188,11 @@ def test_one_sample_in_all_and_a_shard_that_is_larger(shuffle_seed: int | None, 
     assert read(tmp_path / "out") == rows(given)
 
 
-def test_progress_ends_with_all_that_there_is(inputs: list[Taped], tmp_path: Path) -> None:
-    told: list[tuple[str, str, int, int, str]] = []
-    convert(inputs, tmp_path / "out", CASES["plain"], on_progress=lambda *news: told.append(news))
-    assert [news[2] for news in told if news[0] == "Scanning"] == [0, 1, 2, 3, 4]
-    assert [(news[2], news[3]) for news in told if news[0] == "Writing"] == [
+def test_progress_ends_with_the_total(inputs: list[Taped], tmp_path: Path) -> None:
+    calls: list[tuple[str, str, int, int, str]] = []
+    convert(inputs, tmp_path / "out", CASES["plain"], on_progress=lambda *call: calls.append(call))
+    assert [call[2] for call in calls if call[0] == "Scanning"] == [0, 1, 2, 3, 4]
+    assert [(call[2], call[3]) for call in calls if call[0] == "Writing"] == [
         (n, 25) for n in (0, 4, 8, 12, 16, 20, 24, 25)
     ]
 
@@ -200,7 +200,7 @@ def test_progress_ends_with_all_that_there_is(inputs: list[Taped], tmp_path: Pat
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def test_nothing_to_convert_is_an_error_and_leaves_no_folder(tmp_path: Path) -> None:
+def test_no_inputs_are_an_error_and_leave_no_folder(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="needs at least one input"):
         convert([], tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -226,7 +226,7 @@ def test_inputs_whose_fields_differ_are_both_named(inputs: list[Taped], tmp_path
 
 @pytest.mark.parametrize(("kind", "reason"), [("dtype", "one dtype|float64"), ("field", "more")])
 @pytest.mark.parametrize("at", [2, 4])  # in the middle of a shard, and where one begins
-def test_samples_that_differ_within_an_input_are_refused(kind: str, at: int, reason: str, tmp_path: Path) -> None:
+def test_items_that_differ_within_an_input_are_refused(kind: str, at: int, reason: str, tmp_path: Path) -> None:
     given = tapes(tmp_path / "in", (5,))
     mishap(given[0], kind, at, once=False)
     with pytest.raises(OptionError, match=reason):
@@ -234,14 +234,14 @@ def test_samples_that_differ_within_an_input_are_refused(kind: str, at: int, rea
     assert visible(tmp_path / "out") == set()
 
 
-def test_a_split_by_what_an_input_does_not_say_is_refused(tmp_path: Path) -> None:
+def test_a_split_by_a_group_that_an_input_lacks_is_refused(tmp_path: Path) -> None:
     given = [NpyInput(entry.path) for entry in tapes(tmp_path / "in", (3, 3))]
     with pytest.raises(SourceError, match=r"tape_0\.npy does not say which subject it belongs to"):
         convert(given, tmp_path / "out", CASES["by subject"])
     assert not (tmp_path / "out").exists()
 
 
-def test_a_split_in_time_that_leaves_one_side_empty_is_refused(tmp_path: Path) -> None:
+def test_a_split_by_time_that_leaves_a_split_empty_is_refused(tmp_path: Path) -> None:
     given = tapes(tmp_path / "in", (10,), sequence_length=6)
     with pytest.raises(SourceError, match="must have items, but 'train' has none"):
         convert(given, tmp_path / "out", CASES["by time"])
@@ -254,7 +254,7 @@ def test_shards_bounded_by_bytes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("options", [{"shuffle_seed": -1}, {"on_bad": "ignore"}])
-def test_options_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=r"seed|on_bad"):
         ConvertOptions(**options)
 
@@ -263,9 +263,7 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", ["plain", "by file", "shuffled"])
-def test_a_data_set_that_is_there_is_not_touched_unless_asked_for(
-    case: str, inputs: list[Taped], tmp_path: Path
-) -> None:
+def test_an_existing_dataset_is_not_touched_unless_asked_for(case: str, inputs: list[Taped], tmp_path: Path) -> None:
     convert(inputs, tmp_path / "out", CASES[case])
     before = tree(tmp_path / "out")
     with pytest.raises(WriteError, match="Replace it with overwrite=True"):
@@ -337,7 +335,7 @@ def test_resuming_and_overwriting_exclude_each_other(inputs: list[Taped], tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def test_resuming_where_nothing_was_begun_begins(inputs: list[Taped], tmp_path: Path) -> None:
+def test_resuming_without_an_unfinished_conversion_starts_one(inputs: list[Taped], tmp_path: Path) -> None:
     convert(inputs, tmp_path / "out", CASES["plain"], existing="resume")
     assert read(tmp_path / "out") == rows(inputs)
 
@@ -365,11 +363,11 @@ def test_folders_that_were_there_and_empty_may_be_used(inputs: list[Taped], tmp_
 def test_a_conversion_at_work_keeps_others_out(inputs: list[Taped], tmp_path: Path) -> None:
     refused: list[object] = []
 
-    def meanwhile(*news: object) -> None:
-        if news[0] == "Writing":
+    def meanwhile(*call: object) -> None:
+        if call[0] == "Writing":
             with pytest.raises(WriteError, match="Another writer is at work"):
                 convert(inputs, tmp_path / "out", CASES["plain"], existing="resume")
-            refused.append(news)
+            refused.append(call)
 
     convert(inputs, tmp_path / "out", CASES["plain"], on_progress=meanwhile)
     assert len(refused) == 8

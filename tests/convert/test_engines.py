@@ -1,4 +1,4 @@
-"""Who does the work: every item once, errors as they are, and what is lost with a worker is done again."""
+"""Engines: every work item once, errors unchanged, and work that is lost with a worker is done again."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from penstock_convert_parts import OddError, happened, mended, mishap, read, rows, tapes, tree, visible
+from penstock_convert_parts import OddError, has_happened, mend, mishap, read, rows, tapes, tree, visible
 
 from penstock.convert.convert import convert
 from penstock.convert.engines import DaskEngine, Engine, LocalEngine
@@ -37,7 +37,7 @@ def cannot_travel(number: int) -> int:
 
 
 def die_on(flag: str) -> str:
-    """End this process where a file is there; the one that takes it away is the only one to die of it."""
+    """End this process if a file exists; only the process that removes the file dies."""
     if flag.endswith("always"):
         os.kill(os.getpid(), signal.SIGKILL)
     try:
@@ -85,7 +85,7 @@ print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_an_error_arrives_as_it_is_and_nothing_more_is_begun(workers: int, tmp_path: Path) -> None:
+def test_an_error_is_raised_unchanged_and_no_more_work_is_started(workers: int, tmp_path: Path) -> None:
     before, seen = _children(), tmp_path / "seen"
     seen.mkdir()
     with pytest.raises(LookupError, match="seven"):
@@ -95,7 +95,9 @@ def test_an_error_arrives_as_it_is_and_nothing_more_is_begun(workers: int, tmp_p
     assert begun == set(range(8)) if workers == 1 else 999 not in begun
 
 
-def test_an_error_that_cannot_be_unpickled_is_told_and_is_no_dead_worker(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_that_cannot_be_unpickled_is_reported_and_is_not_a_dead_worker(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with pytest.raises(WorkerError, match=r"OddError in [56]: an error: by keyword"):
         list(LocalEngine(2).run(cannot_travel, [5, 6]))
     assert caplog.records == []
@@ -114,7 +116,7 @@ def test_what_was_lost_with_a_worker_is_done_again(
     assert "A worker of the conversion died" in caplog.text
 
 
-def test_the_item_that_workers_always_die_of_is_named_and_no_other(tmp_path: Path) -> None:
+def test_a_work_item_that_always_kills_workers_is_named_and_no_other(tmp_path: Path) -> None:
     items = [str(tmp_path / str(number)) for number in range(20)]
     items[6] = str(tmp_path / "always")
     before = _children()
@@ -140,7 +142,7 @@ def test_whoever_stops_early_leaves_no_workers() -> None:
 
 
 def _children() -> set[int]:
-    """Return the processes that this one has started and that are still there, also as zombies."""
+    """Return the child processes that still exist, including zombies."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -162,7 +164,7 @@ def _command(entry: Path) -> str:
 
 @pytest.mark.parametrize("engine", [LocalEngine, DaskEngine])
 @pytest.mark.parametrize("workers", [0, -1, 1.5])
-def test_a_number_of_workers_that_cannot_be_is_refused(engine: Any, workers: Any) -> None:
+def test_an_invalid_number_of_workers_is_refused(engine: Any, workers: Any) -> None:
     with pytest.raises(OptionError, match="workers"):
         engine(workers=workers)
 
@@ -210,11 +212,11 @@ def test_dask_does_the_work_of_a_worker_that_died_again(dask: Engine, tmp_path: 
     given = tapes(tmp_path / "in", (7, 5, 9, 4))
     mishap(given[2], "die", 4)
     convert(given, tmp_path / "out", ConvertOptions(WriteOptions(4)), engine=dask)
-    assert happened(given[2])
+    assert has_happened(given[2])
     assert read(tmp_path / "out") == rows(given)
 
 
-def test_what_workers_of_dask_always_die_of_is_named_and_nothing_is_published(
+def test_a_task_that_always_kills_dask_workers_is_named_and_nothing_is_published(
     dask: Engine, cluster: Any, tmp_path: Path
 ) -> None:
     given = tapes(tmp_path / "in", (7,))
@@ -223,7 +225,7 @@ def test_what_workers_of_dask_always_die_of_is_named_and_nothing_is_published(
     with pytest.raises(WorkerError, match=r"died repeatedly while working on shard_000000\.tar, made from .*tape_0"):
         convert(given, tmp_path / "out", ConvertOptions(WriteOptions(7)), engine=dask)
     assert visible(tmp_path / "out") == set()
-    mended(given[0])
+    mend(given[0])
     convert(given, tmp_path / "out", ConvertOptions(WriteOptions(7)), existing="resume")
     assert read(tmp_path / "out") == rows(given)
 

@@ -1,4 +1,4 @@
-"""The example scripts that convert: run as their pages say."""
+"""The example scripts that convert, run as their pages say."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What tells an input from another one, and from itself after somebody has written to it."""
+"""Fingerprints and stamps tell inputs apart, and notice changes."""
 
 import os
 from pathlib import Path
@@ -128,6 +128,6 @@ def test_the_stamp_tells_of_appending_and_of_writing_in_place(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("look", [read_stamp, fingerprint])
-def test_what_is_not_there_is_named(look: object, tmp_path: Path) -> None:
+def test_a_missing_file_is_named(look: object, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"Could not read .*gone\.npy: .*No such file"):
         look(tmp_path / "gone.npy")  # type: ignore[operator]

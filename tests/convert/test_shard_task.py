@@ -1,4 +1,4 @@
-"""One shard, written from nothing but its task."""
+"""One shard, written from its task alone."""
 
 import os
 import pickle
@@ -67,14 +67,14 @@ def test_an_input_that_fails_is_named_and_nothing_is_left(kind: str, reason: str
     assert (again.path, again.reason, str(again)) == (caught.value.path, caught.value.reason, str(caught.value))
 
 
-def test_an_input_that_was_written_to_after_it_was_counted_is_refused(task: Task) -> None:
+def test_an_input_that_changed_after_it_was_scanned_is_refused(task: Task) -> None:
     os.utime(task.inputs[1].path, ns=(1, 1))
     with pytest.raises(InputError, match=r"tape_1\.npy: the file changed while it was converted"):
         write_task(task)
     assert tree(task.writing) == {}
 
 
-def test_an_input_that_is_kept_open_is_opened_anew_when_it_was_written_to_and_counted_again(task: Task) -> None:
+def test_an_open_input_is_opened_again_after_it_changed_and_was_scanned_again(task: Task) -> None:
     write_task(task)
     np.save(task.inputs[0].path, np.full((4, 3), 9, np.float32))
     stamps = tuple(read_stamp(entry.path) for entry in task.inputs)
@@ -103,7 +103,7 @@ def test_a_compressed_shard_that_is_too_large_says_what_to_do(task: Task, monkey
     assert tree(task.writing) == {}
 
 
-def test_a_shard_that_was_left_in_pieces_is_written_over(task: Task) -> None:
+def test_a_partly_written_shard_is_overwritten(task: Task) -> None:
     write_task(task)
     whole = tree(task.writing)
     (task.writing / task.name).write_bytes(b"half")
@@ -146,6 +146,6 @@ def test_threads_that_write_shards_of_the_same_inputs_do_not_disturb_each_other(
     assert all(found == trees[0] for found in trees)
 
 
-def test_a_task_says_what_it_is_about(task: Task) -> None:
+def test_the_text_of_a_task_names_its_shard_and_inputs(task: Task) -> None:
     paths = ", ".join(str(entry.path) for entry in task.inputs)
     assert str(task) == f"shard_000007.tar, made from {paths}"

@@ -1,4 +1,4 @@
-"""Which samples go to which split."""
+"""Which items go to which split."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def shares(draw: st.DrawFn) -> tuple[tuple[str, float], ...]:
 
 @st.composite
 def recordings(draw: st.DrawFn) -> tuple[list[str], list[int], Split]:
-    """Groups and sizes of inputs, of which several may be of one group."""
+    """Groups and sizes of inputs; several inputs may be of one group."""
     split = Split(draw(shares()), "subject", draw(st.integers(0, 3)))
     n_groups = draw(st.integers(len(split.shares), 15))
     more = draw(st.lists(st.integers(0, n_groups - 1), max_size=15))
@@ -77,7 +77,7 @@ def test_another_seed_gives_other_sides() -> None:
     assert sides[0] != sides[1]
 
 
-def test_sides_are_pinned() -> None:
+def test_assignments_are_pinned() -> None:
     side = assign_groups(list("abcdefghij"), [10] * 10, Split(THREE, "subject"))
     chosen = {name: "".join(sorted(group for group in side if side[group] == name)) for name, _ in THREE}
     # Another order of hashes is a breaking change: what was in the test set would be trained on.
@@ -144,12 +144,12 @@ def test_rows_that_only_touch_a_border_are_not_lost_to_rounding(n_rows: int, par
         ((), "add up to 1"),
     ],
 )
-def test_splits_that_cannot_be_are_refused(parts: tuple[tuple[str, float], ...], reason: str) -> None:
+def test_invalid_splits_are_refused(parts: tuple[tuple[str, float], ...], reason: str) -> None:
     with pytest.raises(OptionError, match=reason):
         Split(parts)
 
 
-def test_what_may_not_be_torn_apart_is_one_of_four() -> None:
+def test_group_by_is_one_of_four() -> None:
     with pytest.raises(OptionError, match="'subject', 'session', 'file', 'time'"):
         Split(THREE, "mouse")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="seed"):
@@ -161,13 +161,13 @@ def test_a_text_gives_the_shares_in_its_order() -> None:
 
 
 @pytest.mark.parametrize("text", ["train", "train=", "train=most", "train=0.8=3,val=0.2", "train:0.8"])
-def test_a_text_that_gives_no_shares_is_refused_with_an_example(text: str) -> None:
+def test_a_text_without_fractions_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(OptionError, match=r"such as train=0\.8"):
         Split(parse_split(text))
 
 
 @pytest.mark.parametrize("text", ["", "=0.5,b=0.5", "a=0.5,a=0.5", "a=inf"])
-def test_a_text_whose_shares_are_no_split_is_refused(text: str) -> None:
+def test_a_text_that_is_an_invalid_split_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match=r"add up to 1|names of folders"):
         Split(parse_split(text))
 

@@ -1,4 +1,4 @@
-"""Where windows lie."""
+"""Windows of equal length at equal distances."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_no_overlap_covers_every_unit_once_and_half_repeats_half() -> None:
 
 
 @pytest.mark.parametrize("overlap", [1, 1.0, 1.5, -0.1, float("nan"), True, "0.5", None])
-def test_an_overlap_that_never_advances_or_is_no_share_is_refused(overlap: object) -> None:
+def test_an_invalid_overlap_is_refused(overlap: object) -> None:
     with pytest.raises(OptionError, match=">= 0 and < 1"):
         check_overlap(overlap)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=">= 0 and < 1"):
@@ -49,6 +49,6 @@ def test_an_overlap_that_never_advances_or_is_no_share_is_refused(overlap: objec
 
 
 @pytest.mark.parametrize("length", [0, -3, 2.5])
-def test_a_length_that_is_no_window_is_refused(length: object) -> None:
+def test_an_invalid_length_is_refused(length: object) -> None:
     with pytest.raises(OptionError, match="The window length must be"):
         Windows(10, length)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from penstock_convert_parts import tree, visible
-from penstock_test_parts import isolated
+from penstock_test_parts import run_isolated
 
 from penstock.convert.convert import convert
 from penstock.convert.engines import LocalEngine
@@ -63,8 +63,8 @@ def attempt(case, out=DISK / "out", **how):
         return f"{type(error).__name__}: {error}"
     return "done"
 
-def tried(case, small, large, workers=1):
-    """Say what came of a conversion on a small disk, whether all or nothing was there, and how it went on."""
+def try_twice(case, small, large, workers=1):
+    """Return the result on a small disk, whether all or nothing was visible, and the result of resuming."""
     subprocess.run(["umount", str(DISK)], check=True)
     mount(small)
     answer = attempt(case, workers=workers)
@@ -105,7 +105,7 @@ def inputs(tmp_path: Path) -> list[NpyInput]:
 
 
 def on_small_disks(folder: Path, case: str, attempts: str) -> list[str]:
-    """Return what came of each of some `attempts` to convert, the last of which had room enough.
+    """Return the result of each of several attempts to convert, the last of which had enough space.
 
     Whatever came of one: all or nothing was there, and with more room it went on to the bytes of a large disk.
     """
@@ -129,7 +129,7 @@ def test_a_full_disk_publishes_nothing_and_with_more_room_it_goes_on(
 ) -> None:
     attempts = """
 for kilobytes in range(8, 420, 51):
-    answers.append(tried(case, f"size={kilobytes}k", "size=64m", workers=1 + kilobytes // 51 % 2))
+    answers.append(try_twice(case, f"size={kilobytes}k", "size=64m", workers=1 + kilobytes // 51 % 2))
 """
     failed = [answer for answer in on_small_disks(tmp_path, case, attempts) if answer != "done"]
     assert len(failed) > 3
@@ -143,7 +143,7 @@ def test_a_disk_that_takes_no_more_files_publishes_all_or_nothing(
     # Each file and folder is an inode: with one more each time, another one cannot be made.
     attempts = """
 for inodes in range(2, 80, 3):
-    answers.append(tried(case, f"size=64m,nr_inodes={inodes}", "nr_inodes=1000"))
+    answers.append(try_twice(case, f"size=64m,nr_inodes={inodes}", "nr_inodes=1000"))
     if answers[-1][0] == "done":
         break
 """
@@ -152,7 +152,7 @@ for inodes in range(2, 80, 3):
     assert len(answers) > 4
 
 
-def test_a_full_disk_leaves_the_old_data_set_as_it_is(inputs: list[NpyInput], tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_dataset_as_it_is(inputs: list[NpyInput], tmp_path: Path) -> None:
     body = """
 mount("size=220k")
 INPUTS, ALL = INPUTS[:1], INPUTS
@@ -201,14 +201,14 @@ def test_a_limit_on_the_size_of_files_publishes_nothing(
     options = ConvertOptions(WriteOptions(10), Split((("train", 0.5), ("val", 0.5))), shuffle_seed=shuffle_seed)
     convert(inputs, tmp_path / "whole", options)
     for limit in (100, 7_000):
-        message = isolated(_limited, inputs, tmp_path / f"out{limit}", options, workers, limit)
+        message = run_isolated(_run_limited, inputs, tmp_path / f"out{limit}", options, workers, limit)
         assert "File too large" in message
         assert visible(tmp_path / f"out{limit}") == set()
         convert(inputs, tmp_path / f"out{limit}", options, existing="resume")
         assert tree(tmp_path / f"out{limit}") == tree(tmp_path / "whole")
 
 
-def _limited(inputs: list[NpyInput], out: Path, options: ConvertOptions, workers: int, limit: int) -> str:
+def _run_limited(inputs: list[NpyInput], out: Path, options: ConvertOptions, workers: int, limit: int) -> str:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     try:
         convert(inputs, out, options, engine=LocalEngine(workers))

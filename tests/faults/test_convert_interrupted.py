@@ -1,4 +1,4 @@
-"""A conversion is interrupted, or an input fails: nothing is published, and what follows ends in the same bytes."""
+"""A conversion is interrupted, or an input fails: nothing is published, and resuming gives the same bytes."""
 
 import errno
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from penstock_convert_parts import OddError, Taped, happened, mended, mishap, read, rows, tapes, tree, visible
+from penstock_convert_parts import OddError, Taped, has_happened, mend, mishap, read, rows, tapes, tree, visible
 
 from penstock import TarSource
 from penstock.convert.convert import convert
@@ -38,7 +38,7 @@ def inputs(tmp_path: Path) -> list[Taped]:
 
 
 class InterruptAt:
-    """Is told of progress, and stops the conversion as Ctrl-C does, the n-th time."""
+    """A progress callback that raises KeyboardInterrupt the n-th time."""
 
     def __init__(self, last: int) -> None:
         self.count, self.last = 0, last
@@ -89,7 +89,7 @@ def test_what_was_finished_is_not_read_again(inputs: list[Taped], tmp_path: Path
         convert(inputs, tmp_path / "out", CASES["plain"])
     mishap(inputs[0], "read", 1)
     convert(inputs, tmp_path / "out", CASES["plain"], existing="resume")
-    assert not happened(inputs[0])
+    assert not has_happened(inputs[0])
     assert read(tmp_path / "out") == rows(inputs)
 
 
@@ -111,7 +111,7 @@ def test_an_error_of_the_inputs_own_code_publishes_nothing(
 @pytest.mark.parametrize("case", ["plain", "shuffled"])
 @pytest.mark.parametrize("kind", ["grow", "rewrite"])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_input_that_is_written_to_meanwhile_is_an_error(
+def test_an_input_that_changes_during_the_conversion_is_an_error(
     workers: int, kind: str, case: str, inputs: list[Taped], tmp_path: Path
 ) -> None:
     mishap(inputs[1], kind, 5)
@@ -119,7 +119,7 @@ def test_an_input_that_is_written_to_meanwhile_is_an_error(
         convert(inputs, tmp_path / "out", CASES[case], engine=LocalEngine(workers))
     assert visible(tmp_path / "out") == set()
     before = tree(tmp_path / "out")
-    with pytest.raises(OptionError, match="was started with others. Use the same, or start again with overwrite"):
+    with pytest.raises(OptionError, match=r"was started with others\. Use the same, or start again with overwrite"):
         convert(inputs, tmp_path / "out", CASES[case], existing="resume")
     assert tree(tmp_path / "out") == before, "nothing is lost"
     convert(inputs, tmp_path / "out", CASES[case], existing="overwrite")
@@ -127,7 +127,7 @@ def test_an_input_that_is_written_to_meanwhile_is_an_error(
 
 
 @pytest.mark.parametrize("case", ["plain", "by subject"])
-def test_the_old_data_set_is_readable_until_the_new_one_is_complete(
+def test_the_old_dataset_is_readable_until_the_new_one_is_complete(
     case: str, inputs: list[Taped], tmp_path: Path
 ) -> None:
     old = tapes(tmp_path / "old", (8, 9), ("anna_7", "carl_7"))
@@ -172,11 +172,11 @@ def test_where_one_of_several_splits_cannot_be_made_ready_none_appears(
     assert tree(out) == tree(tmp_path / "whole")
 
 
-# -- inputs that are skipped -------------------------------------------------------------------------------------------
+# -- inputs that are skipped ------------------------------------------------------------------------------------------
 
 
 def without_skipped(folder: Path) -> dict[str, Any]:
-    """Return all files; of manifests, all but the list of what was skipped and the checksum over that."""
+    """Return all files; manifests without the list of skipped inputs and the checksum over it."""
     found: dict[str, Any] = dict(tree(folder))
     for name in [name for name in found if name.endswith("dataset_metadata.json")]:
         manifest = json.loads(found[name])
@@ -186,7 +186,7 @@ def without_skipped(folder: Path) -> dict[str, Any]:
     return found
 
 
-def skipped(folder: Path) -> list[tuple[str, str]]:
+def read_skipped(folder: Path) -> list[tuple[str, str]]:
     manifest = json.loads((folder / "dataset_metadata.json").read_bytes())
     return [(entry["file"], entry["reason"]) for entry in manifest["metadata"]["conversion"]["skipped"]]
 
@@ -203,7 +203,7 @@ def test_a_run_that_skips_is_one_that_never_had_the_bad_input(
     manifests = convert([bad, *good], tmp_path / "with", options, engine=LocalEngine(2))
     assert without_skipped(tmp_path / "with") == without_skipped(tmp_path / "without")
     for manifest in manifests.values():
-        assert skipped(manifest.folder) == [("anna_1.npy", "the tape of anna_1 is torn")]
+        assert read_skipped(manifest.folder) == [("anna_1.npy", "the tape of anna_1 is torn")]
 
 
 def test_all_inputs_bad_is_an_error_even_where_bad_ones_are_skipped(inputs: list[Taped], tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_run_that_skipped_an_input_while_reading_can_be_resumed(
             convert(inputs, out, options, on_progress=InterruptAt(at))
         convert(inputs, out, options, existing="resume")
         assert tree(out) == whole, f"interrupted at {at}"
-    mended(inputs[2])
+    mend(inputs[2])
     assert convert(inputs, out, options, existing="resume").keys() == set(options.split.names)
     assert tree(out) == whole, "what is complete stays as it is"
 
@@ -239,7 +239,7 @@ def test_a_run_that_skipped_an_input_while_reading_can_be_resumed(
 
 @pytest.mark.parametrize("case", ["plain", "shuffled", "by file"])
 @pytest.mark.parametrize("damage", ["shard", "index", "statistics", "part"])
-def test_pieces_that_a_power_cut_left_are_written_anew(
+def test_partial_files_of_a_power_cut_are_written_again(
     damage: str, case: str, inputs: list[Taped], tmp_path: Path
 ) -> None:
     count = InterruptAt(-1)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from penstock_convert_parts import Row, Taped, happened, held, mended, mishap, read, rows, tapes, tree, visible
+from penstock_convert_parts import Row, Taped, has_happened, held, mend, mishap, read, rows, tapes, tree, visible
 from penstock_test_parts import eventually
 
 from penstock.convert.convert import convert
@@ -46,7 +46,7 @@ assert "torch" not in sys.modules
 CHANGES = ("rename", "replace", "fsync", "writev", "write", "unlink", "rmdir", "mkdir", "open")
 count = 0
 
-def counted(function, last):
+def count_calls(function, last):
     def call(*args, **kwargs):
         global count
         count += 1
@@ -66,7 +66,7 @@ def run(job):
     inputs = [Taped(Path(path)) for path in job["inputs"]]
     options, how = options_of(**job["options"]), job["how"]
     for name in CHANGES:
-        setattr(os, name, counted(getattr(os, name), job["at"]))
+        setattr(os, name, count_calls(getattr(os, name), job["at"]))
     convert(inputs, job["output"], options, engine=LocalEngine(job["workers"]), **how)
 
 for line in sys.stdin:
@@ -97,10 +97,8 @@ class Helper:
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
 
-    def begin(
-        self, inputs: list[Taped], output: Path, case: str, *, at: int = -1, workers: int = 1, **how: str
-    ) -> int:
-        """Start a conversion, and return the number of its process."""
+    def begin(self, inputs: list[Taped], output: Path, case: str, *, at: int = -1, workers: int = 1, **how: str) -> int:
+        """Start a conversion and return its process id."""
         paths = [str(given.path) for given in inputs]
         job = {"inputs": paths, "output": str(output), "options": CASES[case], "at": at, "workers": workers, "how": how}
         assert self._process.stdin is not None
@@ -173,7 +171,7 @@ def test_killed_before_any_change_of_a_file_resuming_ends_in_the_same_bytes(
 
 
 @pytest.mark.parametrize("case", ["plain", "by subject"])
-def test_killed_while_it_replaces_a_data_set_a_reader_sees_the_old_one_or_the_new_one_or_none(
+def test_killed_while_replacing_a_dataset_a_reader_sees_the_old_the_new_or_none(
     case: str, helper: Helper, inputs: list[Taped], tmp_path: Path
 ) -> None:
     old = tapes(tmp_path / "old", (8, 9), ("anna_7", "carl_7"))
@@ -190,7 +188,7 @@ def test_killed_while_it_replaces_a_data_set_a_reader_sees_the_old_one_or_the_ne
             found = read_or_none(out / name)
             assert found in (None, before[name], read(tmp_path / "whole" / name)), f"killed at {at}"
             seen.add("none" if found is None else "old" if found == before[name] else "new")
-        # Killed before it left a trace, it has left the old data set, which resuming does not replace: start anew.
+        # Killed before it wrote anything: the old dataset is complete, and resuming does not replace it. Start again.
         begun = {name for name in tree(out) if not name.endswith(".aside")} != files.keys()
         helper.run(inputs, out, case, existing="resume" if begun else "overwrite")
         assert tree(out) == whole, f"killed at {at}"
@@ -225,7 +223,7 @@ def test_workers_of_a_process_that_is_killed_end_and_keep_nobody_out(
     try:
         assert eventually(lambda: members(parent) == []), "a worker has outlived its parent"
     finally:
-        mended(inputs[1])
+        mend(inputs[1])
     assert helper.answer()["killed"] == signal.SIGKILL
     assert visible(tmp_path / "out") == set()
     convert(inputs, tmp_path / "out", options_of(case), engine=LocalEngine(2), existing="resume")
@@ -242,7 +240,7 @@ def test_ctrl_c_ends_the_workers_and_leaves_what_was_finished(
     try:
         assert eventually(lambda: members(parent) == [])
     finally:
-        mended(inputs[2])
+        mend(inputs[2])
     with pytest.raises(AssertionError, match="KeyboardInterrupt"):
         helper.answer()
     assert visible(tmp_path / "out") == set()
@@ -259,13 +257,13 @@ def test_a_worker_that_is_killed_costs_nothing(case: str, inputs: list[Taped], t
     mishap(inputs[0], "die", 3)
     mishap(inputs[1], "die", 5)
     convert(inputs, tmp_path / "out", options_of(case), engine=LocalEngine(2))
-    assert happened(inputs[0])
-    assert happened(inputs[1])
+    assert has_happened(inputs[0])
+    assert has_happened(inputs[1])
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("case", ["plain", "by subject"])
-def test_an_input_that_workers_always_die_of_is_named_and_nothing_is_published(
+def test_an_input_that_always_kills_workers_is_named_and_nothing_is_published(
     case: str, inputs: list[Taped], tmp_path: Path
 ) -> None:
     convert(inputs, tmp_path / "whole", options_of(case))
@@ -273,12 +271,12 @@ def test_an_input_that_workers_always_die_of_is_named_and_nothing_is_published(
     with pytest.raises(WorkerError, match=r"died 3 times while working on shard_.*\.tar, made from .*bert_1\.npy"):
         convert(inputs, tmp_path / "out", options_of(case), engine=LocalEngine(2))
     assert visible(tmp_path / "out") == set()
-    mended(inputs[1])
+    mend(inputs[1])
     convert(inputs, tmp_path / "out", options_of(case), engine=LocalEngine(2), existing="resume")
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
-def test_an_input_that_workers_die_of_when_it_is_looked_at_is_named(inputs: list[Taped], tmp_path: Path) -> None:
+def test_an_input_that_kills_workers_when_it_is_scanned_is_named(inputs: list[Taped], tmp_path: Path) -> None:
     mishap(inputs[1], "die", 0, once=False)
     with pytest.raises(WorkerError, match=r"died 3 times while working on Taped\(.*bert_1\.npy"):
         convert(inputs, tmp_path / "out", engine=LocalEngine(2))

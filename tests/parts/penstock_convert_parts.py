@@ -1,4 +1,4 @@
-"""Inputs that meet with mishaps, and what came out of a conversion.
+"""Inputs that fail on purpose, and the results of a conversion.
 
 What happens to an input lies in a file beside it, not in the input: a run that was disturbed and one that was not have
 the same inputs, so that their results can be compared byte by byte.
@@ -22,7 +22,7 @@ from penstock.convert.inputs.protocol import Recording, Sample
 from penstock.core.errors import ReadError
 
 Row = tuple[str, int, list[float]]
-"""File, row and values of a sample."""
+"""File, row and values of an item."""
 
 
 class OddError(Exception):
@@ -34,7 +34,7 @@ class OddError(Exception):
 
 @dataclass(frozen=True)
 class Taped:
-    """A `.npy` file, of the subject that comes first in its name (`anna_1.npy`), and what `mishap` has in store."""
+    """A `.npy` file of the subject in its name (`anna_1.npy`), with the failures that `mishap` has planned."""
 
     path: Path
     sequence_length: int | None = None
@@ -107,27 +107,27 @@ def _held_path(path: Path) -> Path:
 
 
 def held(path: Path) -> bool:
-    """Return whether somebody is at a sample that holds it."""
+    """Return whether a process is waiting at an item that holds it."""
     return _held_path(path).exists()
 
 
 def mishap(given: Taped, kind: str, at: int, *, once: bool = True) -> None:
-    """Let something happen when sample `at` is read; the first time, or each time."""
+    """Make something happen when item `at` is read, once or each time."""
     _mishap_path(given.path).write_text(json.dumps({"kind": kind, "at": at, "once": once}))
 
 
-def happened(given: Taped) -> bool:
+def has_happened(given: Taped) -> bool:
     """Return whether a mishap that happens once has happened."""
     return not _mishap_path(given.path).exists()
 
 
-def mended(given: Taped) -> None:
+def mend(given: Taped) -> None:
     _mishap_path(given.path).unlink(missing_ok=True)
     _held_path(given.path).unlink(missing_ok=True)
 
 
 def tapes(folder: Path, sizes: Sequence[int] = (7, 5, 9), names: Sequence[str] = (), **options: Any) -> list[Taped]:
-    """Write files whose values say where they stand: row r of input k is (100 k + r, k, -r)."""
+    """Write files whose values are their positions: row r of input k is (100 k + r, k, -r)."""
     folder.mkdir(exist_ok=True)
     found = []
     for number, size in enumerate(sizes):
@@ -152,7 +152,7 @@ def rows(given: Sequence[Taped], numbers: Sequence[int] | None = None) -> list[R
 
 
 def read(folder: Path) -> list[Row]:
-    """Return every sample of a data set, in order."""
+    """Return every item of a dataset, in order."""
     source = TarSource(folder)
     block = source.take(np.arange(len(source.index)))
     source.close()
@@ -168,5 +168,5 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def visible(folder: Path) -> set[str]:
-    """Return the files that a reader sees: none in hidden folders."""
+    """Return the files that a reader sees: all but those in hidden folders."""
     return {name for name in tree(folder) if not any(part.startswith(".") for part in Path(name).parts)}

@@ -23,7 +23,7 @@ __all__ = [
     "new_file",
     "one_by_one",
     "open_nwb",
-    "saved",
+    "save_nwb",
     "series",
 ]
 
@@ -92,7 +92,7 @@ def add_behavior(nwb: NWBFile, *all_series: TimeSeries) -> None:
         module.add(BehavioralTimeSeries(time_series=plain))
 
 
-def saved(nwb: NWBFile, path: Path) -> Path:
+def save_nwb(nwb: NWBFile, path: Path) -> Path:
     """Write the file."""
     with NWBHDF5IO(str(path), "w") as io:
         io.write(nwb)
@@ -105,7 +105,7 @@ def open_nwb(path: Path, **options: Any) -> Any:
 
 
 def one_by_one(path: Path, **options: Any) -> list[Sample]:
-    """All samples, in order."""
+    """All items, in order."""
     recording = open_nwb(path, **options)
     try:
         found = list(recording.samples(np.arange(recording.n_samples)))

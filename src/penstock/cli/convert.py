@@ -50,13 +50,13 @@ def convert(
     """
     from penstock.convert.formats import inputs_of  # noqa: PLC0415  # imports numpy
 
-    reading, writing, run = options.to_read_options(), options.to_convert_options(), options.execution
-    engine = run.make_engine()
+    reading, writing, execution = options.to_read_options(), options.to_convert_options(), options.execution
+    engine = execution.make_engine()
     for given in inputs:
         check_input(given)
     found = inputs_of(inputs, options.input.format, reading)  # type: ignore[arg-type]  # checked there
     _check_used(context, found)
-    if run.dry_run:
+    if execution.dry_run:
         estimate(found, output, writing, engine, show=not quiet, as_json=as_json)
         return
     from penstock.convert.convert import convert as convert_inputs  # noqa: PLC0415
@@ -64,11 +64,11 @@ def convert(
 
     began = time.monotonic()
     with track_phases(show=not quiet) as bar:
-        manifests = convert_inputs(found, output, writing, engine=engine, existing=run.existing, on_progress=bar)
+        manifests = convert_inputs(found, output, writing, engine=engine, existing=execution.existing, on_progress=bar)
     seconds = time.monotonic() - began
     if not as_json:
         _print_result(manifests, len(found), seconds)
-    problems = _validate(manifests, run.workers, show=not quiet) if run.validate else None
+    problems = _validate(manifests, execution.workers, show=not quiet) if execution.validate else None
     if as_json:
         _print_result_json(manifests, problems)
     elif problems is not None:

@@ -290,10 +290,7 @@ def _find_finished(job: Job, number: int) -> tuple[ShardEntry, Any] | None:
     if job.statistics:
         try:
             read_statistics(job.writing, name)
-        except (
-            OSError,
-            ValueError,
-        ):  # statistics are not fsynced: after a power cut, a shard may be there without them
+        except (OSError, ValueError):  # not fsynced: after a power cut, a shard may be there without its statistics
             return None
     return find_finished_shard(job.writing, name, job.options.compression)
 

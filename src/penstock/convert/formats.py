@@ -15,7 +15,7 @@ from penstock.convert.inputs.zarr import ZarrInput
 from penstock.convert.nwb.input import NWBInput, NWBOptions
 from penstock.core.errors import OptionError, SourceError
 from penstock.shard.manifest import MANIFEST
-from penstock.source.audio.file import EXTENSIONS, audio_files
+from penstock.source.audio.file import EXTENSIONS, find_audio_files
 
 __all__ = ["Format", "ReadOptions", "expand_paths", "inputs_of"]
 
@@ -63,7 +63,7 @@ class ReadOptions:
         }
         if kind != "audio":
             return [makers[kind]()]
-        files = audio_files(path) if path.is_dir() else [path]
+        files = find_audio_files(path) if path.is_dir() else [path]
         return [AudioInput(file, self.window_seconds, self.overlap, self.rate_hz, self.channels) for file in files]
 
 
@@ -136,7 +136,7 @@ def _detect_folder_kind(path: Path) -> str:
         return "shards"
     if path.suffix.lower() == ".zarr" or any((path / name).exists() for name in _ZARR):
         return "zarr"
-    if audio_files(path):
+    if find_audio_files(path):
         return "audio"
     raise SourceError(
         f"An input folder must be a zarr store or contain shards or audio files, got {path}. Name its files, such as "

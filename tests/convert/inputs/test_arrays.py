@@ -1,4 +1,4 @@
-"""Rows of .npy files and of arrays in .npz files: which ones, in which window; what has none or ends early says so."""
+"""Rows of .npy and .npz files: which ones, in which window. Arrays without rows and truncated files are refused."""
 
 import os
 import tracemalloc
@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("arrays")
 
 
-def saved(path: Path, array: Any) -> Path:
+def save(path: Path, array: Any) -> Path:
     np.save(path, array)
     return path
 
@@ -30,7 +30,7 @@ def saved(path: Path, array: Any) -> Path:
 
 def test_each_row_is_a_sample_that_knows_its_place(tmp_path, numbered, all_samples):
     array = numbered((50, 3, 2), np.float32)
-    found = all_samples(NpyInput(saved(tmp_path / "a.npy", array)))
+    found = all_samples(NpyInput(save(tmp_path / "a.npy", array)))
     for row, (fields, metadata) in enumerate(found):
         assert list(fields) == ["data"]
         assert fields["data"].dtype == np.float32
@@ -39,12 +39,12 @@ def test_each_row_is_a_sample_that_knows_its_place(tmp_path, numbered, all_sampl
 
 
 def test_rows_of_one_value_are_arrays_without_axes(tmp_path, numbered, all_samples):
-    found = all_samples(NpyInput(saved(tmp_path / "a.npy", numbered((7,), np.int16))))
+    found = all_samples(NpyInput(save(tmp_path / "a.npy", numbered((7,), np.int16))))
     assert [(fields["data"].shape, int(fields["data"])) for fields, _ in found] == [((), row) for row in range(7)]
 
 
 def windows_by_hand(total: int, length: int, overlap: float) -> list[list[int]]:
-    """Which rows each window has: one row after the other, without any of the code under test."""
+    """The rows of each window, computed row by row without the code under test."""
     step = max(1, round(length * (1 - overlap)))
     found, start = [], 0
     while start + length <= total:
@@ -65,7 +65,7 @@ def windows_by_hand(total: int, length: int, overlap: float) -> list[list[int]]:
 def test_every_row_is_in_the_windows_that_hold_it(folder, numbered, *, total, length, overlap, width, fortran, data):
     width = width if total < 20 and not fortran else min(width, 3)  # a wide row: windows are read one by one
     array = numbered((total, width), np.float32)
-    path = saved(folder / "w.npy", np.asfortranarray(array) if fortran else array)
+    path = save(folder / "w.npy", np.asfortranarray(array) if fortran else array)
     expected = windows_by_hand(total, length, overlap)
     if not expected:
         with pytest.raises(SourceError, match=f"sequence_length must be at most {total}, .*, got {length}"):
@@ -90,7 +90,7 @@ def test_every_row_is_in_the_windows_that_hold_it(folder, numbered, *, total, le
 
 
 def test_samples_can_be_kept_and_changed_without_changing_others(tmp_path, numbered):
-    recording = NpyInput(saved(tmp_path / "a.npy", numbered((20, 2))), 4, 0.5).open()
+    recording = NpyInput(save(tmp_path / "a.npy", numbered((20, 2))), 4, 0.5).open()
     first, *rest = [fields["data"] for fields, _ in recording.samples(np.arange(recording.n_samples))]
     first[:] = -1
     assert min(window.min() for window in rest) == 4.0
@@ -119,9 +119,9 @@ STRUCTURED = np.dtype([("time", ">f8"), ("unit", "<i4"), ("name", "<U3")])
     ids=lambda array: f"{array.dtype}{array.shape}"[:30],
 )
 @pytest.mark.parametrize("archive", ["npy", "npz", "packed"])
-def test_values_keep_their_kind_in_the_order_of_the_machine(tmp_path, all_samples, array, archive):
+def test_values_keep_their_dtype_in_native_byte_order(tmp_path, all_samples, array, archive):
     if archive == "npy":
-        given_input: Any = NpyInput(saved(tmp_path / "a.npy", array))
+        given_input: Any = NpyInput(save(tmp_path / "a.npy", array))
     else:
         (np.savez if archive == "npz" else np.savez_compressed)(tmp_path / "a.npz", data=array)
         given_input = NpzInput(tmp_path / "a.npz")
@@ -136,7 +136,7 @@ def test_values_keep_their_kind_in_the_order_of_the_machine(tmp_path, all_sample
 
 
 def test_a_file_that_becomes_shorter_is_an_error_that_names_rows_and_file(tmp_path, numbered):
-    path = saved(tmp_path / "a.npy", numbered((100, 8)))
+    path = save(tmp_path / "a.npy", numbered((100, 8)))
     recording = NpyInput(path, 10).open()
     os.truncate(path, path.stat().st_size - 8 * 64 * 5)
     assert len(list(recording.samples(np.arange(6)))) == 6
@@ -148,7 +148,7 @@ def test_a_file_that_becomes_shorter_is_an_error_that_names_rows_and_file(tmp_pa
 
 
 def test_a_short_file_in_columns_is_an_error_too(tmp_path, numbered):
-    path = saved(tmp_path / "a.npy", np.asfortranarray(numbered((100, 8))))
+    path = save(tmp_path / "a.npy", np.asfortranarray(numbered((100, 8))))
     recording = NpyInput(path, 10).open()
     os.truncate(path, 2000)
     with pytest.raises(ReadError, match=r"rows 0–99 of .*a\.npy: the file ends"):
@@ -156,8 +156,8 @@ def test_a_short_file_in_columns_is_an_error_too(tmp_path, numbered):
     recording.close()
 
 
-def test_numbers_that_there_are_not_say_so(tmp_path, numbered):
-    recording = NpyInput(saved(tmp_path / "a.npy", numbered((5, 2)))).open()
+def test_items_out_of_range_are_refused(tmp_path, numbered):
+    recording = NpyInput(save(tmp_path / "a.npy", numbered((5, 2)))).open()
     for numbers in ([5], [-1], [0, 99]):
         with pytest.raises(ReadError, match=r"a\.npy: it has items 0–4"):
             list(recording.samples(np.array(numbers)))
@@ -167,7 +167,7 @@ def test_numbers_that_there_are_not_say_so(tmp_path, numbered):
 
 @pytest.mark.parametrize("cut", [0, 4, 20, 127, 128, 1000, -1])
 def test_a_truncated_file_is_refused_when_it_is_opened(tmp_path, numbered, cut):
-    path = saved(tmp_path / "a.npy", numbered((100, 8)))
+    path = save(tmp_path / "a.npy", numbered((100, 8)))
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(SourceError, match=r"Could not convert .*a\.npy"):
         NpyInput(path).open()
@@ -192,7 +192,7 @@ def test_arrays_that_have_no_rows_are_refused(tmp_path, array, message):
         NpzInput(tmp_path / "a.npz").open()
 
 
-def test_what_is_no_file_cannot_be_opened(tmp_path):
+def test_a_path_that_is_not_a_file_cannot_be_opened(tmp_path):
     for kind in (NpyInput, NpzInput):
         with pytest.raises(ReadError, match="Could not open"):
             kind(tmp_path / "none.npy").open()
@@ -211,7 +211,7 @@ def test_lengths_that_cannot_be_are_refused_at_once(kind, options):
 
 
 @pytest.mark.parametrize("overlap", [1, 1.0, -0.1, np.nan, "half", True])
-def test_overlaps_that_cannot_be_are_refused_at_once(overlap):
+def test_invalid_overlaps_are_refused_at_once(overlap):
     with pytest.raises(OptionError, match="overlap must be a number >= 0 and < 1"):
         NpyInput(Path("a.npy"), 5, overlap)
 
@@ -222,7 +222,7 @@ def test_an_overlap_of_single_rows_is_refused():
 
 
 def test_a_failed_opening_leaves_no_file_open(tmp_path, numbered):
-    path = saved(tmp_path / "a.npy", numbered((5, 2)))
+    path = save(tmp_path / "a.npy", numbered((5, 2)))
     before = len([*Path("/proc/self/fd").iterdir()])
     for _ in range(5):
         with pytest.raises(SourceError):

@@ -145,7 +145,7 @@ def test_every_frame_is_in_the_windows_that_hold_it(folder, n_frames, frames, ov
     recording.close()
 
 
-def test_what_is_known_of_a_file_is_told(written):
+def test_about_and_notes_describe_the_file(written):
     path, _ = written("k.flac", 20_000)
     recording = AudioInput(path, 1.0, rate_hz=16_000).open()
     assert recording.about == {
@@ -238,16 +238,16 @@ def test_a_file_that_becomes_shorter_is_an_error_that_names_frames(written, tmp_
         list(recording.samples(np.array([0])))
 
 
-def test_what_is_no_audio_is_refused(written, tmp_path):
+def test_a_file_that_is_not_audio_is_refused(written, tmp_path):
     with pytest.raises(ReadError, match="Could not open"):
         AudioInput(tmp_path / "none.wav").open()
     with pytest.raises(SourceError, match="must be a regular file"):
         AudioInput(tmp_path).open()
     (tmp_path / "a.wav").write_text("this is text, and long enough for a header of a wav file, is it not?")
-    with pytest.raises(SourceError, match="no audio file"):
+    with pytest.raises(SourceError, match="must be a readable audio file"):
         AudioInput(tmp_path / "a.wav").open()
     soundfile.write(tmp_path / "a.aiff", sound(2000), 1000)
-    with pytest.raises(SourceError, match="is a AIFF file; convert it to wav, flac or ogg"):
+    with pytest.raises(SourceError, match="must be a wav, flac or ogg file, got AIFF"):
         AudioInput(tmp_path / "a.aiff").open()
     soundfile.write(tmp_path / "b.wav", np.empty((0, 2)), 1000)
     with pytest.raises(SourceError, match="0 frames"):
@@ -267,7 +267,7 @@ def test_what_is_no_audio_is_refused(written, tmp_path):
     ],
     ids=str,
 )
-def test_options_that_cannot_be_are_refused_at_once(options):
+def test_invalid_options_are_refused_at_once(options):
     with pytest.raises(OptionError, match=f"^{next(iter(options))}( must be |=)"):
         AudioInput(Path("a.wav"), **options)
 

@@ -1,4 +1,4 @@
-"""Samples that a function yields: which ones, how often it runs, and what happens when it changes its mind."""
+"""Items that a function yields: which ones, how often it is called, and what happens if it yields others."""
 
 import functools
 import itertools
@@ -16,7 +16,7 @@ from penstock.convert.inputs.function import FunctionInput
 from penstock.core.errors import OptionError, ReadError, SourceError
 
 RUNS: list[list[int]] = []
-"""What each run of the function has yielded."""
+"""The items that each call of the function has yielded."""
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def failing(path: Path, *, after: int, runs: int = 0) -> Iterator[dict[str, Any]
 
 
 def counting(path: Path, *, numbers: tuple[int, ...]) -> Iterator[dict[str, Any]]:
-    """Yields another number of samples in each run."""
+    """Yields another number of items in each call."""
     yield from itertools.islice(lines(path), numbers[min(len(RUNS), len(numbers) - 1)])
 
 
@@ -95,7 +95,7 @@ def test_what_the_function_needs_is_given_with_partial(path, all_samples):
     assert repr(given_input) != repr(FunctionInput(path, functools.partial(scaled, factor=3.0)))
 
 
-def test_samples_in_order_cost_two_runs_also_when_they_are_asked_for_in_pieces(path):
+def test_items_in_order_cost_two_calls_even_if_read_in_several_steps(path):
     recording = FunctionInput(path, lines).open()
     for start in range(0, 10, 3):
         numbers = np.arange(start, min(start + 3, 10))
@@ -166,7 +166,7 @@ def test_a_function_that_yields_nothing_is_refused(path):
         FunctionInput(path, no_iterator).open()
 
 
-def test_numbers_that_there_are_not_say_so(path):
+def test_items_out_of_range_are_refused(path):
     recording = FunctionInput(path, lines).open()
     with pytest.raises(ReadError, match="it has items 0–9"):
         list(recording.samples(np.array([10])))

@@ -1,4 +1,4 @@
-"""Archives of arrays (.npz): which fields they are; what is hostile, damaged or does not fit on the disk is refused."""
+"""Archives of arrays (.npz): their fields; hostile, damaged and too large archives are refused."""
 
 import io
 import tracemalloc
@@ -72,7 +72,7 @@ def test_hostile_names_are_refused(tmp_path, name):
         NpzInput(tmp_path / "a.npz").open()
 
 
-def test_what_is_no_array_is_left_out_with_a_note(tmp_path):
+def test_a_member_that_is_not_an_array_is_left_out_with_a_note(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("readme.txt", "hello")
         archive.writestr("x.npy", npy_bytes(np.arange(3)))
@@ -82,7 +82,7 @@ def test_what_is_no_array_is_left_out_with_a_note(tmp_path):
     recording.close()
 
 
-def test_an_archive_without_arrays_and_one_with_twins_are_refused(tmp_path):
+def test_an_archive_without_arrays_or_with_duplicates_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w"):
         pass
     with pytest.raises(SourceError, match="has no arrays"):
@@ -148,7 +148,7 @@ def test_a_directory_that_contradicts_itself_is_refused(tmp_path, numbered):
         NpzInput(tmp_path / "a.npz").open()
 
 
-def test_unpacking_leaves_nothing_behind_and_goes_where_it_is_told(tmp_path, numbered):
+def test_unpacking_uses_the_scratch_folder_and_leaves_nothing_behind(tmp_path, numbered):
     np.savez_compressed(tmp_path / "a.npz", x=numbered((30, 7)))
     scratch = tmp_path / "scratch"
     with pytest.raises(WriteError, match=r"temporary file in .*scratch"):

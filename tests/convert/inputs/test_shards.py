@@ -1,4 +1,4 @@
-"""Shards as an input: a data set that is cut anew, shuffled, or freed of its pickles."""
+"""Shards as an input, to change the shard size, shuffle items, or replace pickles."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def sample(number: int) -> dict[str, Any]:
     }
 
 
-def written(folder: Path, n_samples: int = 70, **options: Any) -> Path:
+def write(folder: Path, n_samples: int = 70, **options: Any) -> Path:
     writer = ShardWriter(folder, WriteOptions(**{"shard_size": 9, **options}))
     for number in range(n_samples):
         writer.write(sample(number), f"trial-{number}", {"trial": number, "condition": "left", "shard": "mine"})
@@ -36,8 +36,8 @@ def written(folder: Path, n_samples: int = 70, **options: Any) -> Path:
     return folder
 
 
-def taken(folder: Path, order: Any = None) -> list[Any]:
-    """Return the samples of a data set, with what users said of them."""
+def read_items(folder: Path, order: Any = None) -> list[Any]:
+    """Return the items of a dataset, with the metadata of users."""
     source = TarSource(folder)
     n_items = len(source.index)
     block = source.take(np.arange(n_items) if order is None else np.asarray(order))
@@ -51,8 +51,8 @@ def taken(folder: Path, order: Any = None) -> list[Any]:
     return found
 
 
-def test_ids_that_users_gave_are_kept_also_when_cut_anew_twice(tmp_path: Path) -> None:
-    folder = written(tmp_path / "0", n_samples=12)
+def test_ids_of_users_are_kept_even_if_converted_twice(tmp_path: Path) -> None:
+    folder = write(tmp_path / "0", n_samples=12)
     for turn in range(2):
         convert([ShardsInput(folder)], tmp_path / f"{turn + 1}", ConvertOptions(WriteOptions(5), shuffle_seed=turn))
         folder = tmp_path / f"{turn + 1}"
@@ -61,10 +61,10 @@ def test_ids_that_users_gave_are_kept_also_when_cut_anew_twice(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("compression", ["none", "gz"])
-def test_cut_anew_values_and_what_users_said_of_them_stay(compression: Any, tmp_path: Path) -> None:
-    before = written(tmp_path / "before", compression=compression)
+def test_values_and_metadata_of_users_stay_the_same(compression: Any, tmp_path: Path) -> None:
+    before = write(tmp_path / "before", compression=compression)
     convert([ShardsInput(before)], tmp_path / "after", ConvertOptions(WriteOptions(16)))
-    assert taken(tmp_path / "after") == taken(before)
+    assert read_items(tmp_path / "after") == read_items(before)
     manifest = Manifest.read(tmp_path / "after" / "dataset_metadata.json")
     assert [shard.n_items for shard in manifest.shards] == [16, 16, 16, 16, 6]
     old = Manifest.read(before / "dataset_metadata.json")
@@ -74,9 +74,9 @@ def test_cut_anew_values_and_what_users_said_of_them_stay(compression: Any, tmp_
 
 
 def test_values_are_those_that_were_written(tmp_path: Path) -> None:
-    before = written(tmp_path / "before", 5)
+    before = write(tmp_path / "before", 5)
     convert([ShardsInput(before)], tmp_path / "after", ConvertOptions(WriteOptions(2)))
-    for number, (kept, about) in enumerate(taken(tmp_path / "after")):
+    for number, (kept, about) in enumerate(read_items(tmp_path / "after")):
         expected = sample(number)
         assert kept["fixed"][2] == expected["fixed"].tolist()
         assert kept["ragged"] == (np.dtype(np.int16), (number % 4,), list(range(number % 4)))
@@ -89,7 +89,7 @@ def test_values_are_those_that_were_written(tmp_path: Path) -> None:
 def test_shards_of_the_same_samples_cut_in_another_way_end_in_the_same_bytes(tmp_path: Path) -> None:
     for size in (3, 50):
         (tmp_path / str(size)).mkdir()
-        given = ShardsInput(written(tmp_path / str(size) / "before", shard_size=size))
+        given = ShardsInput(write(tmp_path / str(size) / "before", shard_size=size))
         convert([given], tmp_path / str(size) / "after", ConvertOptions(WriteOptions(16)))
     trees = [tree(tmp_path / str(size) / "after") for size in (3, 50)]
     shards = [{name: content for name, content in found.items() if "shard" in name} for found in trees]
@@ -117,7 +117,7 @@ def test_pickles_become_arrays_that_need_no_trust(tmp_path: Path) -> None:
 
 
 def test_any_samples_are_given_in_any_order(tmp_path: Path) -> None:
-    recording = ShardsInput(written(tmp_path / "before")).open()
+    recording = ShardsInput(write(tmp_path / "before")).open()
     order = np.random.default_rng(1).permutation(70)
     found = [about["trial"] for _, about in recording.samples(order)]
     assert found == order.tolist()
@@ -126,7 +126,7 @@ def test_any_samples_are_given_in_any_order(tmp_path: Path) -> None:
 
 
 def test_a_damaged_shard_is_an_input_that_cannot_be_read(tmp_path: Path) -> None:
-    before = written(tmp_path / "before")
+    before = write(tmp_path / "before")
     path = before / "shard_000003.tar"
     content = bytearray(path.read_bytes())
     content[700] ^= 1

@@ -1,8 +1,8 @@
-"""Behavior, stimulus and ophys: interpolated to the bins, with a mask, each against its own computation."""
+"""Behavior, stimulus and ophys: interpolated at the bins, with a mask; compared with independent computations."""
 
 import numpy as np
 import pytest
-from penstock_nwb_parts import add_behavior, add_lfp, add_units, new_file, one_by_one, open_nwb, saved, series
+from penstock_nwb_parts import add_behavior, add_lfp, add_units, new_file, one_by_one, open_nwb, save_nwb, series
 from pynwb import TimeSeries
 from pynwb.behavior import EyeTracking, SpatialSeries
 from pynwb.image import ImageSeries
@@ -13,8 +13,8 @@ from penstock.convert.nwb import times as nwb_times
 from penstock.core.errors import SourceError
 
 
-def _interpolated(stamps, values, times, widest):
-    """One column, looked up by hand; None where there is no value."""
+def _interpolate(stamps, values, times, widest):
+    """One column, computed by hand; None for a missing value."""
     found = []
     for time in times:
         before = [i for i, t in enumerate(stamps) if t <= time + 1e-9]
@@ -56,7 +56,7 @@ def test_irregular_timestamps_and_gaps_are_interpolated_and_masked(tmp_path, sma
     )
     add_behavior(nwb, position)
     add_units(nwb, [[0.0, 10.5]])
-    path = saved(nwb, tmp_path / "a.nwb")
+    path = save_nwb(nwb, tmp_path / "a.nwb")
     found = one_by_one(path, modalities=("behavior", "spikes"), sequence_length=70, overlap=0.3)
     widest = 2.5 * float(np.median(np.diff(stamps)))
     assert len(found) == 21
@@ -65,7 +65,7 @@ def test_irregular_timestamps_and_gaps_are_interpolated_and_masked(tmp_path, sma
         assert (fields["behavior"].dtype, fields["behavior_valid"].dtype) == (np.float32, np.bool_)
         times = [(number * 49 + k + 0.5) * 0.01 for k in range(70)]
         for column in range(2):
-            expected = _interpolated(stamps, values[:, column] * 2.0 + 1.0, times, widest)
+            expected = _interpolate(stamps, values[:, column] * 2.0 + 1.0, times, widest)
             _agrees(fields["behavior"][:, column], fields["behavior_valid"][:, column], expected)
         assert said["behavior_columns"] == [
             "processing/behavior/Position/pos[0]",
@@ -80,19 +80,19 @@ def test_a_rate_and_a_starting_time_place_the_samples(tmp_path, rate, start):
     nwb = new_file()
     add_behavior(nwb, series("speed", values, rate=rate, starting_time=start))
     add_lfp(nwb, np.zeros((400, 1)), rate=100.0)
-    found = one_by_one(saved(nwb, tmp_path / "a.nwb"), modalities=("lfp", "behavior"), overlap=0)
+    found = one_by_one(save_nwb(nwb, tmp_path / "a.nwb"), modalities=("lfp", "behavior"), overlap=0)
     assert len(found) == 4
     stamps = [start + i / rate for i in range(len(values))]
     for number, (fields, _) in enumerate(found):
         times = [(number * 100 + k + 0.5) * 0.01 for k in range(100)]
-        expected = _interpolated(stamps, values, times, np.inf)
+        expected = _interpolate(stamps, values, times, np.inf)
         _agrees(fields["behavior"][:, 0], fields["behavior_valid"][:, 0], expected)
 
 
 def test_a_given_widest_gap_holds_for_every_series(tmp_path):
     nwb = new_file()
     add_behavior(nwb, series("slow", np.arange(10.0), rate=5.0), series("fast", np.arange(100.0), rate=50.0))
-    path = saved(nwb, tmp_path / "a.nwb")
+    path = save_nwb(nwb, tmp_path / "a.nwb")
     ((fields, _), *_) = one_by_one(path, modalities=("behavior",), max_gap_ms=100.0)
     fast, slow = fields["behavior_valid"].T
     assert fast.all()
@@ -106,7 +106,7 @@ def test_a_bin_on_a_sample_has_its_value_whatever_is_around(tmp_path):
     values = np.array([1.0, np.nan, 3.0, np.nan])
     add_behavior(nwb, series("x", values, timestamps=[0.005, 0.105, 0.205, 0.305]))
     add_lfp(nwb, np.zeros((40, 1)), rate=100.0)
-    path = saved(nwb, tmp_path / "a.nwb")
+    path = save_nwb(nwb, tmp_path / "a.nwb")
     ((fields, _),) = one_by_one(path, modalities=("behavior", "lfp"), sequence_length=40)
     assert np.flatnonzero(fields["behavior_valid"][:, 0]).tolist() == [0, 20]
     assert fields["behavior"][[0, 20], 0].tolist() == [1.0, 3.0]
@@ -127,7 +127,7 @@ def test_series_lie_side_by_side_in_the_order_of_their_paths(tmp_path):
     with pytest.warns(UserWarning, match="AnnotationSeries is deprecated"):
         nwb.add_acquisition(AnnotationSeries(name="said", data=["hello"], timestamps=[0.5]))
     add_lfp(nwb, np.zeros((200, 1)), name="raw", place="acquisition", rate=100.0)
-    recording = open_nwb(saved(nwb, tmp_path / "a.nwb"), modalities=("behavior",), sequence_length=50)
+    recording = open_nwb(save_nwb(nwb, tmp_path / "a.nwb"), modalities=("behavior",), sequence_length=50)
     ((fields, _),) = recording.samples(np.arange(1))
     columns = [
         "acquisition/EyeTracking/gaze[0]",
@@ -147,7 +147,7 @@ def test_timestamps_shared_with_another_series_are_read_through(tmp_path):
     nwb = new_file()
     first = series("first", np.arange(50.0), timestamps=np.arange(50) * 0.05)
     add_behavior(nwb, first, series("second", np.arange(50.0) * 10, timestamps=first))
-    ((fields, _), *_) = one_by_one(saved(nwb, tmp_path / "a.nwb"), modalities=("behavior",))
+    ((fields, _), *_) = one_by_one(save_nwb(nwb, tmp_path / "a.nwb"), modalities=("behavior",))
     np.testing.assert_allclose(fields["behavior"][:, 1], (np.arange(100) + 0.5) * 2, rtol=1e-5)
     np.testing.assert_allclose(fields["behavior"][:, 0], (np.arange(100) + 0.5) / 5, rtol=1e-5)
 
@@ -157,7 +157,7 @@ def test_data_and_timestamps_of_different_lengths_are_named(tmp_path):
 
     nwb = new_file()
     add_behavior(nwb, series("x", np.arange(50.0), timestamps=np.arange(50) * 0.05))
-    path = saved(nwb, tmp_path / "a.nwb")
+    path = save_nwb(nwb, tmp_path / "a.nwb")
     with h5py.File(path, "r+") as file:
         group = file["processing/behavior/BehavioralTimeSeries/x"]
         attributes = dict(group["timestamps"].attrs)
@@ -172,7 +172,7 @@ def test_stimulus_is_a_modality(tmp_path):
     nwb = new_file()
     nwb.add_stimulus(series("sound", np.arange(300.0), rate=100.0))
     add_units(nwb, [[0.5]])
-    ((fields, said), *_) = one_by_one(saved(nwb, tmp_path / "a.nwb"), modalities=("spikes", "stimulus"))
+    ((fields, said), *_) = one_by_one(save_nwb(nwb, tmp_path / "a.nwb"), modalities=("spikes", "stimulus"))
     np.testing.assert_allclose(fields["stimulus"][:, 0], np.arange(100) + 0.5, rtol=1e-5)
     assert fields["stimulus_valid"].all()
     assert said["stimulus_columns"] == ["stimulus/sound"]
@@ -202,7 +202,7 @@ def test_responses_of_regions_are_a_modality(tmp_path):
     traces = DfOverF()
     module.add(traces)
     traces.add_roi_response_series(RoiResponseSeries(name="dff", data=data, rois=rois, unit="n/a", rate=30.0))
-    recording = open_nwb(saved(nwb, tmp_path / "a.nwb"), modalities=("ophys",), sequence_length=50, overlap=0)
+    recording = open_nwb(save_nwb(nwb, tmp_path / "a.nwb"), modalities=("ophys",), sequence_length=50, overlap=0)
     ((fields, said),) = recording.samples(np.array([0]))
     times = (np.arange(50) + 0.5) * 0.01
     np.testing.assert_allclose(fields["ophys"], times[:, np.newaxis] * 30 * 3 + np.arange(3), rtol=1e-5)

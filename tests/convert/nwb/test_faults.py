@@ -1,4 +1,4 @@
-"""What goes wrong: modalities that are missing, files that are cut, locked, damaged or something else."""
+"""Missing modalities, and files that are truncated, locked, damaged or of another kind."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 from hdmf.backends.hdf5.h5_utils import H5DataIO
-from penstock_nwb_parts import add_behavior, add_lfp, add_units, new_file, open_nwb, saved, series
+from penstock_nwb_parts import add_behavior, add_lfp, add_units, new_file, open_nwb, save_nwb, series
 from pynwb.behavior import SpatialSeries
 
 from penstock.convert.nwb import file as nwb_file
@@ -20,7 +20,7 @@ def _small(path):
     add_units(nwb, [[0.1, 1.9], []])
     add_behavior(nwb, series("speed", np.arange(30.0), timestamps=np.arange(30) * 0.1))
     nwb.add_acquisition(series("eeg", np.zeros((250, 3)), rate=100.0))
-    return saved(nwb, path)
+    return save_nwb(nwb, path)
 
 
 def test_a_missing_modality_is_an_error_that_lists_what_there_is(tmp_path):
@@ -57,7 +57,7 @@ def test_a_file_that_lacks_all_of_them_is_an_error_all_the_same(tmp_path):
         ("acquisition/emg", "no series has that name or path"),
     ],
 )
-def test_every_kind_says_what_was_looked_for(tmp_path, modality, reason):
+def test_every_modality_says_what_was_searched_for(tmp_path, modality, reason):
     with pytest.raises(SourceError, match=f"has no {modality}: .*{reason}"):
         open_nwb(_small(tmp_path / "a.nwb"), modalities=(modality,))
 
@@ -68,14 +68,14 @@ def test_a_path_that_does_not_exist_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip", b"x" * 5000])
-def test_what_is_no_hdf5_is_named(tmp_path, content):
+def test_a_file_that_is_not_hdf5_is_named(tmp_path, content):
     path = tmp_path / "a.nwb"
     path.write_bytes(content)
     with pytest.raises(SourceError, match=r"must be HDF5 .* but .*a\.nwb begins with"):
         open_nwb(path)
 
 
-def test_hdf5_that_is_no_nwb_is_named(tmp_path):
+def test_an_hdf5_file_that_is_not_nwb_is_named(tmp_path):
     path = tmp_path / "a.nwb"
     with h5py.File(path, "w") as file:
         file["x"] = np.arange(3)
@@ -117,7 +117,7 @@ def test_a_damaged_chunk_names_the_series_and_the_time(tmp_path):
     nwb = new_file()
     data = np.random.default_rng(0).integers(-99, 99, (1000, 2)).astype(np.int16)
     add_lfp(nwb, H5DataIO(data=data, chunks=(100, 2), compression="gzip"), rate=100.0)
-    path = saved(nwb, tmp_path / "a.nwb")
+    path = save_nwb(nwb, tmp_path / "a.nwb")
     with h5py.File(path) as file:
         chunk = file["processing/ecephys/LFP/lfp/data"].id.get_chunk_info(7)
     with path.open("r+b") as stream:
@@ -134,7 +134,7 @@ def test_nothing_warns_while_a_file_of_another_version_and_shape_is_read(tmp_pat
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # five columns, where NWB 2.5 allows three
         add_behavior(nwb, SpatialSeries(name="pose", data=np.zeros((200, 5)), rate=100.0, reference_frame="arena"))
-        path = saved(nwb, tmp_path / "a.nwb")
+        path = save_nwb(nwb, tmp_path / "a.nwb")
     with h5py.File(path, "r+") as file:
         (version,) = file["specifications/core"]
         file["specifications/core"].move(version, "99.0.0")

@@ -1,11 +1,11 @@
-"""Where windows lie, what they say of themselves, trials and epochs, and windows around events."""
+"""Times and metadata of windows, trials and epochs, and windows around events."""
 
 import json
 import pickle
 
 import numpy as np
 import pytest
-from penstock_nwb_parts import add_behavior, add_lfp, add_units, new_file, one_by_one, open_nwb, saved, series
+from penstock_nwb_parts import add_behavior, add_lfp, add_units, new_file, one_by_one, open_nwb, save_nwb, series
 
 from penstock.convert.nwb.input import NWBInput, NWBOptions
 from penstock.core.errors import OptionError, SourceError
@@ -28,7 +28,7 @@ def session(tmp_path):
     nwb.add_trial(start_time=4.5, stop_time=5.0, condition="right", go=4.6123, rewards=[4.7], id=103)
     nwb.add_epoch(start_time=0.0, stop_time=5.0, tags=["task", "early"])
     nwb.add_epoch(start_time=5.0, stop_time=10.0, tags=["late"])
-    return saved(nwb, tmp_path / "session.nwb")
+    return save_nwb(nwb, tmp_path / "session.nwb")
 
 
 def test_a_recording_keeps_the_laws_of_recordings(session, all_samples):
@@ -64,7 +64,7 @@ def test_samples_say_where_they_come_from(session):
 def test_without_a_session_id_the_identifier_is_the_session(tmp_path):
     nwb = new_file(session_id=None)
     nwb.add_acquisition(series("eeg", np.arange(200.0), rate=100.0))
-    recording = open_nwb(saved(nwb, tmp_path / "a.nwb"), modalities=("eeg",))
+    recording = open_nwb(save_nwb(nwb, tmp_path / "a.nwb"), modalities=("eeg",))
     assert recording.groups == {"subject": "mouse-3", "session": "id-1"}
     recording.close()
 
@@ -89,7 +89,7 @@ def test_a_window_belongs_to_the_trial_with_most_of_it(session):
 def test_a_file_without_trials_says_that_there_is_none(tmp_path):
     nwb = new_file()
     nwb.add_acquisition(series("eeg", np.arange(200.0), rate=100.0))
-    ((_, said), *_) = one_by_one(saved(nwb, tmp_path / "a.nwb"), modalities=("eeg",))
+    ((_, said), *_) = one_by_one(save_nwb(nwb, tmp_path / "a.nwb"), modalities=("eeg",))
     assert (said["trial_id"], said["trial"]) == (None, None)
     assert "epoch" not in said
 
@@ -123,7 +123,7 @@ def test_an_aligned_window_is_its_own_trials_though_another_has_more_of_it(sessi
     assert [said["start_time"] for _, said in found] == pytest.approx([1.3, 3.6, 5.1])
 
 
-def test_a_table_or_column_that_is_not_there_is_named_with_what_is(session):
+def test_a_missing_table_or_column_is_named_with_those_that_exist(session):
     with pytest.raises(SourceError, match=r"align must be an interval table .* which has epochs, trials, got 'cues'"):
         open_nwb(session, align="cues")
     with pytest.raises(
@@ -212,6 +212,6 @@ def test_an_input_is_a_small_value(session):
         ({"pre_ms": "a lot"}, "pre_ms must be a finite number of milliseconds, got 'a lot'"),
     ],
 )
-def test_options_that_cannot_work_are_refused_with_what_to_do(options, message):
+def test_invalid_options_are_refused_with_what_is_required(options, message):
     with pytest.raises(OptionError, match=message):
         NWBOptions(**options)

@@ -32,7 +32,7 @@ _CODE = """
 
     with NWBZarrIO(str(folder / "a.nwb.zarr"), mode="w") as io:
         io.write(recording())
-    saved(recording(), folder / "a.nwb")
+    save_nwb(recording(), folder / "a.nwb")
     found = one_by_one(folder / "a.nwb.zarr", overlap=0, unit_filter={"quality": "good"})
     assert len(found) == 3
     fields, said = found[1]

@@ -12,7 +12,7 @@ from penstock.convert.inputs.arrays import check_numbers
 from penstock.convert.inputs.protocol import Sample
 from penstock.convert.windows import Windows, check_overlap
 from penstock.core.errors import SourceError
-from penstock.source.audio.file import AudioFile, AudioTrack, Channels, check_positive, check_sound
+from penstock.source.audio.file import AudioFile, AudioTrack, Channels, check_audio_options, check_positive
 
 __all__ = ["AudioInput"]
 
@@ -46,7 +46,7 @@ class AudioInput:
         object.__setattr__(self, "path", Path(self.path))
         check_overlap(self.overlap)
         check_positive("window_seconds", self.window_seconds, "seconds, such as 1.0")
-        check_sound(self.rate_hz, self.channels)
+        check_audio_options(self.rate_hz, self.channels)
 
     def open(self) -> "_AudioRecording":
         """Open the file and check that it is complete."""
