@@ -48,7 +48,10 @@ CONCURRENCY_EXCEPTIONS = {
     "penstock.recipes.streams.windows": "a lock around memory that the reading thread lends",
     "penstock.recipes.workersafe.pickling": "multiprocessing.reduction pickles as worker processes do; none is started",
 }
-POSITION_NAMES = ("epoch", "cursor", "position", "delivered", "calls", "chunk", "batch", "start", "begun_at", "due")
+POSITION_NAMES = (
+    *("epoch", "cursor", "position", "delivered", "calls", "chunk", "batch"),
+    *("start", "begun_at", "due", "pending_state"),
+)
 POSITION_EXCEPTIONS = {
     ("penstock.recipes.cellmap.dataset", "_calls"): "torch's own DataLoader does not say which epoch it is in",
     ("penstock.recipes.cellmap.loader", "_pending_state"): "the state of a sampler's order that is not known yet",

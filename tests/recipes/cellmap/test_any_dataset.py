@@ -1,4 +1,4 @@
-"""Datasets that are not ours, in the loader: any map-style one of torch, of tuples and of dicts."""
+"""The loader with other datasets: any map-style dataset of torch, of tuples or of dicts."""
 
 import threading
 from typing import Any
@@ -12,7 +12,7 @@ from penstock.recipes.cellmap.loader import CellMapDataLoader
 
 
 class Dicts(Dataset[Any]):
-    """Any dataset of torch that gives dicts; it augments by the epoch that it is told."""
+    """A map-style dataset of dicts that augments by the epoch of `set_epoch`."""
 
     def __init__(self) -> None:
         self.epoch = 0

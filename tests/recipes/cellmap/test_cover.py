@@ -31,7 +31,7 @@ NUMBERED = np.arange(1, 1 + math.prod(LABEL_SHAPE)).reshape(LABEL_SHAPE).astype(
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cell")
     write_cell(path)
-    # Labels that are numbers of voxels: which of them come is seen from the patches themselves.
+    # Labels are voxel numbers, so that patches show which voxels they hold.
     write_image(path / "labels" / "numbers", NUMBERED, at=LABEL_AT)
     return path
 
@@ -64,7 +64,7 @@ def test_the_union_of_all_patches_is_every_voxel(folder: Path, shape: tuple[int,
     found, count = seen(numbered(folder, shape, shape, pad=pad))
     assert found == set(range(1, 1 + NUMBERED.size))
     patches = [-(-size // length) for size, length in zip(LABEL_SHAPE, (1, *shape)[-3:], strict=True)]
-    assert count == math.prod(patches)  # and not one more than is needed
+    assert count == math.prod(patches)  # and none in excess
 
 
 @settings(max_examples=25)
@@ -93,7 +93,7 @@ def test_without_padding_all_that_any_patch_reaches_is_covered(folder: Path) -> 
     dataset = numbered(folder, (2, 4, 4), (10, 12, 14), pad=False)
     reached = {int(value) for item in range(len(dataset)) for value in dataset[item]["gt"].numpy().ravel()}
     assert seen(dataset)[0] == reached
-    assert len(reached) < NUMBERED.size  # the input has more around it, which does not lie in the volume everywhere
+    assert len(reached) < NUMBERED.size  # the larger input does not fit near the border
 
 
 def test_patches_of_validation_are_slices(folder: Path) -> None:

@@ -49,7 +49,7 @@ def stacked(dataset: CellMapDataset, items: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("pad", [True, False])
 def test_every_patch_is_the_slice_around_its_center(folder: Path, pad: bool) -> None:
     dataset = cell(folder, pad=pad)
-    # With padding, a center in every place of the labels; without, only where whole patches lie in them.
+    # With padding, every voxel of the labels is a center; without, only those whose patches lie inside.
     assert len(dataset) == (np.prod(LABEL_SHAPE) if pad else np.prod(np.array(LABEL_SHAPE) - (3, 5, 5)))
     some = range(0, len(dataset), 3 if pad else 1)
     assert check(stacked(dataset, some), dataset) == list(some)
@@ -154,7 +154,7 @@ def test_errors_name_the_path_or_the_option(folder: Path, tmp_path: Path) -> Non
         )
 
     raw, gt = f"{folder}/em", f"{folder}/labels/[mito,er]"
-    with pytest.raises(SourceError, match="no volume at /nowhere/em"):
+    with pytest.raises(SourceError, match="No volume at /nowhere/em"):
         made("/nowhere/em", gt)
     with pytest.raises(SourceError, match=r"No class of .* /nowhere/\[mito,er\]"):
         made(raw, "/nowhere/[mito,er]")
@@ -163,15 +163,15 @@ def test_errors_name_the_path_or_the_option(folder: Path, tmp_path: Path) -> Non
     unknown = made(raw, "/nowhere/[mito,er]", force_has_data=True)
     assert torch.isnan(unknown[0]["gt"]).all()
     strange = write_image(tmp_path / "strange", RAW, axes="abc")
-    with pytest.raises(SourceError, match=r"strange has the axes a, b, c"):
+    with pytest.raises(SourceError, match=r"strange must have the spatial axes .* but has a, b, c"):
         made(strange, gt)
     large = {"raw": {"shape": (4, 6, 99), "scale": (8, 8, 8)}}
-    with pytest.raises(SourceError, match=rf"larger than {folder}/em/s0.*pad=True"):
+    with pytest.raises(SourceError, match=rf"A patch must fit into its volume, .* {folder}/em/s0 .*pad=True"):
         made(raw, gt, input_arrays=large, pad=False)
     padded = made(raw, gt, input_arrays=large, pad=True)
     np.testing.assert_array_equal(
         padded[11]["raw"][0].numpy(), cut(RAW, padded.get_center(11), (4, 6, 99))
-    )  # the odd one decides over centers along x
+    )  # the odd size decides where centers lie along x
     for wrong, said in (
         ({"input_arrays": {}}, "input_arrays must have at least one array"),
         ({"input_arrays": {"gt": INPUTS["raw"]}}, r"must be unique, and not 'idx', got \['gt'\]"),
@@ -229,7 +229,7 @@ def halved(values: torch.Tensor, factor: float = 0.5) -> torch.Tensor:
 def test_value_transforms_get_only_a_tensor_if_their_other_parameters_are_optional(
     folder: Path, change: Any, factor: float | None
 ) -> None:
-    mirrored = {"mirror": {"axes": {"x": 1.0}}}  # runs backwards through memory
+    mirrored = {"mirror": {"axes": {"x": 1.0}}}  # has negative strides
     dataset = cell(folder, raw_value_transforms=change, is_train=True, spatial_transforms=mirrored)
     patch = expected(dataset.get_center(40))["raw"][..., ::-1]
     np.testing.assert_array_equal(dataset[40]["raw"].numpy(), patch**2 if factor is None else patch * factor)
@@ -254,7 +254,7 @@ def test_transforms_can_be_set_later_and_lengths_and_indices_follow(folder: Path
     dataset.set_target_value_transforms(Doubled())
     np.testing.assert_array_equal(dataset[3]["gt"].numpy(), 2 * expected(dataset.get_center(3))["gt"])
     dataset.set_spatial_transforms({"rotate": {"axes": {"z": [-45, 45]}}})
-    assert len(dataset) < before[0]  # room for turned patches
+    assert len(dataset) < before[0]  # margins for rotated patches
     assert max(dataset.validation_indices) < len(dataset)
     dataset.set_spatial_transforms(None)
     assert (len(dataset), dataset.validation_indices) == before

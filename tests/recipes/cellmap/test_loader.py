@@ -75,7 +75,7 @@ def test_resuming_at_any_batch_gives_the_remaining_batches_with_the_same_augment
         states.append((len(whole), loader.state_dict()))
     length = len(loader)
     assert len(whole) == 2 * length
-    assert set(whole[:length]).isdisjoint(whole[length:])  # another order, or else other augmentation
+    assert set(whole[:length]).isdisjoint(whole[length:])  # epochs differ in order or augmentation
     for place, state in states:
         assert len(json.dumps(state)) < 1000
         resumed = make()
@@ -390,5 +390,5 @@ def test_a_sampler_that_repeats_its_order_keeps_the_loader_and_its_workers(folde
     with pytest.raises(LoaderError):
         next(broken)
     loader.close()
-    assert next(iter(loader))["idx"].tolist() == next(iter(make()))["idx"].tolist()  # closing ends workers, no more
+    assert next(iter(loader))["idx"].tolist() == next(iter(make()))["idx"].tolist()  # a closed loader starts again
     loader.close()

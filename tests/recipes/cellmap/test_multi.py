@@ -203,7 +203,10 @@ def test_a_wrong_path_is_an_error_that_names_it_and_is_never_left_out(folder: Pa
         ("trian,a,b\n", "line 1 of .*split.csv must be 'train' or 'validate', got 'trian'"),  # a typo, no header
         ("train,a,b\nvalid,a,b\n", "line 2 of .* must be 'train' or 'validate', got 'valid'"),
         ("train,a\n", "Line 1 of .* must have 3 or 5 columns, got 2"),
-        (f"train,{folder}/a/em,{folder}/a/labels/[mito,er]\n", "has 4 columns"),  # commas that should be quoted
+        (
+            f"train,{folder}/a/em,{folder}/a/labels/[mito,er]\n",
+            "must have 3 or 5 columns, got 4",
+        ),  # commas that should be quoted
         ("split,raw,gt\n\n", "must have rows of split,raw,gt, got none"),
     ):
         table.write_text(content)

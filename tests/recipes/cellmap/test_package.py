@@ -108,7 +108,7 @@ _CODE = """
     assert [flat(batch) for batch in resumed] == epochs[1][2:]
     sampled = CellMapDataLoader(inline.dataset, batch_size=2, sampler=[7, 7, 7, 7, 7, 7])
     same = [flat({"raw": row}) for batch in sampled for row in batch["raw"]]
-    assert len(set(same)) > 1  # the same item six times, each time turned otherwise
+    assert len(set(same)) > 1  # the same item six times, augmented differently each time
 
     # Weighted: er is in one crop of two, mito in both, so that the crop with both has three quarters.
     weighted = CellMapDataLoader(inline.dataset, batch_size=8, weighted_sampler=True, iterations_per_epoch=5)

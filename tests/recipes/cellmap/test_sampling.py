@@ -1,4 +1,4 @@
-"""Which patches come: classes in their shares, subsets that are drawn anew, nothing twice before all have come."""
+"""Samplers: classes equally often, random subsets that can be refreshed, no item twice before all have come."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def multi(tmp_path_factory: pytest.TempPathFactory) -> CellMapMultiDataset:
     for number, have in enumerate(HAVE):
         folder = tmp_path_factory.mktemp(f"crop{number}")
         write_cell(folder, classes=())
-        for name in NAMES:  # labelled in all of them, and seen in some
+        for name in NAMES:  # labeled in all crops, present in some
             write_image(folder / "labels" / name, ER * (name in have), at=(2, 3, 4 + number))
         path = f"{folder}/labels/[{','.join(NAMES)}]"
         crops.append(CellMapDataset(f"{folder}/em", path, NAMES, INPUTS, TARGETS, pad=number % 2 == 0))
@@ -47,18 +47,18 @@ def shares(items: Any, multi: CellMapMultiDataset) -> np.ndarray:
 def test_every_class_is_sampled_equally_often_in_ten_thousand_draws(multi: CellMapMultiDataset) -> None:
     loader = CellMapDataLoader(multi, batch_size=50, weighted_sampler=True, iterations_per_epoch=200)
     assert len(loader) == 200
-    plan = loader._pytorch_loader.plan.epoch(0)  # what the loader reads is told by its plan; no need to read it
+    plan = loader._pytorch_loader.plan.epoch(0)  # the plan says what the loader reads; no need to read it
     draws = [plan.draw(number).items for number in range(plan.n_batches)]
     assert {len(draw) for draw in draws} == {50}
     items = np.concatenate(draws)
     found = shares(items, multi)
-    # Each class a third of the draws, dealt equally to the crops that have it.
+    # Each class has a third of the epoch, divided equally among the crops that have it.
     exact = np.array([1 / 4, 1 / 4 + 1 / 2, 1 / 4 + 1 / 2 + 1, 1 / 4]) / 3
     np.testing.assert_allclose(crop_weights(multi.get_crop_class_matrix(), NAMES), exact)
     assert chisquare(found, exact * 10_000).pvalue > 0.01
-    # Any half of them as well: shares are not dealt one after the other.
+    # The same in any half: classes are mixed, not one after the other.
     assert chisquare(shares(items[:5000], multi), exact * 5000).pvalue > 1e-4
-    # Places within a crop are all as likely: counted by halves of each crop.
+    # Items within a crop are equally likely: counted by halves of each crop.
     for crop, start in enumerate(multi.crop_starts):
         inside = items[(items >= start) & (items < multi.cumulative_sizes[crop])] - start
         halves = np.bincount(inside * 2 // len(multi.datasets[crop]), minlength=2)

@@ -44,7 +44,7 @@ def test_the_example_learns_and_prints_its_results(
     with (tmp_path / "out" / "results.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 2 * 8
     assert (tmp_path / "out" / "results.png").stat().st_size > 10_000
-    # All of it is there already: it goes on from its checkpoints, and says the same.
+    # A second run resumes from its checkpoints and prints the same.
     again = example.main(["--quick", "--workers", "0", "--out", str(tmp_path / "out")])
     assert again["accuracy"] == figures["accuracy"]
 

@@ -84,7 +84,7 @@ def test_a_file_and_arrays_give_the_same(data: dict[str, np.ndarray], tmp_path: 
     )
     for name, fold in arrays["fold_results"].items():
         assert _same(fold, stored["fold_results"][name])
-        assert not _same(fold, plain["fold_results"][name])  # the config's own word wins
+        assert not _same(fold, plain["fold_results"][name])  # the config takes precedence
     tensor, _ = cross_val_training(**{**data, "features": torch.from_numpy(data["features"]).double()},
                                    model_class=_linear, config=QUICK, spec_augment=True)  # fmt: skip
     assert _same(tensor["fold_results"]["fold_2"], arrays["fold_results"]["fold_2"])

@@ -1,4 +1,4 @@
-"""The engine trains on what it is given and nothing else, keeps the best, and goes on as if it had never stopped."""
+"""The engine trains only on the given items, keeps the best weights, and resumes as if it had never stopped."""
 
 import copy
 import multiprocessing
@@ -49,7 +49,7 @@ def _dataset() -> TensorDataset:
 
 
 class Seen:
-    """A dataset that remembers which items it was asked for, and may fail."""
+    """A dataset that records which items were read, and may fail."""
 
     def __init__(self, fail_at: int | None = None) -> None:
         self.base, self.asked, self.fail_at = _dataset(), [], fail_at
@@ -121,7 +121,7 @@ def test_the_weights_equal_those_of_a_plain_loop_over_the_same_items() -> None:
     counts = np.array([np.sum(labels[TRAIN] == number) for number in range(CLASSES)])
     criterion = nn.CrossEntropyLoss(weight=torch.tensor(len(TRAIN) / (CLASSES * counts), dtype=torch.float32))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.1)
-    # What was asked for: all items for their labels, the training items for the statistics; then each epoch.
+    # Items read: all for their labels, the training items for the statistics, then each epoch.
     asked = seen.asked[N + len(TRAIN) :]
     val_losses, train_losses, states = [], [], []
     for epoch in range(2):
@@ -185,7 +185,7 @@ def test_training_items_are_noisy_then_masked_after_they_are_standardized() -> N
 
 
 def test_the_best_weights_are_kept_as_they_were() -> None:
-    got = _run(num_epochs=25, learning_rate=0.1, early_stopping=0)  # learns the training by heart
+    got = _run(num_epochs=25, learning_rate=0.1, early_stopping=0)  # overfits
     history = got["history"]
     best = int(np.argmin(history["val_losses"]))
     assert history["best_epoch"] == best < 24
@@ -194,7 +194,7 @@ def test_the_best_weights_are_kept_as_they_were() -> None:
     assert got["final_val_loss"] == history["val_losses"][best]
     assert got["final_val_acc"] == history["val_accuracies"][best]
     assert all(torch.equal(value, got["model_state"][name]) for name, value in got["model"].state_dict().items())
-    # A training that ends with that epoch has the same weights: nothing went on changing them.
+    # A training that ends with that epoch has the same weights: nothing changed them later.
     short = _run(num_epochs=best + 1, learning_rate=0.1, early_stopping=0)
     assert all(torch.equal(value, short["model_state"][name]) for name, value in got["model_state"].items())
 
@@ -229,7 +229,7 @@ def test_resuming_after_any_epoch_is_bit_equal_to_never_stopping(tmp_path: Path)
     for stop in range(1, 7):
         folder = tmp_path / str(stop)
         _run(**{**FULL, "num_epochs": stop}, checkpoint_dir=folder)
-        assert [path.name for path in folder.iterdir()] == ["fold_1.pt"]  # and nothing aside
+        assert [path.name for path in folder.iterdir()] == ["fold_1.pt"]  # and no incomplete file
         torch.manual_seed(stop)  # whatever the process did meanwhile
         assert _same(_run(**FULL, checkpoint_dir=folder), whole)
 
@@ -295,7 +295,7 @@ def test_cross_validation_summarizes_its_folds() -> None:
     )
     assert alone["summary"]["aggregated_over"] == "items"
     assert alone["summary"]["aggregated_accuracy"] == pytest.approx(np.mean(accuracies))  # folds of one size
-    # The folds' models are different ones, of different beginnings.
+    # Models of different folds differ, also in their initial weights.
     assert not torch.equal(*(fold["model_state"]["layers.1.weight"] for fold in folds))
 
 

@@ -25,7 +25,7 @@ from penstock.recipes.crossval.folds import (
 
 
 def _table(rows: int, classes: int, authors: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return labels and authors; every author has two classes, so that classes and authors hang together."""
+    """Return labels and authors; every author has two classes, so that classes and authors are correlated."""
     rng = np.random.default_rng(seed)
     author = rng.integers(0, authors, rows)
     return (author + rng.integers(0, 2, rows)) % classes, author
@@ -204,7 +204,7 @@ def test_impossible_splits_are_refused_with_names_and_counts() -> None:
         best_grouped_folds(["owl", "owl", "lark", "lark"], ["ann", "ann", "ann", "bob"], 2)
     with pytest.raises(OptionError, match=r"as many authors as sides, 3, got 2 \('1', '2'\)"):
         best_grouped_folds([0, 0, 1, 1], [1, 2, 1, 2], 3)
-    # Three authors, each two of whom have a class for themselves: two sides would have both on one.
+    # Each pair of three authors has a class of its own: one of two sides must hold both authors of a class.
     with pytest.raises(
         OptionError, match=r"none of 64 attempts gives such 2 folds .* fewest authors: '0' with 2 authors"
     ):
@@ -227,14 +227,14 @@ def test_results_are_cached_by_data_and_options(tmp_path: Path) -> None:
     stored = json.loads(cache.read_text())
     ((key, seed),) = stored["seeds"].items()
     assert seed == first.seed
-    # Another seed in its place comes back: it was looked up, not searched for.
+    # Another seed in the cache is returned: it was looked up, not searched for.
     other = next(number for number in range(300) if number != seed)
     cache.write_text(json.dumps({**stored, "seeds": {key: other}}))
     kept = best_grouped_folds(labels, authors, 4, max_attempts=300, cache=cache)
     assert kept.seed == other
     expected = grouped_folds(labels, authors, 4, seed=other)
     assert all(np.array_equal(a.val, b.val) for a, b in zip(kept.folds, expected, strict=True))
-    # Anything else is searched for, and kept beside it.
+    # Other data or options are searched for and cached as well.
     labels[0] = (labels[0] + 1) % 5
     best_grouped_folds(labels, authors, 4, max_attempts=300, cache=cache)
     best_grouped_folds(labels, authors, 3, max_attempts=300, cache=cache)

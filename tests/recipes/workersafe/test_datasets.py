@@ -183,7 +183,7 @@ def test_noise_comes_before_masks_and_each_is_a_switch() -> None:
     assert defaults.steps == (GaussianNoise(), SpecAugment())
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- refused arguments -------------------------------------------------------------------------------------------------
 
 
 def test_noise_that_clips_standardized_items_is_refused() -> None:

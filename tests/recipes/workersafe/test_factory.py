@@ -31,7 +31,7 @@ def numbers(loader: Any) -> list[list[int]]:
 
 @pytest.fixture
 def eight_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # Figures of a machine are the input of the rule; this one has not so many.
+    # The rule depends on the machine; this one has fewer CPUs.
     monkeypatch.setattr(dataloader_factory, "this_machine", lambda: Machine(8, 1 << 34, 1 << 34))
     return
 

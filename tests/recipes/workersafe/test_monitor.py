@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 
 class Timed:
-    """A loader whose batch n takes the seconds that it is told, and that counts how often it was asked."""
+    """A loader whose batches take the given seconds, and that counts the requests."""
 
     def __init__(self, clock: FakeClock, waits: list[float]) -> None:
         self.clock, self.waits, self.asked = clock, waits, 0

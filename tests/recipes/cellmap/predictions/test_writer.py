@@ -66,7 +66,7 @@ def hashed(z: Any, y: Any, x: Any) -> np.ndarray:
     return np.asarray((np.asarray(z) * 97 + np.asarray(y) * 31 + np.asarray(x) * 7) % 65_521 / 8, np.float32)
 
 
-def told(
+def prediction_for(
     made: CellMapDatasetWriter, idx: int, shape: Sequence[int], scale: Sequence[float], at: np.ndarray
 ) -> np.ndarray:
     """Return what to predict around an item: for each voxel, the hash of the nearest place on the output's grid."""
@@ -133,7 +133,7 @@ def test_every_voxel_is_written_at_its_world_position(case: str, raw: str, tmp_p
         items = list(made.writer_indices)
         random.Random(1).shuffle(items)
         for item in items:
-            values = told(made, item, array["shape"], array["scale"], first)
+            values = prediction_for(made, item, array["shape"], array["scale"], first)
             made[item] = {"gt": np.stack([values, -values])}
     bounds = options.get("target_bounds", {}).get("gt", {})
     for label, sign in (("mito", 1), ("er", -1)):
@@ -217,7 +217,7 @@ def test_several_arrays_are_images_of_their_own(raw: str, tmp_path: Path) -> Non
             arrays = {}
             for name, (z, y, x) in (("fine", (40, -6, 10)), ("coarse", (44, -4, 12))):
                 spec = targets[name]
-                values = told(made, item, spec["shape"], spec["scale"], np.array([z, y, x]))
+                values = prediction_for(made, item, spec["shape"], spec["scale"], np.array([z, y, x]))
                 arrays[name] = {"mito": values, "er": values + 1}
             made[item] = arrays
     for name, shape in (("fine", (13, 20, 17)), ("coarse", (4, 10, 9))):

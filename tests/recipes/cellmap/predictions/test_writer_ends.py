@@ -1,4 +1,4 @@
-"""How a write ends: whole, refused, interrupted, on a full disk, killed at any moment and gone on with."""
+"""How a write ends: complete, refused, interrupted, on a full disk, or killed at any moment and resumed."""
 
 import itertools
 import json
@@ -74,7 +74,7 @@ def test_an_existing_image_stays_until_the_new_one_is_complete(raw: str, tmp_pat
     with writer(raw, tmp_path, overwrite=True, resume=True) as made:
         assert made.remaining_indices == []
     assert stored(tmp_path / "mito").min() == 100
-    with writer(raw, tmp_path, overwrite=True, resume=True) as made:  # nothing is unfinished: anew
+    with writer(raw, tmp_path, overwrite=True, resume=True) as made:  # nothing is unfinished: starts over
         assert len(made.remaining_indices) == len(made.blocks)
         filled(made, start=50)
     assert stored(tmp_path / "mito").min() == 50
@@ -170,7 +170,7 @@ def test_a_lock_ends_with_its_writer_and_attributes_are_small(raw: str, tmp_path
 SCRIPT = '''
 import json, os, sys
 from pathlib import Path
-from penstock_test_processes import Clock, counted
+from penstock_test_processes import Clock, count_calls
 from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter
 
 PATCH = {"shape": (6, 8, 8), "scale": (8, 4, 4)}
@@ -186,7 +186,7 @@ def halved(clock, function):
 def child(raw, out, blend, at):
     clock = Clock(at)
     for name in ("rename", "replace", "fsync", "unlink", "rmdir", "mkdir"):
-        setattr(os, name, counted(clock, getattr(os, name)))
+        setattr(os, name, count_calls(clock, getattr(os, name)))
     Path.write_bytes = halved(clock, Path.write_bytes)
     bounds = {"gt": {"z": [0, 64], "y": [0, 64], "x": [0, 32]}}
     with CellMapDatasetWriter(raw, out + "/[mito,er]", ["mito", "er"], {"raw": PATCH}, {"gt": PATCH}, bounds,
