@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from penstock_test_parts import isolated, own_threads
+from penstock_test_parts import own_threads, run_isolated
 
 import penstock
 from penstock import (
@@ -80,13 +80,13 @@ def test_row_3_the_main_process_does_not_pretend_to_know_what_torchs_workers_del
 
     def error_in_workers() -> str:
         loader = iter(torch.utils.data.DataLoader(resumable, batch_size=None, num_workers=2))
-        kept.append(loader)  # torch waits ten seconds for workers that raised; isolated() does not
+        kept.append(loader)  # torch waits ten seconds for workers that raised; run_isolated() does not
         try:
             return f"delivered {len(list(loader))}"
         except penstock.LoaderError as error:
             return str(error)
 
-    assert "cannot save" in isolated(error_in_workers)
+    assert "cannot save" in run_isolated(error_in_workers)
     assert not path.exists()
 
 

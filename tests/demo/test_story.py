@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from penstock_test_parts import eventually
-from penstock_test_processes import group_is_gone
+from penstock_test_processes import is_group_gone
 from typer.testing import CliRunner
 
 from penstock import MissingDependency, OptionError, TarSource
@@ -24,11 +24,11 @@ from penstock.transform import Moments
 _CHAPTERS = (
     "1. The recordings",
     "2. Recordings become shards",
-    "3. Is every byte what was written?",
+    "3. Every byte is verified",
     "4. A decoder from spikes to movement",
-    "5. The same training, killed",
-    "6. One bit of one shard is turned over",
-    "7. How fast it is, and the report",
+    "5. The same training is killed",
+    "6. One bit of one shard is flipped",
+    "7. Speed, and the report",
 )
 
 
@@ -77,7 +77,7 @@ def test_the_story_is_told_to_its_end(told):
     assert done.stderr == ""
     yes = [line for line in lines if line.startswith("   yes ")]
     assert not [line for line in lines if line.startswith("   NO ")]
-    assert f"All {len(yes)} comparisons hold." in done.stdout
+    assert f"All {len(yes)} checks passed." in done.stdout
     assert str(files / "report.html") in done.stdout
 
 
@@ -157,19 +157,19 @@ def test_a_directory_in_use_is_refused_without_a_traceback(told):
     before = sorted(told[1].rglob("*"))
     done = CliRunner().invoke(app, ["demo", "--quick", "--keep", str(told[1])])
     assert done.exit_code == 2
-    assert f"{told[1]} is not empty; give --keep a directory that is new or empty." in done.stderr
+    assert f"--keep must be a new or empty directory, got {told[1]}, which is not empty." in done.stderr
     assert sorted(told[1].rglob("*")) == before
 
 
 def test_it_says_where_it_cannot_write(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(OptionError, match=r"The demo cannot write its files: .*Give --keep another directory"):
+    with pytest.raises(OptionError, match=r"Could not write the files of the demo: .*Give --keep another directory"):
         demo.run(keep=tmp_path / "file" / "below", quick=True)
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1_000_000))
-    with pytest.raises(OptionError, match=r"The demo writes \d+ MB to .*files, which has room for 1 MB\."):
+    with pytest.raises(OptionError, match=r"The demo requires \d+ MB of free space in .*files, got 1 MB\."):
         demo.run(keep=tmp_path / "files")
     assert list((tmp_path / "files").iterdir()) == []
 
@@ -231,7 +231,7 @@ def test_a_signal_ends_the_demo_with_all_its_processes_and_removes_the_files(tmp
     assert b"Traceback" not in errors
     assert [list((tmp_path / name).iterdir()) for name in ("home", "temporary", "here")] == [[], [], []]
     assert _running(str(tmp_path)) == []
-    assert eventually(lambda: group_is_gone(started.pid), seconds=10)
+    assert eventually(lambda: is_group_gone(started.pid), seconds=10)
 
 
 def test_the_page_about_the_demo_shows_what_the_demo_says(told):

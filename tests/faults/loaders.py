@@ -1,4 +1,4 @@
-"""Loaders of which workers die or hang: over which items, run how, and what came of them."""
+"""Loaders whose workers die or hang: their items, options, and one epoch of their batches."""
 
 import multiprocessing as mp
 import time
@@ -6,13 +6,13 @@ import traceback
 from typing import Any
 
 import pytest
-from penstock_test_parts import numbered
+from penstock_test_parts import numbered_source
 
 from penstock import Loader, Plan, RunOptions, Shuffle
 
-__all__ = ["BOTH", "FORK", "PERSISTENT", "PLAN", "SOURCE", "THREADS", "made", "walked", "workers"]
+__all__ = ["BOTH", "FORK", "PERSISTENT", "PLAN", "SOURCE", "THREADS", "make_loader", "run_epoch", "workers"]
 
-SOURCE = numbered(80)
+SOURCE = numbered_source(80)
 PLAN = Plan(SOURCE.index, Shuffle(), batch_size=4, seed=3)  # 20 batches
 THREADS = RunOptions(executor="threads")
 FORK = RunOptions(executor="processes", start_method="fork")
@@ -20,7 +20,7 @@ PERSISTENT = RunOptions(executor="processes", start_method="fork", persistent=Tr
 BOTH = pytest.mark.parametrize("options", [FORK, PERSISTENT], ids=["fork", "persistent"])
 
 
-def made(options: RunOptions, workers: int = 2, **others: Any) -> Loader:
+def make_loader(options: RunOptions, workers: int = 2, **others: Any) -> Loader:
     return Loader(SOURCE, PLAN, num_workers=workers, options=options, **others)
 
 
@@ -30,10 +30,10 @@ def workers() -> list[Any]:
     ]
 
 
-def walked(options: RunOptions, transform: Any, workers: int = 2) -> tuple[list[list[int]], str, float]:
-    """Return the batches that came, what came after them, and the seconds that took."""
+def run_epoch(options: RunOptions, transform: Any, workers: int = 2) -> tuple[list[list[int]], str, float]:
+    """Return the delivered batches, how the epoch ended, and the seconds it took."""
     began, found = time.monotonic(), []
-    with made(options, workers, transform=transform) as loader:
+    with make_loader(options, workers, transform=transform) as loader:
         try:
             found.extend(batch["x"].tolist() for batch in loader)
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""After a loader is done with, however it ended, nothing of it is left: no thread, process, file or shared memory."""
+"""However a loader ended, it leaves nothing behind: no thread, process, file or shared memory."""
 
 import gc
 import multiprocessing as mp
@@ -19,12 +19,12 @@ from penstock_test_parts import (
     Mishap,
     MishapAt,
     Surroundings,
-    delivered,
-    isolated,
-    numbered,
+    delivered_items,
+    numbered_source,
     own_threads,
-    planned,
-    script,
+    planned_items,
+    run_isolated,
+    start_script,
 )
 
 from penstock import ArraySource, Loader, Plan, RunOptions, Shuffle, WindowShuffle, WorkerError
@@ -36,49 +36,49 @@ EXECUTORS = {
     "persistent": (2, RunOptions(executor="processes", start_method="fork", persistent=True)),
 }
 SPAWN = (1, RunOptions(executor="processes", start_method="spawn", persistent=True))
-SOURCE = numbered(60, chunk=4)
+SOURCE = numbered_source(60, chunk=4)
 PLAN = Plan(SOURCE.index, WindowShuffle(4), batch_size=3, seed=1)
 
 
-def made(executor: tuple[int, RunOptions], **others: Any) -> Loader:
+def make_loader(executor: tuple[int, RunOptions], **others: Any) -> Loader:
     # With a transform, batches are made one by one, so that there is always work left when a loader ends early.
     workers, options = executor
     return Loader(SOURCE, PLAN, num_workers=workers, options=options, **{"transform": MishapAt(), **others})
 
 
-# -- how a loader can end; what is returned is held on to while leftovers are looked for -------------------------------
+# -- how a loader can end; the returned objects are kept alive while leftovers are searched for ------------------------
 
 
-def closed_after_a_whole_epoch(executor: Any) -> Any:
-    loader = made(executor)
-    assert delivered(loader) == planned(PLAN)
+def close_after_a_whole_epoch(executor: Any) -> Any:
+    loader = make_loader(executor)
+    assert delivered_items(loader) == planned_items(PLAN)
     loader.close()
     return loader
 
 
-def closed_in_the_middle(executor: Any) -> Any:
-    loader = made(executor)
+def close_in_the_middle(executor: Any) -> Any:
+    loader = make_loader(executor)
     batches = iter(loader)
     next(batches)
     loader.close()
     return loader, batches
 
 
-def closed_by_with_in_the_second_epoch(executor: Any) -> Any:
-    with made(executor) as loader:
+def leave_with_in_the_second_epoch(executor: Any) -> Any:
+    with make_loader(executor) as loader:
         list(loader)
         list(islice(loader, 3))
     return loader
 
 
-def closed_before_the_start(executor: Any) -> Any:
-    loader = made(executor)
+def close_before_the_start(executor: Any) -> Any:
+    loader = make_loader(executor)
     loader.close()
     return loader
 
 
-def left_early_three_times(executor: Any) -> Any:
-    loader = made(executor)
+def leave_early_three_times(executor: Any) -> Any:
+    loader = make_loader(executor)
     for _ in range(3):
         for _batch in loader:
             break
@@ -86,16 +86,16 @@ def left_early_three_times(executor: Any) -> Any:
     return loader
 
 
-def failed(executor: Any) -> Any:
-    loader = made(executor, transform=MishapAt(in_transform=planned(PLAN)[5][1]))
+def fail(executor: Any) -> Any:
+    loader = make_loader(executor, transform=MishapAt(in_transform=planned_items(PLAN)[5][1]))
     with pytest.raises(Mishap) as caught:
         list(loader)
     loader.close()
-    return loader, caught.value  # a debugger or a log holds on to the error, and with it to every frame
+    return loader, caught.value  # a debugger or a log keeps the error, and with it every frame
 
 
-def failed_and_went_on(executor: Any) -> Any:
-    loader = made(executor, transform=MishapAt(in_transform=planned(PLAN)[5][1]))
+def fail_and_resume(executor: Any) -> Any:
+    loader = make_loader(executor, transform=MishapAt(in_transform=planned_items(PLAN)[5][1]))
     errors = []
     for _ in range(3):
         loader.set_epoch(0)
@@ -107,16 +107,16 @@ def failed_and_went_on(executor: Any) -> Any:
     return loader, errors
 
 
-def collected(executor: Any) -> Any:
-    loader = made(executor)
+def collect(executor: Any) -> Any:
+    loader = make_loader(executor)
     batches = iter(loader)
     next(batches)
     del loader, batches
     gc.collect()
 
 
-def collected_in_a_cycle(executor: Any) -> Any:
-    loader = made(executor)
+def collect_in_a_cycle(executor: Any) -> Any:
+    loader = make_loader(executor)
     cycle: dict[str, Any] = {"loader": loader, "batches": iter(loader)}
     cycle["self"] = cycle
     next(cycle["batches"])
@@ -124,8 +124,8 @@ def collected_in_a_cycle(executor: Any) -> Any:
     gc.collect()
 
 
-def collected_on_another_thread(executor: Any) -> Any:
-    loader = made(executor)
+def collect_on_another_thread(executor: Any) -> Any:
+    loader = make_loader(executor)
     held = [loader, iter(loader)]
     next(held[1])
     del loader
@@ -135,33 +135,33 @@ def collected_on_another_thread(executor: Any) -> Any:
     gc.collect()
 
 
-def batches_kept(executor: Any) -> Any:
-    loader = made(executor)
+def keep_batches(executor: Any) -> Any:
+    loader = make_loader(executor)
     kept = list(loader)
     loader.close()
     del loader
     gc.collect()
-    assert delivered(kept) == planned(PLAN)
+    assert delivered_items(kept) == planned_items(PLAN)
     kept.clear()
 
 
 ENDS: list[Callable[[Any], Any]] = [
-    closed_after_a_whole_epoch,
-    closed_in_the_middle,
-    closed_by_with_in_the_second_epoch,
-    closed_before_the_start,
-    left_early_three_times,
-    failed,
-    failed_and_went_on,
-    collected,
-    collected_in_a_cycle,
-    collected_on_another_thread,
-    batches_kept,
+    close_after_a_whole_epoch,
+    close_in_the_middle,
+    leave_with_in_the_second_epoch,
+    close_before_the_start,
+    leave_early_three_times,
+    fail,
+    fail_and_resume,
+    collect,
+    collect_in_a_cycle,
+    collect_on_another_thread,
+    keep_batches,
 ]
 
 
-def leaves_nothing(end: Callable[[Any], Any], executor: Any, first: Any = None) -> None:
-    # Once without looking: what Python itself opens for the first worker stays, and is the same for the second.
+def check_nothing_is_left(end: Callable[[Any], Any], executor: Any, first: Any = None) -> None:
+    # Once without checking: what Python itself opens for the first worker stays open, and serves the second, too.
     with suppress(Exception):
         end(first or executor)
     gc.collect()
@@ -173,33 +173,33 @@ def leaves_nothing(end: Callable[[Any], Any], executor: Any, first: Any = None) 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_nothing_is_left_of_a_loader_that_was(executor: str, end: Callable[[Any], Any]) -> None:
-    isolated(leaves_nothing, end, EXECUTORS[executor])
+def test_a_loader_leaves_nothing_behind(executor: str, end: Callable[[Any], Any]) -> None:
+    run_isolated(check_nothing_is_left, end, EXECUTORS[executor])
 
 
-def spawned_leave_nothing() -> None:
+def check_spawned_workers() -> None:
     resource_tracker.ensure_running()  # which Python starts for the first spawned process, and keeps
-    leaves_nothing(closed_in_the_middle, SPAWN, first=EXECUTORS["persistent"])
+    check_nothing_is_left(close_in_the_middle, SPAWN, first=EXECUTORS["persistent"])
 
 
-def test_nothing_is_left_of_a_loader_with_spawned_workers() -> None:
-    isolated(spawned_leave_nothing)
+def test_a_loader_with_spawned_workers_leaves_nothing_behind() -> None:
+    run_isolated(check_spawned_workers)
 
 
-def epoch_ends_its_workers() -> list[str]:
+def leftovers_of_an_epoch() -> list[str]:
     before = Surroundings.now()
-    loader = made(EXECUTORS["fork"])
+    loader = make_loader(EXECUTORS["fork"])
     list(loader)
     return [left for left in before.leftovers() if left.startswith(("child", "thread"))]
 
 
 def test_workers_that_are_not_persistent_end_with_the_epoch() -> None:
-    assert isolated(epoch_ends_its_workers) == []
+    assert run_isolated(leftovers_of_an_epoch) == []
 
 
-def worker_error_is_held() -> None:
+def keep_a_worker_error() -> None:
     before = Surroundings.now()
-    loader = made(EXECUTORS["fork"], transform=ExitAt(planned(PLAN)[5][1]))
+    loader = make_loader(EXECUTORS["fork"], transform=ExitAt(planned_items(PLAN)[5][1]))
     with pytest.raises(WorkerError) as caught:
         list(loader)
     loader.close()
@@ -207,14 +207,14 @@ def worker_error_is_held() -> None:
     assert caught.value
 
 
-def test_nothing_is_left_of_workers_that_died_while_their_error_is_held() -> None:
-    isolated(worker_error_is_held)
+def test_dead_workers_leave_nothing_behind_while_their_error_is_kept() -> None:
+    run_isolated(keep_a_worker_error)
 
 
-def two_at_once(executor: Any, order: list[int]) -> None:
+def run_two_at_once(executor: Any, order: list[int]) -> None:
     before = Surroundings.now()
     with ExitStack() as stack:
-        loaders = [made(executor), made(executor)]
+        loaders = [make_loader(executor), make_loader(executor)]
         stack.callback(lambda: [loaders[n].close() for n in order])
         deque(zip(*loaders, strict=True), maxlen=0)  # a loop variable would keep the last batches
         walks = [iter(loader) for loader in loaders]
@@ -225,11 +225,11 @@ def two_at_once(executor: Any, order: list[int]) -> None:
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["first first", "last first"])
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_nothing_is_left_of_two_loaders_that_ran_side_by_side(executor: str, order: list[int]) -> None:
-    isolated(two_at_once, EXECUTORS[executor], order)
+def test_two_loaders_side_by_side_leave_nothing_behind(executor: str, order: list[int]) -> None:
+    run_isolated(run_two_at_once, EXECUTORS[executor], order)
 
 
-def sees_its_own() -> None:
+def find_own_leftovers() -> None:
     resource_tracker.ensure_running()
     before = Surroundings.now()
     spawn = mp.get_context("spawn")
@@ -245,9 +245,9 @@ def sees_its_own() -> None:
     before.check()
 
 
-def test_what_is_left_is_looked_for_among_what_is_of_this_test() -> None:
-    # Tests run side by side, and /dev/shm is one for all of them: what another test holds for long is not left over.
-    isolated(sees_its_own)
+def test_leftovers_of_other_tests_do_not_count() -> None:
+    # Tests run side by side and share /dev/shm: what another test holds for long is not a leftover.
+    run_isolated(find_own_leftovers)
 
 
 def test_memory_maps_are_closed_with_the_loader(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_memory_maps_are_closed_with_the_loader(tmp_path: Path) -> None:
 
 
 def test_threads_are_named() -> None:
-    with made(EXECUTORS["threads"]) as loader:
+    with make_loader(EXECUTORS["threads"]) as loader:
         batches = iter(loader)
         next(batches)
         assert len(own_threads()) >= 3
@@ -275,7 +275,7 @@ def test_threads_are_named() -> None:
 OPEN = """
 import os, sys
 from pathlib import Path
-from penstock_test_parts import numbered
+from penstock_test_parts import numbered_source
 from penstock import Loader, Plan, RunOptions, Shuffle
 
 CASES = [
@@ -288,9 +288,9 @@ CASES = [
 ]
 
 
-def parted():
-    # The last case is that of this process. The others are forked off, so that torch is imported once for all of them;
-    # each of them ends as any interpreter does, by coming to the end of this file.
+def fork_cases():
+    # The last case runs in this process. The others are forked, so that torch is imported only once; each of them ends
+    # as any interpreter does, at the end of this file.
     for number, case in enumerate(CASES[:-1]):
         said = Path(sys.argv[1]) / f"stderr_{number}"
         child = os.fork()
@@ -304,8 +304,8 @@ def parted():
 
 
 if __name__ == "__main__":
-    workers, executor, method, persistent, end = parted()
-    source = numbered(200)
+    workers, executor, method, persistent, end = fork_cases()
+    source = numbered_source(200)
     plan = Plan(source.index, Shuffle(), batch_size=2)
     options = RunOptions(executor=executor, start_method=method, persistent=persistent)
     loader = Loader(source, plan, num_workers=workers, options=options)
@@ -317,8 +317,8 @@ if __name__ == "__main__":
 """
 
 
-def test_a_loader_that_is_left_open_does_not_keep_the_interpreter(tmp_path: Path) -> None:
-    with script(tmp_path, OPEN, str(tmp_path)) as process:
+def test_an_open_loader_does_not_keep_the_interpreter_alive(tmp_path: Path) -> None:
+    with start_script(tmp_path, OPEN, str(tmp_path)) as process:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, ""), f"exit code {process.returncode}\n{err}"
     assert out.splitlines() == [

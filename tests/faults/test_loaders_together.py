@@ -1,4 +1,4 @@
-"""Several loaders at once, in each other and in threads, do not mix; what is the user's own is left alone."""
+"""Several loaders at once, nested or in threads, do not mix, and leave the user's state alone."""
 
 import os
 import signal
@@ -9,36 +9,36 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from penstock_test_parts import delivered, isolated, planned, with_noise
+from penstock_test_parts import delivered_items, planned_items, run_isolated, with_noise
 
 from penstock import Loader, Plan, RunOptions, Sequential, Shuffle
-from tests.faults.loaders import BOTH, FORK, PERSISTENT, PLAN, SOURCE, THREADS, made, workers
+from tests.faults.loaders import BOTH, FORK, PERSISTENT, PLAN, SOURCE, THREADS, make_loader, workers
 
 
 @pytest.mark.parametrize("options", [THREADS, FORK, PERSISTENT], ids=["threads", "fork", "persistent"])
 def test_two_loaders_side_by_side_do_not_mix(options: RunOptions) -> None:
     other = Plan(SOURCE.index, Shuffle(), batch_size=4, seed=4)
-    with made(options) as first, Loader(SOURCE, other, num_workers=2, options=options) as second:
+    with make_loader(options) as first, Loader(SOURCE, other, num_workers=2, options=options) as second:
         for epoch in range(2):
             pairs = [(a["x"].tolist(), b["x"].tolist()) for a, b in zip(first, second, strict=True)]
-            assert pairs == list(zip(planned(PLAN, epoch), planned(other, epoch), strict=True))
+            assert pairs == list(zip(planned_items(PLAN, epoch), planned_items(other, epoch), strict=True))
 
 
 @pytest.mark.parametrize("options", [THREADS, FORK, PERSISTENT], ids=["threads", "fork", "persistent"])
-def test_a_loader_inside_the_loop_of_another(options: RunOptions) -> None:
+def test_a_loader_works_inside_the_loop_of_another(options: RunOptions) -> None:
     small = Plan(SOURCE.index, Sequential(), batch_size=40)
-    with made(options) as outer, Loader(SOURCE, small, num_workers=1, options=options) as inner:
+    with make_loader(options) as outer, Loader(SOURCE, small, num_workers=1, options=options) as inner:
         for n, batch in enumerate(outer):
-            assert batch["x"].tolist() == planned(PLAN)[n]
+            assert batch["x"].tolist() == planned_items(PLAN)[n]
             if n % 7 == 0:
-                assert delivered(inner) == planned(small)
+                assert delivered_items(inner) == planned_items(small)
 
 
-def nested_kill(options: RunOptions) -> tuple[list[Any], list[Any]]:
+def kill_an_outer_worker(options: RunOptions) -> tuple[list[Any], list[Any]]:
     """Kill a worker of the outer loader while the inner one is waited for."""
     small = Plan(SOURCE.index, Sequential(), batch_size=8)
     outside, inside = [], []
-    with made(options) as outer, Loader(SOURCE, small, num_workers=1, options=options) as inner:
+    with make_loader(options) as outer, Loader(SOURCE, small, num_workers=1, options=options) as inner:
         for n, batch in enumerate(outer):
             outside.append(batch["x"].tolist())
             if n == 2:
@@ -51,10 +51,10 @@ def nested_kill(options: RunOptions) -> tuple[list[Any], list[Any]]:
 
 
 @BOTH
-def test_a_worker_that_dies_is_the_trouble_of_its_own_loader(options: RunOptions) -> None:
-    outside, inside = isolated(nested_kill, options)
-    assert outside == planned(PLAN)
-    assert inside == planned(Plan(SOURCE.index, Sequential(), batch_size=8))
+def test_a_dying_worker_affects_only_its_own_loader(options: RunOptions) -> None:
+    outside, inside = run_isolated(kill_an_outer_worker, options)
+    assert outside == planned_items(PLAN)
+    assert inside == planned_items(Plan(SOURCE.index, Sequential(), batch_size=8))
 
 
 @pytest.mark.parametrize("options", [RunOptions(), THREADS, FORK], ids=["inline", "threads", "fork"])
@@ -63,26 +63,26 @@ def test_a_loader_works_inside_a_thread(options: RunOptions) -> None:
 
     def consume() -> None:
         try:
-            with made(options, 0 if options.executor == "auto" else 2) as loader:
+            with make_loader(options, 0 if options.executor == "auto" else 2) as loader:
                 for _ in range(2):
-                    found.extend(delivered(loader))
+                    found.extend(delivered_items(loader))
         except BaseException as error:
             found.append(error)
 
     thread = threading.Thread(target=consume)
     thread.start()
     thread.join()
-    assert found == planned(PLAN, 0) + planned(PLAN, 1)
+    assert found == planned_items(PLAN, 0) + planned_items(PLAN, 1)
 
 
-def killed_in_a_thread() -> list[Any]:
-    """Iterate in a thread, with a worker that is killed; the main thread must not be hit by the news."""
-    list(islice(made(FORK, 1), 1))  # torch's handler is in place, as after any loader of the main thread
+def kill_a_worker_of_a_thread() -> list[Any]:
+    """Iterate in a thread, with a worker that is killed; no error may surface in the main thread."""
+    list(islice(make_loader(FORK, 1), 1))  # torch's handler is in place, as after any loader of the main thread
     found: list[Any] = []
 
     def consume() -> None:
         try:
-            with made(FORK, 1) as loader:
+            with make_loader(FORK, 1) as loader:
                 for n, batch in enumerate(loader):
                     found.append(batch["x"].tolist())
                     if n == 2:
@@ -98,12 +98,12 @@ def killed_in_a_thread() -> list[Any]:
 
 
 def test_a_worker_killed_under_a_loader_in_a_thread_is_replaced() -> None:
-    assert isolated(killed_in_a_thread) == planned(PLAN)
+    assert run_isolated(kill_a_worker_of_a_thread) == planned_items(PLAN)
 
 
-def closed_elsewhere(options: RunOptions) -> list[str]:
+def close_in_another_thread(options: RunOptions) -> list[str]:
     """Iterate here, close in another thread."""
-    loader = made(options)
+    loader = make_loader(options)
     batches = iter(loader)
     next(batches)
     outcome: list[str] = []
@@ -123,13 +123,13 @@ def closed_elsewhere(options: RunOptions) -> list[str]:
 
 @pytest.mark.parametrize("options", [THREADS, FORK, PERSISTENT], ids=["threads", "fork", "persistent"])
 def test_a_loader_can_be_closed_by_another_thread(options: RunOptions) -> None:
-    assert isolated(closed_elsewhere, options) == ["closed"]
+    assert run_isolated(close_in_another_thread, options) == ["closed"]
 
 
 @pytest.mark.parametrize(
     "options", [RunOptions(), THREADS, FORK, PERSISTENT], ids=["inline", "threads", "fork", "persistent"]
 )
-def test_random_numbers_of_the_user_are_left_alone(options: RunOptions) -> None:
+def test_the_random_state_of_the_user_does_not_change(options: RunOptions) -> None:
     import random
 
     def states() -> tuple[Any, ...]:
@@ -137,17 +137,17 @@ def test_random_numbers_of_the_user_are_left_alone(options: RunOptions) -> None:
 
     torch.manual_seed(7)
     before = states()
-    with made(options, 0 if options.executor == "auto" else 2, transform=with_noise) as loader:
+    with make_loader(options, 0 if options.executor == "auto" else 2, transform=with_noise) as loader:
         for _ in range(2):
             list(loader)
     assert states() == before
 
 
-def test_workers_do_not_share_torchs_or_numpys_random_numbers() -> None:
+def test_workers_do_not_share_the_random_numbers_of_torch_or_numpy() -> None:
     def global_noise(item: Any, rng: Any) -> Any:
         return {"x": item["x"], "torch": torch.rand(()), "numpy": rng.random()}
 
-    with made(FORK, transform=global_noise) as loader:
+    with make_loader(FORK, transform=global_noise) as loader:
         batches = list(loader)
     for name in ("torch", "numpy"):
         values = [value for batch in batches for value in batch[name].tolist()]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import penstock_test_shards
 import pytest
-from penstock_test_parts import isolated
+from penstock_test_parts import run_isolated
 from penstock_test_shards import (
     ALL,
     ITEM_BYTES,
@@ -161,7 +161,7 @@ def test_a_compressed_shard_that_changes_is_exact_or_named(change: Callable[[Pat
 def test_a_shard_that_changes_in_the_middle_of_an_epoch_gives_exact_items_or_an_error(
     change: Callable[[Path], None], run: str, folder: Path
 ) -> None:
-    exact = isolated(epochs_with_a_change, folder, change, run)
+    exact = run_isolated(epochs_with_a_change, folder, change, run)
     assert exact
 
 
@@ -292,7 +292,7 @@ def test_beside_a_process_that_changes_a_shard_every_item_is_exact_or_refused(
     kind: str, compression: str, originals: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(originals / compression, tmp_path / "set")
-    exact, refused = isolated(reading_beside_a_vandal, tmp_path / "set", kind, 3000 if SOAK else 300)
+    exact, refused = run_isolated(reading_beside_a_vandal, tmp_path / "set", kind, 3000 if SOAK else 300)
     assert exact + refused == 2 * (3000 if SOAK else 300)
     assert exact, "items of the other shards are always there"
 
@@ -319,7 +319,9 @@ def reading_a_shard_that_was_replaced_while_it_was_closed(folder: Path) -> str:
 
 
 def test_a_shard_that_is_replaced_while_it_is_closed_is_verified_again(tmp_path: Path) -> None:
-    assert isolated(reading_a_shard_that_was_replaced_while_it_was_closed, tmp_path / "set") == "0 in shard_000000.tar"
+    assert (
+        run_isolated(reading_a_shard_that_was_replaced_while_it_was_closed, tmp_path / "set") == "0 in shard_000000.tar"
+    )
 
 
 def reading_many_shards_with_few_files(folder: Path, compression: str) -> list[int]:
@@ -333,6 +335,6 @@ def reading_many_shards_with_few_files(folder: Path, compression: str) -> list[i
 
 @pytest.mark.parametrize("compression", ["none", "gz"])
 def test_more_shards_than_the_limit_of_open_files_are_read(compression: str, tmp_path: Path) -> None:
-    found = isolated(reading_many_shards_with_few_files, tmp_path / "set", compression)
+    found = run_isolated(reading_many_shards_with_few_files, tmp_path / "set", compression)
     assert found[:150] == list(range(150))
     assert found[150:300] == found[300:]

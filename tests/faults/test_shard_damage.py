@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import penstock_test_shards
 import pytest
-from penstock_test_parts import isolated
+from penstock_test_parts import run_isolated
 from penstock_test_shards import (
     ALL,
     ITEM_BYTES,
@@ -195,7 +195,7 @@ def reading_a_pipe(folder: Path) -> str:
 
 
 def test_a_pipe_in_place_of_a_shard_does_not_hang(folder: Path) -> None:
-    assert isolated(reading_a_pipe, folder) == SECOND
+    assert run_isolated(reading_a_pipe, folder) == SECOND
 
 
 def swap(folder: Path, name: str, other: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from penstock_test_parts import isolated
+from penstock_test_parts import run_isolated
 
 from penstock import TarSource
 from penstock.core.errors import DamageError, PenstockError, SourceError
@@ -173,7 +173,7 @@ def test_a_gzip_bomb_is_reported_and_takes_no_memory(tmp_path: Path) -> None:
     piece = gzip.compress(bytes(1 << 24), 1)
     # Members of gzip one after the other are one stream: 16 gigabytes of zeros in 75 megabytes would be slow to make.
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(info.tobuf()) + piece * 80)
-    outcome, megabytes = isolated(index_within, tmp_path, 6)
+    outcome, megabytes = run_isolated(index_within, tmp_path, 6)
     assert "a.tar.gz" in outcome
     assert "bomb" in outcome
     assert megabytes < 100
@@ -183,7 +183,7 @@ def test_an_absurd_size_is_reported_and_takes_no_memory(tmp_path: Path) -> None:
     info = tarfile.TarInfo("a.bin")
     info.size = 1 << 40
     (tmp_path / "a.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(2048))
-    outcome, megabytes = isolated(index_within, tmp_path, 6)
+    outcome, megabytes = run_isolated(index_within, tmp_path, 6)
     assert "truncated" in outcome
     assert megabytes < 100
 
@@ -191,6 +191,6 @@ def test_an_absurd_size_is_reported_and_takes_no_memory(tmp_path: Path) -> None:
 def test_an_item_of_very_many_members_is_indexed_in_seconds(tmp_path: Path) -> None:
     blocks = [tarfile.TarInfo(f"a.{number}").tobuf() for number in range(10_000)]
     (tmp_path / "a.tar").write_bytes(b"".join(blocks) + bytes(1024))
-    outcome, megabytes = isolated(index_within, tmp_path, 6)
+    outcome, megabytes = run_isolated(index_within, tmp_path, 6)
     assert outcome
     assert megabytes < 300

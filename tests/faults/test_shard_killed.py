@@ -28,7 +28,7 @@ SOAK = 20 if os.environ.get("PENSTOCK_SOAK") == "1" else 1
 HELPER = """
 import json, os, signal, sys
 import numpy as np
-from penstock_test_processes import Clock, counted
+from penstock_test_processes import Clock, count_calls
 from penstock.shard.writer import ShardWriter, WriteOptions
 
 assert "torch" not in sys.modules
@@ -50,7 +50,7 @@ def child(job, out):
     clock = Clock(job["at"])
     if job["clock"] == "changes":
         for name in CHANGES:
-            setattr(os, name, counted(clock, getattr(os, name)))
+            setattr(os, name, count_calls(clock, getattr(os, name)))
     elif job["clock"] == "events":
         sys.setprofile(lambda *_: clock.tick())
     elif job["clock"] == "time":

@@ -10,16 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from penstock_test_parts import ExitAt, Mishap, delivered, eventually, isolated, plain, planned, with_noise
+from penstock_test_parts import (
+    ExitAt,
+    Mishap,
+    delivered_items,
+    eventually,
+    planned_items,
+    run_isolated,
+    to_plain,
+    with_noise,
+)
 
 from penstock import Loader, RunOptions, WorkerError
-from tests.faults.loaders import BOTH, FORK, PERSISTENT, PLAN, SOURCE, made, walked, workers
+from tests.faults.loaders import BOTH, FORK, PERSISTENT, PLAN, SOURCE, make_loader, run_epoch, workers
 
 SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
 
 
 def kill_a_worker() -> None:
-    """Kill one, and stay in the consumer's own code until it is dead: no error may come up here."""
+    """Kill a worker, and stay in the consumer's code until it is dead: no error may surface here."""
     victim = workers()[0]
     os.kill(victim.pid, signal.SIGKILL)
     assert eventually(lambda: not victim.is_alive())
@@ -27,12 +36,12 @@ def kill_a_worker() -> None:
     assert sum(range(100_000)) == 4_999_950_000
 
 
-def killed_at(options: RunOptions, when: list[int], epochs: int) -> list[Any]:
+def kill_workers_at(options: RunOptions, when: list[int], epochs: int) -> list[Any]:
     found, count = [], 0
-    with made(options, transform=with_noise) as loader:
+    with make_loader(options, transform=with_noise) as loader:
         while loader.epoch < epochs:
             for batch in loader:
-                found.append(plain(batch))
+                found.append(to_plain(batch))
                 count += 1
                 assert loader.state_dict()["batch"] == count - 20 * loader.epoch
                 if count in when:
@@ -44,8 +53,8 @@ def killed_at(options: RunOptions, when: list[int], epochs: int) -> list[Any]:
 @pytest.mark.parametrize("when", [[1], [7], [5, 6, 12], [19], [20], [21]], ids=str)
 def test_a_worker_killed_between_batches_is_replaced_and_nothing_is_lost(options: RunOptions, when: list[int]) -> None:
     with Loader(SOURCE, PLAN, transform=with_noise) as loader:
-        whole = [plain(batch) for _ in range(2) for batch in loader]
-    assert isolated(killed_at, options, when, 2) == whole
+        whole = [to_plain(batch) for _ in range(2) for batch in loader]
+    assert run_isolated(kill_workers_at, options, when, 2) == whole
 
 
 @dataclass(frozen=True)
@@ -69,21 +78,21 @@ class DieOnce:
 def test_a_worker_that_dies_once_while_it_is_waited_for_is_replaced(
     tmp_path: Any, options: RunOptions, item_of_batch: int, how: int
 ) -> None:
-    dies = DieOnce(planned(PLAN)[item_of_batch][2], str(tmp_path / "died"), how)
-    found, end, seconds = isolated(walked, options, dies)
-    assert (found, end) == (planned(PLAN), "the end")
+    dies = DieOnce(planned_items(PLAN)[item_of_batch][2], str(tmp_path / "died"), how)
+    found, end, seconds = run_isolated(run_epoch, options, dies)
+    assert (found, end) == (planned_items(PLAN), "the end")
     assert seconds < 30
 
 
-def kept_while_a_worker_died(folder: str, n_workers: int) -> list[str]:
-    """Return what went wrong in epochs of which every batch is kept, so that no shared memory is free."""
+def keep_batches_while_a_worker_dies(folder: str, n_workers: int) -> list[str]:
+    """Return the failures in epochs whose batches are all kept, so that no shared memory is free."""
     wrong = []
     for turn in range(50 if SOAK else 5):
-        dies = DieOnce(planned(PLAN)[14 + turn % 5][0], f"{folder}/{turn}", signal.SIGKILL)
+        dies = DieOnce(planned_items(PLAN)[14 + turn % 5][0], f"{folder}/{turn}", signal.SIGKILL)
         try:
-            with made(FORK, n_workers, transform=dies) as loader:
+            with make_loader(FORK, n_workers, transform=dies) as loader:
                 kept = list(loader)
-            if delivered(kept) != planned(PLAN):
+            if delivered_items(kept) != planned_items(PLAN):
                 wrong.append(f"turn {turn}: other batches")
         except BaseException as error:
             wrong.append(f"turn {turn}: {error!r}")
@@ -91,54 +100,56 @@ def kept_while_a_worker_died(folder: str, n_workers: int) -> list[str]:
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_a_worker_that_dies_is_replaced_also_where_all_batches_are_kept(tmp_path: Path, n_workers: int) -> None:
-    assert isolated(kept_while_a_worker_died, str(tmp_path), n_workers) == []
+def test_a_worker_that_dies_is_replaced_even_if_all_batches_are_kept(tmp_path: Path, n_workers: int) -> None:
+    assert run_isolated(keep_batches_while_a_worker_dies, str(tmp_path), n_workers) == []
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
 @pytest.mark.parametrize("bad", [0, 6, 19])
 def test_a_batch_that_kills_every_worker_is_named_after_those_before_it(n_workers: int, bad: int) -> None:
-    item = planned(PLAN)[bad][1]
-    found, end, seconds = isolated(walked, FORK, ExitAt(item), n_workers)
+    item = planned_items(PLAN)[bad][1]
+    found, end, seconds = run_isolated(run_epoch, FORK, ExitAt(item), n_workers)
     assert "WorkerError" in end
     assert f"batch {bad} of epoch 0" in end
     assert str(item) in end
-    assert found == planned(PLAN)[:bad]
+    assert found == planned_items(PLAN)[:bad]
     assert seconds < 30
 
 
-def went_on_after_a_worker_error() -> tuple[str, list[list[int]]]:
-    with made(FORK, transform=ExitAt(planned(PLAN)[0][1])) as loader:
+def resume_after_a_worker_error() -> tuple[str, list[list[int]]]:
+    with make_loader(FORK, transform=ExitAt(planned_items(PLAN)[0][1])) as loader:
         batches = iter(loader)
         with pytest.raises(WorkerError):
             next(batches)
         end = next(batches, "end")
         loader.skip(1)
-        return end, delivered(loader)
+        return end, delivered_items(loader)
 
 
-def test_after_a_worker_error_the_end_stays_the_end_and_the_loader_can_go_on_behind_it() -> None:
-    end, rest = isolated(went_on_after_a_worker_error)
+def test_after_a_worker_error_the_iteration_is_over_and_the_loader_can_resume_behind_it() -> None:
+    end, rest = run_isolated(resume_after_a_worker_error)
     assert end == "end"
-    assert rest == planned(PLAN)[1:]
+    assert rest == planned_items(PLAN)[1:]
 
 
-def killed_between_epochs() -> list[Any]:
+def kill_a_worker_between_epochs() -> list[Any]:
     found = []
-    with made(PERSISTENT) as loader:
+    with make_loader(PERSISTENT) as loader:
         for _ in range(3):
-            found += delivered(loader)
+            found += delivered_items(loader)
             kill_a_worker()
     return found
 
 
 def test_a_persistent_worker_killed_between_epochs_does_not_disturb_the_consumer() -> None:
-    assert isolated(killed_between_epochs) == [batch for epoch in range(3) for batch in planned(PLAN, epoch)]
+    assert run_isolated(kill_a_worker_between_epochs) == [
+        batch for epoch in range(3) for batch in planned_items(PLAN, epoch)
+    ]
 
 
-def another_child_dies() -> list[list[int]]:
+def let_another_child_die() -> list[list[int]]:
     found = []
-    with made(FORK) as loader:
+    with make_loader(FORK) as loader:
         for batch in loader:
             found.append(batch["x"].tolist())
             child = mp.get_context("fork").Process(target=os._exit, args=(1,))
@@ -147,14 +158,14 @@ def another_child_dies() -> list[list[int]]:
     return found
 
 
-def test_a_child_of_the_users_own_may_die() -> None:
-    assert isolated(another_child_dies) == planned(PLAN)
+def test_a_child_process_of_the_user_may_die() -> None:
+    assert run_isolated(let_another_child_die) == planned_items(PLAN)
 
 
-def handlers_around(order: list[int]) -> tuple[bool, bool]:
-    list(islice(made(FORK, 1), 1))  # torch puts in its handler once, and for good
+def compare_handlers(order: list[int]) -> tuple[bool, bool]:
+    list(islice(make_loader(FORK, 1), 1))  # torch installs its handler once, permanently
     before = signal.getsignal(signal.SIGCHLD)
-    loaders = [made(PERSISTENT, 1), made(FORK, 1)]
+    loaders = [make_loader(PERSISTENT, 1), make_loader(FORK, 1)]
     walks = [iter(loader) for loader in loaders]
     for walk in walks:
         next(walk)
@@ -164,13 +175,13 @@ def handlers_around(order: list[int]) -> tuple[bool, bool]:
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["first first", "last first"])
-def test_signal_handlers_are_put_back(order: list[int]) -> None:
-    assert isolated(handlers_around, order) == (True, True)
+def test_signal_handlers_are_restored(order: list[int]) -> None:
+    assert run_isolated(compare_handlers, order) == (True, True)
 
 
-def what_a_death_keeps() -> bool:
-    """Let a worker die while the user's own code handles an error; say whether that error is kept."""
-    with made(PERSISTENT) as loader:
+def is_error_kept_by_a_death() -> bool:
+    """Let a worker die while the user's code handles an error; return whether that error is kept alive."""
+    with make_loader(PERSISTENT) as loader:
         batches = iter(loader)
         next(batches)
         error = Mishap("mine", item=0, when=0.0)
@@ -183,5 +194,5 @@ def what_a_death_keeps() -> bool:
         return kept() is not None
 
 
-def test_a_death_keeps_nothing_of_what_the_user_was_at() -> None:
-    assert not isolated(what_a_death_keeps)
+def test_a_worker_death_keeps_no_error_of_the_user_alive() -> None:
+    assert not run_isolated(is_error_kept_by_a_death)

@@ -1,4 +1,4 @@
-"""Work that takes for ever or fails is named, and neither errors nor closing wait for what other workers are at."""
+"""A draw that hangs or fails is named, and neither errors nor closing wait for other workers."""
 
 import threading
 import time
@@ -13,15 +13,15 @@ from penstock_test_parts import (
     HangAt,
     Mishap,
     MishapAt,
-    delivered,
+    delivered_items,
     eventually,
-    isolated,
     mishap_in_the_users_code,
-    planned,
+    planned_items,
+    run_isolated,
 )
 
 from penstock import RunOptions
-from tests.faults.loaders import FORK, PERSISTENT, PLAN, THREADS, made, walked
+from tests.faults.loaders import FORK, PERSISTENT, PLAN, THREADS, make_loader, run_epoch
 
 
 @pytest.mark.parametrize("executor", ["threads", "processes"])
@@ -29,18 +29,18 @@ def test_a_hanging_transform_is_a_worker_error_that_names_the_items(executor: An
     bad = 5
     method = "fork" if executor == "processes" else None
     options = RunOptions(executor=executor, start_method=method, timeout_seconds=1.5)
-    item = planned(PLAN)[bad][1]
-    found, end, seconds = isolated(walked, options, HangAt(item, seconds=6))
+    item = planned_items(PLAN)[bad][1]
+    found, end, seconds = run_isolated(run_epoch, options, HangAt(item, seconds=6))
     assert "WorkerError" in end
     assert f"batch {bad} of epoch 0" in end
-    assert str(planned(PLAN)[bad]) in end
-    assert found == planned(PLAN)[:bad]
+    assert str(planned_items(PLAN)[bad]) in end
+    assert found == planned_items(PLAN)[:bad]
     assert seconds < 30
 
 
-def slow_consumer(options: RunOptions) -> list[list[int]]:
+def consume_slowly(options: RunOptions) -> list[list[int]]:
     found, pause = [], threading.Event()
-    with made(options) as loader:
+    with make_loader(options) as loader:
         for batch in islice(loader, 3):
             found.append(batch["x"].tolist())
             if len(found) == 1:
@@ -50,7 +50,7 @@ def slow_consumer(options: RunOptions) -> list[list[int]]:
 
 def test_a_slow_consumer_is_not_a_hanging_worker() -> None:
     options = RunOptions(executor="processes", start_method="fork", timeout_seconds=1.0)
-    assert isolated(slow_consumer, options) == planned(PLAN)[:3]
+    assert run_isolated(consume_slowly, options) == planned_items(PLAN)[:3]
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class MishapThenHang:
         return item
 
 
-def seconds_until_it_arrived(options: RunOptions, transform: MishapThenHang) -> tuple[int, float]:
-    loader, count = made(options, transform=transform), 0
+def time_until_the_error(options: RunOptions, transform: MishapThenHang) -> tuple[int, float]:
+    loader, count = make_loader(options, transform=transform), 0
     try:
         for _ in loader:
             count += 1
@@ -82,16 +82,16 @@ def seconds_until_it_arrived(options: RunOptions, transform: MishapThenHang) -> 
 
 
 @pytest.mark.parametrize("options", [THREADS, FORK, PERSISTENT], ids=["threads", "fork", "persistent"])
-def test_an_error_does_not_wait_for_what_the_other_workers_are_at(tmp_path: Path, options: RunOptions) -> None:
-    batches = planned(PLAN)
+def test_an_error_does_not_wait_for_the_other_workers(tmp_path: Path, options: RunOptions) -> None:
+    batches = planned_items(PLAN)
     transform = MishapThenHang(batches[2][0], batches[3][0], str(tmp_path / "begun"))
-    count, seconds = isolated(seconds_until_it_arrived, options, transform)
+    count, seconds = run_isolated(time_until_the_error, options, transform)
     assert count == 2
     assert seconds < 1
 
 
-def went_on_while_an_old_worker_was_writing(options: RunOptions, transform: MishapThenHang) -> list[list[int]]:
-    with made(options, transform=transform) as loader:
+def resume_while_an_old_worker_writes(options: RunOptions, transform: MishapThenHang) -> list[list[int]]:
+    with make_loader(options, transform=transform) as loader:
         try:
             list(loader)
         except Mishap as error:
@@ -100,19 +100,19 @@ def went_on_while_an_old_worker_was_writing(options: RunOptions, transform: Mish
         kept = list(islice(loader, 8))
         threading.Event().wait(1.6)  # until the worker from before has written its batch, wherever that is
         assert held
-        return delivered(kept)
+        return delivered_items(kept)
 
 
 @pytest.mark.parametrize("options", [FORK, PERSISTENT], ids=["fork", "persistent"])
-def test_batches_are_not_written_over_by_workers_from_before_an_error(tmp_path: Path, options: RunOptions) -> None:
-    batches = planned(PLAN)
+def test_batches_are_not_overwritten_by_workers_from_before_an_error(tmp_path: Path, options: RunOptions) -> None:
+    batches = planned_items(PLAN)
     transform = MishapThenHang(batches[2][0], batches[3][0], str(tmp_path / "begun"))
-    assert isolated(went_on_while_an_old_worker_was_writing, options, transform) == batches[4:12]
+    assert run_isolated(resume_while_an_old_worker_writes, options, transform) == batches[4:12]
 
 
 def test_closing_takes_no_longer_than_a_read() -> None:
     for options in (THREADS, FORK, PERSISTENT):
-        loader = made(options, transform=MishapAt())
+        loader = make_loader(options, transform=MishapAt())
         with ExitStack() as stack:
             stack.callback(loader.close)
             batches = iter(loader)

@@ -1,4 +1,4 @@
-"""What cannot be pickled, on its way to a worker process or back, is named; nothing hangs."""
+"""Objects that cannot be pickled, on the way to a worker process or back, are named; nothing hangs."""
 
 import copyreg
 import multiprocessing as mp
@@ -7,10 +7,10 @@ import traceback
 from typing import Any
 
 import pytest
-from penstock_test_parts import OnlyAtHome, Pairs, isolated, planned
+from penstock_test_parts import OnlyAtHome, Pairs, planned_items, run_isolated
 
 from penstock import DatasetSource, Loader, OptionError, Plan, RunOptions, Sequential, WorkerError
-from tests.faults.loaders import FORK, PLAN, SOURCE, made, walked, workers
+from tests.faults.loaders import FORK, PLAN, SOURCE, make_loader, run_epoch, workers
 
 
 class Unpicklable(Pairs):
@@ -39,20 +39,20 @@ def test_what_cannot_be_pickled_is_named_before_any_worker_starts(
     assert workers() == []
 
 
-def test_a_local_transform_is_fine_where_workers_are_forked() -> None:
+def test_a_local_transform_works_if_workers_are_forked() -> None:
     secret = 17
-    with made(FORK, 1, transform=lambda item, rng: {"x": item["x"] + secret}) as loader:
-        assert next(iter(loader))["x"].tolist() == [item + 17 for item in planned(PLAN)[0]]
+    with make_loader(FORK, 1, transform=lambda item, rng: {"x": item["x"] + secret}) as loader:
+        assert next(iter(loader))["x"].tolist() == [item + 17 for item in planned_items(PLAN)[0]]
 
 
-def walked_by_a_forkserver(transform: Any) -> tuple[list[list[int]], str, float]:
+def run_epoch_with_a_forkserver(transform: Any) -> tuple[list[list[int]], str, float]:
     # It unpickles as a spawned process does, by the same function, and imports torch once and not for each attempt.
     mp.set_forkserver_preload(["penstock.feed.loader"])
-    return walked(RunOptions(executor="processes", start_method="forkserver"), transform, 1)
+    return run_epoch(RunOptions(executor="processes", start_method="forkserver"), transform, 1)
 
 
 def test_a_transform_that_cannot_be_unpickled_in_a_worker_is_an_error_and_not_a_hang() -> None:
-    found, end, seconds = isolated(walked_by_a_forkserver, OnlyAtHome(), seconds=100)
+    found, end, seconds = run_isolated(run_epoch_with_a_forkserver, OnlyAtHome(), seconds=100)
     assert found == []
     assert "WorkerError" in end or "FileNotFoundError" in end
     assert seconds < 90  # torch looks after the children of a server every five seconds
@@ -66,7 +66,7 @@ class CannotCross(Exception):  # noqa: N818  # a test looks for this very name
 
 
 def raises_what_cannot_cross(item: Any, rng: Any) -> Any:
-    if item["x"] == planned(PLAN)[2][0]:
+    if item["x"] == planned_items(PLAN)[2][0]:
         raise CannotCross("an electrode", "it is loose")
     return item
 
@@ -76,7 +76,7 @@ def test_an_error_that_cannot_be_pickled_arrives_by_name_and_traceback(monkeypat
     monkeypatch.delitem(copyreg.dispatch_table, CannotCross, raising=False)
     with pytest.raises(TypeError):
         pickle.loads(pickle.dumps(CannotCross("a", "b")))
-    with made(FORK, 1, transform=raises_what_cannot_cross) as loader:
+    with make_loader(FORK, 1, transform=raises_what_cannot_cross) as loader:
         with pytest.raises(WorkerError) as caught:
             list(loader)
     said = "".join(traceback.format_exception(caught.value))

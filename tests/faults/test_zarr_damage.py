@@ -17,7 +17,7 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_test_parts import isolated
+from penstock_test_parts import run_isolated
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 from penstock import DamageError, ReadError, Span
@@ -171,7 +171,7 @@ def test_a_chunk_that_says_it_is_huge_takes_no_memory(tmp_path: Path, codec: str
     chunk_file(path).write_bytes(content)
     if not content:
         os.truncate(chunk_file(path), 1 << 40)
-    assert isolated(peak_growth, path) < 30 << 20
+    assert run_isolated(peak_growth, path) < 30 << 20
 
 
 # -- missing chunks ----------------------------------------------------------------------------------------------------

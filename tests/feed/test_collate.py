@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from penstock_test_parts import MixedSource, Numbers, Pairs, Records, Together, numbered, plain, with_noise
+from penstock_test_parts import MixedSource, Numbers, Pairs, Records, Together, numbered_source, to_plain, with_noise
 
 from penstock import ArraySource, DatasetSource, Loader, OptionError, Plan, RunOptions, Sequential, Shuffle
 from penstock.feed.collate import collate_block
@@ -43,7 +43,7 @@ class TestArrays:
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_tensors_can_be_written_to(self, workers: int) -> None:
-        for batch in batches(numbered(8), num_workers=workers):
+        for batch in batches(numbered_source(8), num_workers=workers):
             batch["y"] += 1
             assert batch["y"][:, 0].tolist() == [item + 1 for item in batch["x"].tolist()]
 
@@ -71,12 +71,12 @@ class TestArrays:
         found = batches(source, transform=lambda item, rng: {"seconds": item["when"].astype(np.int64)})
         assert [batch["seconds"].tolist() for batch in found] == [[0, 1, 2, 3], [4, 5]]
 
-    def test_items_of_no_size_stay_so(self) -> None:
+    def test_items_without_elements_stay_empty(self) -> None:
         found = batches(ArraySource({"nothing": np.zeros((6, 0, 3), "f4"), "x": np.arange(6)}))
         assert [tuple(batch["nothing"].shape) for batch in found] == [(4, 0, 3), (2, 0, 3)]
 
-    def test_with_a_transform_a_batch_is_what_the_transform_gives(self) -> None:
-        found = batches(numbered(6), transform=lambda item, rng: (item["x"] * 2, {"y": item["y"]}))
+    def test_with_a_transform_a_batch_holds_its_results(self) -> None:
+        found = batches(numbered_source(6), transform=lambda item, rng: (item["x"] * 2, {"y": item["y"]}))
         assert type(found[0]) is tuple
         assert found[0][0].tolist() == [0, 2, 4, 6]
         assert found[1][1]["y"].tolist() == [[4, 4.25], [5, 5.25]]
@@ -86,16 +86,16 @@ class TestArrays:
             item["y"] *= -1
             return item
 
-        source = numbered(6)
+        source = numbered_source(6)
         for _ in range(2):
             assert batches(source, transform=negate)[1]["y"].tolist() == [[-4, -4.25], [-5, -5.25]]
         assert source.take(np.array([5]))["y"].tolist() == [[5, 5.25]]
 
     def test_collate_gets_the_items_of_a_batch_in_order(self) -> None:
-        found = batches(numbered(6), collate=lambda items: [int(item["x"]) for item in items])
+        found = batches(numbered_source(6), collate=lambda items: [int(item["x"]) for item in items])
         assert found == [[0, 1, 2, 3], [4, 5]]
 
-    def test_items_that_cannot_be_stacked_say_what_to_do(self) -> None:
+    def test_items_that_cannot_be_stacked_raise_an_error_with_the_cure(self) -> None:
         ragged = DatasetSource([torch.zeros(n) for n in range(1, 5)])
         with pytest.raises(RuntimeError, match="stack") as caught:
             batches(ragged)
@@ -154,10 +154,10 @@ class TestDatasets:
 
     def test_mappings_give_mappings_however_deep(self) -> None:
         (batch,) = batches(DatasetSource(Records(4)))
-        assert plain(batch["x"]) == [0, 1, 2, 3]
+        assert to_plain(batch["x"]) == [0, 1, 2, 3]
         assert batch["name"] == ["item 0", "item 1", "item 2", "item 3"]
-        assert plain(batch["deep"]["pair"][0]) == [0, 1, 2, 3]
-        assert plain(batch["deep"]["pair"][1]) == [[0, 0], [1, -1], [2, -2], [3, -3]]
+        assert to_plain(batch["deep"]["pair"][0]) == [0, 1, 2, 3]
+        assert to_plain(batch["deep"]["pair"][1]) == [[0, 0], [1, -1], [2, -2], [3, -3]]
 
     def test_single_tensors_give_single_tensors(self) -> None:
         assert [batch.tolist() for batch in batches(DatasetSource(Numbers(6)))] == [[0, 1, 2, 3], [4, 5]]
@@ -175,7 +175,7 @@ class TestDatasets:
             for found, wanted in zip(loader, torchs, strict=True):
                 # Torch makes a list of a batch of tuples; here tuples stay tuples.
                 kept = list(found) if isinstance(found, tuple) else found
-                assert plain(kept) == plain(wanted)
+                assert to_plain(kept) == to_plain(wanted)
 
 
 class TestPadding:
@@ -185,7 +185,9 @@ class TestPadding:
     @pytest.mark.parametrize("options", [None, THREADS, FORK], ids=["inline", "threads", "fork"])
     def test_a_mapping_gets_a_mask_by_name(self, options: Any, transform: Any) -> None:
         workers = 0 if options is None else 1
-        first, second = batches(numbered(6), tail="pad", transform=transform, num_workers=workers, options=options)
+        first, second = batches(
+            numbered_source(6), tail="pad", transform=transform, num_workers=workers, options=options
+        )
         assert list(first) == ["x", "y", "mask"]
         assert (first["mask"].dtype, first["mask"].tolist()) == (torch.bool, [True] * 4)
         assert second["mask"].tolist() == [True, True, False, False]
@@ -203,40 +205,40 @@ class TestPadding:
             values, mask = batch
             assert values[mask].tolist() == items
 
-    def test_what_collate_makes_gets_its_mask_all_the_same(self) -> None:
-        found = batches(numbered(6), tail="pad", collate=lambda items: [int(item["x"]) for item in items])
+    def test_the_result_of_collate_gets_a_mask_as_well(self) -> None:
+        found = batches(numbered_source(6), tail="pad", collate=lambda items: [int(item["x"]) for item in items])
         assert [(values[:2], mask.tolist()) for values, mask in found] == [
             ([0, 1], [True] * 4),
             ([4, 5], [True, True, False, False]),
         ]
 
     @pytest.mark.parametrize("tail", ["drop", "short"])
-    def test_no_mask_where_nothing_is_padded(self, tail: Any) -> None:
-        assert all("mask" not in batch for batch in batches(numbered(6), tail=tail))
+    def test_there_is_no_mask_if_nothing_is_padded(self, tail: Any) -> None:
+        assert all("mask" not in batch for batch in batches(numbered_source(6), tail=tail))
 
     def test_masks_are_not_shared_between_batches(self) -> None:
-        found = batches(numbered(12), tail="pad")
+        found = batches(numbered_source(12), tail="pad")
         found[0]["mask"][0] = False
         assert found[1]["mask"].tolist() == [True] * 4
 
-    def test_a_field_named_mask_is_refused_where_the_loader_is_made(self) -> None:
+    def test_a_field_named_mask_is_refused_when_the_loader_is_made(self) -> None:
         source = ArraySource({"x": np.arange(6), "mask": np.ones(6)})
         plan = Plan(source.index, Sequential(), batch_size=4, tail="pad")
         with pytest.raises(OptionError, match=r"'mask'.*Rename"):
             Loader(source, plan)
 
     @pytest.mark.parametrize("tail", ["drop", "short"])
-    def test_a_field_named_mask_is_fine_where_nothing_is_padded(self, tail: Any) -> None:
+    def test_a_field_named_mask_is_allowed_if_nothing_is_padded(self, tail: Any) -> None:
         source = ArraySource({"x": np.arange(6), "mask": np.arange(6)})
         assert batches(source, tail=tail)[0]["mask"].tolist() == [0, 1, 2, 3]
 
     @pytest.mark.parametrize("kind", ["dataset", "transform", "collate"])
-    def test_a_mask_of_the_users_own_is_never_written_over(self, kind: str) -> None:
+    def test_a_mask_of_the_user_is_never_overwritten(self, kind: str) -> None:
         def with_mask(item: Any, rng: Any = None) -> Any:
             return {"x": item["x"], "mask": item["x"] * 10}
 
         others: dict[str, Any] = {}
-        source: Any = numbered(6)
+        source: Any = numbered_source(6)
         if kind == "dataset":
             source = DatasetSource([with_mask({"x": n}) for n in range(6)])
         elif kind == "transform":
@@ -250,15 +252,15 @@ class TestPadding:
 class TestRandomness:
     @pytest.mark.parametrize("options", [THREADS, FORK], ids=["threads", "fork"])
     def test_each_item_has_its_own_bits_wherever_it_is_made(self, options: RunOptions) -> None:
-        source = numbered(12)
-        alone = [plain(batch) for batch in batches(source, order=Shuffle(), transform=with_noise)]
+        source = numbered_source(12)
+        alone = [to_plain(batch) for batch in batches(source, order=Shuffle(), transform=with_noise)]
         found = batches(source, order=Shuffle(), transform=with_noise, num_workers=2, options=options)
-        assert [plain(batch) for batch in found] == alone
+        assert [to_plain(batch) for batch in found] == alone
         assert len({bits for batch in alone for bits in batch["noise"]}) == 12
 
     def test_the_bits_of_an_item_do_not_depend_on_its_batch(self) -> None:
         def bits(batch_size: int) -> dict[int, int]:
-            found = batches(numbered(12), batch_size=batch_size, order=Shuffle(), transform=with_noise)
-            return {x: noise for batch in found for x, noise in zip(*map(plain, batch.values()), strict=True)}
+            found = batches(numbered_source(12), batch_size=batch_size, order=Shuffle(), transform=with_noise)
+            return {x: noise for batch in found for x, noise in zip(*map(to_plain, batch.values()), strict=True)}
 
         assert bits(4) == bits(5) == bits(12)

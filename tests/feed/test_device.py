@@ -1,4 +1,4 @@
-"""The device stage, on a stand-in for CUDA that notes every call: what is issued when, and what is kept until when."""
+"""Copies to the device, with a stand-in for CUDA that records every call: their order, and how long memory is kept."""
 
 import gc
 import weakref
@@ -95,7 +95,7 @@ class Host:
         return [number for number, tensor in enumerate(self.made) if tensor() is not None]
 
 
-def generated(batches: list[Any]) -> Generator[Any, None, None]:
+def generate(batches: list[Any]) -> Generator[Any, None, None]:
     yield from batches
 
 
@@ -126,7 +126,7 @@ def test_two_batches_are_in_flight_and_no_more() -> None:
         assert ("wait", taken) not in streams.calls
 
 
-def test_host_memory_is_kept_until_its_copy_is_over() -> None:
+def test_host_memory_is_kept_until_its_copy_has_finished() -> None:
     host, streams = Host(8), Streams()
     batches = move_to_device(host.batches(), CUDA, streams)
     taken = list(islice(batches, 4))
@@ -141,7 +141,7 @@ def test_host_memory_is_kept_until_its_copy_is_over() -> None:
 
 
 @pytest.mark.parametrize("end", ["close", "drop", "exhaust", "error"])
-def test_host_memory_is_kept_until_its_copy_is_over_also_when_the_consumer_stops(end: str) -> None:
+def test_host_memory_is_kept_until_its_copy_has_finished_even_if_the_consumer_stops(end: str) -> None:
     host, streams = Host(3, fail_at=2 if end == "error" else None), Streams()
     batches = move_to_device(host.batches(), CUDA, streams)
     next(batches)
@@ -167,7 +167,7 @@ def test_an_error_comes_after_the_batches_before_it() -> None:
     assert (found, caught.value.where) == ([0, 1, 2, 3], "host")
 
 
-def test_an_error_of_the_copy_comes_after_the_batches_before_it_and_once() -> None:
+def test_an_error_of_the_copy_comes_once_after_the_batches_before_it() -> None:
     host, streams, found = Host(9), Streams(), []
     streams.fail_at = 3
     batches = move_to_device(host.batches(), CUDA, streams)
@@ -177,7 +177,7 @@ def test_an_error_of_the_copy_comes_after_the_batches_before_it_and_once() -> No
     assert next(batches, "end") == "end"
 
 
-def test_no_batches_are_no_calls() -> None:
+def test_no_batches_make_no_calls() -> None:
     streams = Streams()
     assert (list(move_to_device(Host(0).batches(), CUDA, streams)), streams.calls) == ([], [])
 
@@ -186,17 +186,17 @@ def test_on_the_cpu_batches_pass_as_they_are() -> None:
     given = [{"x": torch.arange(3)}, (torch.ones(2), "text")]
     assert all(
         found is wanted
-        for found, wanted in zip(move_to_device(generated(given), torch.device("cpu")), given, strict=True)
+        for found, wanted in zip(move_to_device(generate(given), torch.device("cpu")), given, strict=True)
     )
 
 
 def test_another_kind_of_device_gets_every_tensor_moved() -> None:
     given = [{"x": torch.arange(3.0), "deep": [torch.ones(2), "text"]}]
-    (found,) = move_to_device(generated(given), torch.device("meta"))
+    (found,) = move_to_device(generate(given), torch.device("meta"))
     assert (found["x"].device.type, found["deep"][0].device.type, found["deep"][1]) == ("meta", "meta", "text")
 
 
-def test_tensors_are_found_in_everything_a_batch_is_made_of() -> None:
+def test_tensors_are_found_in_any_nested_batch() -> None:
     batch = {
         "a": torch.tensor(1),
         "b": [torch.tensor(2), "s"],
@@ -210,7 +210,7 @@ def test_tensors_are_found_in_everything_a_batch_is_made_of() -> None:
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", 1.5, object()], ids=["gpu", "cuda:x", "1.5", "object"])
-def test_a_device_that_is_none_is_refused_with_an_example(device: Any) -> None:
+def test_an_invalid_device_is_refused_with_an_example(device: Any) -> None:
     with pytest.raises(OptionError, match=r"(?s)must be a torch device such as 'cuda:0'.*got"):
         resolve_device(device)
 

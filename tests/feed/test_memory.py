@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from penstock_test_parts import Pairs, numbered
+from penstock_test_parts import Pairs, numbered_source
 
 from penstock import ArraySource, DatasetSource, Loader, OptionError, Plan, RunOptions, Sequential, WindowShuffle
 
@@ -18,14 +18,14 @@ def estimate(plan_order, *, workers: int = 0, executor: str = "auto", batch_size
         return loader.memory_estimate()
 
 
-def test_inline_holds_the_batch_that_is_made_and_the_one_that_is_used() -> None:
+def test_inline_holds_the_batch_in_progress_and_the_one_in_use() -> None:
     found = estimate(Sequential())
     assert (found.batch_bytes, found.batches_held, found.window_bytes, found.device_bytes) == (4 * ITEM, 2, 0, 0)
     assert found.host_bytes == 8 * ITEM
 
 
 @pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (2, 2), (4, 3)])
-def test_threads_hold_what_they_may_be_ahead(workers: int, prefetch: int) -> None:
+def test_threads_hold_the_batches_they_may_be_ahead(workers: int, prefetch: int) -> None:
     found = estimate(Sequential(), workers=workers, executor="threads", prefetch=prefetch)
     assert found.batches_held == workers * prefetch + 1
     assert found.host_bytes == found.batches_held * 4 * ITEM
@@ -47,20 +47,20 @@ def test_a_window_counts_with_all_of_its_chunks(workers: int) -> None:
 
 
 def test_the_last_window_may_be_smaller_but_the_largest_counts() -> None:
-    source = numbered(23, chunk=5)
+    source = numbered_source(23, chunk=5)
     plan = Plan(source.index, WindowShuffle(2), batch_size=4)
     with Loader(source, plan) as loader:
         assert loader.memory_estimate().window_bytes == 10 * 16
 
 
-def test_small_batches_count_as_many_as_are_made_at_once() -> None:
-    source = numbered(400)
+def test_small_batches_count_as_often_as_they_are_made_at_once() -> None:
+    source = numbered_source(400)
     with Loader(source, Plan(source.index, Sequential(), batch_size=2)) as loader:
         found = loader.memory_estimate()
     assert (found.batch_bytes, found.batches_held) == (32, 65)
 
 
-def test_where_item_sizes_vary_a_batch_is_made_to_tell() -> None:
+def test_if_item_sizes_vary_a_batch_is_made_to_measure_it() -> None:
     source = DatasetSource(Pairs(20))  # two float32 and one int64 each
     with Loader(source, Plan(source.index, Sequential(), batch_size=5)) as loader:
         assert loader.memory_estimate().batch_bytes == 5 * 16

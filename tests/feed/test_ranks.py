@@ -1,12 +1,12 @@
 from typing import Any
 
 import pytest
-from penstock_test_parts import delivered, numbered, planned
+from penstock_test_parts import delivered_items, numbered_source, planned_items
 
 from penstock import Loader, OptionError, Plan, Sequential, World
 from penstock.feed.ranks import current_world
 
-SOURCE = numbered(24)
+SOURCE = numbered_source(24)
 PLAN = Plan(SOURCE.index, Sequential(), batch_size=2)
 
 
@@ -20,25 +20,25 @@ def test_without_a_launcher_there_is_one_rank() -> None:
     assert current_world() == World(0, 1)
 
 
-def test_the_environment_of_a_launcher_says_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_a_launcher_gives_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert current_world() == World(2, 3)
     with Loader(SOURCE, PLAN) as loader:
-        assert delivered(loader) == planned(PLAN)[2::3]
+        assert delivered_items(loader) == planned_items(PLAN)[2::3]
 
 
-def test_the_world_that_is_given_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_given_world_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "3")
     with Loader(SOURCE, PLAN, world=World(1, 2)) as loader:
-        assert delivered(loader) == planned(PLAN)[1::2]
+        assert delivered_items(loader) == planned_items(PLAN)[1::2]
 
 
-def test_the_world_that_is_given_wins_over_a_broken_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_given_world_overrides_a_broken_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
     with Loader(SOURCE, PLAN, world=World(0, 1)) as loader:
-        assert delivered(loader) == planned(PLAN)
+        assert delivered_items(loader) == planned_items(PLAN)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_world_that_is_given_wins_over_a_broken_environment(monkeypatch: pyt
     ],
     ids=str,
 )
-def test_an_environment_that_says_half_of_it_is_refused(
+def test_an_incomplete_or_invalid_environment_is_refused(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
     for name, value in environment.items():
@@ -70,7 +70,7 @@ def test_a_rank_outside_of_its_world_is_refused(rank: Any, size: Any) -> None:
 
 
 def test_a_world_that_names_a_worker_is_refused() -> None:
-    source = numbered(12)
+    source = numbered_source(12)
     plan = Plan(source.index, Sequential(), batch_size=4)
     with pytest.raises(OptionError, match=r"must not name a worker.*Use World\(rank, size\)"):
         Loader(source, plan, world=World(0, 1, worker=1, workers=2))

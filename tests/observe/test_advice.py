@@ -114,7 +114,7 @@ def test_the_summary_has_a_line_for_each_part() -> None:
     ("value", "words"),
     [(0.0, "0 µs"), (0.9994, "999 µs"), (1.0, "1 ms"), (999.4, "999 ms"), (999.6, "1 s"), (59_000, "59 s")],
 )
-def test_durations_change_their_unit_where_a_person_would(value: float, words: str) -> None:
+def test_durations_have_a_readable_unit(value: float, words: str) -> None:
     assert format_duration(value) == words
 
 
@@ -155,7 +155,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Watch[int]:
     return w
 
 
-def test_the_picture_has_the_verdict_waiting_steps_starts_and_memory(
+def test_the_figure_shows_the_verdict_waiting_steps_startups_and_memory(
     seen: Watch[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures: list[Figure] = []
@@ -189,14 +189,14 @@ def test_the_picture_has_the_verdict_waiting_steps_starts_and_memory(
     assert np.asarray(memory.lines[0].get_ydata()).max() == pytest.approx(found["resident_peak_bytes"] / 1e6, rel=0.02)
 
 
-def test_a_watch_of_nothing_can_be_drawn(tmp_path: Path) -> None:
+def test_a_watch_without_batches_can_be_plotted(tmp_path: Path) -> None:
     with watch([], show=False) as w:
         list(w)
     w.plot(tmp_path / "nothing.png")
     assert (tmp_path / "nothing.png").stat().st_size > 0
 
 
-def test_a_benchmark_is_drawn_with_its_settings(tmp_path: Path) -> None:
+def test_a_benchmark_is_plotted_with_its_settings(tmp_path: Path) -> None:
     figures = {"batches_per_second": 1234.0, "mean_batch_time": 0.0008, "std_batch_time": 0.0001, "startup_time": 0.02}
     plot_benchmark(
         {"config_1": {"num_workers": 0, "pin_memory": False, **figures}, "mine": figures}, tmp_path / "b.svg"

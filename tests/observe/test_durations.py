@@ -13,7 +13,7 @@ from penstock.observe.durations import Durations, LoopTimes, Pace, Trace
 seconds = st.one_of(st.floats(2e-9, 1e5), st.sampled_from([0.08, 0.5, 1.0, 1e-6]))
 
 
-def added(values: list[float]) -> Durations:
+def make_durations(values: list[float]) -> Durations:
     durations = Durations()
     for value in values:
         durations.add(value)
@@ -23,7 +23,7 @@ def added(values: list[float]) -> Durations:
 @given(values=st.lists(seconds, min_size=1, max_size=200), share=st.floats(0, 1))
 @settings(max_examples=40)
 def test_quantiles_are_within_one_percent_of_the_sorted_list(values: list[float], share: float) -> None:
-    found = added(values).quantile(share)
+    found = make_durations(values).quantile(share)
     exact = float(np.quantile(values, share, method="inverted_cdf"))
     assert found == pytest.approx(exact, rel=0.01)
 
@@ -31,7 +31,7 @@ def test_quantiles_are_within_one_percent_of_the_sorted_list(values: list[float]
 @given(values=st.lists(seconds, min_size=1, max_size=200))
 @settings(max_examples=40)
 def test_count_mean_deviation_and_extremes_are_those_of_numpy(values: list[float]) -> None:
-    found = added(values)
+    found = make_durations(values)
     assert (found.count, found.min, found.max) == (len(values), min(values), max(values))
     assert found.quantile(1.0) == max(values)
     assert found.total == pytest.approx(sum(values), rel=1e-12)
@@ -40,20 +40,20 @@ def test_count_mean_deviation_and_extremes_are_those_of_numpy(values: list[float
 
 
 def test_a_long_run_of_equal_durations_has_no_deviation_and_one_quantile() -> None:
-    found = added([1e5 + 0.08] * 5000)
+    found = make_durations([1e5 + 0.08] * 5000)
     assert found.std == pytest.approx(0, abs=1e-9)
     assert found.quantile(0.01) == found.quantile(0.99) == 1e5 + 0.08
 
 
-def test_what_is_shorter_than_any_bin_or_longer_than_all_is_counted_at_the_ends() -> None:
-    found = added([0.0, -1e-7, 1e-12, 1e9])
+def test_durations_beyond_the_bins_are_counted_at_the_ends() -> None:
+    found = make_durations([0.0, -1e-7, 1e-12, 1e9])
     assert (found.count, found.min, found.max) == (4, 0.0, 1e9)
     assert 0 <= found.quantile(0.5) <= 1e-8
     assert found.quantile(1.0) == 1e9
     assert found.histogram(1.5)[1].sum() == 4
 
 
-def test_of_none_there_is_no_figure() -> None:
+def test_without_durations_figures_are_nan() -> None:
     found = Durations()
     assert math.isnan(found.mean)
     assert math.isnan(found.std)
@@ -64,7 +64,7 @@ def test_of_none_there_is_no_figure() -> None:
 @given(values=st.lists(st.floats(1e-6, 10), min_size=1, max_size=100), factor=st.floats(1.001, 3))
 @settings(max_examples=30)
 def test_every_duration_is_in_its_bin_of_the_histogram(values: list[float], factor: float) -> None:
-    edges, counts = added(values).histogram(factor)
+    edges, counts = make_durations(values).histogram(factor)
     assert counts.sum() == len(values)
     assert len(edges) == len(counts) + 1
     below = np.array([np.sum(np.array(values) < edge * (1 + 1e-9)) for edge in edges])
@@ -75,7 +75,7 @@ def test_every_duration_is_in_its_bin_of_the_histogram(values: list[float], fact
 
 
 def test_two_histograms_share_their_grid() -> None:
-    one, two = added([0.01, 0.02]).histogram(1.08)[0], added([0.015, 0.4]).histogram(1.08)[0]
+    one, two = make_durations([0.01, 0.02]).histogram(1.08)[0], make_durations([0.015, 0.4]).histogram(1.08)[0]
     common = one[(one >= two[0] * 0.999) & (one <= two[-1])]
     assert len(common) > 2
     assert np.isclose(common[:, None], two[None], rtol=1e-9).any(axis=1).all()
@@ -104,7 +104,7 @@ def test_a_trace_with_an_odd_bound_keeps_one_more() -> None:
     assert trace.times.tolist() == [0, 1, 2, 3]
 
 
-def test_the_slope_is_the_least_squares_line_through_what_is_kept() -> None:
+def test_the_slope_is_the_least_squares_line_through_the_kept_points() -> None:
     rng = np.random.default_rng(3)
     times = np.cumsum(rng.random(1000))
     values = 7.0 - 0.25 * times + rng.normal(size=1000)
@@ -120,7 +120,7 @@ def test_the_slope_is_the_least_squares_line_through_what_is_kept() -> None:
     assert merged.slope() == pytest.approx(-0.25, abs=0.01)
 
 
-def test_two_points_have_no_slope_and_neither_has_one_moment() -> None:
+def test_two_points_or_a_single_moment_have_no_slope() -> None:
     trace = Trace()
     trace.add(0, 1)
     trace.add(1, 5)
@@ -139,7 +139,7 @@ steps = st.lists(
 
 @given(epochs=steps, warmup=st.integers(0, 8), broken=st.booleans())
 @settings(max_examples=60)
-def test_the_steady_state_is_all_but_starts_and_warm_up(
+def test_the_steady_state_is_all_but_startups_and_warm_up(
     epochs: list[list[tuple[float, float, int]]], warmup: int, broken: bool
 ) -> None:
     waits, number = LoopTimes(warmup), 0
@@ -173,7 +173,7 @@ def test_the_steady_state_is_all_but_starts_and_warm_up(
         assert waits.pace.wait_fraction == pytest.approx(share)
 
 
-def test_the_end_of_an_epoch_counts_with_its_start() -> None:
+def test_the_end_of_an_epoch_counts_as_startup_time() -> None:
     waits = LoopTimes(0)
     waits.add_batch(1.0, first=True, items=0, nbytes=0)
     waits.add_step(6.0)
@@ -182,7 +182,7 @@ def test_the_end_of_an_epoch_counts_with_its_start() -> None:
     assert (waits.shutdown.count, waits.shutdown.total) == (1, 3.0)
 
 
-def test_a_pace_since_another_is_what_came_between() -> None:
+def test_a_pace_since_another_is_their_difference() -> None:
     earlier, later = Pace(2, 1.0, 3.0, 8, 80), Pace(5, 2.5, 4.5, 20, 200)
     between = later.since(earlier)
     assert between == Pace(3, 1.5, 1.5, 12, 120)
@@ -191,8 +191,8 @@ def test_a_pace_since_another_is_what_came_between() -> None:
     assert math.isnan(Pace().per_second(3))
 
 
-def test_memory_does_not_grow_with_what_is_added() -> None:
-    durations = added([0.1])
+def test_memory_does_not_grow_with_the_number_of_values() -> None:
+    durations = make_durations([0.1])
     before = sys.getsizeof(durations._bins)
     for number in range(5000):
         durations.add(1.001 ** (number % 3000) * 1e-6)

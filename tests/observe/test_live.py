@@ -1,4 +1,4 @@
-"""Where a watch tells how it goes: a line on a terminal, scalars to TensorBoard, W&B and functions, a summary."""
+"""Live output of a watch: a line on a terminal, scalars to TensorBoard, W&B and functions, a summary."""
 
 import io
 import os
@@ -53,9 +53,9 @@ WAITS = [5.0, 1.0, 2.0, 3.0, 4.0, 1.0]
 STEPS = [1.0, 1.0, 6.0, 1.0, 4.0, 1.0]
 
 
-def scalars(told: Callable[[dict[str, float], int], Any], clock: FakeClock) -> None:
+def scalars(logged: Callable[[dict[str, float], int], Any], clock: FakeClock) -> None:
     # Batches 1 to 6 arrive after 5, 7, 10, 19, 24 and 29 seconds; the last step ends after 30.
-    run(clock, WAITS, STEPS, log=told, log_every_seconds=10.0, warmup=0, show=False)
+    run(clock, WAITS, STEPS, log=logged, log_every_seconds=10.0, warmup=0, show=False)
 
 
 # Means of what was trained on since the last time: of batch 2, of 3 and 4, of 5 and 6.
@@ -71,22 +71,22 @@ def expected(step: int) -> dict[str, float]:
     return dict(zip(names, EXPECTED[step], strict=True)) | {"data/resident_mb": 750.0, "data/startup_ms": 5000.0}
 
 
-def test_a_function_is_told_six_scalars_about_the_time_since_it_was_last_told(clock: FakeClock) -> None:
-    told: list[tuple[int, dict[str, float]]] = []
-    scalars(lambda values, step: told.append((step, values)), clock)
-    assert [step for step, _ in told] == [3, 5, 6]
-    for step, values in told:
+def test_a_function_receives_six_scalars_about_the_time_since_its_last_call(clock: FakeClock) -> None:
+    logged: list[tuple[int, dict[str, float]]] = []
+    scalars(lambda values, step: logged.append((step, values)), clock)
+    assert [step for step, _ in logged] == [3, 5, 6]
+    for step, values in logged:
         assert set(values) == NAMES
         assert values == pytest.approx(expected(step))
 
 
-def test_each_batch_is_told_with_no_time_between_and_what_is_not_known_is_left_out(clock: FakeClock) -> None:
-    told: list[tuple[int, dict[str, float]]] = []
-    run(clock, WAITS, STEPS, log=lambda values, step: told.append((step, values)), log_every_seconds=0, show=False)
-    assert [step for step, _ in told] == [1, 2, 3, 4, 5, 6]
-    assert set(told[0][1]) == {"data/resident_mb", "data/startup_ms"}
-    assert set(told[-1][1]) == NAMES
-    assert told[-1][1]["data/wait_ms"] == pytest.approx(4000)
+def test_with_zero_seconds_every_batch_is_logged_and_unknown_values_are_left_out(clock: FakeClock) -> None:
+    logged: list[tuple[int, dict[str, float]]] = []
+    run(clock, WAITS, STEPS, log=lambda values, step: logged.append((step, values)), log_every_seconds=0, show=False)
+    assert [step for step, _ in logged] == [1, 2, 3, 4, 5, 6]
+    assert set(logged[0][1]) == {"data/resident_mb", "data/startup_ms"}
+    assert set(logged[-1][1]) == NAMES
+    assert logged[-1][1]["data/wait_ms"] == pytest.approx(4000)
 
 
 def test_time_that_the_log_takes_is_neither_waiting_nor_training(clock: FakeClock) -> None:
@@ -105,12 +105,12 @@ def test_time_that_the_log_takes_is_neither_waiting_nor_training(clock: FakeCloc
     assert (found["wait_max_ms"], found["step_max_ms"]) == (pytest.approx(1000), pytest.approx(3000))
 
 
-def test_nothing_is_told_of_no_batches_and_a_short_run_is_told_at_its_end(clock: FakeClock) -> None:
-    told: list[int] = []
-    run(clock, [], [], log=lambda values, step: told.append(step), show=False)
-    assert told == []
-    run(clock, [0.1] * 3, [0.1] * 3, log=lambda values, step: told.append(step), show=False)
-    assert told == [3]
+def test_a_run_without_batches_is_not_logged_and_a_short_run_is_logged_at_its_end(clock: FakeClock) -> None:
+    logged: list[int] = []
+    run(clock, [], [], log=lambda values, step: logged.append(step), show=False)
+    assert logged == []
+    run(clock, [0.1] * 3, [0.1] * 3, log=lambda values, step: logged.append(step), show=False)
+    assert logged == [3]
 
 
 def test_an_error_of_the_log_passes() -> None:
@@ -121,7 +121,7 @@ def test_an_error_of_the_log_passes() -> None:
         list(w)
 
 
-def test_a_real_tensorboard_writer_gets_them(clock: FakeClock, tmp_path: Path) -> None:
+def test_a_real_tensorboard_writer_receives_the_scalars(clock: FakeClock, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 
@@ -134,9 +134,9 @@ def test_a_real_tensorboard_writer_gets_them(clock: FakeClock, tmp_path: Path) -
         assert found == pytest.approx({step: expected(step)[name] for step in EXPECTED}, rel=1e-6)
 
 
-def test_a_wandb_run_gets_them_on_an_axis_of_their_own(clock: FakeClock) -> None:
+def test_a_wandb_run_receives_the_scalars_on_an_axis_of_their_own(clock: FakeClock) -> None:
     class Run:
-        """Keeps what a run of W&B is told; its methods take what wandb 0.31's do."""
+        """Keeps the calls of a W&B run; its methods have the signatures of wandb 0.31."""
 
         def __init__(self) -> None:
             self.rows: list[dict[str, Any]] = []
@@ -196,7 +196,7 @@ def test_a_terminal_has_a_line_that_changes_and_then_the_summary(
     assert shown.splitlines()[-1].startswith("→ The training waited 75 % of the time for data (p50 300 ms per batch)")
 
 
-def test_what_the_training_prints_stays_where_it_goes(
+def test_output_of_the_training_reaches_its_stream(
     terminal: tuple[TextIO, Callable[[], str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, printed = terminal
@@ -210,13 +210,15 @@ def test_what_the_training_prints_stays_where_it_goes(
     assert "loss 1" not in printed()
 
 
-def test_a_quick_loop_is_not_told_for_every_batch(clock: FakeClock, terminal: tuple[TextIO, Callable[[], str]]) -> None:
+def test_a_fast_loop_does_not_update_the_line_for_every_batch(
+    clock: FakeClock, terminal: tuple[TextIO, Callable[[], str]]
+) -> None:
     out, printed = terminal
     run(clock, [0.01] * 100, [0.0] * 100, out=out)
     assert set(re.findall(r"batch (\d+) of epoch 1", printed())) == {"1", "27", "53", "79"}  # in a second
 
 
-def test_a_terminal_is_left_alone_where_nothing_is_to_be_shown(
+def test_a_terminal_is_left_alone_if_show_is_false(
     clock: FakeClock, terminal: tuple[TextIO, Callable[[], str]]
 ) -> None:
     out, printed = terminal
@@ -224,7 +226,7 @@ def test_a_terminal_is_left_alone_where_nothing_is_to_be_shown(
     assert printed() == ""
 
 
-def test_a_terminal_without_cursor_gets_the_summary_alone(
+def test_a_terminal_without_cursor_shows_only_the_summary(
     clock: FakeClock, terminal: tuple[TextIO, Callable[[], str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")
@@ -243,13 +245,17 @@ def test_elsewhere_the_summary_goes_to_stderr(clock: FakeClock, capsys: pytest.C
     assert "batch 1 of" not in err
 
 
-def test_elsewhere_a_line_every_ten_seconds_where_it_is_wanted(clock: FakeClock) -> None:
+def test_elsewhere_show_writes_a_line_every_ten_seconds(clock: FakeClock) -> None:
     out = io.StringIO()
     run(clock, [3.0] * 10, [1.0] * 10, out=out, show=True, warmup=0)
     lines = out.getvalue().splitlines()
-    told = [line for line in lines if line.startswith("batch")]
-    assert [line.split(",")[0] for line in told] == ["batch 4 of epoch 1", "batch 7 of epoch 1", "batch 10 of epoch 1"]
-    assert "75 % waiting" in told[-1]
+    logged = [line for line in lines if line.startswith("batch")]
+    assert [line.split(",")[0] for line in logged] == [
+        "batch 4 of epoch 1",
+        "batch 7 of epoch 1",
+        "batch 10 of epoch 1",
+    ]
+    assert "75 % waiting" in logged[-1]
 
 
 # -- GPUs --------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What this process may use: the narrowest of all limits, in both versions of control groups; and what it does use."""
+"""Resources of this process: the narrowest of all limits, in both versions of control groups, and its own use."""
 
 import os
 import subprocess
@@ -65,7 +65,7 @@ def test_version_one_keeps_each_controller_in_its_own_tree(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("large")
-def test_a_container_whose_group_has_the_name_of_outside_is_bound_by_the_root(tmp_path: Path) -> None:
+def test_a_container_whose_group_has_its_outside_name_is_limited_by_the_root(tmp_path: Path) -> None:
     files = {"memory.max": f"{200 * MIB}", "memory.current": f"{20 * MIB}", "cpu.max": "200000 100000"}
     assert this_machine(*system(tmp_path, "0::/docker/12ab\n", files)) == Machine(2, 180 * MIB, 180 * MIB)
 
@@ -78,7 +78,7 @@ def test_files_that_are_merely_cached_do_not_count_as_used(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("large")
-def test_a_part_of_a_processor_is_one_and_memory_that_is_used_up_is_none(tmp_path: Path) -> None:
+def test_less_than_one_cpu_counts_as_one_and_used_up_memory_as_none(tmp_path: Path) -> None:
     files = {"memory.max": f"{MIB}", "memory.current": f"{2 * MIB}", "cpu.max": "50000 100000"}
     assert this_machine(*system(tmp_path, "0::/\n", files)) == Machine(1, 0, 0)
 
@@ -88,7 +88,7 @@ def test_without_control_groups_the_machine_is_the_limit(tmp_path: Path) -> None
     assert this_machine(tmp_path / "none", tmp_path / "nothing") == Machine(64, 10**12, 10**12)
 
 
-def test_this_very_machine_has_something_to_use() -> None:
+def test_this_machine_has_cpus_and_memory() -> None:
     found = this_machine()
     assert 1 <= found.cpus <= len(os.sched_getaffinity(0))
     assert 0 < found.memory_bytes <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -124,7 +124,7 @@ def test_resident_memory_is_that_of_children_and_their_children_whichever_thread
     assert resident_bytes(child.pid) == 0  # it has ended
 
 
-def test_resident_memory_of_this_process_is_what_the_system_says() -> None:
+def test_resident_memory_of_this_process_agrees_with_the_system() -> None:
     status = Path("/proc/self/status").read_text()
-    told = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS:"))
-    assert resident_bytes() >= 0.8 * told  # more, where earlier tests left a process that helps
+    reported = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS:"))
+    assert resident_bytes() >= 0.8 * reported  # more, where earlier tests left a process that helps

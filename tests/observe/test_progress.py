@@ -1,4 +1,4 @@
-"""How far a job is: a bar on a terminal, lines elsewhere, nothing for what is over at once or is to be quiet."""
+"""Progress of a job: a bar on a terminal, lines elsewhere, nothing for short or quiet jobs."""
 
 import contextlib
 import io
@@ -36,11 +36,11 @@ def terminal(monkeypatch, **environment):
     text.append(found.decode())
 
 
-def test_lines_elsewhere_than_on_a_terminal(at_once):
+def test_off_a_terminal_progress_is_written_in_lines(at_once):
     out = io.StringIO()
-    with track_progress("Reading", 4_000_000, "bytes", out=out) as told:
-        told.advance(1_000_000)
-        told.advance(3_000_000, "a.tar")
+    with track_progress("Reading", 4_000_000, "bytes", out=out) as progress:
+        progress.advance(1_000_000)
+        progress.advance(3_000_000, "a.tar")
     lines = out.getvalue().splitlines()
     assert [re.match(r"Reading: \d of 4 MB \(\d+%\)", line)[0] for line in lines] == [
         "Reading: 1 of 4 MB (25%)",
@@ -54,10 +54,10 @@ def test_lines_elsewhere_than_on_a_terminal(at_once):
 def test_a_terminal_shows_a_bar_without_a_thread_and_gets_its_cursor_back(at_once, monkeypatch):
     before = threading.active_count()
     with terminal(monkeypatch) as (out, text):
-        with contextlib.suppress(KeyboardInterrupt), track_progress("Reading [red]", 4, "files", out=out) as told:
-            told.advance(1)
+        with contextlib.suppress(KeyboardInterrupt), track_progress("Reading [red]", 4, "files", out=out) as progress:
+            progress.advance(1)
             assert threading.active_count() == before
-            told.advance(1, "a" * 200)
+            progress.advance(1, "a" * 200)
             raise KeyboardInterrupt
     assert "Reading [red] \x1b[90m━" in text[0]
     assert "2 of 4 files (50%)" in text[0]
@@ -69,29 +69,29 @@ def test_a_terminal_shows_a_bar_without_a_thread_and_gets_its_cursor_back(at_onc
 def test_a_dumb_terminal_gets_lines(at_once, monkeypatch):
     with terminal(monkeypatch, TERM="dumb") as (out, text):
         assert not is_terminal(out)
-        with track_progress("Reading", 2, "files", out=out) as told:
-            told.advance(2)
+        with track_progress("Reading", 2, "files", out=out) as progress:
+            progress.advance(2)
     assert "\x1b" not in text[0]
     assert text[0].startswith("Reading: 2 of 2 files (100%)")
 
 
-def test_what_is_over_at_once_or_quiet_says_nothing(at_once, monkeypatch):
+def test_a_short_or_quiet_job_shows_nothing(at_once, monkeypatch):
     out = io.StringIO()
-    with track_phases(show=False, out=out) as told:
-        told("Scanning", "files", 0, 2, "")
-        told("Scanning", "files", 2, 2, "")
+    with track_phases(show=False, out=out) as progress:
+        progress("Scanning", "files", 0, 2, "")
+        progress("Scanning", "files", 2, 2, "")
     monkeypatch.setattr(module, "_QUIET_SECONDS", 1000.0)
-    with track_progress("Reading", 2, "files", out=out) as counted:
-        counted.advance(2)
+    with track_progress("Reading", 2, "files", out=out) as tracker:
+        tracker.advance(2)
     assert out.getvalue() == ""
 
 
-def test_each_phase_is_told_and_what_was_done_before_is_no_speed(at_once):
+def test_each_phase_is_shown_and_earlier_work_does_not_count_for_its_speed(at_once):
     out = io.StringIO()
-    with track_phases(out=out) as told:
+    with track_phases(out=out) as progress:
         for what in ("Scanning", "Writing"):
-            told(what, "shards", 6, 10, "")
-            told(what, "shards", 10, 10, "")
+            progress(what, "shards", 6, 10, "")
+            progress(what, "shards", 10, 10, "")
     assert [line.partition(",")[0] for line in out.getvalue().splitlines()] == [
         "Scanning: 10 of 10 shards (100%)",
         "Scanning: 10 of 10 shards (100%)",

@@ -1,4 +1,4 @@
-"""The run file: all that a report needs of a run comes back from it, and what is not one is refused by name."""
+"""The run file returns all that a report needs of a run, and other files are refused by name."""
 
 import json
 import logging
@@ -40,11 +40,11 @@ from penstock.plan.facts import access_map, find_plan, plan_facts
 from penstock.recipes.webdataset import WebDatasetLoader
 
 
-def numbered(count: int) -> ArraySource:
+def make_source(count: int) -> ArraySource:
     return ArraySource({"x": np.arange(count)})
 
 
-def watched(loader: Any, epochs: int = 1) -> Watch[Any]:
+def watch_epochs(loader: Any, epochs: int = 1) -> Watch[Any]:
     with watch(loader, show=False) as found:
         for _ in range(epochs):
             for number, _batch in enumerate(found):
@@ -74,14 +74,14 @@ def test_nothing_is_lost_or_counted_twice_however_time_is_cut(
     assert (rates * np.diff(edges)).sum() == pytest.approx(sum(values[: len(gaps)]), abs=1e-6)
 
 
-def test_what_one_call_took_lies_between_the_one_before_and_its_own_end() -> None:
+def test_the_time_of_a_call_is_spread_from_the_call_before_it() -> None:
     trace = Trace()
     trace.add(1.0, 1.0)
     trace.add(4.0, 0.6)
     assert Curve.of(trace).per_second(np.arange(6.0)).round(6).tolist() == [1.0, 0.2, 0.2, 0.2, 0.0]
 
 
-def test_a_curve_comes_back_from_json_and_what_cannot_be_one_does_not() -> None:
+def test_a_curve_round_trips_through_json_and_malformed_ones_are_refused() -> None:
     trace = Trace(8)
     for number in range(100):
         trace.add(number / 3, number**0.5)
@@ -140,7 +140,7 @@ def test_the_access_map_of_a_large_plan_is_a_small_part_of_its_order() -> None:
     assert found["borders"] is None
 
 
-def test_the_facts_of_a_plan_are_those_that_the_plan_tells() -> None:
+def test_the_facts_of_a_plan_agree_with_the_plan() -> None:
     plan = Plan(Index.uniform(500, 20).select(np.arange(0, 500, 2)), WindowShuffle(4), batch_size=16, seed=9)
     found = plan_facts(plan)
     mixing = plan.mixing()
@@ -154,7 +154,7 @@ def test_the_facts_of_a_plan_are_those_that_the_plan_tells() -> None:
 
 
 def test_the_plan_is_found_in_any_loader_that_has_one(tmp_path: Path) -> None:
-    source = numbered(40)
+    source = make_source(40)
     plan = Plan(source.index, Shuffle(), batch_size=4)
     with Loader(source, plan) as loader:
         assert find_plan(loader) is plan
@@ -173,12 +173,12 @@ def test_the_plan_is_found_in_any_loader_that_has_one(tmp_path: Path) -> None:
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def test_all_of_a_run_comes_back(tmp_path: Path) -> None:
+def test_a_run_file_returns_the_whole_run(tmp_path: Path) -> None:
     create_shards_from_arrays(tmp_path / "shards", {"x": np.arange(40.0)}, shard_size=16)
     source = TarSource(tmp_path / "shards", on_error="substitute")
     plan = Plan(source.index, Shuffle(), batch_size=4, seed=5)
     with Loader(source, plan, observer=Timings()) as loader:
-        found = watched(loader, epochs=3)
+        found = watch_epochs(loader, epochs=3)
         found.save(tmp_path / "run.json")
     run = read_run(tmp_path / "run.json")
     assert run.figures == found.to_dict()
@@ -197,15 +197,15 @@ def test_all_of_a_run_comes_back(tmp_path: Path) -> None:
     assert is_run_file(tmp_path / "run.json")
 
 
-def test_a_run_of_any_other_loader_is_saved_too(tmp_path: Path) -> None:
-    watched(DataLoader(TensorDataset(torch.arange(12.0)), batch_size=4)).save(tmp_path / "run.json")
+def test_a_run_of_any_loader_can_be_saved(tmp_path: Path) -> None:
+    watch_epochs(DataLoader(TensorDataset(torch.arange(12.0)), batch_size=4)).save(tmp_path / "run.json")
     run = read_run(tmp_path / "run.json")
     assert (run.plan, run.dataset, run.stages) == (None, None, {})
     assert run.figures["batches"] == 3
 
 
 def test_a_run_file_is_small_however_long_the_run_was(tmp_path: Path) -> None:
-    source = numbered(64)
+    source = make_source(64)
     timings = Timings()
     with Loader(source, Plan(source.index, Shuffle(), batch_size=4), observer=timings) as loader:
         with watch(loader, show=False) as found:
@@ -229,9 +229,9 @@ def test_a_run_file_is_small_however_long_the_run_was(tmp_path: Path) -> None:
     assert read_run(tmp_path / "run.json").traces["wait"].count.sum() >= 100_000
 
 
-def test_a_file_that_cannot_be_written_leaves_the_one_that_was_there(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_failed_write_keeps_the_previous_file(tmp_path: Path, monkeypatch: Any) -> None:
     path = tmp_path / "run.json"
-    found = watched([torch.zeros(2)] * 4)
+    found = watch_epochs([torch.zeros(2)] * 4)
     found.save(path)
     before = path.read_bytes()
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
@@ -241,11 +241,11 @@ def test_a_file_that_cannot_be_written_leaves_the_one_that_was_there(tmp_path: P
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_what_is_no_run_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     with pytest.raises(OptionError, match=r"no run file .*run\.json"):
         read_run(path)
-    watched([torch.zeros(2)] * 4).save(path)
+    watch_epochs([torch.zeros(2)] * 4).save(path)
     whole = path.read_text()
     path.write_text(whole[: len(whole) // 2])
     with pytest.raises(DamageError, match=r"run\.json.*not valid JSON"):
@@ -282,7 +282,7 @@ def test_a_run_file_with_the_right_checksum_and_the_wrong_content_is_damaged(
     from penstock.observe import run_file
 
     path = tmp_path / "run.json"
-    watched([torch.zeros(2)] * 4).save(path)
+    watch_epochs([torch.zeros(2)] * 4).save(path)
     stored = {**json.loads(path.read_text()), **broken}
     del stored["checksum"]
     path.write_text(json.dumps({**stored, "checksum": run_file._checksum(stored)}))
@@ -304,7 +304,7 @@ def test_values_that_are_not_finite_are_counted_and_the_first_is_named(tmp_path:
     assert run.recorded["loss"].mean.tolist() == [0.0, 1.0, 3.0]
 
 
-def test_what_cannot_be_recorded_says_so() -> None:
+def test_values_that_cannot_be_recorded_are_refused() -> None:
     found = watch([1, 2], show=False)
     with pytest.raises(LoaderError, match="inside its with block"):
         found.record(loss=1.0)
@@ -326,7 +326,7 @@ def test_what_cannot_be_recorded_says_so() -> None:
 # -- faults ------------------------------------------------------------------------------------------------------------
 
 
-def test_warnings_of_the_run_are_kept_and_still_reach_everybody_else(
+def test_warnings_of_the_run_are_kept_and_still_reach_other_handlers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = logging.getLogger("penstock")
@@ -342,7 +342,7 @@ def test_warnings_of_the_run_are_kept_and_still_reach_everybody_else(
     assert notes == {"count": 3, "lines": ["Worker 3 died. Started again at batch 7 of epoch 0."] * 3}
 
 
-def test_only_whole_lines_about_this_data_set_count_as_quarantine(tmp_path: Path) -> None:
+def test_only_whole_lines_about_this_dataset_count_as_quarantine(tmp_path: Path) -> None:
     path = tmp_path / "quarantine.jsonl"
     assert read_quarantine(path, "f") == {"path": str(path), "count": 0, "entries": []}
     lines = [

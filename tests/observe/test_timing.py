@@ -3,7 +3,7 @@ import time
 
 import numpy as np
 import pytest
-from penstock_test_parts import FakeClock, numbered
+from penstock_test_parts import FakeClock, numbered_source
 
 from penstock import Loader, Plan, RunOptions, Sequential, Timings
 from penstock.observe import timing
@@ -68,7 +68,7 @@ def test_no_call_is_lost_between_threads() -> None:
 
 @pytest.mark.parametrize("options", [RunOptions(), RunOptions(executor="threads")], ids=["inline", "threads"])
 def test_a_slow_source_is_seen_as_waiting_and_a_slow_consumer_is_not(options: RunOptions) -> None:
-    source = numbered(12)
+    source = numbered_source(12)
     plan = Plan(source.index, Sequential(), batch_size=4)
     workers = 1 if options.executor == "threads" else 0
     pause = threading.Event()  # never set: waits on it take as long as they say

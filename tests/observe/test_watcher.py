@@ -1,4 +1,4 @@
-"""A watch: what it measures, to the microsecond of a clock that the test moves, and that it changes nothing."""
+"""A watch measures exactly, by a clock that the test moves, and changes nothing."""
 
 import gc
 import io
@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 
 class Slow:
-    """A loader whose batch n of an epoch takes the seconds that it is told; starting and ending take theirs."""
+    """A loader whose n-th batch of an epoch takes the given seconds, as do its start and its end."""
 
     def __init__(self, clock: FakeClock, waits: list[float], *, start: float = 0.0, end: float = 0.0) -> None:
         self.clock, self.waits, self.start, self.end = clock, waits, start, end
@@ -102,7 +102,7 @@ def test_a_reader_that_sleeps_80_ms_per_batch_is_reported_as_80_ms() -> None:
     assert found["wait_fraction"] > 0.9
 
 
-def test_a_batch_that_was_not_trained_on_to_the_end_counts_as_waited_for_alone(clock: FakeClock) -> None:
+def test_a_batch_without_a_finished_step_counts_only_as_waiting(clock: FakeClock) -> None:
     with quiet(Slow(clock, [1.0, 2.0, 4.0, 8.0]), warmup=0) as w:
         for batch in w:
             clock.now += 1.0
@@ -154,14 +154,14 @@ def test_batches_pass_through_for_several_epochs_of_anything_iterable(kind: str)
     assert w.to_dict()["batches"] == sum(len(epoch) for epoch in expected)
 
 
-def test_a_penstock_loader_stands_where_it_would_without_a_watch() -> None:
+def test_a_penstock_loader_has_the_same_state_as_without_a_watch() -> None:
     loader = loaders()["Loader"]()
     with quiet(loader) as w:
         next(iter(w))
         assert loader.state_dict()["batch"] == 1
 
 
-def test_the_very_objects_arrive_and_nothing_is_asked_for_ahead() -> None:
+def test_batches_are_the_same_objects_and_nothing_is_read_ahead() -> None:
     given = [object() for _ in range(5)]
     source = iter(given)
     with quiet(source) as w:
@@ -176,7 +176,7 @@ def test_the_very_objects_arrive_and_nothing_is_asked_for_ahead() -> None:
     assert w.to_dict()["epochs"] == 1
 
 
-def test_a_batch_is_let_go_of_when_the_training_does() -> None:
+def test_a_batch_is_released_when_the_training_drops_it() -> None:
     class Batch:
         pass
 
@@ -188,7 +188,7 @@ def test_a_batch_is_let_go_of_when_the_training_does() -> None:
         assert seen() is None
 
 
-def test_leaving_an_epoch_lets_go_of_the_loaders_iterator_at_once() -> None:
+def test_leaving_an_epoch_releases_the_iterator_of_the_loader_at_once() -> None:
     ended: list[bool] = []
 
     class Endless:
@@ -205,7 +205,7 @@ def test_leaving_an_epoch_lets_go_of_the_loaders_iterator_at_once() -> None:
         assert ended == [True]
 
 
-def test_iterating_outside_of_the_with_block_says_what_to_write() -> None:
+def test_iterating_outside_the_with_block_raises_an_error_with_the_cure() -> None:
     w = quiet([1, 2])
     with pytest.raises(LoaderError, match=r"with penstock\.watch\(loader\) as w"):
         iter(w)
@@ -245,9 +245,9 @@ def test_an_error_of_the_training_passes_and_the_summary_is_printed() -> None:
     assert out.getvalue().startswith("Watched: 2 batches in 1 epoch")
 
 
-def test_an_error_of_the_loader_passes_and_the_loop_may_go_on(clock: FakeClock) -> None:
+def test_an_error_of_the_loader_passes_and_the_loop_may_continue(clock: FakeClock) -> None:
     class Faulty:
-        """Fails at its second batch, and goes on if it is asked to."""
+        """Fails at its second batch, and continues afterwards."""
 
         def __init__(self) -> None:
             self.number = 0
@@ -309,7 +309,7 @@ def test_too_few_batches_give_no_figures_and_say_so() -> None:
     assert "0 batches" in str(w)
 
 
-def test_figures_may_be_asked_for_at_any_time_and_stay_when_it_is_over(clock: FakeClock) -> None:
+def test_figures_are_available_at_any_time_and_final_after_the_with_block(clock: FakeClock) -> None:
     w = quiet(Slow(clock, [1.0] * 5), warmup=0)
     assert (w.to_dict()["batches"], str(w.last_wait_seconds)) == (0, "nan")
     with w:
@@ -343,7 +343,7 @@ def test_memory_is_sampled_twice_a_second_and_its_slope_is_the_steady_states(
     assert len(asked) == pytest.approx(80, abs=15)
 
 
-def test_where_memory_cannot_be_told_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "resident_bytes", lambda: 0)
     with quiet([1, 2, 3]) as w:
         list(w)

@@ -1,7 +1,7 @@
 """Sources, datasets, transforms and checks that several test files share.
 
-Worker processes that are spawned import what they are sent by name, so this lies in a folder of its own that each
-conftest puts on `sys.path` (which spawn and forkserver hand on). Data encodes its own position: item i is the number i.
+Spawned worker processes import by name, so this module lies in a folder on `sys.path`, which spawn and forkserver pass
+on. Data encodes its own position: item i is the number i.
 """
 
 import multiprocessing as mp
@@ -16,7 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from penstock_test_processes import answer, ended, isolated, script, side_by_side  # noqa: F401  # one place to ask
+from penstock_test_processes import (  # noqa: F401  # so that tests import from one module
+    exit_code,
+    read_answer,
+    run_isolated,
+    run_side_by_side,
+    start_script,
+)
 
 from penstock import ArraySource, Field, Plan, Segments, Source, Span, World
 
@@ -24,17 +30,17 @@ from penstock import ArraySource, Field, Plan, Segments, Source, Span, World
 
 
 def positions(n: int) -> dict[str, np.ndarray]:
-    """Return two fields that both say which item they are: x is i, y is (i, i + 1/4)."""
+    """Return two fields that both encode the item: x is i, y is (i, i + 1/4)."""
     numbers = np.arange(n)
     return {"x": numbers.astype(np.int64), "y": np.stack([numbers, numbers + 0.25], axis=1).astype(np.float32)}
 
 
-def numbered(n: int, chunk: int | None = None) -> ArraySource:
+def numbered_source(n: int, chunk: int | None = None) -> ArraySource:
     return ArraySource(positions(n), chunk_items=chunk)
 
 
 class CountingSource:
-    """Notes every span and every item that is asked of a source; `before` may wait or fail."""
+    """Records every span and every item requested from a source; `before` may wait or fail."""
 
     def __init__(self, source: Source, before: Callable[[list[int]], None] | None = None) -> None:
         self.index, self.fields = source.index, source.fields
@@ -64,7 +70,7 @@ class CountingSource:
 
 
 class MixedSource(ArraySource):
-    """An array of fixed shape and, beside it, Python objects."""
+    """A field of fixed shape, and one of Python objects."""
 
     def __init__(self, n: int, typical_bytes: int | None = None) -> None:
         super().__init__({"x": np.arange(n)}, chunk_items=4)
@@ -96,21 +102,21 @@ class Numbers(torch.utils.data.Dataset):
 
 
 class Pairs(Numbers):
-    """Item i is (tensor, label), as most datasets give it."""
+    """Item i is (tensor, label), as in most datasets."""
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
         return torch.tensor([i, i + 0.5]), self.offset + i
 
 
 class Records(Numbers):
-    """Item i is a mapping with another one in it."""
+    """Item i is a nested mapping."""
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         return {"x": self.offset + i, "name": f"item {i}", "deep": {"pair": (i, torch.tensor([i, -i]))}}
 
 
 class Together(Numbers):
-    """Gives a whole batch at once, and notes what it was asked for."""
+    """Returns a whole batch at once, and records the requests."""
 
     def __init__(self, n: int, offset: int = 0) -> None:
         super().__init__(n, offset)
@@ -121,11 +127,11 @@ class Together(Numbers):
         return [super(Together, self).__getitem__(i) for i in numbers]
 
 
-# -- what can go wrong -------------------------------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------------------------------
 
 
 class Mishap(Exception):  # noqa: N818  # what happens, not what it is
-    """Raised on purpose: where, at which item, and when (a clock that all processes share)."""
+    """Raised on purpose: where, at which item, and when (by a clock that all processes share)."""
 
     def __init__(self, where: str, item: int, when: float) -> None:
         super().__init__(where, item, when)
@@ -133,13 +139,13 @@ class Mishap(Exception):  # noqa: N818  # what happens, not what it is
 
 
 def mishap_in_the_users_code(where: str, item: int) -> None:
-    """Raise; the name of this function is what a test looks for in a traceback."""
+    """Raise Mishap; a test looks for the name of this function in a traceback."""
     raise Mishap(where, item, time.monotonic())
 
 
 @dataclass(frozen=True)
 class MishapAt:
-    """A transform and a collate function, each of which fails at one item; the latter says where it runs."""
+    """A transform and a collate function that each fail at one item; collate adds the number of its process."""
 
     in_transform: int = -1
     in_collate: int = -1
@@ -174,7 +180,7 @@ class MishapSource(ArraySource):
 
 @dataclass(frozen=True)
 class ExitAt:
-    """Ends its process, without a word, whenever it meets an item."""
+    """Ends its process silently whenever it meets an item."""
 
     item: int
 
@@ -186,7 +192,7 @@ class ExitAt:
 
 @dataclass(frozen=True)
 class HangAt:
-    """Takes `seconds` for one item, as if for ever; bounded, so that a thread that cannot be stopped does not stay."""
+    """Takes `seconds` for one item; bounded, because a thread cannot be stopped from outside."""
 
     item: int
     seconds: float = 2.0
@@ -198,7 +204,7 @@ class HangAt:
 
 
 class OnlyAtHome:
-    """A transform that can be pickled, but not unpickled in another process: its file is not on that node."""
+    """A transform that can be pickled, but not unpickled in another process, as if its file were not on that node."""
 
     def __init__(self) -> None:
         self.home = os.getpid()
@@ -216,37 +222,37 @@ class OnlyAtHome:
 
 
 def with_noise(item: Any, rng: np.random.Generator) -> dict[str, Any]:
-    """Add 64 random bits, so that two equal batches had equal randomness, bit for bit."""
+    """Add 64 random bits, so that equal batches prove equal randomness."""
     return {"x": item["x"], "noise": rng.integers(0, 2**63 - 1)}
 
 
-# -- what was delivered ------------------------------------------------------------------------------------------------
+# -- batches -----------------------------------------------------------------------------------------------------------
 
 
-def plain(batch: Any) -> Any:
-    """Return a batch as lists, so that == compares every bit of it."""
+def to_plain(batch: Any) -> Any:
+    """Return a batch as lists, so that == compares all of it."""
     if isinstance(batch, torch.Tensor):
         return batch.tolist()
     if isinstance(batch, Mapping):
-        return {name: plain(value) for name, value in batch.items()}
+        return {name: to_plain(value) for name, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return type(batch)(plain(value) for value in batch)
+        return type(batch)(to_plain(value) for value in batch)
     return batch
 
 
-def delivered(batches: Any) -> list[list[int]]:
+def delivered_items(batches: Any) -> list[list[int]]:
     """Return the item numbers of each batch."""
     return [batch["x"].tolist() for batch in batches]
 
 
-def planned(plan: Plan | Segments, epoch: int = 0) -> list[list[int]]:
-    """Return the item numbers that the plan says, batch by batch, each worked out by itself."""
-    drawn = plan.epoch(epoch)
-    return [drawn.draw(n).items.tolist() for n in range(drawn.n_batches)]
+def planned_items(plan: Plan | Segments, epoch: int = 0) -> list[list[int]]:
+    """Return the item numbers of each batch of a plan, each computed on its own."""
+    whole = plan.epoch(epoch)
+    return [whole.draw(n).items.tolist() for n in range(whole.n_batches)]
 
 
-def at_batch(loader: Any, epoch: int, batch: int) -> dict[str, Any]:
-    """Return the state of `loader` at another place."""
+def state_at(loader: Any, epoch: int, batch: int) -> dict[str, Any]:
+    """Return the state of `loader` at another cursor."""
     return {**loader.state_dict(), "epoch": epoch, "batch": batch, "origin": 0}
 
 
@@ -254,11 +260,11 @@ def worlds(size: int) -> list[World]:
     return [World(rank, size) for rank in range(size)]
 
 
-# -- waiting and looking around ----------------------------------------------------------------------------------------
+# -- clocks, threads and files -----------------------------------------------------------------------------------------
 
 
 class FakeClock:
-    """A clock that a test moves, to be put where a module has `time`."""
+    """A clock that a test moves; replaces the `time` of a module."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now
@@ -268,7 +274,7 @@ class FakeClock:
 
 
 def eventually(true: Callable[[], Any], seconds: float = 5.0) -> bool:
-    """Poll until `true()` is, or the time is over."""
+    """Poll until `true()` is true; return False after `seconds`."""
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
@@ -292,9 +298,9 @@ def open_files() -> dict[str, str]:
 
 
 def _is_of_another_test(name: str) -> bool:
-    """Say whether a file in /dev/shm, which all processes of a machine share, was made by a test beside this one."""
+    """Return whether a file in /dev/shm, which all processes share, belongs to a test that runs beside this one."""
     if name.startswith("sem."):
-        return not name.startswith(f"sem.mp{os.getpid()}-")  # isolated() names those of each process after it
+        return not name.startswith(f"sem.mp{os.getpid()}-")  # run_isolated() names those of each process after it
     of_torch = re.match(r"torch_(\d+)_", name)
     try:
         return of_torch is not None and os.getsid(int(of_torch[1])) != os.getsid(0)
@@ -304,7 +310,7 @@ def _is_of_another_test(name: str) -> bool:
 
 @dataclass
 class Surroundings:
-    """What a process has open: what must be the same before a loader and after it."""
+    """What a process has open; must be the same before and after a loader."""
 
     files: dict[str, str]
     shared: set[str]
@@ -316,7 +322,7 @@ class Surroundings:
         return cls(open_files(), shared, {child.pid for child in mp.active_children()})
 
     def leftovers(self) -> list[str]:
-        """Say what there is now that there was not then."""
+        """Return what is open now and was not then."""
         now = Surroundings.now()
         left = [f"thread {name}" for name in own_threads()]
         left += [f"child {pid}" for pid in now.children - self.children]
@@ -324,5 +330,5 @@ class Surroundings:
         return left + [f"/dev/shm/{name}" for name in now.shared - self.shared]
 
     def check(self, seconds: float = 10.0) -> None:
-        """Raise where anything is left over when the time is over; other processes' passing files are waited out."""
+        """Raise if anything is still left after `seconds`; short-lived files of other processes are waited out."""
         assert eventually(lambda: not self.leftovers(), seconds), f"left behind: {self.leftovers()}"

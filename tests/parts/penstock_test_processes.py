@@ -1,6 +1,6 @@
-"""Processes that tests start: forked ones, which have all that is imported here, and new interpreters.
+"""Processes that tests start: forked ones, which inherit all imports, and new interpreters.
 
-A process that imports torch takes two seconds to start, so that only what is about a new one starts one.
+A process that imports torch takes two seconds to start, so only tests that need a new interpreter start one.
 """
 
 import json
@@ -15,28 +15,38 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PARTS", "Clock", "answer", "counted", "ended", "group_is_gone", "isolated", "script", "side_by_side"]
+__all__ = [
+    "PARTS",
+    "Clock",
+    "count_calls",
+    "exit_code",
+    "is_group_gone",
+    "read_answer",
+    "run_isolated",
+    "run_side_by_side",
+    "start_script",
+]
 
 PARTS = str(Path(__file__).parent)
 
 
-def isolated(case: Callable[..., Any], *args: Any, seconds: float = 40.0) -> Any:
+def run_isolated(case: Callable[..., Any], *args: Any, seconds: float = 40.0) -> Any:
     """Run `case` in a forked process of its own and return its result; one that hangs or dies is an error.
 
-    For what may harm the process that runs it: signals, dying workers, leftovers.
+    For cases that may harm the process that runs them: signals, dying workers, leftovers.
     """
-    return side_by_side((case, *args), seconds=seconds)[0]
+    return run_side_by_side((case, *args), seconds=seconds)[0]
 
 
-def side_by_side(*cases: tuple[Any, ...], seconds: float = 40.0) -> list[Any]:
-    """Run several `(case, *args)` at once, as `isolated` runs one: as ranks, for example, that import nothing anew."""
+def run_side_by_side(*cases: tuple[Any, ...], seconds: float = 40.0) -> list[Any]:
+    """Run several `(case, *args)` at once, each as in `run_isolated`; for example ranks, without importing again."""
     with ExitStack() as stack:
-        begun = [stack.enter_context(_forked(*case)) for case in cases]
-        return [_result(case[0].__name__, *process, seconds) for case, process in zip(cases, begun, strict=True)]
+        processes = [stack.enter_context(_fork(*case)) for case in cases]
+        return [_receive(case[0].__name__, *process, seconds) for case, process in zip(cases, processes, strict=True)]
 
 
 @contextmanager
-def _forked(case: Callable[..., Any], *args: Any) -> Iterator[tuple[Any, Any]]:
+def _fork(case: Callable[..., Any], *args: Any) -> Iterator[tuple[Any, Any]]:
     receiving, sending = mp.Pipe(duplex=False)
     process = mp.get_context("fork").Process(target=_run_case, args=(sending, case, args))
     process.start()
@@ -49,7 +59,7 @@ def _forked(case: Callable[..., Any], *args: Any) -> Iterator[tuple[Any, Any]]:
         receiving.close()
 
 
-def _result(name: str, process: Any, receiving: Any, seconds: float) -> Any:
+def _receive(name: str, process: Any, receiving: Any, seconds: float) -> Any:
     if not receiving.poll(seconds):
         raise AssertionError(f"{name} hangs: no result within {seconds} s")
     try:
@@ -62,22 +72,22 @@ def _result(name: str, process: Any, receiving: Any, seconds: float) -> Any:
     return value
 
 
-def ended(case: Callable[..., Any], *args: Any) -> int | None:
-    """Run `case`, which is to end its process before it returns, in a forked one; return how that ended.
+def exit_code(case: Callable[..., Any], *args: Any) -> int | None:
+    """Run `case`, which ends its process before it returns, in a forked process; return its exit code.
 
     A signal is negative, as in `Popen.returncode`; a case that returns is 0.
     """
     process = mp.get_context("fork").Process(target=_run_alone, args=(case, args))
     process.start()
     process.join()
-    _kill_session(process.pid)  # what it had started
+    _kill_session(process.pid)  # with its children
     return process.exitcode
 
 
-def group_is_gone(pid: int) -> bool:
-    """Return whether nothing is left of a group of processes; the dead count until somebody has asked how they ended.
+def is_group_gone(pid: int) -> bool:
+    """Return whether no process of a group is left; dead processes count until they are reaped.
 
-    Those whose parent is dead are asked by the system's first process, which takes its time: poll.
+    Orphans are reaped by the first process of the system, which takes its time: poll.
     """
     try:
         os.killpg(pid, 0)
@@ -95,10 +105,10 @@ def _run_case(sending: Any, case: Callable[..., Any], args: tuple[Any, ...]) -> 
     os.setsid()
     mp.current_process()._config["semprefix"] = f"/mp{os.getpid()}"
     try:
-        answer = ("value", case(*args))
+        outcome = ("value", case(*args))
     except BaseException as error:
-        answer = ("error", "".join(traceback.format_exception(error)))
-    sending.send(answer)
+        outcome = ("error", "".join(traceback.format_exception(error)))
+    sending.send(outcome)
     sending.close()
 
 
@@ -111,10 +121,10 @@ def _kill_session(pid: int | None) -> None:
 
 
 @contextmanager
-def script(
+def start_script(
     folder: Path, text: str, *args: str, env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a Python script of its own, that can import this module."""
+    """Start a Python script in a new interpreter that can import this module."""
     path = folder / f"script_{len(list(folder.iterdir()))}.py"
     path.write_text(text)
     known = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
@@ -134,15 +144,15 @@ def script(
         process.communicate()
 
 
-def answer(process: subprocess.Popen[str], seconds: float = 60.0) -> Any:
-    """Return the JSON that a script printed; anything on stderr is an error."""
+def read_answer(process: subprocess.Popen[str], seconds: float = 60.0) -> Any:
+    """Return the JSON that a script printed; raise if it wrote anything to stderr."""
     out, err = process.communicate(timeout=seconds)
     assert (process.returncode, err) == (0, ""), f"exit code {process.returncode}, stderr:\n{err}"
     return json.loads(out)
 
 
 class Clock:
-    """Counts, and kills this process when its time has come, at tick `last`; 0 or less is never."""
+    """Counts ticks, and kills this process at tick `last`; 0 or less: never."""
 
     def __init__(self, last: float) -> None:
         self.count, self.last = 0, last
@@ -153,8 +163,8 @@ class Clock:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def counted(clock: Clock, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that lets the clock tick before each call of it."""
+def count_calls(clock: Clock, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` with a tick of the clock before each call."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         clock.tick()

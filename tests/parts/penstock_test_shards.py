@@ -18,7 +18,7 @@ import pytest
 import torch
 from penstock_source_suite import Case, SourceSuite
 from penstock_test_parts import positions
-from penstock_test_processes import isolated
+from penstock_test_processes import run_isolated
 
 from penstock import DamageError, Loader, LoaderError, RunOptions, Source, Span, TarSource, create_shards_from_arrays
 from penstock.recipes.webdataset import WebDatasetLoader, WebDatasetWriter
@@ -351,4 +351,4 @@ def error_in_torchs_worker(dataset: Any) -> str:
         except LoaderError as error:
             return str(error)
 
-    return str(isolated(outcome))
+    return str(run_isolated(outcome))

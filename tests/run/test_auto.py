@@ -1,4 +1,4 @@
-"""Threads or processes, decided by the clock: what waits outside the interpreter overlaps, what computes in it not.
+"""Threads or processes, chosen by timing: draws that release the GIL overlap, others do not.
 
 The machine may be busy, so that one timing can be wrong by chance; most of several are not.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from penstock_test_parts import CountingSource, Mishap, MishapAt, delivered, numbered, planned
+from penstock_test_parts import CountingSource, Mishap, MishapAt, delivered_items, numbered_source, planned_items
 
 from penstock import Loader, Plan, RunOptions, Sequential
 from penstock.feed.collate import Collator
@@ -17,7 +17,7 @@ from penstock.run import auto
 from penstock.run.auto import threads_overlap
 from penstock.run.make_batch import BatchMaker
 
-SOURCE = numbered(8)
+SOURCE = numbered_source(8)
 PLAN = Plan(SOURCE.index, Sequential(), batch_size=1)
 DRAWS = [PLAN.epoch(0).draw(n) for n in range(2)]
 _NEVER = threading.Event()
@@ -27,11 +27,11 @@ def make_maker(transform: Callable[..., Any]) -> BatchMaker:
     return BatchMaker(SOURCE, 0, transform, None, Collator(), windows_held=0)
 
 
-def most_say(transform: Callable[..., Any], turns: int = 5) -> bool:
+def mostly_overlap(transform: Callable[..., Any], turns: int = 5) -> bool:
     return sum(threads_overlap(DRAWS, make_maker(transform)) for _ in range(turns)) > turns // 2
 
 
-def waits(item: Any, rng: Any) -> Any:
+def wait(item: Any, rng: Any) -> Any:
     """Take time outside of the interpreter, as reading does."""
     _NEVER.wait(0.05)
     return item
@@ -49,7 +49,7 @@ class TakesTurns:
         return item
 
 
-def computes(item: Any, rng: Any) -> Any:
+def compute(item: Any, rng: Any) -> Any:
     """Take time inside of the interpreter."""
     total = 0
     for number in range(400_000):
@@ -58,11 +58,11 @@ def computes(item: Any, rng: Any) -> Any:
 
 
 def test_threads_that_wait_outside_the_interpreter_overlap() -> None:
-    assert most_say(waits)
+    assert mostly_overlap(wait)
 
 
-def test_threads_that_wait_for_each_other_do_not() -> None:
-    assert not most_say(TakesTurns())
+def test_threads_that_wait_for_each_other_do_not_overlap() -> None:
+    assert not mostly_overlap(TakesTurns())
 
 
 def test_a_draw_with_threads_of_its_own_stays_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,11 +73,11 @@ def test_a_draw_with_threads_of_its_own_stays_in_threads(monkeypatch: pytest.Mon
 
 
 def test_draws_too_short_to_time_stay_in_threads() -> None:
-    assert most_say(lambda item, rng: item)
+    assert mostly_overlap(lambda item, rng: item)
 
 
 def test_one_draw_alone_stays_in_threads() -> None:
-    assert threads_overlap(DRAWS[:1], make_maker(computes))
+    assert threads_overlap(DRAWS[:1], make_maker(compute))
 
 
 def test_a_draw_that_fails_says_nothing_about_speed() -> None:
@@ -85,21 +85,21 @@ def test_a_draw_that_fails_says_nothing_about_speed() -> None:
     assert threads_overlap(DRAWS, make_maker(MishapAt(in_transform=1)))
 
 
-def test_auto_delivers_what_it_timed_like_everything_else() -> None:
-    source = CountingSource(numbered(12))
+def test_auto_delivers_the_timed_draws_as_well() -> None:
+    source = CountingSource(numbered_source(12))
     plan = Plan(source.index, Sequential(), batch_size=2)
-    with Loader(source, plan, transform=waits_a_little, num_workers=2) as loader:
-        assert delivered(loader) == planned(plan)
+    with Loader(source, plan, transform=wait_a_little, num_workers=2) as loader:
+        assert delivered_items(loader) == planned_items(plan)
         assert loader._executor == "threads"
 
 
-def waits_a_little(item: Any, rng: Any) -> Any:
+def wait_a_little(item: Any, rng: Any) -> Any:
     _NEVER.wait(0.02)
     return item
 
 
-def test_an_error_in_what_was_timed_arrives_in_its_place() -> None:
-    source = numbered(12)
+def test_an_error_in_a_timed_draw_arrives_in_its_place() -> None:
+    source = numbered_source(12)
     plan = Plan(source.index, Sequential(), batch_size=2)
     found = []
     with Loader(source, plan, transform=MishapAt(in_transform=3), num_workers=2, options=RunOptions()) as loader:

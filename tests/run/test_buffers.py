@@ -56,7 +56,7 @@ def test_every_field_begins_at_a_cache_line(n_items: int) -> None:
     assert {address(block[name]) % 64 for block in kept for name in ("x", "flag", "wide")} == {0}
 
 
-def test_memory_is_used_again_when_its_block_is_dropped() -> None:
+def test_memory_is_reused_when_its_block_is_dropped() -> None:
     allocations = Allocations()
     pool = BufferPool(FIELDS, allocations)
     places = set()
@@ -88,7 +88,7 @@ def test_memory_of_another_size_is_kept_apart() -> None:
     ],
     ids=["array", "slice", "view", "tensor", "tensor-view", "storage", "memoryview"],
 )
-def test_memory_is_not_lent_again_while_anything_looks_into_it(looking: Any) -> None:
+def test_memory_is_not_lent_again_while_a_view_of_it_is_alive(looking: Any) -> None:
     allocations = Allocations()
     pool = BufferPool(FIELDS, allocations)
     block = pool.lend(8)
@@ -101,7 +101,7 @@ def test_memory_is_not_lent_again_while_anything_looks_into_it(looking: Any) -> 
     assert address(pool.lend(8)["x"]) == taken
 
 
-def test_what_is_kept_is_not_touched() -> None:
+def test_a_kept_block_is_not_overwritten() -> None:
     pool = BufferPool({"x": field("i8", 4)})
     kept = []
     for number in range(50):
@@ -125,7 +125,7 @@ def test_a_block_outlives_its_pool() -> None:
     del filler, block
 
 
-def test_a_block_that_is_dropped_on_another_thread_comes_back() -> None:
+def test_a_block_dropped_on_another_thread_returns_to_the_pool() -> None:
     allocations = Allocations()
     pool = BufferPool(FIELDS, allocations)
     held = [pool.lend(8)]

@@ -18,16 +18,16 @@ from penstock_test_parts import (
     MishapSource,
     MixedSource,
     Surroundings,
-    at_batch,
-    delivered,
-    isolated,
-    numbered,
-    planned,
+    delivered_items,
+    numbered_source,
+    planned_items,
+    run_isolated,
+    state_at,
 )
 
 from penstock import Loader, LoaderError, Order, Plan, RunOptions, Sequential, Shuffle, Timings, WindowShuffle
 
-PLAN = Plan(numbered(23).index, Shuffle(), batch_size=4, seed=7, tail="short")  # 5 batches of 4, one of 3
+PLAN = Plan(numbered_source(23).index, Shuffle(), batch_size=4, seed=7, tail="short")  # 5 batches of 4, one of 3
 # Windows of two chunks of 4 items: most batches reach into two of them.
 MIXED_PLAN = Plan(MixedSource(23).index, WindowShuffle(2), batch_size=5, seed=7, tail="pad")
 # Batches of 4: item 13 is in batch 3, item 22 in batch 5, item 33 in batch 8.
@@ -44,26 +44,26 @@ def warm_forkserver() -> None:
 @pytest.fixture(scope="class")
 def shared(request: pytest.FixtureRequest) -> Iterator[Loader]:
     """One loader per executor: starting worker processes is the slowest part of these tests."""
-    with request.cls.made(numbered(23), PLAN, observer=Timings()) as loader:
+    with request.cls.make_loader(numbered_source(23), PLAN, observer=Timings()) as loader:
         yield loader
 
 
 @pytest.fixture(scope="class")
 def shared_faulty(request: pytest.FixtureRequest) -> Iterator[Loader]:
     source = MishapSource(40, bad=13)
-    with request.cls.made(source, FAULTY_PLAN, transform=MISHAPS, collate=MISHAPS.collate) as loader:
+    with request.cls.make_loader(source, FAULTY_PLAN, transform=MISHAPS, collate=MISHAPS.collate) as loader:
         yield loader
 
 
 @pytest.fixture
 def loader(shared: Loader) -> Loader:
-    shared.load_state_dict(at_batch(shared, 0, 0))
+    shared.load_state_dict(state_at(shared, 0, 0))
     return shared
 
 
 @pytest.fixture
 def faulty(shared_faulty: Loader) -> Loader:
-    shared_faulty.load_state_dict(at_batch(shared_faulty, 0, 0))
+    shared_faulty.load_state_dict(state_at(shared_faulty, 0, 0))
     return shared_faulty
 
 
@@ -74,12 +74,12 @@ class ExecutorSuite:
     """Where batches are made; None where it is decided by timing."""
 
     @classmethod
-    def made(cls, source, plan, **others) -> Loader:
+    def make_loader(cls, source, plan, **others) -> Loader:
         return Loader(source, plan, num_workers=cls.num_workers, options=cls.options, **others)
 
-    def test_batches_are_the_plans_in_the_plans_order_for_three_epochs(self, loader: Loader) -> None:
+    def test_batches_are_those_of_the_plan_in_its_order_for_three_epochs(self, loader: Loader) -> None:
         for epoch in range(3):
-            assert delivered(loader) == planned(PLAN, epoch)
+            assert delivered_items(loader) == planned_items(PLAN, epoch)
 
     def test_every_field_arrives_bit_for_bit(self, loader: Loader) -> None:
         for batch in loader:
@@ -87,10 +87,10 @@ class ExecutorSuite:
             assert batch["y"].tolist() == [[item, item + 0.25] for item in batch["x"].tolist()]
 
     def test_objects_arrive_beside_arrays_each_with_its_own_item(self) -> None:
-        with self.made(MixedSource(23), MIXED_PLAN) as loader:
+        with self.make_loader(MixedSource(23), MIXED_PLAN) as loader:
             for epoch in range(2):
                 batches = list(loader)
-                assert delivered(batches) == planned(MIXED_PLAN, epoch)
+                assert delivered_items(batches) == planned_items(MIXED_PLAN, epoch)
                 for batch in batches:
                     assert list(batch) == ["x", "note", "mask"]
                     assert batch["note"] == [{"item": item} for item in batch["x"].tolist()]
@@ -100,11 +100,11 @@ class ExecutorSuite:
         for _ in range(2):
             assert len(loader) == sum(1 for _ in loader) == 6
 
-    def test_an_epoch_that_was_left_early_is_followed_by_a_whole_one(self, loader: Loader) -> None:
+    def test_after_leaving_an_epoch_early_the_next_one_is_whole(self, loader: Loader) -> None:
         for leave_after in (1, 2):
-            assert delivered(islice(loader, leave_after)) == planned(PLAN, loader.epoch)[:leave_after]
+            assert delivered_items(islice(loader, leave_after)) == planned_items(PLAN, loader.epoch)[:leave_after]
         assert loader.epoch == 1
-        assert delivered(loader) == planned(PLAN, 2)
+        assert delivered_items(loader) == planned_items(PLAN, 2)
 
     def test_the_state_counts_what_was_delivered_and_not_what_was_made_ahead(self, loader: Loader) -> None:
         def place() -> tuple[int, int]:
@@ -119,27 +119,27 @@ class ExecutorSuite:
         assert next(batches, "end") == "end"
         assert (place(), loader.remaining) == ((1, 0), 6)
 
-    def test_the_end_stays_the_end(self, loader: Loader) -> None:
+    def test_a_finished_iteration_stays_finished(self, loader: Loader) -> None:
         batches = iter(loader)
         assert len(list(batches)) == 6
         assert [next(batches, "end") for _ in range(3)] == ["end"] * 3
         assert loader.epoch == 1
 
-    def test_walking_a_loader_twice_at_once_is_refused(self, loader: Loader) -> None:
+    def test_iterating_a_loader_twice_at_once_is_refused(self, loader: Loader) -> None:
         with pytest.raises(LoaderError, match="second Loader"):
             list(zip(loader, loader, strict=True))
 
-    def test_an_iteration_that_another_one_replaced_says_so(self, loader: Loader) -> None:
+    def test_an_iteration_replaced_by_another_says_so(self, loader: Loader) -> None:
         first = iter(loader)
         next(first)
         second = iter(loader)
         with pytest.raises(LoaderError, match="another iteration"):
             next(first)
-        assert delivered(second) == planned(PLAN, 1)
+        assert delivered_items(second) == planned_items(PLAN, 1)
         with pytest.raises(LoaderError):
             next(first)
 
-    def test_the_observer_is_told_of_every_batch_and_byte(self, loader: Loader) -> None:
+    def test_the_observer_receives_every_batch_and_byte(self, loader: Loader) -> None:
         timings: Timings = loader._record.__self__
         timings.stages.clear()
         batches = list(loader)
@@ -155,13 +155,13 @@ class ExecutorSuite:
     def test_an_error_arrives_in_place_of_its_batch_after_those_before_it(
         self, faulty: Loader, where: str, item: int, start: int, bad: int
     ) -> None:
-        faulty.load_state_dict(at_batch(faulty, 0, start))
+        faulty.load_state_dict(state_at(faulty, 0, start))
         batches, found = iter(faulty), []
         with pytest.raises(Mishap) as caught:
             found.extend(batch["x"].tolist() for batch in batches)
         arrived = time.monotonic()
         error = caught.value
-        assert found == planned(FAULTY_PLAN)[start:bad]
+        assert found == planned_items(FAULTY_PLAN)[start:bad]
         assert (error.where, error.item) == (where, item)
         assert arrived - error.when < 1
         assert "mishap_in_the_users_code" in "".join(traceback.format_exception(error))
@@ -171,19 +171,19 @@ class ExecutorSuite:
         assert [next(batches, "end") for _ in range(2)] == ["end", "end"]
         assert (faulty.state_dict()["epoch"], faulty.state_dict()["batch"]) == (0, bad)
 
-    def test_a_loader_can_go_on_behind_the_bad_batch(self, faulty: Loader) -> None:
+    def test_a_loader_can_resume_behind_the_bad_batch(self, faulty: Loader) -> None:
         with pytest.raises(Mishap):
             list(faulty)
-        faulty.load_state_dict(at_batch(faulty, 0, 6))
-        assert delivered(islice(faulty, 2)) == planned(FAULTY_PLAN)[6:8]
+        faulty.load_state_dict(state_at(faulty, 0, 6))
+        assert delivered_items(islice(faulty, 2)) == planned_items(FAULTY_PLAN)[6:8]
 
-    def test_it_runs_where_it_says(self, faulty: Loader) -> None:
+    def test_batches_are_made_by_the_chosen_executor(self, faulty: Loader) -> None:
         pids = {batch["pid"] for batch in islice(faulty, 3)}
         if self.in_this_process is not None:
             assert (pids == {os.getpid()}, os.getpid() in pids) == (self.in_this_process, self.in_this_process)
 
     def test_closing_in_the_middle_ends_the_iteration_and_keeps_the_state(self) -> None:
-        with self.made(numbered(23), PLAN) as loader:
+        with self.make_loader(numbered_source(23), PLAN) as loader:
             batches = iter(loader)
             next(batches)
             next(batches)
@@ -194,13 +194,13 @@ class ExecutorSuite:
         loader.close()
         assert loader.state_dict() == state
 
-    def test_closing_twice_or_before_the_start_is_fine(self) -> None:
-        loader = self.made(numbered(23), PLAN)
+    def test_closing_is_idempotent_and_works_before_the_start(self) -> None:
+        loader = self.make_loader(numbered_source(23), PLAN)
         loader.close()
         loader.close()
 
     def test_a_closed_loader_says_that_it_is(self) -> None:
-        loader = self.made(numbered(23), PLAN)
+        loader = self.make_loader(numbered_source(23), PLAN)
         loader.close()
         for use in (lambda: iter(loader), lambda: loader.at(0, 0), loader.__enter__):
             with pytest.raises(LoaderError, match=r"closed.*state_dict"):
@@ -268,14 +268,14 @@ OPTIONS = {
 def test_objects_beside_arrays_follow_any_order(order: Order, kind: str, by_item: bool) -> None:
     source, (workers, options) = MixedSource(23), OPTIONS[kind]
     plan = Plan(source.index, order, batch_size=5, seed=2, tail="short")
-    collate = listed_notes if by_item else None
+    collate = list_notes if by_item else None
     with Loader(source, plan, collate=collate, num_workers=workers, options=options) as loader:
-        for batch, items in zip(loader, planned(plan), strict=True):
+        for batch, items in zip(loader, planned_items(plan), strict=True):
             assert batch["x"].tolist() == items
             assert batch["note"] == [{"item": item} for item in items]
 
 
-def listed_notes(items: list[Any]) -> dict[str, Any]:
+def list_notes(items: list[Any]) -> dict[str, Any]:
     return {"x": torch.tensor([int(item["x"]) for item in items]), "note": [item["note"] for item in items]}
 
 
@@ -288,46 +288,46 @@ def test_arrays_beside_objects_can_be_changed_and_kept(kind: str) -> None:
         for batch in loader:
             batch["x"] += 100
             kept.append(batch)
-        assert delivered(kept) == [[item + 100 for item in items] for items in planned(plan)]
-        assert delivered(loader) == planned(plan, 1)
+        assert delivered_items(kept) == [[item + 100 for item in items] for items in planned_items(plan)]
+        assert delivered_items(loader) == planned_items(plan, 1)
 
 
 @pytest.mark.parametrize(("typical_bytes", "batches_read"), [(None, [1] * 6), (50, [1, 2, 3]), (260_000, [1, 2, 2, 1])])
-def test_batches_of_objects_are_read_together_as_far_as_their_size_is_known_and_small(
+def test_batches_of_objects_are_read_many_at_a_time_if_their_size_is_known_and_small(
     typical_bytes: int | None, batches_read: list[int]
 ) -> None:
     source = CountingSource(MixedSource(23, typical_bytes))
     plan = Plan(source.index, Shuffle(), batch_size=4, seed=2, tail="short")
     with Loader(source, plan) as loader:
         batches = list(loader)
-    assert delivered(batches) == planned(plan)
-    assert [[note["item"] for note in batch["note"]] for batch in batches] == planned(plan)
+    assert delivered_items(batches) == planned_items(plan)
+    assert [[note["item"] for note in batch["note"]] for batch in batches] == planned_items(plan)
     assert [-(-len(items) // 4) for items in source.taken] == batches_read
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
 @pytest.mark.parametrize("batch", range(6))
-def test_a_source_with_objects_goes_on_at_any_batch(kind: str, batch: int) -> None:
+def test_a_source_with_objects_resumes_at_any_batch(kind: str, batch: int) -> None:
     source, (workers, options) = MixedSource(23), OPTIONS[kind]
     plan = Plan(source.index, WindowShuffle(2), batch_size=4, seed=2, tail="short")
     with Loader(source, plan, num_workers=workers, options=options) as loader:
-        loader.load_state_dict(at_batch(loader, 1, batch))
+        loader.load_state_dict(state_at(loader, 1, batch))
         found = list(loader)
-    assert delivered(found) == planned(plan, 1)[batch:]
-    assert [[note["item"] for note in rest["note"]] for rest in found] == planned(plan, 1)[batch:]
+    assert delivered_items(found) == planned_items(plan, 1)[batch:]
+    assert [[note["item"] for note in rest["note"]] for rest in found] == planned_items(plan, 1)[batch:]
 
 
 def test_more_worker_processes_than_cores_start_without_a_warning() -> None:
     workers = (os.cpu_count() or 1) + 1
     options = RunOptions(executor="processes", start_method="fork")
-    with Loader(numbered(23), PLAN, num_workers=workers, options=options) as loader:
-        assert delivered(loader) == planned(PLAN)
+    with Loader(numbered_source(23), PLAN, num_workers=workers, options=options) as loader:
+        assert delivered_items(loader) == planned_items(PLAN)
 
 
 # -- Ctrl-C ------------------------------------------------------------------------------------------------------------
 
 
-def interrupted(num_workers: int, options: RunOptions) -> int:
+def interrupt(num_workers: int, options: RunOptions) -> int:
     """Press Ctrl-C while the loader waits for a batch; return how many batches came before it."""
     before = Surroundings.now()
     release = threading.Event()
@@ -340,7 +340,7 @@ def interrupted(num_workers: int, options: RunOptions) -> int:
         return item
 
     count = 0
-    source = numbered(40)
+    source = numbered_source(40)
     plan = Plan(source.index, Sequential(), batch_size=4)
     loader = Loader(source, plan, transform=slow, num_workers=num_workers, options=options)
     try:
@@ -368,6 +368,6 @@ def interrupted(num_workers: int, options: RunOptions) -> int:
     ],
     ids=["inline", "threads", "fork", "persistent"],
 )
-def test_ctrl_c_while_waiting_arrives_and_leaves_nothing(num_workers: int, options: RunOptions) -> None:
+def test_ctrl_c_while_waiting_arrives_and_leaves_nothing_behind(num_workers: int, options: RunOptions) -> None:
     # Item 8 is in batch 2; threads and processes may be interrupted earlier, while the two before it are waited for.
-    assert isolated(interrupted, num_workers, options) <= 2
+    assert run_isolated(interrupt, num_workers, options) <= 2

@@ -3,20 +3,20 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from penstock_test_parts import delivered, eventually, numbered, planned
+from penstock_test_parts import delivered_items, eventually, numbered_source, planned_items
 
 from penstock import Loader, Plan, RunOptions, Sequential
 from penstock.feed import loader as loader_module
 from penstock.run.handoff import Closed, Handoff
 
 
-def started(target: Any, *args: Any) -> threading.Thread:
+def start(target: Any, *args: Any) -> threading.Thread:
     thread = threading.Thread(target=target, args=args, daemon=True)
     thread.start()
     return thread
 
 
-def ended(thread: threading.Thread) -> bool:
+def has_ended(thread: threading.Thread) -> bool:
     thread.join(5)
     return not thread.is_alive()
 
@@ -48,12 +48,12 @@ def test_many_producers_are_put_in_order() -> None:
             handoff.reserve(number)
             handoff.put(number, number)
 
-    producers = [started(produce) for _ in range(4)]
+    producers = [start(produce) for _ in range(4)]
     assert [handoff.take(10) for _ in range(400)] == list(range(400))
-    assert all(ended(producer) for producer in producers)
+    assert all(has_ended(producer) for producer in producers)
 
 
-def test_no_one_works_further_ahead_than_the_capacity() -> None:
+def test_producers_work_no_further_ahead_than_the_capacity() -> None:
     handoff = Handoff(capacity=3)
     begun: list[int] = []
 
@@ -63,15 +63,15 @@ def test_no_one_works_further_ahead_than_the_capacity() -> None:
             begun.append(number)
             handoff.put(number, number)
 
-    producer = started(produce)
+    producer = start(produce)
     for taken in range(10):
-        # The producer is let go on until the bound stops it; that it stops is seen by its waiting, not by the clock.
+        # The producer runs until the bound stops it; its waiting, not the clock, shows that it has stopped.
         wanted = list(range(min(10, taken + 3)))
         assert eventually(lambda wanted=wanted: begun == wanted)
         assert eventually(lambda: len(handoff._room._waiters) == 1 or len(begun) == 10)
         assert begun == wanted
         assert handoff.take(5) == taken
-    assert ended(producer)
+    assert has_ended(producer)
 
 
 def test_reserving_within_the_capacity_does_not_wait() -> None:
@@ -80,7 +80,7 @@ def test_reserving_within_the_capacity_does_not_wait() -> None:
     handoff.reserve(0)
 
 
-def test_a_result_that_does_not_come_in_time_is_a_timeout_and_can_still_come() -> None:
+def test_a_late_result_is_a_timeout_and_can_still_be_taken() -> None:
     handoff = Handoff(capacity=2)
     handoff.put(1, "one")
     with pytest.raises(TimeoutError):
@@ -93,24 +93,24 @@ def test_closing_wakes_everyone_who_waits() -> None:
     handoff = Handoff(capacity=1)
     outcomes: list[str] = []
 
-    def waiting(action: Any) -> None:
+    def wait(action: Any) -> None:
         try:
             action()
         except Closed:
             outcomes.append("closed")
 
     threads = [
-        started(waiting, lambda: handoff.reserve(1)),
-        started(waiting, lambda: handoff.reserve(2)),
-        started(waiting, handoff.take),
+        start(wait, lambda: handoff.reserve(1)),
+        start(wait, lambda: handoff.reserve(2)),
+        start(wait, handoff.take),
     ]
     assert eventually(lambda: len(handoff._room._waiters) == 2 and len(handoff._ready._waiters) == 1)
     handoff.close()
-    assert all(ended(thread) for thread in threads)
+    assert all(has_ended(thread) for thread in threads)
     assert outcomes == ["closed"] * 3
 
 
-def test_after_closing_everything_says_closed_and_closing_again_is_fine() -> None:
+def test_after_closing_every_call_raises_closed_and_closing_is_idempotent() -> None:
     handoff = Handoff(capacity=2)
     handoff.put(0, "lost")
     handoff.close()
@@ -120,7 +120,7 @@ def test_after_closing_everything_says_closed_and_closing_again_is_fine() -> Non
             action()
 
 
-def test_closing_lets_go_of_results_that_were_never_taken() -> None:
+def test_closing_releases_results_that_were_never_taken() -> None:
     class Result:
         pass
 
@@ -148,13 +148,13 @@ def test_only_threads_get_a_handoff(
         return Handoff(capacity)
 
     monkeypatch.setattr(loader_module, "Handoff", build)
-    source = numbered(12)
+    source = numbered_source(12)
     plan = Plan(source.index, Sequential(), batch_size=4)
     with Loader(source, plan, num_workers=workers, options=RunOptions(executor=executor)) as loader:
-        assert delivered(loader) == planned(plan)
+        assert delivered_items(loader) == planned_items(plan)
         batches = iter(loader)
         next(batches)
         loader.skip(1)
-        assert delivered(batches) == planned(plan, 1)[2:]
+        assert delivered_items(batches) == planned_items(plan, 1)[2:]
     # One for each epoch, and one for the rest of the epoch after a skip.
     assert len(built) == 3 * expected

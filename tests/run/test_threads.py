@@ -9,12 +9,12 @@ from penstock_test_parts import (
     HangAt,
     Mishap,
     MishapSource,
-    delivered,
+    delivered_items,
     eventually,
-    isolated,
-    numbered,
+    numbered_source,
     own_threads,
-    planned,
+    planned_items,
+    run_isolated,
 )
 
 from penstock import Loader, LoaderError, Plan, RunOptions, Sequential, Shuffle, WindowShuffle, WorkerError
@@ -22,38 +22,38 @@ from penstock import Loader, LoaderError, Plan, RunOptions, Sequential, Shuffle,
 THREADS = RunOptions(executor="threads")
 
 
-def threaded(source: Any, plan: Plan, workers: int = 2, **others: Any) -> Loader:
+def make_loader(source: Any, plan: Plan, workers: int = 2, **others: Any) -> Loader:
     return Loader(source, plan, num_workers=workers, **{"options": THREADS, **others})
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("bad", [0, 5, 63, 99])
-def test_batches_before_a_bad_one_are_delivered_where_many_are_read_at_once(workers: int, bad: int) -> None:
+def test_batches_before_a_bad_one_are_delivered_if_many_are_read_at_once(workers: int, bad: int) -> None:
     # Batches of a few bytes are read many at a time; the others are not lost with the bad one.
     source = MishapSource(100, bad=bad)
     plan = Plan(source.index, Shuffle(), batch_size=2, seed=bad)
-    place = next(n for n, items in enumerate(planned(plan)) if bad in items)
+    place = next(n for n, items in enumerate(planned_items(plan)) if bad in items)
     found = []
     loader = Loader(source, plan, num_workers=workers, options=THREADS if workers else RunOptions())
     with loader, pytest.raises(Mishap) as caught:
         found.extend(batch["x"].tolist() for batch in loader)
-    assert found == planned(plan)[:place]
-    assert f"batch {place} of epoch 0 (items {planned(plan)[place][0]}" in "\n".join(caught.value.__notes__)
+    assert found == planned_items(plan)[:place]
+    assert f"batch {place} of epoch 0 (items {planned_items(plan)[place][0]}" in "\n".join(caught.value.__notes__)
 
 
 def test_small_batches_are_read_many_at_a_time_and_the_first_one_alone() -> None:
-    source = CountingSource(numbered(510))
+    source = CountingSource(numbered_source(510))
     plan = Plan(source.index, Shuffle(), batch_size=2)
     with Loader(source, plan) as loader:
-        assert delivered(loader) == planned(plan)
+        assert delivered_items(loader) == planned_items(plan)
     assert [len(items) for items in source.taken] == [2, 4, 8, 16, 32, 64, 128, 128, 128]
 
 
 def test_consecutive_items_are_read_as_a_span() -> None:
-    source = CountingSource(numbered(40))
+    source = CountingSource(numbered_source(40))
     plan = Plan(source.index, Sequential(), batch_size=4, tail="short")
     with Loader(source, plan) as loader:
-        assert delivered(loader) == planned(plan)
+        assert delivered_items(loader) == planned_items(plan)
     assert (source.spans, source.taken) == ([(0, 4), (4, 12), (12, 28), (28, 40)], [])
 
 
@@ -73,11 +73,11 @@ def test_only_orders_with_windows_start_a_thread_that_reads_ahead(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", note)
-    source = numbered(40, chunk=5)
+    source = numbered_source(40, chunk=5)
     plan = Plan(source.index, order, batch_size=4)
-    with threaded(source, plan, 2) as loader:
+    with make_loader(source, plan, 2) as loader:
         for epoch in range(2):
-            assert delivered(loader) == planned(plan, epoch)
+            assert delivered_items(loader) == planned_items(plan, epoch)
     assert sorted(started) == sorted(2 * expected)
 
 
@@ -89,10 +89,10 @@ def test_no_more_batches_are_made_ahead_than_asked_for(workers: int, prefetch: i
         made.append(int(item["x"]))
         return item
 
-    source = numbered(40)
+    source = numbered_source(40)
     plan = Plan(source.index, Sequential(), batch_size=1)
     options = RunOptions(executor="threads", prefetch=prefetch)
-    with threaded(source, plan, workers, transform=note, options=options) as loader:
+    with make_loader(source, plan, workers, transform=note, options=options) as loader:
         batches = iter(loader)
         for taken in range(1, 10):
             assert next(batches)["x"].tolist() == [taken - 1]
@@ -106,29 +106,29 @@ def test_workers_make_batches_at_the_same_time() -> None:
     together = threading.Barrier(3)
 
     def meet(item: Any, rng: Any) -> Any:
-        together.wait(10)  # only ever passes where three workers are in here at once
+        together.wait(10)  # passes only if three workers are in here at once
         return item
 
-    source = numbered(6)
+    source = numbered_source(6)
     plan = Plan(source.index, Sequential(), batch_size=1)
-    with threaded(source, plan, 3, transform=meet) as loader:
-        assert delivered(loader) == planned(plan)
+    with make_loader(source, plan, 3, transform=meet) as loader:
+        assert delivered_items(loader) == planned_items(plan)
 
 
-def test_leaving_early_ends_the_threads_before_the_loop_goes_on() -> None:
-    source = numbered(400)
+def test_leaving_early_ends_the_threads_before_the_next_loop() -> None:
+    source = numbered_source(400)
     plan = Plan(source.index, Shuffle(), batch_size=1)
-    with threaded(source, plan, 4) as loader:
+    with make_loader(source, plan, 4) as loader:
         for _ in range(5):
             for _batch in loader:
                 break
             assert own_threads() == []
 
 
-def test_an_iteration_that_is_kept_keeps_its_threads_until_the_loader_is_closed() -> None:
-    source = numbered(400)
+def test_an_open_iteration_keeps_its_threads_until_the_loader_is_closed() -> None:
+    source = numbered_source(400)
     plan = Plan(source.index, Shuffle(), batch_size=1)
-    loader = threaded(source, plan, 2)
+    loader = make_loader(source, plan, 2)
     batches = iter(loader)
     next(batches)
     assert own_threads() != []
@@ -137,34 +137,34 @@ def test_an_iteration_that_is_kept_keeps_its_threads_until_the_loader_is_closed(
 
 
 def test_a_batch_that_takes_too_long_is_named() -> None:
-    source = numbered(20)
+    source = numbered_source(20)
     plan = Plan(source.index, Sequential(), batch_size=4)
     options = RunOptions(executor="threads", timeout_seconds=1.0)
     found, began = [], time.monotonic()
-    with threaded(source, plan, 2, transform=HangAt(9), options=options) as loader:
+    with make_loader(source, plan, 2, transform=HangAt(9), options=options) as loader:
         with pytest.raises(WorkerError, match=r"timeout_seconds=1\.0.*batch 2 of epoch 0.*8, 9, 10, 11"):
             found.extend(batch["x"].tolist() for batch in loader)
-    assert found == planned(plan)[:2]
+    assert found == planned_items(plan)[:2]
     assert time.monotonic() - began < 30
 
 
 def test_a_slow_consumer_is_not_a_timeout() -> None:
-    source = numbered(20)
+    source = numbered_source(20)
     plan = Plan(source.index, Sequential(), batch_size=4)
     pause = threading.Event()
-    with threaded(source, plan, 2, options=RunOptions(executor="threads", timeout_seconds=0.05)) as loader:
+    with make_loader(source, plan, 2, options=RunOptions(executor="threads", timeout_seconds=0.05)) as loader:
         for _ in loader:
             pause.wait(0.1)
     assert loader.epoch == 1
 
 
-def iterated_with(error: type[BaseException], workers: int) -> tuple[list[list[int]], str]:
+def run_epoch_with(error: type[BaseException], workers: int) -> tuple[list[list[int]], str]:
     def leave(item: Any, rng: Any) -> Any:
         if item["x"] == 9:
             raise error("on purpose")
         return item
 
-    source = numbered(20)
+    source = numbered_source(20)
     plan = Plan(source.index, Sequential(), batch_size=4)
     loader = Loader(source, plan, transform=leave, num_workers=workers, options=THREADS if workers else RunOptions())
     found = []
@@ -178,11 +178,11 @@ def iterated_with(error: type[BaseException], workers: int) -> tuple[list[list[i
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 def test_an_exit_raised_by_the_users_code_arrives_and_does_not_hang(error: type[BaseException], workers: int) -> None:
-    found, name = isolated(iterated_with, error, workers)
+    found, name = run_isolated(run_epoch_with, error, workers)
     assert (found, name) == ([[0, 1, 2, 3], [4, 5, 6, 7]], error.__name__)
 
 
-def closed_while_waiting() -> tuple[str, str]:
+def close_while_waiting() -> tuple[str, str]:
     release, waiting = threading.Event(), threading.Event()
 
     def slow(item: Any, rng: Any) -> Any:
@@ -190,8 +190,8 @@ def closed_while_waiting() -> tuple[str, str]:
         release.wait(10)
         return item
 
-    source = numbered(20)
-    loader = threaded(source, Plan(source.index, Sequential(), batch_size=4), transform=slow)
+    source = numbered_source(20)
+    loader = make_loader(source, Plan(source.index, Sequential(), batch_size=4), transform=slow)
     outcome: list[str] = []
 
     def consume() -> None:
@@ -217,7 +217,7 @@ def closed_while_waiting() -> tuple[str, str]:
 
     closer = threading.Thread(target=close, daemon=True)
     closer.start()
-    # The one read that is under way may be waited for; it ends now.
+    # close() may wait for the read in progress; it ends now.
     threading.Timer(0.2, release.set).start()
     closer.join(8)
     consumer.join(8)
@@ -225,16 +225,16 @@ def closed_while_waiting() -> tuple[str, str]:
 
 
 def test_closing_from_another_thread_wakes_the_consumer() -> None:
-    closed, consumed = isolated(closed_while_waiting)
+    closed, consumed = run_isolated(close_while_waiting)
     assert closed == "closed"
     assert consumed.startswith("LoaderError") or consumed == "a batch"
 
 
-def test_a_plan_that_fails_while_it_is_walked_fails_in_its_place() -> None:
-    source = numbered(24)
+def test_a_plan_that_fails_during_an_epoch_fails_in_its_place() -> None:
+    source = numbered_source(24)
 
     class Breaks:
-        """An order that cannot say where its second half is."""
+        """An order that fails in its second epoch."""
 
         def check(self, index: Any) -> None:
             pass
@@ -252,13 +252,13 @@ def test_a_plan_that_fails_while_it_is_walked_fails_in_its_place() -> None:
     plan = Plan(source.index, Breaks(), batch_size=4)
     for workers in (0, 2):
         with Loader(source, plan, num_workers=workers, options=THREADS if workers else RunOptions()) as loader:
-            assert delivered(loader) == planned(plan)
+            assert delivered_items(loader) == planned_items(plan)
             with pytest.raises(ArithmeticError, match="no such epoch"):
                 list(loader)
 
 
-def test_the_head_of_an_epoch_does_not_wait_for_its_end() -> None:
-    source = numbered(100_000)
+def test_the_first_batches_do_not_wait_for_the_whole_epoch() -> None:
+    source = numbered_source(100_000)
     plan = Plan(source.index, Shuffle(), batch_size=1)
-    with threaded(source, plan, 2) as loader:
-        assert delivered(islice(loader, 3)) == [plan.epoch(0).draw(n).items.tolist() for n in range(3)]
+    with make_loader(source, plan, 2) as loader:
+        assert delivered_items(islice(loader, 3)) == [plan.epoch(0).draw(n).items.tolist() for n in range(3)]

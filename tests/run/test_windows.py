@@ -3,7 +3,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from penstock_test_parts import CountingSource, MixedSource, Numbers, delivered, eventually, numbered, planned
+from penstock_test_parts import (
+    CountingSource,
+    MixedSource,
+    Numbers,
+    delivered_items,
+    eventually,
+    numbered_source,
+    planned_items,
+)
 
 from penstock import DatasetSource, Loader, Plan, RandomChunks, ReadError, RunOptions, Segments, WindowShuffle
 from penstock.core.types import UNNAMED, Window
@@ -14,28 +22,28 @@ def window(number: int, *spans: tuple[int, int], epoch: int = 0) -> Window:
     return Window(epoch, number, np.array(spans, np.int64))
 
 
-def room(n_items: int) -> dict[str, np.ndarray]:
+def lend(n_items: int) -> dict[str, np.ndarray]:
     return {"x": np.empty(n_items, np.int64), "y": np.empty((n_items, 2), np.float32)}
 
 
 def test_a_window_is_its_spans_laid_end_to_end() -> None:
-    store = WindowStore(numbered(30), room, capacity=2)
+    store = WindowStore(numbered_source(30), lend, capacity=2)
     block = store.get(window(0, (2, 5), (11, 12), (20, 24)))
     assert block["x"].tolist() == [2, 3, 4, 11, 20, 21, 22, 23]
     assert block["y"][:, 1].tolist() == [item + 0.25 for item in block["x"].tolist()]
 
 
-def test_a_window_is_read_once_while_it_is_held() -> None:
-    source = CountingSource(numbered(30))
-    store = WindowStore(source, room, capacity=2)
+def test_a_window_is_read_once_while_it_is_kept() -> None:
+    source = CountingSource(numbered_source(30))
+    store = WindowStore(source, lend, capacity=2)
     for number in (0, 1, 1, 0, 0):
         store.get(window(number, (10 * number, 10 * number + 4)))
     assert source.spans == [(0, 4), (10, 14)]
 
 
 def test_the_window_that_was_used_longest_ago_is_dropped() -> None:
-    source = CountingSource(numbered(30))
-    store = WindowStore(source, room, capacity=2)
+    source = CountingSource(numbered_source(30))
+    store = WindowStore(source, lend, capacity=2)
     for number in (0, 1, 0, 2, 0, 1):
         store.get(window(number, (number, number + 1)))
     # 2 drops 1, since 0 was used after it; then 1 is read again and drops 2.
@@ -45,13 +53,13 @@ def test_the_window_that_was_used_longest_ago_is_dropped() -> None:
 
 
 def test_the_same_number_in_another_epoch_is_another_window() -> None:
-    store = WindowStore(numbered(30), room, capacity=4)
+    store = WindowStore(numbered_source(30), lend, capacity=4)
     first = store.get(window(0, (0, 3), epoch=0))["x"].tolist()
     assert (first, store.get(window(0, (5, 8), epoch=1))["x"].tolist()) == ([0, 1, 2], [5, 6, 7])
 
 
-def test_a_window_that_is_dropped_stays_valid_for_who_has_it() -> None:
-    store = WindowStore(numbered(3000), room, capacity=1)
+def test_a_dropped_window_stays_valid_for_its_holder() -> None:
+    store = WindowStore(numbered_source(3000), lend, capacity=1)
     kept = store.get(window(0, (0, 1000)))
     for number in range(1, 6):
         store.get(window(number, (1000, 2000)))
@@ -87,7 +95,7 @@ class Gate:
             raise ReadError(f"item {items[0]} cannot be read")
 
 
-def got_by_threads(store: WindowStore, gate: Gate, count: int = 4) -> list[Any]:
+def get_in_threads(store: WindowStore, gate: Gate, count: int = 4) -> list[Any]:
     """Return what `count` threads get that all ask for one window while it is being read."""
     outcomes: list[Any] = []
     asking = threading.Semaphore(0)
@@ -114,10 +122,10 @@ def got_by_threads(store: WindowStore, gate: Gate, count: int = 4) -> list[Any]:
     return outcomes
 
 
-def test_threads_that_need_one_window_wait_for_the_one_who_reads_it() -> None:
+def test_threads_that_need_one_window_wait_for_the_one_that_reads_it() -> None:
     gate = Gate()
-    source = CountingSource(numbered(30), gate)
-    blocks = got_by_threads(WindowStore(source, room, capacity=2), gate)
+    source = CountingSource(numbered_source(30), gate)
+    blocks = get_in_threads(WindowStore(source, lend, capacity=2), gate)
     assert source.spans == [(3, 6)]
     assert all(block is blocks[0] for block in blocks)
     assert blocks[0]["x"].tolist() == [3, 4, 5]
@@ -125,9 +133,9 @@ def test_threads_that_need_one_window_wait_for_the_one_who_reads_it() -> None:
 
 def test_a_read_that_fails_fails_for_all_who_wait_and_the_next_to_ask_reads_again() -> None:
     gate = Gate(fail=1)
-    source = CountingSource(numbered(30), gate)
-    store = WindowStore(source, room, capacity=2)
-    outcomes = got_by_threads(store, gate)
+    source = CountingSource(numbered_source(30), gate)
+    store = WindowStore(source, lend, capacity=2)
+    outcomes = get_in_threads(store, gate)
     assert [str(outcome) for outcome in outcomes] == ["item 3 cannot be read"] * 4
     assert store.get(window(0, (3, 6)))["x"].tolist() == [3, 4, 5]
     assert source.spans == [(3, 6), (3, 6)]
@@ -148,13 +156,13 @@ def windows_of(plan: Plan, epoch: int = 0) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(("window_chunks", "batch_size"), [(3, 8), (2, 25), (5, 6)])
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_every_window_is_read_once_per_epoch(lanes: int, window_chunks: int, batch_size: int, workers: int) -> None:
-    source = CountingSource(numbered(120, chunk=5))
+    source = CountingSource(numbered_source(120, chunk=5))
     plan = Plan(source.index, WindowShuffle(window_chunks), batch_size=batch_size, lanes=lanes, tail="short", seed=3)
     options = RunOptions(executor="threads") if workers else RunOptions()
     with Loader(source, plan, num_workers=workers, options=options) as loader:
         for epoch in range(2):
             source.spans.clear()
-            assert delivered(loader) == planned(plan, epoch)
+            assert delivered_items(loader) == planned_items(plan, epoch)
             if lanes == 1:
                 assert sorted(source.spans) == windows_of(plan, epoch)
             else:
@@ -165,40 +173,40 @@ def test_every_window_is_read_once_per_epoch(lanes: int, window_chunks: int, bat
     assert source.taken == []
 
 
-def test_a_run_that_is_a_whole_batch_is_read_in_one_piece_and_not_kept() -> None:
-    source = CountingSource(numbered(100))
+def test_a_window_that_is_a_whole_batch_is_read_at_once_and_not_kept() -> None:
+    source = CountingSource(numbered_source(100))
     plan = Plan(source.index, RandomChunks(size=8, count=6), batch_size=8, seed=1)
     with Loader(source, plan) as loader:
-        assert delivered(loader) == planned(plan)
-    runs = planned(plan)
+        assert delivered_items(loader) == planned_items(plan)
+    runs = planned_items(plan)
     assert source.spans == [(run[0], run[-1] + 1) for run in runs]
 
 
-def test_segments_of_windows_read_on_where_the_last_one_ended() -> None:
-    source = CountingSource(numbered(60, chunk=5))
+def test_segments_continue_where_the_last_one_ended() -> None:
+    source = CountingSource(numbered_source(60, chunk=5))
     plan = Segments(Plan(source.index, WindowShuffle(3), batch_size=7, seed=2), length=3)
     with Loader(source, plan, num_workers=2, options=RunOptions(executor="threads")) as loader:
         for segment in range(6):
-            assert delivered(loader) == planned(plan, segment)
+            assert delivered_items(loader) == planned_items(plan, segment)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_selection_reads_only_from_the_first_to_the_last_selected_item_of_each_chunk(workers: int) -> None:
-    source = CountingSource(numbered(60, chunk=10))
+    source = CountingSource(numbered_source(60, chunk=10))
     kept = np.zeros(60, np.bool_)
     kept[[3, 5, 7, 21, 22, 40, 49, 58]] = True
     plan = Plan(source.index.select(kept), WindowShuffle(1), batch_size=3, tail="short", seed=4)
     options = RunOptions(executor="threads") if workers else RunOptions()
     with Loader(source, plan, num_workers=workers, options=options) as loader:
-        assert sorted(item for batch in delivered(loader) for item in batch) == [3, 5, 7, 21, 22, 40, 49, 58]
+        assert sorted(item for batch in delivered_items(loader) for item in batch) == [3, 5, 7, 21, 22, 40, 49, 58]
     assert sorted(source.spans) == [(3, 8), (21, 23), (40, 50), (58, 59)]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_a_window_that_cannot_be_read_fails_in_its_place(workers: int) -> None:
-    source = numbered(60, chunk=5)
+    source = numbered_source(60, chunk=5)
     plan = Plan(source.index, WindowShuffle(2), batch_size=6, seed=5)
-    bad = planned(plan)[4][0]
+    bad = planned_items(plan)[4][0]
 
     def fail(items: list[int]) -> None:
         if bad in items:
@@ -210,10 +218,12 @@ def test_a_window_that_cannot_be_read_fails_in_its_place(workers: int) -> None:
         with pytest.raises(ReadError, match=f"item {bad} cannot be read") as caught:
             found.extend(batch["x"].tolist() for batch in loader)
     # The window of the bad item is the first that cannot be read; all batches before the one that needs it are given.
-    first = next(n for n in range(plan.n_batches) if any(bad in _held(part) for part in plan.epoch(0).draw(n).parts))
-    assert found == planned(plan)[:first]
+    first = next(
+        n for n in range(plan.n_batches) if any(bad in _items_of(part) for part in plan.epoch(0).draw(n).parts)
+    )
+    assert found == planned_items(plan)[:first]
     assert any(f"batch {first} of epoch 0" in note for note in caught.value.__notes__)
 
 
-def _held(part: Any) -> set[int]:
+def _items_of(part: Any) -> set[int]:
     return {item for start, stop in part.window.spans.tolist() for item in range(start, stop)}

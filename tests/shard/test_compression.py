@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_test_parts import isolated
+from penstock_test_parts import run_isolated
 
 from penstock.core.errors import DamageError
 from penstock.shard.compression import (
@@ -180,7 +180,7 @@ def memory_of_a_bomb(stored: bytes, compression: Any) -> int:
 def test_a_bomb_is_refused_before_it_takes_memory(compression: Any) -> None:
     stored = bomb(compression, 100)
     assert len(stored) < 1 << 20
-    assert isolated(memory_of_a_bomb, stored, compression) < 40
+    assert run_isolated(memory_of_a_bomb, stored, compression) < 40
 
 
 @pytest.mark.parametrize("compression", PACKED)
@@ -211,7 +211,7 @@ def reading_greedy_xz() -> str:
 
 
 def test_an_xz_that_asks_for_gigabytes_is_refused() -> None:
-    assert isolated(reading_greedy_xz) == "refused"
+    assert run_isolated(reading_greedy_xz) == "refused"
 
 
 def test_small_files_may_grow_to_a_gigabyte_and_large_ones_a_hundredfold() -> None:

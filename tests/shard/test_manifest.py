@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_test_parts import isolated
+from penstock_test_parts import run_isolated
 
 from penstock import TarSource
 from penstock.core.errors import DamageError, PenstockError, SourceError, WriteError
@@ -230,7 +230,7 @@ def outcome(folder: Path) -> str:
 def test_a_hostile_manifest_is_refused_or_makes_no_difference(kind: str, tmp_path: Path) -> None:
     write(tmp_path, 3)
     reseal(tmp_path / MANIFEST, HOSTILE[kind])
-    assert isolated(outcome, tmp_path) in ("refused", "exact")
+    assert run_isolated(outcome, tmp_path) in ("refused", "exact")
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from penstock_test_parts import isolated
+from penstock_test_parts import run_isolated
 
 from penstock.shard import pickles
 from penstock.shard.pickles import PickleRefused, unpickle
@@ -263,7 +263,7 @@ GREEDY = {
 
 @pytest.mark.parametrize("kind", GREEDY)
 def test_a_pickle_cannot_allocate_more_than_its_size(kind: str) -> None:
-    outcome, megabytes = isolated(grown, GREEDY[kind])
+    outcome, megabytes = run_isolated(grown, GREEDY[kind])
     assert outcome == ("refused" if kind != "the memo" else "read")
     assert megabytes < 100
 
@@ -297,7 +297,7 @@ def read_past_the_end() -> str:
 
 
 def test_a_field_that_lies_outside_its_item_is_refused() -> None:
-    assert isolated(read_past_the_end) == "refused"
+    assert run_isolated(read_past_the_end) == "refused"
 
 
 def numbers_as_objects() -> str:
@@ -310,7 +310,7 @@ def numbers_as_objects() -> str:
 
 
 def test_numbers_that_pretend_to_be_references_are_refused_or_read_as_numbers() -> None:
-    assert isolated(numbers_as_objects) in ("refused", f"read {[int.from_bytes(b'x' * 8, 'little')]}, flags 0")
+    assert run_isolated(numbers_as_objects) in ("refused", f"read {[int.from_bytes(b'x' * 8, 'little')]}, flags 0")
 
 
 def test_a_tensor_cannot_claim_more_than_its_storage_has() -> None:
@@ -332,14 +332,14 @@ def doubled(depth: int) -> bytes:
 def test_a_pickle_of_lists_in_lists_does_not_take_forever() -> None:
     payload = doubled(60)
     assert len(payload) < 1000
-    outcome, _ = isolated(grown, payload)
+    outcome, _ = run_isolated(grown, payload)
     assert outcome in ("read", "refused")
 
 
 def test_a_list_that_holds_itself_is_read_or_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
-    outcome, _ = isolated(grown, pickle.dumps(endless))
+    outcome, _ = run_isolated(grown, pickle.dumps(endless))
     assert outcome in ("read", "refused")
 
 
@@ -351,7 +351,7 @@ def test_a_truncated_pickle_is_refused(length: int) -> None:
 
 
 def test_every_damaged_pickle_is_read_or_refused() -> None:
-    assert isolated(damaged_pickles) == "all read or refused"
+    assert run_isolated(damaged_pickles) == "all read or refused"
 
 
 def damaged_pickles() -> str:

@@ -10,7 +10,7 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_test_parts import isolated
+from penstock_test_parts import run_isolated
 
 from penstock import TarSource
 from penstock.core.errors import DamageError, PenstockError
@@ -274,7 +274,7 @@ def test_a_hostile_index_takes_no_memory_and_gives_no_wrong_items(
 ) -> None:
     write(tmp_path, 3, compression="none")
     plant(tmp_path, planted(change, column))
-    assert isolated(outcome_of_reading, tmp_path) in ("refused", "exact")
+    assert run_isolated(outcome_of_reading, tmp_path) in ("refused", "exact")
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_an_index_and_a_manifest_with_the_same_lie_give_no_wrong_items(
     write(tmp_path, 3)
     plant(tmp_path, planted({"shape": shape, "dtype": repr(dtype), "data_offset": data_offset}, 0))
     reseal(tmp_path / MANIFEST, lambda stored: stored["fields"]["x"].update(shape=shape, dtype=repr(dtype)))
-    assert isolated(outcome_of_reading, tmp_path) in ("refused", "exact")
+    assert run_isolated(outcome_of_reading, tmp_path) in ("refused", "exact")
 
 
 def damaged_shards(folder: Path) -> set[str]:
@@ -309,4 +309,4 @@ def damaged_shards(folder: Path) -> set[str]:
 def test_members_that_overlap_are_found_by_verify(compression: str, tmp_path: Path) -> None:
     write(tmp_path, 3, compression=compression)
     plant(tmp_path, planted({"begins": [0, 0], "offsets": [512, 0]}, 1))
-    assert isolated(damaged_shards, tmp_path) == {"shard_000000.tar"}
+    assert run_isolated(damaged_shards, tmp_path) == {"shard_000000.tar"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from penstock_test_parts import isolated
+from penstock_test_parts import run_isolated
 
 from penstock import TarSource
 from penstock.core.errors import SourceError, WriteError
@@ -41,7 +41,7 @@ def test_a_full_disk_in_the_middle_of_a_shard_is_an_error_that_resuming_recovers
     options = {"shard_size": shard_size, "compression": compression}
     write(tmp_path / "whole", 8, make=big, **options)
     smallest = min(path.stat().st_size for path in (tmp_path / "whole").glob("*.tar"))
-    error, still_open = isolated(written_within, tmp_path / "set", smallest - 100, options)
+    error, still_open = run_isolated(written_within, tmp_path / "set", smallest - 100, options)
     assert "Could not write to" in error
     assert "resume=True" in error
     assert still_open == []
@@ -53,7 +53,7 @@ def test_a_full_disk_in_the_middle_of_a_shard_is_an_error_that_resuming_recovers
 
 def test_a_full_disk_at_a_large_payload_leaves_nothing_open(tmp_path: Path) -> None:
     """Large payloads are written at once, small ones when the shard is closed."""
-    error, still_open = isolated(written_within, tmp_path, 4096, {"shard_size": 8})
+    error, still_open = run_isolated(written_within, tmp_path, 4096, {"shard_size": 8})
     assert "Could not write" in error
     assert still_open == []
     assert not list(tmp_path.rglob("*.part"))
@@ -70,11 +70,11 @@ def many_small_shards_within(folder: Path, limit: int) -> tuple[str, list[str]]:
 
 
 def test_a_full_disk_at_the_manifest_leaves_the_previous_dataset(tmp_path: Path) -> None:
-    assert isolated(many_small_shards_within, tmp_path / "whole", 10**6) == ("written", [])
+    assert run_isolated(many_small_shards_within, tmp_path / "whole", 10**6) == ("written", [])
     sizes = sorted((path.stat().st_size, path.name) for path in (tmp_path / "whole").iterdir())
     assert sizes[-1][1] == MANIFEST
     write(tmp_path / "set", 7)
-    error, still_open = isolated(many_small_shards_within, tmp_path / "set", sizes[-1][0] - 1)
+    error, still_open = run_isolated(many_small_shards_within, tmp_path / "set", sizes[-1][0] - 1)
     assert "Could not write" in error
     assert "resume=True" in error
     assert still_open == []
@@ -89,7 +89,7 @@ def test_a_full_disk_at_the_manifest_leaves_the_previous_dataset(tmp_path: Path)
 def test_a_full_disk_at_the_very_beginning_leaves_the_previous_dataset(tmp_path: Path) -> None:
     write(tmp_path / "set", 7)
     options = {"shard_size": 1, "metadata": {"text": "x" * 200_000}}
-    error, still_open = isolated(written_within, tmp_path / "set", 100_000, options)
+    error, still_open = run_isolated(written_within, tmp_path / "set", 100_000, options)
     assert "Could not write" in error
     assert still_open == []
     assert numbers(tmp_path / "set") == list(range(7))
@@ -115,7 +115,7 @@ def test_a_folder_that_may_not_be_written_is_an_error_that_names_it(tmp_path: Pa
     folder.mkdir()
     folder.chmod(0o555)
     for target in (folder, folder / "below"):
-        error = isolated(written_by_nobody, target)
+        error = run_isolated(written_by_nobody, target)
         assert str(folder) in error
         assert "Permission denied" in error
     assert contents(folder) == {}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from penstock_test_parts import isolated
+from penstock_test_parts import run_isolated
 
 from penstock.core.errors import WriteError
 from penstock.shard.manifest import MANIFEST
@@ -100,9 +100,9 @@ def test_a_second_writer_is_refused_while_the_first_lives(tmp_path: Path) -> Non
 
 def test_a_second_writer_in_another_process_is_refused(tmp_path: Path) -> None:
     first = start_writer(tmp_path)
-    assert isolated(outcome_of_writing, tmp_path) == "Another writer"
+    assert run_isolated(outcome_of_writing, tmp_path) == "Another writer"
     first.abandon()
-    assert isolated(outcome_of_writing, tmp_path) == "written"
+    assert run_isolated(outcome_of_writing, tmp_path) == "written"
 
 
 def outcome_of_writing(folder: Path) -> str:

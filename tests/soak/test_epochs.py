@@ -1,4 +1,4 @@
-"""Long runs: memory that stays where it is, and a run that is killed fifty times and still is one run."""
+"""Long runs: memory that does not grow, and a run that is killed fifty times and still delivers every batch."""
 
 import json
 import multiprocessing as mp
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from penstock_test_parts import eventually, isolated, numbered, plain, with_noise
+from penstock_test_parts import eventually, numbered_source, run_isolated, to_plain, with_noise
 
 from penstock import ArraySource, Loader, Plan, RunOptions, Shuffle, WindowShuffle
 
@@ -57,7 +57,7 @@ def bytes_per_epoch(series: list[int]) -> float:
 @pytest.mark.parametrize("order", [Shuffle(), WindowShuffle(4)], ids=["shuffle", "windows"])
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_memory_does_not_grow_over_two_hundred_epochs(executor: str, order: Any) -> None:
-    here, there = isolated(resident_per_epoch, EXECUTORS[executor], order, seconds=600)
+    here, there = run_isolated(resident_per_epoch, EXECUTORS[executor], order, seconds=600)
     assert bytes_per_epoch(here[SETTLED:]) < MOST_BYTES_PER_EPOCH
     if executor == "persistent":
         assert bytes_per_epoch(there[SETTLED:]) < MOST_BYTES_PER_EPOCH
@@ -65,7 +65,7 @@ def test_memory_does_not_grow_over_two_hundred_epochs(executor: str, order: Any)
 
 # -- killed ------------------------------------------------------------------------------------------------------------
 
-SOURCE = numbered(97)
+SOURCE = numbered_source(97)
 PLAN = Plan(SOURCE.index, Shuffle(), batch_size=5, tail="short", seed=11)
 KILLS = 50
 
@@ -85,7 +85,7 @@ def train(folder: Path, executor: tuple[int, RunOptions]) -> None:
     with log.open("a") as out:
         while True:
             for batch in loader:
-                out.write(json.dumps(plain(batch)) + "\n")
+                out.write(json.dumps(to_plain(batch)) + "\n")
                 out.flush()
                 done += 1
                 (folder / "new").write_text(json.dumps({"done": done, "loader": loader.state_dict()}))
@@ -97,7 +97,7 @@ def batches_done(folder: Path) -> int:
     return int(json.loads(state.read_text())["done"]) if state.exists() else 0
 
 
-def in_session(session: int) -> list[str]:
+def processes_in_session(session: int) -> list[str]:
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -111,7 +111,7 @@ def in_session(session: int) -> list[str]:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_run_that_is_killed_fifty_times_is_the_run_that_never_was(executor: str, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_fifty_times_equals_an_uninterrupted_run(executor: str, tmp_path: Path) -> None:
     chance, sessions = random.Random(5), []
     for _ in range(KILLS):
         goal = batches_done(tmp_path) + chance.randint(1, 45)  # an epoch has twenty batches
@@ -123,13 +123,13 @@ def test_a_run_that_is_killed_fifty_times_is_the_run_that_never_was(executor: st
         process.join()
         sessions.append(process.pid or 0)
     # Workers notice that the one they work for is gone; torch has them look every five seconds.
-    assert eventually(lambda: not any(map(in_session, sessions)), 20), "workers outlive their process"
+    assert eventually(lambda: not any(map(processes_in_session, sessions)), 20), "workers outlive their process"
     done = batches_done(tmp_path)
     assert done >= KILLS
     with Loader(SOURCE, PLAN, transform=with_noise) as loader:
         whole: list[Any] = []
         while len(whole) < done:
-            whole += [plain(batch) for batch in loader]
+            whole += [to_plain(batch) for batch in loader]
     logged = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert logged[:done] == whole[:done]
 
@@ -151,8 +151,8 @@ def test_workers_do_not_outlive_a_process_that_is_killed_while_they_start() -> N
         process.join()
         sessions.append(process.pid or 0)
     try:
-        assert eventually(lambda: not any(map(in_session, sessions)), 20), "workers outlive their process"
+        assert eventually(lambda: not any(map(processes_in_session, sessions)), 20), "workers outlive their process"
     finally:
         for session in sessions:
-            for pid in in_session(session):
+            for pid in processes_in_session(session):
                 os.kill(int(pid), signal.SIGKILL)

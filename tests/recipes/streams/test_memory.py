@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from penstock_test_parts import eventually, isolated
+from penstock_test_parts import eventually, run_isolated
 
 from penstock import LoaderError, OptionError
 from penstock.feed import device as device_stage
@@ -86,7 +86,7 @@ def measured(folder: Path | None, prefetch: int) -> tuple[int, int, int]:
 @pytest.mark.parametrize("prefetch", [1, 3])
 @pytest.mark.parametrize("kind", ["fresh arrays", "zarr"])
 def test_the_estimate_is_the_measured_peak(store: Path, prefetch: int, kind: str) -> None:
-    estimate, loop, worst = isolated(measured, store if kind == "zarr" else None, prefetch)
+    estimate, loop, worst = run_isolated(measured, store if kind == "zarr" else None, prefetch)
     assert estimate == (prefetch + 2) * ROWS * (NEURONS + NEURONS // 2) * 4
     assert worst == pytest.approx(estimate, rel=0.1)
     assert loop <= 1.1 * estimate

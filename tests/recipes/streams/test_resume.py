@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from penstock_test_parts import answer, own_threads, script
+from penstock_test_parts import own_threads, read_answer, start_script
 
 from penstock import ResumeError
 from penstock.recipes.streams import PipelineChunkLoader, RandomChunkLoader, sample_batch_within_chunk
@@ -100,8 +100,8 @@ def test_a_new_process_sees_the_same_chunks_and_batches(tmp_path: Path) -> None:
         with stream(**options) as loader:
             here[kind] = epochs(loader, 2)
     text = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}){NEW_PROCESS}"
-    with script(tmp_path, text, env={"PYTHONHASHSEED": "77"}) as process:
-        assert answer(process) == here
+    with start_script(tmp_path, text, env={"PYTHONHASHSEED": "77"}) as process:
+        assert read_answer(process) == here
 
 
 def test_the_chunks_of_a_seed_are_these() -> None:

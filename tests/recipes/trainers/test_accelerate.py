@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from penstock_test_parts import side_by_side
+from penstock_test_parts import run_side_by_side
 from torch.utils.data import DataLoader, TensorDataset
 
 from penstock.core.errors import LoaderError, ResumeError
@@ -184,7 +184,7 @@ def rank(number: int, folder: Path) -> dict[str, Any]:
 
 
 def test_two_ranks_share_every_chunk_and_go_on_together(tmp_path: Path) -> None:
-    ranks = side_by_side((rank, 0, tmp_path), (rank, 1, tmp_path), seconds=100)
+    ranks = run_side_by_side((rank, 0, tmp_path), (rank, 1, tmp_path), seconds=100)
     chunks = [ChunkedDataLoader(list(range(14)), 2, 4).get_chunk_indices(chunk) for chunk in range(3)]
     for number, found in enumerate(ranks):
         assert found["world"] == 2

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from penstock_test_parts import side_by_side
+from penstock_test_parts import run_side_by_side
 from torch.utils.data import TensorDataset
 
 from penstock.core.errors import ResumeError
@@ -110,7 +110,7 @@ def test_two_ranks_share_every_chunk_exactly_and_go_on_together_only(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = side_by_side((rank, 0, port, tmp_path), (rank, 1, port, tmp_path), seconds=100)
+    ranks = run_side_by_side((rank, 0, port, tmp_path), (rank, 1, port, tmp_path), seconds=100)
 
     sampler = ChunkedSampler(14, 8, seed=42)
     chunks = [sampler.get_chunk_indices(chunk) for chunk in range(4)]

@@ -12,7 +12,7 @@ from typing import Any
 import penstock_test_shards
 import pytest
 import torch
-from penstock_test_parts import ended
+from penstock_test_parts import exit_code
 from penstock_test_shards import ORDERS, error_in_torchs_worker, xs
 
 from penstock import OptionError, ResumeError
@@ -202,6 +202,6 @@ def training(folder: Path, checkpoint: Path, log: Path, stop: int) -> None:
 def test_a_training_that_is_killed_again_and_again_sees_every_sample(sets: Callable[..., Path], tmp_path: Path) -> None:
     log, checkpoint = tmp_path / "log", tmp_path / "checkpoint.json"
     for stop in (5, 4, 0):  # killed after the fifth sample, saved after the fourth; and so on
-        assert ended(training, sets(), checkpoint, log, stop) == (-signal.SIGKILL if stop else 0)
+        assert exit_code(training, sets(), checkpoint, log, stop) == (-signal.SIGKILL if stop else 0)
     whole = xs(WebDatasetLoader(sets()))
     assert list(map(int, log.read_text().split())) == [*whole[:5], *whole[4:8], *whole[8:]]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from penstock_test_parts import plain
+from penstock_test_parts import to_plain
 
 from penstock import Loader, OptionError, RunOptions, create_webdataset_dataloader
 from penstock.recipes.webdataset import WebDatasetLoader, WebDatasetWriter, collate_webdataset
@@ -161,7 +161,7 @@ def test_numbers_strings_and_everything_else() -> None:
         torch.bool,
         torch.float32,
     )
-    assert plain(batch) == {
+    assert to_plain(batch) == {
         "i": [0, 1],
         "f": [0.0, 0.5],
         "b": [False, True],
@@ -177,7 +177,7 @@ def test_numbers_strings_and_everything_else() -> None:
 def test_arrays_keep_their_dtype(dtype: str) -> None:
     batch = collate_webdataset([{"a": np.ones(2, dtype)}, {"a": np.zeros(2, dtype)}])
     assert batch["a"].numpy().dtype == np.dtype(dtype)
-    assert plain(batch["a"]) == [[1, 1], [0, 0]]
+    assert to_plain(batch["a"]) == [[1, 1], [0, 0]]
 
 
 def test_dates_and_texts_stay_arrays_in_a_list() -> None:
@@ -193,7 +193,7 @@ def test_arrays_of_different_dtype_are_a_list_rather_than_converted() -> None:
 
 
 def test_a_field_that_is_a_tensor_in_some_samples_only_is_a_list() -> None:
-    assert plain(collate_webdataset([{"a": torch.ones(1)}, {"a": None}])) == {"a": [[1.0], None]}
+    assert to_plain(collate_webdataset([{"a": torch.ones(1)}, {"a": None}])) == {"a": [[1.0], None]}
 
 
 def test_no_samples_are_refused() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import penstock_test_shards
 import pytest
 import torch
-from penstock_test_parts import plain, positions
+from penstock_test_parts import positions, to_plain
 from penstock_test_shards import OURS, flip_member, ours, xs
 
 from penstock import DamageError, Loader, create_shards_from_arrays, create_webdataset_dataloader
@@ -31,7 +31,7 @@ def damaged(tmp_path: Path) -> Path:
 
 def batches_of(loader: Loader) -> list[Any]:
     with loader:
-        return [plain(batch) for batch in loader]
+        return [to_plain(batch) for batch in loader]
 
 
 @pytest.mark.parametrize("kind", OURS)
@@ -84,7 +84,7 @@ def test_resuming_is_exact_among_substitutes(damaged: Path, k: int) -> None:
 
     whole = batches_of(loader())
     first = loader()
-    seen = [plain(batch) for batch in islice(first, k)]
+    seen = [to_plain(batch) for batch in islice(first, k)]
     state = first.state_dict()
     first.close()
     second = loader()

@@ -11,7 +11,7 @@ from typing import Any
 import penstock_test_shards
 import pytest
 import torch
-from penstock_test_parts import Surroundings, plain, positions
+from penstock_test_parts import Surroundings, positions, to_plain
 from penstock_test_shards import OURS, error_in_torchs_worker, flat, flip_member, ours, xs
 
 from penstock import DamageError, OptionError, SourceError, create_shards_from_arrays, create_webdataset_dataloader
@@ -208,7 +208,7 @@ def test_max_workers_do_not_change_what_is_delivered(sets: Callable[..., Path], 
     loader = WebDatasetLoader(sets(), max_workers=max_workers)
     alone = WebDatasetLoader(sets())
     for _ in range(2):
-        assert [plain(sample) for sample in loader] == [plain(sample) for sample in alone]
+        assert [to_plain(sample) for sample in loader] == [to_plain(sample) for sample in alone]
     loader.close()
 
 

@@ -9,7 +9,7 @@ import penstock_test_shards
 import pytest
 import torch
 import torch.distributed as dist
-from penstock_test_parts import side_by_side
+from penstock_test_parts import run_side_by_side
 from penstock_test_shards import xs
 
 from penstock import PlanError, create_webdataset_dataloader
@@ -121,7 +121,7 @@ def gloo_rank(store: str, rank: int, folder: Path) -> dict[str, Any]:
 
 def test_two_gloo_ranks_see_all_samples_once_in_equally_many_steps(sets: Callable[..., Path], tmp_path: Path) -> None:
     folder, store = sets(48, 10), str(tmp_path / "store")
-    left, right = side_by_side((gloo_rank, store, 0, folder), (gloo_rank, store, 1, folder))
+    left, right = run_side_by_side((gloo_rank, store, 0, folder), (gloo_rank, store, 1, folder))
     assert left["states"] == right["states"]
     assert len(left["batches"]) == len(right["batches"]) == 12
     for epoch in (slice(0, 6), slice(6, 12)):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from penstock_test_parts import ended
+from penstock_test_parts import exit_code
 
 from penstock import OptionError, SourceError, TarSource, create_shards_from_arrays
 from penstock.recipes.webdataset import ShardedDatasetInfo, WebDatasetLoader, WebDatasetWriter
@@ -233,7 +233,7 @@ def test_a_writer_that_is_killed_again_and_again_ends_with_the_same_bytes(tmp_pa
     folder = tmp_path / "killed"
     folder.mkdir()
     for at in (2, 7, 10):
-        assert ended(killed, folder, at, compression) == -signal.SIGKILL
+        assert exit_code(killed, folder, at, compression) == -signal.SIGKILL
         with pytest.raises(SourceError, match="resume=True"):
             TarSource(folder)
     given = {"x": np.arange(11), "v": np.repeat(np.arange(11, dtype=np.float32)[:, None], 50, axis=1)}
@@ -249,7 +249,7 @@ def test_a_writer_that_is_killed_again_and_again_ends_with_the_same_bytes(tmp_pa
 def test_resuming_with_other_options_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "killed"
     folder.mkdir()
-    assert ended(killed, folder, 7, "none") == -signal.SIGKILL
+    assert exit_code(killed, folder, 7, "none") == -signal.SIGKILL
     with pytest.raises(OptionError, match="Use the same options"):
         create_shards_from_arrays(folder, {"x": np.arange(11)}, shard_size=4, resume=True)
 

@@ -1,4 +1,4 @@
-"""Batches that cross from worker processes: what is kept is never written over."""
+"""Batches from worker processes: kept batches are never overwritten."""
 
 from collections import namedtuple
 from itertools import islice
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from penstock_test_parts import delivered, numbered, planned
+from penstock_test_parts import delivered_items, numbered_source, planned_items
 
 from penstock import ArraySource, DatasetSource, Loader, Plan, RunOptions, Sequential, Shuffle
 from penstock.run.processes.ring import Ring
@@ -18,35 +18,35 @@ PERSISTENT = RunOptions(executor="processes", start_method="fork", persistent=Tr
 
 
 @pytest.mark.parametrize("options", [FORK, PERSISTENT], ids=["fork", "persistent"])
-def test_batches_that_are_kept_are_never_written_over(options: RunOptions) -> None:
-    source = numbered(60)
+def test_kept_batches_are_never_overwritten(options: RunOptions) -> None:
+    source = numbered_source(60)
     plan = Plan(source.index, Shuffle(), batch_size=2)
     kept, wanted = [], []
     with Loader(source, plan, num_workers=2, options=options) as loader:
         for epoch, stop in enumerate([30, 7, 30]):  # the second epoch is left early
             kept += list(islice(loader, stop))
-            wanted += planned(plan, epoch)[:stop]
-        assert delivered(kept) == wanted
-    assert delivered(kept) == wanted
+            wanted += planned_items(plan, epoch)[:stop]
+        assert delivered_items(kept) == wanted
+    assert delivered_items(kept) == wanted
     del loader
     assert [batch["y"][:, 1].tolist() for batch in kept] == [[item + 0.25 for item in items] for items in wanted]
 
 
 @pytest.mark.parametrize("options", [FORK, PERSISTENT], ids=["fork", "persistent"])
 def test_one_row_of_a_batch_keeps_the_whole_of_it(options: RunOptions) -> None:
-    source = numbered(80)
+    source = numbered_source(80)
     plan = Plan(source.index, Shuffle(), batch_size=2)
     with Loader(source, plan, num_workers=2, options=options) as loader:
         rows = [batch["y"][1] for batch in loader]
-    assert [row.tolist() for row in rows] == [[items[1], items[1] + 0.25] for items in planned(plan)]
+    assert [row.tolist() for row in rows] == [[items[1], items[1] + 0.25] for items in planned_items(plan)]
 
 
 def test_a_batch_may_be_changed_in_place() -> None:
-    source = numbered(40)
+    source = numbered_source(40)
     plan = Plan(source.index, Sequential(), batch_size=4)
     with Loader(source, plan, num_workers=1, options=FORK) as loader:
         for n, batch in enumerate(loader):
-            assert batch["x"].tolist() == planned(plan)[n]
+            assert batch["x"].tolist() == planned_items(plan)[n]
             batch["x"].fill_(-1)
 
 
@@ -99,7 +99,7 @@ def test_everything_that_a_batch_can_hold_arrives_as_it_was() -> None:
     assert len(found) == 6
 
 
-def test_merged_batches_of_a_dataset_arrive_as_without_workers() -> None:
+def test_collated_batches_of_a_dataset_arrive_as_without_workers() -> None:
     class Merged(Everything):
         def __getitem__(self, i: int) -> dict[str, Any]:
             left_out = ("none", "sparse")
@@ -118,11 +118,11 @@ def test_a_batch_larger_than_a_slot_arrives_all_the_same(monkeypatch: pytest.Mon
     for batch_size in (1, 2, 3, 32):  # 2 kB, 4 kB, 6 kB, 64 kB
         plan = Plan(source.index, Shuffle(), batch_size=batch_size)
         with Loader(source, plan, num_workers=1, options=FORK) as loader:
-            assert [batch["x"][:, 7].tolist() for batch in loader] == planned(plan)
+            assert [batch["x"][:, 7].tolist() for batch in loader] == planned_items(plan)
 
 
 def test_tensors_share_nothing_with_each_other() -> None:
-    source = numbered(16)
+    source = numbered_source(16)
     plan = Plan(source.index, Sequential(), batch_size=4)
     with Loader(source, plan, num_workers=1, options=FORK) as loader:
         batch = next(iter(loader))
@@ -151,7 +151,7 @@ def test_ragged_arrays_of_which_some_are_empty_arrive_as_without_workers(options
     plan = Plan(source.index, Shuffle(), batch_size=3)
     with Loader(source, plan, collate=as_tensors, num_workers=2, options=options) as loader:
         found = [[value.tolist() for value in batch] for batch in loader]
-    assert found == [[[float(n + k) for k in range(n % 3)] for n in items] for items in planned(plan)]
+    assert found == [[[float(n + k) for k in range(n % 3)] for n in items] for items in planned_items(plan)]
 
 
 def as_tensors(items: list[Any]) -> list[torch.Tensor]:
