@@ -18,7 +18,7 @@ _SCALE = replace(QUICK, subjects=2, sessions=2, seconds=20, units=24, channels=3
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recordings")
-    made = demo_recordings.sessions(folder, _SCALE, seed=5)
+    made = demo_recordings.list_sessions(folder, _SCALE, seed=5)
     for session in made:
         assert demo_recordings.write_recording(session) == session.path.stat().st_size
     return made
@@ -61,7 +61,7 @@ def test_spikes_volts_and_movement_have_sizes_that_could_be_measured(recordings)
 
 
 def test_the_same_seed_gives_the_same_recording_and_another_one_another(recordings, tmp_path):
-    again, other = (demo_recordings.sessions(tmp_path / str(seed), _SCALE, seed)[1] for seed in (5, 6))
+    again, other = (demo_recordings.list_sessions(tmp_path / str(seed), _SCALE, seed)[1] for seed in (5, 6))
     for session in (again, other):
         session.path.parent.mkdir()
         demo_recordings.write_recording(session)
@@ -85,7 +85,7 @@ def test_spikes_of_one_subject_tell_of_the_movement_of_another(recordings):
         np.concatenate([pairs[0][0], pairs[1][0]]), np.concatenate([pairs[0][1], pairs[1][1]]), rcond=None
     )[0]
     for counts, joystick in pairs[2:]:
-        assert demo_training.explained((counts @ weights)[None], joystick[None]) > 0.3
+        assert demo_training.r2_score((counts @ weights)[None], joystick[None]) > 0.3
 
 
 def test_explained_variance_is_that_of_a_naive_loop():
@@ -98,10 +98,10 @@ def test_explained_variance_is_that_of_a_naive_loop():
             for j in range(7):
                 error += (moved[i, j, axis] - predicted[i, j, axis]) ** 2
                 spread += (moved[i, j, axis] - mean) ** 2
-    assert demo_training.explained(predicted, moved) == pytest.approx(1 - error / spread)
-    assert demo_training.explained(moved, moved) == 1
+    assert demo_training.r2_score(predicted, moved) == pytest.approx(1 - error / spread)
+    assert demo_training.r2_score(moved, moved) == 1
     means = np.broadcast_to(moved.mean(axis=(0, 1)), moved.shape)
-    assert demo_training.explained(means, moved) == pytest.approx(0, abs=1e-12)
+    assert demo_training.r2_score(means, moved) == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("scale", [FULL, QUICK])

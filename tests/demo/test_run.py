@@ -1,4 +1,4 @@
-"""The demo's own judgement: it must say no wherever anything differs. The whole story runs in test_demo_story.py."""
+"""The checks of the demo: they must fail if anything differs. The whole demo runs in test_story.py."""
 
 import copy
 import json
@@ -92,7 +92,7 @@ def test_a_window_that_differs_is_found(tasks, capsys):
     steps = resumed.steps()
     steps[-1]["items"][3] = steps[-1]["items"][2]
     _write_steps(resumed, steps)
-    expected = ["Same windows in every batch", "Same windows as the plan says", "Every window once per epoch"]
+    expected = ["Same windows in every batch", "Same windows as in the plan", "Every window once per epoch"]
     assert _judged(tasks, capsys) == expected
 
 
@@ -103,7 +103,7 @@ def test_two_windows_in_each_others_place_are_found(tasks, capsys):
             if step["step"] == 12:
                 step["items"][:2] = step["items"][1::-1]
         _write_steps(task, steps)
-    assert _judged(tasks, capsys) == ["Same windows as the plan says"]
+    assert _judged(tasks, capsys) == ["Same windows as in the plan"]
 
 
 def test_a_batch_that_is_left_out_is_found(tasks, capsys):
@@ -125,7 +125,7 @@ def test_a_redone_step_that_comes_out_differently_is_found(tasks, capsys):
     steps = killed.steps()
     steps[_KILLED - 1]["loss"] = (0.5).hex()
     _write_steps(killed, steps)
-    assert _judged(tasks, capsys) == ["Same steps when done again"]
+    assert _judged(tasks, capsys) == ["Same steps when repeated"]
 
 
 def test_a_last_bit_of_a_weight_is_found(tasks, capsys):
@@ -202,7 +202,7 @@ def test_no_subject_to_decode_is_no_success(tasks):
 def damaged(tasks, tmp_path):
     """A damaged copy, and what a process that reads it would leave."""
     healthy = tmp_path / "shards" / "train"
-    damage = demo_damage.damaged_copy(healthy, tmp_path / "damaged", 47)
+    damage = demo_damage.copy_damaged(healthy, tmp_path / "damaged", 47)
     plan = tasks[3]
     batches = [
         {"shapes": [[len(draw.items), 3, 1]], "items": [f"digest-{item}" for item in draw.items]}
@@ -258,7 +258,7 @@ def test_an_error_that_did_not_come_is_found(damaged, capsys):
 def test_damage_that_verifying_or_the_quarantine_misses_is_found(damaged, capsys):
     damaged[1].clear()
     damaged[2]["quarantine"].append({"shard": "shard_000000.tar", "item": 3})
-    refused = ["Verifying finds it, and nothing else", "The quarantine lists it, no other"]
+    refused = ["Verify finds it, and nothing else", "Quarantine lists it, and nothing else"]
     assert _damage_judged(damaged, capsys) == refused
 
 
@@ -271,19 +271,19 @@ def test_another_item_that_differs_is_found(damaged, capsys):
     items = damaged[2]["replaced"][1]["items"]
     place = next(number for number, name in enumerate(items) if name not in ("digest-5", "digest-47"))
     items[place] = "digest-other"
-    assert _damage_judged(damaged, capsys) == ["All others are bit-equal"]
+    assert _damage_judged(damaged, capsys) == ["All other windows are bit-equal"]
 
 
 def test_items_that_are_missing_at_the_end_are_found(damaged, capsys):
     damaged[2]["replaced"].pop()
     refused = _damage_judged(damaged, capsys)
-    assert {"Every batch keeps its shape", "All others are bit-equal"} <= set(refused)
+    assert {"Every batch keeps its shape", "All other windows are bit-equal"} <= set(refused)
 
 
 def test_a_bad_item_that_is_delivered_is_found(damaged, capsys):
     for batch in damaged[2]["replaced"]:
         batch["items"] = ["digest-broken" if at == "digest-47" else name for at, name in _paired(damaged[2], batch)]
-    assert _damage_judged(damaged, capsys) == ["A healthy one takes its place"]
+    assert _damage_judged(damaged, capsys) == ["A healthy window takes its place"]
 
 
 def _paired(found, batch):
@@ -310,7 +310,7 @@ def test_a_process_that_fails_is_told_in_one_line_and_ends(tmp_path, monkeypatch
 def test_caches_go_where_the_processes_have_theirs_and_settings_come_back(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
     monkeypatch.delenv("MPLCONFIGDIR", raising=False)
-    with Processes(tmp_path) as processes, processes.caches_kept():
+    with Processes(tmp_path) as processes, processes.redirect_caches():
         assert os.environ["XDG_CACHE_HOME"] == os.environ["MPLCONFIGDIR"] == str(tmp_path / "caches")
     assert os.environ["XDG_CACHE_HOME"] == "/elsewhere"
     assert "MPLCONFIGDIR" not in os.environ

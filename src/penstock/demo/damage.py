@@ -1,4 +1,4 @@
-"""The damage of the demo: one bit of a copy is turned over; and whether what a loader does about it is right."""
+"""The damage of the demo: flips one bit in a copy of a dataset, and checks how loaders handle it."""
 
 import os
 import shutil
@@ -14,44 +14,44 @@ from penstock.plan.plan import Plan
 from penstock.shard.index_tars import Problem
 from penstock.shard.manifest import Manifest, manifest_path
 
-__all__ = ["Damage", "damaged_copy", "judge_damage"]
+__all__ = ["Damage", "copy_damaged", "judge_damage"]
 
 _FIELD = "spikes"
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Where the bit is."""
+    """Location of the flipped bit."""
 
     item: int
     shard: str
     member: str
     byte: int
-    """Of the shard."""
+    """Offset in the shard."""
 
 
-def damaged_copy(healthy: Path, copy: Path, item: int) -> Damage:
-    """Copy a data set, and turn over one bit in the spikes of one item of the copy."""
-    shutil.copytree(healthy, copy, copy_function=_linked)
+def copy_damaged(healthy: Path, copy: Path, item: int) -> Damage:
+    """Copy a dataset, and flip one bit in the spikes of one item of the copy."""
+    shutil.copytree(healthy, copy, copy_function=_link_or_copy)
     manifest, row = Manifest.read(manifest_path(copy)), item
     for shard in manifest.shards:
         if row < shard.n_items:
             break
         row -= shard.n_items
     path = copy / shard.name
-    # Python's own reader finds the place, and not the reader that is put to the test.
+    # Located with Python's tarfile, not with the reader under test.
     with tarfile.open(path) as archive:
         member = [entry for entry in archive if entry.name.endswith(f".{_FIELD}.npy")][row]
     content = bytearray(path.read_bytes())
     byte = member.offset_data + member.size - member.size // 4
     content[byte] ^= 1
-    path.unlink()  # the healthy data set may share the file
+    path.unlink()  # the healthy dataset may share the file
     path.write_bytes(content)
     return Damage(item, shard.name, member.name, byte)
 
 
-def _linked(source: str, target: str) -> None:
-    """Copy a file; where the file system can link, what stays as it is takes no space."""
+def _link_or_copy(source: str, target: str) -> None:
+    """Link a file to save space; copy it if the file system cannot link."""
     try:
         os.link(source, target)
     except OSError:
@@ -59,27 +59,33 @@ def _linked(source: str, target: str) -> None:
 
 
 def judge_damage(damage: Damage, problems: list[Problem], found: dict[str, Any], plan: Plan, story: Story) -> None:
-    """Compare what verifying and two loaders made of the damage with what was done.
+    """Check what verification and two loaders reported about the damage.
 
     Parameters
     ----------
     problems
-        What `penstock verify` lists.
+        The problems listed by `penstock verify`.
     found
-        What the process that read the copy has left: the error, the quarantine, and of each batch its shapes and the
-        digests of its items, from the healthy data set and from the copy.
+        The report of the process that read the copy: the error, the quarantine, and the shapes and item digests of each
+        batch, from the healthy dataset and from the copy.
     plan
         The order in which both were read.
     """
     listed = [(problem.shard, problem.item) for problem in problems]
     story.check(
-        "Verifying finds it, and nothing else", holds=listed == [(damage.shard, damage.item)], detail=_listed(listed)
+        "Verify finds it, and nothing else",
+        holds=listed == [(damage.shard, damage.item)],
+        detail=_describe_entries(listed),
     )
     error = found["error"]
     named = error is not None and (error["shard"], error["item"]) == (damage.shard, damage.item)
-    story.check("The error names shard and item", holds=named, detail="before a number of it is delivered")
+    story.check("The error names shard and item", holds=named, detail="before any value is delivered")
     bad = [(entry["shard"], entry["item"]) for entry in found["quarantine"]]
-    story.check("The quarantine lists it, no other", holds=bad == [(damage.shard, damage.item)], detail=_listed(bad))
+    story.check(
+        "Quarantine lists it, and nothing else",
+        holds=bad == [(damage.shard, damage.item)],
+        detail=_describe_entries(bad),
+    )
     shapes = [[batch["shapes"] for batch in found[name]] for name in ("healthy", "replaced")]
     story.check("Every batch keeps its shape", holds=shapes[0] == shapes[1], detail=f"{len(shapes[0]):,} batches")
     order = np.concatenate([draw.items for draw in plan.epoch(0).draws(range(plan.n_batches))])
@@ -89,14 +95,14 @@ def judge_damage(damage: Damage, problems: list[Problem], found: dict[str, Any],
     )
     differing = [item for item in sorted(healthy) if healthy[item] != replaced.get(item)]
     others = differing == [damage.item] and len(healthy) == len(replaced) == len(order)
-    story.check("All others are bit-equal", holds=others, detail=f"{len(order) - 1:,} windows")
+    story.check("All other windows are bit-equal", holds=others, detail=f"{len(order) - 1:,} windows")
     instead = [item for item in healthy if item != damage.item and healthy[item] == replaced.get(damage.item)]
     detail = f"window {instead[0]:,}" if instead else "none of the windows"
-    story.check("A healthy one takes its place", holds=len(instead) == 1, detail=detail)
+    story.check("A healthy window takes its place", holds=len(instead) == 1, detail=detail)
 
 
-def _listed(entries: list[tuple[str, int | None]]) -> str:
-    """Return what was listed in a few words."""
+def _describe_entries(entries: list[tuple[str, int | None]]) -> str:
+    """Return a short description of listed problems."""
     if not entries:
         return "nothing"
     shard, item = entries[0]

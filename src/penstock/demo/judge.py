@@ -1,4 +1,4 @@
-"""Whether the interrupted training of the demo is the undisturbed one, and whether it has learned anything."""
+"""Checks that the interrupted training of the demo equals the uninterrupted one, and that it has learned."""
 
 import io
 import tarfile
@@ -17,7 +17,7 @@ _LEAST_R2 = 0.3  # clearly above chance, which is 0 at best
 
 
 def numbers_by_digest(folder: Path) -> dict[str, int]:
-    """Return the number of each window by its digest; Python's own tarfile finds them, not the reader on trial."""
+    """Return the number of each window by its digest; read with Python's tarfile, not with the reader under test."""
     found: dict[str, int] = {}
     count = 0
     for shard in Manifest.read(manifest_path(folder)).shards:
@@ -30,7 +30,7 @@ def numbers_by_digest(folder: Path) -> dict[str, int]:
 
 
 def judge_decoding(task: Task, story: Story) -> None:
-    """Say how well the movement of subjects is decoded of whom the training has seen nothing."""
+    """Check how well the movement of held-out subjects is decoded."""
     subjects = task.report()["subjects"]
     if not subjects:
         story.check("Subjects are held out", holds=False, detail="there are none")
@@ -39,28 +39,28 @@ def judge_decoding(task: Task, story: Story) -> None:
         story.check(
             f"{subject} is decoded above chance",
             holds=scores["r2"] > max(_LEAST_R2, guesses),
-            detail=f"R² {_rounded(scores['r2'])} (the mean as a guess: {_rounded(scores['mean'])}, "
-            f"predictions shuffled: {_rounded(scores['shuffled'])})",
+            detail=f"R² {_format_score(scores['r2'])} (predicting the mean: {_format_score(scores['mean'])}, "
+            f"shuffled predictions: {_format_score(scores['shuffled'])})",
         )
 
 
-def _rounded(score: float) -> str:
-    return f"{round(score, 2) + 0.0:.2f}"  # without a minus in front of a zero
+def _format_score(score: float) -> str:
+    return f"{round(score, 2) + 0.0:.2f}"  # no minus sign before a zero
 
 
 def compare(whole: Task, killed: Task, resumed: Task, plan: Plan, story: Story) -> None:
-    """Compare an interrupted training with the undisturbed one, and both with the plan, bit for bit."""
+    """Compare an interrupted training with the uninterrupted one, and both with the plan, bit for bit."""
     before, after, epochs = killed.steps(), resumed.steps(), range(whole.scale.epochs)
     saved = after[0]["step"]
     joined, redone = before[:saved] + after, len(before) - saved
     items, losses = ([[step[key] for step in some] for some in (whole.steps(), joined)] for key in ("items", "loss"))
     story.check("Same windows in every batch", holds=items[0] == items[1], detail=f"{len(joined):,} batches")
     story.check("Same loss in every step", holds=losses[0] == losses[1], detail="to the last bit")
-    story.check("Same steps when done again", holds=before[saved:] == after[:redone], detail=f"{redone} steps")
+    story.check("Same steps when repeated", holds=before[saved:] == after[:redone], detail=f"{redone} steps")
     numbers = numbers_by_digest(whole.shards("train"))
     arrived = [[numbers.get(name, -1) for name in step] for step in items[1]]
     planned = [draw.items.tolist() for e in epochs for draw in plan.epoch(e).draws(range(plan.n_batches))]
-    story.check("Same windows as the plan says", holds=arrived == planned, detail="read off the windows themselves")
+    story.check("Same windows as in the plan", holds=arrived == planned, detail="identified by their content")
     passes = [np.concatenate([[], *arrived[e * plan.n_batches :][: plan.n_batches]]) for e in epochs]
     once = all(np.array_equal(np.sort(some), np.arange(len(numbers))) for some in passes)
     story.check("Every window once per epoch", holds=once, detail=f"{len(numbers):,} windows, {len(epochs)} epochs")
@@ -72,5 +72,5 @@ def compare(whole: Task, killed: Task, resumed: Task, plan: Plan, story: Story) 
     story.check("Same weights at the end", holds=holds, detail=f"{weights[0].size:,} numbers, bit for bit")
     used, budget = max(report["private_bytes"] for report in reports) / 1e6, whole.scale.memory_bytes / 1e6
     if used:  # unknown on systems without /proc
-        detail = f"the trainings took {used:.0f} MB of memory of their own"
+        detail = f"the trainings used {used:.0f} MB of private memory"
         story.check(f"Within the budget of {budget:.0f} MB", holds=used <= budget, detail=detail)

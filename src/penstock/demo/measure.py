@@ -1,4 +1,4 @@
-"""How fast the demo reads all fields, and its report: as a process of its own does it."""
+"""The measuring task of the demo: the speed of the loader alone, and the report."""
 
 from penstock.demo.task import ALL_FIELDS, Task, source_and_plan
 from penstock.feed.loader import Loader
@@ -10,7 +10,7 @@ __all__ = ["measure"]
 
 
 def measure(task: Task) -> None:
-    """Read all fields as fast as they come, and write the report of the data set and of the undisturbed training."""
+    """Read all fields as fast as possible, and write the report on the dataset and the uninterrupted training."""
     source, plan = source_and_plan(task, ALL_FIELDS)
     with (
         Loader(source, plan, num_workers=task.workers, options=RunOptions("threads")) as loader,

@@ -1,4 +1,4 @@
-"""The processes of the demo: each can be killed at any moment, and leaves nothing but files."""
+"""The child processes of the demo: each can be killed at any moment, and leaves only files."""
 
 import io
 import os
@@ -21,35 +21,40 @@ __all__ = ["Process", "Processes"]
 
 
 class Process:
-    """A process that does what it is told, one task after the other; it has imported torch by then."""
+    """A process that runs one task after another; it imports torch when it starts."""
 
     def __init__(self, folder: Path, errors: Path, environment: dict[str, str]) -> None:
         self._errors = errors
-        with errors.open("wb") as said:
+        with errors.open("wb") as output:
             self._popen = subprocess.Popen(  # noqa: S603  # our own
-                [sys.executable, "-m", "penstock.demo.run", str(folder)],  # the folder is for whoever looks for it
+                [
+                    sys.executable,
+                    "-m",
+                    "penstock.demo.run",
+                    str(folder),
+                ],  # the folder identifies the process in a process list
                 env=environment,
                 stdin=subprocess.PIPE,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,  # out of reach of the terminal's Ctrl-C
             )
 
     @property
     def number(self) -> int:
-        """Of the process, as the system counts."""
+        """The process id."""
         return self._popen.pid
 
     def do(self, task: Task, story: Story, *, steps: int = 0, since: int = 0, kill_at: int | None = None) -> None:
-        """Have a task done to its end, or until `kill_at` steps are done; `steps` from `since` on are told of."""
+        """Run a task to its end, or kill it after `kill_at` steps; show progress from step `since` to `steps`."""
         assert self._popen.stdin is not None
         with task.path("steps").open("w+b") if steps else nullcontext(io.BytesIO()) as log:
-            with suppress(BrokenPipeError):  # it has ended already, which is told below
+            with suppress(BrokenPipeError):  # it has already ended, which is reported below
                 self._popen.stdin.write(f"{task.to_json()}\n".encode())
                 self._popen.stdin.flush()
             began, done = time.monotonic(), since
             while self._popen.poll() is None and not task.report_path.exists():
-                story.heed()
+                story.check_stop()
                 began = time.monotonic() if done == since else began
                 done += (fresh := log.read().count(b"\n"))
                 if steps:
@@ -60,11 +65,11 @@ class Process:
                     time.sleep(0.002)
         expected = None if kill_at is None else -signal.SIGKILL
         if self._popen.returncode != expected:
-            said = self._errors.read_text().strip().splitlines() or [f"exit code {self._popen.returncode}"]
-            raise PenstockError(f"Process {self.number} of the demo ({task.name}) failed: {said[-1]}")
+            lines = self._errors.read_text().strip().splitlines() or [f"exit code {self._popen.returncode}"]
+            raise PenstockError(f"Process {self.number} of the demo ({task.name}) failed: {lines[-1]}")
 
     def end(self) -> None:
-        """End it, whatever it is at; twice is fine."""
+        """End the process; idempotent."""
         self._popen.kill()
         self._popen.wait()
         if self._popen.stdin is not None:
@@ -73,11 +78,11 @@ class Process:
 
 
 class Processes:
-    """All processes of a demo; they end with this block, whatever happens."""
+    """All processes of a demo; they end with the `with` block."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._caches = folder, folder / "caches"
-        # Where torch, matplotlib and pynwb leave caches, which are then removed with all else.
+        # torch, matplotlib and pynwb write their caches here, to be removed with everything else.
         self._places = dict.fromkeys(("TMPDIR", "MPLCONFIGDIR", "XDG_CACHE_HOME"), str(self._caches))
         self._all: list[Process] = []
 
@@ -91,15 +96,15 @@ class Processes:
         shutil.rmtree(self._caches, ignore_errors=True)
 
     def start(self) -> Process:
-        """Start a process; best before it is needed, since importing torch takes seconds."""
+        """Start a process, ideally before it is needed: importing torch takes seconds."""
         errors = self._caches / f"process-{len(self._all)}.errors"
         process = Process(self._folder, errors, {**os.environ, **self._places, "MPLBACKEND": "agg"})
         self._all.append(process)
         return process
 
     @contextmanager
-    def caches_kept(self) -> Iterator[None]:
-        """Have what is imported into this process meanwhile leave its caches where those of the others are."""
+    def redirect_caches(self) -> Iterator[None]:
+        """Redirect the caches of packages imported meanwhile to the folder of the demo."""
         before = {name: os.environ.get(name) for name in self._places}
         os.environ.update(self._places)
         try:

@@ -1,4 +1,4 @@
-"""How the demo reads a damaged copy: as a process of its own does it."""
+"""The reading task of the demo: reads the damaged copy with both settings of `on_error`."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ __all__ = ["read_damaged"]
 
 
 class _Lines(logging.Handler):
-    """Keeps what the log says, instead of printing it into the story."""
+    """Collects log messages, instead of printing them into the story."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class _Lines(logging.Handler):
 
 
 def read_damaged(task: Task) -> None:
-    """Read a copy that is damaged: with an error, and with a healthy item in place of the bad one."""
+    """Read the damaged copy twice: until the error, and with a healthy item in place of the bad one."""
     log, error = _Lines(), None
     logging.getLogger("penstock").addHandler(log)
     try:

@@ -1,8 +1,8 @@
-"""Recordings for the demo: simulated subjects whose latent dynamics drive spikes, volts and movement, in NWB files.
+"""Recordings for the demo: simulated subjects whose latent dynamics drive spikes, LFP and movement, in NWB files.
 
-Two oscillations that die away and are kicked on by noise, four numbers in all, stand for the state of the motor
-cortex. The subjects share how that state drives each unit and the joystick, as if their units had been matched. What
-is their own: how fast the oscillations are, how strongly and how often each unit fires, the noise, the movement.
+Two damped oscillations driven by noise, four numbers in all, are the state of the motor cortex. The subjects share how
+the state drives each unit and the joystick, as if their units had been matched. They differ in the frequencies of the
+oscillations, the gain and base rate of each unit, the noise and the movement.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from penstock.core.seeds import generator_for
 from penstock.demo.task import Scale
 
-__all__ = ["Session", "sessions", "write_recording"]
+__all__ = ["Session", "list_sessions", "write_recording"]
 
 _STEP_SECONDS = 0.01  # of the simulation, and of the joystick
 _LFP_HZ = 1000
-_VOLTS_PER_BIT = 1.95e-7  # as an Intan amplifier gives them
+_VOLTS_PER_BIT = 1.95e-7  # as in an Intan amplifier
 _FREQUENCIES_HZ, _DECAY_SECONDS = (0.35, 0.8), 1.5
-_MOST_HZ = 120  # a unit that is driven more fires no faster
+_MOST_HZ = 120  # firing rates saturate here
 _METRES = 0.03  # a joystick moves by a few centimetres
 
 _Floats = NDArray[np.float64]
@@ -41,26 +41,26 @@ class Session:
 
     @property
     def subject_id(self) -> str:
-        """The name of the subject."""
+        """Identifier of the subject."""
         return f"sim-{self.subject + 1:02d}"
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """Path of the NWB file."""
         return Path(self.folder) / f"sub-{self.subject_id}_ses-{self.session + 1}.nwb"
 
 
-def sessions(folder: Path, scale: Scale, seed: int) -> list[Session]:
-    """Return the recordings that the demo makes."""
+def list_sessions(folder: Path, scale: Scale, seed: int) -> list[Session]:
+    """Return the recordings of the demo."""
     numbers = [(subject, session) for subject in range(scale.subjects) for session in range(scale.sessions)]
     return [Session(str(folder), subject, session, seed, scale) for subject, session in numbers]
 
 
 def write_recording(session: Session) -> int:
-    """Simulate a recording, write it, and return the size of the file."""
+    """Simulate a recording, write it, and return the size of the file in bytes."""
     pynwb = import_module("pynwb")
     latents = _latents(session)
-    file = _described(pynwb, session)
+    file = _make_file(pynwb, session)
     _add_volts(pynwb, file, session, latents)
     _add_units(pynwb, file, session, latents)
     _add_movement(pynwb, file, session, latents)
@@ -70,7 +70,7 @@ def write_recording(session: Session) -> int:
 
 
 def _latents(session: Session) -> _Floats:
-    """Return the state at each step, of shape (steps, 4); each of the four has a deviation of about 1."""
+    """Return the state at each step, of shape (steps, 4); each component has a standard deviation of about 1."""
     lfilter = import_module("scipy.signal").lfilter
     steps = round(session.scale.seconds / _STEP_SECONDS)
     pace = generator_for(session.seed, "demo", "pace", session.subject).uniform(0.9, 1.1)
@@ -84,8 +84,8 @@ def _latents(session: Session) -> _Floats:
     return np.stack(parts, axis=1)
 
 
-def _described(pynwb: Any, session: Session) -> Any:
-    """Return a file that says what it is, of whom, with a probe in it."""
+def _make_file(pynwb: Any, session: Session) -> Any:
+    """Return an NWB file with session, subject and electrodes."""
     begin = datetime(2026, 1, 5, 9, tzinfo=UTC) + timedelta(days=session.session, hours=session.subject)
     file = pynwb.NWBFile(
         session_description="Simulated: latent dynamics drive spikes, LFP and a joystick. No animal was involved.",
@@ -106,7 +106,7 @@ def _described(pynwb: Any, session: Session) -> Any:
 
 
 def _add_volts(pynwb: Any, file: Any, session: Session, latents: _Floats) -> None:
-    """Add the LFP: the state, mixed onto the channels, in noise that is slow and strong as it is in tissue."""
+    """Add the LFP: the state mixed onto the channels, in slow, strong noise as in tissue."""
     lfilter, channels = import_module("scipy.signal").lfilter, session.scale.channels
     mixing = generator_for(session.seed, "demo", "mixing").standard_normal((latents.shape[1], channels), np.float32)
     rng = generator_for(session.seed, "demo", "volts", session.subject, session.session)
@@ -127,7 +127,7 @@ def _add_volts(pynwb: Any, file: Any, session: Session, latents: _Floats) -> Non
 
 
 def _add_units(pynwb: Any, file: Any, session: Session, latents: _Floats) -> None:
-    """Add the spikes: each unit a Poisson process, with a rate that follows the state."""
+    """Add the spikes: each unit is a Poisson process whose rate follows the state."""
     units = session.scale.units
     drive = generator_for(session.seed, "demo", "drive").standard_normal((latents.shape[1], units)) * 0.35
     own = generator_for(session.seed, "demo", "units", session.subject)
@@ -139,7 +139,7 @@ def _add_units(pynwb: Any, file: Any, session: Session, latents: _Floats) -> Non
     for unit in range(units):
         steps = np.repeat(np.arange(len(counts)), counts[:, unit])
         trains.append(np.sort(steps + rng.random(len(steps))) * _STEP_SECONDS)
-    # As whole columns: spike by spike, pynwb takes seconds for each recording.
+    # As whole columns: added one by one, spikes take pynwb seconds per recording.
     table = import_module("hdmf.common")
     times = table.VectorData(name="spike_times", description="seconds", data=np.concatenate(trains))
     ends = np.cumsum([len(train) for train in trains])
@@ -161,7 +161,7 @@ def _add_units(pynwb: Any, file: Any, session: Session, latents: _Floats) -> Non
 
 
 def _add_movement(pynwb: Any, file: Any, session: Session, latents: _Floats) -> None:
-    """Add the joystick: where it stands is the state, projected onto two axes, and a tremor that nothing tells."""
+    """Add the joystick: its position is the state projected onto two axes, plus an unpredictable tremor."""
     readout = np.array([[1.0, 0.0], [0.0, 0.6], [0.5, 0.0], [0.0, 0.8]])
     rng = generator_for(session.seed, "demo", "tremor", session.subject, session.session)
     metres = _METRES * (latents @ readout + 0.1 * rng.standard_normal((len(latents), 2)))

@@ -1,4 +1,4 @@
-"""How large a demo is, what a process of it is told, and which files that process leaves."""
+"""The sizes of a demo, the task of a child process, and the files it writes."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -27,17 +27,17 @@ __all__ = [
 ]
 
 BIN_MS, BINS = 50.0, 20
-"""A window is a second of spikes and movement."""
+"""A window is one second of spikes and movement."""
 
 FIELDS = ("spikes", "behavior")
-"""What the decoder reads. The volts lie in the same shards, and their bytes are not touched."""
+"""Fields of the decoder. The LFP is in the same shards, and its bytes are not read."""
 
 ALL_FIELDS = ("spikes", "lfp", "behavior")
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How large a demo is."""
+    """The size of a demo."""
 
     subjects: int
     sessions: int
@@ -54,19 +54,19 @@ class Scale:
     hidden: int
     checkpoint_steps: int
     lost_steps: int
-    """From the last checkpoint to the kill: what has to come out the same when it is done again."""
+    """Steps from the last checkpoint to the kill, which are repeated."""
 
     memory_bytes: int
-    """What the loader may take."""
+    """Memory limit of the loader."""
 
     @property
     def recorded_bytes(self) -> int:
-        """The recordings, about: whole numbers for the volts, and next to them little else."""
+        """Approximate size of the recordings: mostly the integers of the LFP."""
         return self.subjects * self.sessions * self.seconds * (2 * 1000 * self.channels + 8 * 12 * self.units)
 
     @property
     def disk_bytes(self) -> int:
-        """All that the demo writes, about: the recordings, the windows, which overlap, and a copy of some of them."""
+        """Approximate size of all files: recordings, overlapping windows, and a copy of some of these."""
         windows = 2 * self.subjects * self.sessions * self.seconds
         window_bytes = 4 * 1000 * self.channels + 4 * BINS * self.units + 8_000
         return int(self.recorded_bytes + 1.5 * windows * window_bytes) + 20_000_000
@@ -104,7 +104,7 @@ QUICK = Scale(
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a process is told."""
+    """A task for a child process."""
 
     folder: str
     name: str
@@ -112,10 +112,10 @@ class Task:
     seed: int
     scale: Scale
     resume: str | None = None
-    """The name of the training whose checkpoint it goes on from."""
+    """Name of the training whose checkpoint to resume from."""
 
     hold_at: int | None = None
-    """The step after which it waits to be killed, so that a late kill still comes before the next checkpoint."""
+    """Step after which to wait for the kill, so that even a late kill comes before the next checkpoint."""
 
     kind: Literal["train", "damage", "measure"] = "train"
     """Train; read a damaged copy; or measure the loader and write the report."""
@@ -126,7 +126,7 @@ class Task:
 
     @property
     def damaged(self) -> Path:
-        """The folder of the copy that is damaged."""
+        """Folder of the damaged copy."""
         return Path(self.folder) / "damaged"
 
     @property
@@ -139,46 +139,46 @@ class Task:
         return Path(self.folder) / "shards" / split
 
     def steps(self) -> list[dict[str, Any]]:
-        """Return what the training did: of each step its number, the digests of its items, and its loss."""
-        # A kill in the middle of a write leaves half a line, of a step that does not count.
+        """Return the log of the training: number, item digests and loss of each step."""
+        # A kill in the middle of a write leaves half a line, which does not count.
         return [json.loads(line) for line in self.path("steps").read_bytes().split(b"\n")[:-1]]
 
     @property
     def report_path(self) -> Path:
-        """The file that says that the task is done, and what was found out."""
+        """File with the results; it exists when the task is done."""
         return self.path("report.json")
 
     def report(self) -> dict[str, Any]:
-        """Return what was found out."""
+        """Return the results."""
         return dict(json.loads(self.report_path.read_text()))
 
     def write_report(self, found: dict[str, Any]) -> None:
-        """Say that the task is done: whole, or not at all."""
+        """Write the results, atomically: the task is done."""
         self.path("aside").write_text(json.dumps(found, indent=1))
         self.path("aside").replace(self.report_path)
 
     def to_json(self) -> str:
-        """Return what `task_from_json` reads."""
+        """Return the task as JSON, for `task_from_json`."""
         return json.dumps(asdict(self))
 
 
 def task_from_json(text: str) -> Task:
-    """Return the task that `to_json` wrote."""
-    told = json.loads(text)
-    return Task(**{**told, "scale": Scale(**told["scale"])})
+    """Return the task from the output of `to_json`."""
+    fields = json.loads(text)
+    return Task(**{**fields, "scale": Scale(**fields["scale"])})
 
 
 def source_and_plan(task: Task, fields: tuple[str, ...] = FIELDS) -> tuple[TarSource, Plan]:
-    """Return the training split and the order of its batches."""
+    """Return the source and the plan of the training split."""
     source = TarSource(task.shards("train"), fields=fields)
     return source, plan_over(source, task)
 
 
 def plan_over(source: TarSource, task: Task) -> Plan:
-    """Return the order of batches: an exact shuffle, in which a last batch that is not full is one, too."""
+    """Return the plan: an exact shuffle, with a short last batch."""
     return Plan(source.index, Shuffle(), batch_size=task.scale.batch_size, seed=task.seed, tail="short")
 
 
 def digest(movement: NDArray[Any]) -> str:
-    """Return what stands for one window: a hash of the bytes of its movement, in which no two windows are alike."""
+    """Return a hash that identifies a window, from its movement, which is unique."""
     return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(movement).tobytes())

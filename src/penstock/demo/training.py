@@ -1,4 +1,4 @@
-"""The training of the demo, as a process of its own does it: a decoder from spikes to movement."""
+"""The training task of the demo: a decoder from spikes to movement."""
 
 import io
 import json
@@ -34,7 +34,7 @@ _Batch = dict[str, torch.Tensor]
 
 
 class _Decoder(torch.nn.Module):
-    """Movement out of spikes, bin by bin, from what came before: in units of the training's own spread."""
+    """A causal decoder from spikes to standardized movement, bin by bin."""
 
     def __init__(self, scale: Scale) -> None:
         super().__init__()
@@ -49,11 +49,11 @@ class _Decoder(torch.nn.Module):
 
 
 class _Training:
-    """A model, its optimizer and the loader that feeds it: all that a checkpoint holds."""
+    """Model, optimizer and loader: the content of a checkpoint."""
 
     def __init__(self, task: Task, loader: Loader, movement: Moments) -> None:
         self._task = task
-        self.model, self._optimizer = _model(task.scale, task.seed)
+        self.model, self._optimizer = _make_model(task.scale, task.seed)
         self._movement = movement
         self._parts: dict[str, Any] = {"model": self.model, "optimizer": self._optimizer, "loader": loader}
         self.step = 0
@@ -64,12 +64,12 @@ class _Training:
                 part.load_state_dict(saved[name])
 
     def learn(self, batch: _Batch, log: io.RawIOBase) -> float:
-        """Do a step, note it, and save now and then."""
-        target = standardized(batch["behavior"], self._movement)
-        loss = _learned(self.model, self._optimizer, batch["spikes"], target)
-        items = [digest(row) for row in batch["behavior"].numpy()]  # which windows these are, by what arrived
+        """Run a step, log it, and save a checkpoint every `checkpoint_steps` steps."""
+        target = standardize(batch["behavior"], self._movement)
+        loss = _train_step(self.model, self._optimizer, batch["spikes"], target)
+        items = [digest(row) for row in batch["behavior"].numpy()]  # identifies the windows by their content
         line = {"step": self.step, "items": items, "loss": loss.hex()}
-        # One unbuffered write: after a kill, the log ends with the last step that was done.
+        # One unbuffered write: after a kill, the log ends with the last completed step.
         log.write(json.dumps(line).encode() + b"\n")
         self.step += 1
         if self.step % self._task.scale.checkpoint_steps == 0:
@@ -77,7 +77,7 @@ class _Training:
         return loss
 
     def _save(self) -> None:
-        """Write aside, sync, rename: whenever the kill comes, the file is a whole checkpoint."""
+        """Write aside, sync, rename: whenever a kill comes, the file is a complete checkpoint."""
         with self._task.path("aside").open("wb") as file:
             torch.save({"step": self.step, **{name: part.state_dict() for name, part in self._parts.items()}}, file)
             file.flush()
@@ -86,18 +86,18 @@ class _Training:
 
 
 def prepare() -> None:
-    """Have torch import what it imports at the first step."""
-    torch.set_num_threads(1)  # sums in one sequence: with the same items in, the same bits come out
+    """Let torch import what it imports at the first step."""
+    torch.set_num_threads(1)  # a fixed order of summation: the same items give the same bits
     _warm_up(QUICK)
 
 
 def train(task: Task) -> None:
-    """Train to the end, or until a kill; leave a log of all steps, checkpoints, and at the end a report."""
+    """Train to the end or until killed; write a log of all steps, checkpoints, and at the end a report."""
     _warm_up(task.scale)
     before_bytes = peak_bytes = _private_bytes()
     source, plan = source_and_plan(task)
-    spikes, movement = (moments_of(source, name) for name in FIELDS)
-    # Threads, so that all memory is that of this process and can be measured in it.
+    spikes, movement = (read_moments(source, name) for name in FIELDS)
+    # Threads, so that all memory belongs to this process and can be measured.
     options, timings = RunOptions("threads", memory_bytes=task.scale.memory_bytes), Timings()
     with (
         Loader(
@@ -124,31 +124,31 @@ def train(task: Task) -> None:
         "watched": watched.to_dict(),
         "private_bytes": peak_bytes - before_bytes,
         "order_hashes": [plan.order_hash(epoch) for epoch in range(task.scale.epochs)],
-        "subjects": _decoded(task, training.model, spikes, movement),
+        "subjects": _score_subjects(task, training.model, spikes, movement),
     }
     weights = torch.nn.utils.parameters_to_vector(training.model.parameters())
     np.save(task.path("weights.npy"), weights.detach().numpy())
     task.write_report(report)
 
 
-def moments_of(source: TarSource, field: str) -> Moments:
-    """Return mean and deviation of a field over the training split, as the conversion has worked them out."""
+def read_moments(source: TarSource, field: str) -> Moments:
+    """Return mean and standard deviation of a field over the training split, as stored by the conversion."""
     return Moments.from_json(source.manifest.metadata["statistics"]["fields"][field])
 
 
-def standardized(values: torch.Tensor, moments: Moments) -> torch.Tensor:
-    """Return values in units of their own spread over the training split."""
+def standardize(values: torch.Tensor, moments: Moments) -> torch.Tensor:
+    """Standardize values by the training split."""
     mean, std = (torch.from_numpy(numbers).to(values.dtype) for numbers in (moments.mean, moments.std))
     return (values - mean) / std
 
 
-def _model(scale: Scale, seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def _make_model(scale: Scale, seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     model = _Decoder(scale)
     return model, torch.optim.Adam(model.parameters(), lr=5e-3)
 
 
-def _learned(
+def _train_step(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, spikes: torch.Tensor, target: torch.Tensor
 ) -> float:
     loss = torch.nn.functional.mse_loss(model(spikes), target)
@@ -159,14 +159,16 @@ def _learned(
 
 
 def _warm_up(scale: Scale) -> None:
-    """Do a step and a save that are thrown away: what torch takes at the first one is not the loader's memory."""
-    model, optimizer = _model(scale, seed=0)
-    _learned(model, optimizer, torch.zeros(scale.batch_size, BINS, scale.units), torch.zeros(scale.batch_size, BINS, 2))
+    """Run and discard a step and a save: what torch allocates at the first ones is not the loader's memory."""
+    model, optimizer = _make_model(scale, seed=0)
+    _train_step(
+        model, optimizer, torch.zeros(scale.batch_size, BINS, scale.units), torch.zeros(scale.batch_size, BINS, 2)
+    )
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, io.BytesIO())
 
 
 def _private_bytes() -> int:
-    """Return the memory of this process that no file backs; 0 where the system does not tell."""
+    """Return the private memory of this process (RssAnon); 0 if unknown."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:")), 0)
@@ -176,21 +178,23 @@ def _wait_to_be_killed() -> None:
     parent = os.getppid()
     while os.getppid() == parent:
         time.sleep(0.01)
-    sys.exit("The process that should have killed this one is gone.")
+    sys.exit("The parent process has ended without killing this one.")
 
 
 @torch.no_grad()
-def _decoded(task: Task, model: torch.nn.Module, spikes: Moments, movement: Moments) -> dict[str, dict[str, float]]:
-    """Return how well the movement of each held-out subject is decoded, and what chance gives."""
+def _score_subjects(
+    task: Task, model: torch.nn.Module, spikes: Moments, movement: Moments
+) -> dict[str, dict[str, float]]:
+    """Return the R² of each held-out subject, and of chance."""
     source = TarSource(task.shards("test"), fields=FIELDS)
     plan = Plan(source.index, Sequential(), batch_size=256, tail="short")
     found, true = [], []
     with Loader(source, plan, transform=Standardize(spikes, field="spikes")) as loader:
         for batch in loader:
             found.append(model(batch["spikes"]).numpy())
-            true.append(standardized(batch["behavior"], movement).numpy())
+            true.append(standardize(batch["behavior"], movement).numpy())
     predicted, moved = (np.concatenate(parts).astype(np.float64) for parts in (found, true))
-    # Written in the order of the recordings, so that the manifest says of whom each window is.
+    # Windows are in the order of the recordings, so that the manifest gives the subject of each.
     inputs = source.manifest.metadata["conversion"]["inputs"]
     subjects = np.repeat([entry["groups"]["subject"] for entry in inputs], [entry["samples"] for entry in inputs])
     return {
@@ -200,16 +204,16 @@ def _decoded(task: Task, model: torch.nn.Module, spikes: Moments, movement: Mome
 
 
 def _scores(predicted: _Floats, moved: _Floats, seed: int) -> dict[str, float]:
-    """Return the share of the variance that is explained: by the decoder, and by three ways to guess.
+    """Return R² of the decoder, of predicting the mean, and of shuffled predictions.
 
-    The mean of the training is 0 here. The best of many shufflings pairs each prediction with another window.
+    The mean of the training split is 0 here. Shuffled: the best of many pairings of predictions with other windows.
     """
     rng = generator_for(seed, "demo", "chance")
-    shuffled = max(explained(predicted[rng.permutation(len(predicted))], moved) for _ in range(_SHUFFLINGS))
-    return {"r2": explained(predicted, moved), "mean": explained(np.zeros_like(moved), moved), "shuffled": shuffled}
+    shuffled = max(r2_score(predicted[rng.permutation(len(predicted))], moved) for _ in range(_SHUFFLINGS))
+    return {"r2": r2_score(predicted, moved), "mean": r2_score(np.zeros_like(moved), moved), "shuffled": shuffled}
 
 
-def explained(predicted: _Floats, moved: _Floats) -> float:
-    """Return R²: 1 is perfect, 0 is as good as the mean of these windows. Windows, bins and axes count alike."""
+def r2_score(predicted: _Floats, moved: _Floats) -> float:
+    """Return R²: 1 is perfect, 0 is as good as the mean of these windows. Windows, bins and axes have equal weight."""
     spread = ((moved - moved.mean(axis=(0, 1))) ** 2).sum()
     return float(1 - ((moved - predicted) ** 2).sum() / spread)
