@@ -15,6 +15,24 @@ _PARAMETERS = 6
 # Signatures that are public, or that a framework prescribes, with the reason that they are longer.
 _MORE_PARAMETERS = 12
 WORDS_WITHOUT_OWNER = {"utils", "util", "helpers", "common", "base", "misc", "manager"}
+IRREGULAR = {
+    "told",
+    "made",
+    "drawn",
+    "found",
+    "given",
+    "shown",
+    "written",
+    "known",
+    "taken",
+    "held",
+    "kept",
+    "left",
+    "built",
+}
+NOT_PARTICIPLES = {"seed", "feed", "need", "speed", "embed"}
+# Public names that saved code calls.
+PARTICIPLES = {"penstock.core.index.stored", "penstock.transform.spatial.spatial.applied"}
 HISTORY = ("Seed 0", "the document", "seed's own", "Seed's")
 
 
@@ -42,12 +60,9 @@ def test_no_two_files_of_a_folder_share_a_prefix() -> None:
         wrong += [
             f"{folder.relative_to(SRC)}: {prefix}_*"
             for prefix in set(prefixes)
-            if prefixes.count(prefix) > 1 or (prefix in names and prefix not in PREFIX_EXCEPTIONS)
+            if prefixes.count(prefix) > 1 or prefix in names
         ]
     assert wrong == []
-
-
-PREFIX_EXCEPTIONS: dict[str, str] = {}
 
 
 def test_files_stay_short() -> None:
@@ -97,6 +112,20 @@ def test_modules_say_what_they_are_and_what_they_export() -> None:
         if not names or len(set(names)) != len(names) or any(getattr(found, name, None) is None for name in names):
             wrong.append(f"{module}.__all__ is missing, has doubles, or names what is not there")
     assert wrong == []
+
+
+def test_functions_are_verbs_or_nouns_and_never_bare_participles() -> None:
+    found = {
+        f"{module}.{node.name}"
+        for module, path in MODULES.items()
+        for node in _functions(path)
+        if _is_participle(node.name.strip("_")) and not any("property" in ast.unparse(d) for d in node.decorator_list)
+    }
+    assert found == PARTICIPLES
+
+
+def _is_participle(word: str) -> bool:
+    return "_" not in word and (word.endswith("ed") or word in IRREGULAR) and word not in NOT_PARTICIPLES
 
 
 def test_there_is_no_place_for_what_has_no_owner() -> None:

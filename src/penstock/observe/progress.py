@@ -39,7 +39,7 @@ class Progress:
         now = time.monotonic()
         if self._show and now - self._began >= _QUIET_SECONDS and now - self._shown_at >= _EVERY_SECONDS[self._live]:
             self._shown_at = now
-            self._write(f"{self._amounts()}, {self._rate(now)}, {self._left(now)} left{at and f', {at}'}")
+            self._write(f"{self._amounts()}, {self._rate(now)}, {self._time_left(now)} left{at and f', {at}'}")
 
     def finish(self) -> None:
         """Show the total time, if anything was shown before."""
@@ -62,7 +62,7 @@ class Progress:
         per_second = (self._done - self._before) / (now - self._began)
         return f"{per_second / 1e6:,.0f} MB/s" if self._unit == "bytes" else f"{per_second:,.0f}/s"
 
-    def _left(self, now: float) -> str:
+    def _time_left(self, now: float) -> str:
         done = self._done - self._before
         if not self._total or not done:
             return "unknown time"

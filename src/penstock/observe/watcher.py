@@ -200,7 +200,7 @@ class Watch(Generic[T]):
             "epoch_batch": self._epoch_batch,
             "items": times.items or None,
             "bytes": times.nbytes,
-            "elapsed_seconds": self._elapsed(),
+            "elapsed_seconds": self._elapsed_seconds(),
             "warmup_batches": times.warmup,
             "steady_batches": pace.batches,
             "steady_seconds": pace.seconds,
@@ -264,7 +264,7 @@ class Watch(Generic[T]):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _elapsed(self) -> float:
+    def _elapsed_seconds(self) -> float:
         if self._began is None:
             return 0.0
         return (self._ended_at if self._ended_at is not None else time.perf_counter()) - self._began

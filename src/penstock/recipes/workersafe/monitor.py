@@ -145,7 +145,7 @@ class DataLoaderPerformanceMonitor:
             raise OptionError("shuffle, generator and seed must not be given: they are the same on both sides.")
         plain = {"shuffle": True, "drop_last": kwargs.get("drop_last", True)}
 
-        def optimized() -> DataLoader[Any]:
+        def make_optimized() -> DataLoader[Any]:
             # A new one each time, because a generator advances.
             generator = torch.Generator().manual_seed(_ORDER_SEED)
             return OptimalDataLoaderFactory.create_training_loader(dataset, batch_size, generator=generator, **kwargs)
@@ -153,7 +153,7 @@ class DataLoaderPerformanceMonitor:
         def baseline() -> DataLoader[Any]:
             return _make_loader(dataset, batch_size, plain | {"generator": torch.Generator().manual_seed(_ORDER_SEED)})
 
-        makers = {"baseline": baseline, "optimized": optimized}
+        makers = {"baseline": baseline, "optimized": make_optimized}
         settings = {name: _settings(make()) for name, make in makers.items()}
         notes = {name: f"Testing {name}: {settings[name]}" for name in makers}
         found = self._compare(makers, num_batches, repeats, notes)
