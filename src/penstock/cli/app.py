@@ -62,9 +62,10 @@ def demo(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Show what Penstock does on synthetic data: convert, train, get killed, resume, find damage.
+    """Show what Penstock does, on synthetic data.
 
-    The exit code is 1 if anything differs from what Penstock guarantees.
+    It converts, trains, gets killed, resumes and finds damage. The exit code is 1 if anything differs from what
+    Penstock guarantees.
     """
     from penstock.demo import run as recipe  # noqa: PLC0415  # imports numpy
 

@@ -43,10 +43,11 @@ def convert(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Convert recordings to tar shards: NWB, npz, npy, zarr, audio, or other shards.
+    """Convert recordings to tar shards.
 
-    The bytes are the same for any number of workers. A dataset appears only when it is complete: after an error or
-    Ctrl-C nothing is published, and --resume continues.
+    Inputs are NWB files, npz, npy, zarr stores, audio, or other shards. The bytes are the same for any number of
+    workers. A dataset appears only when it is complete: after an error or Ctrl-C nothing is published, and --resume
+    continues.
     """
     from penstock.convert.formats import inputs_of  # noqa: PLC0415  # imports numpy
 

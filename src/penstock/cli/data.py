@@ -34,9 +34,10 @@ def index(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Index tars that other tools wrote, without changing them: random access, exact length, exact resume.
+    """Index tars that other tools wrote, without changing them.
 
-    Every archive is read once. If there are problems, they are listed and nothing is written.
+    The index gives random access, exact length and exact resume. Every archive is read once. If there are problems,
+    they are listed and nothing is written.
     """
     from penstock.observe.progress import track_progress  # noqa: PLC0415  # imports numpy
     from penstock.shard.index_tars import expand_archives, index_archives  # noqa: PLC0415
@@ -72,7 +73,7 @@ def verify(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Read every byte of a dataset and compare it with what was written.
+    """Read every byte of a dataset and compare checksums.
 
     Problems are listed, and the exit code is 1.
     """
@@ -111,7 +112,7 @@ def inspect(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the content of a dataset: totals, fields, sizes, health, and one item.
+    """Show totals, fields, sizes, health and one item of a dataset.
 
     Health is whether every shard is present and has the right size. To read the shards, run `penstock verify`.
     """

@@ -33,7 +33,10 @@ def report(  # noqa: PLR0917  # one parameter per option
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write an HTML page about a dataset or a watched run: its content, how it is shuffled, whether training waited."""
+    """Write an HTML page about a dataset or a watched run.
+
+    It shows the content, how well the order shuffles it, and whether training waited for data.
+    """
     from penstock.core.errors import OptionError  # noqa: PLC0415
     from penstock.observe.run_file import is_run_file  # noqa: PLC0415  # imports numpy
 

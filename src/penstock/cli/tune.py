@@ -51,7 +51,10 @@ def tune(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Try executors, workers and prefetch on a dataset; recommend settings and say whether training will wait."""
+    """Find fast loader settings for a dataset.
+
+    Tries executors, workers and prefetch, recommends settings, and says whether training will wait for data.
+    """
     _check_source(where)
     from penstock.feed.loader import Loader  # noqa: PLC0415  # imports torch
     from penstock.plan.orders import Shuffle  # noqa: PLC0415
