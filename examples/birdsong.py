@@ -1,9 +1,9 @@
-"""Tell species of birds apart by their song, whoever recorded it: `python examples/birdsong.py --help`.
+"""Classify bird species by their song, whoever recorded it: `python examples/birdsong.py --help`.
 
-Generates chirps: the species is the shape of a chirp, and the author of a recording gives it a noise, a loudness and a
-pitch of their own. A network that learns the authors is right about them and wrong about everyone else. So it is
-trained on four folds, each validated on authors that it has never heard, with SpecAugment. It needs about a minute on
-two cores, and `pip install 'penstock[report]'` for the picture.
+Generates chirps: the species is the shape of a chirp, and each author of recordings adds their own noise, loudness and
+pitch. A network that learns the authors is right about them and wrong about everyone else. So it is trained on four
+folds, each validated on authors that it has never heard, with SpecAugment. It takes about a minute on two cores, and
+needs `pip install 'penstock[report]'` for the plot.
 """
 
 import argparse
@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import nn
 
-import penstock as ps
+from penstock.recipes import crossval
 
 RATE_HZ = 8000
 SAMPLES = 5120  # of a segment: 0.64 s
 WINDOW, HOP = 256, 80
-LOW_BIN, BINS = 8, 96  # from 250 Hz to 3250 Hz, of which two each become one
+LOW_BIN, BINS = 8, 96  # from 250 Hz to 3250 Hz, averaged in pairs
 CALLS = 3  # recordings of one author of one species
 SEGMENTS = 4  # of one recording
 
@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         f"{len(data['labels']):,} spectrograms of {shape}: {len(SPECIES)} species, {chosen.authors} authors who each "
         f"recorded {len(SPECIES) // 2} of them ({time.perf_counter() - began:.1f} s)"
     )
-    results, _ = ps.recipes.crossval.cross_val_training(
+    results, _ = crossval.cross_val_training(
         **data,
         model_class=SmallCnn,
         config={
@@ -146,7 +146,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         f"The best folds of 2,000 attempts are {split['score']:.0%} from equal shares of each species (attempt "
         f"{split['seed']}); no author is on both sides.\n"
     )
-    print(ps.recipes.crossval.format_results(results))
+    print(crossval.format_results(results))
     waited = float(np.mean([fold["waiting_share"] for fold in results["fold_results"].values()]))
     bound = "it is bound by its data: try --workers 2" if waited > 0.3 else "its data is not what holds it up"
     print(
@@ -157,8 +157,8 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     )
     if chosen.out:
         chosen.out.mkdir(parents=True, exist_ok=True)
-        ps.recipes.crossval.write_results_csv(results, chosen.out / "results.csv")
-        ps.recipes.crossval.plot_results(results, chosen.out / "results.png")
+        crossval.write_results_csv(results, chosen.out / "results.csv")
+        crossval.plot_results(results, chosen.out / "results.png")
         print(f"Look at {chosen.out / 'results.png'}")
     return {
         "accuracy": summary["mean_val_accuracy"],

@@ -1,7 +1,7 @@
 """Train an autoregressive model on audio, in chunks, with Lightning: `python examples/chunked_audio.py --help`.
 
 Generates plucked notes as wav files, trains as `chunked_audio.yaml` says (40 batches, a validation, the next 40 …), is
-interrupted in the middle of a chunk, goes on in a new Trainer, and compares with a training that was left alone. It
+interrupted in the middle of a chunk, resumes in a new Trainer, and compares with an undisturbed training. It
 needs `pip install 'penstock[audio,lightning,yaml]'`, and half a minute on a CPU.
 """
 
@@ -20,7 +20,7 @@ import torch
 from omegaconf import OmegaConf
 from torch.nn import functional
 
-import penstock as ps
+from penstock.recipes.trainers import build_from_config
 
 CONFIG = Path(__file__).with_suffix(".yaml")
 RATE_HZ = 8000
@@ -102,7 +102,7 @@ def train(
     config: Any, folder: Path, callbacks: Sequence[pl.Callback] = (), checkpoint: Path | None = None
 ) -> NextSample:
     """Train as the configuration says; return the model, with the loss of every step."""
-    data, arguments = ps.recipes.trainers.build_from_config(config)
+    data, arguments = build_from_config(config)
     torch.manual_seed(0)
     model = NextSample(codes=data.data.n_tokens)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
@@ -141,7 +141,7 @@ def main(arguments: list[str] | None = None) -> tuple[list[float], list[float]]:
         step = len(whole.losses) * 2 // 5
         print("3. The same training is interrupted in the middle of a chunk,")
         begun = train(config, folder, [Interrupt(step, folder / "last.ckpt")])
-        print("4. and goes on at the very next batch, in a new Trainer.")
+        print("4. and resumes at the very next batch, in a new Trainer.")
         rest = train(config, folder, checkpoint=folder / "last.ckpt")
         resumed = [*begun.losses, *rest.losses]
         same = resumed == whole.losses and all(

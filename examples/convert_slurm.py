@@ -1,7 +1,7 @@
-"""Convert recordings with workers that Slurm or LSF gives: `python examples/convert_slurm.py --help`.
+"""Convert recordings with workers from Slurm or LSF: `python examples/convert_slurm.py --help`.
 
 It needs `pip install 'penstock[nwb,dask]' dask-jobqueue` (for --queue local, dask-jobqueue is not needed). All machines
-see the inputs and the output under the same path.
+must see the inputs and the output under the same path.
 """
 
 import argparse
@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import penstock as ps
+from penstock.convert import ConvertOptions, DaskEngine
+from penstock.shard import WriteOptions
 
 
 @contextmanager
 def workers(chosen: argparse.Namespace) -> Iterator[str]:
-    """Give the address of a scheduler with workers."""
+    """Yield the address of a scheduler with workers."""
     job: dict[str, Any] = {"cores": 1, "processes": 1, "memory": chosen.memory, "walltime": chosen.walltime}
     if chosen.queue == "slurm":
         from dask_jobqueue import SLURMCluster
@@ -43,22 +45,22 @@ def main() -> None:
     """Convert."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("inputs", nargs="+", help="files or patterns")
-    parser.add_argument("--output", required=True, help="the folder of the data set, on a shared file system")
+    parser.add_argument("--output", required=True, help="the folder of the dataset, on a shared file system")
     parser.add_argument("--jobs", type=int, default=2, help="workers (default 2)")
     parser.add_argument("--queue", choices=("slurm", "lsf", "local"), default="slurm")
     parser.add_argument("--partition", help="the partition or queue to ask")
     parser.add_argument("--memory", default="4GB", help="per worker (default 4GB)")
     parser.add_argument("--walltime", default="04:00:00", help="per worker (default 04:00:00)")
     parser.add_argument("--shard-size", type=int, default=1000)
-    parser.add_argument("--resume", action="store_true", help="go on where an interrupted conversion stopped")
+    parser.add_argument("--resume", action="store_true", help="continue an interrupted conversion")
     chosen = parser.parse_args()
     try:
         with workers(chosen) as address:
             summary = ps.convert_to_shards(
                 chosen.inputs,
                 chosen.output,
-                options=ps.convert.ConvertOptions(ps.shard.WriteOptions(shard_size=chosen.shard_size)),
-                engine=ps.convert.DaskEngine(address),
+                options=ConvertOptions(WriteOptions(shard_size=chosen.shard_size)),
+                engine=DaskEngine(address),
                 resume=chosen.resume,
             )
     except ps.PenstockError as error:

@@ -1,8 +1,8 @@
 """Train a small model of latent dynamics on chunks of a simulation: `python examples/fly_latent.py --help`.
 
-Generates a recording of neurons that excite and inhibit each other, driven by a stimulus, in the layout of the fly's
-visual system. Then trains with the loop of seed 000: random chunks are read in the background, many batches are drawn
-from each, and validation data stays in memory. It needs `pip install 'penstock[zarr]'`, and half a minute on a CPU.
+Generates a recording of neurons that excite and inhibit each other, driven by a stimulus, in the file layout of the
+fly's visual system. Then trains on it: random chunks are read in the background, many batches are sampled from each,
+and validation data stays in memory. It needs `pip install 'penstock[zarr]'`, and half a minute on a CPU.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from penstock.recipes import streams
 
-INPUTS = 8  # neurons that each one listens to
+INPUTS = 8  # neurons that each one receives input from
 
 
 def connectivity(neurons: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return who listens to whom, with which weight, in CSR form: columns, row pointers, weights."""
+    """Return the connections and their weights in CSR form: columns, row pointers, weights."""
     rng = np.random.default_rng(seed)
     columns = np.sort(rng.permuted(np.tile(np.arange(neurons), (neurons, 1)), axis=1)[:, :INPUTS], axis=1)
     weights = rng.normal(0, 0.9 / INPUTS**0.5, columns.shape)
@@ -51,7 +51,7 @@ def generate(folder: Path, chosen: argparse.Namespace) -> None:
 
 
 class LatentDynamics(torch.nn.Module):
-    """Voltages to a latent state, which goes on step by step under the stimulus, and back."""
+    """Encode voltages into a latent state, advance it step by step under the stimulus, and decode it."""
 
     def __init__(self, neurons: int, stimuli: int, latent: int = 32) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def prediction_error(
 def connected_error(
     model: LatentDynamics, data: torch.Tensor, stim: torch.Tensor, batch: tuple[torch.Tensor, ...]
 ) -> torch.Tensor:
-    """Return how wrong it is about some neurons after one step, where it sees only those that they listen to."""
+    """Return the error for some neurons after one step, if the model sees only their inputs."""
     first, selected, needed = batch
     seen = torch.zeros(data.shape[1], device=data.device)
     seen[needed] = 1

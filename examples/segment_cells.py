@@ -19,7 +19,7 @@ import zarr
 from torch import nn
 from torch.nn import functional
 
-import penstock as ps
+from penstock.recipes import cellmap
 
 CLASSES = ["mito", "er"]
 NM = (16.0, 8.0, 8.0)  # of a voxel: sections are thicker than they are fine
@@ -161,13 +161,13 @@ def loss_of(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return entropy + (1 - (2 * both + 1) / (sizes + 1)).mean()
 
 
-def train(split: ps.recipes.cellmap.CellMapDataSplit, batches: int, batch_size: int, seed: int) -> UNet:
+def train(split: cellmap.CellMapDataSplit, batches: int, batch_size: int, seed: int) -> UNet:
     """Train on `batches` batches of random patches."""
     torch.manual_seed(seed)
     model = UNet(len(CLASSES)).to(memory_format=torch.channels_last_3d)  # half the time of the usual one, on a CPU
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=batches)
-    loader = ps.recipes.cellmap.CellMapDataLoader(
+    loader = cellmap.CellMapDataLoader(
         split.train_datasets_combined, batch_size=batch_size, num_workers=1, iterations_per_epoch=batches, rng=seed
     )
     began, waited, losses = time.perf_counter(), 0.0, []
@@ -191,7 +191,7 @@ def train(split: ps.recipes.cellmap.CellMapDataSplit, batches: int, batch_size: 
 
 def predict(model: UNet, raw: str, out: Path, patch: dict) -> None:
     """Predict a whole volume, in patches that overlap by a quarter and are blended."""
-    with ps.recipes.cellmap.CellMapDatasetWriter(
+    with cellmap.CellMapDatasetWriter(
         raw,
         f"{out}/[{','.join(CLASSES)}]",
         CLASSES,
@@ -253,7 +253,7 @@ def segment(folder: Path, *, quick: bool, seed: int) -> dict[str, float]:
     patch = {"shape": (8, 32, 32) if quick else (12, 48, 48), "scale": NM}
     print(f"1. {volumes} volumes of {' x '.join(map(str, shape))} voxels are written to {folder}.")
     paths = generate(folder, volumes, shape, seed)
-    split = ps.recipes.cellmap.CellMapDataSplit(
+    split = cellmap.CellMapDataSplit(
         {"raw": patch},
         {"gt": patch},
         CLASSES,
