@@ -235,13 +235,14 @@ def test_a_run_file_makes_a_report(tmp_path: Path) -> None:
 def test_a_tuning_is_read_on_a_machine_of_its_kind(tmp_path: Path) -> None:
     content, path = stored("tuning.json"), tmp_path / "tuning.json"
     path.write_text(json.dumps({**content, "machine": {**content["machine"], "cpus": 1_000_000}}))
-    with pytest.raises(ps.OptionError, match="was made with 1000000 CPUs") as refused:
+    with pytest.raises(ps.OptionError, match="was tuned with 1000000 CPUs") as refused:
         ps.Tuning.load(path)
-    (here,) = re.findall(r"here are (\d+)", str(refused.value))
+    (here,) = re.findall(r"this machine has (\d+)", str(refused.value))
     content["machine"]["cpus"] = int(here)
     path.write_text(json.dumps(content))
     tuning = ps.Tuning.load(path)
-    assert tuning.to_dict() == content
+    # The verdict is words about the figures, written again from them.
+    assert {**tuning.to_dict(), "verdict": ""} == {**content, "verdict": ""}
     assert tuning.loader_kwargs()["num_workers"] == 2
     assert tuning.loader_kwargs()["options"] == ps.RunOptions(executor="threads", prefetch=3)
 

@@ -227,7 +227,9 @@ class Tuning:
             ) from error
         here = this_machine().cpus
         if not trials or here != tuning.machine.cpus:
-            raise OptionError(f"{path} must be made with {here} CPUs, as here, got {tuning.machine.cpus}. Tune again.")
+            raise OptionError(
+                f"{path} was tuned with {tuning.machine.cpus} CPUs, and this machine has {here}. Tune again."
+            )
         return tuning
 
 
