@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from penstock import OptionError, TarSource, convert_to_shards
 from penstock.cli.app import app
-from penstock.cli.convert_script import script_arguments
+from penstock.cli.script import script_arguments
 from penstock.convert import ConvertOptions, LocalEngine
 from penstock.recipes.webdataset import NWBToWebDatasetConverter, ShardedDatasetInfo
 
