@@ -1,4 +1,4 @@
-"""Chunks that are damaged, cut, swapped or missing: an error that names array and chunk, and no other chunk harmed."""
+"""Damaged, truncated, swapped or missing chunks raise an error that names array and chunk; other chunks are read."""
 
 import gzip
 import os
@@ -43,7 +43,7 @@ CODECS: dict[str, tuple[int, Any]] = {
     "v3 zstd, crc32c": (3, (ZstdCodec(), Crc32cCodec())),
 }
 CHECKED = ("v2 gzip", "v2 zlib", "v2 bz2", "v3 zstd, checked", "v3 gzip", "v3 crc32c", "v3 zstd, crc32c")
-"""What notices by itself whether it is as it was written."""
+"""Codecs that detect damage by themselves."""
 
 
 def write(path: Path, codec: str = "v2 plain", data: np.ndarray = DATA, **options: Any) -> Path:
@@ -58,7 +58,7 @@ def chunk_file(path: Path, row: int = 2) -> Path:
 
 
 def check_damage(path: Path, source: ZarrSource, chunk: str = r"\(2, 0\)", item: int = 20) -> DamageError:
-    """Check that chunk 2 is refused whatever is asked of it, and that all others are read."""
+    """Check that every read of chunk 2 fails, and that all others succeed."""
     with pytest.raises(DamageError, match=rf"item {item} in chunk {chunk} of .*{path.name}: .+") as caught:
         source.read(Span(0, 50))
     assert caught.value.item == item
@@ -76,7 +76,7 @@ def check_damage(path: Path, source: ZarrSource, chunk: str = r"\(2, 0\)", item:
 
 
 def of_size(codec: str, n: int) -> Callable[[Path], Any]:
-    """Put a chunk there that is whole in itself, but of n numbers."""
+    """Replace a chunk by a valid one of n numbers."""
 
     def change(file: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -118,8 +118,8 @@ def test_a_damaged_chunk_is_refused_and_all_others_are_read(tmp_path: Path, code
     codec=st.sampled_from(sorted(CODECS)),
     flips=st.lists(st.tuples(st.integers(0, 400), st.integers(1, 255)), min_size=1, max_size=4),
 )
-def test_flipped_bytes_are_noticed_where_the_codec_can(codec: str, flips: list[tuple[int, int]]) -> None:
-    """Without a checksum nobody can tell: then it is what zarr-python reads, and nothing that was there before."""
+def test_flipped_bytes_are_noticed_if_the_codec_can_notice_them(codec: str, flips: list[tuple[int, int]]) -> None:
+    """Damage that no checksum can detect gives the values of zarr-python, and never old content of a buffer."""
     with tempfile.TemporaryDirectory() as folder:
         path = write(Path(folder) / "a", codec)
         source = ZarrSource(path, threads=1)
@@ -155,7 +155,7 @@ BOMBS: dict[str, tuple[str, bytes]] = {
 
 
 def peak_growth(path: Path) -> int:
-    """Return by how many bytes the process grew while it read a chunk."""
+    """Return by how many bytes the process grew while reading a chunk."""
     source = ZarrSource(path, threads=1)
     source.read(Span(0, 20))
     status = Path("/proc/self/status")
@@ -166,7 +166,7 @@ def peak_growth(path: Path) -> int:
 
 
 @pytest.mark.parametrize(("codec", "content"), BOMBS.values(), ids=BOMBS)
-def test_a_chunk_that_says_it_is_huge_takes_no_memory(tmp_path: Path, codec: str, content: bytes) -> None:
+def test_a_chunk_that_declares_a_huge_size_takes_no_memory(tmp_path: Path, codec: str, content: bytes) -> None:
     path = write(tmp_path / "a", codec)
     chunk_file(path).write_bytes(content)
     if not content:
@@ -177,7 +177,7 @@ def test_a_chunk_that_says_it_is_huge_takes_no_memory(tmp_path: Path, codec: str
 # -- missing chunks ----------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_chunk_is_the_fill_value_where_the_store_has_one(tmp_path: Path) -> None:
+def test_a_missing_chunk_is_the_fill_value_if_the_store_has_one(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "v2 zstd", fill_value=7)
     chunk_file(path).unlink()
     wanted = DATA.copy()
@@ -185,7 +185,7 @@ def test_a_missing_chunk_is_the_fill_value_where_the_store_has_one(tmp_path: Pat
     assert ZarrSource(path).read(Span(0, 50))["data"].tobytes() == wanted.tobytes()
 
 
-def test_a_missing_chunk_is_damage_where_the_store_has_no_fill_value(tmp_path: Path) -> None:
+def test_a_missing_chunk_is_damage_if_the_store_has_no_fill_value(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "v2 zstd", fill_value=None)
     source = ZarrSource(path)
     chunk_file(path).unlink()
@@ -212,7 +212,7 @@ def table_of(file: Path, location: str) -> tuple[int, np.ndarray]:
 
 
 def put_table(file: Path, begin: int, table: np.ndarray) -> None:
-    """Write a table with a checksum that fits."""
+    """Write a shard index with a valid checksum."""
     raw = table.astype("<u8").tobytes()
     with file.open("r+b") as opened:
         opened.seek(begin)
@@ -234,7 +234,7 @@ TABLES: dict[str, tuple[int, int]] = {
 @pytest.mark.parametrize("location", ["start", "end"])
 @pytest.mark.parametrize("codec", ["v3 zstd, checked", "v3 plain"])
 @pytest.mark.parametrize("entry", TABLES.values(), ids=TABLES)
-def test_a_table_of_a_shard_that_points_nowhere_harms_that_chunk_only(
+def test_a_shard_index_entry_out_of_range_affects_that_chunk_only(
     tmp_path: Path, location: str, codec: str, entry: tuple[int, int]
 ) -> None:
     path = sharded(tmp_path / "a", location, codec)
@@ -253,7 +253,9 @@ def test_a_table_of_a_shard_that_points_nowhere_harms_that_chunk_only(
 
 @pytest.mark.parametrize("location", ["start", "end"])
 @pytest.mark.parametrize("place", range(0, 84, 7))
-def test_a_damaged_table_is_noticed_and_harms_that_shard_only(tmp_path: Path, location: str, place: int) -> None:
+def test_a_damaged_shard_index_is_noticed_and_affects_that_shard_only(
+    tmp_path: Path, location: str, place: int
+) -> None:
     path = sharded(tmp_path / "a", location)
     file = chunk_file(path)
     begin, _ = table_of(file, location)
@@ -266,7 +268,7 @@ def test_a_damaged_table_is_noticed_and_harms_that_shard_only(tmp_path: Path, lo
 
 @pytest.mark.parametrize("location", ["start", "end"])
 @pytest.mark.parametrize("size", [0, 1, 4, 83, 84, 100])
-def test_a_shard_that_is_cut_is_noticed(tmp_path: Path, location: str, size: int) -> None:
+def test_a_truncated_shard_is_noticed(tmp_path: Path, location: str, size: int) -> None:
     path = sharded(tmp_path / "a", location)
     source = ZarrSource(path)
     source.read(Span(0, 50))
@@ -316,7 +318,9 @@ REWRITES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", REWRITES.values(), ids=REWRITES)
-def test_an_array_that_is_written_anew_in_another_way_is_a_read_error(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_an_array_that_is_rewritten_with_other_metadata_is_a_read_error(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
     source = ZarrSource(write(tmp_path / "a", fill_value=0))
     shutil.rmtree(tmp_path / "a")
     write(tmp_path / "a", **options)
@@ -324,7 +328,7 @@ def test_an_array_that_is_written_anew_in_another_way_is_a_read_error(tmp_path: 
         source.read(Span(0, 50))
 
 
-def test_an_array_that_is_written_anew_in_the_same_way_is_read(tmp_path: Path) -> None:
+def test_an_array_that_is_rewritten_with_the_same_metadata_is_read(tmp_path: Path) -> None:
     source = ZarrSource(write(tmp_path / "a", "v3 gzip", DATA.astype("f4"), fill_value=np.nan))
     shutil.rmtree(tmp_path / "a")
     write(tmp_path / "a", "v3 gzip", DATA.astype("f4") + 1, fill_value=np.nan)

@@ -1,4 +1,4 @@
-"""Descriptions of arrays that are damaged, wrong or hostile: an error that names the file, and nothing allocated."""
+"""Damaged, wrong or hostile metadata raise an error that names the file, and nothing is allocated."""
 
 import json
 import tempfile
@@ -21,14 +21,14 @@ FILES = {2: ".zarray", 3: "zarr.json"}
 
 
 def write(path: Path, version: int, **options: Any) -> Path:
-    """Write an array; return the file that describes it."""
+    """Write an array; return its metadata file."""
     options = {"zarr_format": version, "chunks": (4, 4), "fill_value": 0, **options}
     zarr.create_array(path, shape=DATA.shape, dtype=DATA.dtype, **options)[...] = DATA
     return path / FILES[version]
 
 
 def refused(file: Path) -> str:
-    """Check that an array is refused by an error that names its description, for next to no memory; return why."""
+    """Check that opening an array fails with an error that names it, using little memory; return the message."""
     tracemalloc.start()
     try:
         with pytest.raises(SourceError, match=rf"{file.parent.name}") as caught:
@@ -56,7 +56,7 @@ CONTENTS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 @pytest.mark.parametrize("version", FILES)
-def test_what_is_no_description_is_refused(tmp_path: Path, version: int, content: bytes) -> None:
+def test_content_that_is_not_metadata_is_refused(tmp_path: Path, version: int, content: bytes) -> None:
     file = write(tmp_path / "a", version)
     file.write_bytes(content)
     with pytest.raises(
@@ -66,7 +66,7 @@ def test_what_is_no_description_is_refused(tmp_path: Path, version: int, content
 
 
 @pytest.mark.parametrize("version", FILES)
-def test_a_description_that_is_cut_anywhere_is_refused(tmp_path: Path, version: int) -> None:
+def test_metadata_truncated_anywhere_are_refused(tmp_path: Path, version: int) -> None:
     file = write(tmp_path / "a", version)
     whole = file.read_bytes().rstrip()
     for size in range(0, len(whole), 13):
@@ -83,7 +83,7 @@ Change = Callable[[dict[str, Any]], Any]
 
 
 def set_at(*keys: Any) -> Change:
-    """Put the last of `keys` to where the others lead."""
+    """Return a function that sets the value at a path of keys."""
     *path, last, value = keys
 
     def change(content: Any) -> None:
@@ -146,7 +146,7 @@ WRONG_3: dict[str, Change] = {
     [(2, change) for change in WRONG_2.values()] + [(3, change) for change in WRONG_3.values()],
     ids=[f"v2 {name}" for name in WRONG_2] + [f"v3 {name}" for name in WRONG_3],
 )
-def test_a_description_with_wrong_values_is_refused(tmp_path: Path, version: int, change: Change) -> None:
+def test_metadata_with_wrong_values_are_refused(tmp_path: Path, version: int, change: Change) -> None:
     file = write(tmp_path / "array_a", version, **({"shards": (8, 4)} if version == 3 else {}))
     content = json.loads(file.read_bytes())
     change(content)
@@ -155,7 +155,7 @@ def test_a_description_with_wrong_values_is_refused(tmp_path: Path, version: int
 
 
 @pytest.mark.parametrize("version", FILES)
-def test_a_description_that_becomes_wrong_while_it_is_open_is_a_read_error(tmp_path: Path, version: int) -> None:
+def test_metadata_that_become_wrong_while_the_array_is_open_are_a_read_error(tmp_path: Path, version: int) -> None:
     file = write(tmp_path / "a", version)
     source = ZarrSource(tmp_path / "a")
     for content in (b"", b"{}", b'{"shape": 3'):
@@ -176,10 +176,10 @@ def values() -> st.SearchStrategy[Any]:
 
 
 @given(version=st.sampled_from([2, 3]), sharded=st.booleans(), choice=st.data())
-def test_any_wrong_value_is_refused_or_read_but_never_something_else(
+def test_any_wrong_value_is_refused_or_read_as_zarr_python_reads_it(
     version: int, sharded: bool, choice: st.DataObject
 ) -> None:
-    """Whatever one entry says: the rows as zarr-python reads them, or an error of ours."""
+    """For any value of one entry: the rows as zarr-python reads them, or an error of ours."""
     with tempfile.TemporaryDirectory() as folder:
         file = write(Path(folder) / "a", version, **({"shards": (8, 4)} if version == 3 and sharded else {}))
         content = json.loads(file.read_bytes())
@@ -221,7 +221,7 @@ HUGE = {
 @pytest.mark.parametrize(("shape", "chunks"), HUGE.values(), ids=HUGE)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("version", FILES)
-def test_huge_sizes_are_opened_for_nothing_and_read_as_damage(
+def test_huge_sizes_are_opened_without_allocation_and_read_as_damage(
     tmp_path: Path, version: int, packed: bool, shape: list[int], chunks: list[int]
 ) -> None:
     file = write(tmp_path / "a", version, compressors="auto" if packed else None)
@@ -263,7 +263,7 @@ def test_a_shard_of_countless_chunks_takes_no_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_an_unreadable_description_is_refused(tmp_path: Path) -> None:
+def test_unreadable_metadata_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a" / "zarr.json").mkdir(parents=True)
     with pytest.raises(SourceError, match=r"zarr\.json must hold the metadata .*directory"):
         ZarrSource(tmp_path, ["a"])

@@ -1,4 +1,4 @@
-"""What every Source does. A source's tests subclass SourceSuite and give it cases."""
+"""Tests that every Source must pass: subclass SourceSuite and define the cases."""
 
 import pickle
 import threading
@@ -17,7 +17,7 @@ __all__ = ["Case", "SourceSuite", "as_list"]
 
 @dataclass(frozen=True)
 class Case:
-    """A source, and what it must give."""
+    """A source, and its expected items."""
 
     make: Callable[[], Source]
     truth: Callable[[int], Mapping[str, Any]]
@@ -25,16 +25,16 @@ class Case:
 
     n_items: int
     other: Callable[[], Source]
-    """A source of the same kind that holds something else."""
+    """A source of the same kind with other content."""
 
 
 def as_list(items: list[Any]) -> list[Any]:
-    """Merge items into nothing more than their list."""
+    """Collate items to a list."""
     return items
 
 
 def same(found: Any, wanted: Any) -> bool:
-    """Say whether two items are equal, type, dtype and every bit."""
+    """Return whether two items are equal in type, dtype and every bit."""
     if isinstance(wanted, torch.Tensor):
         return isinstance(found, torch.Tensor) and found.dtype == wanted.dtype and torch.equal(found, wanted)
     if isinstance(wanted, np.ndarray | np.generic):
@@ -96,22 +96,22 @@ class SourceSuite:
     def test_out_is_filled_and_returned(self, case: Case, source: Source) -> None:
         fixed = {name: field for name, field in source.fields.items() if field.item_bytes is not None}
         if not fixed:
-            pytest.skip("out holds the fields of fixed shape, and this source has none")
+            pytest.skip("this source has no fields of fixed shape")
         items = [case.n_items - 1, 1, 1, 0]
         for fill, wanted in (
             (lambda out: source.take(np.array(items), out), items),
             (lambda out: source.read(Span(1, 5), out), range(1, 5)),
         ):
-            # A field of room for one item more on each side, so that writing beyond is seen.
-            room = {name: np.zeros((6, *field.shape), field.dtype) for name, field in fixed.items()}
-            out = {name: array[1:5] for name, array in room.items()}
+            # Allocate one more item on each side, to notice writes out of bounds.
+            padded = {name: np.zeros((6, *field.shape), field.dtype) for name, field in fixed.items()}
+            out = {name: array[1:5] for name, array in padded.items()}
             block = fill(out)
             assert all(block[name] is out[name] for name in out)
             self.check(case, block, wanted)
-            for array in room.values():
+            for array in padded.values():
                 assert array[0].tobytes() == array[5].tobytes() == np.zeros_like(array[0]).tobytes()
 
-    def test_fields_say_what_the_arrays_are(self, case: Case, source: Source) -> None:
+    def test_fields_describe_the_returned_arrays(self, case: Case, source: Source) -> None:
         block = source.take(np.array([0, case.n_items - 1]))
         assert set(block) == set(source.fields)
         for name, field in source.fields.items():
@@ -120,9 +120,9 @@ class SourceSuite:
             if field.shape is not None:
                 assert block[name].shape == (2, *field.shape)
 
-    def test_what_is_given_may_be_changed(self, case: Case, source: Source) -> None:
+    def test_the_returned_arrays_may_be_changed(self, case: Case, source: Source) -> None:
         if any(field.dtype.hasobject for field in source.fields.values()):
-            pytest.skip("a dataset's items are its own objects")
+            pytest.skip("the items of a dataset are its own objects")
         for block in (source.read(Span(0, 4)), source.take(np.arange(4))):
             for array in block.values():
                 array[...] = np.zeros((), array.dtype)
@@ -145,12 +145,12 @@ class SourceSuite:
 
     def test_several_threads_read_at_once(self, case: Case, source: Source) -> None:
         failures: list[BaseException] = []
-        together = threading.Barrier(4)
+        barrier = threading.Barrier(4)
 
         def reader(number: int) -> None:
             rng = np.random.default_rng(number)
             try:
-                together.wait(10)
+                barrier.wait(10)
                 for turn in range(8):
                     if turn == 4:
                         source.close()

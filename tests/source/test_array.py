@@ -16,7 +16,7 @@ N = 23
 
 
 def encoded(n: int, shape: tuple[int, ...], dtype: str, offset: int = 0) -> np.ndarray:
-    """Return n items in which every value tells its item and its place in it."""
+    """Return n items in which all values are distinct."""
     size = int(np.prod(shape, dtype=int))
     numbers = (np.arange(n)[:, None] * (size + 3) + np.arange(size) + offset).reshape(n, *shape)
     kind = np.dtype(dtype)
@@ -32,7 +32,7 @@ def encoded(n: int, shape: tuple[int, ...], dtype: str, offset: int = 0) -> np.n
 
 
 def case_of(make_array: Callable[[int], Any], truth: np.ndarray | None = None) -> Case:
-    """Return the case of a source of one field, and of a second one beside it."""
+    """Return a case with one field, and with a second field."""
     native = np.asarray(make_array(0)) if truth is None else truth
     native = native.astype(native.dtype.newbyteorder("="))
     beside = np.arange(len(native), dtype=np.int16)
@@ -166,7 +166,7 @@ class TestRawMemoryMapWithAnOffset(SourceSuite):
 
 
 class TestMapThatShrinks:
-    """The kernel would end the process with SIGBUS."""
+    """Without protection, the kernel would end the process with SIGBUS."""
 
     ROWS = encoded(64, (1024,), "i4")
 

@@ -26,7 +26,7 @@ from penstock.source import Take
 
 
 def arrays(start: int, stop: int, chunk: int = 4) -> ArraySource:
-    """Return items that are numbered from `start` on."""
+    """Return items numbered from `start`."""
     numbers = np.arange(start, stop)
     return ArraySource({"x": numbers, "y": np.stack([numbers, -numbers], axis=1).astype("f4")}, chunk_items=chunk)
 

@@ -63,7 +63,7 @@ class TestThreadSafeDatasets(SourceSuite):
         )
 
 
-def test_a_dataset_with_getitems_is_asked_for_all_at_once() -> None:
+def test_a_dataset_with_getitems_gets_one_call_per_batch() -> None:
     dataset = Together(10)
     found = DatasetSource(dataset).take(np.array([4, 1, 1]))[UNNAMED]
     assert ([int(item) for item in found], dataset.asked) == ([4, 1, 1], [[4, 1, 1]])
@@ -74,7 +74,7 @@ def test_a_dataset_of_another_class_has_another_identity() -> None:
 
 
 class Crowded:
-    """Says whether two threads were in it at once."""
+    """Records whether two threads called it at once."""
 
     def __init__(self, parties: int) -> None:
         self.inside, self.most, self.lock = 0, 0, threading.Lock()
@@ -106,20 +106,20 @@ def test_threads_take_turns_unless_the_dataset_is_thread_safe(thread_safe: bool,
     assert dataset.most == at_once
 
 
-def test_items_keep_their_type_even_where_they_could_be_a_matrix() -> None:
+def test_items_keep_their_type_even_if_they_could_be_a_matrix() -> None:
     column = DatasetSource([(1, 2), (3, 4)]).read(Span(0, 2))[UNNAMED]
     assert (column.shape, column.tolist()) == ((2,), [(1, 2), (3, 4)])
 
 
 class Liar(Numbers):
-    """Has fewer items than it says."""
+    """Has fewer items than its length."""
 
     def __len__(self) -> int:
         return 20
 
 
 @pytest.mark.parametrize("read", [lambda s: s.take(np.array([3, 12])), lambda s: s.read(Span(9, 13))])
-def test_a_dataset_that_lies_about_its_length_is_a_read_error_that_names_the_item(read: Any) -> None:
+def test_getitem_out_of_range_within_the_length_is_a_read_error_that_names_the_item(read: Any) -> None:
     with pytest.raises(ReadError, match=r"Item 12 of DatasetSource\(Liar\).*length is 20") as caught:
         read(DatasetSource(Liar(12)))
     assert isinstance(caught.value.__cause__, IndexError)
@@ -130,7 +130,7 @@ class LiarTogether(Together):
         return 20
 
 
-def test_getitems_that_lies_about_the_length_is_a_read_error_that_names_the_items() -> None:
+def test_getitems_out_of_range_within_the_length_is_a_read_error_that_names_the_items() -> None:
     with pytest.raises(ReadError, match=r"(?s)LiarTogether.*3.*12|3.*12.*LiarTogether"):
         DatasetSource(LiarTogether(12)).take(np.array([3, 12]))
 
@@ -146,7 +146,7 @@ class Lavish(Together):
 
 
 @pytest.mark.parametrize(("dataset", "gave"), [(Stingy(9), 3), (Lavish(9), 5)])
-def test_getitems_that_gives_another_number_of_items_is_a_read_error(dataset: Any, gave: int) -> None:
+def test_getitems_that_returns_another_number_of_items_is_a_read_error(dataset: Any, gave: int) -> None:
     with pytest.raises(ReadError, match=f"{type(dataset).__name__}.*4 expected, got {gave}"):
         DatasetSource(dataset).take(np.arange(4))
 
@@ -164,7 +164,7 @@ class BrokenTogether(Broken):
 
 
 @pytest.mark.parametrize("kind", [Broken, BrokenTogether])
-def test_the_datasets_own_error_arrives_as_it_is_with_the_item(kind: Any) -> None:
+def test_an_error_of_the_dataset_is_raised_unchanged_with_a_note_about_the_item(kind: Any) -> None:
     with pytest.raises(Mishap) as caught:
         DatasetSource(kind(9)).take(np.array([3, 5]))
     assert caught.value.item == 5
@@ -184,7 +184,7 @@ class NoLength(torch.utils.data.Dataset):
 @pytest.mark.parametrize(
     "given", [Stream(), NoLength(), iter([1]), {1, 2}, 5, None], ids=lambda given: type(given).__name__
 )
-def test_what_has_no_length_or_no_items_by_number_is_refused_by_name(given: Any) -> None:
+def test_an_object_without_len_or_getitem_is_refused_by_name(given: Any) -> None:
     with pytest.raises(SourceError, match=type(given).__name__):
         DatasetSource(given)
 

@@ -1,4 +1,4 @@
-"""A source with one more field, the number of each item; it does all that a source does."""
+"""Numbered: a source with the number of each item as an additional field."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from penstock.source.dataset import DatasetSource
 VALUES = np.arange(12.0).reshape(6, 2)
 
 
-def test_numbers_are_those_of_the_source_underneath() -> None:
+def test_numbers_are_those_of_the_wrapped_source() -> None:
     both = Numbered(Concat([ArraySource({"x": VALUES}), ArraySource({"x": VALUES + 100})]))
     items = np.array([7, 0, 7, 11])
     block = both.take(items)
@@ -24,7 +24,7 @@ def test_numbers_are_those_of_the_source_underneath() -> None:
     assert both.index.digest == Concat([ArraySource({"x": VALUES}), ArraySource({"x": VALUES + 100})]).index.digest
 
 
-def test_room_that_is_given_is_filled() -> None:
+def test_out_is_filled() -> None:
     source = Numbered(ArraySource({"x": VALUES}), "n")
     for read in (lambda out: source.take(np.array([4, 5]), out), lambda out: source.read(Span(4, 6), out)):
         out = {"x": np.zeros((2, 2)), "n": np.zeros(2, np.int64)}

@@ -24,7 +24,7 @@ def noise(path: Path, n_frames: int) -> Path:
 
 
 @pytest.mark.parametrize("extension", ["wav", "flac", "ogg"])
-def test_a_file_knows_its_size_and_whether_it_can_be_entered_anywhere(tmp_path, extension):
+def test_a_file_has_its_size_and_whether_it_is_seekable(tmp_path, extension):
     path = noise(tmp_path / f"a.{extension}", 3000)
     for whole in (True, False):
         file = AudioFile(path, whole=whole)
@@ -34,7 +34,7 @@ def test_a_file_knows_its_size_and_whether_it_can_be_entered_anywhere(tmp_path, 
         file.close()
 
 
-def test_a_look_at_the_ends_finds_every_cut_of_an_ogg_file_but_no_damage_within(tmp_path):
+def test_checking_the_last_page_finds_every_truncation_of_an_ogg_file_but_no_damage_within(tmp_path):
     whole = noise(tmp_path / "a.ogg", 20_000).read_bytes()
     for cut in range(200, len(whole), len(whole) // 60):
         (tmp_path / "b.ogg").write_bytes(whole[:cut])
@@ -61,7 +61,7 @@ def page(payload: bytes, *, last: bool) -> bytes:
 
 
 @pytest.mark.parametrize("payload", [b"sound", b"OggS", b"soundOggS\x00\x04", page(b"OggS", last=True)[:-1]])
-def test_a_page_that_holds_the_letters_of_a_page_is_still_one_page(tmp_path, payload):
+def test_a_page_that_contains_the_magic_bytes_of_a_page_is_one_page(tmp_path, payload):
     (tmp_path / "a.ogg").write_bytes(page(b"first", last=False) + page(payload, last=True))
     with (tmp_path / "a.ogg").open("rb") as file:
         audio_file._check_ogg_end(file.fileno(), (tmp_path / "a.ogg").stat().st_size)

@@ -1,4 +1,4 @@
-"""Windows of audio files as items: which frames, at which rate, and what is said where a file is not what it was."""
+"""Windows of audio files: their frames and rate, and errors for files that have changed."""
 
 import pickle
 import shutil
@@ -27,7 +27,7 @@ FORMATS = ["wav", "flac", "ogg"]
 
 
 def counted(path: Path, n_frames: int, first: int = 0, *, rate: int = 8000, channels: int = 1) -> NDArray[np.float32]:
-    """Write a file whose values say where they stand (exactly, but in ogg); return what is in it."""
+    """Write a file with a distinct value per frame (approximate in ogg); return its content."""
     frames = first + np.arange(n_frames, dtype=np.int16)[:, np.newaxis] + 10_000 * np.arange(channels, dtype=np.int16)
     path.parent.mkdir(parents=True, exist_ok=True)
     soundfile.write(path, frames.astype(np.int16), rate, **({} if path.suffix == ".ogg" else {"subtype": "PCM_16"}))
@@ -42,7 +42,7 @@ def mean(whole: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def cut(whole: NDArray[np.float32], length: int, *, drop: bool = False) -> list[NDArray[np.float32]]:
-    """The naive way: cut the whole file."""
+    """Cut the whole file into windows, the naive way."""
     found = [whole[start : start + length] for start in range(0, len(whole), length)]
     return [window for window in found if len(window) == length or not drop]
 
@@ -91,7 +91,7 @@ class TestAudio(SourceSuite):
     tail=st.sampled_from(["short", "drop"]),
     data=st.data(),
 )
-def test_items_are_what_cutting_each_file_gives(
+def test_items_are_the_windows_of_each_file(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], window: int | None, tail: Any, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "cut"
@@ -166,7 +166,7 @@ def test_a_folder_and_a_single_file_can_be_given(tmp_path):
 
 
 @pytest.mark.parametrize("extension", FORMATS)
-def test_what_is_given_is_the_callers_own(tmp_path, extension):
+def test_the_returned_arrays_belong_to_the_caller(tmp_path, extension):
     items = cut(counted(tmp_path / f"a.{extension}", 35), 10)
     source = AudioSource(tmp_path, window_frames=10)
     for _ in range(2):
@@ -182,7 +182,7 @@ def test_what_is_given_is_the_callers_own(tmp_path, extension):
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """Notes the frames that are decoded, by file; -1 where a file is opened."""
+    """Records the frames decoded, by file; -1 when a file is opened."""
     asked: list[tuple[str, int, int]] = []
 
     class Noting(AudioFile):
@@ -200,7 +200,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.parametrize("extension", ["wav", "flac"])
-def test_a_window_is_found_by_seeking_and_costs_no_more_than_itself(tmp_path, decoded, extension):
+def test_a_window_is_found_by_seeking_and_decodes_only_its_own_frames(tmp_path, decoded, extension):
     counted(tmp_path / f"a.{extension}", 5000)
     source = AudioSource(tmp_path, window_frames=100)
     decoded.clear()
@@ -248,7 +248,7 @@ def test_few_files_stay_open_and_none_after_closing(tmp_path):
     assert of(tmp_path) == []
 
 
-def test_threads_that_read_one_file_have_each_their_own(tmp_path):
+def test_threads_that_read_one_file_each_have_their_own_handle(tmp_path):
     items = cut(counted(tmp_path / "a.ogg", 30_000), 300)
     source = AudioSource(tmp_path, window_frames=300, open_files=3)
     together, wrong = threading.Barrier(4), list[int]()
@@ -301,7 +301,7 @@ def test_a_fork_in_the_middle_opens_its_own_files(tmp_path):
 # -- identity ----------------------------------------------------------------------------------------------------------
 
 
-def test_identity_says_which_files_and_how_they_are_cut_but_not_where_they_lie(tmp_path):
+def test_the_identity_depends_on_the_files_and_options_but_not_on_the_folder(tmp_path):
     for name in ("a/1.wav", "b/1.wav"):
         counted(tmp_path / "here" / name, 50)
     shutil.copytree(tmp_path / "here", tmp_path / "there")
@@ -325,7 +325,7 @@ def test_identity_says_which_files_and_how_they_are_cut_but_not_where_they_lie(t
 
 
 @pytest.mark.parametrize("extension", FORMATS)
-def test_a_file_that_is_not_all_there_is_refused_by_name(tmp_path, extension):
+def test_a_truncated_file_is_refused_by_name(tmp_path, extension):
     counted(tmp_path / f"good.{extension}", 3000)
     whole = (tmp_path / f"good.{extension}").read_bytes()
     bad = tmp_path / f"bad.{extension}"
@@ -336,7 +336,7 @@ def test_a_file_that_is_not_all_there_is_refused_by_name(tmp_path, extension):
 
 
 @pytest.mark.parametrize("change", ["gone", "longer", "shorter", "rate", "text"])
-def test_a_file_that_is_another_one_than_it_was_is_a_read_error(tmp_path, change):
+def test_a_file_that_was_replaced_is_a_read_error(tmp_path, change):
     counted(tmp_path / "a.wav", 100)
     source = AudioSource(tmp_path, window_frames=10)
     path = tmp_path / "a.wav"
@@ -353,7 +353,7 @@ def test_a_file_that_is_another_one_than_it_was_is_a_read_error(tmp_path, change
         taken(source, [0])
 
 
-def test_a_file_that_becomes_shorter_while_it_is_open_is_a_read_error(tmp_path):
+def test_a_file_that_is_truncated_while_it_is_open_is_a_read_error(tmp_path):
     counted(tmp_path / "a.wav", 30_000)
     source = AudioSource(tmp_path, window_frames=100)
     taken(source, [0])
@@ -364,7 +364,7 @@ def test_a_file_that_becomes_shorter_while_it_is_open_is_a_read_error(tmp_path):
     assert of(tmp_path) == [], "what failed is closed"
 
 
-def test_what_cannot_be_a_source_is_refused(tmp_path):
+def test_missing_or_invalid_files_are_refused(tmp_path):
     with pytest.raises(SourceError, match="No wav, flac or ogg files in"):
         AudioSource(tmp_path)
     with pytest.raises(SourceError, match="no folder"):

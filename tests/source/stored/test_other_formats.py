@@ -1,4 +1,4 @@
-"""Rows of what is no plain zarr store: codecs that only zarr-python has, `.npy` and HDF5."""
+"""Rows of arrays read by zarr-python, `.npy` files and HDF5 datasets."""
 
 import multiprocessing as mp
 import os
@@ -23,7 +23,7 @@ from penstock.source.stored.zarr.zarr_python import ZarrPythonArray
 
 
 def numbers(*shape: int, dtype: str = "f4") -> np.ndarray:
-    """Return an array whose values tell where they lie; none is 0."""
+    """Return an array of distinct values; none is 0."""
     return np.arange(1, 1 + int(np.prod(shape))).reshape(shape).astype(dtype)
 
 
@@ -58,7 +58,7 @@ def write(path: Path, data: np.ndarray, **options: Any) -> Path:
 
 
 @pytest.mark.parametrize("options", LEFT.values(), ids=LEFT)
-def test_what_is_left_to_zarr_python_has_the_same_values(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_arrays_read_by_zarr_python_have_the_same_values(tmp_path: Path, options: dict[str, Any]) -> None:
     data = numbers(23, 3, dtype="i4")
     source = ZarrSource(write(tmp_path / "a", data, **options))
     assert isinstance(source._arrays["data"], ZarrPythonArray)
@@ -70,7 +70,7 @@ def test_what_is_left_to_zarr_python_has_the_same_values(tmp_path: Path, options
 
 
 @pytest.mark.parametrize("options", LEFT.values(), ids=LEFT)
-def test_what_is_left_to_zarr_python_is_refused_when_it_has_changed(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_an_array_read_by_zarr_python_that_has_changed_is_a_read_error(tmp_path: Path, options: dict[str, Any]) -> None:
     path = write(tmp_path / "a", numbers(23, 3, dtype="i4"), **options)
     source = ZarrSource(path)
     zarr.open_array(path, mode="r+").resize((9, 3))
@@ -84,7 +84,7 @@ def test_what_is_left_to_zarr_python_is_refused_when_it_has_changed(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["delta", "Fortran order", "a codec of its own"])
-def test_a_missing_chunk_is_damage_also_where_zarr_python_reads(tmp_path: Path, kind: str) -> None:
+def test_a_missing_chunk_is_damage_also_if_zarr_python_reads_it(tmp_path: Path, kind: str) -> None:
     data = numbers(23, 3, dtype="i4")
     path = write(tmp_path / "a", data, fill_value=None, **LEFT[kind])
     source = ZarrSource(path)
@@ -101,7 +101,7 @@ def test_a_missing_chunk_is_damage_also_where_zarr_python_reads(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("dtype", [[("x", "i4"), ("y", "f4")], "S5", "M8[s]"])
-def test_what_are_no_numbers_is_refused(tmp_path: Path, dtype: Any) -> None:
+def test_a_dtype_that_is_not_numeric_is_refused(tmp_path: Path, dtype: Any) -> None:
     zarr.create_array(tmp_path / "a", shape=(5,), chunks=(5,), dtype=np.dtype(dtype), zarr_format=2)
     np.save(tmp_path / "a.npy", np.zeros(5, dtype))
     for name in ("a", "a.npy"):
@@ -162,9 +162,7 @@ def header(shape: str) -> bytes:
 
 
 @pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
-def test_npy_files_that_cannot_be_read_row_by_row_are_refused(
-    tmp_path: Path, make: Callable[[Path], Any], message: str
-) -> None:
+def test_invalid_npy_files_are_refused(tmp_path: Path, make: Callable[[Path], Any], message: str) -> None:
     make(tmp_path / "a.npy")
     with pytest.raises(SourceError, match=rf"a\.npy .*{message}"):
         ZarrSource(tmp_path / "a.npy")
@@ -193,7 +191,7 @@ def read_after(change: Callable[[Path], Any], path: Path) -> str:
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_an_npy_file_that_changes_while_it_is_open_is_a_read_error_and_no_signal(
+def test_an_npy_file_that_changes_while_it_is_open_is_a_read_error_and_not_a_sigbus(
     tmp_path: Path, change: Callable[[Path], Any]
 ) -> None:
     assert run_isolated(read_after, change, tmp_path / "a.npy") == "alive"
@@ -206,8 +204,8 @@ def test_new_numbers_in_an_npy_file_are_read(tmp_path: Path) -> None:
     check_all(source, numbers(10) + 5)
 
 
-def test_reads_that_the_system_cuts_short_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linux gives 2 GB at most at a time; network file systems may give less."""
+def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux reads at most 2 GB at a time; network file systems may read less."""
     data = numbers(23, 3)
     np.save(tmp_path / "a.npy", data)
     zarr.create_array(tmp_path / "plain", data=data, chunks=(5, 3), compressors=None)
@@ -229,7 +227,7 @@ DATASETS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", DATASETS.values(), ids=DATASETS)
 @pytest.mark.parametrize("dtype", ["<f4", ">f8", "?", ">i2", "c8"])
-def test_hdf5_data_sets_are_read_as_h5py_reads_them(tmp_path: Path, options: dict[str, Any], dtype: str) -> None:
+def test_hdf5_datasets_are_read_as_h5py_reads_them(tmp_path: Path, options: dict[str, Any], dtype: str) -> None:
     data = numbers(23, 3, dtype=dtype)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("deep/x", data=data, **options)
@@ -242,7 +240,7 @@ def test_hdf5_data_sets_are_read_as_h5py_reads_them(tmp_path: Path, options: dic
     assert found["y"].tobytes() == native[3:20, 2].tobytes()
 
 
-def test_a_data_set_that_is_missing_is_answered_with_those_there_are(tmp_path: Path) -> None:
+def test_a_missing_dataset_is_named_with_those_that_exist(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["deep/x"], file["y"], file["single"], file["text"] = numbers(4), numbers(4), 3.0, ["a", "b"]
     for name in ("z", "deep", "y/z", "."):
@@ -262,7 +260,7 @@ def hdf5(path: Path, data: np.ndarray) -> ZarrSource:
     return ZarrSource(path, {"data": "x"}, threads=2)
 
 
-def test_close_lets_go_of_the_file(tmp_path: Path) -> None:
+def test_close_closes_the_file(tmp_path: Path) -> None:
     source = hdf5(tmp_path / "a.h5", numbers(20, 2))
     source.read(Span(0, 20))
     assert str(tmp_path / "a.h5") in open_files().values()
@@ -271,7 +269,7 @@ def test_close_lets_go_of_the_file(tmp_path: Path) -> None:
     check_all(source, numbers(20, 2))
 
 
-def test_a_data_set_that_is_gone_or_has_shrunk_is_a_read_error(tmp_path: Path) -> None:
+def test_a_dataset_that_is_gone_or_has_shrunk_is_a_read_error(tmp_path: Path) -> None:
     source = hdf5(tmp_path / "a.h5", numbers(20, 2))
     source.close()
     hdf5(tmp_path / "a.h5", numbers(10, 2)).close()
@@ -283,7 +281,7 @@ def test_a_data_set_that_is_gone_or_has_shrunk_is_a_read_error(tmp_path: Path) -
         source.read(Span(0, 1))
 
 
-def test_a_damaged_chunk_of_a_data_set_is_a_read_error(tmp_path: Path) -> None:
+def test_a_damaged_chunk_of_a_dataset_is_a_read_error(tmp_path: Path) -> None:
     data = numbers(20, 500)
     source = hdf5(tmp_path / "a.h5", data)
     with h5py.File(tmp_path / "a.h5") as file:
@@ -299,7 +297,7 @@ def test_a_damaged_chunk_of_a_data_set_is_a_read_error(tmp_path: Path) -> None:
 
 
 def read_in_children(source: ZarrSource, data: np.ndarray) -> list[int | None]:
-    """Fork while a thread reads all the time; every child reads, too."""
+    """Fork while a thread reads continuously; every child reads, too."""
     # Once before: zarr-python hangs in a child that is forked while another thread starts its first event loop.
     check_all(source, data)
     stop = threading.Event()

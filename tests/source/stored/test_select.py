@@ -1,4 +1,4 @@
-"""Which arrays and which columns a ZarrSource gives, how much it reads for them, and what it refuses."""
+"""Selection of arrays and columns in ZarrSource: what it delivers, how much it reads, and what it refuses."""
 
 import itertools
 import os
@@ -18,12 +18,12 @@ from penstock.source.stored.zarr import local as zarr_store
 
 
 def numbers(*shape: int, dtype: str = "f4") -> np.ndarray:
-    """Return an array whose values tell where they lie; none is 0."""
+    """Return an array of distinct values; none is 0."""
     return np.arange(1, 1 + int(np.prod(shape))).reshape(shape).astype(dtype)
 
 
 def write(path: Path, data: np.ndarray, chunks: tuple[int, ...], **options: Any) -> Path:
-    """Write zarr v2 without a fill value: a chunk that is missing is an error."""
+    """Write zarr v2 without a fill value, so that a missing chunk is an error."""
     options = {"zarr_format": 2, "compressors": None, "filters": None, "fill_value": None, **options}
     zarr.create_array(path, shape=data.shape, chunks=chunks, dtype=data.dtype, **options)[...] = data
     return path
@@ -31,7 +31,7 @@ def write(path: Path, data: np.ndarray, chunks: tuple[int, ...], **options: Any)
 
 @pytest.fixture
 def recording(tmp_path: Path) -> tuple[Path, np.ndarray]:
-    """An array like that of the document: time, neurons, columns, with one column a chunk."""
+    """An array of time, neurons and columns, with one column per chunk."""
     data = numbers(22, 6, 4)
     write(tmp_path / "timeseries.zarr", data, (5, 6, 1))
     return tmp_path, data
@@ -95,7 +95,7 @@ def test_a_wrong_selection_is_refused_with_its_field(
 @pytest.mark.parametrize(
     "fields", ["timeseries.zarr", [], {}, {"x": 5}, {"x": ()}, {"x": (1, 2)}, {"x": None}, {1: "a"}]
 )
-def test_fields_that_name_no_arrays_are_refused(recording: tuple[Path, np.ndarray], fields: Any) -> None:
+def test_fields_that_are_not_arrays_are_refused(recording: tuple[Path, np.ndarray], fields: Any) -> None:
     with pytest.raises(OptionError, match="must be"):
         ZarrSource(recording[0], fields)
 
@@ -103,7 +103,7 @@ def test_fields_that_name_no_arrays_are_refused(recording: tuple[Path, np.ndarra
 # -- pushed down -------------------------------------------------------------------------------------------------------
 
 
-def test_chunks_that_are_not_asked_for_are_not_looked_at(recording: tuple[Path, np.ndarray]) -> None:
+def test_chunks_outside_of_the_selection_are_not_read(recording: tuple[Path, np.ndarray]) -> None:
     folder, data = recording
     store = folder / "timeseries.zarr"
     for row in range(5):
@@ -118,7 +118,7 @@ def test_chunks_that_are_not_asked_for_are_not_looked_at(recording: tuple[Path, 
             ZarrSource(folder, {"z": ("timeseries.zarr", 0, column)}).read(Span(0, 1))
 
 
-def test_rows_that_are_not_asked_for_are_not_looked_at(recording: tuple[Path, np.ndarray]) -> None:
+def test_rows_outside_of_the_request_are_not_read(recording: tuple[Path, np.ndarray]) -> None:
     folder, data = recording
     for path in (folder / "timeseries.zarr").glob("2.*"):
         path.unlink()
@@ -164,12 +164,12 @@ def test_whole_chunks_of_one_column_are_read_without_waste(tmp_path: Path, compr
     assert amplification(store, Span(0, 2000), slice(0, 2), 1) == 3.5
 
 
-def test_a_last_chunk_that_is_partly_beyond_the_array_counts_whole(tmp_path: Path) -> None:
+def test_a_last_chunk_that_extends_beyond_the_array_counts_as_a_whole_chunk(tmp_path: Path) -> None:
     store = write(tmp_path / "t", numbers(15, 3), (10, 2), compressors="auto")
     assert amplification(store, Span(0, 15)) == 2 * 2 * 20 / (15 * 3)
 
 
-def test_nothing_is_decoded_for_nothing_and_for_what_is_missing(tmp_path: Path) -> None:
+def test_nothing_is_decoded_for_empty_spans_and_missing_chunks(tmp_path: Path) -> None:
     store = write(tmp_path / "t", numbers(10, 2), (5, 2), fill_value=0)
     assert amplification(store, Span(3, 3)) == 0.0
     (store / "0.0").unlink()
@@ -188,7 +188,7 @@ def test_npy_columns_are_read_with_their_rows(tmp_path: Path) -> None:
 
 
 @given(rows=st.lists(st.integers(1, 12), min_size=2, max_size=3), items=st.lists(st.integers(0, 22), max_size=9))
-def test_arrays_of_different_chunks_lie_side_by_side(
+def test_arrays_with_different_chunks_are_read_side_by_side(
     tmp_path_factory: pytest.TempPathFactory, rows: list[int], items: list[int]
 ) -> None:
     folder = tmp_path_factory.mktemp("side")
@@ -226,7 +226,7 @@ def test_arrays_of_different_length_are_refused_by_name(tmp_path: Path) -> None:
         ZarrSource(tmp_path)
 
 
-def test_a_folder_gives_its_arrays_and_an_array_itself(tmp_path: Path) -> None:
+def test_a_folder_gives_its_arrays_and_an_array_gives_itself(tmp_path: Path) -> None:
     write(tmp_path / "b", numbers(4), (2,))
     write(tmp_path / "a", numbers(4, 2), (2, 2), zarr_format=3, fill_value=0)
     (tmp_path / "notes").mkdir()
@@ -250,7 +250,7 @@ def test_a_zarr_group_gives_the_arrays_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "nothing/x.npy", "nothing.h5/x"])
-def test_what_is_not_there_is_said(tmp_path: Path, name: str) -> None:
+def test_a_missing_array_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match=f"No array at .*{name}"):
         ZarrSource(tmp_path, [name])
@@ -263,7 +263,7 @@ def test_what_is_not_there_is_said(tmp_path: Path, name: str) -> None:
 # -- identity and memory -----------------------------------------------------------------------------------------------
 
 
-def test_the_identity_is_that_of_the_content_and_of_what_is_wanted(tmp_path: Path) -> None:
+def test_the_identity_depends_on_the_content_and_the_selection(tmp_path: Path) -> None:
     data = numbers(10, 3)
     stores = {"one": data, "same": data, "row": data.copy(), "type": data.astype("i4"), "shape": data[:, :2]}
     stores["row"][7] += 1
@@ -289,7 +289,7 @@ WRONG_OUT = {
 
 
 @pytest.mark.parametrize("out", WRONG_OUT.values(), ids=WRONG_OUT)
-def test_memory_that_does_not_fit_is_refused_and_left_alone(tmp_path: Path, out: np.ndarray) -> None:
+def test_out_of_another_shape_or_dtype_is_refused_and_left_unchanged(tmp_path: Path, out: np.ndarray) -> None:
     source = ZarrSource(write(tmp_path / "a", numbers(10, 3), (5, 3)))
     for fill in (lambda: source.read(Span(2, 6), {"data": out}), lambda: source.take(np.arange(4), {"data": out})):
         with pytest.raises(OptionError, match=r"out\['data'\] must be an array of float32 \(4, 3\), got "):
@@ -298,7 +298,7 @@ def test_memory_that_does_not_fit_is_refused_and_left_alone(tmp_path: Path, out:
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, "2"])
-def test_threads_are_a_number_from_one_on(tmp_path: Path, threads: Any) -> None:
+def test_threads_must_be_an_integer_of_1_or_more(tmp_path: Path, threads: Any) -> None:
     write(tmp_path / "a", numbers(4), (2,))
     with pytest.raises(OptionError, match="threads"):
         ZarrSource(tmp_path, threads=threads)

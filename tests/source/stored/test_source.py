@@ -1,4 +1,4 @@
-"""Rows of zarr arrays of every layout: what zarr-python reads is what the source gives, bit for bit."""
+"""Rows of zarr arrays of every layout equal those of zarr-python, bit for bit."""
 
 import itertools
 import tempfile
@@ -24,7 +24,7 @@ from penstock.source.stored.zarr.zarr_python import ZarrPythonArray
 
 
 def encoded(shape: tuple[int, ...], dtype: str, offset: int = 0) -> np.ndarray:
-    """Return numbers none of which is 0, so that none is a fill value by accident."""
+    """Return numbers other than 0, so that none is a fill value by accident."""
     numbers = np.arange(1 + offset, 1 + offset + int(np.prod(shape))).reshape(shape)
     kind = np.dtype(dtype)
     if kind.kind == "b":
@@ -67,7 +67,7 @@ def write(
     separator: str = "/",
     **options: Any,
 ) -> Path:
-    """Write an array as zarr-python does; `dtype` in the options says how it is stored."""
+    """Write an array with zarr-python; `dtype` in the options is the stored dtype."""
     dtype = np.dtype(options.pop("dtype", data.dtype))
     version, codec = layout
     if version == "v2":
@@ -84,14 +84,14 @@ def write(
 
 
 def same(found: np.ndarray, wanted: np.ndarray) -> bool:
-    """Say whether two arrays are equal, every bit; the one is as this machine has it, whatever the other is."""
+    """Return whether two arrays are equal bit for bit, and the first is in native byte order."""
     native = wanted.astype(wanted.dtype.newbyteorder("="))
     alike = (found.dtype, found.shape) == (native.dtype, native.shape)
     return found.dtype.isnative and alike and found.tobytes() == native.tobytes()
 
 
 def check_all(source: ZarrSource, wanted: np.ndarray) -> None:
-    """Read it all, a span that is not aligned to anything, and single items out of order."""
+    """Read all rows, an unaligned span, and single items out of order."""
     n = len(wanted)
     spans = [(0, n), (1, n - 1), (n // 3, n // 2 + 1)]
     for start, stop in spans:
@@ -175,7 +175,7 @@ def write_drawn(path: Path, drawn: dict[str, Any]) -> np.ndarray:
 
 
 @given(drawn=stored_arrays(), threads=st.sampled_from([1, 2, 4]), choice=st.data())
-def test_any_span_any_items_and_any_columns_are_those_of_zarr(
+def test_any_span_items_and_columns_equal_those_of_zarr(
     drawn: dict[str, Any], threads: int, choice: st.DataObject
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -204,7 +204,7 @@ def test_any_span_any_items_and_any_columns_are_those_of_zarr(
 
 
 def check_outs(fill: Callable[[Any], Any], wanted: np.ndarray) -> None:
-    """Fill memory that lies in one piece, that has gaps, and that lies in another order."""
+    """Fill contiguous memory, memory with gaps, and memory in another order."""
     native = wanted.dtype.newbyteorder("=")
     roomy = np.full((2 * len(wanted) + 1, *wanted.shape[1:]), 77, native)
     for out in (np.empty(wanted.shape, native), roomy[1::2], np.empty(wanted.shape[::-1], native).T):
@@ -226,7 +226,7 @@ def test_threads_change_nothing(tmp_path: Path, threads: int) -> None:
 
 @pytest.mark.parametrize("fill", [0, 3.5, np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("version", ["v2", "v3"])
-def test_what_was_never_written_is_the_fill_value(tmp_path: Path, version: str, fill: float) -> None:
+def test_chunks_that_were_never_written_are_the_fill_value(tmp_path: Path, version: str, fill: float) -> None:
     data = encoded((12, 4), "f4")
     data[3:6] = fill
     path = write(tmp_path / "a", data, (3, 2), (version, "zstd"), fill_value=fill)
@@ -235,14 +235,14 @@ def test_what_was_never_written_is_the_fill_value(tmp_path: Path, version: str, 
 
 
 @pytest.mark.parametrize("version", ["v2", "v3"])
-def test_truth_is_a_fill_value_too(tmp_path: Path, version: str) -> None:
+def test_a_boolean_is_a_valid_fill_value(tmp_path: Path, version: str) -> None:
     data = np.ones((6, 2), bool)
     data[4:] = False
     path = write(tmp_path / "a", data, (2, 2), (version, "plain"), fill_value=True)
     check_all(ZarrSource(path), data)
 
 
-def test_a_store_without_fill_value_is_read_where_it_was_written(tmp_path: Path) -> None:
+def test_a_store_without_fill_value_is_read_if_all_chunks_are_present(tmp_path: Path) -> None:
     data = encoded((12,), "i4")
     path = write(tmp_path / "a", data, (3,), ("v2", "zstd"), fill_value=None)
     assert '"fill_value": null' in (path / ".zarray").read_text()
@@ -264,7 +264,7 @@ def test_shards_are_read_chunk_by_chunk(tmp_path: Path, index_location: str, cod
     check_all(source, data)
 
 
-def test_a_shard_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
+def test_a_shard_that_was_rewritten_is_read_again(tmp_path: Path) -> None:
     data = encoded((8, 2), "i4")
     path = write(tmp_path / "a", data, (2, 2), shards=(8, 2))
     source = ZarrSource(path)
@@ -302,6 +302,6 @@ class TestZarr(SourceSuite):
         )
 
 
-def test_arrays_in_the_place_of_the_path_are_refused(tmp_path: Path) -> None:
+def test_arrays_in_place_of_the_path_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="path must be a path or a URL"):
         ZarrSource({"x": tmp_path})  # type: ignore[arg-type]

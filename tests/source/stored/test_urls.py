@@ -15,7 +15,7 @@ from penstock.source.stored.zarr import zarr_python
 
 
 def numbers(*shape: int) -> np.ndarray:
-    """Return an array whose values tell where they lie; none is 0."""
+    """Return an array of distinct values; none is 0."""
     return np.arange(1, 1 + int(np.prod(shape)), dtype="f4").reshape(shape)
 
 
@@ -62,7 +62,7 @@ def test_urls_are_read_through_obstore(tmp_path: Path) -> None:
     check_all(source, data)
 
 
-def test_what_obstore_does_not_know_goes_through_fsspec(tmp_path: Path) -> None:
+def test_schemes_that_obstore_does_not_support_are_read_through_fsspec(tmp_path: Path) -> None:
     pytest.importorskip("obstore")
     data = numbers(9, 3)
     check_all(ZarrSource(at_url(f"memory://{tmp_path}/b", data)), data)

@@ -1,4 +1,4 @@
-"""A ZarrSource in threads, forks, spawned processes and loaders: the same rows, no thread too many, nothing left."""
+"""ZarrSource in threads, forks, spawned processes and loaders: same rows, bounded threads, nothing left behind."""
 
 import pickle
 import threading
@@ -30,7 +30,7 @@ N = 60
 
 
 def write(folder: Path, fill_value: Any = 0) -> Path:
-    """Write two arrays whose values tell their item: x is i, y is (i, i + 1/4), in chunks of other sizes."""
+    """Write two arrays with different chunks: x of item i is i, y is (i, i + 1/4)."""
     x = np.arange(N)
     y = np.stack([x, x + 0.25], axis=1).astype("f4")
     options: dict[str, Any] = {"zarr_format": 2, "fill_value": fill_value}
@@ -82,16 +82,14 @@ def test_a_pickle_does_not_grow_with_what_was_read(tmp_path: Path) -> None:
 # -- threads -----------------------------------------------------------------------------------------------------------
 
 
-def test_no_thread_is_left_after_a_read_and_reading_goes_on_after_close(source: ZarrSource) -> None:
+def test_no_thread_is_left_after_a_read_and_reading_works_after_close(source: ZarrSource) -> None:
     for _ in range(2):
         check_all(source)
         assert not zarr_threads()
         source.close()
 
 
-def test_all_readers_of_a_source_have_as_many_helpers_as_it_says(
-    source: ZarrSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_readers_of_a_source_share_its_helper_threads(source: ZarrSource, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
     real = zarr_store.ZarrArray.locate_chunk
 
@@ -106,13 +104,13 @@ def test_all_readers_of_a_source_have_as_many_helpers_as_it_says(
     assert not zarr_threads()
 
 
-def test_one_thread_is_none_besides_the_reader(tmp_path: Path) -> None:
+def test_threads_1_starts_no_helper_thread(tmp_path: Path) -> None:
     source = ZarrSource(write(tmp_path), threads=1)
     check_all(source)
     assert not zarr_threads()
 
 
-def test_threads_are_counted_by_the_cpus_and_by_one_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_is_one_thread_per_cpu_and_one_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_pool.os, "sched_getaffinity", lambda _: set(range(6)))
     assert read_pool.ReadPool(None).threads == 6
     monkeypatch.setattr(read_pool.os, "sched_getaffinity", lambda _: set(range(600)))
@@ -146,8 +144,8 @@ def test_close_during_reads_harms_none_of_them(source: ZarrSource) -> None:
     assert not zarr_threads()
 
 
-def test_an_error_waits_until_nobody_writes_to_the_rows_any_more(tmp_path: Path) -> None:
-    """The first chunk fails while a later one is held up: `out` comes back only when that one is done."""
+def test_an_error_is_raised_once_no_thread_writes_to_the_rows_any_more(tmp_path: Path) -> None:
+    """The first chunk fails while a later one is delayed: the error is raised only when that one is done."""
     source = ZarrSource(write(tmp_path), ["x"], threads=2)
     (tmp_path / "x" / "0").write_bytes(b"broken")
     array = source._arrays["x"]
@@ -175,7 +173,7 @@ def test_an_error_waits_until_nobody_writes_to_the_rows_any_more(tmp_path: Path)
     source.close()
 
 
-def test_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_no_process_thread_or_shared_memory_is_left_behind(tmp_path: Path) -> None:
     # zarr-python writes the store, and keeps an event loop of its own: its files do not count.
     write(tmp_path / "warm")
     assert run_isolated(leave_nothing, tmp_path / "warm") == "clean"
@@ -237,7 +235,7 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     [(*way, before) for way in WAYS.values() for before in (True, False)][:-1],  # a spawned process knows no before
     ids=[f"{way}, {before}" for way in WAYS for before in ("read before", "not read before")][:-1],
 )
-def test_a_loader_gives_the_planned_rows_whoever_reads_them(
+def test_a_loader_gives_the_planned_rows_with_every_executor(
     source: ZarrSource, workers: int, options: dict[str, Any], read_before: bool
 ) -> None:
     if read_before:
@@ -281,7 +279,7 @@ print(json.dumps([source.index.digest, source.read(Span(7, 33))["x"].tolist()]))
 
 
 @given(items=st.lists(st.integers(0, N - 1), max_size=30), threads=st.sampled_from([1, 2, 4]))
-def test_items_are_those_asked_for_with_any_number_of_threads(
+def test_items_are_those_requested_with_any_number_of_threads(
     tmp_path_factory: pytest.TempPathFactory, items: list[int], threads: int
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "shared_store"
@@ -295,7 +293,7 @@ def test_items_are_those_asked_for_with_any_number_of_threads(
 
 
 def test_a_store_that_is_unreadable_is_a_read_error_with_the_chunk(source: ZarrSource, tmp_path: Path) -> None:
-    """A directory in place of the file: what no user, not even root, can read as a chunk."""
+    """A directory in place of the file cannot be read as a chunk, not even by root."""
     (tmp_path / "x" / "2").unlink()
     (tmp_path / "x" / "2").mkdir()
     with pytest.raises(ReadError, match=r"Could not read chunk \(2,\) of .*/x: .*directory"):

@@ -1,4 +1,4 @@
-"""Of a shard, the bytes that are asked for are read, and no others; they are verified, again where the file changed."""
+"""Only the requested bytes of a shard are read, and they are verified again if the file has changed."""
 
 import ctypes
 import mmap
@@ -14,7 +14,7 @@ from penstock_test_shards import flip, grid, member_places, uniform, write
 from penstock import DamageError, TarSource
 
 
-def test_a_field_that_is_not_asked_for_is_not_touched(tmp_path: Path) -> None:
+def test_a_field_that_is_not_requested_is_not_read(tmp_path: Path) -> None:
     write(tmp_path / "set", uniform(0), shard_size=23)
     (shard,) = (tmp_path / "set").glob("*.tar")
     for name, (offset, size) in member_places(shard).items():
@@ -30,7 +30,7 @@ def test_a_field_that_is_not_asked_for_is_not_touched(tmp_path: Path) -> None:
 
 
 def pages_in_memory(path: Path) -> set[int]:
-    """Return which pages of a file the system has in memory."""
+    """Return which pages of a file are in the page cache."""
     n_pages = -(-path.stat().st_size // mmap.PAGESIZE)
     there = (ctypes.c_ubyte * n_pages)()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
@@ -42,7 +42,7 @@ def pages_in_memory(path: Path) -> set[int]:
 
 
 def forget_pages(path: Path) -> None:
-    """Let the system forget what it has in memory of a file that was written out."""
+    """Sync a file and drop it from the page cache."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -86,7 +86,7 @@ def test_damage_to_an_item_that_was_verified_before_is_noticed(tmp_path: Path, v
     source.close()
 
 
-def test_without_verification_bytes_are_delivered_as_they_are(tmp_path: Path) -> None:
+def test_without_verification_bytes_are_delivered_unchecked(tmp_path: Path) -> None:
     write(tmp_path / "set", uniform(0), shard_size=23)
     (shard,) = (tmp_path / "set").glob("*.tar")
     offset, size = member_places(shard)["sample_000000007.y.npy"]

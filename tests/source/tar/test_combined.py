@@ -1,4 +1,4 @@
-"""Shards in sources made of sources: joined, chosen from and put side by side, each item is still itself."""
+"""TarSource in Concat, Take and Zip: every item keeps its content."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -58,14 +58,14 @@ class TestTarSource(TarSuite):
         return cases(request.param)
 
 
-def test_a_concat_whose_parts_differ_in_what_is_fixed_is_refused(tmp_path: Path) -> None:
+def test_a_concat_of_fixed_and_varying_fields_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "fixed", uniform(0, 4))
     write(tmp_path / "ragged", [{"x": np.int64(i), "y": np.zeros((i, 3), np.float32)} for i in range(4)])
     with pytest.raises(SourceError, match="must have the same fields"):
         Concat([TarSource(tmp_path / "fixed"), TarSource(tmp_path / "ragged")])
 
 
-def test_a_concat_fills_the_room_of_fixed_fields_across_its_parts(tmp_path: Path) -> None:
+def test_a_concat_fills_out_across_its_sources(tmp_path: Path) -> None:
     truths = [
         write(tmp_path / str(k), uniform(100 * k, 6), [{"note": "n" * 300 * i} for i in range(6)]) for k in range(3)
     ]

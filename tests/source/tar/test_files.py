@@ -1,4 +1,4 @@
-"""Many shards, few files, several threads: files are opened in turns, shared, and let go of."""
+"""Many shards, few open files, several threads: files are opened in turns, shared and closed."""
 
 import threading
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_an_item_is_not_bad_because_this_process_has_no_file_left_to_open(
     assert after == list(range(8))
 
 
-def test_closing_lets_go_of_every_file(tmp_path: Path) -> None:
+def test_close_closes_every_file(tmp_path: Path) -> None:
     write(tmp_path / "set", uniform(0), compression="gz")
     source, before = TarSource(tmp_path / "set"), open_files()
     source.take(np.arange(23))
@@ -87,7 +87,7 @@ def test_closing_lets_go_of_every_file(tmp_path: Path) -> None:
     assert eventually(lambda: open_files() == before)
 
 
-def test_a_source_that_is_dropped_lets_go_of_every_file(tmp_path: Path) -> None:
+def test_a_garbage_collected_source_closes_every_file(tmp_path: Path) -> None:
     write(tmp_path / "set", uniform(0), compression="gz")
     before = open_files()
     source = TarSource(tmp_path / "set")
@@ -96,7 +96,7 @@ def test_a_source_that_is_dropped_lets_go_of_every_file(tmp_path: Path) -> None:
     assert eventually(lambda: open_files() == before)
 
 
-def test_threads_that_all_open_one_shard_get_the_same(tmp_path: Path) -> None:
+def test_threads_that_open_one_shard_get_the_same_object(tmp_path: Path) -> None:
     write(tmp_path / "set", uniform(0), shard_size=23, compression="xz")
     for _ in range(10):
         source, found, start = TarSource(tmp_path / "set", fields=["x"]), [], threading.Barrier(4)

@@ -1,4 +1,4 @@
-"""What a source of shards is made from: options, places and chunks, and what it says of itself."""
+"""Options, paths and chunks of TarSource, and its repr."""
 
 import json
 from pathlib import Path
@@ -19,14 +19,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_fields_come_in_the_order_that_they_are_asked_for(folder: Path) -> None:
+def test_fields_come_in_the_requested_order(folder: Path) -> None:
     for names in (["y", "x"], ["metadata", "y"], ["x"]):
         source = TarSource(folder, fields=names)
         assert list(source.fields) == list(source.take(np.array([3, 1]))) == names
     assert list(TarSource(folder).fields) == ["x", "y", "metadata"]
 
 
-def test_a_field_whose_size_varies_says_about_how_large_it_is(folder: Path, tmp_path: Path) -> None:
+def test_a_field_of_varying_size_has_a_typical_size(folder: Path, tmp_path: Path) -> None:
     # An item is a header and a block for each of x, y and metadata; x holds 8 bytes, y 24.
     fields = TarSource(folder).fields
     assert {name: (field.item_bytes, field.typical_bytes) for name, field in fields.items()} == {
@@ -104,19 +104,19 @@ def test_without_a_chunk_size_chunks_are_shards(folder: Path) -> None:
     assert index.chunk_sizes(np.arange(index.n_chunks)).tolist() == [5, 5, 5, 5, 3]
 
 
-def test_compressed_shards_are_never_cut(tmp_path: Path) -> None:
+def test_compressed_shards_are_always_one_chunk(tmp_path: Path) -> None:
     write(tmp_path / "set", uniform(0), shard_size=5, compression="gz")
     index = TarSource(tmp_path / "set", chunk_items=2).index
     assert index.chunk_sizes(np.arange(index.n_chunks)).tolist() == [5, 5, 5, 5, 3]
 
 
-def test_the_cut_is_part_of_the_identity_and_the_place_is_not(folder: Path, tmp_path: Path) -> None:
+def test_the_identity_depends_on_the_chunks_but_not_on_the_path(folder: Path, tmp_path: Path) -> None:
     assert TarSource(folder, chunk_items=2).index.digest != TarSource(folder).index.digest
     write(tmp_path / "elsewhere", uniform(0), shard_size=5)
     assert TarSource(tmp_path / "elsewhere").index.digest == TarSource(folder).index.digest
 
 
-def test_a_data_set_that_was_moved_is_the_same(folder: Path, tmp_path: Path) -> None:
+def test_a_dataset_that_was_moved_has_the_same_identity(folder: Path, tmp_path: Path) -> None:
     write(tmp_path / "set", uniform(0), shard_size=5)
     source = TarSource(tmp_path / "set")
     before = source.take(np.arange(23))
@@ -127,7 +127,7 @@ def test_a_data_set_that_was_moved_is_the_same(folder: Path, tmp_path: Path) -> 
     assert moved.take(np.arange(23))["y"].tobytes() == before["y"].tobytes()
 
 
-def test_a_relative_path_means_what_it_meant_when_the_source_was_made(
+def test_a_relative_path_is_resolved_when_the_source_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "set", uniform(0), shard_size=5)
@@ -165,6 +165,6 @@ def test_the_metadata_of_a_sample_is_its_own_json(folder: Path) -> None:
     assert TarSource(folder, fields=["metadata"]).take(np.array([3]))["metadata"][0] == stored
 
 
-def test_reading_past_the_end_names_the_items_and_the_data_set(folder: Path) -> None:
+def test_reading_past_the_end_names_the_items_and_the_dataset(folder: Path) -> None:
     with pytest.raises(ReadError, match=rf"items 20–29 of TarSource\({str(folder)!r}.*it has items 0–22"):
         TarSource(folder).read(Span(20, 30))

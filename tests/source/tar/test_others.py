@@ -1,4 +1,4 @@
-"""Archives that others wrote read like our own: whatever the order of their numbers, members and headers."""
+"""Archives written by other tools read like our own, whatever their byte order, members and headers."""
 
 import io
 import tarfile
@@ -24,7 +24,7 @@ from penstock_test_shards import (
 
 
 def _foreign_orders(folder: Path, offset: int) -> tuple[Truth, int, Sample]:
-    """Fortran order and big-endian numbers, by Python's tarfile; they arrive in C order and native."""
+    """Fortran order and big-endian arrays, written with tarfile; they are read in C order and native byte order."""
     folder.mkdir()
     members = [
         {
@@ -47,7 +47,7 @@ def _foreign_orders(folder: Path, offset: int) -> tuple[Truth, int, Sample]:
 
 
 def _foreign_geometry(folder: Path, offset: int) -> tuple[Truth, int, Sample]:
-    """The same fields, in shards that lay them out differently: other order, other headers, other neighbours, gzip."""
+    """The same fields in shards of different layouts: member order, headers, other members, gzip."""
     folder.mkdir()
 
     def members(i: int) -> dict[str, bytes]:
@@ -70,7 +70,7 @@ def _foreign_geometry(folder: Path, offset: int) -> tuple[Truth, int, Sample]:
 
 
 def _foreign_dtypes(folder: Path, offset: int) -> tuple[Truth, int, Sample]:
-    """A field that is no longer one dtype: each item keeps its own."""
+    """A field whose items have different dtypes: each item keeps its own."""
     folder.mkdir()
     kinds = ["f4", "i8", "u1"]
     for number, kind in enumerate(kinds):

@@ -1,4 +1,4 @@
-"""Items in shards of every layout that our writer makes: what was written is what is read, in any order, by anyone."""
+"""Items in shards of every layout that the writer can produce are read as they were written, in any order."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -204,7 +204,7 @@ _DTYPES = ["i8", "f4", "u1", "?", "c16", "M8[s]", "S3", "U2"]
 
 @st.composite
 def data_sets(draw: st.DrawFn) -> tuple[list[Sample], Sample, Sample]:
-    """Return samples, how they are written and how they are read."""
+    """Return samples, options of the writer and options of the source."""
     n_items = draw(st.integers(1, 14))
     fields: dict[str, tuple[str, tuple[int, ...] | None]] = {}
     for number in range(draw(st.integers(1, 3))):
@@ -233,7 +233,7 @@ def data_sets(draw: st.DrawFn) -> tuple[list[Sample], Sample, Sample]:
 
 
 @given(data_sets(), st.data())
-def test_any_data_set_reads_like_the_list_it_was_written_from(
+def test_any_dataset_reads_like_the_list_it_was_written_from(
     tmp_path_factory: pytest.TempPathFactory, case: tuple[list[Sample], Sample, Sample], data: st.DataObject
 ) -> None:
     samples, writing, reading = case

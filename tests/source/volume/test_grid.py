@@ -1,4 +1,4 @@
-"""Numbers of centres, and the chunks that are kept: laws of both."""
+"""Laws of the numbering of centres and of the chunk cache."""
 
 import itertools
 import threading
@@ -17,12 +17,12 @@ layers = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 
 def along_the_curve(block: tuple[int, ...]) -> str:
-    """Return the bits of all three numbers, taken in turns."""
+    """Return the interleaved bits of three numbers."""
     return "".join("".join(digits) for digits in zip(*(f"{number:020b}" for number in block), strict=True))
 
 
 @given(sizes=st.tuples(layers, layers, layers))
-def test_items_are_numbered_block_by_block(sizes: tuple[list[int], ...]) -> None:
+def test_items_are_numbered_tile_by_tile(sizes: tuple[list[int], ...]) -> None:
     borders = tuple(np.cumsum([0, *axis]) for axis in sizes)
     grid = CentreGrid((0, 10, -1), (1, 2, 0.5), borders)
     wanted, blocks = [], []
@@ -37,7 +37,7 @@ def test_items_are_numbered_block_by_block(sizes: tuple[list[int], ...]) -> None
     assert grid.centres(np.array(wanted)).tolist() == [[z, 10 + 2 * y, x / 2 - 1] for z, y, x in wanted]
 
 
-def test_there_are_a_million_blocks_at_most() -> None:
+def test_there_are_a_million_tiles_at_most() -> None:
     counts = (3000, 500, 7)
     borders = centre_borders((0, 0, 0), (1, 1, 1), counts, scale=(1, 1, 1), translation=(0, 0, 0), chunk=(1, 1, 1))
     grid = CentreGrid((0, 0, 0), (1, 1, 1), borders)
@@ -56,7 +56,7 @@ def test_there_are_a_million_blocks_at_most() -> None:
     budget=st.integers(0, 60),
     asked=st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=60),
 )
-def test_the_chunks_used_last_are_kept_within_the_budget(budget: int, asked: list[tuple[int, bool]]) -> None:
+def test_the_most_recently_used_chunks_are_cached_within_the_budget(budget: int, asked: list[tuple[int, bool]]) -> None:
     cache, model, decoded = ChunkCache(budget), OrderedDict[int, int](), 0
     for key, look in asked:
         size = 3 * key + 1  # bytes of chunk `key`
@@ -82,7 +82,7 @@ def test_the_chunks_used_last_are_kept_within_the_budget(budget: int, asked: lis
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_chunk_under_way_is_waited_for_and_decoded_anew_only_after_a_failure(fails: bool) -> None:
+def test_a_chunk_in_progress_is_waited_for_and_decoded_again_only_after_a_failure(fails: bool) -> None:
     cache, calls = ChunkCache(100), []
     begun, go = threading.Event(), threading.Event()
     results: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""What OME-NGFF metadata say, and what is said of those that are wrong."""
+"""Parsing of OME-NGFF metadata, and errors for wrong metadata."""
 
 import json
 import logging
@@ -50,7 +50,7 @@ def write(
 
 
 @pytest.mark.parametrize("version", ["0.4", "0.5"])
-def test_axes_and_levels_are_what_the_metadata_say(tmp_path: Path, version: str) -> None:
+def test_axes_and_levels_are_those_of_the_metadata(tmp_path: Path, version: str) -> None:
     path = write(tmp_path / "a.zarr", pyramid(version), version=version)
     image = Multiscale.opened(path)
     assert image.axes == tuple(Axis(name, "space", "nanometer") for name in "zyx")
@@ -88,7 +88,7 @@ def test_transformations_of_a_level_come_before_those_of_the_image(tmp_path: Pat
         ({"y": 16, "x": 16}, 2),
     ],
 )
-def test_the_coarsest_level_that_is_fine_enough_is_taken(
+def test_the_coarsest_level_that_is_fine_enough_is_used(
     tmp_path: Path, asked: dict[str, float], level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     image = Multiscale.opened(write(tmp_path / "a", pyramid()))
@@ -104,7 +104,7 @@ def test_the_finest_level_is_used_if_none_is_fine_enough(tmp_path: Path, caplog:
     with caplog.at_level(logging.INFO, "penstock"):
         assert found.level_for({"z": 8, "y": 3, "x": 8}).where.endswith("/s0")
     assert "has no level as fine as {'z': 8, 'y': 3, 'x': 8}" in caplog.text
-    with pytest.raises(SourceError, match=r"axes z, y, x of space, and no \['w'\]"):
+    with pytest.raises(SourceError, match=r"spatial axes of .* \(z, y, x\), got \['w'\]"):
         found.level_for({"w": 1})
 
 

@@ -26,13 +26,13 @@ Numbers = Sequence[float]
 
 
 def encoded(shape: Sequence[int], dtype: str = "u2", offset: int = 0) -> np.ndarray:
-    """Return voxels that tell where they lie: none is 0, and all are small enough for exact sums of eighths."""
+    """Return distinct voxels: none is 0, and all are small enough for exact sums of eighths."""
     return (np.arange(1, 1 + math.prod(shape)) + offset).reshape(shape).astype(dtype)
 
 
 @dataclass(eq=False)
 class Image:
-    """What is written, along z, y and x."""
+    """A stored image, along z, y and x."""
 
     data: np.ndarray
     scale: Numbers = (1, 1, 1)
@@ -42,7 +42,7 @@ class Image:
     version: str = "0.4"
 
     def write(self, path: Path) -> str:
-        """Write it with zarr-python, in the order of `axes`; axes that are not of space have length 1."""
+        """Write the image with zarr-python, in the order of `axes`; non-spatial axes have length 1."""
         order = [self.axes.index(name) for name in self.axes if name in "zyx"]
         source = ["zyx".index(name) for name in self.axes if name in "zyx"]
         others = [self.axes.index(name) for name in self.axes if name not in "zyx"]
@@ -65,7 +65,7 @@ class Image:
 
 @dataclass(eq=False)
 class Asked:
-    """What is asked of one image, along z, y and x."""
+    """An array requested of one image, along z, y and x."""
 
     image: Image
     shape: Sequence[int]
@@ -82,7 +82,7 @@ class Asked:
 
 
 def naive_axis(asked: Asked, axis: int, centre: float) -> list[tuple[int, int, float] | None]:
-    """Return, for each voxel of a patch, the two stored voxels around it and the share of the upper one."""
+    """Return, for each voxel of a patch, the two stored voxels around it and the weight of the upper one."""
     scale, shift = float(asked.image.scale[axis]), float(asked.image.translation[axis])
     size, n = asked.image.data.shape[axis], asked.shape[axis]
     found: list[tuple[int, int, float] | None] = []
@@ -119,7 +119,7 @@ def naive_patch(asked: Asked, centre: Sequence[float]) -> np.ndarray:
 
 
 def naive_centres(arrays: Sequence[Asked], pad: bool) -> list[tuple[float, ...]]:
-    """Return all centres in the order of items: the blocks of stored chunks one after the other."""
+    """Return all centres in the order of items: tile by tile."""
     ladders = []
     for axis in range(3):
         step = max(float(asked.scale[axis]) for asked in arrays)
@@ -195,7 +195,7 @@ def asked_arrays(draw: st.DrawFn) -> dict[str, Asked]:
 
 @settings(max_examples=40)
 @given(arrays=asked_arrays(), pad=st.booleans(), data=st.data())
-def test_every_patch_is_what_a_plain_loop_finds(arrays: dict[str, Asked], pad: bool, data: st.DataObject) -> None:
+def test_every_patch_equals_that_of_a_naive_loop(arrays: dict[str, Asked], pad: bool, data: st.DataObject) -> None:
     wanted = naive_centres(list(arrays.values()), pad)
     with tempfile.TemporaryDirectory() as folder:
         specs = {name: asked.array(asked.image.write(Path(folder, name))) for name, asked in arrays.items()}
@@ -223,7 +223,7 @@ def test_all_patches_of_two_arrays_around_one_centre(tmp_path: Path) -> None:
     assert (z, y, x) == (0, 0, 0)
 
 
-def test_decimal_scales_do_not_blur_what_is_copied(tmp_path: Path) -> None:
+def test_decimal_scales_copy_voxels_exactly(tmp_path: Path) -> None:
     data = encoded((40, 30, 20), "f4")
     image = Image(data, (3.24, 5.2, 0.1), (1234.56, 0.7, 99.9), (16, 16, 16))
     source = VolumeSource({"raw": VolumeArray(image.write(tmp_path / "a"), (7, 8, 5), (3.24, 5.2, 0.1))}, pad=False)
@@ -287,7 +287,7 @@ def test_values_are_cast_and_not_scaled(tmp_path: Path, stored: str, dtype: str)
         assert patch[0].tolist() == data[z : z + 2, y : y + 2, x : x + 2].astype(dtype).tolist()
 
 
-def test_infinities_and_nan_do_not_spread_to_voxels_they_are_no_part_of(tmp_path: Path) -> None:
+def test_infinity_and_nan_do_not_spread_to_voxels_with_weight_0(tmp_path: Path) -> None:
     data = encoded((1, 1, 6), "f4")
     data[0, 0, 2], data[0, 0, 4] = np.inf, np.nan
     path = Image(data).write(tmp_path / "a")

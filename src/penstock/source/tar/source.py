@@ -21,7 +21,7 @@ from penstock.source.checks import check_items, check_span
 from penstock.source.tar.gather import ItemReader, ReadSpec, Verify
 from penstock.source.tar.quarantine import Quarantine
 
-__all__ = ["RUN_ITEMS", "TarSource"]
+__all__ = ["STRETCH_ITEMS", "TarSource"]
 
 _Int64s = NDArray[np.int64]
 
@@ -29,7 +29,7 @@ OnError = Literal["raise", "substitute"]
 
 _MAX_SUBSTITUTES = 64
 
-RUN_ITEMS = 64
+STRETCH_ITEMS = 64
 """Consecutive items that a buffered shuffle moves together, because one disk read brings them all."""
 
 
