@@ -19,7 +19,7 @@ from penstock.report.content import ItemPicture, Report
 from penstock.report.facts import dataset_facts, dataset_path
 from penstock.report.figures.items import plot_item
 from penstock.report.page.render import render_page
-from penstock.source.tar.source import RUN_ITEMS, TarSource
+from penstock.source.tar.source import STRETCH_ITEMS, TarSource
 
 __all__ = ["gather_report", "save_report", "write_report"]
 
@@ -114,7 +114,7 @@ def _title(dataset: _Path | None, run: _Path | None) -> str:
 def _shuffle_facts(where: str) -> dict[str, Any]:
     """Return the facts of the plan of `WebDatasetLoader(shuffle=True)`, or why there is none."""
     try:
-        source = TarSource(where, chunk_items=RUN_ITEMS)
+        source = TarSource(where, chunk_items=STRETCH_ITEMS)
         order = shuffle_within(source.index, _REACH_ITEMS, held=source.manifest.compression != "none")
         plan = Plan(source.index, order, batch_size=min(_BATCH_SIZE, len(source.index)), seed=_SEED, tail="short")
         return {**plan_facts(plan, source), "of": "WebDatasetLoader(shuffle=True)"}

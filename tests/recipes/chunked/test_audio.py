@@ -70,7 +70,7 @@ def test_y_are_the_codes_of_a_window_and_x_is_one_step_later(folder, sample_len,
     if drop_last:
         wanted = [codes for codes in wanted if len(codes) == length]
     if not wanted:
-        with pytest.raises(SourceError, match="None of 20 files has a window of 40 frames"):
+        with pytest.raises(SourceError, match="must have window_frames=40 frames, but the longest of 20"):
             QuantizedAudioDataset(folder, **options)
         return
     dataset = QuantizedAudioDataset(folder, **options)
@@ -87,7 +87,9 @@ def test_context_is_not_predicted_and_padding_is_silence_before_x(folder):
     codes = frames(1, 10, 20)
     x, y = dataset[3]
     assert (column(x), column(y)) == ([ZERO] * 4 + codes[:-1], codes[4:])
-    with pytest.raises(OptionError, match=r"context_len must be .*got 5.* item 2 \(frames 20–24 of .*song0\.wav\).*drop_last"):
+    with pytest.raises(
+        OptionError, match=r"context_len must be .*got 5.* item 2 \(frames 20–24 of .*song0\.wav\).*drop_last"
+    ):
         QuantizedAudioDataset(folder, 16, sample_len=10, context_len=5)
     assert len(QuantizedAudioDataset(folder, 16, sample_len=10, context_len=4)) == 60
 
@@ -208,9 +210,7 @@ def test_ratios_are_what_they_say_in_decimals(folder):
     assert int((1 - 0.8) * 20) == 3, "as floats are"
     assert songs(QuantizedAudioDataset(folder, ratio_max=1 - 0.8)) == [0, 1, 2, 3]
     assert songs(QuantizedAudioDataset(folder, ratio_min=np.float32(0.95))) == [19]
-    with pytest.raises(
-        OptionError, match=r"one of the 20 files in .*, got 0\.5 and 0\.54.*0\.05 or more apart"
-    ):
+    with pytest.raises(OptionError, match=r"one of the 20 files in .*, got 0\.5 and 0\.54.*0\.05 or more apart"):
         QuantizedAudioDataset(folder, ratio_min=0.5, ratio_max=0.54)
 
 

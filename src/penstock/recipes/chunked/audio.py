@@ -20,7 +20,7 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.recipes.chunked.audio_collate import collate_audio
 from penstock.recipes.chunked.datasets import ChunkedSequenceDataset, SequenceDataset
 from penstock.recipes.chunked.loader import ChunkedDataLoader
-from penstock.source.audio.file import audio_files
+from penstock.source.audio.file import find_audio_files
 from penstock.source.audio.source import AudioSource
 from penstock.transform.quantization import Quantization, check_bits, q_zero, quantize
 
@@ -341,7 +341,7 @@ def _check_steps(sample_len: int | None, context_len: int | None, pad_len: int |
 def _sorted_files(path: str | os.PathLike[str]) -> list[Path]:
     """Return the audio files of a folder in natural order."""
     folder = Path(path)
-    found = audio_files(folder)
+    found = find_audio_files(folder)
     if not found:
         raise SourceError(f"No wav, flac or ogg file in {folder}. Give the folder of the audio files.")
     return sorted(found, key=lambda file: _natural(file.relative_to(folder)))

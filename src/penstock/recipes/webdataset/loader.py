@@ -30,7 +30,7 @@ from penstock.plan.plan import Plan
 from penstock.recipes.webdataset.collate import collate_webdataset
 from penstock.run.options import RunOptions
 from penstock.shard.manifest import METADATA
-from penstock.source.tar.source import RUN_ITEMS, TarSource
+from penstock.source.tar.source import STRETCH_ITEMS, TarSource
 
 __all__ = ["ResumableWebDatasetLoader", "WebDatasetLoader", "create_webdataset_dataloader"]
 
@@ -54,7 +54,7 @@ class _ShuffleOptions:
 
     def source(self, shard_dir: _Path, **options: Any) -> TarSource:
         """Return the source, in the chunks that `order` permutes."""
-        return TarSource(shard_dir, chunk_items=RUN_ITEMS if self.shuffle else None, **options)
+        return TarSource(shard_dir, chunk_items=STRETCH_ITEMS if self.shuffle else None, **options)
 
     def order(self, source: TarSource, index: Index) -> Order:
         """Return the order over `index`: all shards of the source, or some."""
@@ -312,22 +312,16 @@ def create_webdataset_dataloader(
     ----------
     shard_dir, shuffle, buffer_size
         As for `WebDatasetLoader`.
-    batch_size
-        Samples per batch.
-    num_workers
-        Threads or processes that prepare batches, whichever is faster here.
-    prefetch_factor
-        Batches that each worker prepares ahead.
+    batch_size, drop_last
+        Samples per batch; leave out a last batch that is not full.
+    num_workers, prefetch_factor
+        Threads or processes that prepare batches, whichever is faster here; batches that each prepares ahead.
     pin_memory
         Use page-locked memory for batches, if there is a CUDA device.
-    drop_last
-        Leave out a last batch that is not full.
     pad_value
         Pad fields of varying length, and add a mask; None: they are lists.
-    device
-        Device of the batches; None: main memory.
-    observer
-        Receives timings, such as `Timings()`.
+    device, observer
+        Device of the batches (None: main memory); receiver of timings, such as `Timings()`.
     dataset_options
         Other arguments of `WebDatasetLoader`: `seed`, `shard_pattern`, `shuffle_shards`, `decode`, `fields`, `verify`,
         `on_error`, ….
