@@ -123,6 +123,28 @@ def test_the_payload_is_what_numpy_saves_for_an_array_in_c_order(array: np.ndarr
         assert ours == saved.getvalue()
 
 
+def test_a_pickled_array_has_protocol_4_which_python_3_8_reads() -> None:
+    assert payload(np.arange(3), array_format="pyd")[:2] == b"\x80\x04"
+    assert encode("x", np.arange(3)).extension == "npy"  # and is not the default
+
+
+def test_field_names_beyond_latin_1_take_a_header_of_version_3_that_ends_at_a_multiple_of_64_bytes() -> None:
+    array = np.array([(1, 2.5)], [("日本", "<i4"), ("b", "<f8")])
+    stored = payload(array)
+    assert stored[:8] == b"\x93NUMPY\x03\x00"
+    assert len(stored) - array.nbytes == 128
+    assert stored[127:128] == b"\n"
+    assert np.load(io.BytesIO(stored)).tolist() == decode("npy", stored).tolist() == [(1, 2.5)]
+
+
+def test_an_array_from_unaligned_memory_is_aligned() -> None:
+    stored = payload(np.arange(5.0))
+    memory = memoryview(bytearray(b"." + stored))[1:]
+    found = decode("npy", memory)
+    assert found.flags.aligned
+    assert found.tolist() == [0, 1, 2, 3, 4]
+
+
 def test_a_payload_has_dtype_and_shape() -> None:
     stored = encode("x", np.zeros((3, 4), ">f4"))
     assert (stored.extension, stored.dtype, stored.shape) == ("npy", np.dtype(">f4"), (3, 4))

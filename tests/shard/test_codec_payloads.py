@@ -66,9 +66,12 @@ def test_a_system_error_of_python_is_retried(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(ast, "literal_eval", faulty)
     assert parse_descr("[('a', '<f4')]") == np.dtype([("a", "<f4")])
-    faults = iter([True] * 1000)
+    faults = iter([True] * 99)
+    assert parse_descr("[('a', '<f4')]") == np.dtype([("a", "<f4")])
+    faults = iter([True] * 100)
     with pytest.raises(SystemError):
         parse_descr("[('a', '<f4')]")
+    assert next(faults, "none") == "none"  # a hundred attempts, and no more
 
 
 @pytest.mark.parametrize(
@@ -163,6 +166,18 @@ def test_images_become_arrays() -> None:
     assert decode("png", out.getvalue()).tolist() == pixels.tolist()
 
 
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # of Pillow, about the same
+def test_an_image_may_have_as_many_pixels_as_pillow_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = pytest.importorskip("PIL.Image")
+    out = io.BytesIO()
+    image.new("L", (3, 4)).save(out, "PNG")
+    monkeypatch.setattr(image, "MAX_IMAGE_PIXELS", 12)
+    assert decode("png", out.getvalue()).shape == (4, 3)
+    monkeypatch.setattr(image, "MAX_IMAGE_PIXELS", 11)
+    with pytest.raises(ValueError, match="its 3 × 4 pixels look like a decompression bomb"):
+        decode("png", out.getvalue())
+
+
 def test_an_image_that_would_fill_the_memory_is_refused() -> None:
     image = pytest.importorskip("PIL.Image")
     out = io.BytesIO()
@@ -185,6 +200,36 @@ def test_archives_of_arrays_become_dicts_and_bombs_are_refused() -> None:
             archive.writestr(f"{number}.npy", bytes(60 << 20))
     with pytest.raises(ValueError, match="bomb"):
         decode("npz", bomb.getvalue())
+
+
+def claim_size(payload: bytes, size: int) -> bytes:
+    """Return an archive of one member, whose directory says that it decompresses to `size` bytes."""
+    at = payload.index(b"PK\1\2") + 24
+    return payload[:at] + struct.pack("<I", size) + payload[at + 4 :]
+
+
+@pytest.mark.parametrize("stored_bytes", [100, 4 << 20])
+def test_an_archive_of_arrays_may_claim_256_megabytes_or_a_hundred_times_its_size(stored_bytes: int) -> None:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("a.npy", bytes(stored_bytes))
+    limit = max(256 << 20, 100 * len(out.getvalue()))
+    with pytest.raises(ValueError, match=r"not a valid \.npz|not a \.npy file"):  # it lies, but not about too much
+        decode("npz", claim_size(out.getvalue(), limit))
+    with pytest.raises(ValueError, match=f"it decompresses to {limit + 1} bytes, which looks like a decompression"):
+        decode("npz", claim_size(out.getvalue(), limit + 1))
+
+
+@pytest.mark.parametrize("version", [b"\1\0", b"\2\0"])
+def test_a_header_may_have_64_kilobytes(version: bytes) -> None:
+    def stored(n_bytes: int) -> bytes:
+        width = 2 if version == b"\1\0" else 4
+        text = b"{'descr': '<i2', 'fortran_order': False, 'shape': (2,), }".ljust(n_bytes - 9 - width) + b"\n"
+        return b"\x93NUMPY" + version + len(text).to_bytes(width, "little") + text + b"\1\0\2\0"
+
+    assert decode("npy", stored(1 << 16)).tolist() == [1, 2]
+    with pytest.raises(ValueError, match=r"its \.npy header needs 65537 bytes, but 65536 are there"):
+        decode("npy", stored((1 << 16) + 1))
 
 
 def test_an_archive_with_pickled_objects_in_it_is_refused() -> None:

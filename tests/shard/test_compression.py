@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,6 +80,15 @@ def test_the_same_content_gives_the_same_bytes(compression: Any) -> None:
     assert packed(CONTENT, compression) == packed(CONTENT, compression)
     if compression == "gz":
         assert packed(CONTENT, compression)[4:8] == bytes(4)  # no time
+
+
+def test_each_compressor_has_its_level() -> None:
+    # The level decides about the bytes that are stored. Words in any order, since a level shows only in long matches.
+    words = np.random.default_rng(0).integers(0, 400, 60_000)
+    content = b"".join(b"word %d, " % word for word in words)
+    assert packed(content, "gz")[10:] == gzip.compress(content, 6)[10:]  # after the header, which has the time
+    assert packed(content, "bz2") == bz2.compress(content, 9)
+    assert packed(content, "xz") == lzma.compress(content, preset=1)
 
 
 def test_plain_archives_have_no_compressor() -> None:
@@ -188,13 +198,13 @@ def test_one_large_read_of_a_bomb_is_bounded_as_well(compression: Any) -> None:
     refused(bomb(compression, 8), compression, "bomb", limit=1 << 20, step=1 << 30)
 
 
-def greedy_xz() -> bytes:
-    """Return an xz of few bytes whose header asks for four gigabytes to decompress it."""
+def greedy_xz(dictionary: int = 40) -> bytes:
+    """Return an xz of few bytes whose header asks for four gigabytes, or less, to decompress it."""
     stored = bytearray(lzma.compress(b"small", preset=0))
     block = 12  # after the header of the stream
     size = (stored[block] + 1) * 4
     at = stored.index(b"\x21\x01", block, block + size) + 2
-    stored[at] = 40
+    stored[at] = dictionary
     stored[block + size - 4 : block + size] = struct.pack("<I", zlib.crc32(stored[block : block + size - 4]))
     return bytes(stored)
 
@@ -212,6 +222,13 @@ def reading_greedy_xz() -> str:
 
 def test_an_xz_that_asks_for_gigabytes_is_refused() -> None:
     assert run_isolated(reading_greedy_xz) == "refused"
+
+
+def test_an_xz_may_ask_for_almost_256_megabytes() -> None:
+    # By the xz file format, 31 asks for a dictionary of 192 MiB, and 32 for 256 MiB, to which a little more is added.
+    assert unpacked(greedy_xz(31), "xz") == b"small"
+    refused(greedy_xz(32), "xz", "damaged")
+    refused(greedy_xz(33), "xz", "damaged")
 
 
 def test_small_files_may_grow_to_a_gigabyte_and_large_ones_a_hundredfold() -> None:

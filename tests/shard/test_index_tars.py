@@ -1,6 +1,7 @@
 """Foreign archives are indexed without changing a byte, and ambiguous ones are reported, never merged."""
 
 import gzip
+import inspect
 import json
 import os
 import tarfile
@@ -341,6 +342,11 @@ def test_an_archive_that_changed_is_noticed_and_can_be_indexed_again(tmp_path: P
         classes(tmp_path)
     index_archives(tmp_path)
     assert classes(tmp_path) == [5]
+
+
+def test_archives_are_read_one_at_a_time_and_nothing_may_be_missing_unless_asked_for() -> None:
+    defaults = inspect.signature(index_archives).parameters
+    assert (defaults["workers"].default, defaults["allow_missing"].default) == (1, False)
 
 
 def test_progress_adds_up_to_all_bytes(tmp_path: Path) -> None:

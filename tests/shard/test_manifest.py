@@ -233,6 +233,54 @@ def test_a_hostile_manifest_is_refused_or_makes_no_difference(kind: str, tmp_pat
     assert run_isolated(outcome, tmp_path) in ("refused", "exact")
 
 
+# -- the largest claims that are believed ------------------------------------------------------------------------------
+
+
+def read_claims(folder: Path, change: Callable[[dict[str, Any]], Any]) -> Manifest:
+    shards = (ShardEntry("a.tar", 3, 4096, 4096, "00"), ShardEntry("b.tar", 2, 3072, 999, "ff", "gz"))
+    manifest = Manifest(folder, {"x": FieldInfo("x.npy", np.dtype("<i4"), (2,))}, shards, 3, "npy", {})
+    (folder / MANIFEST).write_bytes(manifest.to_bytes())
+    reseal(folder / MANIFEST, change)
+    return Manifest.read(folder / MANIFEST)
+
+
+@pytest.mark.parametrize(
+    ("claim", "more"),
+    [
+        (of_field(shape=[1024]), of_field(shape=[1025])),  # as large as the largest shard
+        (of_shard(num_samples=8), of_shard(num_samples=9)),  # a tar block each
+        (of_shard(num_samples=1), of_shard(num_samples=0)),
+        (
+            of_shard(compression="gz", stored_bytes=1, tar_bytes=1 << 30),
+            of_shard(compression="gz", stored_bytes=1, tar_bytes=(1 << 30) + 1),
+        ),
+        (
+            of_shard(compression="gz", stored_bytes=1 << 30, tar_bytes=100 << 30),
+            of_shard(compression="gz", stored_bytes=1 << 30, tar_bytes=(100 << 30) + 1),
+        ),
+        (
+            of_shard(compression="gz", stored_bytes=2**63 - 1, tar_bytes=2**63 - 1),
+            of_shard(compression="gz", stored_bytes=2**63, tar_bytes=2**63 - 1),
+        ),
+        (of_shard(), of_shard(stored_bytes=4095)),
+        (of_shard(), of_shard(stored_bytes=4097)),
+        (of_field(dtype="'<i4'".ljust(1 << 14)), of_field(dtype="'<i4'".ljust((1 << 14) + 1))),
+    ],
+)
+def test_a_claim_at_the_bound_is_believed_and_one_beyond_it_refused(
+    claim: Callable[[dict[str, Any]], Any], more: Callable[[dict[str, Any]], Any], tmp_path: Path
+) -> None:
+    assert [shard.name for shard in read_claims(tmp_path, claim).shards] == ["a.tar", "b.tar"]
+    with pytest.raises(DamageError, match="the manifest is malformed"):
+        read_claims(tmp_path, more)
+
+
+@pytest.mark.parametrize("part", ["shards", "fields"])
+def test_a_manifest_without_shards_or_fields_is_refused(part: str, tmp_path: Path) -> None:
+    with pytest.raises(DamageError, match="it must have shards, fields and metadata"):
+        read_claims(tmp_path, lambda stored: stored.update({"fields": {}, part: type(stored[part])()}))
+
+
 # -- files -------------------------------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,10 @@ def test_an_id_without_special_characters_is_its_own_key(sample_id: str) -> None
     assert encode_key(plain) == plain
 
 
+def test_control_characters_dots_and_slashes_are_encoded_and_nothing_else() -> None:
+    assert encode_key("a\x00\x1f b\x7f\x80./\\%~") == "a%00%1F b%7F\x80%2E%2F%5C%25~"
+
+
 def test_percent_signs_are_encoded_too() -> None:
     assert encode_key("a.b") == "a%2Eb"
     assert encode_key("a%2Eb") == "a%252Eb"

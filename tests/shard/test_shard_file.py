@@ -13,11 +13,12 @@ import xxhash
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from penstock.shard import shard_file
 from penstock.shard.codec import Payload
-from penstock.shard.shard_file import _WRITE_BYTES, ShardFile
+from penstock.shard.shard_file import ShardFile
 
 TAR_BLOCK = 512
-AT_ONCE = _WRITE_BYTES
+AT_ONCE = 256 << 10
 
 
 def payload(number: int, size: int) -> bytes:
@@ -79,4 +80,22 @@ def test_writes_are_aligned_except_the_last(tmp_path: Path, monkeypatch: pytest.
     begins = np.cumsum([0, *written])
     assert begins[-1] == (tmp_path / "a.tar").stat().st_size
     assert len(written) > 3
+    assert min(written[:-1]) == AT_ONCE
     assert not (begins[:-1] % AT_ONCE).any()
+
+
+def test_the_disk_is_asked_to_begin_after_every_eight_megabytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    class Library:
+        def sync_file_range(self, handle: int, *place: int) -> int:
+            asked.append(place)
+            return 0
+
+    monkeypatch.setattr(shard_file, "_libc", Library())
+    file = shard(tmp_path, [1 << 20] * 18)
+    file.close()
+    begin_writing = 2  # SYNC_FILE_RANGE_WRITE
+    assert asked == [(0, 8 << 20, begin_writing), (8 << 20, 8 << 20, begin_writing)]

@@ -16,7 +16,7 @@ from penstock import TarSource
 from penstock.core.errors import DamageError, PenstockError
 from penstock.shard.codec import NpyHeader
 from penstock.shard.manifest import MANIFEST
-from penstock.shard.side_index import MISSING, Numbers, SideIndex, SideIndexBuilder, index_name
+from penstock.shard.side_index import MISSING, Numbers, SideIndex, SideIndexBuilder, index_name, parse_dtype, parse_int
 from penstock.shard.verify import verify_shards
 from tests.shard.samples import reseal, write
 
@@ -212,6 +212,17 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_a_hostile_index_is_refused(kind: str) -> None:
     with pytest.raises(DamageError, match=r"a\.index"):
         SideIndex.from_bytes(sealed(small(), HOSTILE[kind]), "a.index")
+
+
+def test_integers_have_64_bits_and_descriptions_of_dtypes_16_384_letters() -> None:
+    assert [parse_int(value) for value in (-(2**63), 2**63 - 1)] == [-(2**63), 2**63 - 1]
+    assert parse_int(3, 3) == 3
+    for wrong in ((2**63,), (-(2**63) - 1,), (2, 3)):
+        with pytest.raises(ValueError, match="must be a 64-bit integer"):
+            parse_int(*wrong)
+    assert parse_dtype("'<f4'".ljust(16_384)) == np.dtype("<f4")
+    with pytest.raises(ValueError, match="invalid dtype"):
+        parse_dtype("'<f4'".ljust(16_385))
 
 
 def test_a_header_longer_than_the_index_is_refused() -> None:

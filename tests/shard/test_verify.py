@@ -1,5 +1,6 @@
 """`verify` finds every kind of damage, and says which shard, which item and why."""
 
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -190,16 +191,24 @@ def test_an_unfinished_write_alone_is_no_dataset(tmp_path: Path) -> None:
         verify_shards(tmp_path)
 
 
-def test_a_thousand_problems_are_listed_and_the_rest_counted(tmp_path: Path) -> None:
-    write(tmp_path, 1100, shard_size=2000, make=lambda n: {"n": n})
+@pytest.mark.parametrize("workers", [0, 1])
+def test_shards_are_read_one_at_a_time_also_without_workers(workers: int, tmp_path: Path) -> None:
+    write(tmp_path)
+    assert verify_shards(tmp_path, workers=workers)[1] == []
+    assert inspect.signature(verify_shards).parameters["workers"].default == 1
+
+
+@pytest.mark.parametrize("n_damaged", [1000, 1100])
+def test_a_thousand_problems_are_listed_and_the_rest_counted(n_damaged: int, tmp_path: Path) -> None:
+    write(tmp_path, n_damaged, shard_size=2000, make=lambda n: {"n": n})
     path = tmp_path / "shard_000000.tar"
     content = bytearray(path.read_bytes())
     for place in range(0, len(content) - 1024, 2048):
         content[place] ^= 1
     path.write_bytes(content)
     problems = found(tmp_path)
-    assert len(problems) == 1001
-    assert problems[-1] == ("shard_000000.tar", None, "and 100 more")
+    assert [item for _, item, _ in problems[:1000]] == list(range(1000))
+    assert problems[1000:] == ([("shard_000000.tar", None, "and 100 more")] if n_damaged > 1000 else [])
 
 
 # -- compressed --------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import tarfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from penstock import TarSource
 from penstock.core.errors import OptionError, SourceError, WriteError
 from penstock.recipes.webdataset import WebDatasetWriter
 from penstock.shard.manifest import MANIFEST
+from penstock.shard.writer import WriteOptions
 from tests.shard.samples import contents, metadata, numbers, open_files_in, sample, start_writer, write
 
 # -- what is written ---------------------------------------------------------------------------------------------------
@@ -122,6 +124,7 @@ def test_written_samples_are_read_back(
         {"shard_size": 0},
         {"shard_size": 2.5},
         {"max_shard_bytes": 10},
+        {"max_shard_bytes": 4095},
         {"compression": "zip"},
         {"compression": None},
         {"array_format": "pickle"},
@@ -137,6 +140,8 @@ def test_written_samples_are_read_back(
         {"shard_name_pattern": "{shard_idx"},
         {"shard_name_pattern": "{shard_idx:zz}.tar"},
         {"shard_name_pattern": "{shard_idx.__class__}.tar"},
+        {"shard_name_pattern": "{shard_idx.real}.tar"},  # differs for all shards, but is no plain number
+        {"shard_name_pattern": "{shard_idx:.0e}.tar"},  # is a plain number, but 999 999 and 1 000 000 become one
         {"shard_name_pattern": "a\0{shard_idx}.tar"},
     ],
     ids=str,
@@ -146,6 +151,54 @@ def test_invalid_options_are_refused_before_anything_is_written(options: dict[st
     with pytest.raises(OptionError, match=name):
         WebDatasetWriter(tmp_path / "set", **options)
     assert not (tmp_path / "set").exists()
+
+
+def test_by_default_a_thousand_samples_make_a_plain_shard_of_npy_members() -> None:
+    assert asdict(WriteOptions()) == {
+        "shard_size": 1000,
+        "shard_name_pattern": "shard_{shard_idx:06d}.tar",
+        "compression": "none",
+        "array_format": "npy",
+        "max_shard_bytes": None,
+        "metadata": {},
+    }
+    assert WriteOptions().most_tar_bytes is None
+
+
+def test_compressed_shards_have_at_most_a_gigabyte_and_fewer_if_asked_for() -> None:
+    assert WriteOptions(compression="gz").most_tar_bytes == 1 << 30
+    assert WriteOptions(compression="gz", max_shard_bytes=1 << 31).most_tar_bytes == 1 << 30
+    assert WriteOptions(compression="gz", max_shard_bytes=4096).most_tar_bytes == 4096
+    assert WriteOptions(max_shard_bytes=1 << 31).most_tar_bytes == 1 << 31
+
+
+def test_a_sample_that_fills_a_shard_exactly_is_written_and_one_byte_more_is_refused(tmp_path: Path) -> None:
+    # Two headers, a payload of 5 tar blocks, metadata of at most 2, and the end of 2.
+    limit = 512 * (2 + 5 + 2 + 2)
+    writer = start_writer(tmp_path, max_shard_bytes=limit)
+    writer.write({"b": bytes(5 * 512)}, None, None)
+    with pytest.raises(OptionError, match=f"a shard of {limit} bytes, but sample 1 needs {limit + 512}"):
+        writer.write({"b": bytes(5 * 512 + 1)}, None, None)
+    assert [shard.tar_bytes for shard in writer.commit().shards] == [limit - 512]  # its metadata need one block
+
+
+def test_a_sample_that_still_fits_goes_into_the_open_shard(tmp_path: Path) -> None:
+    # A sample takes 2 headers, 1 block and 1 of metadata, and is counted with one more; the end takes 2.
+    writer = start_writer(tmp_path, shard_size=100, max_shard_bytes=512 * (2 * 4 + 1 + 2))
+    for _ in range(5):
+        writer.write({"b": b"abc"}, None, None)
+    assert [shard.n_items for shard in writer.commit().shards] == [2, 2, 1]
+
+
+def test_files_of_a_dataset_have_the_usual_permissions(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        write(tmp_path)
+    finally:
+        os.umask(before)
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.glob("*.tar")} == {
+        f"shard_{number:06d}.tar": "0o644" for number in range(3)
+    }
 
 
 # -- ending ------------------------------------------------------------------------------------------------------------
