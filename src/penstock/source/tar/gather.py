@@ -55,7 +55,7 @@ class _VerifiedItems:
         self.changes = 0
         """Number of changes of shards noticed so far."""
 
-    def unverified(self, items: _Int64s) -> NDArray[np.bool_]:
+    def find_unverified(self, items: _Int64s) -> NDArray[np.bool_]:
         """Return which items must still be verified."""
         return ~self._items[items]
 
@@ -110,7 +110,7 @@ class ItemReader:
             which = np.searchsorted(present, shards)
             verify, as_of = self.spec.verify, self._verified.changes
             unverified = (
-                self._verified.unverified(items) if verify == "first" else np.full(len(items), verify == "always")
+                self._verified.find_unverified(items) if verify == "first" else np.full(len(items), verify == "always")
             )
             layouts = sorted(set(self._layout_of[present].tolist()))
             for layout in layouts:
