@@ -1,4 +1,4 @@
-"""A headless Chromium, told what to do through a pipe: no driver, no port, no package besides the browser."""
+"""A headless Chromium, controlled through a pipe: no driver, no port, no package besides the browser."""
 
 import base64
 import itertools

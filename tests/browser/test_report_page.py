@@ -1,6 +1,6 @@
-"""The report in a real browser: it renders, asks for nothing, complains of nothing, and fits a phone.
+"""The report in a real browser: it renders, requests nothing, logs no errors, and fits a phone.
 
-`make test-browser` runs these, and fails where there is no browser. Elsewhere they are left out where there is none.
+`make test-browser` runs these, and fails without a browser. Otherwise they are skipped without one.
 Screenshots go to the folder that PENSTOCK_SCREENSHOTS names.
 """
 
@@ -35,7 +35,7 @@ _SIZES = {"wide": 1100, "phone": 390}
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a data set with a damaged item, and of a training on it."""
+    """The report of a dataset with a damaged item, and of a training on it."""
     folder = tmp_path_factory.mktemp("page")
     rng = np.random.default_rng(0)
     with WebDatasetWriter(folder / "shards", shard_size=40, metadata={"<script>": "</style><script>x()</script>"}) as w:

@@ -1,4 +1,4 @@
-"""The recordings of the demo: real NWB files, the same for the same seed, with movement that spikes tell of."""
+"""The recordings of the demo: real NWB files, reproducible, with movement that spikes predict."""
 
 from dataclasses import replace
 from pathlib import Path

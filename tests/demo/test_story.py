@@ -1,4 +1,4 @@
-"""The whole demo, run as a user runs it: in a process of its own, in its quick form."""
+"""The whole demo, in its quick form, run in a separate process like a user would."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The report: what the page says is what an independent computation says, and nothing in the data is markup."""
+"""The report: the page agrees with an independent computation, and no data becomes markup."""
 
 import json
 import re
@@ -107,7 +107,7 @@ def run_file(shards: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(shards: Path, run_file: Path) -> tuple[str, Page]:
-    """The page of a data set and of a run on another one."""
+    """The page of a dataset and of a run on another one."""
     path = write_report(shards.parent / "both.html", dataset=shards, run=run_file, title=EVIL)
     text = path.read_text()
     return text, Page(text)
@@ -116,7 +116,7 @@ def whole(shards: Path, run_file: Path) -> tuple[str, Page]:
 # -- what it says ------------------------------------------------------------------------------------------------------
 
 
-def test_totals_and_fields_are_those_of_the_data_set(whole: tuple[str, Page], shards: Path) -> None:
+def test_totals_and_fields_are_those_of_the_dataset(whole: tuple[str, Page], shards: Path) -> None:
     _, page = whole
     total = sum(path.stat().st_size for path in shards.glob("*.tar"))
     assert f"holds 100 items in 4 shards, {total / 1e3:.3g} kB: x, label." in page.text("#glance")
@@ -130,7 +130,7 @@ def test_totals_and_fields_are_those_of_the_data_set(whole: tuple[str, Page], sh
     assert page.tables["Bytes per field: numbers"][1:] == [["x", "48"], ["label", "8"]]
 
 
-def test_the_shuffle_of_a_data_set_is_the_one_that_its_loader_would_run(shards: Path) -> None:
+def test_the_shuffle_of_a_dataset_is_that_of_its_loader(shards: Path) -> None:
     plan = WebDatasetLoader(shards, shuffle=True).plan(32)
     report = gather_report(dataset=shards)
     assert report.shuffle is not None

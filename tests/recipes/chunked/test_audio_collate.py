@@ -1,4 +1,4 @@
-"""Batches of audio of different length; those of a data set are in test_audio.py."""
+"""Batches of audio of different lengths; batches of a whole dataset are in test_audio.py."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Data modules and loops that walk their data in chunks: every configuration of the document."""
+"""Data modules and training loops in chunks, in every configuration of chunk sizes and limits."""
 
 import logging
 from typing import Any

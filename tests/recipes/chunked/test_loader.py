@@ -1,4 +1,4 @@
-"""Chunks of a data set: which items, in which order, on which rank, and where a state goes on."""
+"""Chunks of a dataset: which items, in which order, on which rank, and where a state resumes."""
 
 import json
 from collections import Counter
@@ -167,7 +167,7 @@ def test_drop_last_leaves_out_what_is_short_in_validation_only() -> None:
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_an_empty_data_set_gives_no_batches(shuffle: bool) -> None:
+def test_an_empty_dataset_gives_no_batches(shuffle: bool) -> None:
     loader = ChunkedDataLoader(Numbers(0), 4, 3, shuffle=shuffle)
     assert (len(loader), numbers(loader)) == (0, [])
 
@@ -232,7 +232,7 @@ def test_a_loop_that_never_asks_for_the_end_gets_the_next_chunk_all_the_same() -
     assert taken == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], [10, 11]]]
 
 
-def test_a_state_of_another_data_set_of_the_same_size_is_refused_where_they_have_identities() -> None:
+def test_a_state_of_another_dataset_of_the_same_size_is_refused_if_they_have_identities() -> None:
     class Named(Numbers):
         def __init__(self, identity: str) -> None:
             super().__init__(10)

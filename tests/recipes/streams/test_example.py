@@ -1,4 +1,4 @@
-"""The example of chunk streaming trains, tells what it waited for, and gives the same model twice."""
+"""The chunk streaming example trains, reports its waiting time, and gives the same model twice."""
 
 import importlib.util
 import json

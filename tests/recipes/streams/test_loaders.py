@@ -137,7 +137,7 @@ def test_the_number_of_chunks_may_change_between_epochs() -> None:
             assert epoch(loader, count) == epoch(other, 10)[:count]
 
 
-def test_a_pass_over_all_rows_has_the_number_of_chunks_it_has() -> None:
+def test_the_number_of_chunks_of_a_pass_cannot_be_changed() -> None:
     with stream(coverage="partition") as loader:
         assert loader.chunks_per_pass == 51
         assert len(epoch(loader, 51)) == len(epoch(loader, None)) == 51

@@ -1,4 +1,4 @@
-"""What chunk streams take of main memory and of a device, and how chunks get there (on a stand-in for CUDA)."""
+"""Memory of chunk streams on host and device, and how chunks get there (with a stand-in for CUDA)."""
 
 import gc
 import tracemalloc
@@ -64,7 +64,7 @@ class SlowestMoment:
 
 
 def measured(folder: Path | None, prefetch: int) -> tuple[int, int, int]:
-    """Return the estimate, the peak of the loop of the document, and its peak at the slowest moment."""
+    """Return the estimate, the peak of a training loop, and its peak at the slowest moment."""
     peaks = []
     for profiler in (None, SlowestMoment(prefetch, 8)):
         load_fn: Any = fresh if folder is None else create_zarr_loader(folder, 3, 4, NEURONS // 2)
@@ -92,7 +92,7 @@ def test_the_estimate_is_the_measured_peak(store: Path, prefetch: int, kind: str
     assert loop <= 1.1 * estimate
 
 
-def test_an_estimate_of_the_document_is_told_from_one_row() -> None:
+def test_the_memory_of_large_chunks_is_estimated_from_one_row() -> None:
     asked = []
 
     def load(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:

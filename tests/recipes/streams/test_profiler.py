@@ -117,7 +117,7 @@ def test_it_can_be_stopped_and_started() -> None:
     assert [event["name"] for event in events(profiler)] == ["a", "c"]
 
 
-def test_statistics_are_in_milliseconds_and_printed_for_a_person() -> None:
+def test_statistics_are_printed_in_milliseconds() -> None:
     profiler = PipelineProfiler()
     for seconds in (0.5, 1.5):
         profiler.record("read", seconds, 10)

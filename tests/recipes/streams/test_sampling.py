@@ -92,7 +92,7 @@ def test_neurons_to_leave_out_need_the_connectivity() -> None:
         sample_batch_within_chunk(torch.zeros(4, 2), num_neurons_to_zero=1)
 
 
-def test_the_arguments_may_be_given_in_the_order_of_the_document() -> None:
+def test_all_arguments_may_be_positional() -> None:
     weights = csr([[1], [0]])
     found = sample_batch_within_chunk(
         torch.zeros(9, 2), torch.zeros(9, 1), weights["wmat_indices"], weights["wmat_indptr"], 4, 3, 2, "cpu"
@@ -142,7 +142,7 @@ def test_both_tensors_of_a_chunk_and_the_chunk_itself_have_one_generator() -> No
 @pytest.mark.parametrize(
     ("given_numbers", "found"),
     [
-        ((967_680, 65_536, 256, 1), (14, 256, 3584)),  # the document's; 3780 batches would need 14.77 chunks
+        ((967_680, 65_536, 256, 1), (14, 256, 3584)),  # 3780 batches would need 14.77 chunks
         ((1000, 300, 32, 1), (3, 9, 27)),
         ((1000, 300, 32, 4), (13, 9, 117)),
         ((1000, 2000, 32, 3), (3, 31, 93)),  # a chunk larger than the data: one per pass
@@ -239,7 +239,7 @@ def test_phases_and_frames_are_those_of_the_generator_alone() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(OptionError, match="mode must be one of .*'staggered_random', got 'never'"):
+    with pytest.raises(OptionError, match=r"mode must be one of .*'staggered_random', got 'never'"):
         compute_neuron_phases(5, 4, "never")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"neuron_phases must have shape \(5,\), got \(3,\)"):
         sample_batch_indices(10, 3, 2, 4, 5, torch.zeros(3, dtype=torch.int64))

@@ -1,4 +1,4 @@
-"""Simulations in the layout of seed 000's document: written, read column by column, and refused with a reason."""
+"""Simulations on disk: written, read column by column, and rejected with a reason."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -- the layout --------------------------------------------------------------------------------------------------------
 
 
-def test_the_layout_is_the_one_of_the_document(simulation: Path) -> None:
+def test_the_files_have_the_documented_shapes_chunks_and_compression(simulation: Path) -> None:
     series = json.loads((simulation / "timeseries.zarr" / ".zarray").read_text())
     assert (series["zarr_format"], series["shape"]) == (2, [TIME, NEURONS, 4])
     assert (series["chunks"], series["dtype"]) == ([2000, NEURONS, 1], "<f4")
@@ -62,7 +62,7 @@ def test_zarr_reads_what_was_written(simulation: Path) -> None:
     assert np.array_equal(zarr.open_array(simulation / "timeseries.zarr", mode="r")[:], frames(0, TIME))
 
 
-def test_the_columns_have_the_numbers_of_the_document() -> None:
+def test_the_columns_have_fixed_numbers() -> None:
     assert [entry.value for entry in STATIC] == [0, 1, 2, 5, 6]
     assert [entry.value for entry in DYNAMIC] == [3, 4, 7, 8]
     assert FlyVisSim["VOLTAGE"].value == 3

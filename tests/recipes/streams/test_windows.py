@@ -1,4 +1,4 @@
-"""Where windows lie: anywhere or side by side, and that what load_fn gives is nobody else's when it is delivered."""
+"""Where windows lie: anywhere or side by side; and that delivered arrays share memory with nothing else."""
 
 from collections import Counter
 from functools import lru_cache
@@ -245,7 +245,7 @@ def test_arrays_in_any_layout_come_as_plain_tensors(strange: np.ndarray) -> None
         ((), "must return at least one array, got none"),
     ],
 )
-def test_a_function_that_gives_something_else_is_told_what_is_wanted(given_value: Any, words: str) -> None:
+def test_arrays_of_the_wrong_length_are_refused_with_the_required_one(given_value: Any, words: str) -> None:
     data, item = data_of(lambda a, b: given_value)
     with pytest.raises(OptionError, match=words) as caught:
         data[item]
@@ -256,7 +256,8 @@ def test_given_windows_write_their_repr_once() -> None:
     # The repr is part of every saved state, and a loader takes a state for each chunk.
     order = GivenWindows(Coded(12, 12), ((0, 3), (5, 9)))
     assert repr(order) == "GivenWindows(coded=Coded(total=12, size=12), windows=((0, 3), (5, 9)))"
-    assert repr(order) is repr(order)
+    first, second = repr(order), repr(order)
+    assert first is second
 
 
 def test_what_is_no_function_is_refused_when_the_loader_is_made() -> None:

@@ -1,4 +1,4 @@
-"""Accelerate: the order is the loader's own, and a run goes on from every `save_state` to the same weights."""
+"""Accelerate: the order is the loader's, and a run resumes from every `save_state` to the same weights."""
 
 import os
 from collections.abc import Iterator

@@ -89,13 +89,13 @@ EXPECTED = {
 }
 
 
-def test_the_document_has_two_blocks_of_eight_configurations() -> None:
+def test_there_are_two_blocks_of_eight_configurations() -> None:
     assert len(BLOCKS) == 2
     assert [heading for heading, _ in PARTS] == list(EXPECTED)
 
 
 @pytest.mark.parametrize(("heading", "text"), PARTS)
-def test_every_configuration_of_the_document_does_what_its_comments_say(
+def test_every_configuration_does_what_its_comments_say(
     heading: str, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = {"loader": {"batch_size": 32}, **yaml.safe_load(text)}

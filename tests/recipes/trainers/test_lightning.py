@@ -1,4 +1,4 @@
-"""Lightning's own Trainer, fed in chunks: which items every step sees, in every configuration of the document."""
+"""Lightning's Trainer, fed in chunks: which items every step sees, in every configuration."""
 
 import csv
 import logging
@@ -210,7 +210,7 @@ def test_the_same_trainer_goes_on_with_the_next_chunk_and_another_one_begins_ane
     assert fitted(data).seen == whole
 
 
-def test_a_chunk_that_was_broken_off_is_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_rest_of_an_interrupted_chunk_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     model, data = Model(), module(3)
     one = trainer(max_steps=2)
     one.fit(model, datamodule=data)

@@ -1,4 +1,4 @@
-"""Lightning with two ranks, each a process of its own: they walk different items, and together every chunk exactly."""
+"""Lightning with two ranks in separate processes: different items on each, and every chunk exactly once in all."""
 
 import os
 import socket

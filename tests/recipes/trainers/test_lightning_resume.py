@@ -1,4 +1,4 @@
-"""Lightning's checkpoints: from each of them a run goes on at the very next batch, to the same weights."""
+"""Lightning's checkpoints: a run resumes from each at the next batch, to the same weights."""
 
 import logging
 from collections.abc import Callable
@@ -147,7 +147,7 @@ def test_a_run_goes_on_from_every_batch_validation_and_epoch(options: dict[str, 
 
 
 @pytest.mark.parametrize("make", [lambda: native(None), lambda: native(3), lambda: native(3, workers=2)])
-def test_native_loaders_go_on_too(make: Callable[[], PenstockDataModule], tmp_path: Path) -> None:
+def test_native_loaders_resume_too(make: Callable[[], PenstockDataModule], tmp_path: Path) -> None:
     hooks = ("on_train_batch_end", "on_validation_end", "on_train_epoch_end")
     check_every_resume(make, tmp_path, *hooks, max_epochs=2)
 

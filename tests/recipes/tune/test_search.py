@@ -1,4 +1,4 @@
-"""Tuning: what is tried, what is chosen, what it says, and what it leaves alone."""
+"""Tuning: what is tried, what is chosen, the verdict, and what stays unchanged."""
 
 import json
 import multiprocessing as mp
@@ -141,14 +141,14 @@ class TestTrials:
         # Threads that fed a queue of torch's end by themselves, a little later.
         assert eventually(lambda: not mp.active_children() and set(threading.enumerate()) <= before)
 
-    def test_a_data_set_and_a_dataloader_are_tried_with_torchs_workers(self) -> None:
+    def test_a_dataset_and_a_dataloader_are_tried_with_torchs_workers(self) -> None:
         dataset = TensorDataset(torch.arange(64))
         for subject in (dataset, DataLoader(dataset, batch_size=16, drop_last=True)):
             tuned = tune(subject, budget=0.1, batch_size=16, max_workers=1)
             assert {trial.setting.executor for trial in tuned.trials} == {"inline", "processes"}
             assert tuned.batch_items == 16
 
-    def test_a_data_set_that_counts_its_epochs_does_not_count_these(self) -> None:
+    def test_a_dataset_that_counts_its_epochs_does_not_count_these(self) -> None:
         base = [(torch.ones(4, 16), number) for number in range(8)]
         tuned, fresh = (WorkerSafeAugmentedDataset(base, {"time_mask_param": 9, "p": 1.0}, seed=2) for _ in range(2))
         tune(tuned, budget=0.1, batch_size=4, max_workers=0)
@@ -168,7 +168,7 @@ class TestTrials:
         assert tuned.step_seconds is not None
         assert 0 < tuned.step_seconds <= tuned.chosen.seconds_per_batch
 
-    def test_what_does_not_fit_is_not_tried_and_that_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_settings_that_do_not_fit_are_not_tried_and_listed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # The machine's own figures are the input here; a small one cannot be had otherwise.
         small = Machine(cpus=4, memory_bytes=1 << 40, shared_bytes=6 * 32 * 2 * 2)
         monkeypatch.setattr(tuning_module, "this_machine", lambda: small)

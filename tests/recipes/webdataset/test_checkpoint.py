@@ -1,4 +1,4 @@
-"""The checkpoint file of a loader: saved when it is due, whole at every moment, and gone on from, also after a kill."""
+"""The checkpoint file of a loader: saved on time, always whole, and resumed from, also after a kill."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Samples become batches: stacked, listed or padded, the same whichever way they are merged."""
+"""Samples become batches: stacked, listed or padded, with the same result either way."""
 
 from collections.abc import Callable
 from functools import partial

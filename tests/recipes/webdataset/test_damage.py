@@ -1,4 +1,4 @@
-"""Damage, through the whole stack of seed 004's loaders: an error by name, or the same substitute for everyone."""
+"""Damaged shards under WebDataset loaders: an error by name, or the same substitute for every reader."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Seed 004's loaders: every sample once per epoch, in an order that seed and epoch decide, whoever reads them."""
+"""WebDataset loaders: every sample once per epoch, in an order that depends on seed and epoch only."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""Ranks share the samples of seed 004's loaders equally and without overlap, in equally many steps."""
+"""Ranks share the samples of WebDataset loaders equally and without overlap, in equally many steps."""
 
 from collections.abc import Callable
 from datetime import timedelta

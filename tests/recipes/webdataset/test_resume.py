@@ -1,4 +1,4 @@
-"""Stopping after any sample and going on: nothing lost, nothing twice, whoever read before and whoever reads now."""
+"""Resuming after any sample: nothing lost, nothing repeated, with any readers before and after."""
 
 import json
 from collections.abc import Callable, Iterator

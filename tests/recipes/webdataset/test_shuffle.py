@@ -1,4 +1,4 @@
-"""How far the shuffle of seed 004's loaders reaches: as far as buffer_size says, over shards or within them."""
+"""The reach of the shuffle of WebDataset loaders: buffer_size samples, over shards or within them."""
 
 from collections.abc import Callable
 from pathlib import Path

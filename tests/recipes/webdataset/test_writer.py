@@ -1,4 +1,4 @@
-"""Seed 004's writing half: what is given is what is read, however it was given, and a killed writer goes on."""
+"""Writing samples to shards: every value is read back as given, and a killed writer resumes."""
 
 import io
 import json
@@ -176,7 +176,7 @@ def test_metadata_of_the_whole_set_is_kept_once_and_that_of_samples_with_them(tm
         ({"metadata": np.zeros(3)}, {}, "'metadata' is reserved"),
     ],
 )
-def test_what_cannot_be_written_is_refused_and_leaves_no_data_set(
+def test_what_cannot_be_written_is_refused_and_leaves_no_dataset(
     tmp_path: Path, data: Any, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(OptionError, match=message):

@@ -1,4 +1,4 @@
-"""The file of an item's figure: its format, what cannot be written, and that matplotlib is left as it was."""
+"""The file of an item figure: its format, refused paths, and that matplotlib stays as it was."""
 
 import re
 import subprocess
@@ -63,7 +63,7 @@ def test_a_failure_leaves_the_old_picture_and_nothing_else(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_without_matplotlib_the_cure_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingDependency, match=r"Plotting an item needs matplotlib.*penstock\[report\]"):
         plot_item({"x": SPIKES}, tmp_path / "item.png")

@@ -1,4 +1,4 @@
-"""The figure of an item: how each field is drawn, what is said of it, and what its axes count."""
+"""The figure of an item: how each field is plotted, its heading and notes, and its axes."""
 
 import html
 import re

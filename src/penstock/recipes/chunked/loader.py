@@ -353,7 +353,7 @@ class ChunkedDataLoader(DataLoader[Any]):
         return self._sampler().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken, in the middle of a chunk, too."""
+        """Resume from a state, also in the middle of a chunk."""
         self._sampler().load_state_dict(state)
 
     def end_workers(self) -> None:

@@ -307,10 +307,8 @@ def _add_colour_bar(ax: "Axes", shown: "AxesImage", label: str, *, whole: bool =
     beside.locator_params(axis="y", nbins=5, integer=whole)
 
 
-def _plot_line(
-    ax: "Axes", x: Floats, y: Floats, *, colour: str, width: float, marker: str = "", alpha: float = 1.0
-) -> None:
-    ax.plot(x, y, color=colour, linewidth=width, marker=marker, markersize=3, alpha=alpha)
+def _plot_line(ax: "Axes", x: Floats, y: Floats, *, colour: str, width: float, **style: Any) -> None:
+    ax.plot(x, y, color=colour, linewidth=width, markersize=3, **style)
     # A point between two gaps has no line that would show it.
     seen = np.pad(np.isfinite(y), 1)
     lonely = seen[1:-1] & ~seen[:-2] & ~seen[2:]
