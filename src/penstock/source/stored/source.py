@@ -197,19 +197,17 @@ def _join_path(path: str, name: str) -> str:
 def _find_arrays(path: str) -> dict[str, str]:
     """Return the zarr arrays in a folder by name, or `path` itself as `data`."""
     folder = Path(path)
-    if "://" in path or not folder.is_dir() or (folder / ".zarray").exists():
+    if "://" in path or not folder.is_dir() or _is_zarr_array(folder):
         return {"data": path}
-    if (folder / "zarr.json").exists() and b'"array"' in (folder / "zarr.json").read_bytes():
-        return {"data": path}
-    found = {
-        entry.name: str(entry)
-        for entry in sorted(folder.iterdir())
-        if (entry / ".zarray").exists()
-        or ((entry / "zarr.json").exists() and b'"array"' in (entry / "zarr.json").read_bytes())
-    }
+    found = {entry.name: str(entry) for entry in sorted(folder.iterdir()) if _is_zarr_array(entry)}
     if not found:
         raise SourceError(f"No zarr arrays in {path}; name them with fields=...")
     return found
+
+
+def _is_zarr_array(folder: Path) -> bool:
+    metadata = folder / "zarr.json"
+    return (folder / ".zarray").exists() or (metadata.exists() and b'"array"' in metadata.read_bytes())
 
 
 def _parse_selection(
