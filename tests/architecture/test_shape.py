@@ -32,7 +32,11 @@ IRREGULAR = {
 }
 NOT_PARTICIPLES = {"seed", "feed", "need", "speed", "embed"}
 # Public names that saved code calls.
-PARTICIPLES = {"penstock.core.index.stored", "penstock.transform.spatial.spatial.applied"}
+PARTICIPLES = {
+    "penstock.core.index.stored",
+    "penstock.source.volume.ngff.opened",
+    "penstock.transform.spatial.spatial.applied",
+}
 HISTORY = ("Seed 0", "the document", "seed's own", "Seed's")
 
 

@@ -22,7 +22,7 @@ from penstock.recipes.chunked.audio import (
     QuantizedAudioDataset,
     QuantizedAutoregressiveAudio,
 )
-from penstock.recipes.chunked.audio_collate import collate_audio
+from penstock.recipes.chunked.collate import collate_audio
 from penstock.recipes.chunked.datasets import ChunkedSequenceDataset, ChunkedTrainingMixin
 
 ZERO = 1 << 15

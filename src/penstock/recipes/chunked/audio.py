@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, SourceError
-from penstock.recipes.chunked.audio_collate import collate_audio
+from penstock.recipes.chunked.collate import collate_audio
 from penstock.recipes.chunked.datasets import ChunkedSequenceDataset, SequenceDataset
 from penstock.recipes.chunked.loader import ChunkedDataLoader
 from penstock.source.audio.file import find_audio_files
