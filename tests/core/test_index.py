@@ -238,3 +238,10 @@ def test_selecting_leaves_the_index_as_it_was() -> None:
     wanted = np.array([5, 1])
     index.select(wanted)
     assert (len(index), index.selected, wanted.tolist()) == (10, None, [5, 1])
+
+
+def test_by_default_every_item_is_a_chunk_and_nothing_identifies_the_content() -> None:
+    assert Index.uniform(3) == Index.uniform(3, chunk=1, identity="")
+    assert Index.from_sizes([3]) == Index.from_sizes([3], identity="")
+    plain = Index(3, 1)
+    assert (plain.borders, plain.selected, plain.n_stored, plain.identity) == (None, None, 0, "")

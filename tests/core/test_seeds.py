@@ -90,3 +90,8 @@ def test_a_seed_that_is_no_integer_is_refused(seed: object) -> None:
 def test_a_negative_seed_is_refused(seed: int) -> None:
     with pytest.raises(PlanError, match=f"seed must be an integer >= 0, got {seed}"):
         check_seed(seed)
+
+
+def test_a_key_of_more_than_64_bits_counts_by_its_last_64() -> None:
+    assert subkeys(2**64 + 5, np.arange(3)).tolist() == subkeys(5, np.arange(3)).tolist()
+    assert subkeys(2**65 - 1, np.arange(3)).tolist() == subkeys(2**64 - 1, np.arange(3)).tolist()

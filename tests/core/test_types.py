@@ -46,3 +46,12 @@ def test_the_seed_path_of_a_row_is_its_pass_its_item_and_its_visit_if_it_is_not_
     assert [across.seed_path(row) for row in range(3)] == [(4, 7), (4, 9), (5, 7)]
     assert [repeated.seed_path(row) for row in range(3)] == [(3, 7), (3, 9), (3, 7, 2)]
     assert len(plain) == 3
+
+
+def test_a_span_may_start_at_the_first_item() -> None:
+    assert (Span(0, 0).start, len(Span(0, 1))) == (0, 1)
+
+
+def test_a_draw_takes_items_directly_and_once_by_default() -> None:
+    draw = Draw(epoch=0, batch=0, items=np.arange(2))
+    assert (draw.parts, draw.mask, draw.epochs, draw.visits) == ((), None, None, None)

@@ -146,6 +146,8 @@ def test_the_items_are_those_of_the_source_under_a_selection() -> None:
     ("arguments", "message"),
     [
         ({"weights": [0.5, 0.4]}, r"sum to 1, got \(0.5, 0.4\) with sum 0.9. Divide them by their sum"),
+        ({"groups": range(8), "weights": range(8)}, r"got \(0, 1, 2, 3, 4, 5, 6, 7\) with sum 28"),
+        ({"groups": range(9), "weights": range(9)}, r"got \(0, 1, 2, 3, 4, 5, 6, 7, …\) with sum 36"),
         ({"weights": [3, 1]}, r"weights must be .*, got \(3, 1\) with sum 4"),
         ({"weights": [1.5, -0.5]}, r"weights must be >= 0 .*, got \(1.5, -0.5\)"),
         ({"weights": [float("nan"), 1.0]}, r"weights must be >= 0 .*, got \(nan, 1\)"),

@@ -110,7 +110,7 @@ def test_another_version_is_refused(version: Any) -> None:
 @pytest.mark.parametrize("value", [-1, 1.0, "3", None, True, [1]])
 @pytest.mark.parametrize("key", ["epoch", "batch", "origin"])
 def test_a_state_with_an_invalid_count_is_damaged(key: str, value: Any) -> None:
-    with pytest.raises(ResumeError, match=rf"This state is damaged: {key} must be an integer >= [01], got "):
+    with pytest.raises(ResumeError, match=rf"This state is damaged: {key} must be an integer >= 0, got "):
         Cursor.restore({**STATE, key: value}, PLAN)
 
 
@@ -144,6 +144,24 @@ def test_an_origin_outside_of_the_epoch_is_damage(plan: Plan | Segments) -> None
 def test_an_invalid_saved_batch_size_is_damage(batch_size: Any) -> None:
     with pytest.raises(ResumeError, match="damaged"):
         Cursor.restore({**STATE, "plan": {**STATE["plan"], "batch_size": batch_size}}, PLAN)
+
+
+def test_a_cursor_stands_at_the_very_beginning_by_default() -> None:
+    assert Cursor() == Cursor(epoch=0, batch=0, origin=0)
+    assert Cursor.restore(Cursor().state(PLAN), PLAN) == Cursor()
+
+
+def test_a_saved_batch_size_of_one_is_valid() -> None:
+    assert resume(Cursor(0, 15), counting(30, 1), counting(30, 5)) == Cursor(0, 3)
+
+
+def test_the_end_of_an_epoch_is_a_position_and_one_batch_further_is_damage() -> None:
+    before = counting(30, 8, tail="short")
+    assert resume(Cursor(1, 4), before, before) == Cursor(1, 4)
+    state = Cursor(1, 3, origin=6).state(before)
+    assert Cursor.restore(state, before) == Cursor(1, 3, 6)
+    with pytest.raises(ResumeError, match="damaged: it is at batch 4 of an epoch that has 3"):
+        Cursor.restore({**state, "batch": 4}, before)
 
 
 def test_another_batch_size_resumes_at_the_same_item() -> None:

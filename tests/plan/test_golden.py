@@ -149,6 +149,9 @@ def test_a_draw_out_of_a_billion_items_is_what_it_was() -> None:
 
 def test_permutations_are_what_they_were() -> None:
     assert permute(np.arange(12), 12, 7).tolist() == [11, 1, 6, 7, 5, 0, 4, 9, 8, 2, 10, 3]
+    # Up to 256 items take 24 rounds, more take 8.
+    assert permute(np.arange(4), 256, 7).tolist() == [24, 60, 19, 130]
+    assert permute(np.arange(4), 257, 7).tolist() == [194, 128, 212, 88]
     assert permute(np.arange(8), 10**6, 7).tolist() == [752533, 473598, 949456, 290002, 520104, 30087, 801898, 730409]
 
 

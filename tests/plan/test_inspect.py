@@ -48,6 +48,22 @@ def test_a_window_of_many_spans_is_cut_short_in_words() -> None:
     assert f"and {len(spans) - 4} more spans." in words
 
 
+def test_four_spans_and_eight_items_are_shown_in_full_and_more_are_cut_short() -> None:
+    index = Index.uniform(16, 4).select([0, 4, 8, 12])  # selected items of four chunks do not touch
+    words = Plan(index, WindowShuffle(4), batch_size=4).explain(0)
+    assert "which holds items 0–0, 4–4, 8–8, 12–12." in words
+    index = Index.uniform(20, 4).select([0, 4, 8, 12, 16])
+    words = Plan(index, WindowShuffle(5), batch_size=4).explain(0)
+    assert "which holds items 0–0, 4–4, 8–8, 12–12 and 1 more spans." in words
+    plan = Plan(Index.uniform(20), Sequential(), batch_size=8)
+    assert plan.explain(0).startswith("Batch 0 of 2 in epoch 0: 8 items, 0, 1, 2, 3, 4, 5, 6, 7. They")
+    assert (
+        replace(plan, batch_size=9)
+        .explain(0)
+        .startswith("Batch 0 of 2 in epoch 0: 9 items, 0, 1, 2, 3, 4, 5, 6, 7, …. They")
+    )
+
+
 def test_a_batch_over_the_end_of_a_pass_is_explained() -> None:
     stream = Segments(Plan(Index.uniform(10), Sequential(), batch_size=4), length=2)
     assert stream.explain(0, epoch=1).endswith(
@@ -196,6 +212,62 @@ def test_very_little_data_can_be_measured(items: int, batch_size: int) -> None:
         assert 0 <= mixing.score <= 1
         assert mixing.read_amplification == 1.0
         assert mixing.batches_measured == -(-items // batch_size)
+
+
+SCORES = {
+    # A batch of one item is judged by its neighbours: from four items on.
+    (3, 1, "Shuffle()"): 0.0,
+    (4, 1, "Shuffle()"): 1.0,
+    (5, 1, "Shuffle()"): 0.25,
+    (50, 1, "Shuffle()"): 0.9795918367346939,
+    (50, 1, "WindowShuffle(window=2)"): 0.5369897959183674,
+    # So is one of more than half of the items.
+    (31, 16, "WindowShuffle(window=2)"): 1.0,
+    # From two batches on, by one wave over the storage; the more batches, the more waves, up to 16.
+    (4, 2, "Shuffle()"): 0.0,
+    (33, 16, "WindowShuffle(window=2)"): 0.03109202665611898,
+    (40, 16, "WindowShuffle(window=2)"): 0.0539192860759384,
+    (400, 16, "WindowShuffle(window=2)"): 0.09446486286718597,
+    (1023, 16, "WindowShuffle(window=2)"): 0.17230841582441386,
+    (1024, 16, "WindowShuffle(window=2)"): 0.23428164346708075,
+    (1024, 16, "Shuffle()"): 0.9611761099828783,
+    (20_000, 64, "WindowShuffle(window=2)"): 0.07004307888680096,
+    (10, 2, "Shuffle()"): 0.49041754014777866,
+    (128, 2, "Shuffle()"): 0.991301428523413,
+    (1000, 2, "WindowShuffle(window=2)"): 0.7094965379089131,
+}
+
+
+@pytest.mark.parametrize(("items", "batch_size", "name"), SCORES)
+def test_scores_are_what_they_were(items: int, batch_size: int, name: str) -> None:
+    order = {"Shuffle()": Shuffle(), "WindowShuffle(window=2)": WindowShuffle(2)}[name]
+    plan = Plan(Index.uniform(items, max(1, items // 8)), order, batch_size)
+    assert plan.mixing().score == pytest.approx(SCORES[items, batch_size, name], rel=1e-9)
+
+
+def test_costs_are_what_they_were() -> None:
+    index = Index.uniform(300, 7)
+    shared = Plan(index, WindowShuffle(5), 4, lanes=3)
+    assert shared.mixing().read_amplification == pytest.approx(1.2333333333333334)
+    # Four of nine windows, evenly spaced.
+    assert replace(shared, lanes=5).mixing(max_batches=4).read_amplification == pytest.approx(1.2777777777777777)
+    selected = Plan(index.select(range(0, 300, 3)), WindowShuffle(5), 4, lanes=2)
+    assert selected.mixing().read_amplification == pytest.approx(2.14)
+    assert replace(selected, order=Shuffle(), lanes=1).mixing().read_amplification == pytest.approx(2.37)
+    uneven = Plan(Index.from_sizes([3, 50, 1, 20, 9] * 4), Shuffle(), 10, tail="short")
+    assert uneven.mixing().read_amplification == pytest.approx(22.05421686746988)
+
+
+def test_a_thousand_and_24_batches_of_the_first_epoch_are_measured_by_default() -> None:
+    plan = Plan(Index.uniform(2050), Shuffle(), batch_size=2)
+    assert plan.mixing() == plan.mixing(0, 1024)
+    assert plan.mixing().batches_measured == 1024
+    stream = Segments(plan, 1025)
+    assert stream.mixing() == stream.mixing(0, 1024)
+    assert stream.mixing().batches_measured == 1024
+    for one in (plan, stream):
+        assert one.order_hash() == one.order_hash(0)
+        assert one.explain(3) == one.explain(3, epoch=0)
 
 
 def test_mixing_prints_its_numbers() -> None:

@@ -12,7 +12,7 @@ from penstock.core.errors import PlanError
 from penstock.core.index import Index
 from penstock.core.protocols import Order
 from penstock.plan.balanced import Balanced
-from penstock.plan.orders import RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
+from penstock.plan.orders import RandomChunks, Sequential, Shuffle, Subset, WindowShuffle, shuffle_within
 from penstock.plan.plan import Plan
 
 
@@ -295,3 +295,30 @@ def test_the_repr_names_all_that_the_sequence_depends_on() -> None:
     ]
     assert len({repr(order) for order in different}) == len(different)
     assert repr(RandomChunks(4, count=2)) == repr(RandomChunks(4, count=2))
+
+
+def test_the_defaults_of_orders_are_what_they_were() -> None:
+    assert WindowShuffle() == WindowShuffle(window=16, permute_chunks=True, permute_items=True, held=True)
+    assert Subset(5) == Subset(count=5, near=1, window=16)
+    assert RandomChunks(5) == RandomChunks(size=5, count=None, align=1, shuffle=False)
+
+
+@pytest.mark.parametrize(("reach_items", "window"), [(1, 1), (74, 1), (76, 2), (200, 4), (224, 4), (226, 5), (999, 20)])
+def test_a_shuffle_within_reach_has_a_window_of_about_that_many_items(reach_items: int, window: int) -> None:
+    index = Index.uniform(1000, 50)
+    assert shuffle_within(index, reach_items) == WindowShuffle(window, permute_chunks=True, held=False)
+    assert shuffle_within(index, reach_items, permute_chunks=False, held=True) == WindowShuffle(
+        window, permute_chunks=False, held=True
+    )
+
+
+@pytest.mark.parametrize("reach_items", [1000, 1001, 10**9])
+def test_a_shuffle_that_reaches_all_items_is_exact_unless_windows_are_held(reach_items: int) -> None:
+    index = Index.uniform(1000, 50)
+    assert shuffle_within(index, reach_items) == Shuffle()
+    assert shuffle_within(index, reach_items, held=True) == WindowShuffle(20)
+
+
+def test_a_shuffle_within_reach_of_no_items_is_a_shuffle_of_none() -> None:
+    assert shuffle_within(Index.uniform(0), 10) == Shuffle()
+    assert shuffle_within(Index.uniform(0), 10, held=True) == WindowShuffle(1)

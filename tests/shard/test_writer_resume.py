@@ -70,6 +70,15 @@ def test_resuming_with_other_options_is_refused(other: dict[str, Any], tmp_path:
     assert numbers(tmp_path) == list(range(7))
 
 
+def test_metadata_in_another_order_are_the_same_options(tmp_path: Path) -> None:
+    writer = start_writer(tmp_path, metadata={"lab": "left", "rate": 2.5})
+    for number in range(4):
+        writer.write(sample(number), None, None)
+    writer.abandon()
+    write(tmp_path, resume=True, metadata={"rate": 2.5, "lab": "left"})
+    assert numbers(tmp_path) == list(range(7))
+
+
 def test_resuming_with_other_fields_is_refused(tmp_path: Path) -> None:
     writer = start_writer(tmp_path)
     for number in range(4):
