@@ -1,8 +1,21 @@
+import inspect
+
 import numpy as np
 import pytest
 from penstock_test_parts import Pairs, numbered_source
 
-from penstock import ArraySource, DatasetSource, Loader, OptionError, Plan, RunOptions, Sequential, WindowShuffle
+from penstock import (
+    ArraySource,
+    DatasetSource,
+    Index,
+    Loader,
+    OptionError,
+    Plan,
+    RunOptions,
+    Sequential,
+    WindowShuffle,
+)
+from penstock.feed.memory import max_window_items, window_capacity
 
 ITEM = 1_000_000  # bytes: large enough that draws are made one at a time
 
@@ -35,6 +48,8 @@ def test_processes_hold_at_least_what_threads_do() -> None:
     threads = estimate(Sequential(), workers=2, executor="threads")
     processes = estimate(Sequential(), workers=2, executor="processes")
     assert processes.host_bytes >= threads.host_bytes
+    # A worker may be making one batch more than it has ready.
+    assert processes.batches_held == 2 * (2 + 1) + 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -58,6 +73,71 @@ def test_small_batches_count_as_often_as_they_are_made_at_once() -> None:
     with Loader(source, Plan(source.index, Sequential(), batch_size=2)) as loader:
         found = loader.memory_estimate()
     assert (found.batch_bytes, found.batches_held) == (32, 65)
+
+
+@pytest.mark.parametrize(
+    ("kilobytes", "at_once"), [(1, 64), (32, 64), (33, 62), (64, 32), (1024, 2), (1025, 1), (2048, 1), (2049, 1)]
+)
+def test_batches_of_together_two_megabytes_are_made_at_once_and_at_most_64(kilobytes: int, at_once: int) -> None:
+    source = ArraySource({"x": np.broadcast_to(np.uint8(0), (100, kilobytes << 10))})
+    with Loader(source, Plan(source.index, Sequential(), batch_size=1)) as loader:
+        assert loader.memory_estimate().batches_held == at_once + 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lanes", "in_flight", "held", "ahead"),
+    [
+        # items, chunk, chunks per window, batch size, lanes of the plan
+        ((400, 10, 4, 8, 1), 1, 0, 3, 0),
+        ((400, 10, 4, 8, 2), 2, 0, 4, 0),
+        ((400, 10, 1, 64, 1), 1, 0, 9, 0),  # a batch of seven windows
+        ((40, 10, 4, 8, 1), 1, 0, 1, 0),  # there is only one window
+        ((400, 10, 4, 8, 1), 1, 2, 2, 2),
+        ((400, 10, 4, 8, 4), 2, 4, 4, 8),
+        ((4000, 100, 8, 4, 2), 2, 6, 4, 392),
+        ((4000, 100, 1, 16, 1), 1, 5, 3, 1),
+        ((4000, 100, 2, 16, 1), 3, 7, 6, 8),
+        ((400, 10, 1, 64, 1), 1, 4, 40, 1),  # all there are
+    ],
+)
+def test_as_many_windows_are_held_as_the_batches_in_progress_reach_over(
+    sizes: tuple[int, ...], lanes: int, in_flight: int, held: int, ahead: int
+) -> None:
+    items, chunk, window, batch_size, plan_lanes = sizes
+    plan = Plan(Index.uniform(items, chunk), WindowShuffle(window), batch_size, lanes=plan_lanes)
+    assert window_capacity(plan, lanes=lanes, in_flight=in_flight) == (held, ahead)
+
+
+def test_orders_without_windows_hold_none() -> None:
+    for plan in (Plan(Index.uniform(9), Sequential(), 2), Plan(Index.uniform(0), WindowShuffle(1), 2)):
+        assert window_capacity(plan, lanes=1, in_flight=2) == (0, 0)
+        assert max_window_items(plan) == 0
+
+
+@pytest.mark.parametrize(("executor", "windows"), [("threads", 3), ("processes", 9), ("auto", 9)])
+def test_each_worker_process_holds_windows_of_its_own(executor: str, windows: int) -> None:
+    source = ArraySource({"x": np.zeros((40, 4), np.float32)}, chunk_items=5)
+    plan = Plan(source.index, WindowShuffle(3), batch_size=4, lanes=2)
+    with Loader(source, plan, num_workers=3, options=RunOptions(executor=executor)) as loader:
+        found = loader.memory_estimate()
+    assert (found.batches_held, found.windows_held, found.window_bytes) == (3 * 2 * 64 + 1, windows, 15 * 16)
+
+
+@pytest.mark.parametrize(("device_ahead", "n_batches"), [(1, 3), (4, 6)])
+def test_a_device_holds_the_batch_in_use_the_one_before_it_and_those_ahead(device_ahead: int, n_batches: int) -> None:
+    source = big()
+    plan, options = Plan(source.index, Sequential(), batch_size=4), RunOptions(device_ahead=device_ahead)
+    with Loader(source, plan, device="meta", options=options) as loader:
+        found = loader.memory_estimate()
+    assert found.device_bytes == n_batches * 4 * ITEM
+    assert str(found) == f"8.0 MB: 2 batches of 4.00 MB; {4 * n_batches}.0 MB on the device"
+
+
+def test_without_workers_each_batch_is_made_when_it_is_asked_for_by_default() -> None:
+    assert inspect.signature(Loader).parameters["num_workers"].default == 0
+    source = big()
+    with Loader(source, Plan(source.index, Sequential(), batch_size=4)) as loader:
+        assert repr(loader).endswith("num_workers=0, executor='inline')")
 
 
 def test_if_item_sizes_vary_a_batch_is_made_to_measure_it() -> None:
