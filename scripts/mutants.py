@@ -24,8 +24,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path("src/penstock")
-TESTS = {  # besides tests/FOLDER: the laws say what a plan and a loader promise
-    "core": [],
+TESTS = {  # besides tests/FOLDER: golden values, and the laws of plans and loaders
+    "core": ["plan/test_golden.py"],
     "plan": ["laws/test_plan_*.py"],
     "shard": [],
     "feed": ["laws/test_loader_*.py"],
@@ -42,7 +42,10 @@ _ARITHMETIC = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv,
     ast.Div: ast.Mult, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
 }  # fmt: skip
-_MAX_SHOWN = 110  # characters of an expression
+_SHOWN_AROUND = (
+    ast.expr, ast.keyword, ast.arguments, ast.comprehension, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return,
+)  # fmt: skip
+_MAX_SHOWN = 110  # characters
 _MEMORY = Path("/dev/shm")  # where `fsync` takes no time
 
 
@@ -89,16 +92,18 @@ def mutate_text(text: str, mutant: Mutant) -> str:
 
 
 def _shown_node(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.AST:
-    """Return the node to show: a constant says little without the expression around it."""
-    parent = parents.get(node, node)
-    if not isinstance(node, ast.Constant) or len(_show(parent)) > _MAX_SHOWN:
+    """Return the node to show: the statement or condition around a change, or as much of it as is short enough."""
+    parent = parents.get(node)
+    is_condition = isinstance(parent, ast.If | ast.While) and node is parent.test
+    if parent is None or not (is_condition or isinstance(parent, _SHOWN_AROUND)) or len(_show(parent)) > _MAX_SHOWN:
         return node
-    return parents[parent] if isinstance(parent, ast.UnaryOp) else parent
+    return _shown_node(parent, parents)
 
 
 def _show(node: ast.AST) -> str:
-    shown = ast.unparse(node.test if isinstance(node, ast.If | ast.While) else node)
-    return f"if {shown}" if isinstance(node, ast.If) else shown
+    if isinstance(node, ast.If | ast.While):
+        return f"{'if' if isinstance(node, ast.If) else 'while'} {ast.unparse(node.test)}"
+    return ast.unparse(node)
 
 
 def _code_nodes(tree: ast.Module) -> list[ast.AST]:
