@@ -206,7 +206,10 @@ def test_a_pattern_that_names_nothing_is_refused(pattern: str, match: str, tmp_p
 def test_interleaved_members_are_reported_with_their_item(tmp_path: Path) -> None:
     put(tmp_path, "a.tar", [("p.cls", b"1"), ("q.cls", b"2"), ("p.json", b"{}"), ("q.json", b"{}")])
     found = problems_of(tmp_path)
-    assert any(shard == "a.tar" and "interleaved" in reason and "p.json" in reason for shard, _, reason in found)
+    assert any(
+        (shard, number) == ("a.tar", 1) and "interleaved" in reason and "p.json" in reason
+        for shard, number, reason in found
+    )
     assert any("q.json" in reason or "interleaved" in reason for *_, reason in found)
 
 

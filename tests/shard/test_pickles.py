@@ -46,6 +46,12 @@ def test_arrays_are_read(array: np.ndarray[Any, Any], protocol: int) -> None:
     assert (found.dtype, found.shape, found.tolist()) == (theirs.dtype, array.shape, array.tolist())
 
 
+def test_fields_with_titles_are_read_by_their_names() -> None:
+    array = np.array([(1, 2.5)], [(("first field", "a"), "<i4"), ("b", "<f8")])
+    found = unpickle(pickle.dumps(array))
+    assert (found.dtype.names, found.tolist()) == (("a", "b"), [(1, 2.5)])
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
     "value",

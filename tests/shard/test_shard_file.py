@@ -99,3 +99,10 @@ def test_the_disk_is_asked_to_begin_after_every_eight_megabytes(
     file.close()
     begin_writing = 2  # SYNC_FILE_RANGE_WRITE
     assert asked == [(0, 8 << 20, begin_writing), (8 << 20, 8 << 20, begin_writing)]
+
+
+def test_a_discarded_shard_leaves_no_file_and_may_be_discarded_again(tmp_path: Path) -> None:
+    file = shard(tmp_path, [100])
+    for _ in range(2):
+        file.discard()
+        assert list(tmp_path.iterdir()) == []

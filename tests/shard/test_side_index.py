@@ -321,3 +321,12 @@ def test_members_that_overlap_are_found_by_verify(compression: str, tmp_path: Pa
     write(tmp_path, 3, compression=compression)
     plant(tmp_path, planted({"begins": [0, 0], "offsets": [512, 0]}, 1))
     assert run_isolated(damaged_shards, tmp_path) == {"shard_000000.tar"}
+
+
+def test_members_that_overlap_are_reported_with_their_item(tmp_path: Path) -> None:
+    # Metadata of item 1, moved into its array.
+    write(tmp_path, 3)
+    plant(tmp_path, planted({"begins": [2048, 1536], "offsets": [2560, 1536]}, 2))
+    assert [(problem.item, problem.reason) for problem in verify_shards(tmp_path)[1]] == [
+        (1, "the side index has overlapping members")
+    ]
