@@ -1,6 +1,7 @@
 """scripts/mutants.py: which changes it tries, and that each of them changes what the code does."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -75,21 +76,19 @@ def test_each_mutant_changes_one_thing_and_a_test_could_notice_all_of_them(mutan
 
 
 def test_a_mutant_that_is_listed_as_equivalent_is_not_tried(mutants: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        mutants, "EQUIVALENT", {"plan/small.py": {"return size // 3 if size else -1": "nobody asks for it"}}
-    )
+    monkeypatch.setattr(mutants, "EQUIVALENT", {"plan/small.py": {r"size // 3": "nobody asks for it"}})
     found = [mutant.after for mutant in mutants.find_mutants(TEXT, PATH) if mutant.is_equivalent]
     assert found == ["return size // 3 if size else -1"]
     other = PATH.with_name("other.py")
     assert not any(mutant.is_equivalent for mutant in mutants.find_mutants(TEXT, other))
 
 
-def test_every_equivalent_mutant_still_exists(mutants: Any) -> None:
+def test_every_pattern_of_equivalent_mutants_still_fits_some(mutants: Any) -> None:
     wrong = []
-    for file, reasons in mutants.EQUIVALENT.items():
+    for file, patterns in mutants.EQUIVALENT.items():
         path = SRC / "penstock" / file
-        found = {mutant.after for mutant in mutants.find_mutants(path.read_text(), path.relative_to(ROOT))}
-        wrong += [f"{file}: {after}" for after in reasons if after not in found]
+        found = [mutant.after for mutant in mutants.find_mutants(path.read_text(), path.relative_to(ROOT))]
+        wrong += [f"{file}: {one}" for one in patterns if not any(re.search(one, after) for after in found)]
     assert wrong == []
 
 

@@ -55,3 +55,9 @@ def test_a_span_may_start_at_the_first_item() -> None:
 def test_a_draw_takes_items_directly_and_once_by_default() -> None:
     draw = Draw(epoch=0, batch=0, items=np.arange(2))
     assert (draw.parts, draw.mask, draw.epochs, draw.visits) == ((), None, None, None)
+
+
+def test_the_typical_size_of_items_makes_no_other_field() -> None:
+    known = Field(np.dtype("float32"), None, typical_bytes=80)
+    assert known == Field(np.dtype("float32"), None)
+    assert repr(known) == "Field(dtype=dtype('float32'), shape=None)"
