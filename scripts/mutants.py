@@ -155,14 +155,10 @@ def _code_nodes(tree: ast.Module) -> list[ast.AST]:
             hidden = [node.annotation]
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             hidden = [getattr(node, "returns", None), *node.decorator_list]
-        elif isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr) or _is_for_types(node):
+        elif isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr):
             hidden = [node]
         skipped.update(below for part in hidden if part is not None for below in ast.walk(part))
     return [node for node in ast.walk(tree) if node not in skipped]
-
-
-def _is_for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def _mutate(node: ast.AST) -> bool:
