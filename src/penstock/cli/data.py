@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.errors import ProblemsFound
-from penstock.cli.options import Json, Quiet, Where
+from penstock.cli.options import Json, Quiet, Readers, Where
 from penstock.cli.screen import count, print_json, print_table, tables_on
 from penstock.cli.where import check_archives, check_dataset
 
@@ -28,9 +28,7 @@ def index(
     allow_missing: Annotated[
         bool, typer.Option("--allow-missing", help="Accept items that lack a member that others have.")
     ] = False,
-    workers: Annotated[
-        int, typer.Option("--workers", "-w", metavar="N", min=1, help="Number of archives read at once.")
-    ] = 2,
+    workers: Readers = 2,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -67,9 +65,7 @@ def index(
 
 def verify(
     where: Where,
-    workers: Annotated[
-        int, typer.Option("--workers", "-w", metavar="N", min=1, help="Number of shards read at once.")
-    ] = 2,
+    workers: Readers = 2,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

@@ -5,10 +5,13 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-__all__ = ["EXAMPLES", "Json", "Quiet", "Where", "choices", "format_examples"]
+__all__ = ["EXAMPLES", "Json", "Quiet", "Readers", "Where", "choices", "format_examples"]
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Readers: TypeAlias = Annotated[
+    int, typer.Option("--workers", "-w", metavar="N", min=1, help="Number of archives read at once.")
+]
 Where: TypeAlias = Annotated[
     str,
     typer.Argument(metavar="DIR|PATTERN", help="A dataset: its folder, or the pattern that it was indexed with."),

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +12,29 @@ from penstock.core.types import Draw
 from penstock.plan.epoch import Epoch, Passes
 from penstock.plan.world import slots
 
-__all__ = ["Mixing", "explain_batch", "hash_order", "measure_mixing"]
+__all__ = ["Inspectable", "Mixing", "explain_batch", "hash_order", "measure_mixing"]
+
 
 _WAVES = 16  # independent measures of where a batch lies in storage; 16 reduce the noise of 128 batches to about 3 %
+
+
+class Inspectable(Protocol):
+    """A plan: its epochs, and what it can say about them without any data."""
+
+    def epoch(self, number: int, origin: int = 0) -> Epoch:
+        """Return epoch `number`, from position `origin` on."""
+
+    def explain(self, batch: int, epoch: int = 0) -> str:
+        """Return a description of batch `batch` of `epoch`."""
+        return explain_batch(self.epoch(epoch), batch)
+
+    def order_hash(self, epoch: int = 0) -> str:
+        """Return a short hash of the whole order of `epoch`; equal orders have equal hashes. Visits every item."""
+        return hash_order(self.epoch(epoch))
+
+    def mixing(self, epoch: int = 0, max_batches: int = 1024) -> "Mixing":
+        """Measure how well `epoch` is shuffled and what it costs to read."""
+        return measure_mixing(self.epoch(epoch), max_batches)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from penstock.core.protocols import Order
 from penstock.core.seeds import check_seed
 from penstock.core.types import Arrangement
 from penstock.plan.epoch import Epoch, Passes, Tail
-from penstock.plan.inspect import Mixing, explain_batch, hash_order, measure_mixing
+from penstock.plan.inspect import Inspectable
 from penstock.plan.world import slots
 
 __all__ = ["Plan"]
@@ -21,7 +21,7 @@ _CACHED_ARRANGEMENTS = 3
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Inspectable):
     """Defines what every batch of every epoch is made of. A pure function; printable and comparable.
 
     Parameters
@@ -139,15 +139,3 @@ class Plan:
             "tail": self.tail,
             "segment": 0,
         }
-
-    def explain(self, batch: int, epoch: int = 0) -> str:
-        """Return a description of batch `batch` of `epoch`."""
-        return explain_batch(self.epoch(epoch), batch)
-
-    def order_hash(self, epoch: int = 0) -> str:
-        """Return a short hash of the whole order of `epoch`; equal orders have equal hashes. Visits every item."""
-        return hash_order(self.epoch(epoch))
-
-    def mixing(self, epoch: int = 0, max_batches: int = 1024) -> Mixing:
-        """Measure how well `epoch` is shuffled and what it costs to read."""
-        return measure_mixing(self.epoch(epoch), max_batches)

@@ -10,7 +10,7 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
 from penstock.plan.epoch import Epoch, Tail
-from penstock.plan.inspect import Mixing, explain_batch, hash_order, measure_mixing
+from penstock.plan.inspect import Inspectable
 from penstock.plan.plan import Plan
 from penstock.plan.world import slots
 
@@ -21,7 +21,7 @@ _ENDLESS = 1 << 61
 
 
 @dataclass(frozen=True)
-class Segments:
+class Segments(Inspectable):
     """A plan whose epochs are `length` batches long; each epoch resumes where the last one ended.
 
     The tail of the plan decides what happens at the end of a pass:
@@ -122,15 +122,3 @@ class Segments:
     def identity(self) -> dict[str, str | int]:
         """Return, by name, everything that the order of items depends on."""
         return {**self.plan.identity(), "segment": int(self.length)}
-
-    def explain(self, batch: int, epoch: int = 0) -> str:
-        """Return a description of batch `batch` of segment `epoch`."""
-        return explain_batch(self.epoch(epoch), batch)
-
-    def order_hash(self, epoch: int = 0) -> str:
-        """Return a short hash of the whole order of segment `epoch`."""
-        return hash_order(self.epoch(epoch))
-
-    def mixing(self, epoch: int = 0, max_batches: int = 1024) -> Mixing:
-        """Measure how well segment `epoch` is shuffled and what it costs to read."""
-        return measure_mixing(self.epoch(epoch), max_batches)

@@ -1,15 +1,14 @@
 """The content of a report, before it is rendered as a page."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.observe.run_file import Run
 
 __all__ = ["ItemPicture", "Report"]
 
 
-@dataclass(frozen=True, slots=True)
-class ItemPicture:
+class ItemPicture(NamedTuple):
     """A picture of one item."""
 
     item: int

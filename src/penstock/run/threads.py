@@ -14,8 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.core.errors import WorkerError
 from penstock.core.types import Draw
@@ -28,17 +27,22 @@ _LOG = logging.getLogger("penstock")
 _JOIN_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadSetup:
-    """How many threads make batches, and how far ahead."""
+class ThreadSetup(NamedTuple):
+    """How many threads make batches, and how far ahead.
+
+    Attributes
+    ----------
+    windows_ahead
+        How many batches ahead of the threads shuffle windows are read; 0 if the order has no windows.
+    group_size
+        Draws that one thread makes at a time, if each of them is small.
+    timeout_seconds
+        How long a batch may take; None: no limit.
+    """
 
     threads: int
     windows_ahead: int
-    """How many batches ahead of the threads shuffle windows are read; 0 if the order has no windows."""
-
     group_size: int
-    """Draws that one thread makes at a time, if each of them is small."""
-
     timeout_seconds: float | None
 
 

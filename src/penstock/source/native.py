@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,18 +53,22 @@ class FileMap:
             _libc.munmap(self.address, self.n_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredItems:
-    """Where items lie: a table of shards, and the shard and offset of each item."""
+class StoredItems(NamedTuple):
+    """Where items lie.
+
+    Attributes
+    ----------
+    shards
+        Table of shape (shards, 4): file descriptor (-1: unknown), address of the map, size in bytes, ctime in ns.
+    which
+        Row in `shards` of each item.
+    begins
+        Byte offset of each item in its shard.
+    """
 
     shards: _Int64s
-    """(shards, 4): file descriptor (-1: unknown), address of the map, size in bytes, ctime in ns."""
-
     which: _Int64s
-    """Row in `shards` of each item."""
-
     begins: _Int64s
-    """Byte offset of each item in its shard."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import numpy as np
 from penstock.core.errors import OptionError
 
 __all__ = [
+    "ClipsToRange",
     "Fill",
     "check_axis",
     "check_field",
@@ -67,6 +68,23 @@ def check_value_range(value_range: Any) -> tuple[float, float]:
     if not isinstance(value_range, tuple | list) or len(value_range) != 2:
         raise OptionError(f"value_range must be (low, high), got {value_range!r}.")
     return check_range("value_range", *value_range)
+
+
+class ClipsToRange:
+    """A transform with a field `value_range` that its output is clipped to; None: it is not clipped."""
+
+    __slots__ = ()
+
+    value_range: tuple[float, float] | None
+
+    @property
+    def clips_to(self) -> tuple[float, float] | None:
+        """Range that the output is clipped to; None: it is not clipped."""
+        return self.value_range
+
+    def _check_value_range(self) -> None:
+        if self.value_range is not None:
+            object.__setattr__(self, "value_range", check_value_range(self.value_range))
 
 
 def check_low_high(low: Any, high: Any, *, at_least: float = -math.inf) -> None:

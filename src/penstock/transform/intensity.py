@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
 from penstock.transform.arrays import clip_values, require_floats, transform_field
-from penstock.transform.checks import check_field, check_low_high, check_number, check_probability, check_value_range
+from penstock.transform.checks import (
+    ClipsToRange,
+    check_field,
+    check_low_high,
+    check_number,
+    check_probability,
+    check_value_range,
+)
 
 __all__ = ["Binarize", "Blur", "NanToNum", "Normalize", "RandomContrast", "RandomGamma"]
 
@@ -25,7 +32,7 @@ _REACH = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class RandomContrast:
+class RandomContrast(ClipsToRange):
     """Scales the distance of values from the mean of the item by a random factor; below 1, contrast is lower.
 
     The mean is that of the finite values of all channels. It does not change, unless values are clipped.
@@ -51,13 +58,7 @@ class RandomContrast:
         check_low_high(self.low, self.high, at_least=0)
         check_probability("p", self.p)
         check_field(self.field)
-        if self.value_range is not None:
-            object.__setattr__(self, "value_range", check_value_range(self.value_range))
-
-    @property
-    def clips_to(self) -> tuple[float, float] | None:
-        """Range that the output is clipped to; None: it is not clipped."""
-        return self.value_range
+        self._check_value_range()
 
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:
         """Return the item with more or less contrast; the same object if it is not changed."""

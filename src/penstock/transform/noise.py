@@ -8,20 +8,20 @@ from numpy.typing import NDArray
 
 from penstock.transform.arrays import clip_values, default_generator, require_axis, require_floats, transform_field
 from penstock.transform.checks import (
+    ClipsToRange,
     check_axis,
     check_field,
     check_low_high,
     check_number,
     check_probability,
     check_range,
-    check_value_range,
 )
 
 __all__ = ["Clip", "GaussianNoise", "RandomGain"]
 
 
 @dataclass(frozen=True, slots=True)
-class GaussianNoise:
+class GaussianNoise(ClipsToRange):
     """Adds Gaussian noise to every value; clips only if a range is given.
 
     Examples
@@ -47,13 +47,7 @@ class GaussianNoise:
         check_number("std", self.std, at_least=0)
         check_probability("p", self.p)
         check_field(self.field)
-        if self.value_range is not None:
-            object.__setattr__(self, "value_range", check_value_range(self.value_range))
-
-    @property
-    def clips_to(self) -> tuple[float, float] | None:
-        """Range that the output is clipped to; None: it is not clipped."""
-        return self.value_range
+        self._check_value_range()
 
     def __call__(self, item: Any, rng: np.random.Generator | None = None, /) -> Any:
         """Return the item with noise; the same object if it is not changed.

@@ -7,6 +7,7 @@ lines also differ in dashes and markers, areas in hatching.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +25,7 @@ _TOP, _BOTTOM, _RIGHT = 28, 46, 14
 _ROW = 40  # pixels of a bar with its label
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(NamedTuple):
     """Label with unit, and range of an axis."""
 
     label: str
@@ -33,8 +33,7 @@ class Axis:
     high: float
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """Connected values, in ascending x."""
 
     name: str
@@ -42,8 +41,7 @@ class Line:
     y: Floats
 
 
-@dataclass(frozen=True, slots=True)
-class Points:
+class Points(NamedTuple):
     """Separate values."""
 
     name: str
