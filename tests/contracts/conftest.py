@@ -1,4 +1,4 @@
-"""Small data sets that encode their position."""
+"""Small datasets that encode their position."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from penstock import create_shards_from_arrays
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return a function that writes a data set of n samples once: x is i, y is (i, i + 1/4)."""
+    """Return a function that writes a dataset of n samples once: x is i, y is (i, i + 1/4)."""
     made: dict[Any, Path] = {}
 
     def written(n: int, shard_size: int, **options: Any) -> Path:
