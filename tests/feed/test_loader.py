@@ -1,0 +1,155 @@
+"""What a loader refuses and warns about when it is made, and how it ends; the laws say what it yields."""
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from penstock_test_parts import delivered_items, numbered_source, planned_items
+
+from penstock import (
+    ArraySource,
+    Index,
+    Loader,
+    LoaderError,
+    OptionError,
+    Plan,
+    RunOptions,
+    Segments,
+    Sequential,
+    WindowShuffle,
+    World,
+)
+
+SOURCE = numbered_source(24)
+PLAN = Plan(SOURCE.index, Sequential(), batch_size=4)
+
+
+# -- plan and source ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", [Index.uniform(25), Index.uniform(23), Index.uniform(24, identity="other")], ids=str)
+def test_a_plan_over_another_index_is_refused(index: Index) -> None:
+    with pytest.raises(OptionError, match="The plan must be over the index of its source") as caught:
+        Loader(SOURCE, Plan(index, Sequential(), batch_size=4))
+    assert ("with other content" in str(caught.value)) == (len(index) == 24)
+
+
+def test_a_plan_over_a_selection_of_the_index_is_accepted() -> None:
+    plan = Plan(SOURCE.index.select(range(0, 24, 2)), Sequential(), batch_size=4)
+    with Loader(SOURCE, plan) as loader:
+        assert delivered_items(loader) == [[0, 2, 4, 6], [8, 10, 12, 14], [16, 18, 20, 22]]
+
+
+def test_anything_but_a_plan_is_refused() -> None:
+    plan: Any = "plan"
+    with pytest.raises(OptionError, match="plan must be a Plan or Segments, got str"):
+        Loader(SOURCE, plan)
+
+
+def test_a_mask_beside_a_field_of_that_name_is_refused() -> None:
+    source = ArraySource({"mask": np.arange(6)})
+    with pytest.raises(OptionError, match=r"tail='pad' adds a field 'mask', but .* already has one"):
+        Loader(source, Plan(source.index, Sequential(), batch_size=4, tail="pad"))
+    with Loader(source, Plan(source.index, Sequential(), batch_size=4)) as loader:
+        assert [batch["mask"].tolist() for batch in loader] == [[0, 1, 2, 3]]
+
+
+# -- warnings ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "tail", "messages"),
+    [
+        (1, "drop", []),
+        (2, "drop", []),
+        (
+            4,
+            "drop",
+            [
+                "2 of 6 batches per epoch are left out, because 4 ranks cannot share them equally. "
+                "Use tail='pad' to leave out none."
+            ],
+        ),
+        (4, "pad", []),
+        (7, "drop", ["The epochs of this loader have no batches: 24 items, batch_size=4, tail='drop', 7 ranks."]),
+    ],
+)
+def test_batches_that_no_rank_makes_are_warned_of(
+    size: int, tail: Any, messages: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "penstock"):
+        Loader(SOURCE, Plan(SOURCE.index, Sequential(), batch_size=4, tail=tail), world=World(0, size)).close()
+    assert caplog.messages == messages
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("executor", "workers", "ranks", "lanes", "windows"),
+    [
+        # A rank visits its part of the lanes, and a worker process its part of those.
+        ("auto", 0, 1, 4, 6),
+        ("auto", 0, 2, 4, 4),
+        ("auto", 0, 3, 4, 4),
+        ("threads", 3, 1, 4, 12),
+        ("threads", 3, 2, 4, 6),
+        ("processes", 2, 1, 5, 10),
+        ("processes", 2, 2, 5, 8),
+    ],
+)
+def test_windows_are_held_for_the_lanes_that_a_process_visits(
+    executor: Any, workers: int, ranks: int, lanes: int, windows: int
+) -> None:
+    source = ArraySource({"x": np.broadcast_to(np.float32(0), (400, 250_000))}, chunk_items=5)
+    plan = Plan(source.index, WindowShuffle(3), batch_size=4, lanes=lanes)
+    options = RunOptions(executor=executor)
+    with Loader(source, plan, num_workers=workers, world=World(0, ranks), options=options) as loader:
+        assert loader.memory_estimate().windows_held == windows
+
+
+# -- moving and ending -------------------------------------------------------------------------------------------------
+
+
+def test_skipping_all_that_is_left_ends_the_epoch_and_not_the_next_one() -> None:
+    with Loader(SOURCE, PLAN) as loader:
+        loader.skip(6)
+        assert (loader.epoch, loader.remaining, loader.state_dict()["batch"]) == (0, 0, 6)
+        loader.skip(1)
+        assert (loader.epoch, loader.remaining) == (1, 5)
+
+
+def test_skipping_past_an_epoch_into_one_without_batches_is_refused() -> None:
+    source = numbered_source(3)
+    with Loader(source, Plan(source.index, Sequential(), batch_size=4)) as loader:
+        loader.skip(0)
+        with pytest.raises(OptionError, match=r"skip\(1\) goes past the last batch: epoch 1 has no batches"):
+            loader.skip(1)
+
+
+def test_the_first_epoch_can_be_set_and_is_begun_again_after_it_was_left() -> None:
+    with Loader(SOURCE, PLAN) as loader:
+        next(iter(loader))
+        loader.set_epoch(0)
+        assert delivered_items(loader) == planned_items(PLAN)
+
+
+def test_a_closed_loader_refuses_to_iterate_and_keeps_its_state() -> None:
+    loader = Loader(SOURCE, PLAN)
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    loader.close()
+    assert loader.state_dict()["batch"] == 1
+    for use in (lambda: iter(loader), lambda: loader.at(0, 0), loader.__enter__):
+        with pytest.raises(LoaderError, match=r"This loader is closed\. To resume, make a new one"):
+            use()
+    with pytest.raises(LoaderError, match="This iteration has ended: the loader was closed"):
+        next(batches)
+
+
+def test_the_length_is_that_of_a_segment() -> None:
+    with Loader(SOURCE, Segments(PLAN, 4), world=World(1, 2)) as loader:
+        assert (len(loader), loader.remaining) == (2, 2)
+        assert delivered_items(loader) == [[4, 5, 6, 7], [12, 13, 14, 15]]
