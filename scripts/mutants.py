@@ -85,6 +85,7 @@ _SHOWN_AROUND = (
     ast.expr, ast.keyword, ast.arguments, ast.comprehension, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return,
 )  # fmt: skip
 _MAX_SHOWN = 110  # characters
+_PATIENCE = 4  # times what the tests take without a change
 _MEMORY = Path("/dev/shm")  # where `fsync` takes no time
 
 
@@ -185,6 +186,8 @@ def run_tests(base: Path, source: Path, tests: list[str], seconds: float | None 
     """Run tests against the package in `source`; return whether all pass in time, and what pytest printed."""
     options = ["-q", "-x", "--tb=short", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
     writes_bytecode = {} if seconds is None else {"PYTHONDONTWRITEBYTECODE": "1"}
+    if seconds is not None:
+        options.append(f"--timeout={seconds / _PATIENCE:.0f}")  # no test takes longer than all of them
     with subprocess.Popen(
         [sys.executable, "-m", "pytest", *options, f"--basetemp={source.parent / 'tmp'}", *tests],
         cwd=base,
@@ -224,7 +227,7 @@ def judge(folder: str, chosen: argparse.Namespace, base: Path) -> tuple[int, lis
     passed, printed = run_tests(base, base / "src", tests)
     if not passed:
         sys.exit(f"{printed}\n{folder}: its tests must pass before any change, but they fail. Fix them first.")
-    seconds = max(60.0, 5 * (time.monotonic() - began))  # a mutant that loops for ever is killed, too
+    seconds = _PATIENCE * max(20.0, time.monotonic() - began)  # a mutant that loops for ever is killed, too
     files = [path for path in sorted((base / PACKAGE / folder).rglob("*.py")) if path.name not in SKIPPED]
     every = [mutant for path in files for mutant in find_mutants(path.read_text(), path.relative_to(base))]
     every = [mutant for mutant in every if re.search(chosen.match, str(mutant))]
