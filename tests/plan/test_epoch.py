@@ -69,3 +69,28 @@ def test_batches_done_count_over_all_ranks_and_stop_at_the_end() -> None:
 def test_a_share_from_the_end_on_has_no_steps() -> None:
     for tail in ("drop", "short", "pad"):
         assert [(share.n_steps, steps(share)) for share in shares(10, 2, tail, start=5)] == [(0, [])] * 2
+
+
+@pytest.mark.parametrize("tail", ["drop", "short", "pad"])
+def test_one_step_is_drawn_as_it_is_in_turn_and_no_other_exists(tail: str) -> None:
+    for share in shares(9, 3, tail):
+        assert [share.draw(step).items.tolist() for step in range(share.n_steps)] == steps(share)
+        for step in (-1, share.n_steps):
+            with pytest.raises(PlanError, match=f"step must be >= 0 and < {share.n_steps}, got {step}"):
+                share.draw(step)
+
+
+@pytest.mark.parametrize("tail", ["drop", "short"])
+@pytest.mark.parametrize("start", [0, 1])
+def test_the_items_of_a_share_are_those_of_its_steps(tail: str, start: int) -> None:
+    for share in shares(21, 3, tail, start):
+        assert np.concatenate(list(share.items())).tolist() == [item for step in steps(share) for item in step]
+
+
+def test_some_steps_are_drawn_from_the_first_to_the_one_before_stop() -> None:
+    (share,) = shares(9, 1, "short")
+    assert [draw.items.tolist() for draw in share.draws(1, 3)] == [[2, 3], [4, 5]]
+    assert [draw.items.tolist() for draw in share.draws(3)] == [[6, 7], [8]]
+    last = shares(9, 3, "short")[0]
+    assert [draw.items.tolist() for draw in last.draws(0, 1)] == [[0, 1]]
+    assert [draw.items.tolist() for draw in last.draws(1)] == [[6]]
