@@ -9,8 +9,8 @@ import pytest
 
 from penstock.core.index import Index
 from penstock.core.seeds import generator_for, key_for, mix64, subkeys
-from penstock.plan.balanced import Balanced
-from penstock.plan.orders import RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
+from penstock.plan.balanced import Balanced, BalancedSpans
+from penstock.plan.orders import Listed, RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
 from penstock.plan.permute import permute
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
@@ -71,6 +71,31 @@ ORDERS = [
         "38b7eb6a20e91c98",
     ),
     (Plan(CHUNKED, Subset(8), batch_size=4, seed=42), [[10, 13, 2, 7], [18, 12, 5, 16]], "14f216fe2f0a4bd3"),
+    (
+        Plan(CHUNKED, Subset(12, near=3, window=2), batch_size=4, seed=42),
+        [[7, 8, 13, 18], [5, 16, 12, 3], [2, 4, 9, 10]],
+        "c3c9f7872a62e1ef",
+    ),
+    (
+        Plan(CHUNKED, BalancedSpans((0, 5), (0.25, 0.75), length=12), batch_size=4, seed=42),
+        [[17, 18, 15, 5], [11, 13, 1, 7], [10, 0, 2, 16]],
+        "5648664d6309743c",
+    ),
+    (
+        Plan(CHUNKED, Listed([3, 1, 3, 19, 0, 7, 7, 2]), batch_size=4, seed=42),
+        [[3, 1, 3, 19], [0, 7, 7, 2]],
+        "d9ab82ba76f72211",
+    ),
+    (
+        Plan(CHUNKED, WindowShuffle(2, permute_chunks=False), batch_size=4, seed=42),
+        [[3, 5, 7, 1], [4, 8, 0, 6], [10, 2, 9, 15], [12, 11, 18, 19], [13, 16, 17, 14]],
+        "9c8abaaa1b06fe52",
+    ),
+    (
+        Plan(CHUNKED, WindowShuffle(2, permute_items=False), batch_size=4, seed=42),
+        [[0, 1, 2, 3], [14, 15, 16, 17], [18, 19, 4, 5], [6, 7, 8, 9], [10, 11, 12, 13]],
+        "7cab031b2b18d599",
+    ),
     (
         Segments(Plan(CHUNKED, Shuffle(), batch_size=6, seed=42), length=4),
         [[11, 2, 8, 18, 15, 6], [13, 12, 10, 1, 17, 5], [14, 0, 7, 3, 8, 14], [13, 7, 11, 16, 3, 9]],
@@ -191,4 +216,9 @@ def test_identities_are_what_they_were() -> None:
     assert CHUNKED.select(range(0, 20, 2)).digest == "82ff45c97723d800"
     assert Index.concat([CHUNKED, Index.uniform(5, identity="x")]).digest == "8c698cc96103d40a"
     assert repr(Balanced(LABELS, length=20)) == "Balanced(2 groups of 20 items, length=20, 74b0644c72fbfdee)"
+    assert repr(Listed([3, 1, 3])) == "Listed(3 items, 3c1410ea83178c60)"
+    assert repr(Subset(8, near=3, window=2)) == "Subset(count=8, near=3, window=2)"
+    assert repr(BalancedSpans((0, 5), (0.25, 0.75), 8)) == (
+        "BalancedSpans(starts=(0, 5), weights=(0.25, 0.75), length=8)"
+    )
     assert repr(RandomChunks(4)) == "RandomChunks(size=4, count=None, align=1, shuffle=False)"

@@ -53,5 +53,5 @@ def test_values_that_are_no_list_of_integers_are_refused(items: object) -> None:
 @pytest.mark.parametrize("wrong", [-1, 20])
 def test_a_number_that_is_no_item_is_refused(wrong: int) -> None:
     with pytest.raises(PlanError, match=f"items must be >= 0 and < 20, the number of items, got {wrong}"):
-        Plan(Index.uniform(20), Listed([4, wrong]), 2)
+        Plan(Index.uniform(20), Listed([0, 1, 19, wrong]), 2)
     Plan(Index.uniform(20), Listed([]), 2)
