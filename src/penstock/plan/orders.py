@@ -294,7 +294,7 @@ class Listed:
 def _visits(items: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return how often each item has come before, so that each repeat has its own randomness."""
     order = np.argsort(items, kind="stable")
-    first = np.flatnonzero(np.diff(items[order], prepend=-1))
+    first = np.flatnonzero(np.diff(items[order], prepend=items.min(initial=0) - 1))  # `check` refuses items below 0
     counts = np.arange(len(items)) - np.repeat(first, np.diff(np.append(first, len(items))))
     visits = np.empty(len(items), np.int64)
     visits[order] = counts
