@@ -4,7 +4,7 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,3 +110,33 @@ def test_tests_that_fail_kill_a_mutant_and_tests_that_pass_do_not(
     assert [after for after, killed in found.items() if not killed] == ["return size // 2 if size else -2"]
     assert ran[0] == ["tests/plan/test_small.py", "tests/plan/test_a.py"]  # the file's own tests first
     assert (base / PATH).read_text() == TEXT
+
+
+def test_tests_that_fail_without_a_change_end_the_run_before_any_mutant(
+    mutants: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutants, "run_tests", lambda *_: (False, "1 failed"))
+    monkeypatch.setattr(mutants, "is_killed", lambda *_: pytest.fail("a mutant was tried"))
+    (tmp_path / PATH).parent.mkdir(parents=True)
+    (tmp_path / PATH).write_text(TEXT)
+    chosen = SimpleNamespace(count=3, seed=0, workers=1, match="")
+    with pytest.raises(SystemExit, match="1 failed\nplan: its tests must pass before any change, but they fail"):
+        mutants.judge("plan", chosen, tmp_path)
+
+
+def test_as_many_mutants_are_tried_as_asked_for_and_the_survivors_returned(
+    mutants: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutants, "run_tests", lambda *_: (True, ""))
+    monkeypatch.setattr(mutants, "is_killed", lambda mutant, *_: "if " in mutant.after)
+    (tmp_path / PATH).parent.mkdir(parents=True)
+    (tmp_path / PATH).write_text(TEXT)
+    for count, match, tried, survived in (
+        (99, "", 8, ["size: 'int > 3', least: int=3"]),
+        (99, ":6:", 3, []),
+        (2, "", 2, None),
+    ):
+        chosen = SimpleNamespace(count=count, seed=0, workers=1, match=match)
+        n_tried, found = mutants.judge("plan", chosen, tmp_path)
+        assert n_tried == tried
+        assert survived is None or [mutant.after for mutant in found] == survived
