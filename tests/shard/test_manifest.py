@@ -78,6 +78,14 @@ def test_the_manifest_lists_totals_fields_and_shards(tmp_path: Path) -> None:
     ]
 
 
+def test_a_manifest_whose_keys_another_program_sorted_is_the_same(tmp_path: Path) -> None:
+    manifest = write(tmp_path, 7, metadata={"rate": 2.5, "lab": "left"})
+    stored = json.loads((tmp_path / MANIFEST).read_text())
+    assert list(stored) != sorted(stored)
+    (tmp_path / MANIFEST).write_text(json.dumps(stored, sort_keys=True))
+    assert Manifest.read(tmp_path / MANIFEST) == manifest
+
+
 def test_the_fingerprint_depends_on_the_items_and_not_on_the_folder(tmp_path: Path) -> None:
     one, other = write(tmp_path / "one"), write(tmp_path / "other")
     assert one.fingerprint == other.fingerprint

@@ -56,6 +56,15 @@ def test_rewriting_removes_stale_shards_and_no_file_of_others(
     assert numbers(tmp_path) == [100, 101, 102, 103, 104]
 
 
+@pytest.mark.parametrize("name", ["shard_000002.tar", "shard_000002.tar.index"])
+def test_a_file_of_the_previous_dataset_that_is_gone_already_is_not_missed(name: str, tmp_path: Path) -> None:
+    write(tmp_path, 7)
+    (tmp_path / name).unlink()
+    write(tmp_path, 2)
+    assert sorted(contents(tmp_path)) == [MANIFEST, "shard_000000.tar", "shard_000000.tar.index"]
+    assert numbers(tmp_path) == [0, 1]
+
+
 def test_the_writer_does_not_remove_files_listed_in_a_foreign_manifest(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_bytes(b"three years")
     foreign = {"total_samples": 1, "shards": [{"shard_name": "thesis.txt"}]}
