@@ -13,10 +13,11 @@ CELLMAP := .venv-cellmap
 # The site is built from the text of the package, which is not imported: an environment without torch.
 DOCS := .venv-docs
 
-.PHONY: help test test-browser test-cellmap mutants lint types unit demo picture docs bench soak format clean
+.PHONY: help test test-all test-browser test-cellmap mutants lint types demo picture docs bench soak format clean
 
 help:
-	@echo "make test    everything CI checks: format, lint, types, architecture, tests (about 9 minutes)"
+	@echo "make test    format, lint, types, architecture, and all tests but the slow ones (about 3 minutes)"
+	@echo "make test-all        everything CI checks, the slow tests included (about 10 minutes)"
 	@echo "make test-browser    the report in a headless Chromium (apt-get install chromium)"
 	@echo "make test-cellmap    our loader over the cellmap-data package's own data sets"
 	@echo "make mutants small random changes of the code, and which of them no test notices (about 20 minutes)"
@@ -51,12 +52,13 @@ $(NWB_ZARR)/.ready: constraints-nwb-zarr.txt
 	@$(NWB_ZARR)/bin/pip install --quiet --disable-pip-version-check -c constraints-nwb-zarr.txt pynwb hdmf-zarr scipy xxhash typer
 	@touch $@
 
-unit: $(READY) $(LIBRARY) $(NWB_ZARR)/.ready
+test: lint types $(LIBRARY)
+	$(BIN)/pytest -q -n 2 -m "not slow"
+
+test-all: lint types $(LIBRARY) $(NWB_ZARR)/.ready
 	PENSTOCK_NWB_ZARR_PYTHON=$(CURDIR)/$(NWB_ZARR)/bin/python $(BIN)/pytest -q -n 2
 
-test: lint types unit
-
-# In `make test` they run where there is a browser, and are left out where there is none; here they fail without one.
+# In `make test-all` they run if there is a browser, and are skipped otherwise; here they fail without one.
 test-browser: $(READY) $(LIBRARY)
 	PENSTOCK_BROWSER_TESTS=1 $(BIN)/pytest -q -n 0 tests/browser
 

@@ -6,6 +6,7 @@ Several tests run at once, each with processes of its own: what is done twice he
 import gc
 import os
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,45 @@ settings.load_profile("soak" if os.environ.get("PENSTOCK_SOAK") == "1" else "def
 # inherit this; whoever sets it keeps what was set.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+
+# Tests that kill, start whole programs or build packages: `make test` leaves them out, `make test-all` and CI run them.
+SLOW = (
+    "browser",
+    "contracts/test_webdataset_snippets.py",
+    "convert/nwb/test_series.py",
+    "convert/nwb/test_spikes.py",
+    "convert/nwb/test_zarr.py",
+    "convert/test_convert.py",
+    "convert/test_engines.py",
+    "convert/test_examples.py",
+    "demo/test_story.py",
+    "docs/test_notebooks.py",
+    "docs/test_snippets.py",
+    "faults",
+    "packaging",
+    "recipes/cellmap/predictions/test_writer_ends.py",
+    "recipes/cellmap/test_example.py",
+    "recipes/chunked/test_audio_example.py",
+    "recipes/crossval/test_birdsong_example.py",
+    "recipes/crossval/test_cross_validation.py",
+    "recipes/streams/test_memory.py",
+    "recipes/trainers",
+    "recipes/webdataset/test_loader.py",
+    "recipes/workersafe/test_workers.py",
+    "run/test_executors.py",
+    "soak",
+    "source/stored/test_workers.py",
+    "source/test_native.py",
+)
+_TESTS = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of `SLOW`."""
+    slow = tuple(str(_TESTS / name) for name in SLOW)
+    for item in items:
+        if str(item.path).startswith(slow):
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -57,7 +57,7 @@ def test_the_wheel_has_the_files_of_the_package_byte_by_byte_and_nothing_else(wh
     package = {
         str(path.relative_to(PACKAGE.parent)): path.read_bytes()
         for path in PACKAGE.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".c", ".so")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".c", ".so", ".md")
     }
     compiled = {"penstock/source/libnative.so"}
     assert {name: found[name] for name in found.keys() - compiled if not name.startswith(about)} == package
