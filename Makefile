@@ -19,7 +19,7 @@ help:
 	@echo "make test    format, lint, types, architecture, and all tests but the slow ones (about 3 minutes)"
 	@echo "make test-all        everything CI checks, the slow tests included (about 10 minutes)"
 	@echo "make test-browser    the report in a headless Chromium (apt-get install chromium)"
-	@echo "make test-cellmap    our loader over the cellmap-data package's own data sets"
+	@echo "make test-cellmap    our loader over the datasets of the cellmap-data package"
 	@echo "make mutants small random changes of the code, and which of them no test notices (about 20 minutes)"
 	@echo "make demo    generate data, train, be killed, resume bit-equal (under 2 minutes)"
 	@echo "make docs    the documentation as a site, in site/ (open site/index.html)"
