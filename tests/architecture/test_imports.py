@@ -1,8 +1,11 @@
 """Which room may import which, and what no room may do. Each test lists all offenders of its rule."""
 
 import ast
+import re
 
-from penstock_tree import MODULES, find_cycle, imports, parse, room
+from penstock_tree import MODULES, ROOT, find_cycle, imports, parse, room
+
+ARCHITECTURE = ROOT / "docs" / "explanation" / "architecture.md"
 
 _FILES = {"core", "files", "shard"}
 _READ = {*_FILES, "transform", "source"}
@@ -81,6 +84,18 @@ def test_imports_point_one_way() -> None:
 def test_the_table_of_rooms_has_no_cycle_and_no_room_that_is_gone() -> None:
     assert find_cycle(ALLOWED) == set()
     assert {room(module) for module in MODULES} - {""} == set(ALLOWED)
+
+
+def test_the_table_of_the_architecture_page_is_this_one() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (nothing|(?:`\w+`(?:, )?)+) \|$", ARCHITECTURE.read_text(), re.M)
+    written = {name: set(re.findall(r"\w+", allowed)) - {"nothing"} for name, allowed in rows}
+    assert written == {name: ALLOWED[name] for name in written}
+    assert {name for name in ALLOWED if "recipes" not in name} - written.keys() == {
+        "demo",
+        "aliases",
+        "cli",
+        "__main__",
+    }
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
