@@ -38,6 +38,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "_POSITIONS_AT_ONCE": "how much is computed at once",
         r"self\._windows\) >.* \d \* self\.passes\.lanes": "how many windows are remembered",
     },
+    "plan/inspect.py": {r"for row in runs\], axis=1": "the mean over the other axis is taken next"},
     "plan/plan.py": {"_CACHED_ARRANGEMENTS": "how much is remembered"},
     "plan/segments.py": {r"_ENDLESS = \d <<": "endless, too, and still below 2**63"},
     "shard/codec.py": {"_COPIED_BYTES": "a copy and a view have the same bytes"},
