@@ -66,7 +66,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         r">= tar_bytes": "no member reaches the end of an archive, which is zeros",
     },
     "shard/tar.py": {r"_READ_BYTES = \d <<": "how much is read at once"},
-    "shard/verify.py": {r"max\(2, workers\)": "results come in order with any number of threads"},
+    "shard/verify.py": {
+        r"max\(2, workers\)": "results come in order with any number of threads",
+        r"'truncated' if size <= ": "asked only if they differ",
+    },
     "shard/writer.py": {
         r"self\._lock (> 0|>= 1)": "0 is the standard input",
         "stacklevel=2": "a destructor has no caller",
