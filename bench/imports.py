@@ -18,7 +18,7 @@ def run(_folder: Path, out: Path, repeats: int) -> None:
         [
             Contender("limit: python -c pass", starts, ("pass",)),
             Contender("import penstock", starts, ("import penstock",)),
-            Contender("penstock --help, as imported", starts, ("import penstock.cli.app",)),
+            Contender("penstock --help, as imported", starts, ("import penstock.cli",)),
             Contender("import numpy", starts, ("import numpy",)),
             Contender("import torch", starts, ("import torch",)),
         ],

@@ -1,5 +1,5 @@
 """`python -m penstock` is `penstock`."""
 
-from penstock.cli.app import app
+from penstock.cli.main import app
 
 app()

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock import OptionError, TarSource, convert_to_shards
-from penstock.cli.app import app
+from penstock.cli import app
 from penstock.cli.script import script_arguments
 from penstock.convert import ConvertOptions, LocalEngine
 from penstock.recipes.webdataset import NWBToWebDatasetConverter, ShardedDatasetInfo

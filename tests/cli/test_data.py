@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from penstock import create_shards_from_arrays
-from penstock.cli.app import app
+from penstock.cli import app
 from penstock.cli.errors import EXIT_CODES
 from penstock.cli.options import EXAMPLES
 from penstock.recipes.webdataset import ShardedDatasetInfo

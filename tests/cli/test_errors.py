@@ -20,7 +20,7 @@ from penstock_test_processes import is_group_gone
 from typer.testing import CliRunner
 
 from penstock import PlanError, ReadError, create_shards_from_arrays
-from penstock.cli.app import app
+from penstock.cli import app
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock import Loader, Plan, Sequential, create_shards_from_arrays
-from penstock.cli.app import app
+from penstock.cli import app
 from penstock.recipes.tune import Tuning
 from penstock.recipes.tune.source_of import source_of
 

@@ -16,7 +16,7 @@ from penstock_test_processes import is_group_gone
 from typer.testing import CliRunner
 
 from penstock import MissingDependency, OptionError, TarSource
-from penstock.cli.app import app
+from penstock.cli import app
 from penstock.demo import run as demo
 from penstock.shard.manifest import Manifest
 from penstock.transform import Moments

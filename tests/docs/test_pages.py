@@ -8,7 +8,7 @@ import pytest
 import typer
 
 import penstock
-from penstock.cli.app import app
+from penstock.cli import app
 from penstock.core import errors
 
 _ROOT = Path(__file__).parents[2]

@@ -41,7 +41,7 @@ def loaded() -> dict[str, Any]:
 
 def commands() -> dict[str, list[Any]]:
     """Run commands; return the exit code of each, and what was said."""
-    from penstock.cli.app import app
+    from penstock.cli import app
 
     Path("session.nwb").touch()
     said = {}

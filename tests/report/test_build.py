@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from penstock import DamageError, Loader, OptionError, Plan, Sequential, TarSource, Timings, create_shards_from_arrays
-from penstock.cli.app import app
+from penstock.cli import app
 from penstock.convert.convert import convert
 from penstock.convert.inputs.arrays import NpyInput
 from penstock.convert.scan import ConvertOptions

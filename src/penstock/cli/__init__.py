@@ -1,1 +1,5 @@
-"""The command line: one module per command, and what the commands share."""
+"""The command line."""
+
+from penstock.cli.main import app as app
+
+__all__ = ["app"]

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from penstock.cli.app import app
+from penstock.cli.main import app
 
 __all__ = ["run_script", "script_arguments"]
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock import __version__
-from penstock.cli.app import app
+from penstock.cli import app
 from penstock.demo.run import DemoResult
 
 _START_SECONDS = 0.3
@@ -26,10 +26,10 @@ def test_importing_and_help_import_neither_torch_nor_numpy_nor_rich():
     code = """
 import sys, penstock
 assert 'numpy' not in sys.modules
-import penstock.cli.app
+import penstock.cli
 for command in ('', 'convert', 'demo', 'report', 'tune'):
     try:
-        penstock.cli.app.app([*command.split(), '--help'])
+        penstock.cli.app([*command.split(), '--help'])
     except SystemExit as done:
         assert done.code == 0
 assert not {'torch', 'numpy', 'rich'} & set(sys.modules), sys.modules
