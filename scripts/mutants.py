@@ -65,7 +65,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         r"parse_int\(head\['tar_bytes'\], 1\)": "an archive without bytes is refused as well, for its members",
         r">= tar_bytes": "no member reaches the end of an archive, which is zeros",
     },
-    "shard/tar.py": {r"_READ_BYTES = \d <<": "how much is read at once"},
+    "shard/tar.py": {
+        r"_READ_BYTES = \d <<": "how much is read at once",
+        r"\(-2, b''\)": "no key has a length below 0",
+    },
     "shard/verify.py": {
         r"max\(2, workers\)": "results come in order with any number of threads",
         r"'truncated' if size <= ": "asked only if they differ",
@@ -73,7 +76,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "shard/writer.py": {
         r"self\._lock (> 0|>= 1)": "0 is the standard input",
         "stacklevel=2": "a destructor has no caller",
-        "1000001": "any other large number will do",
+        r"\(0, 2, 999999|1000001": "any other numbers of these lengths will do",
     },
 }
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from penstock.core.errors import OptionError
-from penstock.shard.codec import decode, encode, json_bytes, parse_npy_header
+from penstock.shard.codec import decode, encode, is_uncompressed, json_bytes, parse_npy_header
 from tests.shard.samples import Side
 
 
@@ -331,3 +331,8 @@ def test_the_extension_is_the_last_part_in_any_case() -> None:
     assert decode("x.cls", b"17") == 17
     assert decode("wav", b"RIFF") == b"RIFF"
     assert decode("npy.unknown", b"abc") == b"abc"
+
+
+def test_arrays_in_zips_and_images_take_more_memory_than_their_payloads() -> None:
+    kinds = ("npy", "x.npy", "json", "txt", "bin", "pyd", "npz", "x.NPZ", "jpg", "left.png", "tiff")
+    assert [kind for kind in kinds if not is_uncompressed(kind)] == ["npz", "x.NPZ", "jpg", "left.png", "tiff"]
