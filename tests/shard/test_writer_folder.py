@@ -65,6 +65,22 @@ def test_a_file_of_the_previous_dataset_that_is_gone_already_is_not_missed(name:
     assert numbers(tmp_path) == [0, 1]
 
 
+def test_shards_whose_manifest_was_removed_do_not_stay_beside_the_new_ones(tmp_path: Path) -> None:
+    write(tmp_path, 10)
+    (tmp_path / MANIFEST).unlink()
+    write(tmp_path, 2)
+    assert sorted(contents(tmp_path)) == [MANIFEST, "shard_000000.tar", "shard_000000.tar.index"]
+
+
+def test_shards_of_a_dataset_that_was_about_to_be_replaced_are_removed_after_starting_over(tmp_path: Path) -> None:
+    # A writer was killed between taking away the previous manifest and publishing its own.
+    write(tmp_path, 7, shard_name_pattern="old_{shard_idx}.tar")
+    (tmp_path / ".writing").mkdir()
+    (tmp_path / MANIFEST).rename(tmp_path / ".writing" / "replaced.json")
+    write(tmp_path, 2)
+    assert sorted(contents(tmp_path)) == [MANIFEST, "shard_000000.tar", "shard_000000.tar.index"]
+
+
 def test_the_writer_does_not_remove_files_listed_in_a_foreign_manifest(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_bytes(b"three years")
     foreign = {"total_samples": 1, "shards": [{"shard_name": "thesis.txt"}]}
