@@ -36,6 +36,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "core/index.py": {
         r"\[:17\]": "the string has 14 bytes",
         "prepend=-2": "any number will do that no chunk has",
+        r"np\.zeros\(1, np\.int64\), \*sizes": "empty chunks are left out",
     },
     "plan/epoch.py": {
         "_POSITIONS_AT_ONCE": "how much is computed at once",
