@@ -173,6 +173,8 @@ def test_an_image_may_have_as_many_pixels_as_pillow_allows(monkeypatch: pytest.M
     image.new("L", (3, 4)).save(out, "PNG")
     monkeypatch.setattr(image, "MAX_IMAGE_PIXELS", 12)
     assert decode("png", out.getvalue()).shape == (4, 3)
+    monkeypatch.setattr(image, "MAX_IMAGE_PIXELS", None)
+    assert decode("png", out.getvalue()).shape == (4, 3)
     monkeypatch.setattr(image, "MAX_IMAGE_PIXELS", 11)
     with pytest.raises(ValueError, match="its 3 × 4 pixels look like a decompression bomb"):
         decode("png", out.getvalue())

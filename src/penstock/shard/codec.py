@@ -300,7 +300,8 @@ def _decode_image(payload: bytes) -> NDArray[np.uint8]:
     except ImportError as error:
         raise MissingDependency("Pillow", "image", "Decoding images") from error
     with Image.open(io.BytesIO(payload)) as image:
-        if image.width * image.height > (Image.MAX_IMAGE_PIXELS or 0):
+        limit = Image.MAX_IMAGE_PIXELS  # None: the user has switched Pillow's limit off
+        if limit is not None and image.width * image.height > limit:
             raise ValueError(f"its {image.width} × {image.height} pixels look like a decompression bomb")
         if image.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV"):
             return np.array(image.convert("RGB"))
