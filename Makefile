@@ -16,7 +16,7 @@ DOCS := .venv-docs
 .PHONY: help test test-all test-browser test-cellmap mutants lint types demo picture docs bench soak format clean
 
 help:
-	@echo "make test    format, lint, types, architecture, and all tests but the slow ones (about 3 minutes)"
+	@echo "make test    format, lint, types, architecture, and all tests but the slow ones (under 4 minutes)"
 	@echo "make test-all        everything CI checks, the slow tests included (about 10 minutes)"
 	@echo "make test-browser    the report in a headless Chromium (apt-get install chromium)"
 	@echo "make test-cellmap    our loader over the datasets of the cellmap-data package"

@@ -33,13 +33,14 @@ settings.load_profile("soak" if os.environ.get("PENSTOCK_SOAK") == "1" else "def
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
-# Tests that kill, start whole programs or build packages: `make test` leaves them out, `make test-all` and CI run them.
+# Tests that kill, start processes or whole programs, or build packages; beginnings of paths. `make test` leaves them
+# out, `make test-all` and CI run them.
 SLOW = (
     "browser",
     "contracts/test_webdataset_snippets.py",
-    "convert/nwb/test_series.py",
-    "convert/nwb/test_spikes.py",
-    "convert/nwb/test_zarr.py",
+    "convert/inputs/test_audio.py",
+    "convert/inputs/test_zarr.py",
+    "convert/nwb",
     "convert/test_convert.py",
     "convert/test_engines.py",
     "convert/test_examples.py",
@@ -47,19 +48,26 @@ SLOW = (
     "docs/test_notebooks.py",
     "docs/test_snippets.py",
     "faults",
+    "laws/test_loader",
     "packaging",
     "recipes/cellmap/predictions/test_writer_ends.py",
     "recipes/cellmap/test_example.py",
+    "recipes/cellmap/test_loader.py",
     "recipes/chunked/test_audio_example.py",
-    "recipes/crossval/test_birdsong_example.py",
-    "recipes/crossval/test_cross_validation.py",
+    "recipes/crossval",
     "recipes/streams/test_memory.py",
+    "recipes/streams/test_resume.py",
     "recipes/trainers",
+    "recipes/webdataset/test_library.py",
     "recipes/webdataset/test_loader.py",
+    "recipes/webdataset/test_resume.py",
     "recipes/workersafe/test_workers.py",
+    "report/figures/test_items.py",
     "run/test_executors.py",
     "soak",
+    "source/stored/test_other_formats.py",
     "source/stored/test_workers.py",
+    "source/tar/test_files.py",
     "source/test_native.py",
 )
 _TESTS = Path(__file__).parent
