@@ -1,6 +1,6 @@
 """Tar shards: shuffled reading, writing, and opening a large data set, beside limits and peers.
 
-Large items are seed 004's (three fields, 295 kB), small ones 16×16 float32 with a label (1 kB). Reading is from a warm
+Large items have three fields and 295 kB, small ones 16×16 float32 with a label (1 kB). Reading is from a warm
 page cache, batch 32, tensors out. The limit of reading takes the same shuffled rows from arrays in memory into two
 buffers in turn (large), or with one fancy index per batch (small); the limit of writing writes the same bytes, and lets
 them last as ours do. Peers are measured where they are installed (`pip install litdata webdataset array-record
@@ -157,7 +157,7 @@ def penstock(folder: Path, fields: list[str] | None, num_workers: int, epoch: in
 
 
 def sample_by_sample(folder: Path) -> float:
-    """Iterate seed 004's loader with its own defaults, which merges nothing; the first, verifying epoch counts."""
+    """Iterate `WebDatasetLoader` with its defaults, which does not batch; the first, verifying epoch counts."""
     warm(folder)
     dataset = ps.recipes.webdataset.WebDatasetLoader(folder)
     began = time.perf_counter()
