@@ -10,7 +10,6 @@
 
 import json
 import logging
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from penstock.convert.splits import WHOLE, Split
 from penstock.core.errors import ConversionError, OptionError, PenstockError, SourceError, WriteError
 from penstock.files.durable import write_aside
 from penstock.files.locks import lock, unlock
+from penstock.files.staging import remove_staging
 from penstock.shard.manifest import MANIFEST, FieldInfo, Manifest, ShardEntry
 from penstock.shard.publish import (
     OPTIONS,
@@ -170,11 +170,9 @@ def _read_from_staged(job: Job, staged: Job) -> Job:
 
 
 def _remove_staged(output: Path) -> None:
-    """Remove staged items. They are renamed first, so that half of them are never taken for all of them."""
-    shutil.rmtree(output / _UNSTAGED, ignore_errors=True)
+    """Remove staged items, if there are any; what cannot be removed now is removed by the next conversion."""
     with suppress(OSError):
-        (output / _STAGED).rename(output / _UNSTAGED)
-    shutil.rmtree(output / _UNSTAGED, ignore_errors=True)
+        remove_staging(output / _STAGED, output / _UNSTAGED)
 
 
 def _write_shards(conversion: _Conversion, jobs: list[Job], phase: str) -> None:

@@ -20,6 +20,7 @@ import xxhash
 
 from penstock.core.errors import DamageError, SourceError, WriteError
 from penstock.files.durable import sync, write_aside
+from penstock.files.staging import remove_staging
 from penstock.shard.compression import Compression
 from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry
 from penstock.shard.side_index import SideIndex, index_name
@@ -117,7 +118,7 @@ def _roll_forward(folder: Path, shard_name: Callable[[int], str]) -> Manifest:
         sync(folder)
         (writing / MANIFEST).replace(folder / MANIFEST)
         sync(folder)
-        _remove_writing(writing)
+        remove_staging(writing, folder / _WRITTEN)
     except OSError as error:
         raise WriteError(
             f"Could not move the finished shards into {folder}: {error}. Continue with resume=True."
@@ -130,7 +131,7 @@ def finish_publication(folder: Path, shard_name: Callable[[int], str]) -> None:
     if _is_publishing(folder):
         _roll_forward(folder, shard_name)
     elif (folder / WRITING / _FINISHED).exists():
-        _remove_writing(folder / WRITING)
+        remove_staging(folder / WRITING, folder / _WRITTEN)
     shutil.rmtree(folder / _WRITTEN, ignore_errors=True)
 
 
@@ -143,14 +144,6 @@ def clear_unfinished(folder: Path) -> None:
     if stale:
         writing.mkdir()
         write_aside(writing / _STALE, json.dumps(sorted(stale)).encode())
-
-
-def _remove_writing(writing: Path) -> None:
-    """Remove the folder of a finished write: rename it first, then delete its content."""
-    written = writing.with_name(_WRITTEN)
-    shutil.rmtree(written, ignore_errors=True)
-    writing.replace(written)
-    shutil.rmtree(written)
 
 
 def _find_stale_files(folder: Path, replaced: Path, n_shards: int, shard_name: Callable[[int], str]) -> set[str]:

@@ -20,6 +20,7 @@ from typing import Any
 from penstock.core.errors import OptionError, ResumeError, WriteError
 from penstock.files.durable import sync
 from penstock.files.locks import lock, unlock
+from penstock.files.staging import remove_staging
 from penstock.recipes.cellmap.predictions.ngff import Coordinates, ImageLayout, ImageStore
 from penstock.source.read_pool import ReadPool
 
@@ -114,7 +115,7 @@ class UnfinishedImage:
         shutil.rmtree(self.writing / "aside", ignore_errors=True)
         shutil.rmtree(self._written, ignore_errors=True)
         if is_resumed and not (self.writing / "image").exists() and self.published_run() == run:
-            self._remove()  # interrupted right after the last rename
+            remove_staging(self.writing, self._written)  # interrupted right after the last rename
             self.mark_published()
             self.close()
             return False
@@ -158,7 +159,7 @@ class UnfinishedImage:
             image.rename(self.place)
             self._write_groups()
             sync(self.place.parent)
-            self._remove()
+            remove_staging(self.writing, self._written)
         except OSError as error:
             raise WriteError(f"Could not move the image to {self.place}: {error}. Resume with resume=True.") from error
         self.mark_published()
@@ -183,12 +184,6 @@ class UnfinishedImage:
         for path in parents[: root + 1]:
             if not any((path / name).exists() for name in (".zgroup", ".zarray", "zarr.json")):
                 self.store.write_file(path / ".zgroup", b'{"zarr_format": 2}')
-
-    def _remove(self) -> None:
-        """Remove the folder of a finished write: first its name, then its content."""
-        shutil.rmtree(self._written, ignore_errors=True)
-        self.writing.rename(self._written)
-        shutil.rmtree(self._written)
 
     def _clear(self) -> None:
         """Remove an unfinished write; a previous image that it had moved goes back to its path."""
