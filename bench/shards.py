@@ -1,4 +1,4 @@
-"""Tar shards: shuffled reading, writing, and opening a large data set, beside limits and peers.
+"""Tar shards: shuffled reading, writing, and opening a large dataset, beside limits and peers.
 
 Large items have three fields and 295 kB, small ones 16×16 float32 with a label (1 kB). Reading is from a warm
 page cache, batch 32, tensors out. The limit of reading takes the same shuffled rows from arrays in memory into two
