@@ -145,7 +145,7 @@ def spdl(folder: Path) -> float:
 
 
 def grain(folder: Path) -> float:
-    """Iterate a grain data set over a memory map, with its default threads; the second of two epochs counts."""
+    """Iterate a grain dataset over a memory map, with its default threads; the second of two epochs counts."""
     import grain as gr
 
     warm(folder)

@@ -69,7 +69,7 @@ def _run_writing(folder: Path, out: Path, repeats: int, name: str) -> None:
 
 
 def _run_opening(folder: Path) -> None:
-    """Open a data set of ten million items: one shard's files under a thousand names."""
+    """Open a dataset of ten million items: one shard's files under a thousand names."""
     shards = folder / "shards-many"
     if not (shards / "dataset_metadata.json").exists():
         _many_shards(shards)
@@ -90,7 +90,7 @@ def _run_opening(folder: Path) -> None:
                 began = time.perf_counter()
                 next(batches)
                 seconds["any batch after that"].append(time.perf_counter() - began)
-    print(f"\n## shards: a data set of {OPENED_ITEMS:,} items\n\n| what | ms | MB |\n|---|---|---|")
+    print(f"\n## shards: a dataset of {OPENED_ITEMS:,} items\n\n| what | ms | MB |\n|---|---|---|")
     print(f"| open | {1000 * opened:.1f} | {memory:.1f} |")
     for name, found in seconds.items():
         print(f"| first batch after resuming: {name} | {1000 * sorted(found)[len(found) // 2]:.2f} | |")

@@ -183,7 +183,7 @@ print(count / (time.perf_counter() - began))
 
 
 def cellmap(path: Path, python: str, workers: int) -> float:
-    """Draw as many patches from the package's data set, by torch's loader, in its own environment."""
+    """Draw as many patches from the package's dataset, by torch's loader, in its own environment."""
     command = [python, "-c", CELLMAP, str(path), *map(str, (workers, BATCH, PEER_BATCHES, UNTIMED))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode:

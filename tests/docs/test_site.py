@@ -1,6 +1,5 @@
 """The site has every page, and its reference every public name and every error."""
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from penstock_scripts import load_script
 
 from penstock.core import errors
 
@@ -22,12 +22,7 @@ _SITE = yaml.safe_load((_ROOT / "mkdocs.yml").read_text())
 
 @pytest.fixture(scope="module")
 def hook() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_site", _ROOT / "scripts" / "docs_site.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("scripts/docs_site.py")
 
 
 def _pages(nav: Any) -> list[str]:

@@ -1,6 +1,5 @@
 """The example of segmentation finds both classes in a volume that it has not seen, and stores what it finds."""
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -9,18 +8,14 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from penstock_scripts import load_script
 
 from penstock.source.volume.ngff import Multiscale
 
 
 @pytest.fixture(scope="module")
 def example() -> Iterator[ModuleType]:
-    path = Path(__file__).parents[3] / "examples" / "segment_cells.py"
-    spec = importlib.util.spec_from_file_location("segment_cells", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script("examples/segment_cells.py")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # threads of torch wait for each other where tests share the cores
     yield module

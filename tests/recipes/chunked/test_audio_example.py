@@ -1,23 +1,16 @@
 """The example of chunked audio trains, is interrupted, and ends with the same losses, bit for bit."""
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from penstock_scripts import load_script
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    path = Path(__file__).parents[3] / "examples" / "chunked_audio.py"
-    spec = importlib.util.spec_from_file_location("chunked_audio", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("examples/chunked_audio.py")
 
 
 def test_it_learns_and_resumes_bit_for_bit(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

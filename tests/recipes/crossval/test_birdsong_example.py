@@ -1,32 +1,17 @@
 """The example of birdsong tells species apart whose authors it never heard, and says what it waited for."""
 
 import csv
-import importlib.util
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from penstock_scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    path = Path(__file__).parents[3] / "examples" / "birdsong.py"
-    spec = importlib.util.spec_from_file_location("birdsong", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(autouse=True)
-def same_threads() -> Any:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+    return load_script("examples/birdsong.py")
 
 
 def test_the_example_learns_and_prints_its_results(

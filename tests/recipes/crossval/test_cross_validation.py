@@ -20,14 +20,6 @@ N = 96
 QUICK = {"optimize_dataloaders": False, "progress": False, "num_epochs": 3, "batch_size": 8, "max_split_attempts": 60}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def data() -> dict[str, np.ndarray]:
     """Recordings of four segments by twelve authors; the species is where the spectrogram is loud."""

@@ -24,14 +24,6 @@ TRAIN, VAL = np.arange(0, 40), np.arange(59, 39, -1)
 PLAIN = {"optimize_dataloaders": False, "progress": False, "batch_size": 8, "num_epochs": 4, "learning_rate": 0.01}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def _features() -> np.ndarray:
     """Spectrograms (1, 4, 6) whose first value is the number of the item, over 10; classes are hard to tell."""
     rng = np.random.default_rng(5)

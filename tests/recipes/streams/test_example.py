@@ -1,11 +1,11 @@
 """The chunk streaming example trains, reports its waiting time, and gives the same model twice."""
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from penstock_scripts import load_script
 from penstock_test_parts import own_threads
 
 TINY = ["--neurons", "30", "--stimuli", "5", "--timesteps", "5000", "--chunk-size", "1000", "--batch-size", "100"]
@@ -13,13 +13,7 @@ TINY = ["--neurons", "30", "--stimuli", "5", "--timesteps", "5000", "--chunk-siz
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    path = Path(__file__).parents[3] / "examples" / "fly_latent.py"
-    spec = importlib.util.spec_from_file_location("fly_latent", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("examples/fly_latent.py")
 
 
 def test_it_learns_and_says_whether_the_training_waited(
