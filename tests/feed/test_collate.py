@@ -146,6 +146,13 @@ class TestObjects:
 
 
 class TestDatasets:
+    def test_lists_give_lists(self) -> None:
+        source = DatasetSource([[0, 10], [1, 11]])
+        with Loader(source, Plan(source.index, Sequential(), batch_size=2)) as loader:
+            (batch,) = loader
+        assert isinstance(batch, list)
+        assert [part.tolist() for part in batch] == [[0, 1], [10, 11]]
+
     def test_tuples_give_tuples(self) -> None:
         found = batches(DatasetSource(Pairs(6)))
         assert [type(batch) for batch in found] == [tuple, tuple]
