@@ -292,6 +292,7 @@ def test_the_repr_names_all_that_the_sequence_depends_on() -> None:
         RandomChunks(4, count=2),
         RandomChunks(4, align=2),
         RandomChunks(4, shuffle=True),
+        RandomChunks(4, key="windows"),
     ]
     assert len({repr(order) for order in different}) == len(different)
     assert repr(RandomChunks(4, count=2)) == repr(RandomChunks(4, count=2))

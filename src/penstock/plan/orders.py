@@ -208,10 +208,18 @@ class RandomChunks:
     shuffle: bool = False
     """Permute the items within a stretch."""
 
+    key: str = "runs"
+    """Name that the random starts derive from, besides the seed: orders with other names have other starts. Those of
+    `RandomChunkLoader` have the key `"windows"`."""
+
     def __post_init__(self) -> None:
         for name, value in (("size", self.size), ("align", self.align), ("count", self.count)):
             if value is not None:
                 check_integer(name, value, at_least=1, error=PlanError)
+
+    def __repr__(self) -> str:
+        fields = f"size={self.size!r}, count={self.count!r}, align={self.align!r}, shuffle={self.shuffle!r}"
+        return f"RandomChunks({fields}{'' if self.key == 'runs' else f', key={self.key!r}'})"
 
     def check(self, index: Index) -> None:
         """Accept every index."""
@@ -224,7 +232,7 @@ class RandomChunks:
         if n == 0:
             count = 0
         choices = (n - size) // self.align + 1
-        start_key, place_key = key_for(seed, "runs", epoch), key_for(seed, "run", epoch)
+        start_key, place_key = key_for(seed, self.key, epoch), key_for(seed, "run", epoch)
 
         def first_items(stretches: _Int64s) -> _Int64s:
             # The modulo favours small starts by less than choices / 2**64.
