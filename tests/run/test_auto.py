@@ -90,7 +90,7 @@ def test_auto_delivers_the_timed_draws_as_well() -> None:
     plan = Plan(source.index, Sequential(), batch_size=2)
     with Loader(source, plan, transform=wait_a_little, num_workers=2) as loader:
         assert delivered_items(loader) == planned_items(plan)
-        assert loader._executor == "threads"
+        assert loader._execution.executor == "threads"
 
 
 def wait_a_little(item: Any, rng: Any) -> Any:

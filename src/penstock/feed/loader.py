@@ -13,7 +13,8 @@ from penstock.core.protocols import Observer, Source, Transform
 from penstock.core.types import UNNAMED
 from penstock.feed.collate import MASK, Collator, collate_block
 from penstock.feed.device import allocate_pinned, map_tensors, move_to_device, resolve_device
-from penstock.feed.memory import MemoryEstimate, max_window_items, tensor_bytes, window_capacity
+from penstock.feed.execution import Execution
+from penstock.feed.memory import MemoryEstimate, tensor_bytes
 from penstock.feed.position import EpochProgress, Iteration
 from penstock.feed.ranks import current_world
 from penstock.plan.cursor import Cursor
@@ -21,20 +22,12 @@ from penstock.plan.epoch import Share
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
 from penstock.plan.world import World
-from penstock.run.auto import threads_overlap
-from penstock.run.handoff import Handoff
 from penstock.run.make_batch import BatchMaker, Failure, Record
-from penstock.run.options import Executor, RunOptions
-from penstock.run.processes.executor import WorkerPool
-from penstock.run.threads import ThreadSetup, run_in_threads, run_inline
+from penstock.run.options import RunOptions
 
 __all__ = ["Loader"]
 
 _LOG = logging.getLogger("penstock")
-
-# Draws smaller than this are made several at a time: below it, a call costs more than the copy.
-_GROUP_BYTES = 1 << 21
-_MAX_GROUP = 64
 
 
 class Loader:
@@ -92,7 +85,6 @@ class Loader:
         self.source, self.plan, self.observer = source, plan, observer
         self._options = options or RunOptions()
         self._num_workers = num_workers
-        self._executor = self._options.executor_for(num_workers)
         self._device = resolve_device(device)
         self._world = world or current_world()
         if self._world.workers != 1:
@@ -100,9 +92,9 @@ class Loader:
         self._record: Record = observer.record if observer is not None else _ignore
         _check_plan(source, plan)
         self._transform, self._collate = transform, collate
-        self._by_item = transform is not None or collate is not None or UNNAMED in source.fields
-        self._maker = self._make_maker(transform, collate)
-        self._pool: WorkerPool | None = None
+        self._execution = Execution(
+            plan, self._world, self._make_maker(), num_workers=num_workers, options=self._options
+        )
         self._start = Cursor()
         self._progress: EpochProgress | None = None
         self._live: weakref.ref[Iteration] | None = None
@@ -146,7 +138,7 @@ class Loader:
     def at(self, epoch: int, batch: int) -> Any:
         """Return batch `batch` of `epoch`, counted over all ranks, without moving the loader."""
         self._check_open()
-        (result,) = self._maker.make_batches([self.plan.epoch(epoch).draw(batch)], _ignore)
+        (result,) = self._execution.maker.make_batches([self.plan.epoch(epoch).draw(batch)], _ignore)
         if isinstance(result, Failure):
             raise result.error
         return map_tensors(result, lambda tensor: tensor.to(self._device))
@@ -229,15 +221,8 @@ class Loader:
         batch_bytes = sum(known) * self.plan.batch_size
         if len(known) < len(sizes) and self.plan.epoch(0).n_batches:
             batch_bytes = tensor_bytes(self.at(0, 0))
-        group_size, workers = self._group_size(), self._num_workers
-        ahead = {"inline": group_size, "threads": workers * self._options.prefetch * group_size}
-        held = ahead.get(self._executor, max(ahead["threads"], workers * (self._options.prefetch + 1))) + 1
-        window_bytes = max_window_items(self._base_plan()) * (batch_bytes // self.plan.batch_size)
-        windows = self._maker.windows_held
-        if self._executor in ("processes", "auto"):
-            windows = max(windows, workers * self._window_capacity("processes")[0])
         device_bytes = 0 if self._device.type == "cpu" else (2 + self._options.device_ahead) * batch_bytes
-        return MemoryEstimate(batch_bytes, held, window_bytes, windows, device_bytes)
+        return replace(self._execution.memory_estimate(batch_bytes), device_bytes=device_bytes)
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
@@ -248,8 +233,7 @@ class Loader:
             self._progress = None
         self._closed = True
         self._end_live_iteration("the loader was closed")
-        if self._pool is not None:
-            self._pool.close()
+        self._execution.close()
         self.source.close()
 
     def __enter__(self) -> "Loader":
@@ -260,7 +244,8 @@ class Loader:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Loader({self.source!r}, {self.plan!r}, num_workers={self._num_workers}, executor={self._executor!r})"
+        executor = self._execution.executor
+        return f"Loader({self.source!r}, {self.plan!r}, num_workers={self._num_workers}, executor={executor!r})"
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -278,68 +263,21 @@ class Loader:
 
     def _batches(self, start: Cursor) -> "tuple[Generator[Any, None, None], Callable[[], None] | None]":
         """Return the batches on the device, and a function that wakes a consumer waiting for one."""
-        batches, wake = self._execute(start)
+        batches, wake = self._execution.run(start, self._record)
         return move_to_device(batches, self._device, ahead=self._options.device_ahead, record=self._record), wake
 
-    def _execute(self, start: Cursor) -> "tuple[Generator[Any, None, None], Callable[[], None] | None]":
-        if self._executor == "auto":
-            self._executor = self._choose_executor(start)
-            self._maker = replace(self._maker, windows_held=self._window_capacity(self._executor)[0])
-        if self._executor == "inline":
-            draws = self._share(start).draws()
-            return run_inline(draws, self._maker, group_size=self._group_size(), record=self._record), None
-        if self._executor == "threads":
-            handoff = Handoff(self._num_workers * self._options.prefetch)
-            setup = ThreadSetup(
-                threads=self._num_workers,
-                windows_ahead=self._window_capacity("threads")[1],
-                group_size=self._group_size(),
-                timeout_seconds=self._options.timeout_seconds,
-            )
-            batches = run_in_threads(
-                lambda: self._share(start).draws(), self._maker, setup=setup, handoff=handoff, record=self._record
-            )
-            return batches, handoff.close
-        if self._pool is None:
-            self._pool = WorkerPool(
-                self.plan, self._world, self._maker, workers=self._num_workers, options=self._options
-            )
-        return self._pool.run(start.epoch, start.origin, start.batch, self._record), None
-
-    def _choose_executor(self, start: Cursor) -> Executor:
-        draws = list(self._share(start).draws(stop=2))
-        return "threads" if not draws or threads_overlap(draws, self._maker) else "processes"
-
-    def _make_maker(self, transform: Transform | None, collate: Callable[[list[Any]], Any] | None) -> BatchMaker:
+    def _make_maker(self) -> BatchMaker:
+        by_item = self._transform is not None or self._collate is not None or UNNAMED in self.source.fields
         pin = self._device.type == "cuda" or (self._options.pin_memory and torch.cuda.is_available())
         return BatchMaker(
             source=self.source,
             seed=self.plan.seed,
-            transform=transform,
-            collate_block=None if self._by_item else collate_block,
-            collate_items=Collator(collate),
-            windows_held=self._window_capacity(self._executor)[0],
+            transform=self._transform,
+            collate_block=None if by_item else collate_block,
+            collate_items=Collator(self._collate),
+            windows_held=0,
             allocate=allocate_pinned if pin else None,
         )
-
-    def _window_capacity(self, executor: str) -> tuple[int, int]:
-        """Return how many shuffle windows one process keeps, and how many batches ahead it reads them."""
-        lanes = -(-self.plan.lanes // self._world.size)
-        if executor == "processes":
-            return window_capacity(self._base_plan(), lanes=-(-lanes // self._num_workers), in_flight=0)
-        in_flight = self._num_workers * self._options.prefetch * self._group_size()
-        return window_capacity(self._base_plan(), lanes=lanes, in_flight=in_flight)
-
-    def _base_plan(self) -> Plan:
-        return self.plan.plan if isinstance(self.plan, Segments) else self.plan
-
-    def _group_size(self) -> int:
-        fields = self.source.fields.values()
-        sizes = [field.typical_bytes if field.item_bytes is None else field.item_bytes for field in fields]
-        if self._by_item or any(size is None for size in sizes):
-            return 1
-        batch_bytes = self.plan.batch_size * sum(size or 0 for size in sizes)
-        return max(1, min(_MAX_GROUP, _GROUP_BYTES // max(batch_bytes, 1)))
 
     def _end_live_iteration(self, why: str) -> None:
         live = self._live() if self._live is not None else None

@@ -1,0 +1,115 @@
+"""Which executor makes the batches of a loader, how many at a time and how far ahead."""
+
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from typing import Any
+
+from penstock.feed.memory import MemoryEstimate, max_window_items, window_capacity
+from penstock.plan.cursor import Cursor
+from penstock.plan.epoch import Share
+from penstock.plan.plan import Plan
+from penstock.plan.segments import Segments
+from penstock.plan.world import World
+from penstock.run.auto import threads_overlap
+from penstock.run.handoff import Handoff
+from penstock.run.make_batch import BatchMaker, Record
+from penstock.run.options import Executor, RunOptions
+from penstock.run.processes.executor import WorkerPool
+from penstock.run.threads import ThreadSetup, run_in_threads, run_inline
+
+__all__ = ["Execution"]
+
+# Draws smaller than this are made several at a time: below it, a call costs more than the copy.
+_GROUP_BYTES = 1 << 21
+_MAX_GROUP = 64
+
+
+class Execution:
+    """Makes the batches of a plan. Keeps what outlives an epoch: buffers, shuffle windows and persistent workers."""
+
+    def __init__(
+        self, plan: Plan | Segments, world: World, maker: BatchMaker, *, num_workers: int, options: RunOptions
+    ) -> None:
+        self._plan, self._world, self._options = plan, world, options
+        self._num_workers = num_workers
+        self.executor: Executor = options.executor_for(num_workers)
+        """The executor; `"auto"` until the first batches were timed."""
+        self._group_size = _group_size(plan.batch_size, maker)
+        self.maker = replace(maker, windows_held=self._window_capacity(self.executor)[0])
+        """Makes batches in this process."""
+        self._pool: WorkerPool | None = None
+
+    def run(self, start: Cursor, record: Record) -> tuple[Generator[Any, None, None], Callable[[], None] | None]:
+        """Return the batches of this rank from `start` on, and a function that wakes a consumer waiting for one."""
+        if self.executor == "auto":
+            self.executor = self._choose_executor(start)
+            self.maker = replace(self.maker, windows_held=self._window_capacity(self.executor)[0])
+        if self.executor == "inline":
+            draws = self._share(start).draws()
+            return run_inline(draws, self.maker, group_size=self._group_size, record=record), None
+        if self.executor == "threads":
+            return self._run_in_threads(start, record)
+        if self._pool is None:
+            self._pool = WorkerPool(
+                self._plan, self._world, self.maker, workers=self._num_workers, options=self._options
+            )
+        return self._pool.run(start.epoch, start.origin, start.batch, record), None
+
+    def memory_estimate(self, batch_bytes: int) -> MemoryEstimate:
+        """Return the peak memory of an epoch whose batches have `batch_bytes`, in main memory."""
+        group_size, workers = self._group_size, self._num_workers
+        ahead = {"inline": group_size, "threads": workers * self._options.prefetch * group_size}
+        held = ahead.get(self.executor, max(ahead["threads"], workers * (self._options.prefetch + 1))) + 1
+        window_bytes = max_window_items(_base_plan(self._plan)) * (batch_bytes // self._plan.batch_size)
+        windows = self.maker.windows_held
+        if self.executor in ("processes", "auto"):
+            windows = max(windows, workers * self._window_capacity("processes")[0])
+        return MemoryEstimate(batch_bytes, held, window_bytes, windows, device_bytes=0)
+
+    def close(self) -> None:
+        """End all worker processes."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def _share(self, start: Cursor) -> Share:
+        return self._plan.epoch(start.epoch, start.origin).share(self._world, start.batch)
+
+    def _run_in_threads(self, start: Cursor, record: Record) -> tuple[Generator[Any, None, None], Callable[[], None]]:
+        handoff = Handoff(self._num_workers * self._options.prefetch)
+        setup = ThreadSetup(
+            threads=self._num_workers,
+            windows_ahead=self._window_capacity("threads")[1],
+            group_size=self._group_size,
+            timeout_seconds=self._options.timeout_seconds,
+        )
+        batches = run_in_threads(
+            lambda: self._share(start).draws(), self.maker, setup=setup, handoff=handoff, record=record
+        )
+        return batches, handoff.close
+
+    def _choose_executor(self, start: Cursor) -> Executor:
+        draws = list(self._share(start).draws(stop=2))
+        return "threads" if not draws or threads_overlap(draws, self.maker) else "processes"
+
+    def _window_capacity(self, executor: str) -> tuple[int, int]:
+        """Return how many shuffle windows one process keeps, and how many batches ahead it reads them."""
+        plan = _base_plan(self._plan)
+        lanes = -(-self._plan.lanes // self._world.size)
+        if executor == "processes":
+            return window_capacity(plan, lanes=-(-lanes // self._num_workers), in_flight=0)
+        in_flight = self._num_workers * self._options.prefetch * self._group_size
+        return window_capacity(plan, lanes=lanes, in_flight=in_flight)
+
+
+def _base_plan(plan: Plan | Segments) -> Plan:
+    return plan.plan if isinstance(plan, Segments) else plan
+
+
+def _group_size(batch_size: int, maker: BatchMaker) -> int:
+    """Return how many draws are made at a time."""
+    fields = maker.source.fields.values()
+    sizes = [field.typical_bytes if field.item_bytes is None else field.item_bytes for field in fields]
+    if maker.collate_block is None or any(size is None for size in sizes):
+        return 1
+    batch_bytes = batch_size * sum(size or 0 for size in sizes)
+    return max(1, min(_MAX_GROUP, _GROUP_BYTES // max(batch_bytes, 1)))
