@@ -1,5 +1,6 @@
 """Indexes: number of items, chunk borders, selections, concatenation."""
 
+import hashlib
 import pickle
 
 import numpy as np
@@ -45,6 +46,35 @@ def test_an_index_from_sizes_leaves_out_empty_chunks(sizes: list[int]) -> None:
     assert chunks_of(index) == model_of(sizes)
     assert (len(index), index.n_stored, index.largest_chunk) == (sum(sizes), sum(sizes), max(sizes, default=0))
     assert index.n_chunks == sum(size > 0 for size in sizes)
+
+
+@given(st.lists(st.integers(0, 40), max_size=8), st.data())
+def test_parts_are_cut_into_few_equal_chunks(sizes: list[int], data: st.DataObject) -> None:
+    chunks = data.draw(st.integers(1, 9) | st.lists(st.integers(1, 9), min_size=len(sizes), max_size=len(sizes)))
+    index = Index.from_sizes(sizes, chunk=chunks, identity="cut")
+    wanted = []
+    for size, chunk in zip(sizes, [chunks] * len(sizes) if isinstance(chunks, int) else chunks, strict=True):
+        wanted += [len(part) for part in np.array_split(np.arange(size), -(-size // chunk))] if size else []
+    plain = Index.from_sizes(wanted, identity="cut")
+    assert chunks_of(index) == chunks_of(plain) == model_of(wanted)
+    assert (index.digest, len(index), index.n_chunks) == (plain.digest, sum(sizes), len(wanted))
+    assert index.borders.tolist() == plain.borders.tolist() == [0, *np.cumsum(wanted).tolist()]
+    for one, other in zip(index.locate(np.arange(sum(sizes))), plain.locate(np.arange(sum(sizes))), strict=True):
+        assert one.tolist() == other.tolist()
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=len(index), max_size=len(index))), np.bool_)
+    assert index.select(mask).digest == plain.select(mask).digest
+    assert Index.concat([index, plain]) == Index.concat([plain, index])
+
+
+@given(st.lists(st.integers(0, 6), max_size=8), st.booleans(), st.text(max_size=3))
+def test_the_digest_is_that_of_all_borders(sizes: list[int], regular: bool, identity: str) -> None:
+    index = Index.uniform(sum(sizes), 4, identity) if regular else Index.from_sizes(sizes, identity)
+    wanted = hashlib.blake2b(digest_size=8, person=b"penstock-index")
+    wanted.update(repr((sum(sizes), 4 if regular else 0, sum(sizes), identity)).encode())
+    borders = np.array([0, *np.cumsum([size for size in sizes if size])], "<i8")
+    wanted.update(b"-" if regular else borders.tobytes())
+    wanted.update(b"-")
+    assert index.digest == wanted.hexdigest()
 
 
 @given(chunk_sizes, st.data())
@@ -200,6 +230,14 @@ def test_the_repr_gives_the_number_of_items_and_chunks() -> None:
         (lambda: Index.from_sizes(["a"]), "sizes must be a 1-D array of integers, got <U1"),
         (lambda: Index.from_sizes([[1, 2]]), "sizes must be a 1-D array of integers, got int64 with 2 axes"),
         (lambda: Index.from_sizes(5), "sizes must be a 1-D array of integers, got int64 with 0 axes"),
+        (lambda: Index.from_sizes([5], chunk=0), "chunk must be an integer >= 1, got 0"),
+        (lambda: Index.from_sizes([5], chunk=2.5), r"chunk must be an integer >= 1, got 2\.5"),
+        (lambda: Index.from_sizes([5, 5], chunk=[2, 0]), "chunk must be >= 1, got 0 for size 1"),
+        (
+            lambda: Index.from_sizes([5, 5], chunk=[2]),
+            r"one integer for each of the 2 sizes, got int64 of shape \(1,\)",
+        ),
+        (lambda: Index.from_sizes([5], chunk=[2.0]), r"one integer for each of the 1 sizes, got float64 of shape"),
     ],
 )
 def test_invalid_sizes_are_refused(make, message: str) -> None:
