@@ -75,6 +75,46 @@ def test_memory_of_another_size_is_kept_apart() -> None:
     assert len(allocations.sizes) == 2
 
 
+def test_a_smaller_block_gets_the_head_of_a_free_buffer_that_is_at_most_twice_as_large() -> None:
+    allocations = Allocations()
+    pool = BufferPool({"x": field("f8", 8)}, allocations)
+    for n_items in (100, 60, 100, 50, 51, 100):
+        array = pool.lend(n_items)["x"]
+        assert (array.shape, array.flags.c_contiguous) == ((n_items, 8), True)
+        array[...] = n_items
+        del array
+    assert allocations.sizes == [6400]
+    pool.lend(49)
+    assert allocations.sizes == [6400, 49 * 64]
+
+
+def test_blocks_of_any_sizes_at_once_have_memory_each() -> None:
+    pool = BufferPool({"x": field("i8", 4)})
+    for _ in range(3):
+        blocks = [pool.lend(n_items)["x"] for n_items in (10, 6, 9, 30, 8, 5)]
+        for number, block in enumerate(blocks):
+            block[...] = number
+        assert [set(block.ravel().tolist()) for block in blocks] == [{number} for number in range(6)]
+        del block, blocks
+
+
+def test_buffers_of_sizes_that_grow_or_shrink_or_vary_are_not_all_kept() -> None:
+    allocated: list[weakref.ref[Any]] = []
+
+    def allocate(n_bytes: int) -> np.ndarray:
+        memory = np.zeros(n_bytes, np.uint8)
+        allocated.append(weakref.ref(memory))
+        return memory
+
+    pool = BufferPool({"x": field("u1", 64)}, allocate)
+    rng = np.random.default_rng(0)
+    for sizes in (range(100, 400), range(400, 100, -1), rng.integers(100, 400, 300).tolist()):
+        for n_items in sizes:
+            pool.lend(n_items)
+        kept = [memory.size for ref in allocated if (memory := ref()) is not None]
+        assert sum(kept) <= 2 * 64 * 400
+
+
 @pytest.mark.parametrize(
     "looking",
     [

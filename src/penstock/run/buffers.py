@@ -7,6 +7,7 @@ long as it likes.
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ __all__ = ["BufferPool"]
 
 _ALIGNMENT = 64  # a cache line, and enough for every vector load
 _MAX_FREE = 8  # free buffers kept of each size; more than a consumer and its prefetch return at once
+_MAX_PLACES = 64  # layouts kept: sizes of batches repeat, lengths of windows need not
 
 _Place = tuple[str, int, int, np.dtype[Any], tuple[int, ...]]
 """Where a field lies in a buffer: its name, first and last byte (exclusive), dtype and shape."""
@@ -30,6 +32,8 @@ class BufferPool:
     1. A block is dropped, on any thread: its memory is lent again.
     2. A block is kept: its memory is not touched; another buffer is allocated.
     3. The pool is dropped first: the blocks stay valid.
+    4. Blocks differ in size: a block gets the head of a free buffer that is at most twice as large as needed. If there
+       is none, a buffer is allocated, and free ones that it can stand in for are dropped.
     """
 
     def __init__(self, fields: Mapping[str, Field], allocate: Callable[[int], NDArray[np.uint8]] | None = None) -> None:
@@ -43,12 +47,14 @@ class BufferPool:
         """Return arrays of `n_items` items with arbitrary content."""
         found = self._places.get(n_items)
         if found is None:
+            if len(self._places) >= _MAX_PLACES:
+                self._places.clear()
             found = self._places[n_items] = self._place_fields(n_items)
         total, places = found
         try:
             memory = self._free[total].pop()
-        except IndexError:
-            memory = self._allocate(total)
+        except LookupError:
+            memory = self._find_larger(total)
         whole = self._leases.lend(memory, memory)
         return {name: whole[begin:end].view(dtype).reshape(shape) for name, begin, end, dtype, shape in places}
 
@@ -60,11 +66,23 @@ class BufferPool:
             end = offset + n_items * (field.item_bytes or 0)
             places.append((name, offset, end, field.dtype, (n_items, *(field.shape or ()))))
             offset = -(-end // _ALIGNMENT) * _ALIGNMENT
-        self._free.setdefault(offset, deque(maxlen=_MAX_FREE))
         return offset, places
 
+    def _find_larger(self, n_bytes: int) -> NDArray[np.uint8]:
+        """Return a free buffer of more than `n_bytes` bytes, but at most twice as many; or else a new one."""
+        sizes = sorted(self._free)
+        for size in sizes:
+            if n_bytes < size <= 2 * n_bytes:
+                with suppress(LookupError):  # all are lent
+                    return self._free[size].pop()
+        for size in sizes:
+            if size < n_bytes <= 2 * size:
+                self._free.pop(size, None)
+        return self._allocate(n_bytes)
+
     def _take_back(self, memory: NDArray[np.uint8]) -> None:
-        self._free[len(memory)].append(memory)
+        free = self._free.get(len(memory))
+        (self._free.setdefault(len(memory), deque(maxlen=_MAX_FREE)) if free is None else free).append(memory)
 
 
 def _allocate_aligned(n_bytes: int) -> NDArray[np.uint8]:
