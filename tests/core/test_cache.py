@@ -3,8 +3,11 @@
 import os
 import pickle
 import threading
+from collections import OrderedDict
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.core.cache import SharedCache
 
@@ -20,6 +23,38 @@ def test_a_value_is_loaded_once_and_the_least_recently_used_one_is_dropped() -> 
     assert loaded == ["a", "b", "c", "b"], "b was the least recently used one when c came"
     assert list(cache) == ["c", "b"]
     assert cache.n_bytes == 8
+
+
+@given(
+    budget=st.integers(0, 60),
+    requests=st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["get", "find", "drop"])), max_size=60),
+)
+def test_the_most_recently_used_values_are_cached_within_the_budget(
+    budget: int, requests: list[tuple[int, str]]
+) -> None:
+    cache: SharedCache[list[int]] = SharedCache(budget)
+    model: OrderedDict[int, int] = OrderedDict()
+    for key, request in requests:
+        size, is_cached, loaded = 3 * key + 1, key in model, []
+        if request == "drop":
+            cache.drop(key)
+            model.pop(key, None)
+            continue
+        if is_cached:
+            model.move_to_end(key)
+        if request == "find":
+            assert cache.find(key) == ([key] if is_cached else None)
+            continue
+        found = cache.get(key, lambda key=key, loaded=loaded: loaded.append(1) or [key], size)  # type: ignore[misc,func-returns-value]
+        assert (found, bool(loaded)) == ([key], not is_cached)
+        if not is_cached and size <= budget:
+            while sum(model.values()) + size > budget:
+                model.popitem(last=False)
+            model[key] = size
+        assert cache.n_bytes == sum(model.values()) <= budget
+        assert list(cache) == list(model)
+    cache.clear()
+    assert (len(cache), cache.n_bytes) == (0, 0)
 
 
 def test_a_value_larger_than_the_budget_is_returned_and_drops_nothing() -> None:

@@ -1,26 +1,29 @@
 """The cache of all rooms: the first one loads, others wait, the least recently used entry goes."""
 
+import itertools
 import os
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any, Generic, TypeVar
 
 __all__ = ["SharedCache"]
 
 Value = TypeVar("Value")
 
 
-class _Entry(NamedTuple):
-    value: object
-    n_bytes: int
+class _Entry:
+    __slots__ = ("n_bytes", "used", "value")
+
+    def __init__(self, value: object, n_bytes: int, used: int) -> None:
+        self.value, self.n_bytes, self.used = value, n_bytes, used
 
 
 class SharedCache(Generic[Value]):
     """Values of one process, bounded in bytes and, if needed, in number; thread-safe.
 
-    1. A cached value is returned, and becomes the most recently used one.
+    1. A cached value is returned without a lock, and becomes the most recently used one.
     2. A value that another thread is loading is waited for. If that thread fails, this one loads the value itself, and
        raises its own error.
     3. Room is made before a value is loaded: the least recently used ones are dropped first. A value larger than the
@@ -46,8 +49,11 @@ class SharedCache(Generic[Value]):
 
     def __init__(self, max_bytes: int, max_entries: int | None = None) -> None:
         self.max_bytes, self.max_entries = max_bytes, max_entries
-        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
-        self._n_bytes = 0
+        self._entries: dict[Hashable, _Entry] = {}
+        # A hit is a lookup and an assignment, both atomic, so it needs no lock; an entry that is dropped in between is
+        # returned all the same. `_by_use` is a heap of (used, key), one for each entry. Hits leave it as it is, so an
+        # outdated first element is corrected, not dropped.
+        self._uses = itertools.count()
         self._reset_threads()
         _CACHES.add(self)
 
@@ -60,7 +66,7 @@ class SharedCache(Generic[Value]):
     def __iter__(self) -> Iterator[Hashable]:
         """Iterate over the keys, the least recently used first."""
         with self._lock:
-            return iter(list(self._entries))
+            return iter(sorted(self._entries, key=lambda key: self._entries[key].used))
 
     @property
     def n_bytes(self) -> int:
@@ -69,12 +75,11 @@ class SharedCache(Generic[Value]):
 
     def find(self, key: Hashable) -> Value | None:
         """Return a cached value, or None."""
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                return None
-            self._entries.move_to_end(key)
-            return entry.value  # type: ignore[return-value]  # of the type that `get` was given
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        entry.used = next(self._uses)
+        return entry.value  # type: ignore[return-value]  # of the type that `get` was given
 
     def get(self, key: Hashable, load: Callable[[], Value], n_bytes: int) -> Value:
         """Return the value of `key`.
@@ -86,10 +91,13 @@ class SharedCache(Generic[Value]):
         n_bytes
             Size of the value.
         """
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.used = next(self._uses)
+            return entry.value  # type: ignore[return-value]
         with self._lock:
-            entry = self._entries.get(key)
+            entry = self._entries.get(key)  # another thread may have loaded it meanwhile
             if entry is not None:
-                self._entries.move_to_end(key)
                 return entry.value  # type: ignore[return-value]
             other = self._loading.get(key)
             mine = _Loading(n_bytes if n_bytes <= self.max_bytes else 0)
@@ -109,7 +117,8 @@ class SharedCache(Generic[Value]):
                 if self._loading.get(key) is mine:
                     del self._loading[key]
                     if self._make_room(n_bytes):
-                        self._entries[key] = _Entry(value, n_bytes)
+                        self._entries[key] = entry = _Entry(value, n_bytes, next(self._uses))
+                        heappush(self._by_use, (entry.used, key))
                         self._n_bytes += n_bytes
             return value
         finally:
@@ -121,8 +130,8 @@ class SharedCache(Generic[Value]):
     def drop(self, key: Hashable) -> None:
         """Drop the value of `key`, if there is one; the next `get` loads it again."""
         with self._lock:
-            entry = self._entries.pop(key, None)
-            self._n_bytes -= entry.n_bytes if entry is not None else 0
+            if self._entries.pop(key, None) is not None:
+                self._recount()
             self._loading.pop(key, None)
 
     def clear(self) -> None:
@@ -130,7 +139,7 @@ class SharedCache(Generic[Value]):
         with self._lock:
             self._entries.clear()
             self._loading.clear()
-            self._n_bytes = 0
+            self._recount()
 
     def _make_room(self, n_bytes: int) -> bool:
         """Drop values until `n_bytes` fit beside those that are being loaded; return whether they can fit."""
@@ -142,13 +151,25 @@ class SharedCache(Generic[Value]):
             self._n_bytes + loading + n_bytes > self.max_bytes
             or (self.max_entries is not None and len(self._entries) + more > self.max_entries)
         ):
-            _, entry = self._entries.popitem(last=False)
+            used, key = self._by_use[0]
+            entry = self._entries[key]
+            if entry.used != used:
+                heapreplace(self._by_use, (entry.used, key))
+                continue
+            heappop(self._by_use)
+            del self._entries[key]
             self._n_bytes -= entry.n_bytes
         return True
+
+    def _recount(self) -> None:
+        self._n_bytes = sum(entry.n_bytes for entry in self._entries.values())
+        self._by_use = [(entry.used, key) for key, entry in self._entries.items()]
+        heapify(self._by_use)
 
     def _reset_threads(self) -> None:
         self._lock = threading.Lock()
         self._loading: dict[Hashable, _Loading] = {}
+        self._recount()  # a thread of the parent may have been in the middle of a change
 
 
 class _Loading:
