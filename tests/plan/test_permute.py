@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.core.index import Index
 from penstock.core.seeds import key_for, subkeys
 from penstock.plan.orders import Shuffle
-from penstock.plan.permute import permute
+from penstock.plan.permute import permute, unpermute
 from penstock.plan.plan import Plan
 
 keys = st.integers(0, 2**64 - 1)
@@ -45,8 +45,35 @@ def test_sizes_around_powers_of_two_are_permuted(n: int) -> None:
 
 
 def test_no_positions_give_no_items() -> None:
-    assert permute(np.zeros(0, np.int64), 10, 1).tolist() == []
-    assert permute(np.zeros(0, np.int64), 0, 1).tolist() == []
+    for function in (permute, unpermute):
+        assert function(np.zeros(0, np.int64), 10, 1).tolist() == []
+        assert function(np.zeros(0, np.int64), 0, 1).tolist() == []
+
+
+@given(st.integers(1, 10**15) | st.integers(1, 600), keys, st.data())
+def test_unpermute_finds_the_position_of_every_item(n: int, key: int, data: st.DataObject) -> None:
+    positions = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20)))
+    assert unpermute(permute(positions, n, key), n, key).tolist() == positions.tolist()
+    assert permute(unpermute(positions, n, key), n, key).tolist() == positions.tolist()
+
+
+@given(st.lists(st.tuples(st.integers(1, 2000) | st.integers(250, 260), keys), min_size=1, max_size=6))
+def test_unpermute_takes_sizes_and_keys_for_each_item(groups: list[tuple[int, int]]) -> None:
+    positions = np.concatenate([np.arange(n) for n, _ in groups])
+    sizes = np.concatenate([np.full(n, n) for n, _ in groups])
+    of_each = np.concatenate([np.full(n, key, np.uint64) for n, key in groups])
+    assert np.array_equal(unpermute(permute(positions, sizes, of_each), sizes, of_each), positions)
+
+
+@pytest.mark.parametrize("n", [1, 2, 255, 256, 257, 5000, 65_536, 70_001])
+def test_many_positions_at_once_give_what_each_gives_alone(n: int) -> None:
+    # Many positions for the size are permuted by tables, a few are not.
+    positions = np.tile(np.arange(n), -(-20_000 // n))
+    few = np.arange(0, n, max(1, n // 50))
+    whole = permute(positions, n, 7)
+    assert whole[few].tolist() == [permute(np.array([position]), n, 7).item() for position in few]
+    assert np.array_equal(whole, np.tile(whole[:n], -(-20_000 // n)))
+    assert np.array_equal(unpermute(whole, n, 7), positions)
 
 
 @given(st.lists(st.tuples(st.integers(1, 2000) | st.integers(250, 260), keys), min_size=1, max_size=6))

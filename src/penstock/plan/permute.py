@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from penstock.core.seeds import mix64, subkeys
 
-__all__ = ["permute"]
+__all__ = ["permute", "unpermute"]
 
 _U64 = np.uint64
 _U64s = NDArray[np.uint64]
@@ -21,6 +21,8 @@ _ROUNDS = 8
 _SMALL_BITS = 8
 _SMALL_ROUNDS = 24
 
+# From this many positions per value of a half on, a table of its values is faster: 25 in place of 85 ns per position.
+_TABLE_USES = 4
 
 _ROUND_KEYS = subkeys(0, np.arange(_SMALL_ROUNDS))
 _FACTORS = (_U64(0xBF58476D1CE4E5B9), _U64(0x94D049BB133111EB))
@@ -44,45 +46,83 @@ def permute(
     >>> sorted(permute(np.arange(5), 5, key=1).tolist())
     [0, 1, 2, 3, 4]
     """
-    x = positions.astype(_U64)
+    return _map(positions, n, key, inverse=False)
+
+
+def unpermute(items: NDArray[np.int64], n: int | NDArray[np.int64], key: int | NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return the position of each of `items` under the permutation `key` of 0 … n-1: the inverse of `permute`.
+
+    Examples
+    --------
+    >>> unpermute(permute(np.arange(5), 5, key=1), 5, key=1).tolist()
+    [0, 1, 2, 3, 4]
+    """
+    return _map(items, n, key, inverse=True)
+
+
+def _map(
+    numbers: NDArray[np.int64], n: int | NDArray[np.int64], key: int | NDArray[np.uint64], *, inverse: bool
+) -> NDArray[np.int64]:
+    x = numbers.astype(_U64)
     # Single values become arrays of one: NumPy warns about the (wanted) overflow of scalars, but not of arrays.
     sizes, keys = np.atleast_1d(np.asarray(n, _U64)), np.atleast_1d(np.asarray(key, _U64))
     small = sizes <= _U64(1 << _SMALL_BITS)
     if small.all():
-        return _walk(x, sizes, keys, _SMALL_ROUNDS).astype(np.int64)
+        return _walk(x, sizes, keys, _rounds(_SMALL_ROUNDS, inverse)).astype(np.int64)
     if not small.any():
-        return _walk(x, sizes, keys, _ROUNDS).astype(np.int64)
+        return _walk(x, sizes, keys, _rounds(_ROUNDS, inverse)).astype(np.int64)
     for chosen, rounds in ((small, _SMALL_ROUNDS), (~small, _ROUNDS)):
-        x[chosen] = _walk(x[chosen], sizes[chosen], keys if len(keys) == 1 else keys[chosen], rounds)
+        some_keys = keys if len(keys) == 1 else keys[chosen]
+        x[chosen] = _walk(x[chosen], sizes[chosen], some_keys, _rounds(rounds, inverse))
     return x.astype(np.int64)
 
 
-def _walk(x: _U64s, sizes: _U64s, keys: _U64s, rounds: int) -> _U64s:
+def _rounds(count: int, inverse: bool) -> range:
+    """Return the numbers of the rounds in the order they are made. A round is its own inverse."""
+    return range(count - 1, -1, -1) if inverse else range(count)
+
+
+def _walk(x: _U64s, sizes: _U64s, keys: _U64s, rounds: range) -> _U64s:
     bits = _bit_length(sizes)
     # One row per round, with one key for all positions or one for each.
-    round_keys = mix64(keys[None, :] ^ _ROUND_KEYS[:rounds, None])
-    y = _feistel(x, bits, round_keys)
+    round_keys = mix64(keys[None, :] ^ _ROUND_KEYS[: len(rounds), None])
+    y = _feistel(x, bits, round_keys, rounds)
     outside = np.flatnonzero(y >= sizes)
     while outside.size:
         some_sizes, some_bits = (sizes, bits) if len(sizes) == 1 else (sizes[outside], bits[outside])
         some_keys = round_keys if len(keys) == 1 else round_keys[:, outside]
-        y[outside] = walked = _feistel(y[outside], some_bits, some_keys)
+        y[outside] = walked = _feistel(y[outside], some_bits, some_keys, rounds)
         outside = outside[walked >= some_sizes]
     return y
 
 
-def _feistel(x: _U64s, bits: _U64s, round_keys: _U64s) -> _U64s:
+def _feistel(x: _U64s, bits: _U64s, round_keys: _U64s, rounds: range) -> _U64s:
     low_bits = bits // _U64(2)
     low_mask = (_U64(1) << low_bits) - _U64(1)
     high_mask = (_U64(1) << (bits - low_bits)) - _U64(1)
     high, low = x >> low_bits, x & low_mask
-    scratch, shifted = np.empty_like(x), np.empty_like(x)
-    for number in range(0, len(round_keys), 2):
-        high ^= _mix(low, round_keys[number], high_mask, scratch, shifted)
-        low ^= _mix(high, round_keys[number + 1], low_mask, scratch, shifted)
+    if len(bits) == round_keys.shape[1] == 1 and x.size > _TABLE_USES * int(high_mask[0]):
+        _mix_by_table(high, low, (high_mask, low_mask), round_keys, rounds)
+    else:
+        scratch, shifted = np.empty_like(x), np.empty_like(x)
+        for number in rounds:
+            if number % 2:
+                low ^= _mix(high, round_keys[number], low_mask, scratch, shifted)
+            else:
+                high ^= _mix(low, round_keys[number], high_mask, scratch, shifted)
     high <<= low_bits
     high |= low
     return high
+
+
+def _mix_by_table(high: _U64s, low: _U64s, masks: tuple[_U64s, _U64s], round_keys: _U64s, rounds: range) -> None:
+    """Make all rounds, in place, with a table of the few values that a half can have."""
+    every = np.arange(int(masks[0][0]) + 1, dtype=_U64)
+    scratch, shifted = np.empty_like(every), np.empty_like(every)
+    for number in rounds:
+        changed, half, mask = (low, high, masks[1]) if number % 2 else (high, low, masks[0])
+        table = _mix(every, round_keys[number], mask, scratch, shifted)
+        changed ^= np.take(table, half.view(np.int64), mode="clip")  # "clip" is faster, and nothing is outside
 
 
 def _mix(half: _U64s, round_key: _U64s, mask: _U64s, scratch: _U64s, shifted: _U64s) -> _U64s:
