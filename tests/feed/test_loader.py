@@ -112,7 +112,7 @@ def test_windows_are_held_for_the_lanes_that_a_process_visits(
 def test_an_executor_that_was_chosen_holds_the_windows_that_it_holds_if_it_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock.feed.loader.threads_overlap", lambda *_: True)
+    monkeypatch.setattr("penstock.feed.execution.threads_overlap", lambda *_: True)
     source = ArraySource({"x": np.broadcast_to(np.float32(0), (400, 250_000))}, chunk_items=5)
     plan = Plan(source.index, WindowShuffle(3), batch_size=4, lanes=4)
     with Loader(source, plan, num_workers=3) as loader:

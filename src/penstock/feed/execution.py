@@ -5,10 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.feed.memory import MemoryEstimate, max_window_items, window_capacity
+from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Share
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
 from penstock.plan.world import World
 from penstock.run.auto import threads_overlap
 from penstock.run.handoff import Handoff
@@ -28,7 +27,7 @@ class Execution:
     """Makes the batches of a plan. Keeps what outlives an epoch: buffers, shuffle windows and persistent workers."""
 
     def __init__(
-        self, plan: Plan | Segments, world: World, maker: BatchMaker, *, num_workers: int, options: RunOptions
+        self, plan: BatchPlan, world: World, maker: BatchMaker, *, num_workers: int, options: RunOptions
     ) -> None:
         self._plan, self._world, self._options = plan, world, options
         self._num_workers = num_workers
@@ -60,7 +59,7 @@ class Execution:
         group_size, workers = self._group_size, self._num_workers
         ahead = {"inline": group_size, "threads": workers * self._options.prefetch * group_size}
         held = ahead.get(self.executor, max(ahead["threads"], workers * (self._options.prefetch + 1))) + 1
-        window_bytes = max_window_items(_base_plan(self._plan)) * (batch_bytes // self._plan.batch_size)
+        window_bytes = max_window_items(self._plan.passes) * (batch_bytes // self._plan.batch_size)
         windows = self.maker.windows_held
         if self.executor in ("processes", "auto"):
             windows = max(windows, workers * self._window_capacity("processes")[0])
@@ -93,16 +92,11 @@ class Execution:
 
     def _window_capacity(self, executor: str) -> tuple[int, int]:
         """Return how many shuffle windows one process keeps, and how many batches ahead it reads them."""
-        plan = _base_plan(self._plan)
         lanes = -(-self._plan.lanes // self._world.size)
         if executor == "processes":
-            return window_capacity(plan, lanes=-(-lanes // self._num_workers), in_flight=0)
+            return window_capacity(self._plan.passes, lanes=-(-lanes // self._num_workers), in_flight=0)
         in_flight = self._num_workers * self._options.prefetch * self._group_size
-        return window_capacity(plan, lanes=lanes, in_flight=in_flight)
-
-
-def _base_plan(plan: Plan | Segments) -> Plan:
-    return plan.plan if isinstance(plan, Segments) else plan
+        return window_capacity(self._plan.passes, lanes=lanes, in_flight=in_flight)
 
 
 def _group_size(batch_size: int, maker: BatchMaker) -> int:

@@ -17,10 +17,9 @@ from penstock.feed.execution import Execution
 from penstock.feed.memory import MemoryEstimate, tensor_bytes
 from penstock.feed.position import EpochProgress, Iteration
 from penstock.feed.ranks import current_world
+from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Share
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
 from penstock.plan.world import World
 from penstock.run.make_batch import BatchMaker, Failure, Record
 from penstock.run.options import RunOptions
@@ -72,7 +71,7 @@ class Loader:
     def __init__(
         self,
         source: Source,
-        plan: Plan | Segments,
+        plan: BatchPlan,
         *,
         transform: Transform | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
@@ -315,8 +314,8 @@ class Loader:
             )
 
 
-def _check_plan(source: Source, plan: Plan | Segments) -> None:
-    if not isinstance(plan, Plan | Segments):
+def _check_plan(source: Source, plan: BatchPlan) -> None:
+    if not isinstance(plan, BatchPlan):
         raise OptionError(f"plan must be a Plan or Segments, got {type(plan).__name__}.")
     index = source.index
     if plan.index.n_stored != index.n_stored or plan.index.identity != index.identity:

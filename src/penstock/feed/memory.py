@@ -9,7 +9,7 @@ import torch
 
 from penstock.core.types import Arrangement
 from penstock.feed.device import map_tensors
-from penstock.plan.plan import Plan
+from penstock.plan.epoch import Passes
 
 __all__ = ["MemoryEstimate", "max_window_items", "tensor_bytes", "window_capacity"]
 
@@ -58,22 +58,22 @@ def tensor_bytes(batch: Any) -> int:
     return total
 
 
-def max_window_items(plan: Plan) -> int:
+def max_window_items(passes: Passes) -> int:
     """Return the number of items in the largest window of an epoch; 0 for orders without windows."""
-    arrangement = plan.arrangement(0)
+    arrangement = passes.arrangement(0)
     if arrangement.window_starts is None or not len(arrangement.window_starts):
         return 0
     sizes = np.diff(np.append(arrangement.window_starts, arrangement.length))
-    return _stored_items(plan, arrangement, int(sizes.argmax()))
+    return _stored_items(passes, arrangement, int(sizes.argmax()))
 
 
-def _stored_items(plan: Plan, arrangement: Arrangement, window: int) -> int:
+def _stored_items(passes: Passes, arrangement: Arrangement, window: int) -> int:
     assert arrangement.spans is not None, "an order with windows gives their spans"
-    spans = plan.index.stored_spans(arrangement.spans(window))
+    spans = passes.index.stored_spans(arrangement.spans(window))
     return int((spans[:, 1] - spans[:, 0]).sum())
 
 
-def window_capacity(plan: Plan, *, lanes: int, in_flight: int) -> tuple[int, int]:
+def window_capacity(passes: Passes, *, lanes: int, in_flight: int) -> tuple[int, int]:
     """Return how many windows a process keeps, and how many batches ahead of its threads it reads them.
 
     Parameters
@@ -83,10 +83,10 @@ def window_capacity(plan: Plan, *, lanes: int, in_flight: int) -> tuple[int, int
     in_flight
         Batches that threads may make at once; 0: windows are read when they are needed.
     """
-    starts = plan.arrangement(0).window_starts
+    starts = passes.arrangement(0).window_starts
     if starts is None or not len(starts):
         return 0, 0
-    size, window = plan.batch_size, plan.length / len(starts)
+    size, window = passes.batch_size, passes.length / len(starts)
     if in_flight == 0:
         # Each lane returns to its last window; a batch of many small windows needs all of them.
         return min(lanes + math.ceil(size / window) + 1, len(starts)), 0
@@ -96,4 +96,4 @@ def window_capacity(plan: Plan, *, lanes: int, in_flight: int) -> tuple[int, int
     ahead = max(1, int(window // size) - working - 1)
     reached = ahead + working + 1
     held = lanes * (math.ceil(reached * size / window) + 1)
-    return min(held, len(starts)), ahead * plan.lanes
+    return min(held, len(starts)), ahead * passes.lanes

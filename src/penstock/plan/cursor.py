@@ -5,15 +5,11 @@ name, so the error for a state of another plan names the difference.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from penstock.core.errors import PlanError, ResumeError
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
-from penstock.plan.world import slots
+from penstock.plan.batch_plan import BatchPlan
 
 __all__ = ["Cursor"]
 
@@ -40,7 +36,7 @@ class Cursor:
     origin: int = 0
     """Positions of the epoch that were done with another batch size, before batch 0."""
 
-    def state(self, plan: Plan | Segments) -> dict[str, Any]:
+    def state(self, plan: BatchPlan) -> dict[str, Any]:
         """Return this cursor as plain JSON, with the identity of `plan`."""
         return {
             "version": _VERSION,
@@ -51,7 +47,7 @@ class Cursor:
         }
 
     @classmethod
-    def restore(cls, state: Mapping[str, Any], plan: Plan | Segments) -> "Cursor":
+    def restore(cls, state: Mapping[str, Any], plan: BatchPlan) -> "Cursor":
         """Return the cursor saved in `state`; raise ResumeError if it does not belong to `plan`."""
         _check_form(state)
         saved, current = state["plan"], plan.identity()
@@ -65,21 +61,16 @@ class Cursor:
                 f"This state belongs to another plan: {'; '.join(changes)}. "
                 "Build the source and the plan as they were, or start again without the state."
             )
-        cursor = cls(state["epoch"], state["batch"], state["origin"])
-        before = _with_batch_size(plan, saved["batch_size"])
+        epoch, batch, origin, batch_size = state["epoch"], state["batch"], state["origin"], saved["batch_size"]
         try:
-            limit = before.epoch(cursor.epoch, cursor.origin).n_batches
+            limit = plan.with_batch_size(batch_size).epoch(epoch, origin).n_batches
         except PlanError as error:
             raise ResumeError(f"This state is damaged: its position does not exist: {error}") from error
-        if cursor.batch > limit:
-            raise ResumeError(f"This state is damaged: it is at batch {cursor.batch} of an epoch that has {limit}.")
-        return cursor if before.batch_size == plan.batch_size else _change_batch_size(cursor, before, plan, limit)
-
-
-def _with_batch_size(plan: Plan | Segments, batch_size: int) -> Plan | Segments:
-    if isinstance(plan, Segments):
-        return replace(plan, plan=replace(plan.plan, batch_size=batch_size))
-    return replace(plan, batch_size=batch_size)
+        if batch > limit:
+            raise ResumeError(f"This state is damaged: it is at batch {batch} of an epoch that has {limit}.")
+        if batch_size != plan.batch_size:
+            batch, origin = plan.convert_position(batch_size, epoch=epoch, batch=batch, origin=origin)
+        return cls(epoch, batch, origin)
 
 
 def _check_form(state: Mapping[str, Any]) -> None:
@@ -98,42 +89,3 @@ def _check_form(state: Mapping[str, Any]) -> None:
         least = 1 if key == "batch_size" else 0
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ResumeError(f"This state is damaged: {key} must be an integer >= {least}, got {value!r}.")
-
-
-def _change_batch_size(cursor: Cursor, before: Plan | Segments, plan: Plan | Segments, limit: int) -> Cursor:
-    """Return the cursor that resumes at the item where `cursor` stopped, with the batch size of `plan`."""
-    change = f"batch_size changed from {before.batch_size} to {plan.batch_size} in the middle of epoch {cursor.epoch}"
-    if isinstance(plan, Segments) or isinstance(before, Segments):
-        if cursor == Cursor():
-            return cursor
-        raise ResumeError(
-            f"{change}, but segments are counted in batches and would start at other items. Keep batch_size."
-        )
-    if cursor.batch == 0 and cursor.origin == 0:
-        return cursor
-    if cursor.batch == limit:
-        return Cursor(cursor.epoch, 0, plan.length)
-    if plan.lanes > 1:
-        return Cursor(cursor.epoch, _lane_batch(cursor, before, plan, change))
-    done = cursor.origin + cursor.batch * before.batch_size
-    batches, rest = divmod(done, plan.batch_size)
-    return Cursor(cursor.epoch, batches) if rest == 0 else Cursor(cursor.epoch, 0, done)
-
-
-def _lane_batch(cursor: Cursor, before: Plan, plan: Plan, change: str) -> int:
-    """Return the batch at which all lanes of `plan` are where those of `before` are; raise ResumeError if none is."""
-    rounds, over = divmod(cursor.batch, plan.lanes)
-    done, rest = divmod(rounds * before.batch_size, plan.batch_size)
-    same_lanes = _lane_starts(before) == _lane_starts(plan)
-    if over or rest or cursor.origin or not same_lanes:
-        raise ResumeError(
-            f"{change}, which {plan.lanes} lanes do not allow: each lane is a run of consecutive batches, and it would "
-            "start or resume at other items. Finish the epoch with the old batch_size, or use lanes=1."
-        )
-    return done * plan.lanes
-
-
-def _lane_starts(plan: Plan) -> list[int]:
-    n_lanes = min(plan.lanes, plan.n_batches)
-    starts: list[int] = (slots(np.arange(n_lanes), plan.n_batches, plan.lanes) * plan.batch_size).tolist()
-    return starts

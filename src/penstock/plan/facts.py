@@ -1,14 +1,13 @@
 """Facts about a plan for run files and reports: description, mixing and access map."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.index import Index
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
+from penstock.plan.batch_plan import BatchPlan
 
 __all__ = ["access_map", "find_plan", "plan_facts"]
 
@@ -19,24 +18,24 @@ _MAX_CHARACTERS = 400
 _MAX_DEPTH = 4  # of loaders that wrap loaders
 
 
-def find_plan(loader: Any) -> Plan | Segments | None:
+def find_plan(loader: Any) -> BatchPlan | None:
     """Return the plan of a Penstock loader, also if other loaders wrap it; None if there is none."""
     for _ in range(_MAX_DEPTH):
         for name in ("plan", "segments"):
             found = getattr(loader, name, None)
-            if isinstance(found, Plan | Segments):
+            if isinstance(found, BatchPlan):
                 return found
             # WebDatasetLoader.plan is a method: it takes a batch size, because the loader yields single samples.
             if name == "plan" and callable(found) and hasattr(loader, "get_state"):
                 plan = found(1)
-                return plan if isinstance(plan, Plan | Segments) else None
+                return plan if isinstance(plan, BatchPlan) else None
         loader = getattr(loader, "loader", None)
         if loader is None:
             return None
     return None
 
 
-def plan_facts(plan: Plan | Segments, source: Any = None) -> dict[str, Any]:
+def plan_facts(plan: BatchPlan, source: Any = None) -> dict[str, Any]:
     """Return facts about a plan as plain JSON: its identity, order hash, and the mixing and access map of epoch 0.
 
     Parameters
@@ -47,7 +46,7 @@ def plan_facts(plan: Plan | Segments, source: Any = None) -> dict[str, Any]:
     mixing = plan.mixing()
     identity = plan.identity()
     return {
-        "description": _describe_plan(plan)[:_MAX_CHARACTERS],
+        "description": _describe_plan(identity)[:_MAX_CHARACTERS],
         "identity": {name: str(value)[:_MAX_CHARACTERS] for name, value in identity.items()},
         "seed": int(plan.seed),
         "batch_size": int(plan.batch_size),
@@ -63,7 +62,7 @@ def plan_facts(plan: Plan | Segments, source: Any = None) -> dict[str, Any]:
     }
 
 
-def access_map(plan: Plan | Segments, source: Any = None) -> dict[str, Any]:
+def access_map(plan: BatchPlan, source: Any = None) -> dict[str, Any]:
     """Return positions of epoch 0 and the items there: all of them, or a few thousand, evenly spaced.
 
     Items are numbered as in the source. `borders` are the first items of all shards (or chunks) but the first; None if
@@ -108,8 +107,10 @@ def _find_borders(index: Index, source: Any) -> tuple[str, int, list[int] | None
     return unit, max(0, count - 1), [int(start) for start in starts()] if few else None
 
 
-def _describe_plan(plan: Plan | Segments) -> str:
-    if isinstance(plan, Segments):
-        return f"{_describe_plan(plan.plan)}, in segments of {plan.length:,} batches"
-    lanes = f", {plan.lanes} lanes" if plan.lanes > 1 else ""
-    return f"{plan.order!r} over {len(plan.index):,} items, batches of {plan.batch_size:,}, seed {plan.seed}{lanes}"
+def _describe_plan(identity: Mapping[str, str | int]) -> str:
+    lanes = f", {identity['lanes']} lanes" if int(identity["lanes"]) > 1 else ""
+    segments = f", in segments of {identity['segment']:,} batches" if identity["segment"] else ""
+    return (
+        f"{identity['order']} over {identity['items']:,} items, batches of {identity['batch_size']:,}, "
+        f"seed {identity['seed']}{lanes}{segments}"
+    )

@@ -1,15 +1,18 @@
 """Plan: the pure function (index, order, seed, epoch, batch number) → draw. Everything else executes plans."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, get_args
 
+import numpy as np
+
 from penstock.core.checks import check_integer
-from penstock.core.errors import PlanError
+from penstock.core.errors import PlanError, ResumeError
 from penstock.core.index import Index
 from penstock.core.protocols import Order
 from penstock.core.seeds import check_seed
 from penstock.core.types import Arrangement
+from penstock.plan.batch_plan import EpochPlace
 from penstock.plan.epoch import Epoch, Passes, Tail
 from penstock.plan.inspect import Inspectable
 from penstock.plan.world import slots
@@ -109,6 +112,15 @@ class Plan(Inspectable):
         """Stream of passes that the epochs and segments of this plan are cut from."""
         return Passes(self.index, self.arrangement, self.length, self.n_batches, self.batch_size, self.lanes, self.tail)
 
+    @property
+    def epochs_per_pass(self) -> int:
+        """1: an epoch is one pass."""
+        return 1
+
+    def locate(self, epoch: int) -> EpochPlace:
+        """Return where `epoch` lies in the passes over the data."""
+        return EpochPlace(epoch, 0, 1)
+
     def arrangement(self, epoch: int) -> Arrangement:
         """Return the sequence of pass `epoch`; the last few are cached."""
         cached = self._arrangements
@@ -139,3 +151,37 @@ class Plan(Inspectable):
             "tail": self.tail,
             "segment": 0,
         }
+
+    def with_batch_size(self, batch_size: int) -> "Plan":
+        """Return the same plan with another batch size."""
+        return self if batch_size == self.batch_size else replace(self, batch_size=batch_size)
+
+    def convert_position(self, batch_size: int, *, epoch: int, batch: int, origin: int) -> tuple[int, int]:
+        """Return the batch and origin that follow `batch` batches of `batch_size` items after `origin`."""
+        before = self.with_batch_size(batch_size)
+        if batch == 0 and origin == 0:
+            return 0, 0
+        if batch == before.epoch(epoch, origin).n_batches:
+            return 0, self.length
+        if self.lanes > 1:
+            return self._convert_lanes(before, epoch, batch, origin), 0
+        done = origin + batch * batch_size
+        batches, rest = divmod(done, self.batch_size)
+        return (batches, 0) if rest == 0 else (0, done)
+
+    def _convert_lanes(self, before: "Plan", epoch: int, batch: int, origin: int) -> int:
+        """Return the batch at which all lanes are where those of `before` are."""
+        rounds, over = divmod(batch, self.lanes)
+        done, rest = divmod(rounds * before.batch_size, self.batch_size)
+        if over or rest or origin or before._lane_starts() != self._lane_starts():
+            raise ResumeError(
+                f"batch_size changed from {before.batch_size} to {self.batch_size} in the middle of epoch {epoch}, "
+                f"which {self.lanes} lanes do not allow: each lane is a run of consecutive batches, and it would "
+                "start or resume at other items. Finish the epoch with the old batch_size, or use lanes=1."
+            )
+        return done * self.lanes
+
+    def _lane_starts(self) -> list[int]:
+        lanes = np.arange(min(self.lanes, self.n_batches))
+        starts: list[int] = (slots(lanes, self.n_batches, self.lanes) * self.batch_size).tolist()
+        return starts

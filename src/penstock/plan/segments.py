@@ -1,15 +1,16 @@
 """Segments: epochs of a fixed number of batches, cut from the endless stream of passes of a plan."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.checks import check_integer
-from penstock.core.errors import PlanError
+from penstock.core.errors import PlanError, ResumeError
 from penstock.core.index import Index
-from penstock.plan.epoch import Epoch, Tail
+from penstock.plan.batch_plan import EpochPlace
+from penstock.plan.epoch import Epoch, Passes, Tail
 from penstock.plan.inspect import Inspectable
 from penstock.plan.plan import Plan
 from penstock.plan.world import slots
@@ -76,6 +77,24 @@ class Segments(Inspectable):
         return self.plan.tail
 
     @property
+    def passes(self) -> Passes:
+        """Stream of passes that the segments are cut from."""
+        return self.plan.passes
+
+    @property
+    def epochs_per_pass(self) -> int | None:
+        """Segments in one pass; None if the tail is `"drop"`: segments cross the ends of passes."""
+        return None if self.tail == "drop" else int(self.segments_per_pass)
+
+    def locate(self, epoch: int) -> EpochPlace:
+        """Return where segment `epoch` lies in the passes over the data: it belongs to the pass in which it begins."""
+        if self.epochs_per_pass is not None:
+            return EpochPlace(*divmod(epoch, self.epochs_per_pass), self.epochs_per_pass)
+        size, per_pass = self.length * self.batch_size, max(1, self.plan.length)
+        of_pass, position = divmod(epoch * size, per_pass)
+        return EpochPlace(of_pass, position // size, -(-per_pass // size))
+
+    @property
     def segments_per_pass(self) -> float:
         """Segments in one pass over the data; an integer unless the tail is `"drop"`."""
         if self.plan.tail == "drop":
@@ -105,8 +124,7 @@ class Segments(Inspectable):
         return Epoch(self.plan.passes, number, first=0, stop=_ENDLESS, n_batches=n_batches, starts=starts)
 
     def _segment_of_pass(self, number: int) -> Epoch:
-        per_pass = int(self.segments_per_pass)
-        of_pass, segment = divmod(number, per_pass)
+        of_pass, segment, _ = self.locate(number)
         total = self.plan.n_batches
         done = segment * self.length
         first = of_pass * self.plan.length
@@ -122,3 +140,16 @@ class Segments(Inspectable):
     def identity(self) -> dict[str, str | int]:
         """Return, by name, everything that the order of items depends on."""
         return {**self.plan.identity(), "segment": int(self.length)}
+
+    def with_batch_size(self, batch_size: int) -> "Segments":
+        """Return the same segments with another batch size."""
+        return replace(self, plan=self.plan.with_batch_size(batch_size))
+
+    def convert_position(self, batch_size: int, *, epoch: int, batch: int, origin: int) -> tuple[int, int]:
+        """Return the batch and origin of the very beginning; raise ResumeError anywhere else."""
+        if epoch or batch or origin:
+            raise ResumeError(
+                f"batch_size changed from {batch_size} to {self.batch_size} in the middle of epoch {epoch}, but "
+                "segments are counted in batches and would start at other items. Keep batch_size."
+            )
+        return 0, 0
