@@ -25,9 +25,7 @@ def make_loader(options: RunOptions, workers: int = 2, **others: Any) -> Loader:
 
 
 def workers() -> list[Any]:
-    return [
-        child for child in mp.active_children() if child.name.startswith(("ForkProcess", "Process", "SpawnProcess"))
-    ]
+    return [child for child in mp.active_children() if child.name.startswith("penstock-worker")]
 
 
 def run_epoch(options: RunOptions, transform: Any, workers: int = 2) -> tuple[list[list[int]], str, float]:

@@ -13,7 +13,8 @@ from penstock.run.auto import threads_overlap
 from penstock.run.handoff import Handoff
 from penstock.run.make_batch import BatchMaker, Record
 from penstock.run.options import Executor, RunOptions
-from penstock.run.processes.executor import WorkerPool
+from penstock.run.processes.executor import run_in_processes
+from penstock.run.processes.pool import WorkerPool
 from penstock.run.threads import ThreadSetup, run_in_threads, run_inline
 
 __all__ = ["Execution"]
@@ -52,7 +53,7 @@ class Execution:
             self._pool = WorkerPool(
                 self._plan, self._world, self.maker, workers=self._num_workers, options=self._options
             )
-        return self._pool.run(start.epoch, start.origin, start.batch, record), None
+        return run_in_processes(self._pool, start, group_size=self._group_size, record=record)
 
     def memory_estimate(self, batch_bytes: int) -> MemoryEstimate:
         """Return the peak memory of an epoch whose batches have `batch_bytes`, in main memory."""
@@ -68,7 +69,7 @@ class Execution:
     def close(self) -> None:
         """End all worker processes."""
         if self._pool is not None:
-            self._pool.close()
+            self._pool.end()
 
     def _share(self, start: Cursor) -> Share:
         return self._plan.epoch(start.epoch, start.origin).share(self._world, start.batch)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from penstock.core.types import Field
 from penstock.run.leases import Leases
 
-__all__ = ["BufferPool"]
+__all__ = ["BufferPool", "FieldLayout"]
 
 _ALIGNMENT = 64  # a cache line, and enough for every vector load
 _MAX_FREE = 8  # free buffers kept of each size; more than a consumer and its prefetch return at once
@@ -24,6 +24,38 @@ _MAX_PLACES = 64  # layouts kept: sizes of batches repeat, lengths of windows ne
 
 _Place = tuple[str, int, int, np.dtype[Any], tuple[int, ...]]
 """Where a field lies in a buffer: its name, first and last byte (exclusive), dtype and shape."""
+
+
+class FieldLayout:
+    """Where the arrays of a block lie in its memory: one field after the other."""
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        self._fields = fields
+        self._places: dict[int, tuple[int, list[_Place]]] = {}
+
+    def n_bytes(self, n_items: int) -> int:
+        """Return the bytes of a block of `n_items` items."""
+        return self._place_fields(n_items)[0]
+
+    def arrays(self, memory: NDArray[np.uint8], n_items: int) -> dict[str, NDArray[Any]]:
+        """Return the arrays of a block of `n_items` items in `memory`."""
+        places = self._place_fields(n_items)[1]
+        return {name: memory[begin:end].view(dtype).reshape(shape) for name, begin, end, dtype, shape in places}
+
+    def _place_fields(self, n_items: int) -> "tuple[int, list[_Place]]":
+        found = self._places.get(n_items)
+        if found is not None:
+            return found
+        places: list[_Place] = []
+        offset = 0
+        for name, field in self._fields.items():
+            end = offset + n_items * (field.item_bytes or 0)
+            places.append((name, offset, end, field.dtype, (n_items, *(field.shape or ()))))
+            offset = -(-end // _ALIGNMENT) * _ALIGNMENT
+        if len(self._places) >= _MAX_PLACES:
+            self._places.clear()
+        self._places[n_items] = offset, places
+        return offset, places
 
 
 class BufferPool:
@@ -37,36 +69,20 @@ class BufferPool:
     """
 
     def __init__(self, fields: Mapping[str, Field], allocate: Callable[[int], NDArray[np.uint8]] | None = None) -> None:
-        self._fields = fields
+        self.layout = FieldLayout(fields)
+        """Where the fields lie in a buffer."""
         self._allocate = allocate or _allocate_aligned
-        self._places: dict[int, tuple[int, list[_Place]]] = {}
         self._free: dict[int, deque[NDArray[np.uint8]]] = {}
         self._leases = Leases(self._take_back)
 
     def lend(self, n_items: int) -> dict[str, NDArray[Any]]:
         """Return arrays of `n_items` items with arbitrary content."""
-        found = self._places.get(n_items)
-        if found is None:
-            if len(self._places) >= _MAX_PLACES:
-                self._places.clear()
-            found = self._places[n_items] = self._place_fields(n_items)
-        total, places = found
+        total = self.layout.n_bytes(n_items)
         try:
             memory = self._free[total].pop()
         except LookupError:
             memory = self._find_larger(total)
-        whole = self._leases.lend(memory, memory)
-        return {name: whole[begin:end].view(dtype).reshape(shape) for name, begin, end, dtype, shape in places}
-
-    def _place_fields(self, n_items: int) -> "tuple[int, list[_Place]]":
-        """Return the bytes of a buffer for `n_items` items, and where each field lies in it."""
-        places: list[_Place] = []
-        offset = 0
-        for name, field in self._fields.items():
-            end = offset + n_items * (field.item_bytes or 0)
-            places.append((name, offset, end, field.dtype, (n_items, *(field.shape or ()))))
-            offset = -(-end // _ALIGNMENT) * _ALIGNMENT
-        return offset, places
+        return self.layout.arrays(self._leases.lend(memory, memory), n_items)
 
     def _find_larger(self, n_bytes: int) -> NDArray[np.uint8]:
         """Return a free buffer of more than `n_bytes` bytes, but at most twice as many; or else a new one."""

@@ -12,13 +12,16 @@ from numpy.typing import NDArray
 from penstock.core.protocols import Source, Transform
 from penstock.core.seeds import generator_for
 from penstock.core.types import UNNAMED, Block, Draw, Span
-from penstock.run.buffers import BufferPool
+from penstock.run.buffers import BufferPool, FieldLayout
 from penstock.run.windows import WindowStore
 
-__all__ = ["BatchMaker", "Failure", "Record"]
+__all__ = ["BatchMaker", "Failure", "Lend", "Record"]
 
 Record = Callable[[str, float, int], None]
 """Receives the name, seconds and bytes of each stage that ends."""
+
+Lend = Callable[[int], Block | None]
+"""Returns arrays of that many items, for all fields of fixed shape; None if there are none."""
 
 _Mask = NDArray[np.bool_] | None
 
@@ -53,15 +56,23 @@ class BatchMaker:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_pool", "_windows")}
 
-    def make_batches(self, draws: Sequence[Draw], record: Record) -> Iterator[Any]:
-        """Yield the batch of each draw, up to the first Failure."""
-        blocks: Iterator[Block] = (self._read(draw, record) for draw in draws)
+    def make_batches(self, draws: Sequence[Draw], record: Record, lend: Lend | None = None) -> Iterator[Any]:
+        """Yield the batch of each draw, up to the first Failure.
+
+        Parameters
+        ----------
+        lend
+            Lends the memory of blocks that no code of the user gets to see; None: reusable memory of this process.
+        """
+        if lend is None or self.collate_block is None:
+            lend = self._lend_block
+        blocks: Iterator[Block] = (self._read(draw, record, lend) for draw in draws)
         if len(draws) > 1:
             try:
-                blocks = iter(self._read_many(draws, record))
+                blocks = iter(self._read_many(draws, record, lend))
             except Exception:
                 # Read one by one instead: the draws before the bad one are delivered, and the error names the bad one.
-                blocks = (self._read(draw, record) for draw in draws)
+                blocks = (self._read(draw, record, lend) for draw in draws)
         for draw in draws:
             try:
                 batch = self._collate(next(blocks), draw, record)
@@ -75,6 +86,11 @@ class BatchMaker:
         for part in draw.parts:
             self._windows.get(part.window)
 
+    @property
+    def layout(self) -> FieldLayout | None:
+        """Where the fields of a block lie in its memory; None if no field has a fixed shape."""
+        return self._pool.layout if self._pool is not None else None
+
     @cached_property
     def _pool(self) -> BufferPool | None:
         fixed = {name: field for name, field in self.source.fields.items() if field.item_bytes is not None}
@@ -84,24 +100,24 @@ class BatchMaker:
     def _windows(self) -> WindowStore:
         return WindowStore(self.source, self._lend_block, self.windows_held)
 
-    def _lend_block(self, n_items: int) -> dict[str, NDArray[Any]] | None:
+    def _lend_block(self, n_items: int) -> Block | None:
         return self._pool.lend(n_items) if self._pool is not None else None
 
-    def _read(self, draw: Draw, record: Record) -> Block:
+    def _read(self, draw: Draw, record: Record, lend: Lend) -> Block:
         began = time.perf_counter()
         try:
-            block = self._read_from_windows(draw) if draw.parts else self._read_items(draw.items)
+            block = self._read_from_windows(draw, lend) if draw.parts else self._read_items(draw.items, lend)
         except Exception as error:
             error.add_note(f"[penstock] while reading {_describe(draw)} from {self.source!r}")
             raise
         record("read", time.perf_counter() - began, _n_bytes(block))
         return block
 
-    def _read_many(self, draws: Sequence[Draw], record: Record) -> list[Block]:
+    def _read_many(self, draws: Sequence[Draw], record: Record, lend: Lend) -> list[Block]:
         if any(draw.parts for draw in draws):
-            return [self._read(draw, record) for draw in draws]
+            return [self._read(draw, record, lend) for draw in draws]
         began = time.perf_counter()
-        block = self._read_items(np.concatenate([draw.items for draw in draws]))
+        block = self._read_items(np.concatenate([draw.items for draw in draws]), lend)
         record("read", time.perf_counter() - began, _n_bytes(block))
         ends = np.cumsum([len(draw) for draw in draws]).tolist()
         return [
@@ -109,17 +125,17 @@ class BatchMaker:
             for draw, end in zip(draws, ends, strict=True)
         ]
 
-    def _read_items(self, items: NDArray[np.int64]) -> Block:
-        out = self._lend_block(len(items))
+    def _read_items(self, items: NDArray[np.int64], lend: Lend) -> Block:
+        out = lend(len(items))
         if len(items) > 1 and items[-1] - items[0] == len(items) - 1 and (np.diff(items) == 1).all():
             return self.source.read(Span(int(items[0]), int(items[-1]) + 1), out)
         return self.source.take(items, out)
 
-    def _read_from_windows(self, draw: Draw) -> Block:
+    def _read_from_windows(self, draw: Draw, lend: Lend) -> Block:
         first = draw.parts[0]
         if len(draw.parts) == 1 and len(first.rows) == len(first.window) and (np.diff(first.rows) == 1).all():
-            return self._read_items(draw.items)  # the whole window in order: nothing to keep for another draw
-        lent = self._lend_block(len(draw)) or {}
+            return self._read_items(draw.items, lend)  # the whole window in order: nothing to keep for another draw
+        lent = lend(len(draw)) or {}
         block = {name: lent[name] if name in lent else np.empty(len(draw), object) for name in self.source.fields}
         for part in draw.parts:
             window = self._windows.get(part.window)

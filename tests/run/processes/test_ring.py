@@ -10,7 +10,7 @@ import torch
 from penstock_test_parts import delivered_items, numbered_source, planned_items
 
 from penstock import ArraySource, DatasetSource, Loader, Plan, RunOptions, Sequential, Shuffle
-from penstock.run.processes.ring import Ring
+from penstock.run.processes.ring import Ring, Slot
 
 Pair = namedtuple("Pair", "left right")
 FORK = RunOptions(executor="processes", start_method="fork")
@@ -133,13 +133,11 @@ def test_tensors_share_nothing_with_each_other() -> None:
 def test_tensors_without_elements_arrive_beside_others_whatever_their_strides() -> None:
     # An array without elements may have strides of 0, which a new tensor never has.
     empty = np.arange(0, dtype=np.float32) + 1
-    ring = Ring(1)
+    ring = Ring(1, leased=1, workers=1)
     batch = [torch.from_numpy(empty), torch.zeros(2, 0, dtype=torch.int64), torch.ones(3), torch.from_numpy(empty[:0])]
     slot = ring.acquire()
     assert slot is not None
-    packed = ring.pack(slot, batch)
-    assert packed is not None
-    found = ring.unpack(packed)
+    found = ring.unpack(slot, Slot(ring.slot_memory(slot)).pack(batch))
     assert [(value.dtype, tuple(value.shape), value.tolist()) for value in found] == [
         (value.dtype, tuple(value.shape), value.tolist()) for value in batch
     ]

@@ -34,7 +34,7 @@ from penstock.recipes.workersafe.datasets import (
     compute_standardization_stats,
 )
 from penstock.recipes.workersafe.factory import OptimalDataLoaderFactory
-from penstock.run.processes.workers import end_workers
+from penstock.recipes.workersafe.torch_loader import end_workers
 from penstock.transform.presets import get_augmentation_params
 
 __all__ = ["TrainingEngine", "class_weights", "labels_of"]

@@ -25,7 +25,7 @@ from penstock.core.seeds import key_for
 from penstock.files.durable import write_aside
 from penstock.observe.progress import track_progress
 from penstock.recipes.crossval.results import accuracy_and_f1
-from penstock.run.processes.workers import end_iterator
+from penstock.recipes.workersafe.torch_loader import end_iterator
 
 __all__ = ["FoldSpec", "FoldTraining", "Predictions", "preserve_random_state", "seed_all"]
 

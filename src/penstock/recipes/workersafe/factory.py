@@ -18,7 +18,7 @@ from penstock.plan.orders import Shuffle
 from penstock.recipes.tune.tuning import Tuning
 from penstock.recipes.workersafe.datasets import worker_init_fn
 from penstock.recipes.workersafe.pickling import check_picklable
-from penstock.run.processes.workers import ignore_worker_count_warning
+from penstock.recipes.workersafe.torch_loader import ignore_worker_count_warning
 
 __all__ = ["DataLoaderConfigLogger", "EpochDataLoader", "OptimalDataLoaderFactory"]
 

@@ -20,7 +20,7 @@ from penstock.observe.machine import this_machine
 from penstock.observe.plot import plot_benchmark
 from penstock.observe.watcher import watch
 from penstock.recipes.workersafe.factory import OptimalDataLoaderFactory
-from penstock.run.processes.workers import end_workers, ignore_worker_count_warning
+from penstock.recipes.workersafe.torch_loader import end_workers, ignore_worker_count_warning
 
 __all__ = ["DataLoaderPerformanceMonitor", "quick_benchmark"]
 

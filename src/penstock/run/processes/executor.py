@@ -1,176 +1,263 @@
-"""Make batches in the worker processes of a torch DataLoader.
+"""Make batches in worker processes.
 
-The DataLoader receives tickets (epoch, step) and returns batches, in order. Workers hold no position: each works out
-the draw of its ticket, so a worker that dies is replaced and another process makes the same batch again.
+The consumer requests batches from its workers, one pipe each, and waits for answers and for deaths at the same time.
+Small batches are requested and made many at a time. Answers may come in any order; batches are delivered in theirs.
 
 1. A draw fails: the consumer gets the error in place of the batch, with the worker's traceback; then the epoch is over.
-2. The consumer stops early: workers end, unless they are persistent; `close` ends those.
-3. A worker dies: all workers are started again at the first batch that was not delivered. If the same batch kills a
-   worker twice, WorkerError names the worker and the draw.
-4. A draw takes longer than the timeout: WorkerError, naming the draw.
+2. The consumer stops early: workers end, unless they are persistent. Those that are busy get half a second.
+3. A worker dies: another one takes its place and its requests. If one batch kills two workers, WorkerError names it.
+4. A worker dies or fails while it starts: WorkerError says how, at once unless a signal killed it.
+5. A draw takes longer than the timeout: WorkerError, naming the draw.
 """
 
+import heapq
 import logging
-import multiprocessing as mp
 import os
-import pickle
 import threading
-from collections.abc import Generator
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from multiprocessing.connection import wait
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader
+from penstock.core.errors import WorkerError
+from penstock.plan.cursor import Cursor
+from penstock.run.make_batch import Failure, Record
+from penstock.run.processes.messages import Answer, Request
+from penstock.run.processes.pool import WorkerPool
+from penstock.run.processes.process import WorkerProcess
 
-from penstock.core.errors import OptionError, WorkerError
-from penstock.core.seeds import key_for
-from penstock.core.types import Draw
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
-from penstock.plan.world import World
-from penstock.run.make_batch import BatchMaker, Record
-from penstock.run.options import RunOptions
-from penstock.run.processes.messages import TicketRange, TicketSampler, WorkerDataset
-from penstock.run.processes.ring import Ring
-from penstock.run.processes.workers import WorkerFailedError, Workers, ignore_worker_count_warning
-
-__all__ = ["WorkerPool"]
+__all__ = ["run_in_processes"]
 
 _LOG = logging.getLogger("penstock")
+_MAX_DEATHS = 2  # of workers by one batch; of workers that start, one after the other
 
-_SLOTS_FOR_CONSUMER = 3  # the batch it works on, the one before, and the one it asks for
+
+def run_in_processes(
+    pool: WorkerPool, start: Cursor, *, group_size: int, record: Record
+) -> tuple[Generator[Any, None, None], Callable[[], None]]:
+    """Return the batches of a rank from `start` on, in order, and a function that wakes a consumer waiting for one.
+
+    Parameters
+    ----------
+    group_size
+        Batches that one worker makes at a time, if each of them is small.
+    """
+    run = _Run(pool, start, group_size, record)
+    return run.batches(), run.stop
 
 
-class WorkerPool:
-    """Worker processes of one loader."""
+class _Run:
+    """Requests of one iteration, and the answers to them."""
 
-    def __init__(
-        self, plan: Plan | Segments, world: World, maker: BatchMaker, *, workers: int, options: RunOptions
-    ) -> None:
-        self._plan, self._world, self._maker = plan, world, maker
-        self._n_workers, self._options = workers, options
-        self._method = options.start_method or mp.get_start_method()
-        if self._method != "fork":
-            _check_picklable(plan, maker, self._method)
-        self._workers: Workers | None = None
-        self._ending: list[threading.Thread] = []
+    def __init__(self, pool: WorkerPool, start: Cursor, group_size: int, record: Record) -> None:
+        self._pool, self._start, self._record = pool, start, record
+        self._share = pool.plan.epoch(start.epoch, start.origin).share(pool.world, start.batch)
+        self._groups = _group_steps(self._share.n_steps, group_size)
+        self._again: list[tuple[int, range]] = []
+        """Steps to request again, the first ones first: those of workers that died."""
+        self._first_number = next(pool.numbers)
+        self._results: dict[int, tuple[Request, Answer] | Failure] = {}
+        """Answers that were not delivered yet, by their first step."""
+        self._n_ahead = 0
+        """Requests sent and not delivered."""
+        self._deaths: Counter[int] = Counter()
+        self._start_deaths = 0
+        self._is_stopped = False
+        self._wake_lock = threading.Lock()
+        self._wake_pipe: tuple[int, ...] = os.pipe()
 
-    def run(self, epoch: int, origin: int, start: int, record: Record) -> Generator[Any, None, None]:
-        """Yield the batches of an epoch from batch `start` on."""
-        share = self._plan.epoch(epoch, origin).share(self._world, start)
-        step, deaths, one_by_one_until = 0, 0, 0
+    def batches(self) -> Generator[Any, None, None]:
+        """Yield the batches in order."""
+        step = 0
         try:
-            while step < share.n_steps:
-                # A worker that dies takes finished batches with it. After a death, the next batches are requested one
-                # at a time, so that it is certain which of them kills workers.
-                stop = share.n_steps if step >= one_by_one_until else step + 1
-                try:
-                    workers = self._start_workers(TicketRange(epoch, origin, start, range(step, stop)))
-                    while step < stop:
-                        batch = workers.next(record)
-                        step, deaths = step + 1, 0
-                        yield batch
-                        del batch
-                except WorkerFailedError as failed:
-                    self._end(wait=False)
-                    draw = share.draw(step)
-                    deaths += stop == step + 1
-                    if deaths > 1 or failed.timed_out:
-                        raise WorkerError(_describe_failure(failed, draw)) from None
-                    one_by_one_until = max(one_by_one_until, step + self._n_workers * self._options.prefetch + 1)
-                    _LOG.warning("%s Started again at batch %s of epoch %s.", failed, draw.batch, epoch)
-        except GeneratorExit:
-            self._end_unless_persistent(wait=True)
-            raise
-        except BaseException:
-            # An error does not wait for the other workers.
-            self._end_unless_persistent(wait=False)
-            raise
-        self._end_unless_persistent(wait=True)
+            with self._pool.lock:
+                self._pool.start()
+            while step < self._share.n_steps:
+                group = self._next_group(step)
+                if group is None:
+                    return
+                batches, failure = group
+                del group
+                batches.reverse()
+                step += len(batches)
+                while batches:
+                    yield batches.pop()
+                if failure is not None:
+                    raise failure.error
+        finally:
+            self._close()
 
-    def close(self) -> None:
-        """End the workers, including those that an error left to end by themselves; the next run starts new ones."""
-        self._end(wait=True)
-        for thread in self._ending:
-            thread.join()
-        self._ending.clear()
+    def stop(self) -> None:
+        """Let a consumer that waits for a batch, in another thread, end its iteration."""
+        with self._wake_lock:
+            self._is_stopped = True
+            if self._wake_pipe:
+                os.write(self._wake_pipe[1], b"x")
 
-    def _start_workers(self, tickets: TicketRange) -> Workers:
-        if self._workers is None:
-            ring = Ring(self._n_workers * (self._options.prefetch + 1) + _SLOTS_FOR_CONSUMER)
-            sampler = TicketSampler(ring)
-            dataset = WorkerDataset(self._plan, self._world, self._maker, ring)
-            self._workers = Workers(self._torch_loader(dataset, sampler), sampler, ring)
-        self._workers.begin(tickets)
-        return self._workers
+    def _next_group(self, step: int) -> tuple[list[Any], Failure | None] | None:
+        """Return the batches that were made together with that of `step`; None if the iteration was stopped."""
+        timeout = self._pool.options.timeout_seconds
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._pool.lock:
+            while step not in self._results:
+                self._send_requests()
+                self._wait(step, deadline)
+                if self._is_stopped:
+                    return None
+            result = self._results.pop(step)
+            if isinstance(result, Failure):
+                return [], result
+            request, answer = result
+            self._n_ahead -= 1
+            for stage in answer.records:
+                self._record(*stage)
+            assert answer.batches is not None, "a worker skips no request of the run that waits"
+            batches = self._pool.ring.unpack(request.slot, answer.batches)
+            self._send_requests()
+        return batches, Failure(answer.error.error()) if answer.error is not None else None
 
-    def _torch_loader(self, dataset: WorkerDataset, sampler: TicketSampler) -> "DataLoader[Any]":
-        with ignore_worker_count_warning():
-            return DataLoader(
-                dataset,
-                batch_size=None,
-                sampler=sampler,
-                num_workers=self._n_workers,
-                collate_fn=_return_unchanged,
-                worker_init_fn=_EndWithParent(os.getpid() if self._method != "forkserver" else None),
-                prefetch_factor=self._options.prefetch,
-                timeout=self._options.timeout_seconds or 0,
-                multiprocessing_context=self._method,
-                persistent_workers=self._options.persistent,
-                # Its own generator: torch would take the workers' seed from the user's and shift their random numbers.
-                generator=torch.Generator().manual_seed(key_for(self._plan.seed, "workers") >> 1),
-            )
+    # -- sending -------------------------------------------------------------------------------------------------------
 
-    def _end_unless_persistent(self, *, wait: bool) -> None:
-        if not self._options.persistent:
-            self._end(wait=wait)
+    def _send_requests(self) -> None:
+        """Send requests as far as workers and memory have room."""
+        pool = self._pool
+        while self._n_ahead < pool.n_workers * pool.options.prefetch:
+            steps = self._again[0][1] if self._again else next(self._groups, None)
+            if steps is None:
+                return
+            if not self._again:
+                heapq.heappush(self._again, (steps[0], steps))
+            worker = self._choose_worker(steps)
+            if worker is None or (slot := pool.ring.acquire()) is None:
+                return
+            heapq.heappop(self._again)
+            request = Request(next(pool.numbers), self._start, steps, slot)
+            self._n_ahead += 1
+            if not worker.send(request, pool.plan):
+                worker.requests[request.number] = request
+                self._replace(worker)
 
-    def _end(self, *, wait: bool) -> None:
-        workers, self._workers = self._workers, None
-        if workers is None:
-            return
-        if wait:
-            workers.end()
+    def _choose_worker(self, steps: range) -> WorkerProcess | None:
+        """Return the worker for `steps`: the one with the fewest requests; None if all have enough of them.
+
+        If the order has shuffle windows, a lane belongs to one worker, so that no window is read twice.
+        """
+        workers = self._pool.workers
+        if self._pool.maker.windows_held:
+            chosen = workers[steps[0] % len(workers)]
         else:
-            # Torch gives each worker five seconds to finish its batch.
-            thread = threading.Thread(target=workers.end, name="penstock-end", daemon=True)
-            thread.start()
-            self._ending = [*(other for other in self._ending if other.is_alive()), thread]
+            chosen = min(workers, key=lambda worker: len(worker.requests))
+        return chosen if len(chosen.requests) < self._pool.options.prefetch else None
+
+    # -- receiving -----------------------------------------------------------------------------------------------------
+
+    def _wait(self, step: int, deadline: float | None) -> None:
+        """Wait for answers and deaths, and take note of them."""
+        workers = list(self._pool.workers)
+        pipes: list[Any] = [worker.pipe for worker in workers]
+        sentinels: list[Any] = [worker.sentinel for worker in workers]
+        remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = wait([*pipes, *sentinels, self._wake_pipe[0]], remaining)
+        if not ready:
+            draw = self._share.draw(step)
+            raise WorkerError(
+                f"No batch within timeout_seconds={self._pool.options.timeout_seconds}: batch {draw.batch} of epoch "
+                f"{draw.epoch}, items {draw.items.tolist()}."
+            )
+        for worker, pipe, sentinel in zip(workers, pipes, sentinels, strict=True):
+            if sentinel in ready:
+                self._replace(worker)
+            elif pipe in ready:
+                answer = worker.receive()
+                if answer is None:
+                    self._replace(worker)
+                else:
+                    self._accept(worker, answer)
+
+    def _accept(self, worker: WorkerProcess, answer: Answer) -> None:
+        if not answer.number:
+            assert answer.error is not None, "a worker that starts says nothing"
+            raise WorkerError(f"Worker {worker.number} could not start.") from answer.error.error()
+        self._start_deaths = 0
+        request = worker.requests.pop(answer.number)
+        if request.number < self._first_number:
+            self._pool.ring.release(request.slot)  # of an iteration that stopped early
+        else:
+            self._results[request.steps[0]] = (request, answer)
+
+    def _replace(self, worker: WorkerProcess) -> None:
+        """Start another worker in the place of a dead one, and request again what it did not answer."""
+        for answer in worker.receive_last():
+            self._accept(worker, answer)
+        how, current = worker.describe_end(), worker.current
+        if not worker.has_started:
+            self._start_deaths += 1
+            if worker.exit_code > 0 or self._start_deaths > _MAX_DEATHS:
+                raise WorkerError(f"{how} while it started. {_advise_about_start(worker)}")
+        lost = [request for request in worker.requests.values() if request.number >= self._first_number]
+        for request in worker.requests.values():
+            self._pool.ring.release(request.slot)
+        self._n_ahead -= len(lost)
+        for request in lost:
+            self._request_again(request.steps, is_suspect=request is current, how=how)
+        first = min((request.steps[0] for request in lost), default=None)
+        where = "" if first is None else f" Started again at batch {self._batch(first)} of epoch {self._start.epoch}."
+        _LOG.warning("%s.%s", how, where)
+        self._pool.replace(worker)
+
+    def _request_again(self, steps: range, *, is_suspect: bool, how: str) -> None:
+        if is_suspect and len(steps) == 1:
+            step = steps[0]
+            self._deaths[step] += 1
+            if self._deaths[step] >= _MAX_DEATHS:
+                draw = self._share.draw(step)
+                self._results[step] = Failure(
+                    WorkerError(
+                        f"{how} while making batch {draw.batch} of epoch {draw.epoch} (items {draw.items.tolist()}), "
+                        "and so did another worker before it. Check what these items need."
+                    )
+                )
+                return
+        # Which of several batches killed the worker is found by making them one by one.
+        for each in [range(step, step + 1) for step in steps] if is_suspect else [steps]:
+            heapq.heappush(self._again, (each[0], each))
+
+    def _batch(self, step: int) -> int:
+        return self._share.draw(step).batch
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        with self._pool.lock:
+            for result in self._results.values():
+                if not isinstance(result, Failure):
+                    self._pool.ring.release(result[0].slot)
+            self._results.clear()
+            if self._pool.options.persistent:
+                for worker in self._pool.workers:
+                    worker.skip_requests(before=next(self._pool.numbers))
+            else:
+                self._pool.end()
+        with self._wake_lock:
+            for end in self._wake_pipe:
+                os.close(end)
+            self._wake_pipe = ()
 
 
-def _describe_failure(failed: WorkerFailedError, draw: Draw) -> str:
-    where = f"batch {draw.batch} of epoch {draw.epoch} (items {draw.items.tolist()})"
-    return f"{failed} The batch in progress was {where}. Check what these items need."
+def _group_steps(n_steps: int, group_size: int) -> Iterator[range]:
+    """Yield steps in groups that grow from 1 to `group_size`, so that the first batch does not wait for many others."""
+    first, size = 0, 1
+    while first < n_steps:
+        stop = min(first + size, n_steps)
+        yield range(first, stop)
+        first, size = stop, min(2 * size, group_size)
 
 
-def _check_picklable(plan: Plan | Segments, maker: BatchMaker, method: str) -> None:
-    parts: dict[str, Any] = {
-        "source": maker.source,
-        "transform": maker.transform,
-        "collate": maker.collate_items,
-        "plan": plan,
-    }
-    for name, part in parts.items():
-        try:
-            pickle.dumps(part)
-        except Exception as error:
-            raise OptionError(
-                f"start_method={method!r} needs to pickle the {name}, but {part!r} cannot be pickled: {error}. "
-                "Define it at the top of a module (no lambda, no local function), or use executor='threads'."
-            ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class _EndWithParent:
-    """Ends a worker whose parent was killed while it started: torch looks for a change of parent, and sees none."""
-
-    parent: int | None
-    """The process number; None if workers are children of a fork server."""
-
-    def __call__(self, _worker: int) -> None:
-        if self.parent is not None and os.getppid() != self.parent:
-            os._exit(1)
-
-
-def _return_unchanged(batch: Any) -> Any:
-    return batch
+def _advise_about_start(worker: WorkerProcess) -> str:
+    if worker.method == "fork":
+        return "Check what the source does when it is opened."
+    return (
+        f"With start_method={worker.method!r}, workers import the main script: put what it runs under "
+        "`if __name__ == '__main__':`. What the worker printed is above."
+    )

@@ -1,115 +1,68 @@
-"""Messages between the consumer's process and its workers: tickets for draws, and deliveries of batches."""
+"""Messages between the consumer's process and its workers: requests for batches, and answers."""
 
+import io
 import pickle
+import sys
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from multiprocessing import reduction
+from types import FunctionType
+from typing import Any, NamedTuple
 
-from torch.utils.data import Dataset, Sampler
-
-from penstock.core.errors import WorkerError
-from penstock.plan.epoch import Share
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
+from penstock.core.errors import OptionError, WorkerError
+from penstock.plan.batch_plan import BatchPlan
+from penstock.plan.cursor import Cursor
 from penstock.plan.world import World
-from penstock.run.make_batch import BatchMaker, Failure
-from penstock.run.processes.ring import Ring
+from penstock.run.make_batch import BatchMaker
+from penstock.run.processes.ring import Packed
 
-__all__ = ["Delivery", "Ticket", "TicketRange", "TicketSampler", "WorkerDataset"]
+__all__ = ["Answer", "NewPlan", "RemoteError", "Request", "Specification"]
 
 
-@dataclass(frozen=True, slots=True)
-class TicketRange:
-    """The requested draws: `steps` of an epoch that a rank resumes at batch `start`."""
+class Request(NamedTuple):
+    """Batches requested from a worker, which makes them together."""
 
-    epoch: int
-    origin: int
-    start: int
+    number: int
+    """Requests of a pool are numbered 1, 2, 3 …"""
+
+    start: Cursor
+    """Where the rank began or resumed; steps are counted from here."""
+
     steps: range
+    slot: int
+    """Slot of the ring that the batches are written to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """One draw requested from a worker."""
+class NewPlan(NamedTuple):
+    """The plan of all requests that follow."""
 
-    epoch: int
-    origin: int
-    start: int
-    step: int
-    slot: int | None
-    """Slot of the ring that the batch may be written to."""
+    plan: BatchPlan
 
 
-class TicketSampler(Sampler[Ticket]):
-    """Yields tickets; read in the main process, one whenever a worker has room for it."""
+class Answer(NamedTuple):
+    """What a worker made of a request."""
 
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
-        self.tickets: TicketRange | None = None
+    number: int
+    """The request; 0 if the worker could not start."""
 
-    def __iter__(self) -> Iterator[Ticket]:
-        # Torch takes the first ticket when the workers are new, or have answered all earlier tickets.
-        self._ring.reclaim()
-        if (requested := self.tickets) is not None:
-            for step in requested.steps:
-                yield Ticket(requested.epoch, requested.origin, requested.start, step, self._ring.acquire())
+    batches: Packed | None
+    """A list of batches; None if it skipped the request, because nobody waits for it any more."""
 
-    def __len__(self) -> int:
-        return len(self.tickets.steps) if self.tickets is not None else 0
+    error: "RemoteError | None"
+    """Why there are fewer batches than requested."""
 
-
-class WorkerDataset(Dataset[Any]):
-    """What a worker process holds: the plan, and the maker of batches."""
-
-    def __init__(self, plan: Plan | Segments, world: World, maker: BatchMaker, ring: Ring) -> None:
-        self.plan, self.world, self.maker = plan, world, maker
-        self._ring = ring
-        self._share: tuple[tuple[int, int, int], Share] | None = None
-
-    def __getitem__(self, ticket: Ticket) -> "Delivery":
-        records: list[tuple[str, float, int]] = []
-        try:
-            draw = self._share_of(ticket).draw(ticket.step)
-            result = next(self.maker.make_batches([draw], lambda *stage: records.append(stage)))
-        except Exception as error:  # the plan itself failed
-            result = Failure(error)
-        if isinstance(result, Failure):
-            return Delivery(None, ticket.slot, _RemoteFailure.of(result.error), records)
-        packed = None if ticket.slot is None else self._ring.pack(ticket.slot, result)
-        return Delivery(packed or result, ticket.slot, None, records)
-
-    def _share_of(self, ticket: Ticket) -> Share:
-        key = (ticket.epoch, ticket.origin, ticket.start)
-        if self._share is None or self._share[0] != key:
-            self._share = (key, self.plan.epoch(ticket.epoch, ticket.origin).share(self.world, ticket.start))
-        return self._share[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_share": None}
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A worker's answer to a ticket."""
-
-    batch: Any
-    """The batch itself, or a PackedBatch in the ring; None if it failed."""
-
-    slot: int | None
-    failure: "_RemoteFailure | None"
     records: list[tuple[str, float, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class _RemoteFailure:
+class RemoteError(NamedTuple):
     """An exception on its way out of a worker process."""
 
     pickled: bytes | None
     text: str
 
     @classmethod
-    def of(cls, error: BaseException) -> "_RemoteFailure":
+    def of(cls, error: BaseException) -> "RemoteError":
+        """Return the error with its traceback as text."""
         text = "".join(traceback.format_exception(error))
         try:
             pickled = pickle.dumps(error)
@@ -119,6 +72,7 @@ class _RemoteFailure:
         return cls(pickled, text)
 
     def error(self) -> BaseException:
+        """Return the exception, with the worker's traceback as a note."""
         found = (
             pickle.loads(self.pickled)
             if self.pickled is not None
@@ -127,3 +81,79 @@ class _RemoteFailure:
         assert isinstance(found, BaseException), "only exceptions are put in"
         found.add_note(f"[penstock] in a worker process:\n{self.text}")
         return found
+
+
+@dataclass(frozen=True)
+class Specification:
+    """All that a worker needs. On its way to a process that is not forked, it stays pickled until `unpickle`."""
+
+    plan: BatchPlan
+    world: World
+    maker: BatchMaker
+    method: str
+
+    def unpickle(self) -> "Specification":
+        """Return the specification itself."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickled in here, the error of a part that the worker cannot unpickle reaches the consumer.
+        stream = io.BytesIO()
+        pickler = _Pickler(stream)
+        try:
+            pickler.dump((self.plan, self.world, self.maker, self.method))
+        except Exception as error:
+            raise self._find_unpicklable(error) from error
+        if pickler.names_in_main and not _can_import_main():
+            names = ", ".join(sorted(pickler.names_in_main))
+            raise OptionError(
+                f"start_method={self.method!r} imports what a worker needs, but {names} is defined in __main__, which "
+                "workers cannot import: a notebook or an interactive session. Define it in a module, or use "
+                "start_method='fork' or executor='threads'."
+            )
+        return _PickledSpecification, (stream.getvalue(),)
+
+    def _find_unpicklable(self, error: Exception) -> OptionError:
+        parts = {
+            "source": self.maker.source,
+            "transform": self.maker.transform,
+            "collate": self.maker.collate_items,
+            "plan": self.plan,
+        }
+        for name, part in parts.items():
+            try:
+                reduction.ForkingPickler.dumps(part)
+            except Exception as found:
+                return OptionError(
+                    f"start_method={self.method!r} needs to pickle the {name}, but {part!r} cannot be pickled: {found}."
+                    " Define it at the top of a module (no lambda, no local function), or use executor='threads'."
+                )
+        return OptionError(f"start_method={self.method!r} could not pickle what a worker needs: {error}")
+
+
+@dataclass(frozen=True, slots=True)
+class _PickledSpecification:
+    """A specification in a process that was not forked."""
+
+    pickled: bytes
+
+    def unpickle(self) -> Specification:
+        return Specification(*pickle.loads(self.pickled))
+
+
+class _Pickler(reduction.ForkingPickler):
+    """Pickles for a process that is being started, and notes what is defined in `__main__`."""
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self.names_in_main: set[str] = set()
+
+    def persistent_id(self, value: Any) -> None:
+        """Note a class or function of `__main__`; it is pickled as any other."""
+        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+            self.names_in_main.add(value.__qualname__)
+
+
+def _can_import_main() -> bool:
+    main = sys.modules["__main__"]
+    return getattr(main, "__spec__", None) is not None or getattr(main, "__file__", None) is not None

@@ -1,15 +1,14 @@
-"""Pass batches from worker processes through a fixed set of reusable shared-memory slots.
+"""Pass batches from worker processes through a fixed set of reusable slots of shared memory.
 
-Torch creates a new shared-memory segment for every tensor of every batch: its creation and its page faults cost more
-than the copy. Here a worker copies the arrays of a batch into the slot named in its ticket, and sends a few hundred
-bytes of pickle that refer to them. The consumer's tensors lie in the slot, which is free again when they are gone.
+A worker makes a batch in a slot, or copies it there, and sends a few hundred bytes of pickle that refer to it. Small
+arrays are copied out of the slot, so that a kept label keeps no more than itself. The tensors of large ones lie in the
+slot, which is free again when they are gone.
 
-The memory is anonymous (memfd): it has no name to leave behind, and the size of /dev/shm does not limit it. Slots are
-large and sparse: only pages that are touched take memory.
+The memory has no name to leave behind, and the size of /dev/shm does not limit it. Slots are large and sparse: only
+pages that are touched take memory.
 
-1. No slot is free because the consumer keeps batches, or the system has no memfd (only Linux has): torch sends the
-   batch as usual.
-2. A batch does not fit into a slot: as in 1.
+1. The consumer keeps batches: as soon as few slots are left, batches are copied out of them.
+2. A batch does not fit into a slot: it travels through the pipe.
 3. The ring is dropped while batches in it are in use: they stay valid.
 """
 
@@ -17,109 +16,145 @@ import io
 import mmap
 import os
 import pickle
+import tempfile
 import weakref
 from collections import deque
-from dataclasses import dataclass
 from multiprocessing import context, reduction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from penstock.core.types import Block
+from penstock.run.buffers import FieldLayout
 from penstock.run.leases import Leases
 
-__all__ = ["PackedBatch", "Ring"]
+__all__ = ["Packed", "Ring", "Slot"]
 
 _SLOT_BYTES = 1 << 28
 _ALIGNMENT = 64
+_COPIED_BYTES = 1 << 16  # arrays up to this size are copied out of a slot: about 10 µs
+_BOARD_BYTES = mmap.PAGESIZE
+
+STARTING, IDLE = 0, -1
+"""What a worker does, on the board; otherwise, the number of the request that it works on."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackedBatch:
-    """A batch whose arrays lie in a slot."""
+class Packed(NamedTuple):
+    """A pickled object whose arrays lie in a slot, or in `arrays` if they do not fit."""
 
-    slot: int
     pickled: bytes
     places: list[tuple[int, int]]
     """First and last byte (exclusive) of each array, from the start of the slot."""
+
+    arrays: list[bytes]
 
 
 class Ring:
     """Slots of shared memory, assigned by the consumer's process and written by the workers."""
 
-    def __init__(self, slots: int) -> None:
-        self._slots = slots if hasattr(os, "memfd_create") else 0
-        self._fd = -1
-        if self._slots:
-            self._fd = os.memfd_create("penstock-ring")
-            os.ftruncate(self._fd, slots * _SLOT_BYTES)
-            weakref.finalize(self, os.close, self._fd)
-        self._free = deque(range(self._slots))
-        self._acquired: set[int] = set()
+    def __init__(self, slots: int, leased: int, workers: int) -> None:
+        self._slots, self._max_leased = slots, leased
+        self._fd = _open_shared_file()
+        weakref.finalize(self, os.close, self._fd)
+        os.ftruncate(self._fd, _BOARD_BYTES + slots * _SLOT_BYTES)
+        self._free = deque(range(slots))
         self._leases = Leases(self._free.append)
         self._mapped: NDArray[np.uint8] | None = None
+        self.board[: 2 * workers] = STARTING
+
+    @property
+    def board(self) -> NDArray[np.int64]:
+        """Two numbers for each worker: the request it works on, and the first request that it must not skip."""
+        return self._memory()[:_BOARD_BYTES].view(np.int64)
 
     # -- in the consumer's process -------------------------------------------------------------------------------------
 
     def acquire(self) -> int | None:
         """Return a free slot for a worker to write to; None if there is none."""
-        try:
-            slot = self._free.pop()
-        except IndexError:
-            return None
-        self._acquired.add(slot)
-        return slot
+        return self._free.pop() if self._free else None
 
-    def reclaim(self) -> None:
-        """Take back the slots whose batches will never come: those of an iteration that stopped early."""
-        self._free.extend(self._acquired)
-        self._acquired.clear()
+    def release(self, slot: int) -> None:
+        """Take back a slot whose content is not needed."""
+        self._free.append(slot)
 
-    def release(self, slot: int | None) -> None:
-        """Take back a slot that its batch did not use."""
-        if slot is not None:
-            self._acquired.discard(slot)
-            self._free.append(slot)
-
-    def unpack(self, packed: PackedBatch) -> Any:
-        """Return the batch; its tensors lie in the slot."""
-        self._acquired.discard(packed.slot)
-        whole = self._leases.lend(self._slot(packed.slot), packed.slot)
-        return pickle.loads(packed.pickled, buffers=[whole[begin:end] for begin, end in packed.places])
-
-    # -- in a worker's process -----------------------------------------------------------------------------------------
-
-    def pack(self, slot: int, batch: Any) -> PackedBatch | None:
-        """Copy the arrays of `batch` into a slot; return None if they do not fit."""
-        arrays: list[pickle.PickleBuffer] = []
-        stream = io.BytesIO()
-        _Pickler(stream, protocol=5, buffer_callback=arrays.append).dump(batch)
-        places, offset = [], 0
-        raws = [np.frombuffer(array.raw(), np.uint8) for array in arrays]
-        for raw in raws:
-            places.append((offset, offset + len(raw)))
-            offset = -(-(offset + len(raw)) // _ALIGNMENT) * _ALIGNMENT
-        if offset > _SLOT_BYTES:
-            return None
-        memory = self._slot(slot)
-        for raw, (begin, end) in zip(raws, places, strict=True):
-            memory[begin:end] = raw
-        return PackedBatch(slot, stream.getvalue(), places)
+    def unpack(self, slot: int, packed: Packed) -> Any:
+        """Return the object that a worker packed; the slot is free again when its large arrays are gone."""
+        if packed.arrays:
+            self.release(slot)
+            return pickle.loads(packed.pickled, buffers=[bytearray(array) for array in packed.arrays])
+        memory = self.slot_memory(slot)
+        is_crowded = len(self._leases) >= self._max_leased
+        whole: NDArray[np.uint8] | None = None
+        buffers = []
+        for begin, end in packed.places:
+            if is_crowded or end - begin <= _COPIED_BYTES:
+                buffers.append(memory[begin:end].copy())
+                continue
+            if whole is None:
+                whole = self._leases.lend(memory, slot)
+            buffers.append(whole[begin:end])
+        if whole is None:
+            self.release(slot)
+        return pickle.loads(packed.pickled, buffers=buffers)
 
     # -- in both -------------------------------------------------------------------------------------------------------
 
-    def _slot(self, slot: int) -> NDArray[np.uint8]:
+    def slot_memory(self, slot: int) -> NDArray[np.uint8]:
+        """Return the memory of a slot."""
+        begin = _BOARD_BYTES + slot * _SLOT_BYTES
+        return self._memory()[begin : begin + _SLOT_BYTES]
+
+    def _memory(self) -> NDArray[np.uint8]:
         if self._mapped is None:
-            self._mapped = np.frombuffer(mmap.mmap(self._fd, self._slots * _SLOT_BYTES), np.uint8)
-        return self._mapped[slot * _SLOT_BYTES : (slot + 1) * _SLOT_BYTES]
+            size = _BOARD_BYTES + self._slots * _SLOT_BYTES
+            self._mapped = np.frombuffer(mmap.mmap(self._fd, size), np.uint8)
+        return self._mapped
 
     def __getstate__(self) -> dict[str, Any]:
         context.assert_spawning(self)
-        return {"_slots": self._slots, "_fd": reduction.DupFd(self._fd) if self._slots else None, "_mapped": None}
+        return {"_slots": self._slots, "_fd": reduction.DupFd(self._fd), "_mapped": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _fd=state["_fd"].detach() if state["_slots"] else -1)
+        self.__dict__.update(state, _fd=state["_fd"].detach())
+
+
+class Slot:
+    """A slot in the process of the worker that writes it."""
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self._memory = memory
+        self._address = memory.__array_interface__["data"][0]
+        self._used = 0
+
+    def lend(self, layout: FieldLayout, n_items: int) -> Block | None:
+        """Return arrays in the slot for `n_items` items; None if they do not fit."""
+        n_bytes = layout.n_bytes(n_items)
+        begin, self._used = self._used, self._used + n_bytes
+        if self._used > len(self._memory):
+            self._used = begin
+            return None
+        return layout.arrays(self._memory[begin : begin + n_bytes], n_items)
+
+    def pack(self, value: Any) -> Packed:
+        """Return `value` with its arrays in the slot; those that are not there yet are copied."""
+        found: list[pickle.PickleBuffer] = []
+        stream = io.BytesIO()
+        _Pickler(stream, protocol=5, buffer_callback=found.append).dump(value)
+        arrays = [np.frombuffer(array.raw(), np.uint8) for array in found]
+        places, end = [], self._used
+        for array in arrays:
+            begin = array.__array_interface__["data"][0] - self._address
+            if not 0 <= begin <= begin + len(array) <= self._used:
+                begin, end = end, -(-(end + len(array)) // _ALIGNMENT) * _ALIGNMENT
+            places.append((begin, begin + len(array)))
+        if end > len(self._memory):
+            return Packed(stream.getvalue(), [], [array.tobytes() for array in arrays])
+        for array, (begin, stop) in zip(arrays, places, strict=True):
+            if begin >= self._used:
+                self._memory[begin:stop] = array
+        return Packed(stream.getvalue(), places, [])
 
 
 class _Pickler(pickle.Pickler):
@@ -130,13 +165,21 @@ class _Pickler(pickle.Pickler):
             if not value.numel():  # no bytes to send, and strides with which torch may refuse a view as bytes
                 return _make_empty, (value.dtype, value.shape)
             plain = value.detach().contiguous()
-            return _make_tensor, (plain.reshape(-1).view(torch.uint8).numpy(), plain.dtype, plain.shape)
+            return _make_tensor, (plain.reshape(-1).view(torch.uint8).numpy(), plain.dtype, tuple(plain.shape))
         return NotImplemented
 
 
-def _make_tensor(raw: NDArray[np.uint8], dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-    return torch.from_numpy(raw).view(dtype).reshape(shape)
+def _make_tensor(raw: NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.from_numpy(raw).view(dtype).view(shape)
 
 
 def _make_empty(dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype)
+
+
+def _open_shared_file() -> int:
+    """Return a file without a name that processes can share: in memory on Linux, in the temporary folder elsewhere."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("penstock-ring")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

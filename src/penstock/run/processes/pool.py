@@ -1,0 +1,81 @@
+"""The worker processes of one loader, and the memory they share with it."""
+
+import itertools
+import multiprocessing as mp
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+
+from penstock.core.seeds import key_for
+from penstock.plan.batch_plan import BatchPlan
+from penstock.plan.world import World
+from penstock.run.make_batch import BatchMaker
+from penstock.run.options import RunOptions
+from penstock.run.processes.messages import Specification
+from penstock.run.processes.process import WorkerProcess, end_processes
+from penstock.run.processes.ring import Ring
+from penstock.run.processes.worker import WorkerPlace
+
+__all__ = ["WorkerPool"]
+
+_SLOTS_FOR_CONSUMER = 3  # the batch it works on, the one before, and the one it asks for
+
+
+class WorkerPool:
+    """Worker processes, which keep no position and can be replaced one by one.
+
+    1. The pool is dropped, or the interpreter ends: so do the workers.
+    2. A process that was forked from this one leaves them alone.
+    """
+
+    def __init__(self, plan: BatchPlan, world: World, maker: BatchMaker, *, workers: int, options: RunOptions) -> None:
+        self.plan, self.world, self.options = plan, world, options
+        """The plan may be replaced between runs; running workers get it with their next request."""
+        self.maker = replace(maker, allocate=None)  # memory that is not pinned: workers have no device
+        self.n_workers = workers
+        self.workers: list[WorkerProcess] = []
+        self.lock = threading.RLock()
+        """Held while a consumer sends and receives, so that another thread does not end the workers meanwhile."""
+        self.numbers: Iterator[int] = itertools.count(1)
+        self._starts: Iterator[int] = itertools.count()
+        self._method = options.start_method or mp.get_start_method()
+        self._ring: Ring | None = None
+        weakref.finalize(self, end_processes, self.workers)
+
+    @property
+    def ring(self) -> Ring:
+        """The shared memory of the running workers."""
+        if self._ring is None:
+            slots = self.n_workers * self.options.prefetch + _SLOTS_FOR_CONSUMER + 1
+            self._ring = Ring(slots, leased=_SLOTS_FOR_CONSUMER, workers=self.n_workers)
+        return self._ring
+
+    def start(self) -> None:
+        """Start the workers, unless they run."""
+        try:
+            while len(self.workers) < self.n_workers:
+                self.workers.append(self._start_worker(len(self.workers)))
+        except BaseException:
+            self.end()
+            raise
+
+    def replace(self, worker: WorkerProcess) -> None:
+        """Start another worker in the place of one that has died."""
+        end_processes([worker])
+        self.workers[worker.number] = self._start_worker(worker.number)
+
+    def end(self) -> None:
+        """End all workers; the next run starts new ones. Batches in use stay valid."""
+        with self.lock:
+            workers, self.workers[:] = list(self.workers), []
+            self._ring = None
+            end_processes(workers)
+
+    def _start_worker(self, number: int) -> WorkerProcess:
+        # Other seeds for each start: a worker that takes the place of another must not repeat its random numbers.
+        seed = key_for(self.plan.seed, "workers", next(self._starts)) >> 1
+        place = WorkerPlace(number, self.n_workers, seed, self._method)
+        specification = Specification(self.plan, self.world, self.maker, self._method)
+        others = [worker for worker in self.workers if worker.number != number]
+        return WorkerProcess(place, specification, self.ring, others)

@@ -1,0 +1,150 @@
+"""One worker process: its pipe, the requests it has not answered, and how it ends."""
+
+import multiprocessing as mp
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from multiprocessing.connection import wait
+from typing import Any
+
+from penstock.plan.batch_plan import BatchPlan
+from penstock.run.processes.messages import Answer, NewPlan, Request, Specification
+from penstock.run.processes.ring import IDLE, STARTING, Ring
+from penstock.run.processes.worker import WorkerPlace, run_worker
+
+__all__ = ["WorkerProcess", "end_processes"]
+
+_GRACE_SECONDS, _TERMINATE_SECONDS = 0.5, 0.3
+# A worker forked by another thread between the creation of a pipe and the closing of its end would keep it open.
+_STARTING = threading.Lock()
+os.register_at_fork(after_in_child=lambda: globals().update(_STARTING=threading.Lock()))
+
+
+class WorkerProcess:
+    """A process that answers requests.
+
+    1. It dies: its sentinel becomes ready, and so does its pipe; `receive` returns what it had answered, then None.
+    """
+
+    def __init__(
+        self, place: WorkerPlace, specification: Specification, ring: Ring, others: Iterable["WorkerProcess"]
+    ) -> None:
+        self.number = place.number
+        self.requests: dict[int, Request] = {}
+        """Requests without an answer, by number, oldest first."""
+        self.plan = specification.plan
+        """The plan that it has."""
+        self._board = ring.board[2 * place.number : 2 * place.number + 2]
+        self._board[:] = STARTING
+        self.method = method = specification.method
+        """How it was started."""
+        starting: Any = mp.get_context(method)
+        with _STARTING:
+            self.pipe, its_end = starting.Pipe()
+            inherited = [*(other.pipe for other in others), self.pipe] if method == "fork" else []
+            arguments = (place, specification, ring, its_end, inherited)
+            self._process: Any = starting.Process(
+                target=run_worker, args=arguments, name=f"penstock-worker-{place.number}", daemon=True
+            )
+            try:
+                self._process.start()
+            except BaseException:
+                self.pipe.close()
+                raise
+            finally:
+                its_end.close()
+        self._owner = os.getpid()
+
+    @property
+    def sentinel(self) -> int:
+        """Ready if the process has ended."""
+        sentinel: int = self._process.sentinel
+        return sentinel
+
+    @property
+    def has_started(self) -> bool:
+        """Whether it got as far as its first request."""
+        return bool(self._board[0] != STARTING)
+
+    @property
+    def current(self) -> Request | None:
+        """The request that it works on."""
+        return self.requests.get(int(self._board[0])) if self._board[0] != IDLE else None
+
+    def send(self, request: Request, plan: BatchPlan) -> bool:
+        """Send a request; return False if the process is dead. `plan` goes first if the process has another one."""
+        try:
+            if plan is not self.plan:
+                self.pipe.send(NewPlan(plan))
+                self.plan = plan
+            self.pipe.send(request)
+        except ConnectionError:
+            return False
+        self.requests[request.number] = request
+        return True
+
+    def receive(self) -> Answer | None:
+        """Return an answer, which must have arrived; None if the process is dead."""
+        try:
+            answer: Answer = self.pipe.recv()
+        except (EOFError, OSError):
+            return None
+        return answer
+
+    def receive_last(self) -> list[Answer]:
+        """Return what a dead process had answered."""
+        answers = []
+        with suppress(OSError):
+            while self.pipe.poll():
+                answer = self.receive()
+                if answer is None:
+                    break
+                answers.append(answer)
+        return answers
+
+    def skip_requests(self, before: int) -> None:
+        """Let the process skip requests with smaller numbers; it still answers them."""
+        self._board[1] = before
+
+    def describe_end(self) -> str:
+        """Return how the process died."""
+        code = self.exit_code
+        if code < 0:
+            with suppress(ValueError):
+                return f"Worker {self.number} was killed by {signal.Signals(-code).name}"
+        return f"Worker {self.number} exited with code {code}"
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of a process that has ended; negative if a signal killed it."""
+        self._process.join()
+        code: int = self._process.exitcode
+        return code
+
+
+def end_processes(processes: list[WorkerProcess]) -> None:
+    """End processes: idle ones at once, busy ones after the batch they are making, or killed after half a second."""
+    own = [process for process in processes if process._owner == os.getpid()]  # a fork must leave them alone
+    try:
+        for process in own:
+            process.skip_requests(before=1 << 62)
+            process.pipe.close()
+        _wait_for(own, _GRACE_SECONDS)
+        for process in own:
+            process._process.terminate()
+        _wait_for(own, _TERMINATE_SECONDS)
+    finally:
+        for process in own:
+            process._process.kill()
+            process._process.join()
+            process._process.close()
+
+
+def _wait_for(processes: list[WorkerProcess], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    left: set[Any] = {process.sentinel for process in processes}
+    while left and (remaining := deadline - time.monotonic()) > 0:
+        left.difference_update(wait(left, remaining))
