@@ -52,10 +52,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         r"file\.read\(9\)": "six bytes are compared",
     },
     "shard/index_tars.py": {r"max\(2, workers\)": "results come in order with any number of threads"},
-    "shard/manifest.py": {
-        r"'(stored_bytes|tar_bytes)'\], 1\)": "an archive without bytes is refused as well, for its items or when read",
-        "default=1": "a manifest without shards is refused anyway",
-    },
+    "shard/manifest.py": {"initial=1": "a manifest without shards is refused anyway"},
     "shard/pickles.py": {
         "default=1": "neither 0 nor 1 is below 0",
         r"zip\(.*strict=False": "all have two values",
@@ -70,6 +67,11 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         r"(cls|Numbers)\((1, 0|0, 1), ": "not used beside explicit values",
         r"parse_int\(head\['tar_bytes'\], 1\)": "an archive without bytes is refused as well, for its members",
         r">= tar_bytes": "no member reaches the end of an archive, which is zeros",
+    },
+    "shard/table.py": {
+        "_HASHED_BYTES": "how much is hashed at once",
+        r"(tar|stored)_bytes (<= 0|< 1)": "an archive without bytes is refused as well, for its items or when read",
+        r"lengths < 4": "how many names are compared with '..'",
     },
     "shard/tar.py": {
         r"_READ_BYTES = \d <<": "how much is read at once",

@@ -9,7 +9,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ import xxhash
 
 from penstock.core.errors import DamageError, SourceError
 from penstock.core.types import Field
-from penstock.shard.compression import COMPRESSIONS, Compression, max_decompressed_bytes
+from penstock.shard.compression import COMPRESSIONS, Compression
 from penstock.shard.side_index import SideIndex, index_name, parse_dtype, parse_int, parse_shape, parse_text
-from penstock.shard.tar import TAR_BLOCK
+from penstock.shard.table import ShardEntry, ShardTable, read_table
 
 __all__ = ["MANIFEST", "METADATA", "FieldInfo", "Manifest", "ShardEntry", "manifest_path"]
 
@@ -30,6 +30,8 @@ METADATA = "metadata"
 """The field that holds the metadata of an item."""
 
 _FORMAT, _VERSION = "penstock-shards", 1
+_TABLE_FROM = 1000  # shards; fewer are parsed from JSON in some milliseconds
+_MALFORMED = (AttributeError, LookupError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +62,12 @@ class FieldInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardEntry:
-    """One shard, as listed in the manifest."""
-
-    name: str
-    n_items: int
-    tar_bytes: int
-    """Size of the decompressed archive."""
-
-    stored_bytes: int
-    """Size of the file."""
-
-    digest: str
-    """Digest of the side index."""
-
-    compression: Compression = "none"
-
-
-@dataclass(frozen=True, slots=True)
 class Manifest:
     """The fields and shards of a dataset."""
 
     folder: Path
     fields: Mapping[str, FieldInfo]
-    shards: tuple[ShardEntry, ...]
+    shards: Sequence[ShardEntry]
     shard_size: int | None = None
     """Requested items per shard; None for archives that were written elsewhere and indexed."""
 
@@ -91,15 +75,24 @@ class Manifest:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """The user's metadata about the whole dataset."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shards", ShardTable.from_entries(self.shards))
+
+    @property
+    def table(self) -> ShardTable:
+        """The shards, with their numbers of items and bytes as arrays."""
+        assert isinstance(self.shards, ShardTable), "made one on construction"
+        return self.shards
+
     @property
     def n_items(self) -> int:
         """Number of items in all shards."""
-        return sum(shard.n_items for shard in self.shards)
+        return int(self.table.n_items.sum())
 
     @property
     def compression(self) -> str:
         """The compression of the shards; several are joined by `+`."""
-        return "+".join(sorted({shard.compression for shard in self.shards})) or "none"
+        return "+".join(sorted(self.table.compressions)) or "none"
 
     @property
     def modalities(self) -> list[str]:
@@ -109,11 +102,31 @@ class Manifest:
     @property
     def fingerprint(self) -> str:
         """Digest of every byte of the items and of their order; independent of the folder."""
-        return xxhash.xxh3_128_hexdigest("\n".join(shard.digest for shard in self.shards).encode())
+        return self.table.digest
 
     def summary(self) -> dict[str, Any]:
         """Return the manifest as the JSON object that is stored."""
         stored: dict[str, Any] = {
+            **self._head(),
+            "shards": [
+                {
+                    "shard_idx": number,
+                    "shard_name": shard.name,
+                    "num_samples": shard.n_items,
+                    "tar_bytes": shard.tar_bytes,
+                    "stored_bytes": shard.stored_bytes,
+                    "compression": shard.compression,
+                    "index_digest": shard.digest,
+                }
+                for number, shard in enumerate(self.shards)
+            ],
+        }
+        stored["checksum"] = _checksum(stored)
+        return stored
+
+    def _head(self) -> dict[str, Any]:
+        """Return all of the JSON object but the shards."""
+        return {
             "format": _FORMAT,
             "version": _VERSION,
             "total_samples": self.n_items,
@@ -132,58 +145,51 @@ class Manifest:
             },
             "metadata": dict(self.metadata),
             "fingerprint": self.fingerprint,
-            "shards": [
-                {
-                    "shard_idx": number,
-                    "shard_name": shard.name,
-                    "num_samples": shard.n_items,
-                    "tar_bytes": shard.tar_bytes,
-                    "stored_bytes": shard.stored_bytes,
-                    "compression": shard.compression,
-                    "index_digest": shard.digest,
-                }
-                for number, shard in enumerate(self.shards)
-            ],
         }
-        stored["checksum"] = _checksum(stored)
-        return stored
 
     def to_bytes(self) -> bytes:
         """Return the content of the file."""
         return json.dumps(self.summary(), indent=1, ensure_ascii=False).encode() + b"\n"
 
+    def table_bytes(self, stored: bytes) -> bytes | None:
+        """Return the content of the shard table, given the output of `to_bytes`; None if it needs no table."""
+        if len(self.shards) < _TABLE_FROM:
+            return None
+        return self.table.to_bytes(json.dumps(self._head(), ensure_ascii=False).encode(), stored)
+
     @classmethod
     def read(cls, path: Path) -> "Manifest":
         """Read the manifest at `path`; raise if it is missing, damaged or was written by another program."""
+        found = read_table(path)
+        if found is not None:
+            try:
+                return cls._parse(json.loads(found[1]), found[0], path)
+            except (SourceError, *_MALFORMED):
+                pass  # the manifest itself may be valid
         try:
             stored = json.loads(path.read_bytes())
         except FileNotFoundError as error:
             raise _make_not_found_error(path) from error
         except (ValueError, RecursionError) as error:
             raise DamageError(str(path), None, f"the manifest is not valid JSON (truncated?): {error}") from error
-        if not isinstance(stored, dict) or stored.get("format") != _FORMAT:
-            raise SourceError(
-                f"{path} was not written by Penstock. Run `penstock index {path.parent}` to index these shards."
-            )
-        if stored.get("version") != _VERSION:
-            raise SourceError(
-                f"The version of {path} must be {_VERSION}, got {stored.get('version')!r}. Update Penstock."
-            )
+        _check_format(stored, path)
         if stored.pop("checksum", None) != _checksum(stored):
             raise DamageError(str(path), None, "the manifest does not match its own checksum")
         try:
-            return cls._parse(stored, path.parent)
-        except (AttributeError, LookupError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
+            table = ShardTable.from_entries([_parse_shard(entry) for entry in stored["shards"]])
+            table.validate()
+            return cls._parse(stored, table, path)
+        except _MALFORMED as error:
             raise DamageError(str(path), None, f"the manifest is malformed: {error}") from error
 
     @classmethod
-    def _parse(cls, stored: dict[str, Any], folder: Path) -> "Manifest":
-        shards = tuple(_parse_shard(entry) for entry in stored["shards"])
+    def _parse(cls, stored: dict[str, Any], shards: ShardTable, path: Path) -> "Manifest":
+        _check_format(stored, path)
         fields = {
             name: FieldInfo(parse_text(entry["suffix"]), parse_dtype(entry["dtype"]), parse_shape(entry["shape"]))
             for name, entry in stored["fields"].items()
         }
-        largest = max((shard.tar_bytes for shard in shards), default=0)
+        largest = int(shards.tar_bytes.max(initial=0))
         for name, info in fields.items():
             if (
                 info.shape is not None
@@ -191,12 +197,12 @@ class Manifest:
                 and math.prod(info.shape) * info.dtype.itemsize > largest
             ):
                 raise ValueError(f"field {name!r} is larger than any shard: {info.dtype} {info.shape}")
-        if not shards or not fields or not isinstance(stored["metadata"], dict):
+        if not len(shards) or not fields or not isinstance(stored["metadata"], dict):
             raise ValueError("it must have shards, fields and metadata")
-        return cls(folder, fields, shards, stored["shard_size"], stored["array_format"], stored["metadata"])
+        return cls(path.parent, fields, shards, stored["shard_size"], stored["array_format"], stored["metadata"])
 
-    def side_index(self, number: int) -> SideIndex:
-        """Read the side index of a shard; raise if it is not the one that the manifest lists."""
+    def side_index(self, number: int, suffixes: Collection[str] | None = None) -> SideIndex:
+        """Read the side index of a shard, or some of its columns; raise if it is not the one in the manifest."""
         entry = self.shards[number]
         path = self.folder / index_name(entry.name)
         try:
@@ -205,7 +211,7 @@ class Manifest:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise
             raise DamageError(entry.name, None, f"its side index {path.name} cannot be read: {error}") from error
-        side_index = SideIndex.from_bytes(stored, path.name)
+        side_index = SideIndex.from_bytes(stored, path.name, suffixes)
         has_listed_size = (side_index.n_items, side_index.tar_bytes) == (entry.n_items, entry.tar_bytes)
         if xxhash.xxh3_128_hexdigest(stored) != entry.digest or not has_listed_size:
             raise DamageError(
@@ -231,23 +237,26 @@ def _checksum(stored: Mapping[str, Any]) -> str:
     return xxhash.xxh3_64_hexdigest(content.encode())
 
 
+def _check_format(stored: Any, path: Path) -> None:
+    """Raise SourceError if this is no manifest that this version of Penstock can read."""
+    if not isinstance(stored, dict) or stored.get("format") != _FORMAT:
+        raise SourceError(
+            f"{path} was not written by Penstock. Run `penstock index {path.parent}` to index these shards."
+        )
+    if stored.get("version") != _VERSION:
+        raise SourceError(f"The version of {path} must be {_VERSION}, got {stored.get('version')!r}. Update Penstock.")
+
+
 def _parse_shard(entry: dict[str, Any]) -> ShardEntry:
-    """Return the entry of a shard; raise ValueError if no shard can have these sizes."""
-    compression = _parse_compression(entry["compression"])
-    n_items, tar_bytes = parse_int(entry["num_samples"], 1), parse_int(entry["tar_bytes"], 0)
-    stored_bytes = parse_int(entry["stored_bytes"], 0)
-    name = _parse_shard_name(entry["shard_name"])
-    if n_items * TAR_BLOCK > tar_bytes or (compression == "none" and tar_bytes != stored_bytes):
-        raise ValueError(f"{name} cannot hold {n_items} items in {stored_bytes} bytes")
-    if tar_bytes > (stored_bytes if compression == "none" else max_decompressed_bytes(stored_bytes)):
-        raise ValueError(f"{name} would decompress to {tar_bytes} bytes")
-    return ShardEntry(name, n_items, tar_bytes, stored_bytes, parse_text(entry["index_digest"]), compression)
-
-
-def _parse_shard_name(name: str) -> str:
-    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise ValueError(f"the shard name {name!r} points outside the folder")
-    return name
+    """Return the entry of a shard; `ShardTable.validate` checks its values."""
+    return ShardEntry(
+        parse_text(entry["shard_name"]),
+        parse_int(entry["num_samples"]),
+        parse_int(entry["tar_bytes"]),
+        parse_int(entry["stored_bytes"]),
+        parse_text(entry["index_digest"]),
+        _parse_compression(entry["compression"]),
+    )
 
 
 def _parse_compression(compression: str) -> Compression:

@@ -8,7 +8,9 @@ item can change unnoticed.
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -74,6 +76,10 @@ class Numbers:
         ends = (self.first, self.first + (n_items - 1) * self.step)
         return min(ends), max(ends)
 
+    def copy(self) -> "Numbers":
+        """Return numbers that share no memory with a file's content."""
+        return self if self.values is None else replace(self, values=self.values.copy())
+
     def value_at(self, row: int) -> int:
         """Return the number of one item."""
         return self.first + row * self.step if self.values is None else int(self.values[row])
@@ -109,6 +115,11 @@ class Column:
     def extension(self) -> str:
         """The file extension, which selects the decoder."""
         return self.suffix.rpartition(".")[2]
+
+    def copy(self) -> "Column":
+        """Return a column that shares no memory with a file's content."""
+        numbers = {name: getattr(self, name).copy() for name in ("begins", "offsets", "sizes", "checksums")}
+        return replace(self, **numbers)
 
     def ends(self, rows: _Int64s) -> _Int64s:
         """Return the byte offsets at which the padding of several members ends."""
@@ -170,40 +181,37 @@ class SideIndex:
         return stored + xxhash.xxh3_128_digest(stored)
 
     @classmethod
-    def from_bytes(cls, stored: bytes, name: str) -> "SideIndex":
-        """Parse the output of `to_bytes`; raise DamageError if any bit has changed."""
+    def from_bytes(cls, stored: bytes, name: str, suffixes: Collection[str] | None = None) -> "SideIndex":
+        """Parse the output of `to_bytes`, or some of its columns; raise DamageError if any bit has changed."""
         if stored[: len(_MAGIC)] != _MAGIC:
             raise DamageError(name, None, "not a side index that this version of Penstock can read")
-        if xxhash.xxh3_128_digest(stored[:-_CHECKSUM_BYTES]) != stored[-_CHECKSUM_BYTES:]:
+        if xxhash.xxh3_128_digest(memoryview(stored)[:-_CHECKSUM_BYTES]) != stored[-_CHECKSUM_BYTES:]:
             raise DamageError(name, None, "the side index does not match its own checksum")
         try:
-            return cls._parse(stored)
+            return cls._parse(stored, suffixes)
         except (LookupError, TypeError, ValueError, SyntaxError, OverflowError, RecursionError, MemoryError) as error:
             raise DamageError(name, None, f"the side index is malformed: {error}") from error
 
     @classmethod
-    def _parse(cls, stored: bytes) -> "SideIndex":
+    def _parse(cls, stored: bytes, suffixes: Collection[str] | None) -> "SideIndex":
         at = len(_MAGIC) + 8
         length = int.from_bytes(stored[len(_MAGIC) : at], "little")
         head = json.loads(stored[at : at + length])
         n_items, tar_bytes = parse_int(head["items"], 1), parse_int(head["tar_bytes"], 0)
         arrays = _ArrayReader(stored, at + length, n_items)
         keys = arrays.next("<u8")
-        columns = [
-            Column(
-                suffix=parse_text(entry["suffix"]),
-                begins=arrays.next_numbers(entry["begins"]),
-                offsets=arrays.next_numbers(entry["offsets"]),
-                sizes=arrays.next_numbers(entry["sizes"]),
-                checksums=arrays.next("<u8"),
-                dtype=parse_dtype(entry["dtype"]),
-                shape=parse_shape(entry["shape"]),
-                data_offset=parse_int(entry["data_offset"], 0),
-            )
-            for entry in head["columns"]
-        ]
-        for column in columns:
+        columns = []
+        for entry in head["columns"]:
+            suffix = parse_text(entry["suffix"])
+            begins, offsets, sizes = (arrays.next_numbers(entry[name]) for name in ("begins", "offsets", "sizes"))
+            checksums = arrays.next("<u8")
+            if suffixes is not None and suffix not in suffixes:
+                continue
+            dtype, shape = parse_dtype(entry["dtype"]), parse_shape(entry["shape"])
+            data_offset = parse_int(entry["data_offset"], 0)
+            column = Column(suffix, begins, offsets, sizes, checksums, dtype, shape, data_offset)
             column.validate(n_items, tar_bytes)
+            columns.append(column)
         return cls(n_items, tar_bytes, tuple(columns), keys)
 
 
@@ -227,6 +235,11 @@ def parse_dtype(descr: str | None) -> np.dtype[Any] | None:
         return None
     if not isinstance(descr, str) or len(descr) > _MAX_DESCR:
         raise ValueError(f"invalid dtype {str(descr)[:80]!r}")
+    return _parse_dtype(descr)
+
+
+@lru_cache(maxsize=64)  # all shards of a dataset have the same dtypes
+def _parse_dtype(descr: str) -> np.dtype[Any]:
     dtype = parse_descr(descr)
     if dtype.hasobject:
         raise ValueError(f"dtype {dtype} contains Python objects")
