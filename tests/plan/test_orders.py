@@ -47,10 +47,11 @@ def test_window_shuffle_permutes_the_chunks_and_the_items_of_a_window(window: in
     order = WindowShuffle(window)
     arrangement = order.arrange(index, 0, 0)
     items = visit_items(order, index)
-    borders = [*arrangement.window_starts.tolist(), len(index)]
+    borders = arrangement.windows.starts(np.arange(arrangement.windows.count + 1)).tolist()
+    assert (borders[0], borders[-1]) == (0, len(index))
     held = []
     for number, (start, stop) in enumerate(pairwise(borders)):
-        spans = arrangement.spans(number).tolist()
+        spans = arrangement.windows.spans(number).tolist()
         assert sorted(items[start:stop]) == [item for a, b in spans for item in range(a, b)]
         assert len(spans) <= window
         held += spans
@@ -133,8 +134,8 @@ def test_held_false_gives_the_same_sequence_without_windows(flags: dict[str, boo
     held, free = WindowShuffle(3, **flags), WindowShuffle(3, **flags, held=False)
     for epoch in range(3):
         assert visit_items(free, index, 5, epoch) == visit_items(held, index, 5, epoch)
-    assert held.arrange(index, 5, 0).window_starts is not None
-    assert free.arrange(index, 5, 0).window_starts is None
+    assert held.arrange(index, 5, 0).windows is not None
+    assert free.arrange(index, 5, 0).windows is None
     assert Plan(index, held, batch_size=5).epoch(0).draw(1).parts
     assert Plan(index, free, batch_size=5).epoch(0).draw(1).parts == ()
 

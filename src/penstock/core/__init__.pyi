@@ -21,3 +21,4 @@ from penstock.core.types import Block as Block
 from penstock.core.types import Draw as Draw
 from penstock.core.types import Field as Field
 from penstock.core.types import Span as Span
+from penstock.core.types import Windows as Windows

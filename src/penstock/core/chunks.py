@@ -1,6 +1,6 @@
 """Chunk sizes as runs of chunks of one size, so that shards cut into equal chunks need no table of all borders."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 __all__ = ["ChunkRuns", "cut_parts", "join_runs"]
 
 _Int64s = NDArray[np.int64]
+
+_CHUNKS_AT_ONCE = 1 << 17  # 1 MB of numbers, which stays in the cache of a core
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,26 @@ class ChunkRuns:
     def n_chunks(self) -> int:
         """Number of chunks in all runs."""
         return int(self.first_chunks[-1])
+
+    def usual_size(self) -> int:
+        """Return the size that most chunks have; 0 if there are none."""
+        sizes, numbers = np.unique(self.sizes, return_inverse=True)
+        counts = np.zeros(len(sizes), np.int64)
+        np.add.at(counts, numbers, self.counts)
+        return int(sizes[counts.argmax()]) if len(sizes) else 0
+
+    def count_others(self, size: int) -> int:
+        """Return the number of chunks that do not have `size` items."""
+        return int(self.counts[self.sizes != size].sum())
+
+    def other_chunks(self, size: int) -> Iterator[_Int64s]:
+        """Yield the numbers of the chunks that do not have `size` items, ascending, many at a time."""
+        others = self.sizes != size
+        first_chunks, places = self.first_chunks[:-1][others], _running_total(self.counts[others])
+        for begin in range(0, int(places[-1]), _CHUNKS_AT_ONCE):
+            numbers = np.arange(begin, min(begin + _CHUNKS_AT_ONCE, int(places[-1])))
+            runs = np.searchsorted(places, numbers, side="right") - 1
+            yield first_chunks[runs] + numbers - places[runs]
 
     def chunk_sizes(self, chunks: _Int64s) -> _Int64s:
         """Return the number of items in each of `chunks`."""

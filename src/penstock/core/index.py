@@ -119,6 +119,25 @@ class Index:
             return int(self._runs.sizes.max(initial=0))
         return min(self.chunk_items, self.n_items)
 
+    @cached_property
+    def usual_chunk(self) -> int:
+        """Items in most of the chunks; 0 if there are none."""
+        return self.chunk_items if self._runs is None else self._runs.usual_size()
+
+    @property
+    def n_unusual_chunks(self) -> int:
+        """Number of chunks that do not have `usual_chunk` items."""
+        return (
+            bool(self.n_items % self.chunk_items) if self._runs is None else self._runs.count_others(self.usual_chunk)
+        )
+
+    def unusual_chunks(self) -> Iterator[_Int64s]:
+        """Yield the numbers of the chunks that do not have `usual_chunk` items, ascending, many at a time."""
+        if self._runs is not None:
+            yield from self._runs.other_chunks(self.usual_chunk)
+        elif self.n_items % self.chunk_items:
+            yield np.array([self.n_chunks - 1])
+
     @property
     def borders(self) -> _Int64s | None:
         """Shape (n_chunks + 1,): first item of each chunk, then the number of items. None if all chunks have one size.

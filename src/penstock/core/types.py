@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
 
-__all__ = ["UNNAMED", "Arrangement", "Block", "Draw", "Field", "Part", "Span", "Window"]
+__all__ = ["UNNAMED", "Arrangement", "Block", "Draw", "Field", "Part", "Span", "Window", "Windows"]
 
 Block = Mapping[str, NDArray[Any]]
 """Named arrays with items on axis 0."""
@@ -112,6 +112,43 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
+class Windows:
+    """All windows of one epoch, as functions: there may be too many for a table."""
+
+    count: int
+
+    starts: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+    """Map window numbers to the positions where they start, ascending from 0; `count` to the length of the epoch."""
+
+    numbers: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+    """Map positions to window numbers."""
+
+    spans: Callable[[int], NDArray[np.int64]]
+    """Map a window number to the spans, shape (k, 2), that hold its items; ascending, never overlapping."""
+
+    largest: Callable[[], int]
+    """Return the number of a window with the most items; never called if there are no windows."""
+
+    @classmethod
+    def from_borders(cls, borders: NDArray[np.int64], spans: Callable[[int], NDArray[np.int64]]) -> "Windows":
+        """Return windows of a table: the position where each one starts, then the length of the epoch.
+
+        Examples
+        --------
+        >>> windows = Windows.from_borders(np.array([0, 2, 6, 7]), spans=lambda window: np.zeros((0, 2), np.int64))
+        >>> windows.count, windows.numbers(np.array([1, 2, 6])).tolist(), windows.largest()
+        (3, [0, 1, 2], 1)
+        """
+        return cls(
+            len(borders) - 1,
+            starts=lambda windows: borders[windows],
+            numbers=lambda positions: np.searchsorted(borders, positions, side="right") - 1,
+            spans=spans,
+            largest=lambda: int(np.diff(borders).argmax()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Arrangement:
     """Sequence of one epoch, as a function of the position."""
 
@@ -124,8 +161,5 @@ class Arrangement:
     visits: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None
     """Map positions to numbers that tell repeats of one item apart; None if each item comes once."""
 
-    window_starts: NDArray[np.int64] | None = None
-    """Position where each window starts, ascending from 0; None if items are taken directly from the source."""
-
-    spans: Callable[[int], NDArray[np.int64]] | None = None
-    """Map a window number to the spans, shape (k, 2), that hold its items; ascending, never overlapping."""
+    windows: Windows | None = None
+    """Windows of the epoch; None if items are taken directly from the source."""

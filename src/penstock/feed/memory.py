@@ -4,10 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from penstock.core.types import Arrangement
 from penstock.feed.device import map_tensors
 from penstock.plan.epoch import Passes
 
@@ -60,16 +58,10 @@ def tensor_bytes(batch: Any) -> int:
 
 def max_window_items(passes: Passes) -> int:
     """Return the number of items in the largest window of an epoch; 0 for orders without windows."""
-    arrangement = passes.arrangement(0)
-    if arrangement.window_starts is None or not len(arrangement.window_starts):
+    windows = passes.arrangement(0).windows
+    if windows is None or not windows.count:
         return 0
-    sizes = np.diff(np.append(arrangement.window_starts, arrangement.length))
-    return _stored_items(passes, arrangement, int(sizes.argmax()))
-
-
-def _stored_items(passes: Passes, arrangement: Arrangement, window: int) -> int:
-    assert arrangement.spans is not None, "an order with windows gives their spans"
-    spans = passes.index.stored_spans(arrangement.spans(window))
+    spans = passes.index.stored_spans(windows.spans(windows.largest()))
     return int((spans[:, 1] - spans[:, 0]).sum())
 
 
@@ -83,17 +75,17 @@ def window_capacity(passes: Passes, *, lanes: int, in_flight: int) -> tuple[int,
     in_flight
         Batches that threads may make at once; 0: windows are read when they are needed.
     """
-    starts = passes.arrangement(0).window_starts
-    if starts is None or not len(starts):
+    windows = passes.arrangement(0).windows
+    if windows is None or not windows.count:
         return 0, 0
-    size, window = passes.batch_size, passes.length / len(starts)
+    size, window = passes.batch_size, passes.length / windows.count
     if in_flight == 0:
         # Each lane returns to its last window; a batch of many small windows needs all of them.
-        return min(lanes + math.ceil(size / window) + 1, len(starts)), 0
+        return min(lanes + math.ceil(size / window) + 1, windows.count), 0
     # From the oldest batch in progress to the one that is read ahead, a lane spans `reached` batches: as many as fit
     # into one window, so that no more than two windows are held. Small windows are held by the dozen.
     working = math.ceil(in_flight / lanes)
     ahead = max(1, int(window // size) - working - 1)
     reached = ahead + working + 1
     held = lanes * (math.ceil(reached * size / window) + 1)
-    return min(held, len(starts)), ahead * passes.lanes
+    return min(held, windows.count), ahead * passes.lanes

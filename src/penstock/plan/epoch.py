@@ -44,6 +44,9 @@ class Passes:
     lanes: int
     tail: Tail
 
+    separate: bool = False
+    """Whether each batch is one read already, so that small ones must not be read together."""
+
 
 class Epoch:
     """One epoch (or segment) of a plan: a pure function from batch numbers to draws."""
@@ -148,15 +151,15 @@ class Epoch:
 
     def _window_numbers(self, passes: _Int64s, places: _Int64s) -> _Int64s | None:
         """Return the window number of each position; None if the order has no windows."""
-        if passes.size == 0 or self.passes.arrangement(int(passes.flat[0])).window_starts is None:
+        if passes.size == 0 or self.passes.arrangement(int(passes.flat[0])).windows is None:
             return None
         numbers = np.empty_like(places)
         first, last = int(passes.min()), int(passes.max())
         for number in range(first, last + 1):
-            starts = self.passes.arrangement(number).window_starts
-            assert starts is not None, "an order has windows in every pass or in none"
+            windows = self.passes.arrangement(number).windows
+            assert windows is not None, "an order has windows in every pass or in none"
             chosen = passes == number if first != last else np.ones(passes.shape, np.bool_)
-            numbers[chosen] = np.searchsorted(starts, places[chosen], side="right") - 1
+            numbers[chosen] = windows.numbers(places[chosen])
         return numbers
 
     def _parts(self, passes: _Int64s, windows: _Int64s, items: _Int64s) -> tuple[Part, ...]:
@@ -172,9 +175,9 @@ class Epoch:
         if key not in self._windows:
             if len(self._windows) > 4 * self.passes.lanes:
                 self._windows.clear()
-            spans = self.passes.arrangement(epoch).spans
-            assert spans is not None, "an order with windows gives their spans"
-            self._windows[key] = Window(epoch, number, self.passes.index.stored_spans(spans(number)))
+            windows = self.passes.arrangement(epoch).windows
+            assert windows is not None, "called for orders with windows only"
+            self._windows[key] = Window(epoch, number, self.passes.index.stored_spans(windows.spans(number)))
         return self._windows[key]
 
     def share(self, world: World, start: int = 0) -> "Share":

@@ -153,20 +153,18 @@ def _window_cost(passes: Passes, number: int, max_windows: int) -> float:
 
     Measured for at most `max_windows` windows, evenly spaced.
     """
-    arrangement = passes.arrangement(number)
-    starts, spans = arrangement.window_starts, arrangement.spans
-    assert starts is not None, "called for orders with windows only"
-    assert spans is not None, "an order with windows gives their spans"
-    borders = np.append(starts, arrangement.length)
+    windows = passes.arrangement(number).windows
+    assert windows is not None, "called for orders with windows only"
     n_batches = passes.n_batches
     lane_starts = slots(np.arange(min(passes.lanes, n_batches)), n_batches, passes.lanes) * passes.batch_size
-    windows = np.unique(np.linspace(0, len(starts) - 1, min(len(starts), max_windows)).astype(np.int64))
+    numbers = np.unique(np.linspace(0, windows.count - 1, min(windows.count, max_windows)).astype(np.int64))
+    starts, stops = windows.starts(numbers), windows.starts(numbers + 1)
     read = 0
-    for window in windows.tolist():
-        readers = 1 + int(((lane_starts > borders[window]) & (lane_starts < borders[window + 1])).sum())
-        held = passes.index.stored_spans(spans(window))
+    for window, start, stop in zip(numbers.tolist(), starts.tolist(), stops.tolist(), strict=True):
+        readers = 1 + int(((lane_starts > start) & (lane_starts < stop)).sum())
+        held = passes.index.stored_spans(windows.spans(window))
         read += readers * int((held[:, 1] - held[:, 0]).sum())
-    return float(read / (borders[windows + 1] - borders[windows]).sum())
+    return float(read / (stops - starts).sum())
 
 
 def _chunk_items(items: NDArray[np.int64], index: Index) -> int:

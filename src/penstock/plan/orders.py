@@ -15,12 +15,15 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
 from penstock.core.seeds import key_for, subkeys
-from penstock.core.types import Arrangement
+from penstock.core.types import Arrangement, Windows
 from penstock.plan.permute import permute
+from penstock.plan.windows import ChunkWindows
 
 __all__ = ["Listed", "RandomChunks", "Sequential", "Shuffle", "Subset", "WindowShuffle", "shuffle_within"]
 
 _Int64s = NDArray[np.int64]
+
+_SAMPLED_AT_ONCE = 1 << 18  # positions: 2 MB for each of a few arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,23 +95,14 @@ class Subset:
         count = min(self.count, n)
         if self.near == 1:
             return Arrangement(count, items=lambda positions: permute(positions, n, key))
-        sampled = np.sort(permute(np.arange(count), n, key))
-        groups = permute(np.arange(-(-count // self.near)), -(-count // self.near), key_for(seed, "groups", epoch))
-        sizes = np.minimum(self.near, count - groups * self.near)
-        ends = np.cumsum(sizes)
-        places = np.repeat(groups * self.near - (ends - sizes), sizes) + np.arange(count)
-        window_starts = (ends - sizes)[:: self.window]
-        window_sizes = np.diff(np.append(window_starts, count))
+        sampled = np.empty(count, np.int64)
+        for begin in range(0, count, _SAMPLED_AT_ONCE):
+            positions = np.arange(begin, min(begin + _SAMPLED_AT_ONCE, count))
+            sampled[positions] = permute(positions, n, key)
+        sampled.sort()
+        groups = ChunkWindows(Index.uniform(count, self.near), self.window, key_for(seed, "groups", epoch), sort=False)
         window_key = key_for(seed, "window", epoch)
-
-        def items(positions: _Int64s) -> _Int64s:
-            window = np.searchsorted(window_starts, positions, side="right") - 1
-            first = window_starts[window]
-            mixed = first + permute(positions - first, window_sizes[window], subkeys(window_key, window))
-            found: _Int64s = sampled[places[mixed]]
-            return found
-
-        return Arrangement(count, items=items)
+        return Arrangement(count, items=lambda positions: sampled[groups.items(positions, window_key)])
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -154,38 +148,15 @@ class WindowShuffle:
             )
 
     def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:
-        """Return the sequence of `epoch`; time and memory depend on the number of chunks, not of items."""
-        n_chunks = index.n_chunks
-        chunks = np.arange(n_chunks)
-        if self.permute_chunks:
-            chunks = permute(chunks, n_chunks, key_for(seed, "chunks", epoch))
+        """Return the sequence of `epoch`; time and memory depend only on the number of chunks of unusual size."""
         # A window reads its chunks in storage order: its items are permuted anyway.
-        window_of_chunk = np.arange(n_chunks) // self.window
-        chunks = chunks[np.lexsort((chunks, window_of_chunk))]
-        ends = np.cumsum(index.chunk_sizes(chunks))
-        starts = ends - index.chunk_sizes(chunks)
-        window_starts = starts[:: self.window]
-        window_sizes = np.diff(np.append(window_starts, len(index)))
-        key = key_for(seed, "window", epoch)
-
-        def items(positions: _Int64s) -> _Int64s:
-            place = positions
-            if self.permute_items:
-                window = np.searchsorted(window_starts, positions, side="right") - 1
-                first = window_starts[window]
-                place = first + permute(positions - first, window_sizes[window], subkeys(key, window))
-            chunk = np.searchsorted(starts, place, side="right") - 1
-            found: _Int64s = index.chunk_starts(chunks[chunk]) + place - starts[chunk]
-            return found
-
-        def spans(window: int) -> _Int64s:
-            held = chunks[window * self.window : (window + 1) * self.window]
-            first = index.chunk_starts(held)
-            return np.stack([first, first + index.chunk_sizes(held)], axis=1)
-
-        if not self.held:
-            return Arrangement(len(index), items=items)
-        return Arrangement(len(index), items=items, window_starts=window_starts, spans=spans)
+        windows = ChunkWindows(index, self.window, key_for(seed, "chunks", epoch) if self.permute_chunks else None)
+        mix_key = key_for(seed, "window", epoch) if self.permute_items else None
+        return Arrangement(
+            len(index),
+            items=lambda positions: windows.items(positions, mix_key),
+            windows=windows.describe() if self.held else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +223,13 @@ class RandomChunks:
             count * size,
             items=items,
             visits=lambda positions: positions // max(size, 1),
-            window_starts=np.arange(count, dtype=np.int64) * size,
-            spans=spans,
+            windows=Windows(
+                count,
+                starts=lambda windows: windows * size,
+                numbers=lambda positions: positions // max(size, 1),
+                spans=spans,
+                largest=lambda: 0,
+            ),
         )
 
 
