@@ -62,12 +62,9 @@ POSITION_EXCEPTIONS = {
     ("penstock.recipes.cellmap.dataset", "_calls"): "torch's own DataLoader does not say which epoch it is in",
     ("penstock.recipes.cellmap.loader", "_pending_state"): "the state of a sampler's order that is not known yet",
     ("penstock.recipes.cellmap.sampling", "epoch"): "a torch Sampler: its caller sets the epoch",
-    ("penstock.recipes.chunked.loader", "_cursor"): "the one position of ChunkedSampler, as a Cursor",
-    ("penstock.recipes.chunked.loader", "cursor"): "sets the same cursor",
     ("penstock.recipes.streams.loaders", "_delivered"): "chunks handed out, for get_stats",
     ("penstock.recipes.streams.loaders", "_start"): "the saved state, until the first epoch begins",
-    ("penstock.recipes.trainers.feed", "begun_at"): "where the Trainer's own count began",
-    ("penstock.recipes.trainers.feed", "delivered"): "batches the Trainer has been handed",
+    ("penstock.recipes.trainers.feed", "begun_at"): "a saved state, to return to after a sanity check",
     ("penstock.recipes.workersafe.factory", "_epoch"): "a torch Sampler: its caller sets the epoch",
     ("penstock.recipes.workersafe.factory", "epoch"): "counts the epochs of torch's own DataLoader",
 }

@@ -1,6 +1,7 @@
 """What a loader refuses and warns about when it is made, and how it ends; the laws say what it yields."""
 
 import logging
+import os
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,15 @@ from penstock import (
     LoaderError,
     OptionError,
     Plan,
+    ResumeError,
     RunOptions,
     Segments,
     Sequential,
+    Shuffle,
     WindowShuffle,
     World,
 )
+from penstock.plan import Listed
 
 SOURCE = numbered_source(24)
 PLAN = Plan(SOURCE.index, Sequential(), batch_size=4)
@@ -165,3 +169,70 @@ def test_the_length_is_that_of_a_segment() -> None:
     with Loader(SOURCE, Segments(PLAN, 4), world=World(1, 2)) as loader:
         assert (len(loader), loader.remaining) == (2, 2)
         assert delivered_items(loader) == [[4, 5, 6, 7], [12, 13, 14, 15]]
+
+
+# -- another plan ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [(0, RunOptions()), (2, RunOptions(executor="threads")), (1, RunOptions(executor="processes", persistent=True))],
+    ids=["inline", "threads", "processes"],
+)
+def test_another_plan_is_taken_between_epochs_and_workers_keep_running(workers: int, options: RunOptions) -> None:
+    source = numbered_source(24, chunk=4)
+    orders = (Sequential(), Listed([5, 3, 5, 1, 0]), WindowShuffle(2), WindowShuffle(3))
+    plans = [Plan(source.index, order, batch_size=3, seed=seed) for seed, order in enumerate(orders)]
+    plans.insert(1, Plan(source.index, Listed([9, 8, 7, 6]), batch_size=2))
+    found, pids = [], []
+    with Loader(source, plans[0], transform=add_pid, num_workers=workers, options=options) as loader:
+        for plan in plans:
+            loader.set_plan(plan)
+            assert loader.plan is plan
+            batches = list(loader)
+            found.append(delivered_items(batches))
+            pids.append({pid for batch in batches for pid in batch["pid"].tolist()})
+    assert found == [planned_items(plan, epoch) for epoch, plan in enumerate(plans)]
+    assert len(pids[0]) == 1
+    assert pids[0] == pids[1]  # the others have other seeds
+
+
+def add_pid(item: Any, rng: Any) -> Any:
+    return {**item, "pid": np.int64(os.getpid())}
+
+
+@pytest.mark.parametrize(("taken", "epoch"), [(0, 0), (1, 1), (6, 1), (7, 1)])
+def test_another_plan_starts_with_the_epoch_after_the_one_that_was_begun(taken: int, epoch: int) -> None:
+    other = Plan(SOURCE.index, Shuffle(), batch_size=3)
+    with Loader(SOURCE, PLAN) as loader:
+        batches = iter(loader)
+        for _ in range(taken):  # six batches; asking for the seventh ends the epoch
+            next(batches, None)
+        loader.set_plan(other)
+        assert (loader.epoch, loader.remaining) == (epoch, 8)
+        assert loader.state_dict() == {"version": 1, "epoch": epoch, "batch": 0, "origin": 0, "plan": other.identity()}
+        assert delivered_items(loader) == planned_items(other, epoch)
+
+
+def test_another_plan_ends_the_iteration_and_the_states_of_the_one_before() -> None:
+    with Loader(SOURCE, PLAN) as loader:
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+        loader.set_plan(Plan(SOURCE.index, Shuffle(), batch_size=3))
+        with pytest.raises(LoaderError, match=r"set_plan\(\) was called"):
+            next(batches)
+        with pytest.raises(ResumeError, match="the order changed"):
+            loader.load_state_dict(state)
+
+
+def test_a_plan_over_another_index_is_refused_and_changes_nothing() -> None:
+    loader = Loader(SOURCE, PLAN)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(OptionError, match="The plan must be over the index of its source"):
+        loader.set_plan(Plan(Index.uniform(25), Sequential(), batch_size=4))
+    assert delivered_items(batches) == planned_items(PLAN)[1:]
+    loader.close()
+    with pytest.raises(LoaderError, match="This loader is closed"):
+        loader.set_plan(PLAN)

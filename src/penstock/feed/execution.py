@@ -55,6 +55,20 @@ class Execution:
             )
         return run_in_processes(self._pool, start, group_size=self._group_size, record=record)
 
+    def set_plan(self, plan: BatchPlan) -> None:
+        """Make the batches of another plan from the next `run` on.
+
+        Workers keep running, unless they hold shuffle windows, which are numbered by plan, or augment by another seed.
+        """
+        self._plan = plan
+        self._group_size = _group_size(plan.batch_size, self.maker)
+        windows = self._window_capacity(self.executor)[0]
+        if windows or self.maker.windows_held or plan.seed != self.maker.seed:
+            self.close()
+            self._pool, self.maker = None, replace(self.maker, seed=plan.seed, windows_held=windows)
+        elif self._pool is not None:
+            self._pool.plan = plan
+
     def memory_estimate(self, batch_bytes: int) -> MemoryEstimate:
         """Return the peak memory of an epoch whose batches have `batch_bytes`, in main memory."""
         group_size, workers = self._group_size, self._num_workers

@@ -14,12 +14,11 @@ from penstock.core.types import UNNAMED
 from penstock.feed.collate import MASK, Collator, collate_block
 from penstock.feed.device import allocate_pinned, map_tensors, move_to_device, resolve_device
 from penstock.feed.execution import Execution
+from penstock.feed.iteration import Iteration
 from penstock.feed.memory import MemoryEstimate, tensor_bytes
-from penstock.feed.position import EpochProgress, Iteration
+from penstock.feed.position import Delivery, Position
 from penstock.feed.ranks import current_world
 from penstock.plan.batch_plan import BatchPlan
-from penstock.plan.cursor import Cursor
-from penstock.plan.epoch import Share
 from penstock.plan.world import World
 from penstock.run.make_batch import BatchMaker, Failure, Record
 from penstock.run.options import RunOptions
@@ -81,21 +80,18 @@ class Loader:
         options: RunOptions | None = None,
         observer: Observer | None = None,
     ) -> None:
-        self.source, self.plan, self.observer = source, plan, observer
+        self.source, self.observer = source, observer
         self._options = options or RunOptions()
         self._num_workers = num_workers
         self._device = resolve_device(device)
-        self._world = world or current_world()
-        if self._world.workers != 1:
+        world = world or current_world()
+        if world.workers != 1:
             raise OptionError(f"world must not name a worker, got {world!r}. Use World(rank, size).")
         self._record: Record = observer.record if observer is not None else _ignore
         _check_plan(source, plan)
+        self._position = Position(plan, world)
         self._transform, self._collate = transform, collate
-        self._execution = Execution(
-            plan, self._world, self._make_maker(), num_workers=num_workers, options=self._options
-        )
-        self._start = Cursor()
-        self._progress: EpochProgress | None = None
+        self._execution = Execution(plan, world, self._make_maker(), num_workers=num_workers, options=self._options)
         self._live: weakref.ref[Iteration] | None = None
         self._closed = False
         self._warn_about_left_out_batches()
@@ -107,32 +103,42 @@ class Loader:
         """Return an iterator over the rest of the current epoch, or over the next epoch if that one was begun."""
         self._check_open()
         self._end_live_iteration("another iteration of this loader began; use a second Loader to iterate twice at once")
-        self._start = self._next_start()
-        self._progress = progress = EpochProgress(self._start, self._share(self._start))
-        batches, wake = self._batches(self._start)
-        iteration = Iteration(batches, progress, self._record, wake)
+        self._position.leave_begun()
+        delivery = self._position.begin()
+        batches, wake = self._batches(delivery)
+        iteration = Iteration(batches, delivery, self._record, wake)
         self._live = weakref.ref(iteration)
         if self._closed:  # meanwhile, from another thread
             iteration.end("the loader was closed")
         return iteration
 
     def __len__(self) -> int:
-        return self._share(Cursor(self._cursor().epoch)).n_steps
+        return len(self._position)
+
+    @property
+    def plan(self) -> BatchPlan:
+        """Says which items each batch holds."""
+        return self._position.plan
+
+    @property
+    def position(self) -> Position:
+        """What was delivered, and what comes next."""
+        return self._position
 
     @property
     def remaining(self) -> int:
         """Batches left in the current epoch on this rank."""
-        return self._share(self._cursor()).n_steps
+        return self._position.remaining
 
     @property
     def epoch(self) -> int:
         """The current epoch."""
-        return self._cursor().epoch
+        return self._position.epoch
 
     @property
     def world(self) -> World:
         """The rank that receives the batches."""
-        return self._world
+        return self._position.world
 
     def at(self, epoch: int, batch: int) -> Any:
         """Return batch `batch` of `epoch`, counted over all ranks, without moving the loader."""
@@ -150,50 +156,49 @@ class Loader:
         """
         if n < 0:
             raise OptionError(f"skip(n) needs n >= 0, got {n}. Use load_state_dict() to go anywhere.")
-        cursor, share = self._cursor(), self._share(self._cursor())
         live = self._live() if self._live is not None else None
-        if live is not None and not live.is_over:
-            if n > share.n_steps:
-                raise OptionError(
-                    f"skip(n) needs n <= {share.n_steps}, the batches left in this epoch, got {n}. "
-                    "Leave the loop to skip further."
-                )
-            self._start = Cursor(cursor.epoch, share.batch_after(n), cursor.origin)
-            self._progress = EpochProgress(self._start, self._share(self._start), steps=0, begun=True)
-            batches, wake = self._batches(self._start)
-            live.continue_with(batches, self._progress, wake)
+        if live is None or live.is_over:
+            self._position.skip(n)
             return
-        while n > share.n_steps:
-            if not self._share(Cursor(cursor.epoch + 1)).n_steps:
-                raise OptionError(f"skip({n}) goes past the last batch: epoch {cursor.epoch + 1} has no batches.")
-            n -= share.n_steps
-            cursor = Cursor(cursor.epoch + 1)
-            share = self._share(cursor)
-        self._start, self._progress = Cursor(cursor.epoch, share.batch_after(n), cursor.origin), None
+        if n > self.remaining:
+            raise OptionError(
+                f"skip(n) needs n <= {self.remaining}, the batches left in this epoch, got {n}. "
+                "Leave the loop to skip further."
+            )
+        self._position.skip(n)
+        delivery = self._position.begin(is_begun=True)
+        batches, wake = self._batches(delivery)
+        live.continue_with(batches, delivery, wake)
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last delivered batch: small, plain JSON, the same on every rank."""
-        return self._cursor().state(self.plan)
+        return self._position.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where `state` was taken; raise ResumeError if it belongs to another dataset, seed or order.
 
         The number of workers and ranks may have changed. With another batch size, it resumes at the very next item.
         """
-        cursor = Cursor.restore(state, self.plan)
+        self._position.load_state_dict(state)
         self._end_live_iteration("load_state_dict() was called during this iteration; call iter() again")
-        self._start, self._progress = cursor, None
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next `iter` yield `epoch`; a state loaded in the middle of that epoch is kept."""
-        if epoch < 0:
-            raise OptionError(f"epoch must be an integer >= 0, got {epoch}.")
-        fresh = self._progress is None or not self._progress.begun
-        if not (fresh and self._start.epoch == epoch):
+        if self._position.set_epoch(epoch):
             self._end_live_iteration("set_epoch() was called during this iteration; call iter() again")
-            self._start, self._progress = Cursor(epoch), None
+
+    def set_plan(self, plan: BatchPlan) -> None:
+        """Take another plan over the same source, such as another order for each epoch. Workers keep running.
+
+        The next `iter` yields the next epoch, by the new plan; numbers of epochs continue. States are of the new plan.
+        """
+        self._check_open()
+        _check_plan(self.source, plan)
+        self._end_live_iteration("set_plan() was called during this iteration; call iter() again")
+        self._execution.set_plan(plan)
+        self._position.set_plan(plan)
 
     def run_as(self, num_workers: int, options: RunOptions) -> "Loader":
         """Return a new loader of the same batches, at its beginning, with another execution."""
@@ -204,7 +209,7 @@ class Loader:
             collate=self._collate,
             num_workers=num_workers,
             device=self._device,
-            world=self._world,
+            world=self.world,
             options=options,
         )
 
@@ -228,8 +233,7 @@ class Loader:
     def close(self) -> None:
         """End all threads and processes and close files; the state can still be read. Idempotent."""
         if not self._closed:
-            self._start = self._cursor()
-            self._progress = None
+            self._position.go_to(self._position.cursor)  # a batch that another thread still gets does not count
         self._closed = True
         self._end_live_iteration("the loader was closed")
         self._execution.close()
@@ -248,21 +252,9 @@ class Loader:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _cursor(self) -> Cursor:
-        return self._start if self._progress is None else self._progress.cursor()
-
-    def _next_start(self) -> Cursor:
-        progress = self._progress
-        if progress is None or not progress.begun:
-            return self._start
-        return Cursor(progress.start.epoch + 1)
-
-    def _share(self, cursor: Cursor) -> Share:
-        return self.plan.epoch(cursor.epoch, cursor.origin).share(self._world, cursor.batch)
-
-    def _batches(self, start: Cursor) -> "tuple[Generator[Any, None, None], Callable[[], None] | None]":
+    def _batches(self, delivery: Delivery) -> "tuple[Generator[Any, None, None], Callable[[], None] | None]":
         """Return the batches on the device, and a function that wakes a consumer waiting for one."""
-        batches, wake = self._execution.run(start, self._record)
+        batches, wake = self._execution.run(delivery.start, self._record)
         return move_to_device(batches, self._device, ahead=self._options.device_ahead, record=self._record), wake
 
     def _make_maker(self) -> BatchMaker:
@@ -289,17 +281,17 @@ class Loader:
             raise LoaderError("This loader is closed. To resume, make a new one and load this one's state_dict().")
 
     def _warn_about_left_out_batches(self) -> None:
-        share = self._share(Cursor())
+        share = self._position.share()
         if not share.n_steps:
             _LOG.warning(
                 "The epochs of this loader have no batches: %s items, batch_size=%s, tail=%r, %s ranks.",
-                len(self.plan.index), self.plan.batch_size, self.plan.tail, self._world.size,
+                len(self.plan.index), self.plan.batch_size, self.plan.tail, self.world.size,
             )  # fmt: skip
         elif share.left_out:
             _LOG.warning(
                 "%s of %s batches per epoch are left out, because %s ranks cannot share them equally. "
                 "Use tail='pad' to leave out none.",
-                share.left_out, share.epoch.n_batches, self._world.size,
+                share.left_out, share.epoch.n_batches, self.world.size,
             )  # fmt: skip
 
     def _check_memory(self) -> None:

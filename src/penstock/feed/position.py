@@ -1,100 +1,155 @@
-"""One iteration over the rest of an epoch, and its progress."""
+"""Position: what was delivered, and what comes next. Loaders hold one and count nothing else."""
 
-import time
-import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
-from penstock.core.errors import LoaderError
+from penstock.core.errors import OptionError
+from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Share
-from penstock.run.make_batch import Record
+from penstock.plan.world import World
 
-__all__ = ["EpochProgress", "Iteration"]
+__all__ = ["Delivery", "Position"]
 
 
-class EpochProgress:
-    """Progress of an iteration; kept by the loader, so that the state outlives a loop that stops early."""
+class Delivery:
+    """Counts the batches of one iteration; they count for a position until it moves elsewhere."""
 
-    def __init__(self, start: Cursor, share: Share, steps: int = 0, begun: bool = False) -> None:
-        self.start, self.share = start, share
-        self.steps = steps
-        self.begun = begun
-        self.done = False
+    def __init__(self, plan: BatchPlan, world: World, start: Cursor, *, is_begun: bool = False) -> None:
+        self.start = start
+        self._plan, self._world = plan, world
+        self._steps = 0
+        self._is_done = False
+        self.is_begun = is_begun
+        """Whether its epoch is over when another iteration begins."""
 
+    @cached_property
+    def share(self) -> Share:
+        """The share of this rank in the rest of the epoch, from the start of this iteration on."""
+        return self._plan.epoch(self.start.epoch, self.start.origin).share(self._world, self.start.batch)
+
+    def count(self) -> None:
+        """Count one more batch."""
+        self._steps += 1
+        self.is_begun = True
+
+    def finish(self) -> None:
+        """End the epoch."""
+        self.is_begun = self._is_done = True
+
+    @property
     def cursor(self) -> Cursor:
-        """Return the cursor after the last delivered batch; that of the next epoch if this one is done."""
-        if self.done:
+        """The cursor after the last counted batch; that of the next epoch if this one is finished."""
+        if self._is_done:
             return Cursor(self.start.epoch + 1)
-        return Cursor(self.start.epoch, self.share.batch_after(self.steps), self.start.origin)
+        if not self._steps:
+            return self.start
+        return Cursor(self.start.epoch, self.share.batch_after(self._steps), self.start.origin)
 
 
-class Iteration:
-    """One iteration over the rest of an epoch.
+class Position:
+    """Where one rank is in the epochs of a plan: (plan, world, cursor).
 
-    Dropping it, ending it, or the end of the interpreter closes its batches. If another thread ends it while it waits
-    for a batch, it wakes up at once if threads make the batches, and otherwise when the batch has come.
+    `len(position)` is the number of batches of the whole current epoch on this rank.
     """
 
-    def __init__(
-        self,
-        batches: Generator[Any, None, None],
-        progress: EpochProgress,
-        record: Record,
-        wake: Callable[[], None] | None = None,
-    ) -> None:
-        self._record, self._wake = record, wake
-        self._why_ended: str | None = None
-        self.is_over = False
-        self._run(batches, progress)
+    def __init__(self, plan: BatchPlan, world: World) -> None:
+        self._plan, self.world = plan, world
+        self.go_to(Cursor())
 
-    def _run(self, batches: Generator[Any, None, None], progress: EpochProgress) -> None:
-        self._batches, self._progress = batches, progress
-        self._close = weakref.finalize(self, batches.close)
+    @property
+    def plan(self) -> BatchPlan:
+        """Says what the batches hold."""
+        return self._plan
 
-    def __iter__(self) -> "Iteration":
-        return self
+    @property
+    def cursor(self) -> Cursor:
+        """The cursor after the last delivered batch."""
+        return self._delivery.cursor
 
-    def __next__(self) -> Any:
-        self._check_not_ended()
-        if self.is_over:
-            raise StopIteration
-        began = time.perf_counter()
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            self._check_not_ended()
-            self.is_over = True
-            self._progress.begun = self._progress.done = True
-            raise
-        except BaseException:
-            self.is_over = True
-            raise
-        self._check_not_ended()
-        self._record("wait", time.perf_counter() - began, 0)
-        self._progress.steps += 1
-        self._progress.begun = True
-        return batch
+    @property
+    def epoch(self) -> int:
+        """The current epoch; the next one as soon as an iteration has reached the end of this one."""
+        return self.cursor.epoch
 
-    def continue_with(
-        self, batches: Generator[Any, None, None], progress: EpochProgress, wake: Callable[[], None] | None
-    ) -> None:
-        """Continue with other batches of the same epoch."""
-        self._close()
-        self._wake = wake
-        self._run(batches, progress)
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that follows if an epoch that was begun is not resumed."""
+        return self._delivery.start.epoch + self._delivery.is_begun
 
-    def end(self, why: str) -> None:
-        """Close the batches; asking for another batch raises LoaderError with the reason."""
-        if not self.is_over:
-            self._why_ended = why
-        try:
-            self._close()
-        except ValueError:  # another thread is in its next()
-            if self._wake is not None:
-                self._wake()
+    def __len__(self) -> int:
+        return self._share(Cursor(self.epoch)).n_steps
 
-    def _check_not_ended(self) -> None:
-        if self._why_ended is not None:
-            self._batches.close()
-            raise LoaderError(f"This iteration has ended: {self._why_ended}.")
+    @property
+    def remaining(self) -> int:
+        """Batches left in the current epoch on this rank."""
+        return self.share().n_steps
+
+    @property
+    def delivered(self) -> int:
+        """Batches of the current epoch that were delivered on this rank, including those before a resume."""
+        return len(self) - self.remaining
+
+    def share(self) -> Share:
+        """Return the share of this rank in the rest of the current epoch."""
+        return self._share(self.cursor)
+
+    def _share(self, cursor: Cursor) -> Share:
+        return Delivery(self._plan, self.world, cursor).share
+
+    # -- moving --------------------------------------------------------------------------------------------------------
+
+    def go_to(self, cursor: Cursor) -> None:
+        """Continue at `cursor`; what an iteration in progress still delivers does not count."""
+        self._delivery = Delivery(self._plan, self.world, cursor)
+
+    def begin(self, *, is_begun: bool = False) -> Delivery:
+        """Return a count for an iteration over the rest of the current epoch."""
+        self._delivery = Delivery(self._plan, self.world, self.cursor, is_begun=is_begun)
+        return self._delivery
+
+    def leave_begun(self) -> None:
+        """Go to the next epoch if a batch of this one was delivered since the position was set."""
+        if self._delivery.is_begun:
+            self.go_to(Cursor(self.next_epoch))
+
+    def leave_finished(self) -> None:
+        """Go to the next epoch if all batches of this one were delivered, but none was asked for after the last."""
+        if len(self) and not self.remaining:
+            self.go_to(Cursor(self.epoch + 1))
+
+    def set_epoch(self, epoch: int) -> bool:
+        """Go to the start of `epoch`, unless it is a loaded position in that epoch; return whether it moved."""
+        if epoch < 0:
+            raise OptionError(f"epoch must be an integer >= 0, got {epoch}.")
+        if not self._delivery.is_begun and self.epoch == epoch:
+            return False
+        self.go_to(Cursor(epoch))
+        return True
+
+    def set_plan(self, plan: BatchPlan) -> None:
+        """Take another plan, at the start of the current epoch; of the next one if some of it was delivered."""
+        cursor, self._plan = self.cursor, plan
+        self.go_to(Cursor(cursor.epoch + bool(cursor.batch or cursor.origin)))
+
+    def skip(self, n: int) -> None:
+        """Move `n` batches of this rank further, also into later epochs."""
+        cursor, share = self.cursor, self.share()
+        while n > share.n_steps:
+            following = Cursor(cursor.epoch + 1)
+            if not self._share(following).n_steps:
+                raise OptionError(f"skip({n}) goes past the last batch: epoch {following.epoch} has no batches.")
+            n -= share.n_steps
+            cursor, share = following, self._share(following)
+        self.go_to(Cursor(cursor.epoch, share.batch_after(n), cursor.origin))
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last delivered batch: small, plain JSON, the same on every rank."""
+        return self.cursor.state(self._plan)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken; raise ResumeError if it belongs to another plan."""
+        self.go_to(Cursor.restore(state, self._plan))

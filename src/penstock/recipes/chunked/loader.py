@@ -7,14 +7,14 @@ says which chunk comes next.
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.utils.data import DataLoader, Sampler
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, PlanError
 from penstock.core.index import Index
-from penstock.feed.position import EpochProgress
+from penstock.feed.position import Position
 from penstock.feed.ranks import current_world
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Share, Tail
@@ -23,35 +23,9 @@ from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
 from penstock.plan.world import World
 
-__all__ = ["ChunkPlace", "ChunkedDataLoader", "ChunkedSampler", "locate_chunk"]
+__all__ = ["ChunkedDataLoader", "ChunkedSampler"]
 
 _LOG = logging.getLogger("penstock")
-
-
-class ChunkPlace(NamedTuple):
-    """Where a chunk lies; passes and chunks are counted from 0."""
-
-    of_pass: int
-    chunk: int
-    """Its number within the pass."""
-
-    chunks: int
-    """Chunks that cover the dataset once."""
-
-
-def locate_chunk(segments: Segments, number: int) -> ChunkPlace:
-    """Return where chunk `number` lies in the passes over the data.
-
-    In an endless stream (tail "drop"), chunks cross the borders of passes: a chunk belongs to the pass in which it
-    begins.
-    """
-    if segments.tail != "drop":
-        chunks = int(segments.segments_per_pass)
-        return ChunkPlace(*divmod(number, chunks), chunks)
-    # Chunks are whole batches: they hold more items than requested if batch_size does not divide that number.
-    chunk_items, n_items = segments.length * segments.batch_size, max(1, segments.plan.length)
-    of_pass, item = divmod(number * chunk_items, n_items)
-    return ChunkPlace(of_pass, item // chunk_items, -(-n_items // chunk_items))
 
 
 class ChunkedSampler(Sampler[int]):
@@ -97,37 +71,40 @@ class ChunkedSampler(Sampler[int]):
         self.chunk_size = check_integer("chunk_size", chunk_size, at_least=1)
         self.seed = seed
         check_integer("batch_size", batch_size, at_least=1)
-        self.world = world or current_world()
-        """Which rank this is."""
         order = Shuffle() if shuffle else Sequential()
         # Training is an endless stream of full batches. Validation sees each item once per pass: its last batch may be
         # short.
         tail: Tail = "drop" if shuffle else "short"
         plan = Plan(Index.uniform(dataset_size, identity=identity), order, batch_size, seed, tail=tail)
+        # Chunks are whole batches: they hold more items than requested if batch_size does not divide chunk_size.
         self.segments = Segments(plan, -(-chunk_size // batch_size))
+        self.position = Position(self.segments, world or current_world())
+        """The chunk, and how many of its batches are done. Iterating the sampler counts nothing; its loader does."""
         self._check_shares()
-        self.progress: EpochProgress | None = None
-        """Progress of the iteration that counts delivered batches, if there is one."""
-        self.cursor = Cursor()
+
+    @property
+    def world(self) -> World:
+        """Which rank this is."""
+        return self.position.world
 
     @property
     def cursor(self) -> Cursor:
         """The chunk, and how many of its batches are done, over all ranks."""
-        return self._cursor if self.progress is None else self.progress.cursor()
+        return self.position.cursor
 
     @cursor.setter
     def cursor(self, cursor: Cursor) -> None:
-        self._cursor, self.progress = cursor, None
+        self.position.go_to(cursor)
 
     @property
     def current_chunk(self) -> int:
         """The next chunk; counted over all passes."""
-        return self.cursor.epoch
+        return self.position.epoch
 
     @property
     def total_chunks(self) -> int:
         """Chunks that cover the dataset once."""
-        return locate_chunk(self.segments, 0).chunks if self.dataset_size else 0
+        return self.segments.locate(0).per_pass if self.dataset_size else 0
 
     def get_chunk_indices(self, chunk_idx: int) -> list[int]:
         """Return the items of a chunk, in order, over all ranks."""
@@ -136,7 +113,7 @@ class ChunkedSampler(Sampler[int]):
 
     def set_chunk(self, chunk_idx: int) -> None:
         """Yield this chunk next."""
-        self.cursor = Cursor(check_integer("chunk_idx", chunk_idx, at_least=0))
+        self.position.go_to(Cursor(check_integer("chunk_idx", chunk_idx, at_least=0)))
 
     def advance_chunk(self) -> None:
         """Move on to the next chunk."""
@@ -144,7 +121,7 @@ class ChunkedSampler(Sampler[int]):
 
     def get_chunk_info(self) -> dict[str, int]:
         """Return the position of the sampler; passes, and chunks within a pass, are counted from 0."""
-        place = locate_chunk(self.segments, self.current_chunk)
+        place = self.segments.locate(self.current_chunk)
         return {
             "current_chunk": self.current_chunk,
             "total_chunks": self.total_chunks,
@@ -152,7 +129,7 @@ class ChunkedSampler(Sampler[int]):
             "dataset_size": self.dataset_size,
             "samples_in_current_chunk": len(self),
             "pass": place.of_pass,
-            "chunk_of_pass": place.chunk,
+            "chunk_of_pass": place.number,
         }
 
     def __iter__(self) -> Iterator[int]:
@@ -170,19 +147,19 @@ class ChunkedSampler(Sampler[int]):
     @property
     def n_batches(self) -> int:
         """Batches in the whole chunk, on this rank."""
-        return self.segments.epoch(self.current_chunk).share(self.world).n_steps
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of the sampler, as plain JSON."""
-        return self.cursor.state(self.segments)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state; raise ResumeError if it belongs to other data, sizes or seed."""
-        self.cursor = Cursor.restore(state, self.segments)
+        return len(self.position)
 
     def share(self) -> Share:
         """Return the share of this rank in the rest of this chunk."""
-        return self.segments.epoch(self.cursor.epoch).share(self.world, self.cursor.batch)
+        return self.position.share()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the sampler, as plain JSON."""
+        return self.position.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a state; raise ResumeError if it belongs to other data, sizes or seed."""
+        self.position.load_state_dict(state)
 
     def _check_shares(self) -> None:
         """Raise OptionError if the ranks cannot share a chunk; warn if they leave batches out."""
@@ -299,7 +276,12 @@ class ChunkedDataLoader(DataLoader[Any]):
     @property
     def remaining(self) -> int:
         """Batches left in the current chunk, on this rank; all batches without chunks."""
-        return super().__len__() if self.chunked is None else self.chunked.share().n_steps
+        return super().__len__() if self.chunked is None else self.position.remaining
+
+    @property
+    def position(self) -> Position:
+        """The chunk, and how many of its batches were delivered."""
+        return self._sampler().position
 
     @property
     def world(self) -> World:
@@ -328,25 +310,21 @@ class ChunkedDataLoader(DataLoader[Any]):
         return self._sampler().get_chunk_info()
 
     def __iter__(self) -> Any:
-        return super().__iter__() if self.chunked is None else self._iterate(self.chunked)
+        return super().__iter__() if self.chunked is None else self._iterate()
 
-    def _iterate(self, sampler: ChunkedSampler) -> Iterator[Any]:
+    def _iterate(self) -> Iterator[Any]:
         """Yield and count batches; after the last one, the next chunk is current."""
-        if not self.remaining:  # the last loop took all batches, but never asked for one more
-            sampler.advance_chunk()
-        progress = EpochProgress(sampler.cursor, sampler.share())
-        batches = super().__iter__()
-        sampler.progress = progress
-        for batch in batches:
-            progress.steps += 1
+        self.position.leave_finished()
+        delivery = self.position.begin()
+        for batch in super().__iter__():
+            delivery.count()
             yield batch
             del batch  # the next one may reuse its memory, which is in the CPU cache
-        if sampler.progress is progress:  # the position was not set meanwhile
-            sampler.cursor = Cursor(progress.start.epoch + 1)
+        delivery.finish()
 
     def __len__(self) -> int:
         """Batches in the current chunk, on this rank."""
-        return super().__len__() if self.chunked is None else self.chunked.n_batches
+        return super().__len__() if self.chunked is None else len(self.position)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the loader after the delivered batches, as plain JSON."""

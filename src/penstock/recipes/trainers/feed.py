@@ -11,9 +11,7 @@ from typing import Any
 
 from penstock.core.errors import LoaderError
 from penstock.feed.loader import Loader
-from penstock.plan.plan import Plan
-from penstock.plan.segments import Segments
-from penstock.recipes.chunked.loader import ChunkedDataLoader, ChunkPlace, locate_chunk
+from penstock.recipes.chunked.loader import ChunkedDataLoader
 
 __all__ = ["Feed"]
 
@@ -21,7 +19,7 @@ _LOG = logging.getLogger("penstock")
 
 
 class Feed:
-    """Yields the epochs (or chunks) of a loader one after another, and counts the delivered batches.
+    """Yields the epochs (or chunks) of a loader one after another.
 
     Making an iterator starts nothing, but moves on from an epoch that was delivered in full.
 
@@ -45,13 +43,10 @@ class Feed:
                 "after the ranks have started (pass a function that makes it), or pass it world=World(rank, size)."
             )
         self.loader: Loader | ChunkedDataLoader = loader
-        self._plan: Plan | Segments = loader.plan if isinstance(loader, Loader) else loader.segments
         self.begun_at: Mapping[str, Any] = loader.state_dict()
         """The state at the start, or the one that was loaded."""
         self.resumed = False
         """Whether a state was loaded."""
-        self.delivered = 0
-        """Batches of this epoch delivered on this rank, including those before a resume."""
 
     @staticmethod
     def can_feed(loader: Any) -> bool:
@@ -61,27 +56,29 @@ class Feed:
     @property
     def lengths(self) -> list[int]:
         """Batches of each epoch of a pass, on this rank; of one epoch if chunks are cut from an endless stream."""
-        plan, world = self._plan, self.loader.world
-        epochs = int(plan.segments_per_pass) if isinstance(plan, Segments) and plan.tail != "drop" else 1
+        plan, world = self.loader.position.plan, self.loader.world
+        epochs = plan.epochs_per_pass or 1
         first, last = (plan.epoch(number).share(world).n_steps for number in (0, epochs - 1))
         return [first] * (epochs - 1) + [last]
 
     @property
     def has_passes(self) -> bool:
         """Whether a whole number of epochs is one pass; False if chunks are cut from an endless stream."""
-        return not isinstance(self._plan, Segments) or self._plan.tail != "drop"
+        return self.loader.position.plan.epochs_per_pass is not None
 
     @property
     def epoch(self) -> int:
         """The current epoch or chunk of the loader."""
-        return self.loader.current_chunk if isinstance(self.loader, ChunkedDataLoader) else self.loader.epoch
+        return self.loader.position.epoch
+
+    @property
+    def delivered(self) -> int:
+        """Batches of this epoch delivered on this rank, including those before a resume."""
+        return self.loader.position.delivered
 
     def go_to(self, epoch: int) -> None:
         """Yield all of `epoch` next."""
-        if isinstance(self.loader, ChunkedDataLoader):
-            self.loader.set_chunk(epoch)
-        else:
-            self.loader.load_state_dict({**self.loader.state_dict(), "epoch": epoch, "batch": 0, "origin": 0})
+        self.loader.load_state_dict({**self.loader.state_dict(), "epoch": epoch, "batch": 0, "origin": 0})
 
     def begin_whole(self) -> None:
         """Yield a whole epoch next: skip the rest of an interrupted one."""
@@ -93,17 +90,11 @@ class Feed:
         self.begun_at, self.resumed = self.loader.state_dict(), False
 
     def __iter__(self) -> Iterator[Any]:
-        if len(self.loader) and not self.loader.remaining:
-            self.go_to(self.epoch + 1)
+        self.loader.position.leave_finished()
         return self._iterate()
 
     def _iterate(self) -> Iterator[Any]:
-        batches = iter(self.loader)
-        self.delivered = len(self.loader) - self.loader.remaining
-        for batch in batches:
-            self.delivered += 1
-            yield batch
-            del batch
+        yield from self.loader
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -119,10 +110,8 @@ class Feed:
 
     def place(self) -> dict[str, int]:
         """Return pass, chunk and chunks per pass for display, counted from 1, and the next batch, counted from 0."""
-        plan, epoch = self._plan, self.epoch
-        at = locate_chunk(plan, epoch) if isinstance(plan, Segments) else ChunkPlace(epoch, 0, 1)
-        batch = len(self.loader) - self.loader.remaining
-        return {"pass": at.of_pass + 1, "chunk": at.chunk + 1, "chunks": at.chunks, "batch": batch}
+        at = self.loader.position.plan.locate(self.epoch)
+        return {"pass": at.of_pass + 1, "chunk": at.number + 1, "chunks": at.per_pass, "batch": self.delivered}
 
     def describe(self) -> str:
         """Return the position of the loader in words."""
