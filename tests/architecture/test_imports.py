@@ -60,7 +60,6 @@ POSITION_NAMES = (
 )
 POSITION_EXCEPTIONS = {
     ("penstock.recipes.cellmap.dataset", "_calls"): "torch's own DataLoader does not say which epoch it is in",
-    ("penstock.recipes.cellmap.loader", "_pending_state"): "the state of a sampler's order that is not known yet",
     ("penstock.recipes.cellmap.sampling", "epoch"): "a torch Sampler: its caller sets the epoch",
     ("penstock.recipes.streams.loaders", "_delivered"): "chunks handed out, for get_stats",
     ("penstock.recipes.streams.loaders", "_start"): "the saved state, until the first epoch begins",

@@ -16,6 +16,8 @@ from penstock.feed.device import map_tensors, resolve_device
 from penstock.feed.loader import Loader
 from penstock.observe.machine import this_machine
 from penstock.plan.balanced import BalancedSpans
+from penstock.plan.batch_plan import BatchPlan
+from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Tail
 from penstock.plan.orders import Listed, Sequential, Shuffle
 from penstock.plan.orders import Subset as SubsetOrder
@@ -114,12 +116,9 @@ class CellMapDataLoader:
         self._set_options(dict(kwargs))
         self._source, self._transform = self._source_and_transform()
         self._n_sampled = 0
-        """Epochs that the sampler has given."""
+        """Epochs whose order the sampler has given; that of the last one is the order of the loader."""
         self._next_sampler: Any = None
-        self._pending_state: Mapping[str, Any] | None = None
-        self._is_resumed = self._is_closed = False
-        self._order = self._make_order()
-        self._loader = self._make_loader()
+        self._loader = self._make_loader(self._make_plan(self._make_order()))
 
     # -- iterating -----------------------------------------------------------------------------------------------------
 
@@ -134,9 +133,9 @@ class CellMapDataLoader:
         return self._loader
 
     def __iter__(self) -> Iterator[Any]:
-        if self.sampler is not None and not self._is_resumed:
-            self._begin_sampled_epoch()
-        self._is_resumed = False
+        epoch = self._loader.position.next_epoch
+        if self.sampler is not None and epoch + 1 != self._n_sampled:
+            self._loader.set_plan(self._sample_plan(epoch))
         iteration = iter(self._loader)
         if self._needs_epoch():
             self.dataset.set_epoch(self._loader.epoch)
@@ -159,10 +158,10 @@ class CellMapDataLoader:
 
     def refresh(self) -> None:
         """Skip the rest of this epoch: the next iteration is a new one. Workers keep running."""
+        self._loader.set_epoch(self._loader.epoch + bool(self._loader.position.delivered))
         if self.sampler is None:
-            self._loader.set_epoch(self._loader.epoch + bool(self._loader.remaining < len(self._loader)))
             return
-        self._is_resumed, self._next_sampler = False, None
+        self._n_sampled, self._next_sampler = min(self._n_sampled, self._loader.epoch), None
         if callable(getattr(self.sampler, "refresh", None)):
             self.sampler.refresh()  # type: ignore[union-attr]  # such as MutableSubsetRandomSampler
 
@@ -170,32 +169,35 @@ class CellMapDataLoader:
         """Return this loader; the next batches arrive on `device`."""
         before, self.device = self.device, device
         try:
-            replacement = self._make_loader()
+            self._restart()
         except PenstockError:
             self.device = before
             raise
-        state = self._loader.state_dict()
-        self._loader.close()
-        self._loader, self._is_closed = replacement, False
-        self._loader.load_state_dict(state)
-        self._is_resumed = self._is_resumed or bool(state["batch"])
         return self
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers; another iteration starts new ones."""
+        self._restart()
+
+    def _restart(self) -> None:
+        """Replace the loader by one that has not started anything, at the same position."""
+        replacement = self._make_loader(self._loader.plan)
+        replacement.load_state_dict(self._loader.state_dict())
         self._loader.close()
-        self._is_closed = True
+        self._loader = replacement
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the loader as small, plain JSON."""
-        return dict(self._pending_state) if self._pending_state is not None else self._loader.state_dict()
+        state = self._loader.state_dict()
+        if self.sampler is not None and state["epoch"] >= self._n_sampled:
+            state["plan"]["order"] = repr(Sequential())  # as before the first epoch: the sampler gives it later
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at `state`; a sampler must give the same order as when it was saved."""
-        if self.sampler is None:
-            self._loader.load_state_dict(state)
-        else:
-            self._pending_state, self._is_resumed = dict(state), False
+        if self.sampler is not None:
+            state = self._resume_sampler(state)
+        self._loader.load_state_dict(state)
 
     @staticmethod
     def collate_fn(batch: list[Any]) -> Any:
@@ -266,10 +268,8 @@ class CellMapDataLoader:
         return held * batch * _PINNED_DIVISOR <= this_machine().memory_bytes
 
     def _make_order(self) -> Order:
-        if self.sampler is not None:
+        if self.sampler is not None or not self.is_train:
             return Sequential()  # replaced when an epoch begins, by what the sampler gives
-        if not self.is_train:
-            return Sequential()
         count = None if self.iterations_per_epoch is None else self.iterations_per_epoch * self.batch_size
         items = len(self._index())
         if self.weighted_sampler:
@@ -310,12 +310,12 @@ class CellMapDataLoader:
             return index
         return index.select(np.asarray(self._volume.validation_indices, np.int64))
 
-    def _make_plan(self) -> Plan:
+    def _make_plan(self, order: Order) -> Plan:
         tail: Tail = "drop" if self._drop_last else "short"
         seed = seed_of(self.rng, getattr(self._volume, "seed", 0))
-        return Plan(self._index(), self._order, self.batch_size, seed, tail=tail)
+        return Plan(self._index(), order, self.batch_size, seed, tail=tail)
 
-    def _make_loader(self) -> Loader:
+    def _make_loader(self, plan: BatchPlan) -> Loader:
         options = RunOptions(
             executor="auto" if self._start_method is None else "processes",
             prefetch=self._prefetch_factor or 2,
@@ -326,7 +326,7 @@ class CellMapDataLoader:
         )
         return Loader(
             self._source,
-            self._make_plan(),
+            plan,
             transform=self._transform,
             collate=self._collate or (None if self._volume is not None else self.collate_fn),
             num_workers=self.num_workers,
@@ -351,32 +351,30 @@ class CellMapDataLoader:
         self._n_sampled = epoch + 1
         return [int(item) for item in sampler]
 
-    def _begin_sampled_epoch(self) -> None:
-        """Point the loader at the items that the sampler gives for the next epoch.
-
-        The loader and its workers are kept if the order is that of the epoch before. A plan is immutable and workers
-        hold a copy of it, so that another order needs a new loader.
-        """
-        pending = self._pending_state
-        epoch = self._n_sampled if pending is None else int(pending["epoch"])
+    def _sample_plan(self, epoch: int) -> Plan:
+        """Return the plan with the order that the sampler gives for `epoch`."""
         while self._n_sampled < epoch:
             self._sample_items(self._n_sampled)
-        self._order = Listed(np.array(self._sample_items(epoch), np.int64))
-        is_same = not self._is_closed and self._make_plan().identity() == self._loader.plan.identity()
-        loader = self._loader if is_same else self._make_loader()
-        if pending is None:
-            loader.set_epoch(epoch)  # the list is the same in every epoch; augmentation differs
-        else:
-            if not (pending["batch"] or pending["origin"]):  # nothing was delivered yet, so any order is right
-                pending = {**pending, "plan": {**pending["plan"], "order": repr(self._order)}}
-            try:
-                loader.load_state_dict(pending)
-            except ResumeError as error:
-                raise ResumeError(f"The sampler must give the order that the state was saved with: {error}") from error
-        self._pending_state = None
-        if loader is not self._loader:
-            self._loader.close()
-            self._loader, self._is_closed = loader, False
+        return self._make_plan(Listed(np.array(self._sample_items(epoch), np.int64)))
+
+    def _resume_sampler(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the state to load, with the order that the sampler gives for its epoch."""
+        if not isinstance(state, Mapping) or not isinstance(state.get("plan"), Mapping):
+            return state  # which the loader refuses
+        any_order = {**state, "plan": {**state["plan"], "order": self._loader.plan.identity()["order"]}}
+        if not (state.get("batch") or state.get("origin")):
+            return any_order  # nothing was delivered yet, so any order is right
+        epoch = Cursor.restore({**any_order, "batch": 0, "origin": 0}, self._loader.plan).epoch
+        if epoch + 1 == self._n_sampled and any_order == state:
+            return state
+        n_sampled, plan = self._n_sampled, self._sample_plan(epoch)
+        try:
+            Cursor.restore(state, plan)
+        except ResumeError as error:
+            self._n_sampled = n_sampled
+            raise ResumeError(f"The sampler must give the order that the state was saved with: {error}") from error
+        self._loader.set_plan(plan)
+        return state
 
 
 def _find_volume(dataset: Any) -> tuple[CellMapDataset | CellMapMultiDataset | None, list[int] | None]:
