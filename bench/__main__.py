@@ -4,7 +4,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from bench import chunked, chunks, convert, delivery, imports, order, shards, tuning, volumes
+from bench import chunked, chunks, convert, delivery, imports, order, shards, streams, tuning, volumes
 
 BENCHMARKS = {
     "imports": imports.run,
@@ -13,6 +13,7 @@ BENCHMARKS = {
     "shards": shards.run,
     "convert": convert.run,
     "chunks": chunks.run,
+    "streams": streams.run,
     "chunked": chunked.run,
     "tuning": tuning.run,
     "volumes": volumes.run,

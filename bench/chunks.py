@@ -18,7 +18,7 @@ import penstock as ps
 from bench.measure import Contender, measured, printed, saved
 from penstock.run.buffers import BufferPool
 
-__all__ = ["run"]
+__all__ = ["COLUMNS", "ROWS", "WINDOW", "run", "write_array"]
 
 ROWS, COLUMNS, CHUNK, WINDOW = 64_000, 2_000, 2_000, 8_192
 WINDOWS = 16
@@ -28,7 +28,7 @@ CODECS = ("raw", "lz4", "zstd")
 def run(folder: Path, out: Path, repeats: int) -> None:
     """Measure and print."""
     for codec in CODECS:
-        _write(folder, codec)
+        write_array(folder, codec)
         path = folder / f"{codec}.zarr"
         contenders = [Contender("limit: copy from a memory map", copied, (folder / "flat.npy",))]
         for threads in (1, 2):
@@ -95,18 +95,18 @@ def _print_overlap(path: Path, repeats: int) -> None:
     pool = BufferPool(source.fields)
     matrix = torch.randn(256, 256)
 
-    def load(start: int, stop: int) -> Any:
-        return source.read(ps.Span(start, stop), pool.lend(stop - start))["data"]
+    def load(start: int) -> Any:
+        return source.read(ps.Span(start, start + WINDOW), pool.lend(WINDOW))
 
     print("| training | total / slower of the two | wait fraction |\n|---|---|---|")
     for factor in (1, 2):
         ratios, waits = [], []
         for _ in range(repeats):
-            loading = _seconds(lambda: [load(start, start + WINDOW) for start in range(0, 8 * 4000, 4000)]) / 8
+            loading = _seconds(lambda: [load(start) for start in range(0, 8 * 4000, 4000)]) / 8
             step = _seconds(lambda: [matrix @ matrix for _ in range(100)]) / 100
             steps = max(1, round(factor * loading / step))
             training = _seconds(lambda steps=steps: [matrix @ matrix for _ in range(steps)])
-            with ps.recipes.streams.RandomChunkLoader(load, ROWS, WINDOW, "cpu", prefetch=2, seed=1) as loader:
+            with ps.recipes.streams.RandomChunkLoader(source, ROWS, WINDOW, "cpu", prefetch=2, seed=1) as loader:
                 loader.start_epoch(WINDOWS)
                 loader.get_next_chunk()
                 began, waited = time.perf_counter(), loader.timings.stages["wait"].seconds
@@ -127,7 +127,8 @@ def _seconds(job: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def _write(folder: Path, codec: str) -> None:
+def write_array(folder: Path, codec: str) -> None:
+    """Write the array, and the same as `flat.npy`, if they are not there."""
     import numcodecs
     import zarr
 

@@ -49,9 +49,8 @@ PURE_EXCEPTIONS = {
 CONCURRENT = {"threading", "multiprocessing", "queue", "concurrent", "asyncio"}
 CONCURRENCY_EXCEPTIONS = {
     "penstock.recipes.cellmap.package": "a lock around the generator that datasets of cellmap-data keep",
-    "penstock.recipes.cellmap.predictions.ngff": "a lock around chunks that several threads write",
     "penstock.recipes.streams.profiler": "names the thread of an event in its trace",
-    "penstock.recipes.streams.windows": "a lock around memory that the reading thread lends",
+    "penstock.recipes.streams.rows": "a lock around the user's function, which is promised one call at a time",
     "penstock.recipes.workersafe.pickling": "multiprocessing.reduction pickles as worker processes do; none is started",
 }
 POSITION_NAMES = (
@@ -61,8 +60,6 @@ POSITION_NAMES = (
 POSITION_EXCEPTIONS = {
     ("penstock.recipes.cellmap.dataset", "_calls"): "torch's own DataLoader does not say which epoch it is in",
     ("penstock.recipes.cellmap.sampling", "epoch"): "a torch Sampler: its caller sets the epoch",
-    ("penstock.recipes.streams.loaders", "_delivered"): "chunks handed out, for get_stats",
-    ("penstock.recipes.streams.loaders", "_start"): "the saved state, until the first epoch begins",
     ("penstock.recipes.trainers.feed", "begun_at"): "a saved state, to return to after a sanity check",
     ("penstock.recipes.workersafe.factory", "_epoch"): "a torch Sampler: its caller sets the epoch",
     ("penstock.recipes.workersafe.factory", "epoch"): "counts the epochs of torch's own DataLoader",

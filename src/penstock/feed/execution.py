@@ -7,7 +7,7 @@ from typing import Any
 from penstock.feed.memory import MemoryEstimate, max_window_items, window_capacity
 from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor
-from penstock.plan.epoch import Share
+from penstock.plan.epoch import Passes, Share
 from penstock.plan.world import World
 from penstock.run.auto import threads_overlap
 from penstock.run.handoff import Handoff
@@ -34,7 +34,7 @@ class Execution:
         self._num_workers = num_workers
         self.executor: Executor = options.executor_for(num_workers)
         """The executor; `"auto"` until the first batches were timed."""
-        self._group_size = _group_size(plan.batch_size, maker)
+        self._group_size = _group_size(plan.passes, maker)
         self.maker = replace(maker, windows_held=self._window_capacity(self.executor)[0])
         """Makes batches in this process."""
         self._pool: WorkerPool | None = None
@@ -61,7 +61,7 @@ class Execution:
         Workers keep running, unless they hold shuffle windows, which are numbered by plan, or augment by another seed.
         """
         self._plan = plan
-        self._group_size = _group_size(plan.batch_size, self.maker)
+        self._group_size = _group_size(plan.passes, self.maker)
         windows = self._window_capacity(self.executor)[0]
         if windows or self.maker.windows_held or plan.seed != self.maker.seed:
             self.close()
@@ -114,11 +114,11 @@ class Execution:
         return window_capacity(self._plan.passes, lanes=lanes, in_flight=in_flight)
 
 
-def _group_size(batch_size: int, maker: BatchMaker) -> int:
+def _group_size(passes: Passes, maker: BatchMaker) -> int:
     """Return how many draws are made at a time."""
     fields = maker.source.fields.values()
     sizes = [field.typical_bytes if field.item_bytes is None else field.item_bytes for field in fields]
-    if maker.collate_block is None or any(size is None for size in sizes):
+    if passes.separate or maker.collate_block is None or any(size is None for size in sizes):
         return 1
-    batch_bytes = batch_size * sum(size or 0 for size in sizes)
+    batch_bytes = passes.batch_size * sum(size or 0 for size in sizes)
     return max(1, min(_MAX_GROUP, _GROUP_BYTES // max(batch_bytes, 1)))

@@ -1,7 +1,9 @@
 """Batches within a chunk: bounds, connectivity, reproducibility; and the numbers that a loop of chunks needs."""
 
+import gc
 import io
 import random
+import weakref
 from typing import Any
 
 import numpy as np
@@ -100,8 +102,8 @@ def test_all_arguments_may_be_positional() -> None:
     assert [len(part) for part in found[:2]] == [4, 2]
 
 
-def chunk_of(seed: int) -> Any:
-    with RandomChunkLoader(lambda a, b: np.zeros((b - a, 3)), 1000, 100, "cpu", seed=seed) as loader:
+def chunk_of(seed: int, arrays: int = 1) -> Any:
+    with RandomChunkLoader(lambda a, b: [np.zeros((b - a, 3))] * arrays, 1000, 100, "cpu", seed=seed) as loader:
         loader.start_epoch(1)
         return loader.get_next_chunk()
 
@@ -130,10 +132,33 @@ def test_a_generator_that_is_given_comes_before_the_one_of_the_chunk() -> None:
 
 
 def test_both_tensors_of_a_chunk_and_the_chunk_itself_have_one_generator() -> None:
+    direct = torch.Generator().manual_seed(chunk_of(7).generator.initial_seed())
+    wanted = [torch.randint(0, 97, (8,), generator=direct).tolist() for _ in range(3)]
+    data, stim = chunk_of(7, arrays=2)  # the chunk itself is gone
+    found = [sample_batch_within_chunk(some, batch_size=8, total_steps=3)[0].tolist() for some in (data, stim, data)]
+    assert found == wanted
+
+
+def test_a_generator_belongs_to_the_tensors_of_its_chunk_and_to_no_others() -> None:
     chunk = chunk_of(7)
-    assert all(tensor.penstock_generator is chunk.generator for tensor in chunk)
-    direct = torch.randint(0, 97, (8,), generator=chunk_of(7).generator).tolist()
-    assert batches_of(chunk, 1) == [direct]
+    assert vars(chunk[0]) == {}  # a tensor of the user's: nothing is planted on it
+    for other in (chunk[0].clone(), chunk[0][:], torch.zeros(100, 3)):
+        torch.manual_seed(1)
+        first = batches_of([other])
+        torch.manual_seed(1)
+        assert batches_of([other]) == first
+
+
+def test_a_generator_is_gone_with_its_chunk() -> None:
+    chunk = chunk_of(7)
+    alive = weakref.ref(chunk.generator)
+    data = chunk[0]
+    del chunk
+    gc.collect()
+    assert alive() is not None
+    del data
+    gc.collect()
+    assert alive() is None
 
 
 # -- the numbers of a loop ---------------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 """Random or listed windows of a recording that does not fit in memory, loaded in the background.
 
-Each class is a thin layer over `Loader`: a plan of windows, one thread that reads ahead, and the device stage. A window
-is called a chunk here.
+Each class is a thin layer over `Loader`: a plan whose batches are windows, one thread that reads ahead, and the device
+stage. A window is called a chunk here.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -13,22 +14,26 @@ import torch
 from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError, ResumeError
 from penstock.core.index import Index
-from penstock.core.protocols import Observer, Order
+from penstock.core.protocols import Observer, Source
 from penstock.core.seeds import check_seed, key_for
 from penstock.feed.device import resolve_device
 from penstock.feed.loader import Loader
 from penstock.feed.memory import MemoryEstimate
 from penstock.observe.timing import Timings
-from penstock.plan.plan import Plan
+from penstock.plan.cursor import Cursor
+from penstock.plan.orders import RandomChunks
+from penstock.plan.window_batches import ListedChunks, PartitionChunks, WindowBatches, WindowOrder
 from penstock.plan.world import World
-from penstock.recipes.streams.windows import Coded, GivenWindows, PartitionWindows, RandomWindows, WindowData
+from penstock.recipes.streams.rows import FunctionRows, LoadFn, open_rows
+from penstock.recipes.streams.sampling import set_default_generator
 from penstock.run.options import RunOptions
-from penstock.source.dataset import DatasetSource
 
 __all__ = ["Chunk", "PipelineChunkLoader", "RandomChunkLoader"]
 
-LoadFn = Callable[[int, int], Any]
 Coverage = Literal["random", "partition"]
+
+_NOT_LISTED = ListedChunks(((0, 1),))
+"""Stands for the list that the first `start_epoch` of a pipeline brings."""
 
 
 class Chunk(tuple[Any, ...]):
@@ -51,50 +56,155 @@ class _Watch:
     """Observer of all stages. It holds no reference to the loader: the reading thread would keep that alive."""
 
     def __init__(self, profiler: Observer | None) -> None:
-        self.timings, self.n_loaded, self._profiler = Timings(), 0, profiler
+        self.timings, self._profiler = Timings(), profiler
+        self.start()
+
+    def start(self) -> None:
+        """Count from 0."""
+        self.n_read, self.n_taken = 0, 0
+        if not self.timings.stages:
+            self.timings = Timings()  # its clock starts with the first epoch
 
     def record(self, stage: str, seconds: float, nbytes: int) -> None:
         """Count, add up, and pass on."""
-        self.n_loaded += stage == "read"
+        self.n_read += stage == "read"
+        self.n_taken += stage == "wait"
         self.timings.record(stage, seconds, nbytes)
         if self._profiler is not None:
             self._profiler.record(stage, seconds, nbytes)
 
 
 class _ChunkLoader:
-    """What both loaders share: epoch after epoch, chunk by chunk."""
+    """What both loaders share: epoch after epoch, chunk by chunk. Its position is that of its `Loader`."""
 
     def __init__(
         self,
-        windows: WindowData,
+        rows: tuple[Source, Index],
+        order: WindowOrder,
         device: torch.device,
         seed: int,
         options: RunOptions,
         profiler: Observer | None,
-        budget: tuple[int | None, int | None],
     ) -> None:
-        self._windows, self._coded, self._device = windows, windows.coded, device
-        self._budget = budget
-        """Limits in bytes of main memory and of device memory; None: no limit."""
-        self._seed, self._options = check_seed(seed), options
+        (self._source, self._index), self._device, self._seed = rows, device, check_seed(seed)
         self._watch = _Watch(profiler)
-        self._loader: Loader | None = None
-        self._batches: Any = None
+        self._loader = Loader(
+            self._source,
+            WindowBatches(self._index, order, self._seed),
+            num_workers=1,
+            device=device,
+            world=World(),
+            options=options,
+            observer=self._watch,
+        )
+        self._batches: Any = None  # the iteration of an epoch; None before the first one and after cleanup()
         self._error: BaseException | None = None
-        self._width = 2
-        self._delivered = 0
-        self._start = (0, 0)
-        """The (epoch, chunk) to resume at if there is no loader."""
-        self._longest: tuple[int, int] | None = None
-        """The longest window of an epoch, if known."""
-        self._about: dict[str, Any] = {"version": 1, "seed": self._seed}
-        """What a state must agree with."""
+        self._n_arrays = len(self._source.fields) or 2
+        self._budget: tuple[int | None, int | None] = (None, None)  # of main memory and of device memory, in bytes
+        self._about: dict[str, Any] = {"version": 1, "seed": self._seed}  # what a state must agree with
 
-    def _check_budget(self) -> None:
+    @property
+    def _plan(self) -> WindowBatches:
+        plan = self._loader.plan
+        assert isinstance(plan, WindowBatches), "the loader is given no other"
+        return plan
+
+    def _begin(self, order: WindowOrder) -> None:
+        """Start the next epoch, or the rest of the one in a loaded state, with the windows of `order`."""
+        plan, position = WindowBatches(self._index, order, self._seed), self._loader.position
+        self._check_budget(plan)
+        if self._batches is not None:
+            self._batches.end("another epoch began")  # before anything of the new one is counted
+        position.leave_begun()
+        start = Cursor(position.epoch, min(position.cursor.batch, plan.n_batches))
+        if plan != self._plan:
+            self._loader.set_plan(plan)
+        position.go_to(start)
+        self._watch.start()
+        self._batches, self._error = iter(self._loader), None
+
+    @property
+    def timings(self) -> Timings:
+        """Time spent in each stage since the first epoch began; `wait_fraction` is the fraction spent waiting."""
+        return self._watch.timings
+
+    def _next(self) -> Chunk | None:
+        if self._batches is None:
+            raise LoaderError("No epoch has been started. Call start_epoch() before get_next_chunk().")
+        if self._error is not None:
+            raise self._error
+        place = self._loader.position.cursor
+        try:
+            found = next(self._batches, None)
+        except BaseException as error:
+            self._error = error
+            raise
+        if found is None:
+            return None
+        chunk, span = Chunk(found.values()), self._plan.span(place.epoch, place.batch)
+        chunk.start, chunk.stop, chunk.index = span.start, span.stop, place.batch
+        key = key_for(self._seed, "batches", place.epoch, place.batch)
+        chunk.generator = torch.Generator(self._device).manual_seed(key >> 1)
+        set_default_generator(chunk, chunk.generator)
+        self._n_arrays = len(chunk)
+        return chunk
+
+    def get_stats(self) -> dict[str, Any]:
+        """Return how many chunks of this epoch were loaded and delivered, and the fraction of time spent waiting."""
+        return {
+            "chunks_loaded": self._watch.n_read,
+            "chunks_transferred": self._watch.n_taken,
+            "wait_fraction": self.timings.wait_fraction,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the stream, as plain JSON: the next chunk to deliver."""
+        position = self._loader.position
+        cursor = position.cursor
+        if self._batches is not None and not position.remaining:  # nothing is left to resume
+            cursor = Cursor(cursor.epoch + 1)
+        return {**self._about, "epoch": cursor.epoch, "chunk": cursor.batch}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a state; the next `start_epoch` yields the rest of that epoch."""
+        changed = [name for name, value in self._about.items() if state.get(name) != value]
+        if changed:
+            found = "; ".join(f"{name}={state.get(name)!r}, here {self._about[name]!r}" for name in changed)
+            raise ResumeError(f"The state must belong to this stream, got one with {found}.")
+        epoch, chunk = state.get("epoch"), state.get("chunk")
+        if not isinstance(epoch, int) or not isinstance(chunk, int) or min(epoch, chunk) < 0:
+            raise ResumeError(
+                f"epoch and chunk of a state must be integers >= 0, got {epoch!r} and {chunk!r}: it is damaged."
+            )
+        self.cleanup()
+        self._loader.position.go_to(Cursor(epoch, chunk))
+
+    def memory_estimate(self) -> MemoryEstimate:
+        """Return the bytes that streaming takes, on host and device; loads one row if nothing was loaded yet.
+
+        The arrays that `load_fn` returns are its own, and not counted.
+        """
+        return self._estimate(self._plan)
+
+    def _estimate(self, plan: WindowBatches) -> MemoryEstimate:
+        if isinstance(self._source, FunctionRows):
+            row_bytes = self._source.count_row_bytes(plan.span(0, 0).start)
+        else:
+            row_bytes = sum(field.item_bytes or field.typical_bytes or 0 for field in self._source.fields.values())
+        chunk_bytes = row_bytes * plan.batch_size
+        ahead, kind = self._loader.options.device_ahead, self._device.type
+        # Chunks read ahead, and those of the consumer: while it asks for the next one, its loop still holds the last.
+        # With a device: chunks being copied there.
+        with_consumer = {"cpu": 2, "cuda": ahead + 1}.get(kind, 1)
+        on_device = {"cpu": 0, "cuda": ahead + 2}.get(kind, 2)
+        held = self._loader.options.prefetch + with_consumer
+        return MemoryEstimate(chunk_bytes, held, 0, 0, on_device * chunk_bytes)
+
+    def _check_budget(self, plan: WindowBatches) -> None:
         """Raise OptionError if the stream needs more memory than its limits allow."""
         if self._budget == (None, None):
             return
-        estimate = self.memory_estimate()
+        estimate = self._estimate(plan)
         needed = (estimate.host_bytes, estimate.device_bytes)
         for name, need, limit in zip(("memory_bytes", "device_bytes"), needed, self._budget, strict=True):
             if limit is not None and need > limit:
@@ -103,123 +213,13 @@ class _ChunkLoader:
                     "smaller chunk_size or prefetch."
                 )
 
-    def _begin(self, order: Order) -> None:
-        """Start an epoch of `order`: the next one, or the rest of the one in a loaded state."""
-        self._check_budget()
-        if self._loader is None and not self._delivered:
-            self._watch.timings = Timings()
-        source = DatasetSource(self._windows, identity=f"{self._coded}")
-        plan = Plan(Index.uniform(len(self._windows), identity=source.index.identity), order, 1, self._seed)
-        if self._loader is None or self._loader.plan.identity() != plan.identity():
-            self._end()
-            self._loader = Loader(
-                source,
-                plan,
-                collate=_unwrap,
-                num_workers=1,
-                device=self._device,
-                world=World(),
-                options=self._options,
-                observer=self._watch,
-            )
-            epoch, batch = self._start
-            state = {**self._loader.state_dict(), "epoch": epoch, "batch": min(batch, plan.n_batches)}
-            self._loader.load_state_dict(state)
-        if self._batches is not None:
-            self._batches.end("another epoch began")  # before anything of the new one is counted
-        self._error, self._delivered, self._watch.n_loaded = None, 0, 0
-        self._batches = iter(self._loader)
-
-    @property
-    def timings(self) -> Timings:
-        """Time spent in each stage since the first epoch began; `wait_fraction` is the fraction spent waiting."""
-        return self._watch.timings
-
-    def _next(self) -> Chunk | None:
-        if self._loader is None or self._batches is None:
-            raise LoaderError("No epoch has been started. Call start_epoch() before get_next_chunk().")
-        if self._error is not None:
-            raise self._error
-        state = self._loader.state_dict()
-        try:
-            found = next(self._batches, None)
-        except BaseException as error:
-            self._error = error
-            raise
-        if found is None:
-            return None
-        chunk = Chunk(found["tensors"])
-        chunk.start, chunk.stop, chunk.index = found["start"], found["stop"], state["batch"]
-        chunk.generator = torch.Generator(self._device).manual_seed(
-            key_for(self._seed, "batches", state["epoch"], state["batch"]) >> 1
-        )
-        for tensor in chunk:
-            tensor.penstock_generator = chunk.generator  # the default generator of sample_batch_within_chunk
-        self._width = len(chunk)
-        self._delivered += 1
-        return chunk
-
-    def get_stats(self) -> dict[str, Any]:
-        """Return how many chunks of this epoch were loaded and delivered, and the fraction of time spent waiting."""
-        return {
-            "chunks_loaded": self._watch.n_loaded,
-            "chunks_transferred": self._delivered,
-            "wait_fraction": self.timings.wait_fraction,
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of the stream, as plain JSON: the next chunk to deliver."""
-        epoch, chunk = self._start
-        if self._loader is not None:
-            state = self._loader.state_dict()
-            # A fully delivered epoch has nothing left to resume.
-            epoch, chunk = (state["epoch"], state["batch"]) if self._loader.remaining else (state["epoch"] + 1, 0)
-        return {**self._about, "epoch": epoch, "chunk": chunk}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state; the next `start_epoch` yields the rest of that epoch."""
-        changed = [
-            f"{name}={state.get(name)!r}, here {value!r}"
-            for name, value in self._about.items()
-            if state.get(name) != value
-        ]
-        if changed:
-            raise ResumeError(f"The state must belong to this stream, got one with {'; '.join(changed)}.")
-        epoch, chunk = state.get("epoch"), state.get("chunk")
-        if not isinstance(epoch, int) or not isinstance(chunk, int) or min(epoch, chunk) < 0:
-            raise ResumeError(
-                f"epoch and chunk of a state must be integers >= 0, got {epoch!r} and {chunk!r}: it is damaged."
-            )
-        self._end()
-        self._start = (epoch, chunk)
-
-    def memory_estimate(self) -> MemoryEstimate:
-        """Return the bytes that streaming takes, on host and device; loads one row if nothing was loaded yet."""
-        if self._longest is None:
-            raise LoaderError("The length of the chunks is not known yet. Call start_epoch() before memory_estimate().")
-        start, stop = self._longest
-        chunk_bytes = self._windows.row_bytes(start) * (stop - start)
-        ahead, kind = self._options.device_ahead, self._device.type
-        # Chunks read ahead, and those of the consumer: while it asks for the next one, its loop still holds the last.
-        # With a device: chunks being copied there, and the result of load_fn while it is copied to page-locked memory.
-        with_consumer = {"cpu": 2, "cuda": ahead + 2}.get(kind, 1)
-        on_device = {"cpu": 0, "cuda": ahead + 2}.get(kind, 2)
-        held = self._options.prefetch + with_consumer
-        return MemoryEstimate(chunk_bytes, held, 0, 0, on_device * chunk_bytes)
-
     def cleanup(self) -> None:
         """End the stream and its thread; idempotent. The next `start_epoch` starts the next epoch."""
-        self._end()
-
-    def _end(self) -> None:
-        loader, self._loader = self._loader, None
-        self._batches = None
-        if loader is not None:
-            state = loader.state_dict()
-            # An epoch with delivered chunks is over when another one starts.
-            begun = self._delivered > 0
-            self._start = (state["epoch"] + (state["batch"] > 0), 0) if begun else (state["epoch"], state["batch"])
-            loader.close()
+        batches, self._batches = self._batches, None
+        if batches is not None:
+            batches.end("cleanup() was called")
+            self._loader.position.leave_begun()
+            self._source.close()
 
     def __enter__(self) -> Any:
         return self
@@ -234,10 +234,11 @@ class RandomChunkLoader(_ChunkLoader):
     Parameters
     ----------
     load_fn
-        Takes the start and end rows of a window; returns `(data, stim)`, or any number of arrays with that many rows.
-        Called in the background, one call at a time.
+        Takes the start and end rows of a window; returns `(data, stim)`, or any number of arrays with that many rows,
+        which are copied. Called in the background, one call at a time. Or a source, such as `ZarrSource`: chunks have
+        an array for each of its fields, and are read without a copy.
     total_timesteps
-        Rows of the recording.
+        Rows of the recording; None: all rows of the source.
     chunk_size
         Rows of a window. If larger than the recording, every chunk is the whole recording.
     device
@@ -272,9 +273,9 @@ class RandomChunkLoader(_ChunkLoader):
 
     def __init__(
         self,
-        load_fn: LoadFn,
-        total_timesteps: int,
-        chunk_size: int,
+        load_fn: LoadFn | Source,
+        total_timesteps: int | None = None,
+        chunk_size: int | None = None,
         device: str | torch.device = "cuda",
         prefetch: int = 2,
         seed: int | None = None,
@@ -294,22 +295,24 @@ class RandomChunkLoader(_ChunkLoader):
             raise OptionError(
                 f"align must be 1 with coverage='random', got {align}. Align random windows by time_units."
             )
+        size, target = check_integer("chunk_size", chunk_size, at_least=1), resolve_device(device)
+        rows = open_rows(load_fn, total_timesteps, pinned=target.type == "cuda")
+        if total_timesteps is None and isinstance(rows[0], FunctionRows):
+            raise OptionError("total_timesteps must be an integer >= 1, got None. A function has no length of its own.")
+        align = time_units if coverage == "random" else math.lcm(align, time_units)
+        self._order: RandomChunks | PartitionChunks = (
+            PartitionChunks(size, align) if coverage == "partition" else RandomChunks(size, align=align, key="windows")
+        )
         options = RunOptions(executor="threads", prefetch=prefetch)
-        resolved, budget = resolve_device(device), (memory_bytes, device_bytes)
-        windows = WindowData(load_fn, Coded(total_timesteps, chunk_size), pinned=resolved.type == "cuda")
-        super().__init__(windows, resolved, seed or 0, options, profiler, budget)
-        self._align = time_units if coverage == "random" else math.lcm(align, time_units)
-        self._coverage = coverage
-        self._longest = (0, min(chunk_size, total_timesteps))
-        self._about |= {"total_timesteps": int(total_timesteps), "chunk_size": int(chunk_size)}
-        self._about |= {"coverage": coverage, "align": self._align}
-        if coverage == "partition":
-            PartitionWindows(self._coded, self._align)  # checks its arguments
+        super().__init__(rows, self._order, target, seed or 0, options, profiler)
+        self._budget = (memory_bytes, device_bytes)
+        self._about |= {"total_timesteps": len(self._index), "chunk_size": size, "coverage": coverage, "align": align}
 
     @property
     def chunks_per_pass(self) -> int:
         """Chunks that cover every row once, with `coverage="partition"`."""
-        return PartitionWindows(self._coded, self._align).count
+        order = PartitionChunks(self._order.size, self._order.align)
+        return WindowBatches(self._index, order).n_batches
 
     def start_epoch(self, num_chunks: int | None = None) -> None:
         """Start to read the chunks of the next epoch; ends the current one.
@@ -319,22 +322,23 @@ class RandomChunkLoader(_ChunkLoader):
         num_chunks
             Chunks of this epoch. With `coverage="partition"`: None or `chunks_per_pass`.
         """
-        if self._coverage == "partition":
-            if num_chunks not in (None, self.chunks_per_pass):
+        order = self._order
+        if isinstance(order, RandomChunks):
+            if num_chunks is None:
                 raise OptionError(
-                    f"num_chunks must be None or {self.chunks_per_pass} (one pass over all rows), got {num_chunks}."
+                    "num_chunks must be an integer >= 1, got None. Random windows have no end of their own."
                 )
-            self._begin(PartitionWindows(self._coded, self._align))
-            return
-        if num_chunks is None:
-            raise OptionError("num_chunks must be an integer >= 1, got None. Random windows have no end of their own.")
-        check_integer("num_chunks", num_chunks, at_least=1)
-        self._begin(RandomWindows(self._coded, num_chunks, self._align))
+            order = replace(order, count=check_integer("num_chunks", num_chunks, at_least=1))
+        elif num_chunks not in (None, self.chunks_per_pass):
+            raise OptionError(
+                f"num_chunks must be None or {self.chunks_per_pass} (one pass over all rows), got {num_chunks}."
+            )
+        self._begin(order)
 
     def get_next_chunk(self) -> Chunk:
         """Return the next chunk, waiting for it if needed; `(None, None)` for every call after the last chunk."""
         chunk = self._next()
-        return Chunk((None,) * self._width) if chunk is None else chunk
+        return Chunk((None,) * self._n_arrays) if chunk is None else chunk
 
 
 class PipelineChunkLoader(_ChunkLoader):
@@ -343,7 +347,8 @@ class PipelineChunkLoader(_ChunkLoader):
     Parameters
     ----------
     load_fn
-        Takes the start and end rows of a window; returns a tuple of arrays with that many rows.
+        Takes the start and end rows of a window; returns a tuple of arrays with that many rows, which are copied. Or a
+        source, such as `ZarrSource`, which is read without a copy.
     device
         Device of the chunks.
     prefetch
@@ -358,11 +363,9 @@ class PipelineChunkLoader(_ChunkLoader):
         Limits of main memory and device memory: `start_epoch` raises OptionError if `memory_estimate()` exceeds one.
     """
 
-    _LARGEST = 1 << 31
-
     def __init__(
         self,
-        load_fn: LoadFn,
+        load_fn: LoadFn | Source,
         device: str | torch.device = "cuda",
         prefetch: int = 1,
         gpu_prefetch: int = 1,
@@ -372,26 +375,25 @@ class PipelineChunkLoader(_ChunkLoader):
         memory_bytes: int | None = None,
         device_bytes: int | None = None,
     ) -> None:
+        target = resolve_device(device)
+        rows = open_rows(load_fn, None, pinned=target.type == "cuda")
         options = RunOptions(executor="threads", prefetch=prefetch, device_ahead=gpu_prefetch)
-        resolved, budget = resolve_device(device), (memory_bytes, device_bytes)
-        windows = WindowData(load_fn, Coded(self._LARGEST, self._LARGEST), pinned=resolved.type == "cuda")
-        super().__init__(windows, resolved, seed, options, profiler, budget)
+        super().__init__(rows, _NOT_LISTED, target, seed, options, profiler)
+        self._budget = (memory_bytes, device_bytes)
 
     def start_epoch(self, chunks: Sequence[tuple[int, int]]) -> None:
         """Start to read these chunks, each a (start, end); ends the current epoch."""
         if not len(chunks):
             raise OptionError("chunks must be a non-empty sequence of (start, end), got none.")
-        windows = tuple((int(start), int(end)) for start, end in chunks)
-        order = GivenWindows(self._coded, windows)
-        order.check(Index.uniform(self._coded.n_items))
-        self._longest = max(windows, key=lambda window: window[1] - window[0])
-        self._begin(order)
+        self._begin(ListedChunks(tuple((int(start), int(end)) for start, end in chunks)))
+
+    def memory_estimate(self) -> MemoryEstimate:
+        """Return the bytes that streaming takes; LoaderError before the first epoch."""
+        if self._plan.order is _NOT_LISTED:
+            raise LoaderError("The length of the chunks is not known yet. Call start_epoch() before memory_estimate().")
+        return super().memory_estimate()
 
     def get_next_chunk(self) -> tuple[int | None, Any]:
         """Return the first row of the next chunk, and the chunk; `(None, None)` for every call after the last chunk."""
         chunk = self._next()
         return (None, None) if chunk is None else (chunk.start, chunk)
-
-
-def _unwrap(items: list[Any]) -> Any:
-    return items[0]

@@ -6,10 +6,12 @@ generator that depends on seed, epoch and chunk only.
 
 import random
 import sys
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Literal, TextIO, get_args
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
@@ -22,10 +24,21 @@ __all__ = [
     "generate_random_chunks",
     "sample_batch_indices",
     "sample_batch_within_chunk",
+    "set_default_generator",
 ]
 
 _Device = str | torch.device
+
+# The generator of each tensor of a chunk, for as long as the tensor exists.
+_GENERATORS: MutableMapping[torch.Tensor, torch.Generator] = WeakTensorKeyDictionary()
 AcquisitionMode = Literal["all_time_points", "time_aligned", "staggered_random"]
+
+
+def set_default_generator(tensors: Iterable[torch.Tensor], generator: torch.Generator) -> None:
+    """Let `sample_batch_within_chunk` sample from any of `tensors` with `generator` if it is given none."""
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor):  # fields of strings are lists
+            _GENERATORS[tensor] = generator
 
 
 def sample_batch_within_chunk(
@@ -65,7 +78,7 @@ def sample_batch_within_chunk(
             "or fewer steps."
         )
     target = torch.device(device) if device is not None else chunk_data.device
-    own: torch.Generator | None = generator or getattr(chunk_data, "penstock_generator", None)
+    own = generator or _GENERATORS.get(chunk_data)
     made_on = own.device if own is not None else target
     batch = torch.randint(0, frames - total_steps, (batch_size,), generator=own, device=made_on).to(target)
     if not num_neurons_to_zero:

@@ -5,7 +5,6 @@ DIR/timeseries.zarr   (time, neurons, 4) float32: dynamic columns, in chunks of 
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from importlib import import_module
@@ -17,8 +16,8 @@ from numpy.typing import NDArray
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import MissingDependency, OptionError, SourceError
-from penstock.core.types import Field, Span
-from penstock.recipes.streams.windows import WindowMemory
+from penstock.core.types import Span
+from penstock.recipes.streams.rows import SourceFunction
 from penstock.source.stored.source import ZarrSource
 
 __all__ = [
@@ -91,10 +90,10 @@ def load_metadata(path: _Path) -> NDArray[np.float32]:
         source.close()
 
 
-def create_zarr_loader(
-    data_path: _Path, column_idx: int, stim_column_idx: int, num_stim_dims: int
-) -> Callable[[int, int], tuple[NDArray[np.float32], NDArray[np.float32]]]:
+def create_zarr_loader(data_path: _Path, column_idx: int, stim_column_idx: int, num_stim_dims: int) -> SourceFunction:
     """Return a function of start and end that reads two columns of a time range into reused memory.
+
+    Its `source` is the `ZarrSource` behind it, which the chunk loaders read directly.
 
     Parameters
     ----------
@@ -105,23 +104,12 @@ def create_zarr_loader(
     num_stim_dims
         Neurons of the stimulus: the first `num_stim_dims`.
     """
-    return _ZarrLoader(_folder(data_path), _column(column_idx), _column(stim_column_idx), num_stim_dims)
-
-
-class _ZarrLoader:
-    def __init__(self, folder: Path, column: int, stim_column: int, n_stim: int) -> None:
-        fields = {
-            "data": (_SERIES, slice(None), column),
-            "stim": (_SERIES, _neurons(n_stim), stim_column),
-        }
-        self.source = ZarrSource(folder, fields)
-        """The arrays on disk; `source.read_amplification(span)` is the ratio of decoded to returned bytes."""
-        fixed: dict[str, Field] = dict(self.source.fields)
-        self._memory = WindowMemory(fixed)
-
-    def __call__(self, start: int, end: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        block = self.source.read(Span(start, end), self._memory.lend(end - start))
-        return np.asarray(block["data"]), np.asarray(block["stim"])
+    folder = _folder(data_path)
+    data, stim = (
+        (_SERIES, slice(None), _column(column_idx)),
+        (_SERIES, _neurons(num_stim_dims), _column(stim_column_idx)),
+    )
+    return SourceFunction(ZarrSource(folder, {"data": data, "stim": stim}))
 
 
 def _folder(path: _Path) -> Path:
