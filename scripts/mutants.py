@@ -82,7 +82,6 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         r"'truncated' if size <= ": "asked only if they differ",
     },
     "shard/writer.py": {
-        r"self\._lock (> 0|>= 1)": "0 is the standard input",
         "stacklevel=2": "a destructor has no caller",
         r"\(0, 2, 999999|1000001": "any other numbers of these lengths will do",
     },

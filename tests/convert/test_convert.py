@@ -20,7 +20,7 @@ from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.convert.to_shards import convert_to_shards
 from penstock.core.errors import ConversionError, OptionError, SourceError, WriteError
-from penstock.files.locks import lock, unlock
+from penstock.files.locks import FolderLock
 from penstock.shard.manifest import Manifest
 from penstock.shard.verify import verify_shards
 from penstock.shard.writer import WriteOptions
@@ -344,12 +344,12 @@ def test_resuming_without_an_unfinished_conversion_starts_one(inputs: list[Taped
 def test_a_second_conversion_into_the_same_folder_is_refused(
     how: dict[str, Any], inputs: list[Taped], tmp_path: Path
 ) -> None:
-    handle = lock(tmp_path / "out")
+    lock = FolderLock(tmp_path / "out")
     try:
         with pytest.raises(WriteError, match="Another writer is at work"):
             convert(inputs, tmp_path / "out", CASES["by file"], **how)
     finally:
-        unlock(handle)
+        lock.release()
     assert tree(tmp_path / "out") == {}
 
 

@@ -29,8 +29,10 @@ HELPER = """
 import json, os, signal, sys
 import numpy as np
 from penstock_test_processes import Clock, count_calls
+from penstock.shard import manifest
 from penstock.shard.writer import ShardWriter, WriteOptions
 
+manifest._TABLE_FROM = 2  # shards
 assert "torch" not in sys.modules
 CHANGES = ("rename", "replace", "fsync", "writev", "write", "unlink", "rmdir", "mkdir", "open")
 
@@ -173,6 +175,7 @@ class Case:
         refill(folder / "whole", self.files)
         helper.run(folder / "whole", **options)
         self.whole = contents(folder / "whole")
+        assert "dataset_metadata.shards" in self.whole
         assert read(folder / "whole") == NEW
         helper.run(folder / "fresh", **options)
         assert self.whole == contents(folder / "fresh")

@@ -73,10 +73,11 @@ def test_writes_are_aligned_except_the_last(tmp_path: Path, monkeypatch: pytest.
         written.append(len(content))
         return write(handle, content)
 
-    monkeypatch.setattr("penstock.shard.shard_file.os.write", noted)
+    monkeypatch.setattr("penstock.files.durable.os.write", noted)
     file = shard(tmp_path, [100, 300_000, 70_000, 5 * AT_ONCE, *[3000] * 100])
     file.close()
     monkeypatch.undo()
+    assert written.pop() == (tmp_path / "a.tar.index").stat().st_size
     begins = np.cumsum([0, *written])
     assert begins[-1] == (tmp_path / "a.tar").stat().st_size
     assert len(written) > 3

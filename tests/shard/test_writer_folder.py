@@ -9,7 +9,9 @@ import pytest
 from penstock_test_parts import run_isolated
 
 from penstock.core.errors import WriteError
+from penstock.shard.index_tars import index_archives
 from penstock.shard.manifest import MANIFEST
+from penstock.shard.table import read_table
 from penstock.shard.writer import ShardWriter, WriteOptions
 from tests.shard.samples import contents, numbers, sample, start_writer, write
 
@@ -90,6 +92,31 @@ def test_the_writer_does_not_remove_files_listed_in_a_foreign_manifest(tmp_path:
     assert numbers(tmp_path) == [0, 1]
 
 
+def test_archives_of_others_that_have_an_index_are_not_removed(tmp_path: Path) -> None:
+    write(tmp_path / "theirs", 4, shard_name_pattern="theirs_{shard_idx}.tar")
+    (tmp_path / "theirs" / MANIFEST).unlink()
+    theirs = {name: content for name, content in contents(tmp_path / "theirs").items() if name.endswith(".tar")}
+    index_archives(tmp_path / "theirs")
+    write(tmp_path / "theirs", 2)
+    found = contents(tmp_path / "theirs")
+    assert numbers(tmp_path / "theirs") == [0, 1]
+    assert {name: found[name] for name in theirs} == theirs
+
+
+def test_a_large_manifest_has_a_table_which_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.shard.manifest._TABLE_FROM", 3)
+    for n_samples, has_table in ((7, True), (8, True), (5, False)):
+        write(tmp_path, n_samples)
+        assert (tmp_path / "dataset_metadata.shards").exists() == has_table
+        assert (read_table(tmp_path / MANIFEST) is not None) == has_table
+        assert numbers(tmp_path) == list(range(n_samples))
+    write(tmp_path, 7)
+    (tmp_path / MANIFEST).unlink()
+    (tmp_path / "dataset_metadata.shards").unlink()
+    index_archives(tmp_path)
+    assert read_table(tmp_path / MANIFEST) is not None
+
+
 def test_the_old_dataset_is_readable_until_the_new_one_is_published(tmp_path: Path) -> None:
     write(tmp_path, 7)
     writer = start_writer(tmp_path)
@@ -104,7 +131,7 @@ def test_replacing_a_dataset_is_logged(tmp_path: Path, caplog: pytest.LogCapture
     write(tmp_path, 7)
     assert not caplog.messages
     write(tmp_path, 2)
-    assert [message for message in caplog.messages if "Replacing the dataset of 7 samples" in message]
+    assert [message for message in caplog.messages if "Replacing the dataset of 7 items" in message]
 
 
 # -- two writers -------------------------------------------------------------------------------------------------------

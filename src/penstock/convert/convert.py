@@ -9,9 +9,8 @@
 """
 
 import json
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,13 +24,11 @@ from penstock.convert.plan import BadInput, Job, Scan, Scanner
 from penstock.convert.scan import ConvertOptions, ProgressCallback, make_jobs, scan_inputs
 from penstock.convert.shard_task import InputError, Task, close_recordings, read_statistics, write_task
 from penstock.convert.splits import WHOLE, Split
-from penstock.core.errors import ConversionError, OptionError, PenstockError, SourceError, WriteError
-from penstock.files.durable import write_aside
-from penstock.files.locks import lock, unlock
-from penstock.files.staging import remove_staging
+from penstock.core.errors import ConversionError, OptionError, SourceError, WriteError
+from penstock.files.locks import FolderLock
+from penstock.files.staging import refuse_links, remove_staging
 from penstock.shard.manifest import MANIFEST, FieldInfo, Manifest, ShardEntry
 from penstock.shard.publish import (
-    OPTIONS,
     WRITING,
     clear_unfinished,
     find_finished_shard,
@@ -44,7 +41,6 @@ from penstock.transform.moments import Moments
 
 __all__ = ["Existing", "convert", "existing_from_flags"]
 
-_LOG = logging.getLogger("penstock")
 _STAGED, _UNSTAGED = ".staged", ".unstaged"
 _SKIPPED = "skipped.json"
 _TRAIN = "train"
@@ -96,7 +92,8 @@ def convert(
     resume = existing == "resume"
     with ExitStack() as stack:
         for folder in sorted({output, *(output / name for name in options.split.names)}):
-            stack.callback(_release_folder, folder, lock(folder))
+            stack.callback(_release_folder, folder, FolderLock(folder))
+        refuse_links(output / _STAGED, output / _UNSTAGED)
         stack.callback(conversion.engine.close)
         stack.callback(close_recordings)
         if existing == "refuse":
@@ -125,11 +122,11 @@ def existing_from_flags(*, resume: bool, overwrite: bool) -> Existing:
     return "resume" if resume else "overwrite" if overwrite else "refuse"
 
 
-def _release_folder(folder: Path, handle: int) -> None:
+def _release_folder(folder: Path, lock: FolderLock) -> None:
     """Unlock a folder, and remove it if it is empty."""
     with suppress(OSError):
         folder.rmdir()
-    unlock(handle)
+    lock.release()
 
 
 def _write_and_publish(
@@ -205,35 +202,31 @@ class _Tasks(Sequence[Task]):
 def _begin(jobs: list[Job], *, resume: bool) -> list[Job]:
     """Prepare the folders, empty or with the shards of an earlier attempt, and return the jobs that remain."""
     for job in jobs:
-        with _name_folder_in_errors(job.folder):
-            if resume:
-                finish_publication(job.folder, job.options.shard_name)
-            else:
-                clear_unfinished(job.folder)
+        if resume:
+            finish_publication(job.folder, job.options.shard_name)
+        else:
+            clear_unfinished(job.folder)
     todo = [job for job in jobs if not (resume and _is_complete(job))]
     if resume:
         _check_same(todo)
     for job in todo:
-        with _name_folder_in_errors(job.folder):
-            job.writing.mkdir(parents=True, exist_ok=True)
-            if job.about.get("skipped"):
-                write_aside(job.writing / _SKIPPED, json.dumps(job.about["skipped"]).encode())
-            write_aside(job.writing / OPTIONS, job.identity().encode())
+        skipped = job.about.get("skipped")
+        job.staging.begin(job.identity(), {_SKIPPED: json.dumps(skipped).encode()} if skipped else {})
     return todo
 
 
 def _is_complete(job: Job) -> bool:
     """Return whether the dataset of a job is published already."""
-    found = None if (job.writing / OPTIONS).exists() else read_published(job.folder)
+    found = read_published(job.folder) if job.staging.options is None else None
     return found is not None and found.metadata.get("identity") == _digest(job.identity())
 
 
 def _check_same(jobs: list[Job]) -> None:
     """Raise OptionError if a job was started or published with other inputs or options."""
-    started = [job for job in jobs if (job.writing / OPTIONS).exists()]
+    started = [job for job in jobs if job.staging.options is not None]
     # If only some jobs were started, an earlier attempt to overwrite all of them was interrupted.
     complete = [] if started else [job for job in jobs if (job.folder / MANIFEST).exists()]
-    for job in [*(job for job in started if (job.writing / OPTIONS).read_text() != job.identity()), *complete]:
+    for job in [*(job for job in started if job.staging.options != job.identity()), *complete]:
         raise OptionError(
             f"Resuming needs the same inputs and options, but the conversion in {job.folder} was "
             f"{'completed' if complete else 'started'} with others. Use the same, or start again with overwrite=True "
@@ -256,41 +249,25 @@ def _read_skipped(inputs: Sequence[Input], output: Path, options: ConvertOptions
     return {given.path: reasons[given.path.name] for given in inputs if given.path.name in reasons}
 
 
-@contextmanager
-def _name_folder_in_errors(folder: Path) -> Iterator[None]:
-    """Turn an OSError into a WriteError that names the folder."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, PenstockError):
-            raise
-        raise WriteError(f"Could not write to {folder}: {error}.") from error
-
-
 def _digest(identity: str) -> str:
     return xxhash.xxh3_128_hexdigest(identity.encode())
 
 
 def _find_missing(job: Job) -> list[int]:
-    """Return the numbers of the shards to write, and remove partly written files."""
-    if not job.writing.exists():  # resumed, and this dataset was published before
+    """Return the numbers of the shards to write; none if the dataset was published before."""
+    if not job.staging.folder.exists():
         return []
-    found = [number for number in range(job.n_shards) if _find_finished(job, number) is None]
-    with _name_folder_in_errors(job.folder):
-        for path in job.writing.iterdir():
-            if path.suffix in (".part", ".aside"):
-                path.unlink(missing_ok=True)
-    return found
+    return [number for number in range(job.n_shards) if _find_finished(job, number) is None]
 
 
 def _find_finished(job: Job, number: int) -> tuple[ShardEntry, Any] | None:
     name = job.options.shard_name(number)
     if job.statistics:
         try:
-            read_statistics(job.writing, name)
+            read_statistics(job.staging.folder, name)
         except (OSError, ValueError):  # not fsynced: after a power cut, a shard may be there without its statistics
             return None
-    return find_finished_shard(job.writing, name, job.options.compression)
+    return find_finished_shard(job.staging.folder, name, job.options.compression)
 
 
 def _merge_statistics(jobs: list[Job], options: ConvertOptions) -> dict[str, Any]:
@@ -299,12 +276,12 @@ def _merge_statistics(jobs: list[Job], options: ConvertOptions) -> dict[str, Any
         return {}
     names = options.split.names
     job = jobs[names.index(_TRAIN) if _TRAIN in names else 0]
-    if not job.writing.exists():
+    if not job.staging.folder.exists():
         complete = read_published(job.folder)
         return {} if complete is None else {"statistics": complete.metadata["statistics"]}
     total: dict[str, Moments] = {}
     for number in range(job.n_shards):
-        for name, moments in read_statistics(job.writing, job.options.shard_name(number)).items():
+        for name, moments in read_statistics(job.staging.folder, job.options.shard_name(number)).items():
             total[name] = total[name].merge(moments) if name in total else moments
     fields = {name: moments.to_json() for name, moments in total.items()}
     return {"statistics": {"of": options.split.names[jobs.index(job)] or "all", "fields": fields}}
@@ -312,19 +289,15 @@ def _merge_statistics(jobs: list[Job], options: ConvertOptions) -> dict[str, Any
 
 def _publish(jobs: list[Job], statistics: Mapping[str, Any]) -> list[Manifest]:
     """Publish the datasets, once all shards of all of them are written."""
-    ready = [(job, _make_manifest(job, statistics)) for job in jobs if job.writing.exists()]
+    ready = [job for job in jobs if job.staging.folder.exists()]
     try:
-        for job, manifest in ready:
-            with _name_folder_in_errors(job.folder):
-                prepare_publication(manifest)
+        for manifest in [_make_manifest(job, statistics) for job in ready]:
+            prepare_publication(manifest)
     except BaseException:  # no dataset appears before all are ready
-        for job, _ in ready:
-            (job.writing / MANIFEST).unlink(missing_ok=True)
+        for job in ready:
+            job.staging.commit.unlink(missing_ok=True)
         raise
-    for job, _ in ready:
-        before = read_published(job.folder)
-        if before is not None:
-            _LOG.warning("Replacing the dataset of %s items in %s.", before.n_items, job.folder)
+    for job in ready:
         finish_publication(job.folder, job.options.shard_name)
     return [Manifest.read(job.folder / MANIFEST) for job in jobs]
 
@@ -336,7 +309,7 @@ def _make_manifest(job: Job, statistics: Mapping[str, Any]) -> Manifest:
         finished = _find_finished(job, number)
         if finished is None:
             raise WriteError(
-                f"{job.options.shard_name(number)} in {job.writing} has disappeared. Resume the conversion with "
+                f"{job.options.shard_name(number)} in {job.staging.folder} has disappeared. Resume the conversion with "
                 "resume=True (--resume)."
             )
         entry, layout = finished

@@ -16,8 +16,9 @@ from penstock.convert.shard_task import Task
 from penstock.convert.splits import ItemSpan, Split, cut_by_time
 from penstock.core.errors import MissingDependency
 from penstock.core.seeds import key_for
+from penstock.files.staging import Staging
 from penstock.plan.permute import permute
-from penstock.shard.publish import WRITING
+from penstock.shard.publish import stage
 from penstock.shard.writer import WriteOptions
 
 __all__ = ["BadInput", "Job", "Scan", "Scanner"]
@@ -125,10 +126,10 @@ class Job:
         """Shards of the whole dataset."""
         return -(-self.n_items // self.options.shard_size)
 
-    @property
-    def writing(self) -> Path:
+    @cached_property
+    def staging(self) -> Staging:
         """The folder in which shards are written before they are published."""
-        return self.folder / WRITING
+        return stage(self.folder)
 
     def task(self, number: int) -> Task:
         """Return the task that writes shard `number`."""
@@ -137,7 +138,7 @@ class Job:
         used = np.unique(which)
         scans = [self.scans[scan] for scan in used.tolist()]
         return Task(
-            self.writing,
+            self.staging.folder,
             number,
             first,
             replace(self.options, metadata={}),

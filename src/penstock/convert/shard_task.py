@@ -6,7 +6,7 @@ bytes, so it does not matter which process writes a shard, when, or how often.
 
 import json
 import threading
-from collections import OrderedDict
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.convert.fingerprint import Stamp, read_stamp
 from penstock.convert.inputs.protocol import Input, Recording, Sample
+from penstock.core.cache import SharedCache
 from penstock.core.errors import OptionError, PenstockError, ReadError, WriteError
 from penstock.files.durable import write_aside
 from penstock.shard.names import automatic_key
@@ -81,27 +82,21 @@ class Task:
 def write_task(task: Task) -> int:
     """Write one shard and return its number of items."""
     form, statistics = SampleForm(task.options.array_format), _Statistics()
-    shard: ShardFile | None = None
     try:
-        shard = ShardFile(task.writing, task.name, task.options.compression)
-        for offset, (sample, about) in enumerate(_read_items(task)):
-            payloads = form.encode(sample, task.first + offset)
-            key = automatic_key(task.first + offset)
-            form.make_members(key, key, payloads, about).add_to(shard, task.number)
-            form.learn(payloads)
+        with ShardFile(task.writing, task.name, task.options.compression) as shard:
+            for number, (sample, about) in enumerate(_read_items(task), task.first):
+                key = automatic_key(number)
+                form.add(form.encode(sample, number, key, key, about), shard, task.number)
+                if task.statistics:
+                    statistics.add(sample)
+                _check_size(shard, task.options)
             if task.statistics:
-                statistics.add(sample)
-            _check_size(shard, task.options)
-        if task.statistics:
-            write_aside(_statistics_path(task.writing, task.name), statistics.to_bytes(), lasting=False)
-        entry, _ = shard.close()
-    except BaseException as error:
-        if shard is not None:
-            shard.discard()
-        if isinstance(error, OSError) and not isinstance(error, PenstockError):
-            raise WriteError(f"Could not write {task.name} in {task.writing}: {error}.") from error
+                write_aside(_statistics_path(task.writing, task.name), statistics.to_bytes(), lasting=False)
+            return shard.close()[0].n_items
+    except PenstockError:
         raise
-    return entry.n_items
+    except OSError as error:
+        raise WriteError(f"Could not write {task.name} in {task.writing}: {error}.") from error
 
 
 def read_statistics(writing: Path, name: str) -> dict[str, Moments]:
@@ -112,7 +107,7 @@ def read_statistics(writing: Path, name: str) -> dict[str, Moments]:
 
 def close_recordings() -> None:
     """Close the recordings that earlier tasks of this thread left open for later ones."""
-    _RECORDINGS.close()
+    _OPENED.cache.clear()
 
 
 def _read_items(task: Task) -> Iterator[Sample]:
@@ -121,8 +116,10 @@ def _read_items(task: Task) -> Iterator[Sample]:
     for start, stop in zip([0, *borders], [*borders, len(task.which)], strict=True):
         number = int(task.which[start])
         given, stamp = task.inputs[number], task.stamps[number]
+        opened = None
         try:
-            yield from _RECORDINGS.get(given, stamp).samples(task.numbers[start:stop])
+            opened = _OPENED.get(given, stamp)
+            yield from opened.recording.samples(task.numbers[start:stop])
             _check_unchanged(given, stamp)
         except InputError:
             raise
@@ -131,6 +128,8 @@ def _read_items(task: Task) -> Iterator[Sample]:
         except Exception as error:
             error.add_note(f"[penstock] while converting {given.path}")
             raise
+        finally:
+            del opened  # or a traceback would keep the recording open
 
 
 class _Statistics:
@@ -178,6 +177,14 @@ def _statistics_path(writing: Path, name: str) -> Path:
     return writing / f"{name}.statistics"
 
 
+class _Opened:
+    """A recording that is closed when nothing refers to it any more."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        weakref.finalize(self, recording.close)
+
+
 class _Recordings(threading.local):
     """The recordings that a thread has open. Consecutive tasks mostly need the same ones.
 
@@ -185,21 +192,14 @@ class _Recordings(threading.local):
     """
 
     def __init__(self) -> None:
-        self._open: OrderedDict[tuple[Input, Stamp], Recording] = OrderedDict()
+        self.cache: SharedCache[_Opened] = SharedCache(max_bytes=_MAX_OPEN)  # counted as one byte each
 
-    def get(self, given: Input, stamp: Stamp) -> Recording:
-        key = (given, stamp)
-        if key not in self._open:
+    def get(self, given: Input, stamp: Stamp) -> _Opened:
+        def load() -> _Opened:
             _check_unchanged(given, stamp)
-            while len(self._open) >= _MAX_OPEN:
-                self._open.popitem(last=False)[1].close()
-            self._open[key] = given.open()
-        self._open.move_to_end(key)
-        return self._open[key]
+            return _Opened(given.open())
 
-    def close(self) -> None:
-        while self._open:
-            self._open.popitem()[1].close()
+        return self.cache.get((given, stamp), load, n_bytes=1)
 
 
-_RECORDINGS = _Recordings()
+_OPENED = _Recordings()

@@ -9,6 +9,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from penstock.files.durable import write_aside
 from penstock.plan.orders import Shuffle
 from penstock.plan.plan import Plan
 from penstock.source.tar.source import TarSource
@@ -154,8 +155,7 @@ class Task:
 
     def write_report(self, found: dict[str, Any]) -> None:
         """Write the results, atomically: the task is done."""
-        self.path("aside").write_text(json.dumps(found, indent=1))
-        self.path("aside").replace(self.report_path)
+        write_aside(self.report_path, json.dumps(found, indent=1).encode(), lasting=False)
 
     def to_json(self) -> str:
         """Return the task as JSON, for `task_from_json`."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from penstock.core.seeds import generator_for
 from penstock.demo.task import BINS, FIELDS, QUICK, Scale, Task, digest, source_and_plan
 from penstock.feed.loader import Loader
+from penstock.files.durable import write_aside
 from penstock.observe.timing import Timings
 from penstock.observe.watcher import watch
 from penstock.plan.orders import Sequential
@@ -78,11 +79,9 @@ class _Training:
 
     def _save(self) -> None:
         """Write aside, sync, rename: whenever a kill comes, the file is a complete checkpoint."""
-        with self._task.path("aside").open("wb") as file:
-            torch.save({"step": self.step, **{name: part.state_dict() for name, part in self._parts.items()}}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        self._task.path("aside").replace(self._task.path("checkpoint.pt"))
+        content = io.BytesIO()
+        torch.save({"step": self.step, **{name: part.state_dict() for name, part in self._parts.items()}}, content)
+        write_aside(self._task.path("checkpoint.pt"), content.getvalue())
 
 
 def prepare() -> None:

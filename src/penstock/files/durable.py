@@ -1,34 +1,69 @@
 """Atomic writes that survive a power cut."""
 
 import os
+import secrets
 from pathlib import Path
 
 from penstock.core.errors import WriteError
 
-__all__ = ["sync", "write_aside"]
+__all__ = ["create_aside", "remove_asides", "sync", "write_all", "write_aside"]
+
+_SUFFIXES = (".aside", ".part")  # `.part` was the suffix of shards that earlier versions wrote
+_NAME_BYTES = 200  # with the rest, a file name stays below the 255 bytes that file systems allow
 
 
-def write_aside(path: Path, content: bytes, *, lasting: bool = True) -> None:
-    """Write a file atomically; with `lasting`, it also survives a power cut."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
+def create_aside(path: Path, folder: Path | None = None) -> tuple[int, Path]:
+    """Create a temporary file for what is to become `path`; return its handle and its path.
+
+    Its name cannot be guessed, and nothing that exists is opened: a link that somebody planted is never followed.
+
+    Parameters
+    ----------
+    folder
+        Where the temporary file is; None: beside `path`. Must be on the same file system.
+    """
+    name = os.fsdecode(os.fsencode(path.name)[:_NAME_BYTES])
+    aside = (folder or path.parent) / f".{name}.{secrets.token_hex(8)}.aside"
+    return os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), aside
+
+
+def write_aside(path: Path, content: bytes, *, lasting: bool = True, folder: Path | None = None) -> None:
+    """Write a file atomically; with `lasting`, it also survives a power cut. `folder` is that of `create_aside`."""
     try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            if lasting:
-                os.fsync(file.fileno())
-        aside.replace(path)
+        handle, aside = create_aside(path, folder)
+        try:
+            with os.fdopen(handle, "wb"):
+                write_all(handle, memoryview(content))
+                if lasting:
+                    os.fsync(handle)
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)  # if it was not renamed, also after Ctrl-C
         if lasting:
             sync(path.parent)
     except OSError as error:
         raise WriteError(f"Could not write {path}: {error}") from error
-    finally:
-        aside.unlink(missing_ok=True)  # if it was not renamed, also after Ctrl-C
+
+
+def write_all(handle: int, content: memoryview) -> None:
+    """Write all bytes; a single call may write fewer."""
+    while content:
+        written = os.write(handle, content)
+        if not written:
+            raise OSError("the file accepts no more bytes")
+        content = content[written:]
+
+
+def remove_asides(folder: Path) -> None:
+    """Remove the temporary files that killed writers left in a folder; no writer may be at work there."""
+    for path in folder.iterdir():
+        if path.suffix in _SUFFIXES:
+            path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
     """Flush the content of a file, or the names in a folder, to storage."""
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     finally:

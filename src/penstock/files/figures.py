@@ -1,11 +1,11 @@
 """Save figures atomically, in a supported format."""
 
-import uuid
-from contextlib import suppress
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.core.errors import OptionError, WriteError
+from penstock.core.errors import OptionError
+from penstock.files.durable import write_aside
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,14 +31,7 @@ def figure_format(path: Path) -> str:
 
 
 def save_figure(figure: "Figure", path: Path, dpi: float) -> None:
-    """Write a figure to a temporary file, then rename it."""
-    form = figure_format(path)
-    aside = path.with_name(f".{uuid.uuid4().hex}.part")
-    try:
-        figure.savefig(aside, format=form, dpi=dpi)
-        aside.replace(path)
-    except OSError as error:
-        raise WriteError(f"Could not write {path}: {error}") from error
-    finally:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
+    """Write a figure atomically."""
+    content = io.BytesIO()
+    figure.savefig(content, format=figure_format(path), dpi=dpi)
+    write_aside(path, content.getvalue(), lasting=False)

@@ -1,9 +1,136 @@
-"""Staging folders: data is written into a folder of its own, and appears at its place when it is complete."""
+"""The one protocol of publication: files are written into a staging folder, and appear at their place all at once.
 
+FOLDER/options.json   a write has begun, with these options
+FOLDER/NAME           a file that is finished
+FOLDER/COMMIT         a finished file or folder whose rename to its place, the last one, publishes all files
+FOLDER/replaced       the previous commit, with the suffix of COMMIT
+FOLDER/finished.json  the options, from just before the commit on
+REMOVED               the same folder, while it is being removed
+"""
+
+import os
 import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["remove_staging"]
+from penstock.core.errors import WriteError
+from penstock.files.durable import remove_asides, sync, write_aside
+
+__all__ = ["Staging", "refuse_links", "remove_staging"]
+
+_OPTIONS, _FINISHED = "options.json", "finished.json"
+_SYNCS = 8  # concurrent syncs: a journal commits them together, and waiting for a disk takes no CPU
+
+
+class Staging:
+    """A staging folder. Its writer holds a `FolderLock` meanwhile.
+
+    1. Killed before `publish`: what is at the place stays as it is. A writer with the same options continues.
+    2. Killed in `publish`: the previous commit, none or the new one is in place. `publish` again completes it.
+    3. Killed after the commit: `clean_up` removes the folder.
+    4. Killed in `clear`: what is left has its options, and is never published.
+    5. The file system fails: WriteError that names the place; the next writer goes on as after a kill.
+    6. The folder is a symbolic link: WriteError; nothing behind it is read or changed.
+
+    Parameters
+    ----------
+    folder
+        The staging folder, whose name ends in `writing`; on the file system of its target.
+    target
+        The place of the commit. Other files are moved to the same folder.
+    commit
+        Name of the commit in the staging folder.
+    """
+
+    def __init__(self, folder: Path, target: Path, commit: str) -> None:
+        self.folder, self.target, self.commit = folder, target, folder / commit
+        self.replaced = folder / f"replaced{self.commit.suffix}"
+        self._removed = folder.with_name(f"{folder.name.removesuffix('writing')}written")
+        refuse_links(self.folder, self._removed)
+
+    @property
+    def options(self) -> str | None:
+        """The options of an unfinished write; None if there is none."""
+        for name in (_OPTIONS, _FINISHED):
+            with suppress(FileNotFoundError):
+                return (self.folder / name).read_text()
+        return None
+
+    def begin(self, options: str, notes: Mapping[str, bytes] | None = None) -> None:
+        """Begin or resume a write: remove temporary files of killed writers, then store notes and options."""
+        with self._name_place_in_errors():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            remove_asides(self.folder)
+            for name, content in {**(notes or {}), _OPTIONS: options.encode()}.items():
+                write_aside(self.folder / name, content)
+
+    def prepare(self, paths: Iterable[Path], commit: bytes | None = None) -> None:
+        """Make files durable, then write the commit, if it is given: from here on, only renames are left."""
+        with self._name_place_in_errors():
+            with ThreadPoolExecutor(_SYNCS) as pool:
+                list(pool.map(sync, paths))
+            if commit is not None:
+                write_aside(self.commit, commit)
+
+    def publish(self, names: Iterable[str] = (), stale: Iterable[str] = ()) -> None:
+        """Move files to their place, remove stale ones there, then move the commit; also after a kill in between."""
+        place = self.target.parent
+        with self._name_place_in_errors(" Continue with resume=True."):
+            if os.path.lexists(self.target):
+                _remove(self.replaced)
+                self.target.replace(self.replaced)  # from here on, nothing is published until the commit is in place
+                sync(place)
+            for name in names:
+                with suppress(FileNotFoundError):  # it was moved before the kill
+                    (self.folder / name).replace(place / name)
+            for name in stale:
+                (place / name).unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                (self.folder / _OPTIONS).replace(self.folder / _FINISHED)
+            sync(place)
+            self.commit.replace(self.target)
+            sync(place)
+            self.remove()
+
+    def clean_up(self) -> None:
+        """Remove what a published write left behind if it was killed after the commit."""
+        with self._name_place_in_errors():
+            if (self.folder / _FINISHED).exists() and not self.commit.exists():
+                self.remove()
+            shutil.rmtree(self._removed, ignore_errors=True)
+
+    def clear(self, keep: Collection[str] = ()) -> None:
+        """Discard an unfinished write, except files named in `keep`."""
+        with self._name_place_in_errors():
+            shutil.rmtree(self._removed, ignore_errors=True)
+            with suppress(FileNotFoundError):
+                (self.folder / _FINISHED).replace(self.folder / _OPTIONS)
+            # The commit first, or half a write could be published; the options last, or others could resume it.
+            found = [path for path in self.folder.iterdir() if path.name not in keep] if self.folder.exists() else []
+            for path in sorted(found, key=lambda path: (path.name == _OPTIONS, path != self.commit)):
+                _remove(path)
+
+    def remove(self) -> None:
+        """Remove the folder at once."""
+        remove_staging(self.folder, self._removed)
+
+    @contextmanager
+    def _name_place_in_errors(self, advice: str = "") -> Iterator[None]:
+        try:
+            yield
+        except WriteError:
+            raise
+        except OSError as error:
+            raise WriteError(f"Could not write {self.target}: {error}.{advice}") from error
+
+
+def refuse_links(*paths: Path) -> None:
+    """Raise WriteError if a staging folder is a symbolic link: it would lead the writer elsewhere."""
+    for path in paths:
+        if path.is_symlink():
+            raise WriteError(f"{path} must be a folder of Penstock, got a symbolic link. Remove the link.")
 
 
 def remove_staging(staging: Path, aside: Path) -> None:
@@ -11,3 +138,10 @@ def remove_staging(staging: Path, aside: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     staging.replace(aside)
     shutil.rmtree(aside)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

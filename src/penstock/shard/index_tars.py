@@ -18,6 +18,7 @@ from penstock.shard.compression import DecompressedStream, detect_compression, m
 from penstock.shard.manifest import MANIFEST, METADATA, FieldInfo, Manifest, ShardEntry, manifest_path
 from penstock.shard.names import field_names, split_name
 from penstock.shard.side_index import MISSING, SideIndex, SideIndexBuilder, index_name
+from penstock.shard.table import table_path
 from penstock.shard.tar import Member, Readable, read_members
 
 __all__ = ["ARCHIVE", "Problem", "expand_archives", "index_archives"]
@@ -129,7 +130,11 @@ def index_archives(
     fields = _merge_columns([side_index for _, side_index in indexed])
     manifest = Manifest(archives[0].parent, fields, tuple(shards), None, "as found")
     _keep_other_manifest(path)
-    write_aside(path, manifest.to_bytes())
+    stored = manifest.to_bytes()
+    table = manifest.table_bytes(stored)
+    if table is not None:
+        write_aside(table_path(path), table)
+    write_aside(path, stored)
     return manifest, []
 
 

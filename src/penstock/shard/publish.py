@@ -1,71 +1,68 @@
-"""Publishing finished shards as a dataset: a sequence of renames that can resume after a kill at any point.
+"""Publishing finished shards as a dataset, by the protocol of `files.staging`.
 
 .writing/options.json             a write has begun
-.writing/NAME.HOST-PID.part       a shard that is being written
+.writing/.NAME.….aside            a shard that is being written
 .writing/NAME, NAME.index         a finished shard
 .writing/dataset_metadata.json    all shards are finished: from here on, a resumed writer only moves files
 .writing/replaced.json            the manifest of the previous dataset
 .writing/finished.json            the options, just before and after the dataset appears
 .writing/stale.json               shards that an earlier, unfinished write may have left in the folder
+.writing/dataset_metadata.shards  the shard table of a large manifest
 .written                          the same folder, while it is being removed
 dataset_metadata.json             the dataset is published
 """
 
 import json
-import shutil
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import xxhash
 
-from penstock.core.errors import DamageError, SourceError, WriteError
-from penstock.files.durable import sync, write_aside
-from penstock.files.staging import remove_staging
+from penstock.core.errors import DamageError, SourceError
+from penstock.files.durable import write_aside
+from penstock.files.staging import Staging
 from penstock.shard.compression import Compression
 from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry
 from penstock.shard.side_index import SideIndex, index_name
+from penstock.shard.table import table_path
 
 __all__ = [
-    "OPTIONS",
     "WRITING",
     "clear_unfinished",
     "find_finished_shard",
     "find_finished_shards",
     "finish_publication",
     "prepare_publication",
-    "publish",
     "read_published",
+    "stage",
 ]
 
-WRITING, _WRITTEN = ".writing", ".written"
-OPTIONS = "options.json"
-_FINISHED, _REPLACED, _STALE = "finished.json", "replaced.json", "stale.json"
+_LOG = logging.getLogger("penstock")
+WRITING = ".writing"
+_STALE = "stale.json"
+
+
+def stage(folder: Path) -> Staging:
+    """Return the staging folder of the dataset in `folder`."""
+    return Staging(folder / WRITING, folder / MANIFEST, MANIFEST)
 
 
 def read_published(folder: Path) -> Manifest | None:
     """Return the manifest of the dataset in `folder`; None if Penstock has published none there."""
-    try:
-        return Manifest.read(folder / MANIFEST)
-    except (SourceError, DamageError):
-        return None
-
-
-def _is_publishing(folder: Path) -> bool:
-    """Return whether a writer was stopped while it moved a finished dataset into place."""
-    return (folder / WRITING / MANIFEST).exists()
+    return _read_manifest(folder / MANIFEST)
 
 
 def find_finished_shards(
-    folder: Path, shard_name: Callable[[int], str], compression: Compression
+    writing: Path, shard_name: Callable[[int], str], compression: Compression
 ) -> list[tuple[ShardEntry, SideIndex]]:
-    """Return the shards that an unfinished writer completed, and remove its incomplete files."""
-    writing = folder / WRITING
+    """Return the shards that an unfinished writer completed, and remove those after the first that is missing."""
     found: list[tuple[ShardEntry, SideIndex]] = []
     while (finished := find_finished_shard(writing, shard_name(len(found)), compression)) is not None:
         found.append(finished)
-    kept = {file for entry, _ in found for file in (entry.name, index_name(entry.name))}
+    kept = set(_file_names(entry.name for entry, _ in found))
     for path in writing.iterdir() if writing.exists() else ():
-        if path.name not in kept and path.suffix in (".part", ".aside", ".tar", ".index"):
+        if path.name not in kept and path.suffix in (".tar", ".index"):
             path.unlink()
     return found
 
@@ -84,87 +81,70 @@ def find_finished_shard(writing: Path, name: str, compression: Compression) -> t
     return ShardEntry(name, side_index.n_items, side_index.tar_bytes, size, digest, compression), side_index
 
 
-def publish(manifest: Manifest, shard_name: Callable[[int], str]) -> None:
-    """Move the finished shards in `.writing` into place, then the manifest."""
-    prepare_publication(manifest)
-    _roll_forward(manifest.folder, shard_name)
-
-
 def prepare_publication(manifest: Manifest) -> None:
-    """Make everything in `.writing` durable, so that only `finish_publication` remains."""
-    writing = manifest.folder / WRITING
-    for shard in manifest.shards:
-        sync(writing / index_name(shard.name))
-    write_aside(writing / MANIFEST, manifest.to_bytes())
-
-
-def _roll_forward(folder: Path, shard_name: Callable[[int], str]) -> Manifest:
-    """Complete a publication, wherever it was stopped."""
-    writing = folder / WRITING
-    manifest = Manifest.read(writing / MANIFEST)
-    try:
-        if (folder / MANIFEST).exists():
-            # From here on, there is no dataset until the new manifest is in place.
-            (folder / MANIFEST).replace(writing / _REPLACED)
-            sync(folder)
-        names = [file for shard in manifest.shards for file in (shard.name, index_name(shard.name))]
-        for name in names:
-            if (writing / name).exists():
-                (writing / name).replace(folder / name)
-        for name in _find_stale_files(folder, writing / _REPLACED, len(manifest.shards), shard_name) - set(names):
-            (folder / name).unlink(missing_ok=True)
-        if (writing / OPTIONS).exists():
-            (writing / OPTIONS).replace(writing / _FINISHED)
-        sync(folder)
-        (writing / MANIFEST).replace(folder / MANIFEST)
-        sync(folder)
-        remove_staging(writing, folder / _WRITTEN)
-    except OSError as error:
-        raise WriteError(
-            f"Could not move the finished shards into {folder}: {error}. Continue with resume=True."
-        ) from error
-    return Manifest.read(folder / MANIFEST)
+    """Make all finished shards durable, then write the manifest beside them: only `finish_publication` remains."""
+    staging = stage(manifest.folder)
+    indexes = (staging.folder / index_name(shard.name) for shard in manifest.shards)
+    staging.prepare(indexes, manifest.to_bytes())  # the shards themselves were synced when they were closed
 
 
 def finish_publication(folder: Path, shard_name: Callable[[int], str]) -> None:
-    """Complete a publication if a writer was stopped after its last sample; idempotent."""
-    if _is_publishing(folder):
-        _roll_forward(folder, shard_name)
-    elif (folder / WRITING / _FINISHED).exists():
-        remove_staging(folder / WRITING, folder / _WRITTEN)
-    shutil.rmtree(folder / _WRITTEN, ignore_errors=True)
+    """Complete a publication that was prepared, wherever its writer was stopped; idempotent."""
+    staging = stage(folder)
+    if not staging.commit.exists():
+        staging.clean_up()
+        return
+    before = read_published(folder)
+    if before is not None:
+        _LOG.warning("Replacing the dataset of %s items in %s.", before.n_items, folder)
+    manifest = Manifest.read(staging.commit)
+    names = _file_names(_shard_names(manifest))
+    table, place = manifest.table_bytes(staging.commit.read_bytes()), table_path(staging.commit)
+    if table is not None:
+        write_aside(place, table)
+        names.append(place.name)
+    stale = [*_read_stale(staging), *_shard_names(before)]
+    number = len(manifest.shards)
+    while (folder / index_name(shard_name(number))).exists():  # of a dataset whose manifest somebody removed
+        stale.append(shard_name(number))
+        number += 1
+    # The last one first: after a kill in between, the loop above still finds those before it.
+    kept = set(names)
+    staging.publish(names, [name for name in (*_file_names(reversed(stale)), place.name) if name not in kept])
 
 
 def clear_unfinished(folder: Path) -> None:
     """Discard an unfinished write, but remember which shards it may have moved into the folder already."""
-    writing = folder / WRITING
-    stale = _read_stale(writing) | _read_shard_names(writing / MANIFEST) | _read_shard_names(writing / _REPLACED)
-    shutil.rmtree(folder / _WRITTEN, ignore_errors=True)
-    shutil.rmtree(writing, ignore_errors=True)
+    staging = stage(folder)
+    stale = [*_read_stale(staging), *_shard_names(_read_manifest(staging.commit))]
     if stale:
-        writing.mkdir()
-        write_aside(writing / _STALE, json.dumps(sorted(stale)).encode())
+        write_aside(staging.folder / _STALE, json.dumps(sorted(set(stale))).encode())
+    staging.clear(keep=(_STALE,))
 
 
-def _find_stale_files(folder: Path, replaced: Path, n_shards: int, shard_name: Callable[[int], str]) -> set[str]:
-    """Return the files of the previous dataset and of an unfinished write."""
-    stale = _read_stale(replaced.parent) | _read_shard_names(replaced)
-    while (folder / index_name(shard_name(n_shards))).exists():
-        stale.add(shard_name(n_shards))
-        n_shards += 1
-    return stale | {index_name(name) for name in stale}
-
-
-def _read_shard_names(manifest: Path) -> set[str]:
-    """Return the shards listed in a manifest of Penstock; files of other programs are never removed."""
+def _read_stale(staging: Staging) -> list[str]:
+    """Return the shards of the dataset that is being replaced, and those that an unfinished write left."""
     try:
-        return {shard.name for shard in Manifest.read(manifest).shards}
-    except (SourceError, DamageError):
-        return set()
-
-
-def _read_stale(writing: Path) -> set[str]:
-    try:
-        return {name for name in json.loads((writing / _STALE).read_bytes()) if Path(name).name == name}
+        stored = json.loads((staging.folder / _STALE).read_bytes())
+        noted = [name for name in stored if Path(name).name == name]
     except (OSError, ValueError, TypeError):
-        return set()
+        noted = []
+    return noted + _shard_names(_read_manifest(staging.replaced))
+
+
+def _read_manifest(path: Path) -> Manifest | None:
+    """Return a manifest of Penstock; None if there is none, or another program's."""
+    try:
+        return Manifest.read(path)
+    except (SourceError, DamageError):
+        return None
+
+
+def _shard_names(manifest: Manifest | None) -> list[str]:
+    """Return the shards that Penstock wrote; archives that it only indexed belong to others."""
+    return [] if manifest is None or manifest.shard_size is None else [shard.name for shard in manifest.shards]
+
+
+def _file_names(shards: Iterable[str]) -> list[str]:
+    """Return the files of shards, in the order in which they are moved."""
+    return [file for name in shards for file in (name, index_name(name))]

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,9 @@ from penstock.shard.codec import ArrayFormat, Payload, encode, json_bytes
 from penstock.shard.manifest import METADATA, FieldInfo
 from penstock.shard.names import check_fields, check_name_length
 from penstock.shard.shard_file import ShardFile
+from penstock.shard.tar import TAR_BLOCK, padded_size
 
-__all__ = ["SampleForm"]
+__all__ = ["Members", "SampleForm"]
 
 _RESERVED_KEYS = ("sample_id", "modalities", "shard_idx", "sample_idx_in_shard")
 _METADATA = f"{METADATA}.json"
@@ -37,11 +38,29 @@ class SampleForm:
         self._suffixes = {name: info.suffix for name, info in known.items()}
         self._dtypes: dict[str, np.dtype[Any] | None] = {name: info.dtype for name, info in known.items()}
 
-    def encode(self, sample: Mapping[str, Any], number: int) -> dict[str, Payload]:
-        """Encode the fields of sample `number`; raise OptionError if they differ from those of earlier samples."""
+    def encode(
+        self, sample: Mapping[str, Any], number: int, key: str, sample_id: str, metadata: Mapping[str, Any] | None
+    ) -> "Members":
+        """Return the members of sample `number`; raise OptionError if its fields differ from those of earlier ones."""
         if not isinstance(sample, Mapping) or not sample:
             got = "an empty one" if isinstance(sample, Mapping) else type(sample).__name__
             raise OptionError(f"Sample {number} must be a dict with at least one field, got {got}.")
+        payloads = self._encode_fields(sample, number)
+        suffixes = self._suffixes or {name: f"{name}.{payload.extension}" for name, payload in payloads.items()}
+        check_name_length(key, (*suffixes.values(), _METADATA))
+        return Members(key, suffixes, payloads, *_encode_metadata(sample_id, tuple(suffixes), metadata))
+
+    def add(self, members: "Members", shard: ShardFile, shard_number: int) -> None:
+        """Add a sample to a shard. The first one determines the fields and dtypes of all that follow."""
+        place = b'"shard_idx":%d,"sample_idx_in_shard":%d' % (shard_number, shard.n_items)
+        metadata = members.before + place + members.after
+        payloads = [*members.payloads.values(), Payload("json", (metadata,), len(metadata))]
+        shard.add(members.key, (*members.suffixes.values(), _METADATA), payloads)
+        if not self._suffixes:
+            self._suffixes = dict(members.suffixes)
+            self._dtypes = {name: payload.dtype for name, payload in members.payloads.items()}
+
+    def _encode_fields(self, sample: Mapping[str, Any], number: int) -> dict[str, Payload]:
         if not self._suffixes:
             check_fields(sample, METADATA)
             return {name: encode(name, value, self._array_format) for name, value in sample.items()}
@@ -62,48 +81,22 @@ class SampleForm:
                 )
         return payloads
 
-    def make_members(
-        self, key: str, sample_id: str, payloads: Mapping[str, Payload], metadata: Mapping[str, Any] | None
-    ) -> "Members":
-        """Return the members of one sample, ready to add to a shard."""
-        suffixes = self._suffixes or {name: f"{name}.{payload.extension}" for name, payload in payloads.items()}
-        names = (*suffixes.values(), _METADATA)
-        check_name_length(key, names)
-        before, after = _encode_metadata(sample_id, tuple(suffixes), metadata)
-        return Members(key, names, tuple(payloads.values()), before, after)
 
-    def learn(self, payloads: Mapping[str, Payload]) -> None:
-        """Take the fields and dtypes of the first sample as those of all that follow."""
-        if not self._suffixes:
-            self._suffixes = {name: f"{name}.{payload.extension}" for name, payload in payloads.items()}
-            self._dtypes = {name: payload.dtype for name, payload in payloads.items()}
+class Members(NamedTuple):
+    """The members of one sample, encoded; the last one, its metadata, still lacks the place in the shard."""
 
-
-class Members:
-    """The members of one sample; the last one holds its metadata, with its place in the shard."""
-
-    __slots__ = ("_after", "_before", "_key", "_payloads", "_suffixes")
-
-    def __init__(
-        self, key: str, suffixes: tuple[str, ...], payloads: tuple[Payload, ...], before: bytes, after: bytes
-    ) -> None:
-        self._key, self._suffixes, self._payloads, self._before, self._after = key, suffixes, payloads, before, after
+    key: str
+    suffixes: Mapping[str, str]
+    payloads: Mapping[str, Payload]
+    before: bytes
+    after: bytes
 
     @property
-    def payloads(self) -> tuple[Payload, ...]:
-        """All payloads except the metadata."""
-        return self._payloads
-
-    @property
-    def metadata_bytes(self) -> int:
-        """Size of the metadata without the place in the shard."""
-        return len(self._before) + len(self._after)
-
-    def add_to(self, shard: ShardFile, shard_number: int) -> None:
-        """Add the sample to a shard."""
-        place = b'"shard_idx":%d,"sample_idx_in_shard":%d' % (shard_number, shard.n_items)
-        metadata = self._before + place + self._after
-        shard.add(self._key, self._suffixes, [*self._payloads, Payload("json", (metadata,), len(metadata))])
+    def most_bytes(self) -> int:
+        """The most that the sample takes in an archive, with headers and padding."""
+        fields = sum(TAR_BLOCK + padded_size(payload.size) for payload in self.payloads.values())
+        # The place in the shard takes less than a block.
+        return fields + 2 * TAR_BLOCK + padded_size(len(self.before) + len(self.after))
 
 
 def _encode_metadata(

@@ -2,20 +2,19 @@
 
 import ctypes
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import xxhash
 
-from penstock.core.errors import WriteError
-from penstock.files.durable import write_aside
+from penstock.files.durable import create_aside, write_all, write_aside
 from penstock.shard.codec import NpyHeader, Payload
 from penstock.shard.compression import Compression, make_compressor
 from penstock.shard.manifest import ShardEntry
 from penstock.shard.side_index import SideIndex, SideIndexBuilder, index_name
 from penstock.shard.tar import END, TAR_BLOCK, HeaderTemplate, byte_sum
 
-__all__ = ["ShardFile", "stored_size"]
+__all__ = ["ShardFile"]
 
 # Smaller members are joined first: calls cost more than copies.
 _JOIN_BYTES = 1 << 16
@@ -31,27 +30,27 @@ _libc = ctypes.CDLL(None)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 
-def stored_size(payloads: Iterable[Payload]) -> int:
-    """Return the bytes that payloads take in an archive, with headers and padding."""
-    return sum(TAR_BLOCK + payload.size + -payload.size % TAR_BLOCK for payload in payloads)
-
-
 class ShardFile:
-    """Writes one shard, item by item; `close` completes it.
+    """Writes one shard, item by item; `close` completes it, and the end of a `with` block discards it otherwise.
 
     Until then, the file has a name of its own, so that two processes can write the same shard without conflict.
     """
 
     def __init__(self, folder: Path, name: str, compression: Compression) -> None:
         self.name, self._folder, self._compression = name, folder, compression
-        self._path = folder / f"{name}.{os.uname().nodename}-{os.getpid()}.part"
-        self._handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self._handle, self._path = create_aside(folder / name)
         self._compressor = make_compressor(compression)
         self._buffer, self._buffered = bytearray(_WRITE_BYTES), 0
         self._written = self._writeback = 0
         self._templates: dict[tuple[str, int, tuple[int, ...] | None], tuple[HeaderTemplate, NpyHeader | None]] = {}
         self.builder = SideIndexBuilder()
         self.tar_bytes = 0
+
+    def __enter__(self) -> "ShardFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
 
     @property
     def n_items(self) -> int:
@@ -100,7 +99,7 @@ class ShardFile:
         return entry, side_index
 
     def discard(self) -> None:
-        """Close and remove the unfinished file; idempotent."""
+        """Close and remove the unfinished file; does nothing after `close`."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
@@ -151,12 +150,8 @@ class ShardFile:
         self._store(content)
 
     def _store(self, content: memoryview) -> None:
-        while content:
-            stored = os.write(self._handle, content)
-            if not stored:
-                raise WriteError(f"Could not write to {self._path}: the file accepts no more bytes.")
-            content = content[stored:]
-            self._written += stored
+        write_all(self._handle, content)
+        self._written += len(content)
         if self._written - self._writeback >= _WRITEBACK_BYTES:
             # Only a hint: `fsync` reports errors of the disk.
             _libc.sync_file_range(

@@ -5,7 +5,6 @@ dataset in the folder stays readable until then.
 """
 
 import json
-import logging
 import os
 import string
 import warnings
@@ -18,29 +17,26 @@ import xxhash
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, WriteError
-from penstock.files.durable import write_aside
-from penstock.files.locks import lock, unlock
+from penstock.files.locks import FolderLock
 from penstock.shard.codec import ArrayFormat, json_bytes
 from penstock.shard.compression import COMPRESSIONS, Compression, max_decompressed_bytes
 from penstock.shard.manifest import MANIFEST, FieldInfo, Manifest, ShardEntry
 from penstock.shard.names import automatic_key, encode_key
 from penstock.shard.publish import (
-    OPTIONS,
-    WRITING,
     clear_unfinished,
     find_finished_shards,
     finish_publication,
-    publish,
+    prepare_publication,
     read_published,
+    stage,
 )
 from penstock.shard.sample_form import Members, SampleForm
-from penstock.shard.shard_file import ShardFile, stored_size
+from penstock.shard.shard_file import ShardFile
 from penstock.shard.side_index import SideIndex
-from penstock.shard.tar import END, TAR_BLOCK, padded_size
+from penstock.shard.tar import END
 
 __all__ = ["ShardWriter", "WriteOptions", "merge_fields"]
 
-_LOG = logging.getLogger("penstock")
 _COMPLETE = "is complete"
 
 
@@ -94,7 +90,7 @@ class ShardWriter:
 
     def __init__(self, folder: str | os.PathLike[str], options: WriteOptions, *, resume: bool = False) -> None:
         self.folder, self.options = Path(folder).absolute(), options
-        self._lock = lock(self.folder)
+        self._staging, self._lock = stage(self.folder), FolderLock(self.folder)
         self._shards: list[ShardEntry] = []
         self._fields: dict[str, FieldInfo] = {}
         self._form = SampleForm(options.array_format)
@@ -113,16 +109,14 @@ class ShardWriter:
         """Add one sample."""
         if self._ended:
             raise WriteError(f"Could not write a sample: this writer of {self.folder} {self._ended}. Create a new one.")
-        payloads = self._form.encode(sample, self.written)
         key, key_hash = self._new_key(sample_id)
-        members = self._form.make_members(key, sample_id or key, payloads, metadata)
+        members = self._form.encode(sample, self.written, key, sample_id or key, metadata)
         try:
             shard = self._open_shard_for(members)
-            members.add_to(shard, len(self._shards))
+            self._form.add(members, shard, len(self._shards))
             self.written += 1
             if self._keys is not None:
                 self._keys.add(key_hash)
-            self._form.learn(payloads)
             if shard.n_items == self.options.shard_size:
                 self._close_shard()
         except OSError as error:
@@ -138,17 +132,15 @@ class ShardWriter:
             )
         if not self.written:
             raise OptionError("A dataset must have at least one sample, but no samples were written.")
-        before = read_published(self.folder)
-        if before is not None:
-            _LOG.warning("Replacing the dataset of %s samples in %s.", before.n_items, self.folder)
         try:
             if self._open is not None and self._open.n_items:
                 self._close_shard()
-            publish(self._manifest(), self.options.shard_name)
+            prepare_publication(self._manifest())
+            finish_publication(self.folder, self.options.shard_name)
         except OSError as error:
             raise self._fail(error) from error
         self._ended = _COMPLETE
-        self._release()
+        self._lock.release()
         return Manifest.read(self.folder / MANIFEST)
 
     def abandon(self) -> None:
@@ -157,10 +149,10 @@ class ShardWriter:
             self._ended = "was abandoned"
             if self._open is not None:
                 self._open.discard()
-        self._release()
+        self._lock.release()
 
     def __del__(self) -> None:
-        if not self._ended:
+        if not self._ended and self._lock.is_held:  # a forked child has a copy, but not the lock
             warnings.warn(
                 f"A writer of {self.folder} with {self.written} samples was dropped without finalize(), so no dataset "
                 "was published. Use it in a `with` statement, or continue with resume=True.",
@@ -172,37 +164,32 @@ class ShardWriter:
     # -- start and end -------------------------------------------------------------------------------------------------
 
     def _begin(self, *, resume: bool) -> None:
-        writing, current = self.folder / WRITING, json.dumps(asdict(self.options), sort_keys=True)
+        staging, options = self._staging, json.dumps(asdict(self.options), sort_keys=True)
         if resume:
             finish_publication(self.folder, self.options.shard_name)
+            complete = None if staging.folder.exists() else read_published(self.folder)
+            if complete is not None:
+                self._check_same(complete)
+                self.written, self._ended = complete.n_items, _COMPLETE
+                self._lock.release()
+                return
+            if staging.options not in (None, options):
+                raise OptionError(
+                    f"resume=True needs the options with which {self.folder} was started, {staging.options}, got "
+                    f"{options}. Use the same options, or resume=False to start over."
+                )
+            self._take_finished_shards(staging.folder)
         else:
             clear_unfinished(self.folder)
-        complete = read_published(self.folder) if resume and not writing.exists() else None
-        if complete is not None:
-            self._check_same(complete)
-            self.written, self._ended = complete.n_items, _COMPLETE
-            self._release()
-            return
-        before = (writing / OPTIONS).read_text() if (writing / OPTIONS).exists() else current
-        if before != current:
-            raise OptionError(
-                f"resume=True needs the options with which {self.folder} was started, {before}, got {current}. Use the "
-                "same options, or resume=False to start over."
-            )
-        if resume:
-            keys: list[int] = []
-            for entry, side_index in find_finished_shards(
-                self.folder, self.options.shard_name, self.options.compression
-            ):
-                self._add_shard(entry, side_index)
-                keys += side_index.keys.tolist()
-            if any(key != _hash_key(automatic_key(number)) for number, key in enumerate(keys)):
-                self._keys = set(keys)
-        try:
-            writing.mkdir(exist_ok=True)
-            write_aside(writing / OPTIONS, current.encode())
-        except OSError as error:
-            raise self._fail(error) from error
+        staging.begin(options)
+
+    def _take_finished_shards(self, writing: Path) -> None:
+        keys: list[int] = []
+        for entry, side_index in find_finished_shards(writing, self.options.shard_name, self.options.compression):
+            self._add_shard(entry, side_index)
+            keys += side_index.keys.tolist()
+        if any(key != _hash_key(automatic_key(number)) for number, key in enumerate(keys)):
+            self._keys = set(keys)
 
     def _check_same(self, complete: Manifest) -> None:
         """Raise OptionError if the complete dataset was written with other options than this writer's."""
@@ -215,17 +202,12 @@ class ShardWriter:
                 "resume=False to replace it."
             )
 
-    def _release(self) -> None:
-        if self._lock >= 0:
-            unlock(self._lock)
-            self._lock = -1
-
     def _fail(self, error: OSError) -> WriteError:
         """Close this writer, and return the error to raise."""
         if self._open is not None:
             self._open.discard()
         self._ended = "has failed"
-        self._release()
+        self._lock.release()
         message = str(error) if isinstance(error, WriteError) else f"Could not write to {self.folder}: {error}"
         return WriteError(
             message if "resume=True" in message else f"{message}. Fix the cause and continue with resume=True."
@@ -243,7 +225,7 @@ class ShardWriter:
         """Return an open shard that has room for a sample."""
         limit = self.options.most_tar_bytes
         if limit is not None:
-            needed = stored_size(members.payloads) + 2 * TAR_BLOCK + padded_size(members.metadata_bytes) + len(END)
+            needed = members.most_bytes + len(END)
             if needed > limit:
                 raise OptionError(
                     f"A sample must fit into a shard of {limit} bytes, but sample {self.written} needs {needed}. Raise "
@@ -253,18 +235,14 @@ class ShardWriter:
                 self._close_shard()
         if self._open is None:
             name = self.options.shard_name(len(self._shards))
-            self._open = ShardFile(self.folder / WRITING, name, self.options.compression)
+            self._open = ShardFile(self._staging.folder, name, self.options.compression)
         return self._open
 
     def _close_shard(self) -> None:
         assert self._open is not None, "called only while a shard is open"
-        shard, self._open = self._open, None
-        try:
-            entry, side_index = shard.close()
-        except BaseException:
-            shard.discard()
-            raise
-        self._add_shard(entry, side_index)
+        with self._open as shard:
+            self._open = None
+            self._add_shard(*shard.close())
 
     def _add_shard(self, entry: ShardEntry, side_index: SideIndex) -> None:
         self._shards.append(entry)

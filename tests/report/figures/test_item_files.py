@@ -9,7 +9,6 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from penstock import OptionError
 from penstock.core.errors import MissingDependency, WriteError
@@ -52,11 +51,10 @@ def test_a_failure_leaves_the_old_picture_and_nothing_else(tmp_path: Path, monke
     path = tmp_path / "item.png"
     path.write_bytes(b"old")
 
-    def half(figure: Figure, aside: Path, **options: Any) -> None:
-        aside.write_bytes(b"half")
+    def full(*_: Any) -> int:
         raise OSError("disk full")
 
-    monkeypatch.setattr(Figure, "savefig", half)
+    monkeypatch.setattr("os.write", full)
     with pytest.raises(WriteError, match=r"Could not write .*item\.png: disk full"):
         plot_item({"x": SPIKES}, path)
     assert path.read_bytes() == b"old"

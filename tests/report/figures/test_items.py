@@ -41,11 +41,10 @@ def figure_of(item: Mapping[str, Any], path: Path, *, rendered: bool = False) ->
     figures: list[Figure] = []
     save = Figure.savefig
 
-    def keep(figure: Figure, aside: Path, **options: Any) -> None:
+    def keep(figure: Figure, file: Any, **options: Any) -> None:
         figures.append(figure)
-        aside.touch()
         if rendered:
-            save(figure, aside, **options)
+            save(figure, file, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", keep)

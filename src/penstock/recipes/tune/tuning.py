@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import OptionError
+from penstock.files.durable import write_aside
 from penstock.observe.machine import Machine, this_machine
 from penstock.run.options import Executor, RunOptions
 
@@ -193,9 +194,7 @@ class Tuning:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the result to a small file, for other runs on this machine."""
-        aside = Path(f"{os.fspath(path)}.part")
-        aside.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
-        aside.replace(path)
+        write_aside(Path(path), f"{json.dumps(self.to_dict(), indent=1)}\n".encode(), lasting=False)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tuning":

@@ -169,25 +169,23 @@ def test_a_lock_ends_with_its_writer_and_attributes_are_small(raw: str, tmp_path
 
 SCRIPT = '''
 import json, os, sys
-from pathlib import Path
 from penstock_test_processes import Clock, count_calls
 from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter
 
 PATCH = {"shape": (6, 8, 8), "scale": (8, 4, 4)}
 
 def halved(clock, function):
-    """Write the first half of a file, then perhaps die, then the whole."""
-    def write_bytes(path, content):
-        function(path, bytes(content)[: len(content) // 2])
+    """Write the first half, and perhaps die before the rest."""
+    def write(handle, content):
         clock.tick()
-        return function(path, content)
-    return write_bytes
+        return function(handle, content[: max(len(content) // 2, 256)])
+    return write
 
 def child(raw, out, blend, at):
     clock = Clock(at)
     for name in ("rename", "replace", "fsync", "unlink", "rmdir", "mkdir"):
         setattr(os, name, count_calls(clock, getattr(os, name)))
-    Path.write_bytes = halved(clock, Path.write_bytes)
+    os.write = halved(clock, os.write)
     bounds = {"gt": {"z": [0, 64], "y": [0, 64], "x": [0, 32]}}
     with CellMapDatasetWriter(raw, out + "/[mito,er]", ["mito", "er"], {"raw": PATCH}, {"gt": PATCH}, bounds,
                               overwrite=True, blend=blend, levels=2) as writer:
@@ -201,7 +199,9 @@ for line in sys.stdin:
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        os.write(writing, str(child(*job)).encode())
+        count = str(child(*job))
+        with os.fdopen(writing, "w") as pipe:
+            pipe.write(count)
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:

@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import os
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import MissingDependency, OptionError, WriteError
+from penstock.files.durable import write_aside
 from penstock.source.stored.zarr.local import open_zarr
 from penstock.source.volume.ngff import Axis
 
@@ -157,15 +157,12 @@ class ImageStore:
 
     def write_file(self, path: Path, content: bytes) -> None:
         """Write a file so that it is complete or missing."""
-        aside = self._aside / f"{os.getpid()}-{threading.get_ident()}"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._aside.mkdir(parents=True, exist_ok=True)
-            aside.write_bytes(content)
-            aside.replace(path)
         except OSError as error:
-            aside.unlink(missing_ok=True)
             raise WriteError(f"Could not write {path}: {error}") from error
+        write_aside(path, content, lasting=False, folder=self._aside)
 
     def _write_json(self, path: Path, content: Mapping[str, Any]) -> None:
         self.write_file(path, json.dumps(content, indent=1).encode())

@@ -1,9 +1,10 @@
-"""From chunks to an image: it is written beside its path, and moved there when it is complete.
+"""From chunks to an image, by the protocol of `files.staging`.
 
 .NAME.writing/options.json   a write has begun: its options, and the run it belongs to
 .NAME.writing/image/         the image, chunk by chunk
 .NAME.writing/aside/         incomplete files
 .NAME.writing/replaced/      the previous image, from when the new one is complete until it is in place
+.NAME.writing/finished.json  the options, just before and after the image appears
 .NAME.written/               the same folder, about to be removed
 NAME/                        the image; its attributes name the run
 """
@@ -13,20 +14,15 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import OptionError, ResumeError, WriteError
-from penstock.files.durable import sync
-from penstock.files.locks import lock, unlock
-from penstock.files.staging import remove_staging
+from penstock.files.locks import FolderLock
+from penstock.files.staging import Staging
 from penstock.recipes.cellmap.predictions.ngff import Coordinates, ImageLayout, ImageStore
-from penstock.source.read_pool import ReadPool
 
 __all__ = ["UnfinishedImage", "begin_images"]
-
-_SYNCS = 8  # concurrent syncs; waiting for a disk takes no CPU
 
 
 class UnfinishedImage:
@@ -59,25 +55,24 @@ class UnfinishedImage:
     ) -> None:
         self.place, self.levels, self._array, self._all = place, levels, *chunks
         self.options: dict[str, Any] = json.loads(json.dumps(options))
-        self.writing = place.with_name(f".{place.name}.writing")
-        self._written = place.with_name(f".{place.name}.written")
-        self.store = ImageStore(self.writing / "image", self.writing / "aside")
-        self.scratch = ImageStore(self.writing, self.writing / "aside")
+        self._staging = Staging(place.with_name(f".{place.name}.writing"), place, "image")
+        self._aside = self._staging.folder / "aside"
+        self.store = ImageStore(self._staging.commit, self._aside)
+        self.scratch = ImageStore(self._staging.folder, self._aside)
         self.missing: set[Coordinates] = set(self._all)
         self.is_published = False
-        self._handle: int | None = None
-        self._process = os.getpid()
+        self._lock: FolderLock | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether writing has begun, and the image is neither published nor closed."""
-        return self._handle is not None
+        return self._lock is not None
 
     # -- stored state --------------------------------------------------------------------------------------------------
 
     def unfinished_run(self) -> str | None:
         """Return the run that an unfinished write belongs to; None if there is none."""
-        found = _read_json(self.writing / "options.json")
+        found = _parse_object(self._staging.options)
         return None if found is None else str(found.get("run"))
 
     def published_run(self) -> str | None:
@@ -103,22 +98,21 @@ class UnfinishedImage:
 
         What is at the image's path is not touched.
         """
-        if self._handle is None:
-            self._handle = lock(self.writing)
+        if self._lock is None:
+            self._lock = FolderLock(self._staging.folder)
         is_resumed = self.unfinished_run() == run
         if is_resumed:
             self._check_options()
         else:
-            self._clear()
-            content = json.dumps({"run": run, "options": self.options}, indent=1).encode()
-            self.scratch.write_file(self.writing / "options.json", content)
-        shutil.rmtree(self.writing / "aside", ignore_errors=True)
-        shutil.rmtree(self._written, ignore_errors=True)
-        if is_resumed and not (self.writing / "image").exists() and self.published_run() == run:
-            remove_staging(self.writing, self._written)  # interrupted right after the last rename
+            self._restore_replaced()
+            self._staging.clear()
+        if is_resumed and not self._staging.commit.exists() and self.published_run() == run:
+            self._staging.remove()  # interrupted right after the last rename
             self.mark_published()
             self.close()
             return False
+        shutil.rmtree(self._aside, ignore_errors=True)
+        self._staging.begin(json.dumps({"run": run, "options": self.options}, indent=1))
         store = self.store if self._array == "s0" else self.scratch
         self.missing = {chunk for chunk in self._all if not (is_resumed and store.has_chunk(self._array, chunk))}
         return not is_resumed
@@ -126,11 +120,11 @@ class UnfinishedImage:
     def mark_published(self) -> None:
         """Mark the image as published: nothing is left to write."""
         self.missing, self.is_published = set(), True
-        shutil.rmtree(self._written, ignore_errors=True)
+        self._staging.clean_up()
 
     def write(self, chunk: Coordinates, values: Any) -> None:
         """Store one chunk; the last values given count."""
-        if self._handle is None:
+        if self._lock is None:
             raise WriteError(f"The writer of {self.place} must be open, but it is finished or closed. Make a new one.")
         (self.store if self._array == "s0" else self.scratch).write_chunk(self._array, chunk, values)
         self.missing.discard(chunk)
@@ -140,42 +134,25 @@ class UnfinishedImage:
         run = self.unfinished_run()
         self.store.write_metadata(name, self.levels, {"penstock": {"run": run, "options": self.options}})
         self.store.write_levels(self.levels)
-        try:
-            paths = [
-                Path(folder) / name for folder, _, files in os.walk(self.writing / "image") for name in (*files, "")
-            ]
-            # Several at once: a journal commits them together.
-            ReadPool(_SYNCS).run([partial(_sync_path, path) for path in paths])
-        except OSError as error:
-            raise WriteError(f"Could not write {self.place}: {error}") from error
+        tree = os.walk(self._staging.commit)
+        self._staging.prepare(Path(folder) / name for folder, _, files in tree for name in (*files, ""))
 
     def publish(self) -> None:
         """Move the image to its path, and remove the previous one."""
-        image, replaced = self.writing / "image", self.writing / "replaced"
-        try:
-            if os.path.lexists(self.place):
-                shutil.rmtree(replaced, ignore_errors=True)
-                self.place.rename(replaced)  # there is no image at the path until the next line
-            image.rename(self.place)
-            self._write_groups()
-            sync(self.place.parent)
-            remove_staging(self.writing, self._written)
-        except OSError as error:
-            raise WriteError(f"Could not move the image to {self.place}: {error}. Resume with resume=True.") from error
+        self._write_groups()
+        self._staging.publish()
         self.mark_published()
         self.close()
 
     def close(self) -> None:
         """Release the lock; what was written stays."""
-        handle, self._handle = self._handle, None
-        if handle is not None and self._process == os.getpid():
-            unlock(handle)
-        elif handle is not None:  # a fork shares the lock and must not release it
-            os.close(handle)
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def discard(self) -> None:
         """Remove an unfinished write."""
-        shutil.rmtree(self.writing, ignore_errors=True)
+        shutil.rmtree(self._staging.folder, ignore_errors=True)
 
     def _write_groups(self) -> None:
         """Make zarr groups of the folders from the image up to an enclosing NAME.zarr, so that zarr can open it."""
@@ -185,19 +162,16 @@ class UnfinishedImage:
             if not any((path / name).exists() for name in (".zgroup", ".zarray", "zarr.json")):
                 self.store.write_file(path / ".zgroup", b'{"zarr_format": 2}')
 
-    def _clear(self) -> None:
-        """Remove an unfinished write; a previous image that it had moved goes back to its path."""
-        replaced = self.writing / "replaced"
+    def _restore_replaced(self) -> None:
+        """Move the previous image back to its path, if an unfinished write had moved it away."""
         try:
-            if replaced.exists() and not os.path.lexists(self.place):
-                replaced.rename(self.place)
-            for path in self.writing.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if self._staging.replaced.exists() and not os.path.lexists(self.place):
+                self._staging.replaced.rename(self.place)
         except OSError as error:
-            raise WriteError(f"Could not clear {self.writing}: {error}") from error
+            raise WriteError(f"Could not move the previous image back to {self.place}: {error}.") from error
 
     def _check_options(self) -> None:
-        found = (_read_json(self.writing / "options.json") or {}).get("options", {})
+        found = (_parse_object(self._staging.options) or {}).get("options", {})
         for name in sorted(set(found) | set(self.options)):
             if found.get(name) != self.options.get(name):
                 raise ResumeError(
@@ -244,14 +218,17 @@ def begin_images(images: Sequence[UnfinishedImage], *, overwrite: bool, resume: 
         raise
 
 
-def _sync_path(path: Path) -> int:
-    sync(path)
-    return 0
-
-
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return _parse_object(path.read_bytes())
+    except OSError:
+        return None
+
+
+def _parse_object(text: str | bytes | None) -> dict[str, Any] | None:
+    """Return a JSON object; None if it is something else."""
+    try:
+        found = json.loads(text or b"")
+    except ValueError:
         return None
     return found if isinstance(found, dict) else None
