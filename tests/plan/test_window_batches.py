@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import ArraySource, Loader, PlanError, RandomChunks, ResumeError, Shuffle, WindowShuffle
+from penstock import ArraySource, Loader, OptionError, PlanError, RandomChunks, ResumeError, Shuffle, WindowShuffle
 from penstock.core.index import Index
 from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.plan import Plan
@@ -244,10 +244,15 @@ def test_a_plan_of_windows_pickles_compares_and_describes_itself() -> None:
     assert batches.mixing().read_amplification == 1.0
 
 
-@pytest.mark.parametrize("order", [Shuffle(), WindowShuffle(1)], ids=repr)
-def test_orders_without_windows_of_one_span_are_refused(order: Any) -> None:
-    with pytest.raises(PlanError, match=r"order must have windows, such as RandomChunks\(size\), got"):
+@pytest.mark.parametrize("order", [Shuffle(), WindowShuffle(1), RandomChunks(4, shuffle=True)], ids=repr)
+def test_orders_without_windows_of_consecutive_items_are_refused(order: Any) -> None:
+    with pytest.raises(PlanError, match=r"order must have windows of consecutive items, as RandomChunks\(4\), got"):
         WindowBatches(Index.uniform(9), order)
+
+
+def test_a_seed_must_be_an_integer() -> None:
+    with pytest.raises(OptionError, match="seed must be an integer >= 0, got -1"):
+        plan(RandomChunks(4), seed=-1)
 
 
 # -- in a loader -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,27 +15,18 @@ from numpy.typing import NDArray
 from penstock.core.checks import check_integer
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
-from penstock.core.protocols import Order
 from penstock.core.seeds import key_for, subkeys
 from penstock.core.types import Arrangement, Draw, Span, Windows
 from penstock.plan.batch_plan import EpochPlace
 from penstock.plan.epoch import Epoch, Passes, Tail
 from penstock.plan.inspect import Inspectable
+from penstock.plan.orders import RandomChunks
 from penstock.plan.permute import permute
 from penstock.plan.plan import Plan
 
 __all__ = ["ListedChunks", "PartitionChunks", "WindowBatches", "WindowOrder"]
 
 _Int64s = NDArray[np.int64]
-
-
-class WindowOrder(Order, Protocol):
-    """An order of windows, each of which is one span of items."""
-
-    @property
-    def size(self) -> int:
-        """Items in the largest window, if there are that many."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +104,10 @@ class ListedChunks:
         return _arrange_windows(starts, stops, overlap=True)
 
 
+WindowOrder = RandomChunks | PartitionChunks | ListedChunks
+"""Orders of windows, each of which is one span of at most `size` items."""
+
+
 def _arrange_windows(starts: _Int64s, stops: _Int64s, *, overlap: bool = False) -> Arrangement:
     """Return the sequence of the items of windows, one window after the other."""
     borders = np.concatenate([[0], np.cumsum(stops - starts)])
@@ -139,7 +134,7 @@ def _arrange_windows(starts: _Int64s, stops: _Int64s, *, overlap: bool = False) 
 class WindowBatches(Inspectable):
     """A plan whose batches are the windows of an order: each is one span of items, read in one read.
 
-    Windows may differ in length. The items of a window come in storage order.
+    Windows may differ in length.
 
     Examples
     --------
@@ -151,10 +146,14 @@ class WindowBatches(Inspectable):
     index: Index
     order: WindowOrder
     seed: int = 0
+    lanes: ClassVar[int] = 1
+    tail: ClassVar[Tail] = "drop"
+    epochs_per_pass: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if not hasattr(self.order, "size") or self._plan.arrangement(0).windows is None:
-            raise PlanError(f"order must have windows, such as RandomChunks(size), got {self.order!r}.")
+        if not isinstance(self.order, WindowOrder) or getattr(self.order, "shuffle", False):
+            raise PlanError(f"order must have windows of consecutive items, as RandomChunks(4), got {self.order!r}.")
+        self.windows(0)  # checks the other arguments
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WindowBatches, (self.index, self.order, self.seed)
@@ -168,16 +167,6 @@ class WindowBatches(Inspectable):
     def batch_size(self) -> int:
         """Items in the largest window."""
         return max(1, min(self.order.size, len(self.index)))
-
-    @property
-    def lanes(self) -> int:
-        """One: windows come in the sequence of the order."""
-        return 1
-
-    @property
-    def tail(self) -> Tail:
-        """`"drop"`: every window is a batch of its own, so nothing is left over."""
-        return "drop"
 
     @property
     def length(self) -> int:
@@ -209,13 +198,8 @@ class WindowBatches(Inspectable):
     def windows(self, epoch: int) -> Windows:
         """Return the windows of `epoch`."""
         found = self._plan.arrangement(epoch).windows
-        assert found is not None, "checked when the plan was made"
+        assert found is not None, "all of these orders have windows"
         return found
-
-    @property
-    def epochs_per_pass(self) -> int:
-        """1: an epoch has all windows of the order."""
-        return 1
 
     def locate(self, epoch: int) -> EpochPlace:
         """Return where `epoch` lies in the passes over the data."""
