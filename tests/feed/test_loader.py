@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -116,7 +117,10 @@ def test_windows_are_held_for_the_lanes_that_a_process_visits(
 def test_an_executor_that_was_chosen_holds_the_windows_that_it_holds_if_it_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock.feed.execution.threads_overlap", lambda *_: True)
+    def choose_threads(draws: Any, maker: Any, record: Any) -> Iterator[tuple[list[Any], str]]:
+        yield list(maker.make_batches([next(draws)], record)), "threads"
+
+    monkeypatch.setattr("penstock.feed.execution.choose_executor", choose_threads)
     source = ArraySource({"x": np.broadcast_to(np.float32(0), (400, 250_000))}, chunk_items=5)
     plan = Plan(source.index, WindowShuffle(3), batch_size=4, lanes=4)
     with Loader(source, plan, num_workers=3) as loader:

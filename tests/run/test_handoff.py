@@ -6,7 +6,7 @@ import pytest
 from penstock_test_parts import delivered_items, eventually, numbered_source, planned_items
 
 from penstock import Loader, Plan, RunOptions, Sequential
-from penstock.feed import loader as loader_module
+from penstock.feed import execution as execution_module
 from penstock.run.handoff import Closed, Handoff
 
 
@@ -147,7 +147,7 @@ def test_only_threads_get_a_handoff(
         built.append(capacity)
         return Handoff(capacity)
 
-    monkeypatch.setattr(loader_module, "Handoff", build)
+    monkeypatch.setattr(execution_module, "Handoff", build)
     source = numbered_source(12)
     plan = Plan(source.index, Sequential(), batch_size=4)
     with Loader(source, plan, num_workers=workers, options=RunOptions(executor=executor)) as loader:

@@ -9,9 +9,9 @@ from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Passes, Share
 from penstock.plan.world import World
-from penstock.run.auto import threads_overlap
+from penstock.run.auto import choose_executor
 from penstock.run.handoff import Handoff
-from penstock.run.make_batch import BatchMaker, Record
+from penstock.run.make_batch import BatchMaker, Failure, Record
 from penstock.run.options import Executor, RunOptions
 from penstock.run.processes.executor import run_in_processes
 from penstock.run.processes.pool import WorkerPool
@@ -42,10 +42,10 @@ class Execution:
     def run(self, start: Cursor, record: Record) -> tuple[Generator[Any, None, None], Callable[[], None] | None]:
         """Return the batches of this rank from `start` on, and a function that wakes a consumer waiting for one."""
         if self.executor == "auto":
-            self.executor = self._choose_executor(start)
-            self.maker = replace(self.maker, windows_held=self._window_capacity(self.executor)[0])
+            choosing = _Choosing(self, start, record)
+            return choosing.batches(), choosing.wake
         if self.executor == "inline":
-            draws = self._share(start).draws()
+            draws = self.share(start).draws()
             return run_inline(draws, self.maker, group_size=self._group_size, record=record), None
         if self.executor == "threads":
             return self._run_in_threads(start, record)
@@ -85,7 +85,14 @@ class Execution:
         if self._pool is not None:
             self._pool.end()
 
-    def _share(self, start: Cursor) -> Share:
+    def choose(self, executor: Executor) -> None:
+        """Use `executor` from now on."""
+        self.executor = executor
+        if executor == "processes":
+            self.maker = replace(self.maker, windows_held=self._window_capacity(executor)[0])
+
+    def share(self, start: Cursor) -> Share:
+        """Return the share of this rank from `start` on."""
         return self._plan.epoch(start.epoch, start.origin).share(self._world, start.batch)
 
     def _run_in_threads(self, start: Cursor, record: Record) -> tuple[Generator[Any, None, None], Callable[[], None]]:
@@ -97,13 +104,9 @@ class Execution:
             timeout_seconds=self._options.timeout_seconds,
         )
         batches = run_in_threads(
-            lambda: self._share(start).draws(), self.maker, setup=setup, handoff=handoff, record=record
+            lambda: self.share(start).draws(), self.maker, setup=setup, handoff=handoff, record=record
         )
         return batches, handoff.close
-
-    def _choose_executor(self, start: Cursor) -> Executor:
-        draws = list(self._share(start).draws(stop=2))
-        return "threads" if not draws or threads_overlap(draws, self.maker) else "processes"
 
     def _window_capacity(self, executor: str) -> tuple[int, int]:
         """Return how many shuffle windows one process keeps, and how many batches ahead it reads them."""
@@ -112,6 +115,41 @@ class Execution:
             return window_capacity(self._plan.passes, lanes=-(-lanes // self._num_workers), in_flight=0)
         in_flight = self._num_workers * self._options.prefetch * self._group_size
         return window_capacity(self._plan.passes, lanes=lanes, in_flight=in_flight)
+
+
+class _Choosing:
+    """The first iteration, which chooses the executor by its first batches."""
+
+    def __init__(self, execution: Execution, start: Cursor, record: Record) -> None:
+        self._execution, self._start, self._record = execution, start, record
+        self._wake: Callable[[], None] | None = None
+
+    def wake(self) -> None:
+        """Wake a consumer that waits for a batch, if the executor can."""
+        if self._wake is not None:
+            self._wake()
+
+    def batches(self) -> Generator[Any, None, None]:
+        """Yield the batches in order. The rest is started before the last one that was made to choose is yielded."""
+        execution, share, made = self._execution, self._execution.share(self._start), 0
+        rest: Generator[Any, None, None] | None = None
+        try:
+            for batches, executor in choose_executor(share.draws(), execution.maker, self._record):
+                made += len(batches)
+                if executor is not None:
+                    execution.choose(executor)
+                    if made and not isinstance(batches[-1], Failure):
+                        after = Cursor(self._start.epoch, share.batch_after(made), self._start.origin)
+                        rest, self._wake = execution.run(after, self._record)
+                for batch in batches:
+                    if isinstance(batch, Failure):
+                        raise batch.error
+                    yield batch
+            if rest is not None:
+                yield from rest
+        finally:
+            if rest is not None:
+                rest.close()
 
 
 def _group_size(passes: Passes, maker: BatchMaker) -> int:

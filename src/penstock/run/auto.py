@@ -1,59 +1,122 @@
-"""Choose threads or processes by timing a few draws."""
+"""Choose threads or processes while the first batches are made.
 
+The batches that are timed are delivered, so choosing costs next to nothing.
+"""
+
+import itertools
+import statistics
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from penstock.core.types import Draw
-from penstock.run.make_batch import BatchMaker, Failure
+from penstock.run.make_batch import BatchMaker, Failure, Record
+from penstock.run.options import Executor
 
-__all__ = ["threads_overlap"]
+__all__ = ["choose_executor"]
 
-# Two threads take about as long as one if their draws release the GIL, and twice as long if they take turns.
+# Two threads take about as long as one if their draws overlap, and twice as long if they take turns.
 _SERIAL_RATIO = 1.5
 # A draw that keeps more CPUs busy than this runs threads of its own, which release the GIL. Two such draws take twice
 # as long for lack of CPUs, and in processes they would not share what they have read.
 _OWN_THREADS = 1.25
 # Shorter draws finish before another process could send them, so they always stay in threads.
 _SHORT_SECONDS = 0.002
-# The best of several timings counts, since a busy machine only ever adds time. Slow draws are timed less often.
-_TRIES, _MAX_SECONDS = 4, 1.0
+# Pairs of draws that are made at the same time. The fastest counts, since a busy machine only ever adds time.
+_PAIRS, _MAX_SECONDS = 3, 1.0
+_TICK_SECONDS = 0.001
 
 
-def threads_overlap(draws: Sequence[Draw], maker: BatchMaker) -> bool:
-    """Return whether two threads make these draws at the same time, rather than in turns.
+def choose_executor(
+    draws: Iterator[Draw], maker: BatchMaker, record: Record
+) -> Iterator[tuple[list[Any], Executor | None]]:
+    """Yield the batches of the first draws; with the last of them, what should make the others. A Failure ends them.
 
-    A draw has no effect but its result, so making it more than once is harmless. A draw that fails says nothing about
-    speed; it fails again when its batch is due.
+    1. One draw alone: if it is short, or runs threads of its own, threads. If it keeps the interpreter to itself, so
+       that another thread barely runs meanwhile, processes.
+    2. Otherwise, the next draws in pairs, by two threads at once: threads if they overlap, processes if they take
+       turns, such as for a lock in a library.
     """
-    one_thread = two_threads = float("inf")
     began = time.perf_counter()
-    for _ in range(_TRIES):
-        seconds, busy_cpus, failed = _time_threads([draws[:1]], maker)
-        one_thread = min(one_thread, seconds)
-        if failed or one_thread < _SHORT_SECONDS or len(draws) < 2 or busy_cpus > _OWN_THREADS:
-            return True
-        seconds, _, failed = _time_threads([draws[:1], draws[1:2]], maker)
-        two_threads = min(two_threads, seconds)
-        if failed or two_threads < _SERIAL_RATIO * one_thread:
-            return True
-        if time.perf_counter() - began > _MAX_SECONDS:
-            break
-    return False
+    alone = _make_together(list(itertools.islice(draws, 1)), maker, record, probe=True)
+    if alone.seconds < _SHORT_SECONDS or alone.busy_cpus > _OWN_THREADS or alone.has_failed:
+        yield alone.batches, "threads"
+        return
+    if alone.keeps_interpreter:
+        yield alone.batches, "processes"
+        return
+    yield alone.batches, None
+    for turn in range(_PAIRS):
+        both = _make_together(list(itertools.islice(draws, 2)), maker, record)
+        if len(both.batches) < 2 or both.has_failed or both.seconds < _SERIAL_RATIO * alone.seconds:
+            yield both.batches, "threads"
+            return
+        if turn == _PAIRS - 1 or time.perf_counter() - began > _MAX_SECONDS:
+            yield both.batches, "processes"
+            return
+        yield both.batches, None
 
 
-def _time_threads(draws_by_thread: Sequence[Sequence[Draw]], maker: BatchMaker) -> tuple[float, float, bool]:
-    """Run one thread per entry; return the seconds taken, the CPUs kept busy, and whether a draw failed."""
-    failures: list[Failure] = []
+class _Timing(NamedTuple):
+    batches: list[Any]
+    seconds: float
+    busy_cpus: float
+    keeps_interpreter: bool
 
-    def make(draws: Sequence[Draw]) -> None:
-        failures.extend(batch for batch in maker.make_batches(draws, lambda *_: None) if isinstance(batch, Failure))
+    @property
+    def has_failed(self) -> bool:
+        return any(isinstance(batch, Failure) for batch in self.batches)
 
-    threads = [threading.Thread(target=make, args=(draws,), daemon=True) for draws in draws_by_thread]
+
+def _make_together(draws: list[Draw], maker: BatchMaker, record: Record, *, probe: bool = False) -> _Timing:
+    """Make each draw in a thread of its own; the batches end with the first Failure."""
+    made: list[list[Any]] = [[] for _ in draws]
+
+    def make(number: int) -> None:
+        made[number].extend(maker.make_batches([draws[number]], record))
+
+    others = [threading.Thread(target=make, args=(number,), daemon=True) for number in range(1, len(draws))]
     began, cpu_began = time.perf_counter(), time.process_time()
-    for thread in threads:
+    with _probe_interpreter(enabled=probe) as delays:
+        for thread in others:
+            thread.start()
+        if draws:
+            make(0)
+        for thread in others:
+            thread.join()
+        seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+    batches: list[Any] = []
+    for each in made:
+        batches += each
+        if each and isinstance(each[0], Failure):
+            break
+    busy = cpu_seconds / max(seconds, 1e-9)
+    # A thread that wakes up while another one never lets go of the interpreter gets it after the switch interval.
+    is_late = len(delays) >= 5 and statistics.median(delays) > 0.6 * sys.getswitchinterval()
+    return _Timing(batches, seconds, busy, is_late and busy > 0.6)
+
+
+@contextmanager
+def _probe_interpreter(*, enabled: bool) -> Iterator[list[float]]:
+    """Yield a list of how late, in seconds, a thread runs that wakes up every millisecond."""
+    delays: list[float] = []
+    over = threading.Event()
+
+    def tick() -> None:
+        while not over.is_set():
+            began = time.perf_counter()
+            time.sleep(_TICK_SECONDS)
+            delays.append(time.perf_counter() - began - _TICK_SECONDS)
+
+    thread = threading.Thread(target=tick, name="penstock-probe", daemon=True)
+    if enabled:
         thread.start()
-    for thread in threads:
-        thread.join()
-    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
-    return seconds, cpu_seconds / max(seconds, 1e-9), bool(failures)
+    try:
+        yield delays
+    finally:
+        over.set()
+        if enabled:
+            thread.join()

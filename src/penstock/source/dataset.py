@@ -45,7 +45,8 @@ class DatasetSource:
                 f"dataset must be map-style, with __len__ and __getitem__, got {type(dataset).__name__}. "
                 "Convert an iterable dataset to shards, then read it in any order."
             )
-        self._dataset = dataset
+        self.dataset = dataset
+        """What was given; `torch.utils.data.get_worker_info().dataset` in a worker."""
         self._thread_safe = thread_safe
         self._lock = threading.Lock()
         n_items = len(dataset)
@@ -54,7 +55,7 @@ class DatasetSource:
         self.index = Index.uniform(n_items, identity=f"{type(dataset).__qualname__} {identity}".rstrip())
 
     def __repr__(self) -> str:
-        return f"DatasetSource({type(self._dataset).__name__})"
+        return f"DatasetSource({type(self.dataset).__name__})"
 
     def read(self, span: Span, out: Block | None = None) -> Block:  # noqa: ARG002  # no field has a fixed shape
         """Return consecutive items."""
@@ -79,10 +80,10 @@ class DatasetSource:
         """Do nothing: the dataset owns its open files."""
 
     def _fetch_items(self, numbers: list[int]) -> list[Any]:
-        if not callable(getattr(self._dataset, "__getitems__", None)):
+        if not callable(getattr(self.dataset, "__getitems__", None)):
             return [self._fetch_item(number) for number in numbers]
         try:
-            found = list(self._dataset.__getitems__(numbers))
+            found = list(self.dataset.__getitems__(numbers))
         except IndexError as error:
             raise ReadError(
                 f"Items {numbers} of {self!r} are out of range, although its length is {len(self.index)}; "
@@ -99,7 +100,7 @@ class DatasetSource:
 
     def _fetch_item(self, number: int) -> Any:
         try:
-            return self._dataset[number]
+            return self.dataset[number]
         except IndexError as error:
             raise ReadError(
                 f"Item {number} of {self!r} is out of range, although its length is {len(self.index)}; "

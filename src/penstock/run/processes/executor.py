@@ -44,7 +44,9 @@ def run_in_processes(
         Batches that one worker makes at a time, if each of them is small.
     """
     run = _Run(pool, start, group_size, record)
-    return run.batches(), run.stop
+    batches = run.batches()
+    next(batches)  # from here on, closing or dropping it ends the run
+    return batches, run.stop
 
 
 class _Run:
@@ -68,11 +70,14 @@ class _Run:
         self._wake_pipe: tuple[int, ...] = os.pipe()
 
     def batches(self) -> Generator[Any, None, None]:
-        """Yield the batches in order."""
+        """Start the workers, yield None, then the batches in order."""
         step = 0
         try:
             with self._pool.lock:
+                self._pool.current_run = self  # one that still runs leaves the workers to this one
                 self._pool.start()
+                self._send_requests()
+            yield None
             while step < self._share.n_steps:
                 group = self._next_group(step)
                 if group is None:
@@ -101,10 +106,10 @@ class _Run:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._pool.lock:
             while step not in self._results:
+                if self._is_stopped or self._pool.current_run is not self:
+                    return None
                 self._send_requests()
                 self._wait(step, deadline)
-                if self._is_stopped:
-                    return None
             result = self._results.pop(step)
             if isinstance(result, Failure):
                 return [], result
@@ -234,11 +239,12 @@ class _Run:
                 if not isinstance(result, Failure):
                     self._pool.ring.release(result[0].slot)
             self._results.clear()
-            if self._pool.options.persistent:
-                for worker in self._pool.workers:
-                    worker.skip_requests(before=next(self._pool.numbers))
-            else:
-                self._pool.end()
+            if self._pool.current_run is self:
+                self._pool.current_run = None
+                if self._pool.options.persistent:
+                    self._pool.skip_requests()
+                else:
+                    self._pool.end()
         with self._wake_lock:
             for end in self._wake_pipe:
                 os.close(end)

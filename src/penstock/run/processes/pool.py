@@ -37,7 +37,10 @@ class WorkerPool:
         self.workers: list[WorkerProcess] = []
         self.lock = threading.RLock()
         """Held while a consumer sends and receives, so that another thread does not end the workers meanwhile."""
+        self.current_run: object = None
+        """The iteration that the workers work for."""
         self.numbers: Iterator[int] = itertools.count(1)
+        """Numbers of requests."""
         self._starts: Iterator[int] = itertools.count()
         self._method = options.start_method or mp.get_start_method()
         self._ring: Ring | None = None
@@ -64,6 +67,12 @@ class WorkerPool:
         """Start another worker in the place of one that has died."""
         end_processes([worker])
         self.workers[worker.number] = self._start_worker(worker.number)
+
+    def skip_requests(self) -> None:
+        """Let the workers skip all requests that they have not begun."""
+        before = next(self.numbers)
+        for worker in self.workers:
+            worker.skip_requests(before)
 
     def end(self) -> None:
         """End all workers; the next run starts new ones. Batches in use stay valid."""

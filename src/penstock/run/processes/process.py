@@ -10,6 +10,7 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
+from penstock.core.errors import WorkerError
 from penstock.plan.batch_plan import BatchPlan
 from penstock.run.processes.messages import Answer, NewPlan, Request, Specification
 from penstock.run.processes.ring import IDLE, STARTING, Ring
@@ -51,8 +52,10 @@ class WorkerProcess:
             )
             try:
                 self._process.start()
-            except BaseException:
+            except BaseException as error:
                 self.pipe.close()
+                if isinstance(error, OSError):
+                    raise WorkerError(f"Worker {self.number} could not be started: {error}") from error
                 raise
             finally:
                 its_end.close()
