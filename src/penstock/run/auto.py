@@ -23,6 +23,8 @@ _SERIAL_RATIO = 1.5
 # A draw that keeps more CPUs busy than this runs threads of its own, which release the GIL. Two such draws take twice
 # as long for lack of CPUs, and in processes they would not share what they have read.
 _OWN_THREADS = 1.25
+# A draw that keeps less than this busy mostly waits, or the machine has no time for it.
+_BUSY_CPUS = 0.25
 # Shorter draws finish before another process could send them, so they always stay in threads.
 _SHORT_SECONDS = 0.002
 # Pairs of draws that are made at the same time. The fastest counts, since a busy machine only ever adds time.
@@ -96,7 +98,7 @@ def _make_together(draws: list[Draw], maker: BatchMaker, record: Record, *, prob
     busy = cpu_seconds / max(seconds, 1e-9)
     # A thread that wakes up while another one never lets go of the interpreter gets it after the switch interval.
     is_late = len(delays) >= 5 and statistics.median(delays) > 0.6 * sys.getswitchinterval()
-    return _Timing(batches, seconds, busy, is_late and busy > 0.6)
+    return _Timing(batches, seconds, busy, is_late and busy > _BUSY_CPUS)
 
 
 @contextmanager
