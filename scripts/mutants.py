@@ -33,7 +33,7 @@ TESTS = {  # besides tests/FOLDER: golden values, and the laws of plans and load
 SKIPPED = ("__init__.py", "doors.py", "version.py")  # imports on demand, and a string
 # Changes that nobody can notice, by file: a pattern of the changed code, and why it makes no difference.
 EQUIVALENT: dict[str, dict[str, str]] = {
-    "core/chunks.py": {r"empty = np\.zeros\(1, np\.int64\)": "empty chunks are left out"},
+    "core/chunks.py": {"_CHUNKS_AT_ONCE": "how much is worked out at once"},
     "core/index.py": {
         r"\[:17\]": "the string has 14 bytes",
         "prepend=-2": "any number will do that no chunk has",

@@ -6,7 +6,7 @@ items take as much memory as 10⁵ whole shards.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.core.checks import check_integer
-from penstock.core.chunks import ChunkRuns, cut_parts, join_runs
+from penstock.core.chunks import ChunkSizes, EqualChunks, cut_parts, join_chunks, list_chunks
 from penstock.core.errors import SourceError
+from penstock.core.selection import NumberSet, select_mask, select_numbers
 
 __all__ = ["Index"]
 
@@ -33,17 +34,17 @@ class Index:
     chunk_items: int
     """Items in every chunk but the last; 0 if chunks differ in other ways."""
 
-    _runs: ChunkRuns | None = None
-    """Sizes of the chunks, if `chunk_items` does not give them."""
-
-    selected: _Int64s | None = None
-    """Item numbers in the source, ascending; None if they equal the numbers here."""
-
     n_stored: int = 0
     """Number of items in the source."""
 
     identity: str = ""
     """Fingerprint of the source's content. A saved state is refused by another dataset of the same size."""
+
+    _sizes: ChunkSizes | None = None
+    """Sizes of the chunks, if they are not all of `chunk_items`."""
+
+    _selection: tuple["Index", NumberSet] | None = None
+    """Of which index this is a part, and the numbers of its items there; None if it is whole."""
 
     @classmethod
     def uniform(cls, items: int, chunk: int = 1, identity: str = "") -> "Index":
@@ -56,7 +57,7 @@ class Index:
         """
         n_items = check_integer("items", items, at_least=0, error=SourceError)
         chunk_items = check_integer("chunk", chunk, at_least=1, error=SourceError)
-        return cls(n_items, chunk_items, n_stored=n_items, identity=identity)
+        return cls(n_items, chunk_items, n_items, identity)
 
     @classmethod
     def from_sizes(cls, sizes: ArrayLike, identity: str = "", *, chunk: int | ArrayLike | None = None) -> "Index":
@@ -84,13 +85,12 @@ class Index:
             raise SourceError(f"sizes must be >= 0, got {counts.min()} for chunk {int(counts.argmin())}.")
         counts = counts.astype(np.int64)
         if chunk is None:
-            return cls._from_runs(ChunkRuns.from_counts(counts, np.ones_like(counts)), identity)
-        return cls._from_runs(cut_parts(counts, _check_chunk(chunk, len(counts))), identity)
+            return cls._from_chunks(list_chunks(counts), identity)
+        return cls._from_chunks(cut_parts(counts, _check_chunk(chunk, len(counts))), identity)
 
     @classmethod
-    def _from_runs(cls, runs: ChunkRuns, identity: str = "") -> "Index":
-        n_items = int(runs.first_items[-1])
-        return cls(n_items, 0, runs, n_stored=n_items, identity=identity)
+    def _from_chunks(cls, chunks: ChunkSizes, identity: str = "") -> "Index":
+        return cls(chunks.n_items, 0, chunks.n_items, identity, chunks)
 
     def __len__(self) -> int:
         return self.n_items
@@ -102,59 +102,63 @@ class Index:
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        part = "" if self.selected is None else f", selected from {self.n_stored}"
+        part = "" if self._selection is None else f", selected from {self.n_stored}"
         return f"Index({self.n_items} items in {self.n_chunks} chunks{part})"
+
+    @cached_property
+    def _chunks(self) -> ChunkSizes:
+        if self._selection is not None:
+            whole, numbers = self._selection
+            return whole._select_chunks(numbers)
+        return EqualChunks(self.n_items, self.chunk_items) if self._sizes is None else self._sizes
 
     @property
     def n_chunks(self) -> int:
         """Number of chunks; none is empty."""
-        if self._runs is not None:
-            return self._runs.n_chunks
-        return -(-self.n_items // self.chunk_items)
+        return self._chunks.n_chunks
 
     @property
     def largest_chunk(self) -> int:
         """Items in the largest chunk."""
-        if self._runs is not None:
-            return int(self._runs.sizes.max(initial=0))
-        return min(self.chunk_items, self.n_items)
+        return int(self._chunks.count_runs()[0].max(initial=0))
 
-    @cached_property
+    @property
     def usual_chunk(self) -> int:
         """Items in most of the chunks; 0 if there are none."""
-        return self.chunk_items if self._runs is None else self._runs.usual_size()
+        return self._usual[0]
 
     @property
     def n_unusual_chunks(self) -> int:
         """Number of chunks that do not have `usual_chunk` items."""
-        return (
-            bool(self.n_items % self.chunk_items) if self._runs is None else self._runs.count_others(self.usual_chunk)
-        )
+        return self._usual[1]
+
+    @cached_property
+    def _usual(self) -> tuple[int, int]:
+        sizes, counts = self._chunks.count_runs()
+        kinds, numbers = np.unique(sizes, return_inverse=True)
+        totals = np.zeros(len(kinds), np.int64)
+        np.add.at(totals, numbers, counts)
+        return (int(kinds[totals.argmax()]), self.n_chunks - int(totals.max())) if len(kinds) else (0, 0)
 
     def unusual_chunks(self) -> Iterator[_Int64s]:
         """Yield the numbers of the chunks that do not have `usual_chunk` items, ascending, many at a time."""
-        if self._runs is not None:
-            yield from self._runs.other_chunks(self.usual_chunk)
-        elif self.n_items % self.chunk_items:
-            yield np.array([self.n_chunks - 1])
+        return self._chunks.other_chunks(self.usual_chunk)
 
     @property
     def borders(self) -> _Int64s | None:
         """Shape (n_chunks + 1,): first item of each chunk, then the number of items. None if all chunks have one size.
 
-        Computed at every access, and as large as there are chunks.
+        Made at every access, with 8 bytes per chunk: for many chunks, ask `chunk_starts` instead.
         """
-        return None if self._runs is None else np.concatenate(list(self._border_blocks()))
+        return None if self.chunk_items else _join(self._border_blocks())
 
     def chunk_starts(self, chunks: _Int64s) -> _Int64s:
-        """Return the first item of each of `chunks`."""
-        return chunks * self.chunk_items if self._runs is None else self._runs.chunk_starts(chunks)
+        """Return the first item of each of `chunks`; the chunk after the last one starts after the last item."""
+        return self._chunks.starts_of(chunks)
 
     def chunk_sizes(self, chunks: _Int64s) -> _Int64s:
         """Return the number of items in each of `chunks`."""
-        if self._runs is not None:
-            return self._runs.chunk_sizes(chunks)
-        return np.minimum(self.chunk_items, self.n_items - chunks * self.chunk_items)
+        return self._chunks.sizes_of(chunks)
 
     def locate(self, items: _Int64s) -> tuple[_Int64s, _Int64s]:
         """Return the chunk that holds each of `items`, and its place in that chunk.
@@ -167,20 +171,32 @@ class Index:
         """
         if items.size and not (items.min() >= 0 and items.max() < self.n_items):
             raise SourceError(f"Items must be in 0–{self.n_items - 1}, got {items.min()}–{items.max()}.")
-        chunks = items // self.chunk_items if self._runs is None else self._runs.locate(items)
+        chunks = self._chunks.locate(items)
         return chunks, items - self.chunk_starts(chunks)
+
+    @property
+    def selected(self) -> _Int64s | None:
+        """Item numbers in the source, ascending; None if they equal the numbers here.
+
+        Made at every access, with 8 bytes per item: for many items, ask `stored` instead.
+        """
+        return None if self._selection is None else _join(self._selection[1].blocks())
 
     def stored(self, items: _Int64s) -> _Int64s:
         """Return the numbers of `items` in the source."""
-        return items if self.selected is None else self.selected[items]
+        return items if self._selection is None else self._selection[1].at(items)
+
+    def find(self, stored: _Int64s) -> _Int64s:
+        """Return the numbers here of items that have the numbers `stored` in the source."""
+        return stored if self._selection is None else self._selection[1].rank(stored)
 
     def stored_spans(self, spans: _Int64s) -> _Int64s:
         """Return the source spans, shape (k, 2), that hold `spans` of this index; adjacent spans are joined.
 
         A span of a selection covers all items from its first selected item to its last.
         """
-        if self.selected is not None and len(spans):
-            spans = np.stack([self.selected[spans[:, 0]], self.selected[spans[:, 1] - 1] + 1], axis=1)
+        if self._selection is not None and len(spans):
+            spans = np.stack([self.stored(spans[:, 0]), self.stored(spans[:, 1] - 1) + 1], axis=1)
         if len(spans) < 2:
             return spans
         fresh = np.concatenate([[True], spans[1:, 0] != spans[:-1, 1]])
@@ -201,31 +217,35 @@ class Index:
         >>> index, index.stored(np.arange(3)).tolist()
         (Index(3 items in 2 chunks, selected from 10), [1, 8, 9])
         """
-        items = self._selection(np.asarray(which))
-        chunks, _ = self.locate(items)
-        # A chunk starts wherever the chunk number changes; chunks without selected items disappear.
-        starts = np.flatnonzero(np.diff(chunks, prepend=-1))
-        sizes = np.diff(np.append(starts, len(items)))
-        runs = ChunkRuns.from_counts(sizes, np.ones_like(sizes))
-        return replace(self, n_items=len(items), chunk_items=0, _runs=runs, selected=self.stored(items))
+        mask = np.asarray(which)
+        if mask.ndim != 1:
+            raise SourceError(f"select() takes a 1-D mask or 1-D item numbers, got {mask.ndim} axes.")
+        if mask.dtype != np.bool_:
+            numbers = self._check_numbers(mask)
+        elif len(mask) != self.n_items:
+            raise SourceError(f"The mask must have one bool per item ({self.n_items}), got {len(mask)}.")
+        else:
+            numbers = select_mask(mask)
+        whole = self
+        if self._selection is not None:
+            whole, of_whole = self._selection
+            numbers = select_numbers(_join(of_whole.at(places) for places in numbers.blocks()), len(whole))
+        return replace(whole, n_items=len(numbers), chunk_items=0, _sizes=None, _selection=(whole, numbers))
 
-    def _selection(self, which: NDArray[Any]) -> _Int64s:
-        if which.ndim != 1:
-            raise SourceError(f"select() takes a 1-D mask or 1-D item numbers, got {which.ndim} axes.")
-        if which.dtype == np.bool_:
-            if len(which) != self.n_items:
-                raise SourceError(f"The mask must have one bool per item ({self.n_items}), got {len(which)}.")
-            return np.flatnonzero(which).astype(np.int64)
+    def _check_numbers(self, which: NDArray[Any]) -> NumberSet:
         if which.size and not np.issubdtype(which.dtype, np.integer):
             raise SourceError(f"select() takes bools or integers, got {which.dtype}.")
-        items = np.sort(which.astype(np.int64))
-        twice = np.flatnonzero(items[1:] == items[:-1])
-        if twice.size:
+        if which.size and not (which.min() >= 0 and which.max() < self.n_items):
+            raise SourceError(f"Items must be in 0–{self.n_items - 1}, got {which.min()}–{which.max()}.")
+        numbers = select_numbers(which, self.n_items)
+        if len(numbers) < len(which):
+            items = np.sort(which)
+            twice = items[1:][items[1:] == items[:-1]]
             raise SourceError(
-                f"select() takes each item at most once, got item {items[twice[0]]} twice. "
+                f"select() takes each item at most once, got item {twice[0]} twice. "
                 "Use Balanced to visit items more often."
             )
-        return items
+        return numbers
 
     @classmethod
     def concat(cls, parts: Sequence["Index"]) -> "Index":
@@ -236,20 +256,45 @@ class Index:
         >>> Index.concat([Index.uniform(4, 2), Index.uniform(3, 3)])
         Index(7 items in 3 chunks)
         """
-        whole = cls._from_runs(join_runs([part._all_runs() for part in parts]))
-        offsets = np.cumsum([0, *(part.n_stored for part in parts)])
-        selected = None
-        if any(part.selected is not None for part in parts):
-            shifted = [part.stored(np.arange(len(part))) + offset for part, offset in zip(parts, offsets, strict=False)]
-            selected = np.concatenate(shifted).astype(np.int64)
         identity = "" if not any(part.identity for part in parts) else "+".join(part.digest for part in parts)
-        return replace(whole, selected=selected, n_stored=int(offsets[-1]), identity=identity)
+        wholes = [part if part._selection is None else part._selection[0] for part in parts]
+        whole = cls._from_chunks(join_chunks([part._chunks for part in wholes]), identity)
+        if all(part._selection is None for part in parts):
+            return whole
+        mask = np.ones(len(whole), np.bool_)
+        ends = np.cumsum([len(part) for part in wholes])
+        for part, end in zip(parts, ends.tolist(), strict=True):
+            if part._selection is not None:
+                of_part = mask[end - len(part._selection[0]) : end]
+                of_part[:] = False
+                for numbers in part._selection[1].blocks():
+                    of_part[numbers] = True
+        return whole.select(mask)
 
-    def _all_runs(self) -> ChunkRuns:
-        if self._runs is not None:
-            return self._runs
-        full, rest = divmod(self.n_items, self.chunk_items)
-        return ChunkRuns.from_counts(np.array([self.chunk_items, rest]), np.array([full, 1]))
+    def _select_chunks(self, numbers: NumberSet) -> ChunkSizes:
+        """Return the chunks of the items `numbers`; a chunk without any of them disappears."""
+        if self.largest_chunk <= 1:
+            return list_chunks(np.ones(1, np.int64), np.array([len(numbers)]))
+        if len(numbers) <= self.n_chunks:
+            return self._count_chunks(numbers)
+        parts, before = [], 0
+        for borders in self._border_blocks():
+            ranks = numbers.rank(borders)
+            parts.append(list_chunks(np.diff(ranks, prepend=before)))
+            before = int(ranks[-1])
+        return join_chunks(parts)
+
+    def _count_chunks(self, numbers: NumberSet) -> ChunkSizes:
+        """Do the same at a cost per item, not per chunk."""
+        chunks, counts = [], []
+        for items in numbers.blocks():
+            found, _ = self.locate(items)
+            first = np.flatnonzero(np.diff(found, prepend=-1))
+            chunks.append(found[first])
+            counts.append(np.diff(np.append(first, len(found))))
+        # A chunk may lie in two blocks.
+        first = np.flatnonzero(np.diff(_join(chunks), prepend=-1))
+        return list_chunks(np.add.reduceat(_join(counts), first))
 
     def _border_blocks(self) -> Iterator[_Int64s]:
         """Yield the borders of the chunks, many at a time."""
@@ -261,13 +306,19 @@ class Index:
         """Short hash of everything this index contains."""
         digest = hashlib.blake2b(digest_size=8, person=b"penstock-index"[:16])
         digest.update(repr((self.n_items, self.chunk_items, self.n_stored, self.identity)).encode())
-        if self._runs is None:
-            digest.update(b"-")
-        else:
-            for block in self._border_blocks():
-                digest.update(block.astype("<i8").tobytes())
-        digest.update(b"-" if self.selected is None else np.ascontiguousarray(self.selected, "<i8").tobytes())
+        borders = None if self.chunk_items else self._border_blocks()
+        numbers = None if self._selection is None else self._selection[1].blocks()
+        for blocks in (borders, numbers):
+            if blocks is None:
+                digest.update(b"-")
+            else:
+                for block in blocks:
+                    digest.update(block.astype("<i8").tobytes())
         return digest.hexdigest()
+
+
+def _join(blocks: Iterable[_Int64s]) -> _Int64s:
+    return np.concatenate([np.zeros(0, np.int64), *blocks])
 
 
 def _check_chunk(chunk: int | ArrayLike, n_sizes: int) -> int | _Int64s:

@@ -17,6 +17,8 @@ class Source(Protocol):
 
     `read` and `take` may be called from several threads at once. `out` has one array for each field of fixed shape and
     none for other fields. Both methods fill these arrays and return them together with the remaining fields.
+
+    A source may have `memory_bytes`: an upper bound of what it keeps between reads in each process, such as a cache.
     """
 
     @property

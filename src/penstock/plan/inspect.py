@@ -169,6 +169,5 @@ def _window_cost(passes: Passes, number: int, max_windows: int) -> float:
 
 def _chunk_items(items: NDArray[np.int64], index: Index) -> int:
     # Of a selection, only selected items of a chunk count: the index does not know the others.
-    numbers = items if index.selected is None else np.searchsorted(index.selected, items)
-    chunks = np.unique(index.locate(numbers)[0])
+    chunks = np.unique(index.locate(index.find(items))[0])
     return int(index.chunk_sizes(chunks).sum())
