@@ -1,14 +1,15 @@
 """The same seed gives the same chunks and the same batches: in a new process, and after a resume at any chunk."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from penstock_loader_suite import LoaderCase, LoaderSuite
 from penstock_test_parts import own_threads, read_answer, start_script
 
-from penstock import ResumeError
 from penstock.recipes.streams import PipelineChunkLoader, RandomChunkLoader, sample_batch_within_chunk
 
 TOTAL, SIZE, CHUNKS = 1000, 70, 5
@@ -49,14 +50,50 @@ def epochs(loader: RandomChunkLoader, count: int) -> list[list[Any]]:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_same_seed_gives_the_same_chunks_and_batches_for_any_prefetch(kind: str) -> None:
-    found = []
-    for prefetch in (1, 2, 7):
-        with stream(prefetch=prefetch, **KINDS[kind]) as loader:
-            found.append(epochs(loader, 3))
-    assert found[0] == found[1] == found[2]
-    assert found[0][0] != found[0][1] != found[0][2]
+def deliver(loader: RandomChunkLoader) -> Iterator[Any]:
+    start(loader)
+    while (chunk := loader.get_next_chunk())[0] is not None:
+        yield seen(chunk)
+
+
+class TestRandomChunkLoader(LoaderSuite):
+    @pytest.fixture(params=KINDS)
+    def case(self, request: pytest.FixtureRequest) -> LoaderCase:
+        chosen = KINDS[request.param]
+
+        def make(*, total: int = TOTAL, size: int = SIZE, **options: Any) -> RandomChunkLoader:
+            return RandomChunkLoader(load, total, size, "cpu", **{"seed": 3, **chosen, **options})
+
+        foreign = {
+            "seed=4, here 3": {"seed": 4},
+            "total_timesteps=999, here 1000": {"total": 999},
+            "chunk_size=71, here 70": {"size": 71},
+            r"align=\d+, here \d+": {"time_units": 2 if request.param != "partition" else 20},
+            "coverage=": {"align": 1, "coverage": "random" if request.param == "partition" else "partition"},
+        }
+        workers = ({"prefetch": 1}, {"prefetch": 7})
+        return LoaderCase(make, foreign, workers, epoch=deliver, counts_batches=False)
+
+
+CHUNKS_OF_A_LIST = [(0, 5), (20, 29), (7, 11), (40, 90), (7, 11)]
+
+
+def deliver_list(loader: PipelineChunkLoader) -> Iterator[Any]:
+    loader.start_epoch(CHUNKS_OF_A_LIST)
+    while (given := loader.get_next_chunk())[0] is not None:
+        assert given[0] == given[1].start
+        yield seen(given[1])
+
+
+class TestPipelineChunkLoader(LoaderSuite):
+    @pytest.fixture
+    def case(self) -> LoaderCase:
+        def make(**options: Any) -> PipelineChunkLoader:
+            return PipelineChunkLoader(load, "cpu", **{"seed": 8, **options})
+
+        return LoaderCase(
+            make, {"seed=9, here 8": {"seed": 9}}, ({"prefetch": 3},), epoch=deliver_list, counts_batches=False
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,25 +169,6 @@ GOLDEN_PARTITION = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_state_taken_after_any_chunk_goes_on_with_the_chunks_and_batches_that_were_left(kind: str) -> None:
-    with stream(**KINDS[kind]) as loader:
-        whole = epochs(loader, 3)
-    for done in range(len(whole[1]) + 1):
-        with stream(prefetch=2, **KINDS[kind]) as loader:
-            epochs(loader, 1)
-            start(loader)
-            for _ in range(done):
-                loader.get_next_chunk()
-            state = json.loads(json.dumps(loader.state_dict()))
-        with stream(prefetch=1 + done % 5, **KINDS[kind]) as resumed:
-            resumed.load_state_dict(state)
-            assert resumed.state_dict() == state
-            # An epoch that was delivered whole has no rest: what comes is the next one.
-            left = [whole[1][done:], whole[2]] if done < len(whole[1]) else [whole[2]]
-            assert epochs(resumed, len(left)) == left
-
-
 def test_loading_a_state_ends_the_epoch_that_runs() -> None:
     with stream() as loader:
         whole = epochs(loader, 2)
@@ -186,58 +204,3 @@ def test_an_epoch_with_fewer_chunks_than_were_delivered_has_no_rest() -> None:
         loader.load_state_dict({**loader.state_dict(), "chunk": 4})
         loader.start_epoch(3)
         assert rest(loader) == []
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"seed": 4}, "seed=3, here 4"),
-        ({"total": 999}, "total_timesteps=1000, here 999"),
-        ({"size": 71}, "chunk_size=70, here 71"),
-        ({"time_units": 2}, "align=1, here 2"),
-        ({"coverage": "partition"}, "coverage='random', here 'partition'"),
-    ],
-)
-def test_a_state_of_another_stream_is_refused(changed: dict[str, Any], words: str) -> None:
-    options = {"total": TOTAL, "size": SIZE, "seed": 3} | changed
-    total, size = options.pop("total"), options.pop("size")
-    with stream() as loader, RandomChunkLoader(load, total, size, "cpu", **options) as other:
-        with pytest.raises(ResumeError, match=words):
-            other.load_state_dict(loader.state_dict())
-
-
-@pytest.mark.parametrize("damage", [{"version": 2}, {"epoch": -1}, {"chunk": None}, {"chunk": 1.5}])
-def test_a_state_that_is_damaged_is_refused(damage: dict[str, Any]) -> None:
-    with stream() as loader:
-        with pytest.raises(ResumeError, match=next(iter(damage))):
-            loader.load_state_dict({**loader.state_dict(), **damage})
-        with pytest.raises(ResumeError, match="version=None"):
-            loader.load_state_dict({})
-
-
-def test_a_pipeline_goes_on_in_the_middle_of_its_list() -> None:
-    chunks = [(0, 5), (20, 29), (7, 11), (40, 90)]
-
-    def walk(loader: PipelineChunkLoader, count: int) -> list[Any]:
-        found = []
-        for _ in range(count):
-            begin, chunk = loader.get_next_chunk()
-            if begin is not None:
-                found.append(seen(chunk))
-        return found
-
-    with PipelineChunkLoader(load, "cpu", seed=8) as loader:
-        loader.start_epoch(chunks)
-        whole = walk(loader, 5)
-    assert [entry[:2] for entry in whole] == [list(chunk) for chunk in chunks]
-    for done in range(4):
-        with PipelineChunkLoader(load, "cpu", seed=8) as loader:
-            loader.start_epoch(chunks)
-            walk(loader, done)
-            state = json.loads(json.dumps(loader.state_dict()))
-        with PipelineChunkLoader(load, "cpu", prefetch=3, seed=8) as loader:
-            loader.load_state_dict(state)
-            loader.start_epoch(chunks)
-            assert walk(loader, 5) == whole[done:]
-    with PipelineChunkLoader(load, "cpu", seed=9) as loader, pytest.raises(ResumeError, match="seed=8, here 9"):
-        loader.load_state_dict(state)

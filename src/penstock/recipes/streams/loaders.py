@@ -32,8 +32,7 @@ __all__ = ["Chunk", "PipelineChunkLoader", "RandomChunkLoader"]
 
 Coverage = Literal["random", "partition"]
 
-_NOT_LISTED = ListedChunks(((0, 1),))
-"""Stands for the list that the first `start_epoch` of a pipeline brings."""
+_NOT_LISTED = ListedChunks(((0, 1),))  # until the first start_epoch() of a pipeline brings a list
 
 
 class Chunk(tuple[Any, ...]):
@@ -167,6 +166,8 @@ class _ChunkLoader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state; the next `start_epoch` yields the rest of that epoch."""
+        if not isinstance(state, Mapping):
+            raise ResumeError(f"state must be what state_dict() returned, got {str(state)[:80]!r}.")
         changed = [name for name, value in self._about.items() if state.get(name) != value]
         if changed:
             found = "; ".join(f"{name}={state.get(name)!r}, here {self._about[name]!r}" for name in changed)
