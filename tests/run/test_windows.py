@@ -1,4 +1,3 @@
-import threading
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,6 @@ from penstock_test_parts import (
     MixedSource,
     Numbers,
     delivered_items,
-    eventually,
     numbered_source,
     planned_items,
 )
@@ -78,67 +76,6 @@ def test_objects_lie_beside_arrays_of_fixed_shape() -> None:
     block = store.get(window(0, (1, 3), (7, 8)))
     assert block["x"].tolist() == [1, 2, 7]
     assert block["note"].tolist() == [{"item": 1}, {"item": 2}, {"item": 7}]
-
-
-class Gate:
-    """Holds up reads until it is opened; may then fail them."""
-
-    def __init__(self, fail: int = 0) -> None:
-        self.reached, self.open = threading.Event(), threading.Event()
-        self.failures = fail
-
-    def __call__(self, items: list[int]) -> None:
-        self.reached.set()
-        assert self.open.wait(10), "the test opens the gate"
-        if self.failures:
-            self.failures -= 1
-            raise ReadError(f"item {items[0]} cannot be read")
-
-
-def get_in_threads(store: WindowStore, gate: Gate, count: int = 4) -> list[Any]:
-    """Return what `count` threads get that all ask for one window while it is being read."""
-    outcomes: list[Any] = []
-    asking = threading.Semaphore(0)
-
-    def ask() -> None:
-        asking.release()
-        try:
-            outcomes.append(store.get(window(0, (3, 6))))
-        except ReadError as error:
-            outcomes.append(error)
-
-    threads = [threading.Thread(target=ask) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    assert gate.reached.wait(10)
-    for _ in threads:
-        assert asking.acquire(timeout=10)
-    entry = store._entries[(0, 0)]
-    # All the others wait for the one who reads.
-    assert eventually(lambda: len(entry.done._cond._waiters) == count - 1)
-    gate.open.set()
-    for thread in threads:
-        thread.join()
-    return outcomes
-
-
-def test_threads_that_need_one_window_wait_for_the_one_that_reads_it() -> None:
-    gate = Gate()
-    source = CountingSource(numbered_source(30), gate)
-    blocks = get_in_threads(WindowStore(source, lend, capacity=2), gate)
-    assert source.spans == [(3, 6)]
-    assert all(block is blocks[0] for block in blocks)
-    assert blocks[0]["x"].tolist() == [3, 4, 5]
-
-
-def test_a_read_that_fails_fails_for_all_who_wait_and_the_next_to_ask_reads_again() -> None:
-    gate = Gate(fail=1)
-    source = CountingSource(numbered_source(30), gate)
-    store = WindowStore(source, lend, capacity=2)
-    outcomes = get_in_threads(store, gate)
-    assert [str(outcome) for outcome in outcomes] == ["item 3 cannot be read"] * 4
-    assert store.get(window(0, (3, 6)))["x"].tolist() == [3, 4, 5]
-    assert source.spans == [(3, 6), (3, 6)]
 
 
 # -- in a loader -------------------------------------------------------------------------------------------------------
