@@ -1,9 +1,11 @@
 """Shuffled delivery from a memory map: large items (three fields, 295 kB) and small ones (1 kB), batch 32, tensors out.
 
 The limit is a loop that takes the same shuffled rows into preallocated memory, two batches in turn, with nothing else
-around it.
+around it. For items that take 5 ms of Python each, it is two processes that do nothing else. Starting up is compared
+with torch's DataLoader.
 """
 
+import multiprocessing as mp
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +22,7 @@ __all__ = ["run"]
 BATCH = 32
 LARGE = {"spikes": (100, 96), "behavior": (100, 2), "lfp": (64, 1000)}
 SMALL = {"image": (16, 16), "label": ()}
+PYTHON_ITEMS, ITEM_SECONDS = 800, 0.005
 
 
 def run(folder: Path, out: Path, repeats: int) -> None:
@@ -39,6 +42,20 @@ def run(folder: Path, out: Path, repeats: int) -> None:
             repeats,
         )
         printed(f"{name}: shuffled delivery from a memory map, batch {BATCH}", "items", results)
+        saved(out, f"delivery {name}", results)
+    for name, measure, limit_of, unit in (
+        ("python", python_rate, python_limit, "items"),
+        ("first batch", first_batch, None, "first batches"),
+    ):
+        contenders = [
+            Contender("torch DataLoader 2", measure, ("torch",)),
+            Contender("penstock 2 processes", measure, ("processes",)),
+            Contender("penstock 2, auto", measure, ("auto",)),
+        ]
+        if limit_of is not None:
+            contenders.insert(0, Contender("limit", limit_of))
+        results = measured(contenders, repeats)
+        printed(f"{name}: {ITEM_SECONDS * 1000:.0f} ms of Python per item, batch {BATCH}", unit, results)
         saved(out, f"delivery {name}", results)
 
 
@@ -124,3 +141,56 @@ def torch_loader(folder: Path, num_workers: int) -> float:
     for _ in loader:
         pass
     return _rate(loader, len(rows))
+
+
+class _PythonItems(Dataset[int]):
+    """Items that take 5 ms of Python each, of the time of this process."""
+
+    def __len__(self) -> int:
+        return PYTHON_ITEMS
+
+    def __getitem__(self, item: int) -> int:
+        end = time.thread_time() + ITEM_SECONDS
+        while time.thread_time() < end:
+            pass
+        return item
+
+
+def python_limit() -> float:
+    """Make all items in two processes that do nothing else."""
+    items = _PythonItems()
+    context = mp.get_context("fork")
+    began = time.perf_counter()
+    processes = [
+        context.Process(target=lambda first: [items[n] for n in range(first, PYTHON_ITEMS, 2)], args=(first,))
+        for first in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return PYTHON_ITEMS / (time.perf_counter() - began)
+
+
+def _python_loader(kind: str) -> Iterable[object]:
+    if kind == "torch":
+        return DataLoader(_PythonItems(), BATCH, shuffle=True, num_workers=2)
+    source = ps.DatasetSource(_PythonItems())
+    plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH, seed=1)
+    return ps.Loader(source, plan, num_workers=2, options=ps.RunOptions(executor=kind))  # type: ignore[arg-type]
+
+
+def python_rate(kind: str) -> float:
+    """Iterate one epoch, the start of the workers included."""
+    loader = _python_loader(kind)
+    began = time.perf_counter()
+    count = sum(1 for _ in loader)
+    return count * BATCH / (time.perf_counter() - began)
+
+
+def first_batch(kind: str) -> float:
+    """Return how many first batches would come per second."""
+    loader = _python_loader(kind)
+    began = time.perf_counter()
+    next(iter(loader))
+    return 1 / (time.perf_counter() - began)
