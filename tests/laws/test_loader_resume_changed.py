@@ -10,12 +10,10 @@ import pytest
 import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
-from penstock_test_parts import delivered_items, planned_items, to_plain, with_noise, worlds
+from penstock_test_parts import planned_items, to_plain, worlds
 
 from penstock import Loader, Plan, PlanError, Shuffle, WindowShuffle
-from tests.laws.loaders import EPOCHS, EXECUTORS, FORK, PLANS, SOURCE, THREADS, epochs_of, make_loader
-
-# -- other workers, executors and ranks --------------------------------------------------------------------------------
+from tests.laws.loaders import EXECUTORS, SOURCE, epochs_of, make_loader
 
 
 def advance(loaders: list[Loader], steps: int) -> list[tuple[int, int]]:
@@ -71,52 +69,6 @@ def test_stopping_three_times_with_other_ranks_and_workers_is_one_run(
     assert len(found) == state["epoch"] * 46 + sum(last)
 
 
-@pytest.mark.parametrize("name", PLANS)
-def test_stopping_in_threads_processes_and_inline_in_turn_is_one_run(
-    uninterrupted: dict[str, list[Any]], name: str
-) -> None:
-    state, found = None, []
-    for turn, others in enumerate(
-        [
-            {"num_workers": 2, "options": THREADS},
-            {"num_workers": 2, "options": FORK},
-            {},
-            {"num_workers": 1, "options": FORK},
-        ]
-    ):
-        with Loader(SOURCE, PLANS[name], transform=with_noise, **others) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            while loader.epoch < EPOCHS:
-                batches = islice(loader, 3) if turn < 3 else loader
-                found += [to_plain(batch) for batch in batches]
-                state = loader.state_dict()
-                if turn < 3:
-                    break
-    assert found == uninterrupted[name]
-
-
-def test_fewer_ranks_resume_where_more_ranks_stopped() -> None:
-    plan = Plan(SOURCE.index, Shuffle(), batch_size=4, seed=9)  # 11 batches
-    with ExitStack() as stack:
-        four = [stack.enter_context(Loader(SOURCE, plan, world=world)) for world in worlds(4)]
-        first = [batch for step in zip(*(islice(loader, 1) for loader in four), strict=True) for batch in step]
-        states = [loader.state_dict() for loader in four]
-    assert delivered_items(first) == planned_items(plan)[:4]
-    assert {state["batch"] for state in states} == {4}
-    with ExitStack() as stack:
-        two = [stack.enter_context(Loader(SOURCE, plan, world=world)) for world in worlds(2)]
-        for loader, state in zip(two, states, strict=False):
-            loader.load_state_dict(state)
-        assert [loader.remaining for loader in two] == [3, 3]
-        assert [len(loader) for loader in two] == [5, 5]
-        rest = [batch for step in zip(*two, strict=True) for batch in step]
-    assert delivered_items(rest) == planned_items(plan)[4:10]
-
-
-# -- another batch size ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(("before", "after"), [(4, 8), (4, 3), (6, 4), (5, 46), (7, 100)])
 def test_another_batch_size_resumes_at_the_next_item(executor: str, before: int, after: int) -> None:
@@ -131,18 +83,3 @@ def test_another_batch_size_resumes_at_the_next_item(executor: str, before: int,
         assert [x for batch in found + rest for x in batch["x"]] == items
         # All but the last of the first epoch and the last of the second are full.
         assert [len(batch["x"]) for batch in rest].count(after) >= len(rest) - 2
-
-
-def test_random_bits_of_items_do_not_change_with_the_batch_size() -> None:
-    plan = Plan(SOURCE.index, Shuffle(), batch_size=4, tail="short", seed=8)
-    with make_loader(plan) as first, make_loader(replace(plan, batch_size=9)) as second:
-        found = [to_plain(batch) for batch in islice(first, 5)]
-        second.load_state_dict(first.state_dict())
-        found += [to_plain(batch) for batch in second]
-    with make_loader(plan) as whole:
-        wanted = [to_plain(batch) for batch in whole]
-
-    def bits(batches: list[Any]) -> list[tuple[int, int]]:
-        return [pair for batch in batches for pair in zip(batch["x"], batch["noise"], strict=True)]
-
-    assert bits(found) == bits(wanted)

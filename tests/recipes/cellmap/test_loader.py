@@ -1,9 +1,8 @@
-"""Batches of patches: the same ones for any workers, after any resume, on the device that is asked for."""
+"""Batches of patches: the same ones for any workers, on the device that is asked for."""
 
-import json
 import logging
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from penstock.feed.loader import Loader
 from penstock.recipes.cellmap.dataset import CellMapDataset
 from penstock.recipes.cellmap.loader import CellMapDataLoader
 from penstock.recipes.cellmap.multi import CellMapMultiDataset
-from penstock.recipes.cellmap.sampling import ClassBalancedSampler, MutableSubsetRandomSampler
+from penstock.recipes.cellmap.sampling import MutableSubsetRandomSampler
 from penstock.run.options import RunOptions
 from penstock.transform.noise import GaussianNoise
 
@@ -50,44 +49,6 @@ def seeded(dataset: Any, count: int = 9) -> RandomSampler:
     return RandomSampler(dataset, num_samples=count, generator=torch.Generator().manual_seed(4))
 
 
-KINDS: dict[str, Callable[[CellMapDataset], dict[str, Any]]] = {
-    "uniform": lambda dataset: {"dataset": Subset(dataset, range(400, 1300, 100))},
-    "subset": lambda dataset: {"iterations_per_epoch": 3},
-    "weighted": lambda dataset: {"weighted_sampler": True, "iterations_per_epoch": 3},
-    "validation": lambda dataset: {"is_train": False, "batch_size": 5},
-    "sampler": lambda dataset: {"sampler": seeded(dataset)},
-    "epochs_set sampler": lambda dataset: {"sampler": ClassBalancedSampler(dataset, 9)},
-    "function": lambda dataset: {"sampler": lambda: SequentialSampler(range(9))},
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_resuming_at_any_batch_gives_the_remaining_batches_with_the_same_augmentation(folder: Path, kind: str) -> None:
-    def make() -> CellMapDataLoader:
-        dataset = augmented(folder)
-        return CellMapDataLoader(**({"dataset": dataset, "batch_size": 3} | KINDS[kind](dataset)))
-
-    loader, whole, states = make(), [], [(0, make().state_dict())]
-    for _ in range(2):
-        for batch in loader:
-            whole.append(flat(batch))
-            states.append((len(whole), loader.state_dict()))
-        states.append((len(whole), loader.state_dict()))
-    length = len(loader)
-    assert len(whole) == 2 * length
-    assert set(whole[:length]).isdisjoint(whole[length:])  # epochs differ in order or augmentation
-    for place, state in states:
-        assert len(json.dumps(state)) < 1000
-        resumed = make()
-        resumed.load_state_dict(json.loads(json.dumps(state)))
-        assert resumed.state_dict() == state
-        left = [flat(batch) for batch in resumed]
-        # In the middle of an epoch, its rest; at its last batch, nothing or all of the next one.
-        rest = -place % length
-        assert len(left) in ({rest} if rest else {0, length})
-        assert left == whole[place : place + len(left)] or place == 2 * length
-
-
 WORKERS: dict[str, dict[str, Any]] = {
     "one, threads or processes": {"num_workers": 1},
     "one fork": {"num_workers": 1, "multiprocessing_context": "fork"},
@@ -114,13 +75,6 @@ def test_order_and_augmented_voxels_do_not_depend_on_workers(
     assert "multiprocessing_context" not in WORKERS[workers] or "'processes'" in repr(loader._pytorch_loader)
     assert found == inline
     assert found[0] != found[1]
-
-
-def test_a_state_saved_without_workers_resumes_with_workers(folder: Path, inline: list[list[tuple[Any, ...]]]) -> None:
-    alone, resumed = loader_of_six(folder), loader_of_six(folder, **WORKERS["two forks"])
-    batches = [flat(next(iterator)) for iterator in [iter(alone)] for _ in range(2)]
-    resumed.load_state_dict(alone.state_dict())
-    assert batches + epochs(resumed, 1)[0] == inline[0]
 
 
 def test_order_and_augmented_voxels_are_the_same_in_threads(folder: Path, inline: list[list[tuple[Any, ...]]]) -> None:

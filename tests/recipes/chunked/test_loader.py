@@ -1,6 +1,5 @@
-"""Chunks of a dataset: which items, in which order, on which rank, and where a state resumes."""
+"""Chunks of a dataset: which items, in which order, and on which rank."""
 
-import json
 from collections import Counter
 from itertools import islice
 from typing import Any
@@ -104,38 +103,6 @@ class Pids(Dataset[int]):
         info = torch.utils.data.get_worker_info()
         assert info is not None
         return int(info.seed)
-
-
-@pytest.mark.parametrize(("items", "batch", "chunk"), [(10, 3, 2), (1, 1, 1), (7, 10, 3), (23, 4, 12), (5, 1, 1)])
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_going_on_after_any_batch_gives_what_is_left(items: int, batch: int, chunk: int, shuffle: bool) -> None:
-    def made() -> ChunkedDataLoader:
-        return ChunkedDataLoader(Numbers(items), batch, chunk, shuffle=shuffle, seed=2)
-
-    loader = made()
-    whole, states = [], [json.dumps(loader.state_dict())]
-    for _ in range(3):
-        for found in loader:
-            whole.append(found.tolist())
-            states.append(json.dumps(loader.state_dict()))
-    for done, state in enumerate(states):
-        again = made()
-        again.load_state_dict(json.loads(state))
-        rest: list[list[int]] = []
-        while len(rest) < len(whole) - done:
-            rest += numbers(again)
-        assert rest[: len(whole) - done] == whole[done:]
-
-
-def test_a_state_of_other_sizes_or_another_seed_is_refused() -> None:
-    state = ChunkedDataLoader(Numbers(20), 2, 3, seed=1).state_dict()
-    for other in (
-        ChunkedDataLoader(Numbers(21), 2, 3, seed=1),
-        ChunkedDataLoader(Numbers(20), 2, 4, seed=1),
-        ChunkedDataLoader(Numbers(20), 2, 3, seed=2),
-    ):
-        with pytest.raises(ResumeError):
-            other.load_state_dict(state)
 
 
 def test_ranks_walk_different_items_and_equally_many_batches() -> None:

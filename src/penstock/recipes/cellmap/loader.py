@@ -136,10 +136,9 @@ class CellMapDataLoader:
         epoch = self._loader.position.next_epoch
         if self.sampler is not None and epoch + 1 != self._n_sampled:
             self._loader.set_plan(self._sample_plan(epoch))
-        iteration = iter(self._loader)
         if self._needs_epoch():
-            self.dataset.set_epoch(self._loader.epoch)
-        return iteration
+            self.dataset.set_epoch(epoch)  # before workers start, which get a copy of the dataset
+        return iter(self._loader)
 
     def __len__(self) -> int:
         if self.sampler is not None:
