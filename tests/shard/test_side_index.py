@@ -81,7 +81,6 @@ def test_an_index_comes_back_as_it_was(side_index: SideIndex) -> None:
 def test_numbers_equal_the_values_they_were_made_from(values: list[int]) -> None:
     numbers = Numbers.from_values(values)
     assert numbers.at(np.arange(len(values))).tolist() == values
-    assert [numbers.value_at(row) for row in range(len(values))] == values
 
 
 def test_items_of_one_shape_take_two_numbers_for_an_array() -> None:

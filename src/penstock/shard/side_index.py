@@ -9,9 +9,9 @@ item can change unnoticed.
 import json
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -24,11 +24,14 @@ from penstock.shard.tar import TAR_BLOCK
 __all__ = [
     "MISSING",
     "Column",
+    "ColumnHead",
     "Numbers",
     "SideIndex",
     "SideIndexBuilder",
+    "SideIndexHead",
     "index_name",
     "parse_dtype",
+    "parse_head",
     "parse_int",
     "parse_shape",
     "parse_text",
@@ -39,6 +42,7 @@ _Int64s = NDArray[np.int64]
 _MAGIC = b"PENSTOCK-INDEX\x00\x01"
 _CHECKSUM_BYTES = 16
 _MAX_DESCR = 1 << 14
+_CACHED_HEAD = 1 << 14  # bytes
 MISSING = -1
 """The offset and size of a member that an item lacks."""
 
@@ -76,14 +80,6 @@ class Numbers:
         ends = (self.first, self.first + (n_items - 1) * self.step)
         return min(ends), max(ends)
 
-    def copy(self) -> "Numbers":
-        """Return numbers that share no memory with a file's content."""
-        return self if self.values is None else replace(self, values=self.values.copy())
-
-    def value_at(self, row: int) -> int:
-        """Return the number of one item."""
-        return self.first + row * self.step if self.values is None else int(self.values[row])
-
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -115,11 +111,6 @@ class Column:
     def extension(self) -> str:
         """The file extension, which selects the decoder."""
         return self.suffix.rpartition(".")[2]
-
-    def copy(self) -> "Column":
-        """Return a column that shares no memory with a file's content."""
-        numbers = {name: getattr(self, name).copy() for name in ("begins", "offsets", "sizes", "checksums")}
-        return replace(self, **numbers)
 
     def ends(self, rows: _Int64s) -> _Int64s:
         """Return the byte offsets at which the padding of several members ends."""
@@ -194,25 +185,93 @@ class SideIndex:
 
     @classmethod
     def _parse(cls, stored: bytes, suffixes: Collection[str] | None) -> "SideIndex":
-        at = len(_MAGIC) + 8
-        length = int.from_bytes(stored[len(_MAGIC) : at], "little")
-        head = json.loads(stored[at : at + length])
-        n_items, tar_bytes = parse_int(head["items"], 1), parse_int(head["tar_bytes"], 0)
-        arrays = _ArrayReader(stored, at + length, n_items)
-        keys = arrays.next("<u8")
+        head = parse_head(stored)
+        if head.end > len(stored) - _CHECKSUM_BYTES:
+            raise ValueError("it ends before its last array")
+        n_items = head.n_items
         columns = []
-        for entry in head["columns"]:
-            suffix = parse_text(entry["suffix"])
-            begins, offsets, sizes = (arrays.next_numbers(entry[name]) for name in ("begins", "offsets", "sizes"))
-            checksums = arrays.next("<u8")
-            if suffixes is not None and suffix not in suffixes:
+        for part in head.columns:
+            if suffixes is not None and part.suffix not in suffixes:
                 continue
-            dtype, shape = parse_dtype(entry["dtype"]), parse_shape(entry["shape"])
-            data_offset = parse_int(entry["data_offset"], 0)
-            column = Column(suffix, begins, offsets, sizes, checksums, dtype, shape, data_offset)
-            column.validate(n_items, tar_bytes)
+            column = part.column(stored, n_items, np.frombuffer(stored, "<u8", n_items, part.checksums_at))
+            if not part.is_regular:
+                column.validate(n_items, head.tar_bytes)
             columns.append(column)
-        return cls(n_items, tar_bytes, tuple(columns), keys)
+        return cls(n_items, head.tar_bytes, tuple(columns), np.frombuffer(stored, "<u8", n_items, head.keys_at))
+
+
+Place = tuple[int, int, int]
+"""First, step, at: the number of a row is `first + row × step`, or stored at byte `at + 8 × row` if `at` is not 0."""
+
+
+class ColumnHead(NamedTuple):
+    """A column as described in the head of a side index."""
+
+    suffix: str
+    begins: Place
+    offsets: Place
+    sizes: Place
+    checksums_at: int
+    dtype: np.dtype[Any] | None
+    shape: tuple[int, ...] | None
+    data_offset: int
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether nothing but the checksums is stored for each item."""
+        return not (self.begins[2] or self.offsets[2] or self.sizes[2])
+
+    def column(self, stored: bytes, n_items: int, checksums: NDArray[np.uint64]) -> Column:
+        """Return the column, given the whole side index; nothing is read from it if the column is regular."""
+        begins, offsets, sizes = (
+            Numbers(first, step, np.frombuffer(stored, "<i8", n_items, at) if at else None)
+            for first, step, at in (self.begins, self.offsets, self.sizes)
+        )
+        return Column(self.suffix, begins, offsets, sizes, checksums, self.dtype, self.shape, self.data_offset)
+
+
+class SideIndexHead(NamedTuple):
+    """The head of a side index: what is in it, and where."""
+
+    n_items: int
+    tar_bytes: int
+    keys_at: int
+    columns: tuple[ColumnHead, ...]
+    end: int
+    """Byte where the last array ends."""
+
+
+def parse_head(stored: bytes) -> SideIndexHead:
+    """Parse the beginning of a side index; raise an error of many kinds if it is malformed."""
+    at = len(_MAGIC) + 8
+    content = stored[at : at + int.from_bytes(stored[len(_MAGIC) : at], "little")]
+    return _parse_head(content) if len(content) <= _CACHED_HEAD else _parse_head.__wrapped__(content)
+
+
+@lru_cache(maxsize=64)  # most shards of a dataset have the same head
+def _parse_head(content: bytes) -> SideIndexHead:
+    head = json.loads(content)
+    n_items, tar_bytes = parse_int(head["items"], 1), parse_int(head["tar_bytes"], 0)
+    keys_at = at = len(_MAGIC) + 8 + len(content)
+    columns = []
+    for entry in head["columns"]:
+        places: list[Place] = []
+        for name in ("begins", "offsets", "sizes"):
+            if entry[name] is None:
+                at += 8 * n_items
+                places.append((0, 0, at))
+            else:
+                first, step = entry[name]
+                places.append((parse_int(first), parse_int(step), 0))
+        at += 8 * n_items
+        dtype, shape = parse_dtype(entry["dtype"]), parse_shape(entry["shape"])
+        begins, offsets, sizes = places
+        data_offset = parse_int(entry["data_offset"], 0)
+        part = ColumnHead(parse_text(entry["suffix"]), begins, offsets, sizes, at, dtype, shape, data_offset)
+        if part.is_regular:
+            part.column(b"", n_items, np.empty(0, np.uint64)).validate(n_items, tar_bytes)
+        columns.append(part)
+    return SideIndexHead(n_items, tar_bytes, keys_at, tuple(columns), at + 8 * n_items)
 
 
 def parse_int(value: Any, at_least: int = -(2**63)) -> int:
@@ -235,11 +294,6 @@ def parse_dtype(descr: str | None) -> np.dtype[Any] | None:
         return None
     if not isinstance(descr, str) or len(descr) > _MAX_DESCR:
         raise ValueError(f"invalid dtype {str(descr)[:80]!r}")
-    return _parse_dtype(descr)
-
-
-@lru_cache(maxsize=64)  # all shards of a dataset have the same dtypes
-def _parse_dtype(descr: str) -> np.dtype[Any]:
     dtype = parse_descr(descr)
     if dtype.hasobject:
         raise ValueError(f"dtype {dtype} contains Python objects")
@@ -253,26 +307,6 @@ def parse_shape(lengths: list[int] | None) -> tuple[int, ...] | None:
     if not isinstance(lengths, list):
         raise ValueError(f"invalid shape {str(lengths)[:80]!r}")
     return tuple(parse_int(length, 0) for length in lengths)
-
-
-class _ArrayReader:
-    """Reads the arrays of a stored side index one after the other."""
-
-    def __init__(self, stored: bytes, at: int, n_items: int) -> None:
-        self._stored, self._at, self._n_items = stored, at, n_items
-
-    def next(self, dtype: str) -> NDArray[Any]:
-        if self._n_items * 8 > len(self._stored) - self._at - _CHECKSUM_BYTES:
-            raise ValueError("it ends before its last array")
-        array = np.frombuffer(self._stored, dtype, self._n_items, self._at)
-        self._at += array.nbytes
-        return array
-
-    def next_numbers(self, regular: list[int] | None) -> Numbers:
-        if regular is None:
-            return Numbers(0, 0, self.next("<i8"))
-        first, step = regular
-        return Numbers(parse_int(first), parse_int(step))
 
 
 class SideIndexBuilder:

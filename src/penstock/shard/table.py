@@ -8,7 +8,7 @@ manifest stays the truth: a table that is missing, damaged or of another manifes
 import itertools
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
@@ -17,7 +17,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from penstock.core.errors import DamageError
 from penstock.shard.compression import COMPRESSIONS, Compression, max_decompressed_bytes
+from penstock.shard.side_index import SideIndex, index_name
 from penstock.shard.tar import TAR_BLOCK
 
 __all__ = ["ShardEntry", "ShardTable", "read_table", "table_path"]
@@ -46,6 +48,19 @@ class ShardEntry:
     """Digest of the side index."""
 
     compression: Compression = "none"
+
+    def parse_index(self, stored: bytes, suffixes: Collection[str] | None = None) -> SideIndex:
+        """Parse the side index of the shard, or some of its columns; raise if it is not the one in the manifest."""
+        side_index = SideIndex.from_bytes(stored, index_name(self.name), suffixes)
+        has_listed_size = (side_index.n_items, side_index.tar_bytes) == (self.n_items, self.tar_bytes)
+        if xxhash.xxh3_128_hexdigest(stored) != self.digest or not has_listed_size:
+            raise DamageError(
+                self.name,
+                None,
+                "its side index is not the one that the manifest lists: the shard was replaced, swapped with another "
+                "one or rewritten after the manifest",
+            )
+        return side_index
 
 
 class ShardTable(Sequence[ShardEntry]):

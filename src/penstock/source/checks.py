@@ -10,7 +10,7 @@ from penstock.core.errors import OptionError, ReadError
 from penstock.core.protocols import Source
 from penstock.core.types import Block, Field, Span
 
-__all__ = ["allocate_block", "check_items", "check_out", "check_span"]
+__all__ = ["allocate_block", "check_items", "check_out", "check_span", "sum_memory"]
 
 
 def check_items(items: ArrayLike, source: Source) -> NDArray[np.int64]:
@@ -40,6 +40,11 @@ def check_out(out: Block, fields: Mapping[str, Field], n_items: int) -> Block:
             found = f"{out[name].dtype} {out[name].shape}" if name in out else "no such array"
             raise OptionError(f"out[{name!r}] must be an array of {field.dtype} {shape}, got {found}.")
     return out
+
+
+def sum_memory(*sources: Source) -> int:
+    """Return how many bytes sources keep between reads at most; those that do not say so keep little."""
+    return sum(int(getattr(source, "memory_bytes", 0)) for source in sources)
 
 
 def _item_range(source: Source) -> str:

@@ -1,10 +1,11 @@
 """Rows of a chunked array, read in whole chunks: overlapping or adjacent windows decode each chunk once."""
 
-from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from penstock.core.cache import SharedCache
 
 __all__ = ["ChunkedRowReader"]
 
@@ -21,7 +22,7 @@ class ChunkedRowReader:
     Parameters
     ----------
     cache_bytes
-        Total size of the cached groups. Requests for more than half of it bypass the cache. None: 64 MB.
+        Total size of the cached groups, at least two. Requests for more than half of it bypass the cache. None: 64 MB.
     """
 
     def __init__(self, array: Any, cache_bytes: int | None = None) -> None:
@@ -35,7 +36,8 @@ class ChunkedRowReader:
         if chunks:
             # A window should not cost much more than itself: a group is one chunk, or several small ones.
             self._group_rows = max(1, _GROUP_BYTES // (self._row_bytes * chunks[0])) * chunks[0]
-        self._cache: OrderedDict[int, NDArray[Any]] = OrderedDict()
+        self._group_bytes = self._group_rows * self._row_bytes
+        self._cache: SharedCache[NDArray[Any]] = SharedCache(max(self._cache_bytes, 2 * self._group_bytes))
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -52,11 +54,6 @@ class ChunkedRowReader:
         return np.concatenate(groups) if groups else np.array(self._array[start:start])
 
     def _read_group(self, number: int) -> NDArray[Any]:
-        group = self._cache.get(number)
-        if group is None:
-            start = number * self._group_rows
-            group = self._cache[number] = np.asarray(self._array[start : min(start + self._group_rows, len(self))])
-        self._cache.move_to_end(number)
-        while len(self._cache) > 2 and sum(cached.nbytes for cached in self._cache.values()) > self._cache_bytes:
-            self._cache.popitem(last=False)
-        return group
+        start = number * self._group_rows
+        stop = min(start + self._group_rows, len(self))
+        return self._cache.get(number, lambda: np.asarray(self._array[start:stop]), (stop - start) * self._row_bytes)

@@ -12,7 +12,7 @@ from penstock.core.errors import SourceError
 from penstock.core.index import Index
 from penstock.core.protocols import Source
 from penstock.core.types import UNNAMED, Block, Field, Span
-from penstock.source.checks import check_items, check_span
+from penstock.source.checks import check_items, check_span, sum_memory
 
 __all__ = ["Concat", "Numbered", "Take", "Zip"]
 
@@ -72,6 +72,11 @@ class Concat:
                 block[name][rows] = array
         return block if present else self._sources[0].take(items, out)
 
+    @property
+    def memory_bytes(self) -> int:
+        """Upper bound of the memory that the sources keep between reads."""
+        return sum_memory(*self._sources)
+
     def close(self) -> None:
         """Close every source."""
         for source in self._sources:
@@ -110,6 +115,11 @@ class Numbered:
     def take(self, items: _Int64s, out: Block | None = None) -> Block:
         """Return any items, with their numbers."""
         return self._add_numbers(self._source.take(items, self._other_fields(out)), items, out)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Upper bound of the memory that the source keeps between reads."""
+        return sum_memory(self._source)
 
     def close(self) -> None:
         """Close the source."""
@@ -173,6 +183,11 @@ class Zip:
             name: a for source in self._sources for name, a in source.take(items, _select_fields(out, source)).items()
         }
 
+    @property
+    def memory_bytes(self) -> int:
+        """Upper bound of the memory that the sources keep between reads."""
+        return sum_memory(*self._sources)
+
     def close(self) -> None:
         """Close every source."""
         for source in self._sources:
@@ -228,6 +243,11 @@ class Take:
         """Return any items of the selection."""
         items = check_items(items, self)
         return self._source.take(self._items[items], out)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Upper bound of the memory that the source keeps between reads."""
+        return sum_memory(self._source)
 
     def close(self) -> None:
         """Close the source."""

@@ -36,7 +36,7 @@ struct shard {
     int64_t changed_ns;
 };
 
-/* One tar member: byte offsets from the beginning of its extent. Same columns as Member in tar/fixed.py. */
+/* One tar member: byte offsets from the beginning of its extent. Same columns as `members` in tar/layout.py. */
 struct member {
     int64_t begin; /* of the header */
     int64_t data;
@@ -201,7 +201,6 @@ static void add_scalar(struct xxh3 *xxh3, const uint8_t *from, int64_t count, ui
 
 #if defined(__x86_64__)
 #define FOR_AVX2 __attribute__((target("avx2")))
-#define FOR_AVX512 __attribute__((target("avx512f")))
 
 FOR_AVX2 static inline __m256i half_at(const void *at) { return _mm256_loadu_si256(at); }
 
@@ -212,7 +211,8 @@ static inline void loop_avx2(struct xxh3 *xxh3, const uint8_t *from, int64_t cou
     int64_t in_block = xxh3->stripes % BLOCK_STRIPES;
     xxh3->stripes += count;
     for (int64_t n = 0; n < count; n++) {
-        _mm_prefetch((const char *)from + STRIPE * n + AHEAD_BYTES, _MM_HINT_T0);
+        if (n < count - AHEAD_BYTES / STRIPE)
+            _mm_prefetch((const char *)from + STRIPE * n + AHEAD_BYTES, _MM_HINT_T0);
         for (int half = 0; half < 2; half++) {
             const int64_t at = STRIPE * n + 32 * half;
             __m256i value = half_at(from + at);
@@ -240,66 +240,26 @@ static inline void loop_avx2(struct xxh3 *xxh3, const uint8_t *from, int64_t cou
     _mm256_storeu_si256((__m256i *)(xxh3->lanes + 4), sum[1]);
 }
 
-FOR_AVX512 __attribute__((always_inline))
-static inline void loop_avx512(struct xxh3 *xxh3, const uint8_t *from, int64_t count, uint8_t *to, enum store store)
-{
-    __m512i sum = _mm512_loadu_si512(xxh3->lanes), prime = _mm512_set1_epi64((int64_t)PRIME32[0]);
-    int64_t in_block = xxh3->stripes % BLOCK_STRIPES;
-    xxh3->stripes += count;
-    for (int64_t n = 0; n < count; n++) {
-        _mm_prefetch((const char *)from + STRIPE * n + AHEAD_BYTES, _MM_HINT_T0);
-        __m512i value = _mm512_loadu_si512(from + STRIPE * n);
-        __asm__("" : "+v"(value));
-        if (store == CACHED)
-            _mm512_storeu_si512(to + STRIPE * n, value);
-        else if (store == STREAMED)
-            _mm512_stream_si512((__m512i *)(to + STRIPE * n), value);
-        __m512i mixed = _mm512_xor_si512(value, _mm512_loadu_si512(KEY + 8 * in_block));
-        __m512i product = _mm512_mul_epu32(mixed, _mm512_srli_epi64(mixed, 32));
-        __m512i swapped = _mm512_shuffle_epi32(value, _MM_PERM_BADC);
-        sum = _mm512_add_epi64(sum, _mm512_add_epi64(product, swapped));
-        if (++in_block < BLOCK_STRIPES)
-            continue;
-        in_block = 0;
-        mixed = _mm512_xor_si512(sum, _mm512_srli_epi64(sum, 47));
-        mixed = _mm512_xor_si512(mixed, _mm512_loadu_si512(KEY + KEY_BYTES - STRIPE));
-        __m512i high = _mm512_mul_epu32(_mm512_srli_epi64(mixed, 32), prime);
-        sum = _mm512_add_epi64(_mm512_mul_epu32(mixed, prime), _mm512_slli_epi64(high, 32));
-    }
-    _mm512_storeu_si512(xxh3->lanes, sum);
-}
-
 /* One loop for each kind of store. */
-#define DISPATCH(loop)                             \
-    if (store == STREAMED)                         \
-        loop(xxh3, from, count, to, STREAMED);     \
-    else if (store == CACHED)                      \
-        loop(xxh3, from, count, to, CACHED);       \
-    else                                           \
-        loop(xxh3, from, count, to, NOWHERE);
-
 FOR_AVX2
 static void add_avx2(struct xxh3 *xxh3, const uint8_t *from, int64_t count, uint8_t *to, enum store store)
 {
-    DISPATCH(loop_avx2)
-}
-
-FOR_AVX512
-static void add_avx512(struct xxh3 *xxh3, const uint8_t *from, int64_t count, uint8_t *to, enum store store)
-{
-    DISPATCH(loop_avx512)
+    if (store == STREAMED)
+        loop_avx2(xxh3, from, count, to, STREAMED);
+    else if (store == CACHED)
+        loop_avx2(xxh3, from, count, to, CACHED);
+    else
+        loop_avx2(xxh3, from, count, to, NOWHERE);
 }
 #endif
 
 #ifndef WIDEST_BITS /* tests set it, to try all widths on one machine */
-#define WIDEST_BITS 512
+#define WIDEST_BITS 256
 #endif
 
 static add_stripes *choose_add_stripes(void)
 {
 #if defined(__x86_64__)
-    if (WIDEST_BITS >= 512 && __builtin_cpu_supports("avx512f"))
-        return add_avx512;
     if (WIDEST_BITS >= 256 && __builtin_cpu_supports("avx2"))
         return add_avx2;
 #endif
@@ -403,6 +363,14 @@ static void request_readahead(int64_t n_items, const struct shard *shards, const
     }
 }
 
+/* Load the beginning of an item into the caches while the item before it is copied. A prefetch never faults, so the
+ * address need not be valid. */
+static void prefetch_item(uintptr_t extent, int64_t n_bytes)
+{
+    for (int64_t at = 0; at < n_bytes && at < AHEAD_BYTES; at += LINE)
+        __builtin_prefetch((const void *)(extent + (uintptr_t)at));
+}
+
 /* Copy the members of one item, whose bytes begin at `extent`.
  *
  * place: the row of the item in every target; with one_each, the byte of the target where it begins.
@@ -439,7 +407,7 @@ static int64_t copy_item(const uint8_t *extent, const struct members *members, i
  * one_each: 1 if every item has a single member of its own size. `place` is then a byte offset in the only target.
  * target: for each member, an array whose rows have the member's n_bytes.
  * place: for each item, its row in the targets.
- * unverified: NULL, or for each item whether to compare checkxxh3. Members must have more than 240 bytes.
+ * unverified: NULL, or for each item whether to compare checksums. Members must have more than 240 bytes.
  * checksums: with unverified, (shards, members): the checksums of all items of a shard.
  * number: with unverified, the number of each item in its shard.
  *
@@ -468,6 +436,9 @@ int64_t penstock_copy(int64_t n_items, const struct shard *shards, const int64_t
                 break;
             const uint8_t *extent = from->map + begin[item];
             int verify = unverified && unverified[item];
+            if (verify && item + 1 < n_items && n_bytes < READAHEAD_BYTES) /* memcpy overlaps items by itself */
+                prefetch_item((uintptr_t)shards[shard[item + 1]].map + (uintptr_t)begin[item + 1],
+                              extent_bytes(&members, item + 1));
             mine.low = (uintptr_t)extent;
             mine.high = (uintptr_t)(extent + n_bytes);
             current_read = &mine;

@@ -9,7 +9,6 @@ import hashlib
 import mmap
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +18,19 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import PenstockError, ReadError
 
-__all__ = ["ExpectedChecksums", "FileMap", "StoredItems", "copy_items", "copy_rows", "find_changed_shards"]
+__all__ = [
+    "ExpectedChecksums",
+    "FileMap",
+    "StoredItems",
+    "copy_items",
+    "copy_rows",
+    "find_changed_shards",
+    "read_numbers",
+]
 
 _Int64s = NDArray[np.int64]
 
+_ONE_NUMBER = np.array([[0, 0, 8, 8]], np.int64)
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
@@ -71,18 +79,19 @@ class StoredItems(NamedTuple):
     begins: _Int64s
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedChecksums:
-    """Expected checksums: which items to verify, and the sums of each shard and member."""
+class ExpectedChecksums(NamedTuple):
+    """Which items to verify, and their checksums.
+
+    Attributes
+    ----------
+    unverified
+        Whether to verify each item.
+    sums
+        (members, items): the checksum of each member of each item.
+    """
 
     unverified: NDArray[np.bool_]
-    """Whether to verify each item."""
-
-    sums: Sequence[Sequence[NDArray[np.uint64]]]
-    """For each shard and member: the checksums of all items of the shard."""
-
-    rows: _Int64s
-    """Number of each item in its shard."""
+    sums: NDArray[np.uint64]
 
 
 def copy_items(
@@ -116,8 +125,10 @@ def copy_items(
     addresses = np.array([target.ctypes.data for target in targets], np.int64)
     sums = rows = unverified = None
     if expected is not None:
-        sums = np.array([[_address(column) for column in columns] for columns in expected.sums], np.int64)
-        rows, unverified = expected.rows, expected.unverified
+        # For each shard, where the checksums of each member begin: the same for all.
+        first = expected.sums.ctypes.data + np.arange(len(expected.sums)) * expected.sums.strides[0]
+        sums, rows = np.tile(first, (len(stored.shards), 1)), np.arange(len(stored.begins))
+        unverified = expected.unverified
     wrong = ctypes.c_int64()
     n_copied: int = _library().penstock_copy(
         len(stored.begins), _address(stored.shards), _address(stored.which), _address(stored.begins),
@@ -127,6 +138,14 @@ def copy_items(
     if n_copied < 0:
         raise ReadError("Could not install the SIGBUS handler that protects reads from memory maps: sigaction failed.")
     return n_copied, wrong.value
+
+
+def read_numbers(stored: StoredItems) -> tuple[_Int64s, int]:
+    """Return the 64-bit integers at places in mapped files, and how many of them could be read."""
+    out = np.empty(len(stored.begins), "<i8")
+    places = np.arange(len(out))
+    n_read, _ = copy_items(stored, _ONE_NUMBER, targets=[out.view(np.uint8)], places=places, expected=None)
+    return out.astype(np.int64, copy=False), n_read
 
 
 def copy_rows(array: NDArray[Any], begins: _Int64s, out: NDArray[Any]) -> int:

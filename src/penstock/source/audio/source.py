@@ -142,6 +142,12 @@ class AudioSource:
                         audio[row] = window if fixed else window.copy()
         return {"audio": audio}
 
+    @property
+    def memory_bytes(self) -> int:
+        """Upper bound of the memory that each process keeps between reads: decoded frames of open ogg files."""
+        sizes = sorted((self._opener.cache_bytes(info) for info in self._opener.infos), reverse=True)
+        return sum(sizes[: self._opener.open_files])
+
     def close(self) -> None:
         """Close files once the reads in progress are done; the next read opens them again."""
         tracks, self._tracks = self._tracks, None
@@ -168,6 +174,7 @@ class _FileInfo:
     n_frames: int
     n_channels: int
     rate_hz: float
+    seekable: bool
 
     @classmethod
     def read(cls, path: Path) -> "_FileInfo":
@@ -179,7 +186,7 @@ class _FileInfo:
     @classmethod
     def from_file(cls, path: str, file: AudioFile) -> "_FileInfo":
         """Return the properties of an open file."""
-        return cls(path, file.n_bytes, *file.stored_shape, file.rate_hz)
+        return cls(path, file.n_bytes, *file.stored_shape, file.rate_hz, file.seekable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +213,15 @@ class _TrackOpener:
                 f"{info.path} has changed since the source was created: {info.n_frames} frames in {info.n_bytes} bytes "
                 f"then, {now.n_frames} in {now.n_bytes} now. Create the source again."
             )
-        return AudioTrack(file, self.rate_hz, cache_bytes=self._cache_bytes(file))
+        return AudioTrack(file, self.rate_hz, cache_bytes=self.cache_bytes(info))
 
-    def _cache_bytes(self, file: AudioFile) -> int:
+    def cache_bytes(self, info: _FileInfo) -> int:
         """Return the cache size: 0 if seeking is cheap, so that decoding from the beginning is not needed."""
-        if file.seekable or self.window_frames is None:
+        if info.seekable or self.window_frames is None:
             return 0
-        ratio = 1.0 if self.rate_hz is None else file.rate_hz / self.rate_hz
-        return max(_CACHE_BYTES, 4 * int(self.window_frames * ratio) * file.shape[1] * file.dtype.itemsize)
+        ratio = 1.0 if self.rate_hz is None else info.rate_hz / self.rate_hz
+        frame_bytes = AudioFile.dtype.itemsize * (1 if self.mono else info.n_channels)
+        return max(_CACHE_BYTES, 4 * int(self.window_frames * ratio) * frame_bytes)
 
 
 class _OpenTracks:

@@ -1,164 +1,141 @@
-"""Open shards: file, map and side index, checked against the manifest; the most recently used ones are cached.
+"""Open shards: file, map and side index, checked against the manifest.
 
-Python never reads from the map of a shard: if the file shrank, that would kill the process. `native` copies items from
-the map, and returns how many it could copy.
+Python never reads from the map of a shard or of a side index: if the file shrank, that would kill the process. `native`
+copies from the maps, and returns how much it could copy.
 """
 
 import errno
-import itertools
 import os
 import resource
 import stat
-import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+import struct
+from collections.abc import Collection
 from typing import BinaryIO
 
 from penstock.core.errors import DamageError, ReadError
 from penstock.shard.compression import DecompressedStream, max_decompressed_bytes
-from penstock.shard.manifest import Manifest, ShardEntry
-from penstock.shard.side_index import Column
+from penstock.shard.side_index import MISSING, SideIndexHead, index_name, parse_head
+from penstock.shard.table import ShardEntry
 from penstock.source.native import FileMap
+from penstock.source.tar.layout import Extent
 
-__all__ = ["OpenShard", "OpenShardCache"]
+__all__ = ["NO_COLUMN", "RESOURCE_ERRORS", "OpenShard", "SideIndexFile", "file_limits"]
 
 _MAX_OPEN_FILES, _ROOMY_LIMIT = 1024, 512
-_DECOMPRESSED_BYTES = 512 << 20  # decompressed shards in the cache; at least one shard
 _WRITE_BYTES = 1 << 20
-_RESOURCE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
+_HEAD_BYTES = 4096  # of a side index: usually the whole head
+RESOURCE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
+"""Errors of this process, not of the file."""
+
+_ROW, _COLUMN = struct.Struct("=4q"), struct.Struct("=10q")
+NO_COLUMN = _COLUMN.pack(*(MISSING, 0, 0) * 3, 0)
+"""A column of `OpenShard.columns` if no item has the member."""
+
+
+def file_limits() -> tuple[int, int]:
+    """Return how many shards stay open, and how many a thread may request at a time."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    capacity = max(4, min(_MAX_OPEN_FILES, limit // 4 if limit >= _ROOMY_LIMIT else limit // 8))
+    return capacity, max(4, min(_MAX_OPEN_FILES, limit // 8))
 
 
 class OpenShard:
-    """One open shard and its columns; the file is closed when the last reader drops its reference."""
+    """One open shard; the file is closed when the last reader drops its reference."""
 
-    __slots__ = ("_map", "columns", "content", "handle", "memory_bytes", "name", "number", "table_row", "used")
+    __slots__ = (
+        "_index", "_map", "columns", "handle", "identity", "index_row", "layout", "name", "number", "row", "table_row",
+    )  # fmt: skip
 
-    def __init__(self, manifest: Manifest, number: int, columns: Mapping[str, Column]) -> None:
-        entry = manifest.shards[number]
-        self.handle = -1
-        self.name, self.number, self.columns, self.used = entry.name, number, columns, 0
-        self.memory_bytes = 0 if entry.compression == "none" else entry.tar_bytes
+    def __init__(self, folder: str, number: int, entry: ShardEntry) -> None:
+        self.handle, self.name, self.number = -1, entry.name, number
         try:
-            # O_NONBLOCK: opening a named pipe in place of a shard would block forever.
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-            self.handle = os.open(manifest.folder / entry.name, flags)
+            self.handle, found = _open_file(f"{folder}/{entry.name}")
         except OSError as error:
-            if error.errno in _RESOURCE_ERRORS:
+            if error.errno in RESOURCE_ERRORS:
                 raise
             raise DamageError(entry.name, None, f"the shard could not be opened: {error}") from error
-        found = os.fstat(self.handle)
         if not stat.S_ISREG(found.st_mode):
             raise DamageError(entry.name, None, "it is not a regular file")
-        self.content = (found.st_dev, found.st_ino, found.st_ctime_ns)
+        self.identity = _identity(found)
         _check_size(entry, found.st_size)
         if entry.compression != "none":
             compressed, self.handle = self.handle, _decompress(self.handle, entry)
             os.close(compressed)  # the copy in memory cannot change
             found = os.fstat(self.handle)
         self._map = FileMap(self.handle, found.st_size)
-        # A row of `StoredItems.shards`.
-        self.table_row = (self.handle, self._map.address, found.st_size, found.st_ctime_ns)
+        self.table_row = _ROW.pack(self.handle, self._map.address, found.st_size, found.st_ctime_ns)
+        """A row of `StoredItems.shards`, packed."""
+
+    def add_index(self, index: "SideIndexFile", suffixes: Collection[str], layout: tuple[Extent, ...]) -> None:
+        """Add the side index, for these fields and this layout."""
+        self._index, self.layout = index.map, layout
+        columns = {column.suffix: column for column in index.head.columns if column.suffix in suffixes}
+        begins = [number for extent in layout for number in columns[extent.suffixes[0]].begins]
+        checksums = [columns[suffix].checksums_at for extent in layout for suffix in extent.suffixes]
+        self.index_row = _ROW.pack(-1, index.map.address, index.map.n_bytes, 0)
+        """The same for the side index."""
+        self.row = struct.pack(f"={len(begins) + len(checksums)}q", *begins, *checksums)
+        """For each extent of the layout, the place of its begins; for each member of those, that of its checksums."""
+        in_extents = {suffix for extent in layout for suffix in extent.suffixes}
+        self.columns = {
+            suffix: _COLUMN.pack(*column.begins, *column.offsets, *column.sizes, column.checksums_at)
+            for suffix, column in columns.items()
+            if suffix not in in_extents
+        }
+        """For each suffix in no extent: the places of its begins, offsets and sizes, and of its checksums."""
 
     def __del__(self) -> None:
         if self.handle >= 0:
             os.close(self.handle)
 
 
-class OpenShardCache:
-    """Opens shards on demand and keeps the most recently used ones.
+class SideIndexFile:
+    """An open side index: read to check it, then mapped, so that it takes no memory of this process."""
 
-    1. Two threads need the same shard: one opens it, the other waits.
-    2. A shard is dropped while a thread reads from it: its file stays open until the thread is done.
-    3. More shards than a process may open files: up to a quarter of the limit stays open, and each thread requests up
-       to an eighth at a time.
-    """
-
-    def __init__(self, manifest: Manifest, suffixes: Collection[str], on_change: Callable[[int], None]) -> None:
-        self._manifest, self._suffixes, self._on_change = manifest, frozenset(suffixes), on_change
-        # Identity of each shard's file when it was last opened, to notice that it was replaced.
-        self._seen: dict[int, tuple[int, int, int]] = {}
-        # Side indexes are read and checked once; only the columns of the requested fields are kept.
-        self._columns: dict[int, Mapping[str, Column]] = {}
-        self._lock = threading.Lock()
-        self._open: dict[int, OpenShard] = {}
-        self._opening: dict[int, threading.Lock] = {}
-        self._uses = itertools.count()
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._capacity = max(4, min(_MAX_OPEN_FILES, limit // 4 if limit >= _ROOMY_LIMIT else limit // 8))
-        self.at_once = max(4, min(_MAX_OPEN_FILES, limit // 8))
-        """Maximum number of shards that one thread may request at a time."""
-
-    def get(self, numbers: Iterable[int]) -> list[OpenShard]:
-        """Return open shards; at most `at_once`."""
-        held, now = self._open, next(self._uses)
-        found = []
-        for number in numbers:
-            shard = held.get(number)
-            if shard is None:
-                shard = self._open_once(number)
-            shard.used = now
-            found.append(shard)
-        return found
-
-    def drop(self, numbers: Iterable[int]) -> None:
-        """Drop shards, so that they are opened and checked again."""
-        with self._lock:
-            for number in numbers:
-                self._open.pop(number, None)
-                self._columns.pop(number, None)
-
-    def _open_once(self, number: int) -> OpenShard:
-        with self._lock:
-            turn = self._opening.setdefault(number, threading.Lock())
-        with turn:
-            shard = self._open.get(number)
-            if shard is None:
-                shard = self._open_shard(number)
-                if self._seen.setdefault(number, shard.content) != shard.content:
-                    self._seen[number] = shard.content
-                    self._on_change(number)
-                with self._lock:
-                    self._make_room(shard.memory_bytes)
-                    self._open[number] = shard
-                    self._opening.pop(number, None)
-        return shard
-
-    def _open_shard(self, number: int) -> OpenShard:
+    def __init__(self, folder: str, entry: ShardEntry) -> None:
+        name = index_name(entry.name)
         try:
-            return OpenShard(self._manifest, number, self._read_columns(number))
+            self._handle, found = _open_file(f"{folder}/{name}")
         except OSError as error:
-            if error.errno not in _RESOURCE_ERRORS:
+            if error.errno in RESOURCE_ERRORS:
                 raise
-        with self._lock:
-            self._open.clear()  # closes the shards that no thread is reading from
-        try:
-            return OpenShard(self._manifest, number, self._read_columns(number))
-        except OSError as error:
-            if error.errno not in _RESOURCE_ERRORS:
-                raise
-            name = self._manifest.shards[number].name
-            raise ReadError(f"Could not open {name}: {error}. Raise the limit of open files (ulimit -n).") from error
+            raise DamageError(entry.name, None, f"its side index {name} cannot be read: {error}") from error
+        if not stat.S_ISREG(found.st_mode):
+            os.close(self._handle)
+            raise DamageError(entry.name, None, f"its side index {name} is not a regular file")
+        self._n_bytes, self.identity = found.st_size, _identity(found)
 
-    def _read_columns(self, number: int) -> Mapping[str, Column]:
-        columns = self._columns.get(number)
-        if columns is None:
-            side_index = self._manifest.side_index(number)
-            columns = {
-                column.suffix: replace(column, checksums=column.checksums.copy())
-                for column in side_index.columns
-                if column.suffix in self._suffixes
-            }
-            self._columns[number] = columns
-        return columns
+    def __enter__(self) -> "SideIndexFile":
+        return self
 
-    def _make_room(self, needed_bytes: int) -> None:
-        held = needed_bytes + sum(shard.memory_bytes for shard in self._open.values())
-        if len(self._open) < self._capacity and held <= _DECOMPRESSED_BYTES:
-            return
-        for number in sorted(self._open, key=lambda number: self._open[number].used):
-            if len(self._open) < self._capacity and held <= _DECOMPRESSED_BYTES:
-                return
-            held -= self._open.pop(number).memory_bytes
+    def __exit__(self, *_: object) -> None:
+        os.close(self._handle)
+
+    def read(self) -> bytes:
+        """Return the whole content."""
+        with open(self._handle, "rb", buffering=0, closefd=False) as file:
+            return file.readall()
+
+    def map_file(self, content: bytes | None) -> None:
+        """Map the file and parse its head; `content` is the whole file, None if it was checked before."""
+        if content is None:
+            content = os.pread(self._handle, _HEAD_BYTES, 0)
+            n_bytes = 24 + int.from_bytes(content[16:24], "little")
+            if n_bytes > _HEAD_BYTES:
+                content = os.pread(self._handle, n_bytes, 0)
+        self.head: SideIndexHead = parse_head(content)
+        self.map = FileMap(self._handle, self._n_bytes)
+
+
+def _open_file(path: str) -> tuple[int, os.stat_result]:
+    # O_NONBLOCK: opening a named pipe in place of a file would block forever.
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    return handle, os.fstat(handle)
+
+
+def _identity(found: os.stat_result) -> int:
+    """Return a number that differs if a file was replaced or written to; never 0."""
+    return hash((found.st_dev, found.st_ino, found.st_ctime_ns, found.st_size)) or 1
 
 
 def _check_size(entry: ShardEntry, size: int) -> None:
@@ -180,7 +157,7 @@ def _decompress(file: int, entry: ShardEntry) -> int:
             _write_decompressed(compressed, handle, entry)
     except BaseException as error:
         os.close(handle)
-        if isinstance(error, OSError) and not isinstance(error, ReadError) and error.errno not in _RESOURCE_ERRORS:
+        if isinstance(error, OSError) and not isinstance(error, ReadError) and error.errno not in RESOURCE_ERRORS:
             raise ReadError(f"Could not decompress {entry.name}: {error}") from error
         raise
     return handle

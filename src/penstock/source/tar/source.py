@@ -18,7 +18,7 @@ from penstock.shard.codec import is_uncompressed
 from penstock.shard.manifest import FieldInfo, Manifest, manifest_path
 from penstock.shard.tar import TAR_BLOCK
 from penstock.source.checks import check_items, check_span
-from penstock.source.tar.gather import ItemReader, ReadSpec, Verify
+from penstock.source.tar.engine import ReadSpec, ShardEngine, Verify
 from penstock.source.tar.quarantine import Quarantine
 
 __all__ = ["STRETCH_ITEMS", "TarSource"]
@@ -28,6 +28,7 @@ _Int64s = NDArray[np.int64]
 OnError = Literal["raise", "substitute"]
 
 _MAX_SUBSTITUTES = 64
+_LISTED_SHARDS = 10_000  # listing a folder of so many shards takes some 20 ms; a stat of every file would take more
 
 STRETCH_ITEMS = 64
 """Consecutive items that a buffered shuffle moves together, because one disk read brings them all."""
@@ -95,22 +96,26 @@ class TarSource:
         self.manifest = Manifest.read(self.path)
         _check_present(self.manifest)
         infos = _select_fields(self.manifest, fields)
-        sizes = np.array([shard.n_items for shard in self.manifest.shards], np.int64)
+        table = self.manifest.table
         varying_bytes = _varying_bytes(self.manifest)
         self.fields: Mapping[str, Field] = {
             name: _delivered_field(info, varying_bytes, decode=decode) for name, info in infos.items()
         }
-        self._borders = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        self._borders = np.concatenate([[0], np.cumsum(table.n_items)]).astype(np.int64)
         self._spec = ReadSpec(
             self.manifest, infos, self.fields, self._borders, verify, decode=decode, allow_pickle=allow_pickle
         )
-        self.index = Index.from_sizes(_chunk_sizes(self.manifest, chunk_items), identity=self.manifest.fingerprint)
+        chunk: _Int64s | None = None
+        if chunk_items is not None:
+            check_integer("chunk_items", chunk_items, at_least=1)
+            chunk = np.where(table.is_plain, chunk_items, table.n_items)
+        self.index = Index.from_sizes(table.n_items, identity=self.manifest.fingerprint, chunk=chunk)
         self._quarantine: Quarantine | None = None
         if on_error == "substitute":
             check_integer("max_bad_items", max_bad_items, at_least=0)
             where = self.path.with_name("quarantine.jsonl") if quarantine is None else quarantine
             self._quarantine = Quarantine(where, self.manifest.fingerprint, max_bad_items)
-        self._reader: ItemReader | None = None
+        self._engine: ShardEngine | None = None
 
     def __repr__(self) -> str:
         return f"TarSource({str(self.path.parent)!r}, {len(self.index)} items of {', '.join(self.fields)})"
@@ -130,18 +135,23 @@ class TarSource:
             block[name] = given if given is not None and fits else _empty(field, len(items))
         if not len(items):
             return block
-        reader = self._process_reader()
+        engine = self._process_engine()
         try:
-            reader.fill(items, np.arange(len(items)), block)
+            engine.fill(items, np.arange(len(items)), block)
         except DamageError:
             if self._quarantine is None:
                 raise
             for place, item in enumerate(items.tolist()):
-                self._fill_or_substitute(reader, item, np.array([place]), block)
+                self._fill_or_substitute(engine, item, np.array([place]), block)
         for name, given in (out or {}).items():
             if block[name] is not given:
                 np.copyto(given, block[name])
         return {**block, **(out or {})}
+
+    @property
+    def memory_bytes(self) -> int:
+        """Upper bound of the memory that each process keeps between reads: open shards and which items are verified."""
+        return self._spec.memory_bytes
 
     @property
     def quarantine(self) -> Path | None:
@@ -155,27 +165,27 @@ class TarSource:
 
     def close(self) -> None:
         """Close files; the next read opens them again."""
-        self._reader = None
+        self._engine = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reader": None}
+        return {**self.__dict__, "_engine": None}
 
-    def _process_reader(self) -> ItemReader:
-        """Return the reader of this process; after a fork, a new one: nothing open, locked or verified."""
-        reader = self._reader
-        if reader is None or reader.process != os.getpid():
-            reader = self._reader = ItemReader(self._spec)
-        return reader
+    def _process_engine(self) -> ShardEngine:
+        """Return the engine of this process; after a fork, a new one: nothing open, locked or verified."""
+        engine = self._engine
+        if engine is None or engine.process != os.getpid():
+            engine = self._engine = ShardEngine(self._spec)
+        return engine
 
     def _fill_or_substitute(
-        self, reader: ItemReader, item: int, place: _Int64s, block: dict[str, NDArray[Any]]
+        self, engine: ShardEngine, item: int, place: _Int64s, block: dict[str, NDArray[Any]]
     ) -> None:
         assert self._quarantine is not None, "called with on_error='substitute' only"
         # The substitute depends on the item number alone, so it is the same in every process and order.
         candidate, n_items = item, len(self.index)
         for attempt in range(_MAX_SUBSTITUTES):
             try:
-                reader.fill(np.array([candidate]), place, block)
+                engine.fill(np.array([candidate]), place, block)
             except DamageError as error:
                 self._quarantine.add(candidate, self.manifest.shards[self.shard_of(candidate)[0]].name, error)
                 candidate = xxhash.xxh3_64_intdigest(f"{item} {attempt}".encode()) % n_items
@@ -186,9 +196,8 @@ class TarSource:
 
 def _varying_bytes(manifest: Manifest) -> int:
     """Return the approximate total size of the fields of an item that have no fixed size."""
-    n_items = sum(shard.n_items for shard in manifest.shards)
     fixed = sum(info.field().item_bytes or 0 for info in manifest.fields.values())
-    return max(TAR_BLOCK, sum(shard.tar_bytes for shard in manifest.shards) // max(1, n_items) - fixed)
+    return max(TAR_BLOCK, int(manifest.table.tar_bytes.sum()) // max(1, manifest.n_items) - fixed)
 
 
 def _delivered_field(info: FieldInfo, varying_bytes: int, *, decode: bool) -> Field:
@@ -215,7 +224,9 @@ def _select_fields(manifest: Manifest, fields: Sequence[str] | None) -> dict[str
 
 
 def _check_present(manifest: Manifest) -> None:
-    """Raise DamageError if a shard is missing. Listing a folder is cheap; a stat of every file is not."""
+    """Raise DamageError if a shard is missing; of very many, only the first one to be read raises an error."""
+    if len(manifest.shards) > _LISTED_SHARDS:
+        return
     try:
         present = set(os.listdir(manifest.folder))  # noqa: PTH208  # names only, of tens of thousands of files
     except OSError as error:
@@ -224,18 +235,3 @@ def _check_present(manifest: Manifest) -> None:
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise DamageError(missing[0], None, f"the shard{more} is missing from {manifest.folder}")
-
-
-def _chunk_sizes(manifest: Manifest, chunk_items: int | None) -> _Int64s:
-    """Return the items of each chunk: whole shards, or with `chunk_items`, even parts of uncompressed shards."""
-    sizes = np.array([shard.n_items for shard in manifest.shards], np.int64)
-    if chunk_items is None:
-        return sizes
-    check_integer("chunk_items", chunk_items, at_least=1)
-    is_plain = np.array([shard.compression == "none" for shard in manifest.shards])
-    counts = np.where(is_plain, -(-sizes // chunk_items), 1)
-    small, larger = np.divmod(sizes, np.maximum(counts, 1))
-    first = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    number = np.arange(counts.sum()) - np.repeat(first, counts)
-    chunks: _Int64s = np.repeat(small, counts) + (number < np.repeat(larger, counts))
-    return chunks

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from penstock.core.cache import SharedCache
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError
 from penstock.core.index import Index
@@ -17,7 +18,6 @@ from penstock.core.types import Block, Field, Span
 from penstock.source.checks import allocate_block, check_items, check_out, check_span
 from penstock.source.read_pool import ReadPool
 from penstock.source.volume.array import ResolvedArray, VolumeArray, resolve_arrays
-from penstock.source.volume.cache import ChunkCache
 from penstock.source.volume.centres import find_sampling_region
 from penstock.source.volume.grid import compute_taps
 from penstock.source.volume.patch import Coordinates, Placement, StoredVolume, fill_patch, find_overlaps
@@ -122,6 +122,11 @@ class VolumeSource:
         """Number of centres along each axis."""
         return self._region.grid.counts
 
+    @property
+    def memory_bytes(self) -> int:
+        """Upper bound of the memory that each process keeps between reads: the cache of decoded chunks."""
+        return self._budget
+
     def centre_of(self, items: ArrayLike) -> NDArray[np.float64]:
         """Return the centres (n, 3) of items, in world units and in `axis_order`."""
         return self._region.grid.centres(self.place_of(items))
@@ -195,16 +200,9 @@ class VolumeSource:
         """
         state = self._process_state()
         with state.lock:
-            delivered, hits = state.bytes_delivered, state.cache_hits
-        decoded = state.cache.counts
-        amplification = decoded["bytes_decoded"] / delivered if delivered else 0.0
-        return {
-            "bytes_delivered": delivered,
-            **decoded,
-            "cache_hits": hits,
-            "read_amplification": amplification,
-            "cached_bytes": state.cache.n_bytes,
-        }
+            counts = dict(state.counts)
+        amplification = counts["bytes_decoded"] / counts["bytes_delivered"] if counts["bytes_delivered"] else 0.0
+        return {**counts, "read_amplification": amplification, "cached_bytes": state.cache.n_bytes}
 
     def close(self) -> None:
         """Close files and empty the cache; the next read opens files again."""
@@ -286,9 +284,7 @@ class VolumeSource:
                 fill()
         else:
             state.pool.run(fills)
-        with state.lock:
-            state.bytes_delivered += n_bytes
-            state.cache_hits += n_uses - n_decoded
+        state.count(bytes_delivered=n_bytes, cache_hits=n_uses - n_decoded)
 
     def _identity(self, pad: bool) -> str:
         """Return a hash of the specification, of the metadata of the volumes, and of a little of their content."""
@@ -308,14 +304,28 @@ class _ProcessState:
     """The cache, threads and counters of one process."""
 
     def __init__(self, budget: int, threads: int | None) -> None:
-        self.cache, self.pool, self.lock = ChunkCache(budget), ReadPool(threads), threading.Lock()
-        self.bytes_delivered = 0
-        self.cache_hits = 0
+        self.cache: SharedCache[NDArray[Any]] = SharedCache(budget)  # callers must not write to a chunk
+        self.pool, self.lock = ReadPool(threads), threading.Lock()
+        self.counts = dict.fromkeys(("bytes_delivered", "bytes_decoded", "chunks_decoded", "cache_hits"), 0)
+
+    def count(self, **more: int) -> None:
+        """Add to the counters."""
+        with self.lock:
+            for name, number in more.items():
+                self.counts[name] += number
 
     def fetch(self, key: _Key, volume: StoredVolume, held: dict[_Key, NDArray[Any]]) -> int:
         """Put a chunk into `held`; return 1 if it had to be decoded, else 0."""
-        held[key], fresh = self.cache.fetch(key, partial(volume.load, key[1]))
-        return int(fresh)
+        loaded = []
+
+        def load() -> NDArray[Any]:
+            chunk, n_bytes = volume.load(key[1])
+            loaded.append(1)
+            self.count(bytes_decoded=n_bytes, chunks_decoded=1)
+            return chunk
+
+        held[key] = self.cache.get(key, load, volume.chunk_bytes(key[1]))
+        return len(loaded)
 
 
 class _Channel:

@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.cache import SharedCache
 from penstock.core.errors import DamageError, ReadError, SourceError
 from penstock.source.stored.zarr.codec import Codec, UnsupportedStoreError, codec_v2, codec_v3
 
 __all__ = ["Selection", "ZarrArray", "open_zarr", "read_into"]
 
-_MAX_SHARD_INDEXES = 256  # in the cache
+_MAX_SHARD_INDEXES, _INDEX_BYTES = 256, 64 << 20  # in the cache
 _HASHED_FILES = 16
 _SMALL_BYTES = 1 << 24  # a buffer of up to this size is kept for smaller chunks, too
 _EMPTY = (1 << 64) - 1
@@ -56,7 +57,10 @@ class ZarrArray:
     stamp: tuple[int, int] = (0, 0)
     """Size and modification time of the metadata file."""
 
-    _indexes: dict[Path, tuple[int, NDArray[np.uint64]]] = field(default_factory=dict, compare=False, repr=False)
+    _indexes: SharedCache[NDArray[np.uint64]] = field(
+        default_factory=lambda: SharedCache(_INDEX_BYTES, _MAX_SHARD_INDEXES), compare=False, repr=False
+    )
+    """By path and modification time; each process has its own."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -72,9 +76,6 @@ class ZarrArray:
     def chunk_shape(self) -> tuple[int, ...]:
         """Shape of a chunk, which is decoded as a whole, also if several chunks share a file."""
         return self.chunks
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_indexes": {}}
 
     def check_unchanged(self) -> None:
         """Raise ReadError if the metadata of the array have changed since it was opened."""
@@ -155,26 +156,25 @@ class ZarrArray:
         try:
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())
-                cached = self._indexes.get(path)
-                if cached is not None and cached[0] == status.st_mtime_ns:
-                    return cached[1]
-                if status.st_size < size:
-                    raise ValueError(
-                        f"the shard {path.name} has {status.st_size} bytes, but its index alone has {size}"
-                    )
-                file.seek(status.st_size - size if self.index_at_end else 0)
-                stored = file.read(size)
+                at = status.st_size - size if self.index_at_end else 0
+                return self._indexes.get(
+                    (str(path), status.st_mtime_ns),
+                    lambda: _parse_shard_index(path.name, os.pread(file.fileno(), size, max(0, at)), per_shard),
+                    size,
+                )
         except FileNotFoundError:
             return None
-        try:
-            table = Codec(np.dtype("<u8"), None, checksum=True).check_body(memoryview(stored), size - 4)
-        except ValueError as error:
-            raise ValueError(f"the index of the shard {path.name}: {error}") from error
-        index = np.frombuffer(table, "<u8").reshape(*per_shard, 2)
-        if len(self._indexes) >= _MAX_SHARD_INDEXES:
-            self._indexes.clear()
-        self._indexes[path] = (status.st_mtime_ns, index)
-        return index
+
+
+def _parse_shard_index(name: str, stored: bytes, per_shard: tuple[int, ...]) -> NDArray[np.uint64]:
+    size = 16 * math.prod(per_shard) + 4
+    if len(stored) < size:
+        raise ValueError(f"the shard {name} has {len(stored)} bytes, but its index alone has {size}")
+    try:
+        table = Codec(np.dtype("<u8"), None, checksum=True).check_body(memoryview(stored), size - 4)
+    except ValueError as error:
+        raise ValueError(f"the index of the shard {name}: {error}") from error
+    return np.frombuffer(table, "<u8").reshape(*per_shard, 2)
 
 
 def read_into(handle: int, buffer: NDArray[np.uint8], offset: int) -> int:
