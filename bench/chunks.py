@@ -18,10 +18,10 @@ import penstock as ps
 from bench.measure import Contender, measured, printed, saved
 from penstock.run.buffers import BufferPool
 
-__all__ = ["COLUMNS", "ROWS", "WINDOW", "run", "write_array"]
+__all__ = ["COLUMNS", "ROWS", "WARM", "WINDOW", "run", "write_array"]
 
 ROWS, COLUMNS, CHUNK, WINDOW = 64_000, 2_000, 2_000, 8_192
-WINDOWS = 16
+WINDOWS, WARM = 16, 6
 CODECS = ("raw", "lz4", "zstd")
 
 
@@ -107,16 +107,17 @@ def _print_overlap(path: Path, repeats: int) -> None:
             steps = max(1, round(factor * loading / step))
             training = _seconds(lambda steps=steps: [matrix @ matrix for _ in range(steps)])
             with ps.recipes.streams.RandomChunkLoader(source, ROWS, WINDOW, "cpu", prefetch=2, seed=1) as loader:
-                loader.start_epoch(WINDOWS)
-                loader.get_next_chunk()
+                loader.start_epoch(WARM + WINDOWS)
+                for _ in range(WARM):  # until its memory is used again
+                    loader.get_next_chunk()
                 began, waited = time.perf_counter(), loader.timings.stages["wait"].seconds
-                for _ in range(WINDOWS - 1):
+                for _ in range(WINDOWS):
                     for _ in range(steps):
                         matrix @ matrix
                     loader.get_next_chunk()
                 total = time.perf_counter() - began
                 waits.append((loader.timings.stages["wait"].seconds - waited) / total)
-            ratios.append(total / ((WINDOWS - 1) * max(loading, training)))
+            ratios.append(total / (WINDOWS * max(loading, training)))
         print(f"| {factor} x as long as reading | {np.median(ratios):.2f} | {np.median(waits):.3f} |", flush=True)
     print()
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
-from bench.chunks import COLUMNS, ROWS, WINDOW, write_array
+from bench.chunks import COLUMNS, ROWS, WARM, WINDOW, write_array
 from penstock.recipes.streams import RandomChunkLoader
 from penstock.run.buffers import BufferPool
 
 __all__ = ["run"]
 
-WINDOWS, WARM = 24, 6
+WINDOWS = 24
 
 
 def run(folder: Path, out: Path, repeats: int) -> None:  # noqa: ARG001  # ratios are printed, not saved
