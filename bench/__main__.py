@@ -4,13 +4,14 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from bench import chunked, chunks, convert, delivery, imports, order, shards, streams, tuning, volumes
+from bench import chunked, chunks, convert, delivery, imports, many_shards, order, shards, streams, tuning, volumes
 
 BENCHMARKS = {
     "imports": imports.run,
     "order": order.run,
     "delivery": delivery.run,
     "shards": shards.run,
+    "many_shards": many_shards.run,
     "convert": convert.run,
     "chunks": chunks.run,
     "streams": streams.run,
