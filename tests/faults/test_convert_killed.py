@@ -1,20 +1,14 @@
-"""Processes of a conversion are killed: its workers, or the one that started them. No work is lost, no process stays.
+"""Processes of a conversion are killed: its workers, or their parent. No work is lost, no process stays."""
 
-Conversions that are to be killed run in processes that are forked off one helper process, which has never imported
-torch. They kill themselves (SIGKILL) before the n-th call that changes a file.
-"""
-
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from penstock_convert_parts import Row, Taped, has_happened, held, mend, mishap, read, rows, tapes, tree, visible
+from penstock_test_killer import Killer, start_killer
 from penstock_test_parts import eventually
 
 from penstock.convert.convert import convert
@@ -34,83 +28,41 @@ CASES: dict[str, dict[str, Any]] = {
     "by subject": {"split": [HALVES, "subject"], "shuffle_seed": 3},
 }
 
-HELPER = """
-import json, os, signal, sys
+SCRIPT = """
+import sys
 from pathlib import Path
-sys.path.append(sys.argv[1])
 from penstock_convert_parts import Taped
+from penstock_test_killer import serve
 from penstock.convert.engines import LocalEngine
 from penstock.convert.convert import convert
+from penstock.convert.scan import ConvertOptions
+from penstock.convert.splits import Split
+from penstock.shard.writer import WriteOptions
 
-assert "torch" not in sys.modules
-CHANGES = ("rename", "replace", "fsync", "writev", "write", "unlink", "rmdir", "mkdir", "open")
-count = 0
-
-def count_calls(function, last):
-    def call(*args, **kwargs):
-        global count
-        count += 1
-        if count == last:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*args, **kwargs)
-    return call
-
-def options_of(write=(), split=None, compression="none", **others):
-    from penstock.convert.scan import ConvertOptions
-    from penstock.convert.splits import Split
-    from penstock.shard.writer import WriteOptions
+def options_of(split=None, compression="none", **others):
     sides = Split() if split is None else Split(tuple(map(tuple, split[0])), split[1])
     return ConvertOptions(WriteOptions(4, compression=compression), sides, **others)
 
-def run(job):
-    inputs = [Taped(Path(path)) for path in job["inputs"]]
-    options, how = options_of(**job["options"]), job["how"]
-    for name in CHANGES:
-        setattr(os, name, count_calls(getattr(os, name), job["at"]))
-    convert(inputs, job["output"], options, engine=LocalEngine(job["workers"]), **how)
+def run(inputs, output, options, workers, how):
+    convert([Taped(Path(path)) for path in inputs], output, options_of(**options), engine=LocalEngine(workers), **how)
 
-for line in sys.stdin:
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.setsid()
-        answer = {}
-        try:
-            run(json.loads(line))
-        except BaseException as error:
-            answer = {"error": repr(error)}
-        os.write(writing, json.dumps({**answer, "count": count}).encode())
-        os._exit(0)
-    os.close(writing)
-    print(json.dumps({"pid": pid}), flush=True)
-    with os.fdopen(reading) as pipe:
-        answer = pipe.read()
-    _, status = os.waitpid(pid, 0)
-    killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    print(json.dumps({"killed": killed, **json.loads(answer or "{}")}), flush=True)
+assert "torch" not in sys.modules
+serve(run)
 """
 
 
-class Helper:
+class Conversions:
     """Runs conversions, one at a time, each in a process of its own."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self._process = process
+    def __init__(self, killer: Killer) -> None:
+        self._killer = killer
+        self.answer = killer.answer
 
-    def begin(self, inputs: list[Taped], output: Path, case: str, *, at: int = -1, workers: int = 1, **how: str) -> int:
+    def begin(self, inputs: list[Taped], output: Path, case: str, *, at: int = 0, workers: int = 1, **how: str) -> int:
         """Start a conversion and return its process id."""
         paths = [str(given.path) for given in inputs]
-        job = {"inputs": paths, "output": str(output), "options": CASES[case], "at": at, "workers": workers, "how": how}
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
-        return int(self.answer()["pid"])
-
-    def answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        assert "error" not in answer, answer
-        return answer
+        job = {"inputs": paths, "output": str(output), "options": CASES[case], "workers": workers, "how": how}
+        return self._killer.begin(at=at, **job)
 
     def run(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         self.begin(*args, **kwargs)
@@ -118,17 +70,9 @@ class Helper:
 
 
 @pytest.fixture(scope="module")
-def helper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Helper]:
-    path = tmp_path_factory.mktemp("helper") / "helper.py"
-    path.write_text(HELPER)
-    parts = str(Path(__file__).parents[1] / "parts")
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", str(path), parts], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        yield Helper(process)
-    finally:
-        process.communicate(timeout=10)
+def conversions() -> Iterator[Conversions]:
+    with start_killer(SCRIPT) as killer:
+        yield Conversions(killer)
 
 
 def options_of(case: str) -> ConvertOptions:
@@ -155,42 +99,42 @@ def read_or_none(folder: Path) -> list[Row] | None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_killed_before_any_change_of_a_file_resuming_ends_in_the_same_bytes(
-    case: str, helper: Helper, inputs: list[Taped], tmp_path: Path
+    case: str, conversions: Conversions, inputs: list[Taped], tmp_path: Path
 ) -> None:
-    ticks = helper.run(inputs, tmp_path / "whole", case)["count"]
+    ticks = conversions.run(inputs, tmp_path / "whole", case)["count"]
     assert ticks > 40
     whole, names = tree(tmp_path / "whole"), options_of(case).split.names
     new = {name: read(tmp_path / "whole" / name) for name in names}
     for at in range(1, ticks + 1, 1 if SOAK else 13):
         out = tmp_path / f"out{at}"
-        assert helper.run(inputs, out, case, at=at)["killed"] == signal.SIGKILL
+        assert conversions.run(inputs, out, case, at=at)["killed"] == signal.SIGKILL
         for name in names:
             assert read_or_none(out / name) in (None, new[name]), f"killed at {at}"
-        helper.run(inputs, out, case, existing="resume")
+        conversions.run(inputs, out, case, existing="resume")
         assert tree(out) == whole, f"killed at {at}"
 
 
 @pytest.mark.parametrize("case", ["plain", "by subject"])
 def test_killed_while_replacing_a_dataset_a_reader_sees_the_old_the_new_or_none(
-    case: str, helper: Helper, inputs: list[Taped], tmp_path: Path
+    case: str, conversions: Conversions, inputs: list[Taped], tmp_path: Path
 ) -> None:
     old = tapes(tmp_path / "old", (8, 9), ("anna_7", "carl_7"))
-    ticks = helper.run(inputs, tmp_path / "whole", case)["count"]
+    ticks = conversions.run(inputs, tmp_path / "whole", case)["count"]
     whole, names = tree(tmp_path / "whole"), options_of(case).split.names
     seen = set()
     for at in range(1, ticks + 1, 1 if SOAK else 29):
         out = tmp_path / f"out{at}"
-        helper.run(old, out, case)
+        conversions.run(old, out, case)
         before = {name: read(out / name) for name in names}
         files = tree(out)
-        assert helper.run(inputs, out, case, at=at, existing="overwrite")["killed"] == signal.SIGKILL
+        assert conversions.run(inputs, out, case, at=at, existing="overwrite")["killed"] == signal.SIGKILL
         for name in names:
             found = read_or_none(out / name)
             assert found in (None, before[name], read(tmp_path / "whole" / name)), f"killed at {at}"
             seen.add("none" if found is None else "old" if found == before[name] else "new")
         # Killed before it wrote anything: the old dataset is complete, and resuming does not replace it. Start again.
         begun = {name for name in tree(out) if not name.endswith(".aside")} != files.keys()
-        helper.run(inputs, out, case, existing="resume" if begun else "overwrite")
+        conversions.run(inputs, out, case, existing="resume" if begun else "overwrite")
         assert tree(out) == whole, f"killed at {at}"
     assert "old" in seen
 
@@ -210,11 +154,11 @@ def members(session: int) -> list[int]:
 
 @pytest.mark.parametrize("case", ["plain", "shuffled"])
 def test_workers_of_a_process_that_is_killed_end_and_keep_nobody_out(
-    case: str, helper: Helper, inputs: list[Taped], tmp_path: Path
+    case: str, conversions: Conversions, inputs: list[Taped], tmp_path: Path
 ) -> None:
     convert(inputs, tmp_path / "whole", options_of(case))
     mishap(inputs[1], "hold", 3)
-    parent = helper.begin(inputs, tmp_path / "out", case, workers=2)
+    parent = conversions.begin(inputs, tmp_path / "out", case, workers=2)
     assert eventually(lambda: held(inputs[1].path))
     assert eventually(lambda: len(members(parent)) == 3), "the process and its two workers"
     with pytest.raises(WriteError, match="Another writer is at work"):
@@ -224,17 +168,17 @@ def test_workers_of_a_process_that_is_killed_end_and_keep_nobody_out(
         assert eventually(lambda: members(parent) == []), "a worker has outlived its parent"
     finally:
         mend(inputs[1])
-    assert helper.answer()["killed"] == signal.SIGKILL
+    assert conversions.answer()["killed"] == signal.SIGKILL
     assert visible(tmp_path / "out") == set()
     convert(inputs, tmp_path / "out", options_of(case), engine=LocalEngine(2), existing="resume")
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
 def test_ctrl_c_ends_the_workers_and_leaves_what_was_finished(
-    helper: Helper, inputs: list[Taped], tmp_path: Path
+    conversions: Conversions, inputs: list[Taped], tmp_path: Path
 ) -> None:
     mishap(inputs[2], "hold", 3)
-    parent = helper.begin(inputs, tmp_path / "out", "plain", workers=2)
+    parent = conversions.begin(inputs, tmp_path / "out", "plain", workers=2)
     assert eventually(lambda: held(inputs[2].path))
     os.killpg(parent, signal.SIGINT)  # as a terminal does: the workers get it as well
     try:
@@ -242,7 +186,7 @@ def test_ctrl_c_ends_the_workers_and_leaves_what_was_finished(
     finally:
         mend(inputs[2])
     with pytest.raises(AssertionError, match="KeyboardInterrupt"):
-        helper.answer()
+        conversions.answer()
     assert visible(tmp_path / "out") == set()
     convert(inputs, tmp_path / "out", options_of("plain"), existing="resume")
     assert read(tmp_path / "out") == rows(inputs)

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from penstock_test_parts import run_isolated
 
 from penstock import TarSource
-from penstock.core.errors import DamageError, PenstockError, SourceError, WriteError
-from penstock.files.durable import write_aside
+from penstock.core.errors import DamageError, PenstockError, SourceError
 from penstock.shard.manifest import MANIFEST, FieldInfo, Manifest, ShardEntry, manifest_path
-from tests.shard.samples import contents, reseal, write
+from tests.shard.samples import reseal, write
 
 text = st.text(st.characters(codec="utf-8"), max_size=8)
 plain = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=12).filter(
@@ -296,28 +295,3 @@ def test_a_manifest_lies_in_the_folder_or_beside_the_pattern(tmp_path: Path) -> 
     assert manifest_path(tmp_path) == tmp_path / MANIFEST
     assert manifest_path(str(tmp_path / MANIFEST)) == tmp_path / MANIFEST
     assert manifest_path(tmp_path / "train-{0..9}.tar") == tmp_path / "train-{0..9}.tar.metadata.json"
-
-
-def test_a_file_written_aside_replaces_the_old_one_and_leaves_nothing(tmp_path: Path) -> None:
-    write_aside(tmp_path / "a", b"old")
-    write_aside(tmp_path / "a", b"new")
-    assert contents(tmp_path) == {"a": b"new"}
-
-
-def test_a_file_that_cannot_be_written_aside_leaves_the_old_one(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    with pytest.raises(WriteError, match="Could not write"):
-        write_aside(tmp_path / "a", b"new")
-    assert contents(tmp_path) == {}
-    with pytest.raises(WriteError, match="Could not write"):
-        write_aside(tmp_path / "missing" / "a", b"new")
-
-
-def test_ctrl_c_while_a_manifest_is_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(handle: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("os.fsync", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_aside(tmp_path / MANIFEST, b"content")
-    assert list(tmp_path.iterdir()) == []

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
 from penstock.core.errors import DamageError, SourceError
 from penstock.files.durable import write_aside
 from penstock.shard.codec import NpyHeader, parse_npy_header
 from penstock.shard.compression import DecompressedStream, detect_compression, max_decompressed_bytes
-from penstock.shard.manifest import MANIFEST, METADATA, FieldInfo, Manifest, ShardEntry, manifest_path
+from penstock.shard.manifest import MANIFEST, METADATA, FieldInfo, Manifest, manifest_path
 from penstock.shard.names import field_names, split_name
-from penstock.shard.side_index import MISSING, SideIndex, SideIndexBuilder, index_name
+from penstock.shard.shard_file import write_index
+from penstock.shard.side_index import MISSING, SideIndex, SideIndexBuilder
 from penstock.shard.table import table_path
 from penstock.shard.tar import Member, Readable, read_members
 
@@ -126,7 +126,7 @@ def index_archives(
         problems += _find_missing_members(indexed)
     if problems:
         return None, problems
-    shards = [_write_side_index(archive, side_index) for archive, side_index in indexed]
+    shards = [write_index(archive, side_index, detect_compression(archive)) for archive, side_index in indexed]
     fields = _merge_columns([side_index for _, side_index in indexed])
     manifest = Manifest(archives[0].parent, fields, tuple(shards), None, "as found")
     _keep_other_manifest(path)
@@ -235,14 +235,6 @@ def _find_duplicate_keys(indexed: list[tuple[Path, SideIndex]]) -> list[Problem]
             if other != archive.name:
                 problems.append(Problem(archive.name, row, f"its key is also in {other}"))
     return problems
-
-
-def _write_side_index(archive: Path, side_index: SideIndex) -> ShardEntry:
-    stored = side_index.to_bytes()
-    write_aside(archive.with_name(index_name(archive.name)), stored)
-    digest, size = xxhash.xxh3_128_hexdigest(stored), archive.stat().st_size
-    n_items, tar_bytes = side_index.n_items, side_index.tar_bytes
-    return ShardEntry(archive.name, n_items, tar_bytes, size, digest, detect_compression(archive))
 
 
 def _merge_columns(side_indexes: list[SideIndex]) -> dict[str, FieldInfo]:

@@ -17,13 +17,12 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import xxhash
-
 from penstock.core.errors import DamageError, SourceError
 from penstock.files.durable import write_aside
 from penstock.files.staging import Staging
 from penstock.shard.compression import Compression
 from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry
+from penstock.shard.shard_file import make_entry
 from penstock.shard.side_index import SideIndex, index_name
 from penstock.shard.table import table_path
 
@@ -72,13 +71,10 @@ def find_finished_shard(writing: Path, name: str, compression: Compression) -> t
     try:
         stored = (writing / index_name(name)).read_bytes()
         side_index = SideIndex.from_bytes(stored, name)
-        size = (writing / name).stat().st_size
+        entry = make_entry(writing / name, side_index, stored, compression)
     except (FileNotFoundError, DamageError):
         return None
-    if compression == "none" and size != side_index.tar_bytes:
-        return None
-    digest = xxhash.xxh3_128_hexdigest(stored)
-    return ShardEntry(name, side_index.n_items, side_index.tar_bytes, size, digest, compression), side_index
+    return None if compression == "none" and entry.stored_bytes != entry.tar_bytes else (entry, side_index)
 
 
 def prepare_publication(manifest: Manifest) -> None:

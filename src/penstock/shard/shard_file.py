@@ -14,7 +14,7 @@ from penstock.shard.manifest import ShardEntry
 from penstock.shard.side_index import SideIndex, SideIndexBuilder, index_name
 from penstock.shard.tar import END, TAR_BLOCK, HeaderTemplate, byte_sum
 
-__all__ = ["ShardFile"]
+__all__ = ["ShardFile", "make_entry", "write_index"]
 
 # Smaller members are joined first: calls cost more than copies.
 _JOIN_BYTES = 1 << 16
@@ -28,6 +28,19 @@ _MAX_TEMPLATES = 4096
 
 _libc = ctypes.CDLL(None)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+
+
+def write_index(shard: Path, side_index: SideIndex, compression: Compression, *, lasting: bool = True) -> ShardEntry:
+    """Write the side index of a shard beside it; return the entry of the shard for the manifest."""
+    stored = side_index.to_bytes()
+    write_aside(shard.with_name(index_name(shard.name)), stored, lasting=lasting)
+    return make_entry(shard, side_index, stored, compression)
+
+
+def make_entry(shard: Path, side_index: SideIndex, stored: bytes, compression: Compression) -> ShardEntry:
+    """Return the entry of a shard, given its side index, parsed and as stored."""
+    digest = xxhash.xxh3_128_hexdigest(stored)
+    return ShardEntry(shard.name, side_index.n_items, side_index.tar_bytes, shard.stat().st_size, digest, compression)
 
 
 class ShardFile:
@@ -89,14 +102,10 @@ class ShardFile:
         os.fsync(self._handle)
         os.close(self._handle)
         self._handle = -1
-        self._path.rename(self._folder / self.name)
-        side_index = self.builder.build(self.tar_bytes)
-        stored = side_index.to_bytes()
+        path, side_index = self._folder / self.name, self.builder.build(self.tar_bytes)
+        self._path.rename(path)
         # It becomes durable when the dataset is published; until then, a damaged side index marks an unfinished shard.
-        write_aside(self._folder / index_name(self.name), stored, lasting=False)
-        digest = xxhash.xxh3_128_hexdigest(stored)
-        entry = ShardEntry(self.name, self.n_items, self.tar_bytes, self._written, digest, self._compression)
-        return entry, side_index
+        return write_index(path, side_index, self._compression, lasting=False), side_index
 
     def discard(self) -> None:
         """Close and remove the unfinished file; does nothing after `close`."""

@@ -187,6 +187,7 @@ class ShardWriter:
         keys: list[int] = []
         for entry, side_index in find_finished_shards(writing, self.options.shard_name, self.options.compression):
             self._add_shard(entry, side_index)
+            self.written += entry.n_items
             keys += side_index.keys.tolist()
         if any(key != _hash_key(automatic_key(number)) for number, key in enumerate(keys)):
             self._keys = set(keys)
@@ -249,7 +250,6 @@ class ShardWriter:
         if not self._fields:
             self._form = SampleForm(self.options.array_format, merge_fields({}, side_index))
         self._fields = merge_fields(self._fields, side_index)
-        self.written = sum(shard.n_items for shard in self._shards)
 
     # -- one sample ----------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,6 @@ import math
 import os
 import resource
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from penstock_test_killer import Killer, start_killer
 
 from penstock.core.errors import OptionError, ResumeError, WriteError
 from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter
@@ -167,71 +166,35 @@ def test_a_lock_ends_with_its_writer_and_attributes_are_small(raw: str, tmp_path
     assert len(json.dumps(zarr.open_group(str(tmp_path / "er"), mode="r").attrs.asdict())) < 2000
 
 
-SCRIPT = '''
-import json, os, sys
-from penstock_test_processes import Clock, count_calls
+SCRIPT = """
+import os
+from penstock_test_killer import serve
 from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter
 
 PATCH = {"shape": (6, 8, 8), "scale": (8, 4, 4)}
 
-def halved(clock, function):
-    """Write the first half, and perhaps die before the rest."""
-    def write(handle, content):
-        clock.tick()
-        return function(handle, content[: max(len(content) // 2, 256)])
-    return write
-
-def child(raw, out, blend, at):
-    clock = Clock(at)
-    for name in ("rename", "replace", "fsync", "unlink", "rmdir", "mkdir"):
-        setattr(os, name, count_calls(clock, getattr(os, name)))
-    os.write = halved(clock, os.write)
+def write(raw, out, blend):
+    whole = os.write
+    os.write = lambda handle, content: whole(handle, content[: max(len(content) // 2, 256)])  # and the rest next time
     bounds = {"gt": {"z": [0, 64], "y": [0, 64], "x": [0, 32]}}
     with CellMapDatasetWriter(raw, out + "/[mito,er]", ["mito", "er"], {"raw": PATCH}, {"gt": PATCH}, bounds,
                               overwrite=True, blend=blend, levels=2) as writer:
         for batch in writer.loader(batch_size=1):
             writer[batch["idx"]] = {"mito": batch["raw"] + 100_000, "er": -batch["raw"]}
-    return clock.count
 
-for line in sys.stdin:
-    job = json.loads(line)
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        count = str(child(*job))
-        with os.fdopen(writing, "w") as pipe:
-            pipe.write(count)
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        answer = pipe.read()
-    os.waitpid(pid, 0)
-    print(answer, flush=True)
-'''
+serve(write)
+"""
 
 
 @pytest.fixture(scope="module")
-def killer() -> Iterator[Any]:
-    """Return a function that runs a writer in a process of its own, which kills itself at the n-th change of a file."""
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "parts")}
-    with subprocess.Popen([sys.executable, "-c", SCRIPT], stdin=-1, stdout=-1, text=True, env=env) as process:
-
-        def run(*job: Any) -> str:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(json.dumps(job) + "\n")
-            process.stdin.flush()
-            return process.stdout.readline().strip()
-
-        yield run
-        assert process.stdin is not None
-        process.stdin.close()
+def killer() -> Iterator[Killer]:
+    with start_killer(SCRIPT) as killer:
+        yield killer
 
 
 @pytest.mark.parametrize("blend", ["abut", "linear"])
 def test_a_killed_writer_leaves_the_old_or_the_new_image_and_can_be_resumed(
-    blend: Any, raw: str, killer: Any, tmp_path: Path
+    blend: Any, raw: str, killer: Killer, tmp_path: Path
 ) -> None:
     bounds = {"gt": {"z": [0, 64], "y": [0, 64], "x": [0, 32]}}
     expected = np.arange(math.prod(SHAPE), dtype=np.float32).reshape(SHAPE)[:8, :16, :8]
@@ -244,12 +207,12 @@ def test_a_killed_writer_leaves_the_old_or_the_new_image_and_can_be_resumed(
     with writer(raw, tmp_path / "old", target_bounds=bounds, blend=blend, levels=2) as made:
         filled(made)
     old = {label: arrays(tmp_path / "old" / label) for label in ("mito", "er")}
-    total = int(killer(raw, str(tmp_path / "alive"), blend, 0))
+    total = killer.run(raw=raw, out=str(tmp_path / "alive"), blend=blend)["count"]
     begun, redone = 0, set()
-    for at in range(1, total) if SOAK else {*range(9, total, total // 6), total - 9, total - 5, total - 1}:
+    for at in range(1, total) if SOAK else {*range(9, total, total // 12), total - 9, total - 5, total - 1}:
         out = tmp_path / str(at)
         shutil.copytree(tmp_path / "old", out)
-        assert killer(raw, str(out), blend, at) == "", "it was killed"
+        assert killer.run(raw=raw, out=str(out), blend=blend, at=at)["killed"]
         for label in ("mito", "er"):
             places = (out / label, out / f".{label}.writing" / "replaced")
             there = [arrays(place) for place in places if place.exists()]

@@ -91,7 +91,7 @@ class ImageStore:
     folder
         Folder of the image.
     aside
-        Folder for incomplete files, on the same file system.
+        Existing folder for incomplete files, on the same file system.
     """
 
     def __init__(self, folder: Path, aside: Path) -> None:
@@ -159,7 +159,6 @@ class ImageStore:
         """Write a file so that it is complete or missing."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._aside.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise WriteError(f"Could not write {path}: {error}") from error
         write_aside(path, content, lasting=False, folder=self._aside)

@@ -2,7 +2,7 @@
 
 .NAME.writing/options.json   a write has begun: its options, and the run it belongs to
 .NAME.writing/image/         the image, chunk by chunk
-.NAME.writing/aside/         incomplete files
+.NAME.writing/.….aside       incomplete files
 .NAME.writing/replaced/      the previous image, from when the new one is complete until it is in place
 .NAME.writing/finished.json  the options, just before and after the image appears
 .NAME.written/               the same folder, about to be removed
@@ -56,9 +56,8 @@ class UnfinishedImage:
         self.place, self.levels, self._array, self._all = place, levels, *chunks
         self.options: dict[str, Any] = json.loads(json.dumps(options))
         self._staging = Staging(place.with_name(f".{place.name}.writing"), place, "image")
-        self._aside = self._staging.folder / "aside"
-        self.store = ImageStore(self._staging.commit, self._aside)
-        self.scratch = ImageStore(self._staging.folder, self._aside)
+        self.store = ImageStore(self._staging.commit, self._staging.folder)
+        self.scratch = ImageStore(self._staging.folder, self._staging.folder)
         self.missing: set[Coordinates] = set(self._all)
         self.is_published = False
         self._lock: FolderLock | None = None
@@ -111,7 +110,6 @@ class UnfinishedImage:
             self.mark_published()
             self.close()
             return False
-        shutil.rmtree(self._aside, ignore_errors=True)
         self._staging.begin(json.dumps({"run": run, "options": self.options}, indent=1))
         store = self.store if self._array == "s0" else self.scratch
         self.missing = {chunk for chunk in self._all if not (is_resumed and store.has_chunk(self._array, chunk))}
