@@ -34,6 +34,7 @@ SKIPPED = ("__init__.py", "doors.py", "version.py")  # imports on demand, and a 
 # Changes that nobody can notice, by file: a pattern of the changed code, and why it makes no difference.
 EQUIVALENT: dict[str, dict[str, str]] = {
     "core/chunks.py": {"_CHUNKS_AT_ONCE": "how much is worked out at once"},
+    "core/selection.py": {"_AT_ONCE": "how much is worked out at once", "_LIST_NUMBERS": "which form is the fastest"},
     "core/index.py": {
         r"\[:17\]": "the string has 14 bytes",
         "prepend=-2": "any number will do that no chunk has",
@@ -44,6 +45,8 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         r"self\._windows\) >.* \d \* self\.passes\.lanes": "how many windows are remembered",
     },
     "plan/inspect.py": {r"for row in runs\], axis=1": "the mean over the other axis is taken next"},
+    "plan/orders.py": {"_SAMPLED_AT_ONCE": "how much is worked out at once"},
+    "plan/windows.py": {"_TABLE_ROWS|_CHUNKS_AT_ONCE": "how much is worked out at once, or kept in a table"},
     "plan/plan.py": {"_CACHED_ARRANGEMENTS": "how much is remembered"},
     "plan/segments.py": {r"_ENDLESS = \d <<": "endless, too, and still below 2**63"},
     "shard/codec.py": {"_COPIED_BYTES": "a copy and a view have the same bytes"},

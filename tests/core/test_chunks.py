@@ -53,8 +53,8 @@ class TestForms:
             assert found.locate(np.arange(sum(wanted))).tolist() == np.repeat(numbers, wanted).tolist()
             assert np.repeat(*found.count_runs()).tolist() == wanted
             for size in range(1, 7):
-                others = [number for block in found.other_chunks(size) for number in block.tolist()]
-                assert others == [number for number, each in enumerate(wanted) if each != size]
+                others = [pair for block in found.other_chunks(size) for pair in zip(*block, strict=True)]
+                assert others == [(number, each) for number, each in enumerate(wanted) if each != size]
 
     @given(st.lists(sizes, max_size=4))
     def test_joined_chunks_come_one_after_the_other(self, parts: list[list[tuple[int, int]]]) -> None:
@@ -71,8 +71,8 @@ def test_the_usual_chunk_is_the_one_that_most_chunks_have(runs: list[tuple[int, 
     most = max((wanted.count(size) for size in wanted), default=0)
     assert wanted.count(index.usual_chunk) == most
     assert index.n_unusual_chunks == len(wanted) - most
-    unusual = [number for block in index.unusual_chunks() for number in block.tolist()]
-    assert unusual == [number for number, size in enumerate(wanted) if size != index.usual_chunk]
+    unusual = [pair for block in index.unusual_chunks() for pair in zip(*block, strict=True)]
+    assert unusual == [(number, size) for number, size in enumerate(wanted) if size != index.usual_chunk]
 
 
 def test_equal_shards_in_chunks_take_no_memory_for_each_chunk() -> None:

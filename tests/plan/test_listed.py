@@ -36,6 +36,12 @@ def test_visits_count_how_often_an_item_came_before(items: list[int]) -> None:
     assert len(paths) == len(items)
 
 
+@pytest.mark.parametrize("largest", [7, 2**62 - 1, 2**63 - 1])
+def test_visits_are_counted_for_numbers_of_any_size(largest: int) -> None:
+    arrangement = Listed([largest, 3, largest, largest, 3]).arrange(Index.uniform(largest), seed=0, epoch=0)
+    assert arrangement.visits(np.arange(5)).tolist() == [0, 0, 1, 2, 1]
+
+
 def test_the_repr_differs_between_lists_and_the_list_is_copied() -> None:
     given_items = np.array([3, 1, 3])
     order = Listed(given_items)

@@ -51,8 +51,8 @@ class ChunkSizes(Protocol):
         """Return the size of the chunks in each run of chunks, and how many there are."""
         ...
 
-    def other_chunks(self, size: int) -> Iterator[_Int64s]:
-        """Yield the numbers of the chunks that do not have `size` items, ascending, many at a time."""
+    def other_chunks(self, size: int) -> Iterator[tuple[_Int64s, _Int64s]]:
+        """Yield the numbers and sizes of the chunks that do not have `size` items, ascending, many at a time."""
         ...
 
 
@@ -91,13 +91,13 @@ class EqualChunks:
         sizes, counts = np.array([self.size, rest]), np.array([full, int(rest > 0)])
         return sizes[counts > 0], counts[counts > 0]
 
-    def other_chunks(self, size: int) -> Iterator[_Int64s]:
-        """Yield the numbers of the chunks that do not have `size` items."""
+    def other_chunks(self, size: int) -> Iterator[tuple[_Int64s, _Int64s]]:
+        """Yield the numbers and sizes of the chunks that do not have `size` items."""
         full, rest = divmod(self.n_items, self.size)
         if self.size != size:
-            yield np.arange(full)
+            yield np.arange(full), np.full(full, self.size)
         if rest not in (0, size):
-            yield np.array([full])
+            yield np.array([full]), np.array([rest])
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +132,12 @@ class _ChunkBorders:
         sizes = self.borders[1:] - self.borders[:-1]
         return sizes, np.ones_like(sizes)
 
-    def other_chunks(self, size: int) -> Iterator[_Int64s]:
+    def other_chunks(self, size: int) -> Iterator[tuple[_Int64s, _Int64s]]:
         for begin in range(0, self.n_chunks, _CHUNKS_AT_ONCE):
             some = self.borders[begin : begin + _CHUNKS_AT_ONCE + 1]
-            yield np.flatnonzero(some[1:] - some[:-1] != size) + begin
+            sizes = some[1:] - some[:-1]
+            others = np.flatnonzero(sizes != size)
+            yield others + begin, sizes[others]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +180,20 @@ class _ChunkRuns:
     def count_runs(self) -> tuple[_Int64s, _Int64s]:
         return self.sizes, np.diff(self.first_chunks)
 
-    def other_chunks(self, size: int) -> Iterator[_Int64s]:
+    def other_chunks(self, size: int) -> Iterator[tuple[_Int64s, _Int64s]]:
         others = self.sizes != size
-        first_chunks, places = self.first_chunks[:-1][others], _running_total(np.diff(self.first_chunks)[others])
+        sizes, first_chunks = self.sizes[others], self.first_chunks[:-1][others]
+        places = _running_total(np.diff(self.first_chunks)[others])
         for begin in range(0, int(places[-1]), _CHUNKS_AT_ONCE):
-            numbers = np.arange(begin, min(begin + _CHUNKS_AT_ONCE, int(places[-1])))
-            runs = np.searchsorted(places, numbers, side="right") - 1
-            yield first_chunks[runs] + numbers - places[runs]
+            stop = min(begin + _CHUNKS_AT_ONCE, int(places[-1]))
+            first, last = np.searchsorted(places, [begin, stop - 1], side="right")
+            runs = slice(first - 1, last)
+            bounds = np.clip(places[first - 1 : last + 1], begin, stop)
+            counts = bounds[1:] - bounds[:-1]
+            yield (
+                np.repeat(first_chunks[runs] - places[runs], counts) + np.arange(begin, stop),
+                np.repeat(sizes[runs], counts),
+            )
 
 
 def list_chunks(sizes: _Int64s, counts: _Int64s | None = None) -> ChunkSizes:

@@ -140,8 +140,8 @@ class Index:
         np.add.at(totals, numbers, counts)
         return (int(kinds[totals.argmax()]), self.n_chunks - int(totals.max())) if len(kinds) else (0, 0)
 
-    def unusual_chunks(self) -> Iterator[_Int64s]:
-        """Yield the numbers of the chunks that do not have `usual_chunk` items, ascending, many at a time."""
+    def unusual_chunks(self) -> Iterator[tuple[_Int64s, _Int64s]]:
+        """Yield the numbers and sizes of the chunks without `usual_chunk` items, ascending, many at a time."""
         return self._chunks.other_chunks(self.usual_chunk)
 
     @property

@@ -180,7 +180,10 @@ def select_numbers(numbers: NDArray[np.integer], limit: int) -> NumberSet:
 
 def _sort_numbers(numbers: NDArray[np.integer], limit: int) -> NumberSet:
     if len(numbers) <= limit // 64:
-        return select_numbers(np.unique(numbers), limit)
+        numbers = np.sort(numbers)
+        fresh = np.ones(len(numbers), np.bool_)
+        fresh[1:] = numbers[1:] != numbers[:-1]
+        return select_numbers(numbers[fresh], limit)
     # Many: a mask takes less time than sorting, and less memory.
     mask = np.zeros(limit, np.bool_)
     mask[numbers] = True
@@ -211,14 +214,13 @@ def _find_steps(numbers: NDArray[np.integer]) -> Iterator[tuple[int, _Int64s]]:
 
 def _mask_blocks(numbers: NDArray[np.integer], limit: int) -> Iterator[NDArray[np.bool_]]:
     """Yield the mask of ascending `numbers`, `_AT_ONCE` values at a time, always in the same memory."""
-    mask = np.zeros(_AT_ONCE, np.bool_)
+    mask = np.empty(_AT_ONCE, np.bool_)
     begins = np.arange(0, limit, _AT_ONCE)
     bounds = np.append(np.searchsorted(numbers, begins.astype(numbers.dtype)), len(numbers)).tolist()
     for begin, first, stop in zip(begins.tolist(), bounds, bounds[1:], strict=False):
-        places = numbers[first:stop].astype(np.int64, copy=False) - begin
-        mask[places] = True
+        mask[:] = False
+        mask[numbers[first:stop].astype(np.int64, copy=False) - begin] = True
         yield mask[: limit - begin]
-        mask[places] = False
 
 
 def _pack_bits(masks: Iterator[NDArray[np.bool_]], limit: int, count: int) -> _BitSet:

@@ -79,8 +79,13 @@ class Balanced:
         return np.asarray(self.groups)
 
     @cached_property
+    def _sizes(self) -> tuple[NDArray[Any], _Int64s]:
+        """Label and size of each group."""
+        return np.unique(self._groups, return_counts=True)
+
+    @cached_property
     def _labels(self) -> list[Hashable]:
-        labels: list[Hashable] = np.unique(self._groups).tolist()
+        labels: list[Hashable] = self._sizes[0].tolist()
         return labels
 
     @cached_property
@@ -90,8 +95,7 @@ class Balanced:
 
     @cached_property
     def _member_starts(self) -> _Int64s:
-        counts = np.unique(self._groups, return_counts=True)[1]
-        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return np.concatenate([[0], np.cumsum(self._sizes[1])]).astype(np.int64)
 
     @cached_property
     def _length(self) -> int:

@@ -7,6 +7,7 @@ depends on.
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -95,14 +96,20 @@ class Subset:
         count = min(self.count, n)
         if self.near == 1:
             return Arrangement(count, items=lambda positions: permute(positions, n, key))
-        sampled = np.empty(count, np.int64)
-        for begin in range(0, count, _SAMPLED_AT_ONCE):
-            positions = np.arange(begin, min(begin + _SAMPLED_AT_ONCE, count))
-            sampled[positions] = permute(positions, n, key)
-        sampled.sort()
+        sampled = cache(lambda: _sample(count, n, key))
         groups = ChunkWindows(Index.uniform(count, self.near), self.window, key_for(seed, "groups", epoch), sort=False)
         window_key = key_for(seed, "window", epoch)
-        return Arrangement(count, items=lambda positions: sampled[groups.items(positions, window_key)])
+        return Arrangement(count, items=lambda positions: sampled()[groups.items(positions, window_key)])
+
+
+def _sample(count: int, n: int, key: int) -> _Int64s:
+    """Return the first `count` items of a permutation of `n`, in storage order."""
+    sampled = np.empty(count, np.int64)
+    for begin in range(0, count, _SAMPLED_AT_ONCE):
+        positions = np.arange(begin, min(begin + _SAMPLED_AT_ONCE, count))
+        sampled[positions] = permute(positions, n, key)
+    sampled.sort()
+    return sampled
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -277,12 +284,23 @@ class Listed:
 
 def _visits(items: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return how often each item has come before, so that each repeat has its own randomness."""
-    order = np.argsort(items, kind="stable")
+    order = _stable_order(items)
     first = np.flatnonzero(np.diff(items[order], prepend=items.min(initial=0) - 1))  # `check` refuses items below 0
     counts = np.arange(len(items)) - np.repeat(first, np.diff(np.append(first, len(items))))
     visits = np.empty(len(items), np.int64)
     visits[order] = counts
     return visits
+
+
+def _stable_order(items: NDArray[np.int64]) -> NDArray[np.int64]:
+    bits = len(items).bit_length()
+    if items.size and -(1 << 62 - bits) < items.min() <= items.max() < 1 << 62 - bits:
+        # Places in the low bits make every number different, so that any sort is stable; this one is 5 times as fast.
+        keys = (items << bits) | np.arange(len(items))
+        keys.sort()
+        keys &= (1 << bits) - 1
+        return keys
+    return np.argsort(items, kind="stable")
 
 
 def shuffle_within(

@@ -4,6 +4,8 @@ Most chunks have one size. Where the others stand in a permuted order comes from
 them, the start of a window and the window of a position are arithmetic.
 """
 
+from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +19,7 @@ from penstock.plan.permute import permute, unpermute
 __all__ = ["ChunkWindows"]
 
 _Int64s = NDArray[np.int64]
+_NONE = np.zeros(0, np.int64)
 
 # Up to so many windows (or chunks), a table of all of them is kept: 0.5 MB for each column.
 _TABLE_ROWS = 1 << 16
@@ -34,6 +37,20 @@ class _ChunkTable(NamedTuple):
     """Position where each chunk starts."""
     shifts: _Int64s
     """What to add to a position in each chunk to get the item."""
+
+
+class _OddWindows(NamedTuple):
+    """Windows with a chunk of unusual size. All others have the same number of items, but for the last one."""
+
+    windows: _Int64s
+    """Numbers of the windows, ascending."""
+    missing: _Int64s
+    """Items that are missing before each of them, and before the end, as if all chunks had the usual size."""
+    resumed: _Int64s
+    """Window from which on windows are usual again: 0, and the one after each odd window."""
+    resumed_starts: _Int64s
+    following: _Int64s
+    """Next odd window from each of those on; the number of windows if there is none."""
 
 
 class ChunkWindows:
@@ -56,53 +73,47 @@ class ChunkWindows:
         self.count = -(-self._n_chunks // self._window)
         """Number of windows."""
         self._table: _ChunkTable | None = None
-        self._all_starts: _Int64s | None = None
-        if self.count <= _TABLE_ROWS or 4 * index.n_unusual_chunks >= self.count:
-            self._list_starts()
-        else:
-            self._find_odd_windows()
 
-    def _list_starts(self) -> None:
+    # Worked out when first needed: a plan asks for the length of an epoch more often than for its items.
+    @cached_property
+    def _all_starts(self) -> _Int64s | None:
+        """Where each window starts, and the length of the epoch; None if they are too many, and nearly all usual."""
+        if self.count > _TABLE_ROWS and 4 * self._index.n_unusual_chunks < self.count:
+            return None
         missing = np.zeros(self.count + 1, np.int64)
-        for chunks in self._index.unusual_chunks():
-            np.add.at(missing, self._places(chunks) // self._window + 1, self._missing_items(chunks))
+        for windows, items in self._find_missing():
+            np.add.at(missing, windows + 1, items)
         starts = np.arange(self.count + 1) * self._usual_items - np.cumsum(missing)
         starts[-1] = len(self._index)
-        self._all_starts = starts
+        return starts
 
-    def _find_odd_windows(self) -> None:
-        """Find the windows with a chunk of unusual size. All others have `_usual_items` items, but for the last one."""
-        windows, missing = [], []
-        for chunks in self._index.unusual_chunks():
-            windows.append(self._places(chunks) // self._window)
-            missing.append(self._missing_items(chunks))
-        none = np.zeros(0, np.int64)
-        odd, numbers = np.unique(np.concatenate([none, *windows]), return_inverse=True)
-        # Items that are missing before each odd window, and before the end.
-        self._missing = np.zeros(len(odd) + 1, np.int64)
-        np.add.at(self._missing, numbers + 1, np.concatenate([none, *missing]))
-        np.cumsum(self._missing, out=self._missing)
-        self._odd = odd
-        # Usual windows from each of these on, until the next odd window.
-        self._resumed, self._next_odd = np.concatenate([[0], odd + 1]), np.append(odd, self.count)
-        self._resumed_starts = self.starts(self._resumed)
+    @cached_property
+    def _odd_windows(self) -> "_OddWindows":
+        windows, missing = zip(*self._find_missing(), (_NONE, _NONE), strict=True)
+        odd, numbers = np.unique(np.concatenate(windows), return_inverse=True)
+        before = np.zeros(len(odd) + 1, np.int64)
+        np.add.at(before, numbers + 1, np.concatenate(missing))
+        np.cumsum(before, out=before)
+        resumed = np.concatenate([[0], odd + 1])
+        resumed_starts = np.minimum(resumed * self._usual_items - before, len(self._index))
+        return _OddWindows(odd, before, resumed, resumed_starts, np.append(odd, self.count))
+
+    def _find_missing(self) -> Iterator[tuple[_Int64s, _Int64s]]:
+        """Yield windows that have a chunk of unusual size, and how many items it has too few; many at a time."""
+        for chunks, sizes in self._index.unusual_chunks():
+            places = chunks if self._key is None else unpermute(chunks, self._n_chunks, self._key)
+            yield places // self._window, self._index.usual_chunk - sizes
 
     @property
     def _usual_items(self) -> int:
         return self._window * self._index.usual_chunk
 
-    def _missing_items(self, chunks: _Int64s) -> _Int64s:
-        return self._index.usual_chunk - self._index.chunk_sizes(chunks)
-
-    def _places(self, chunks: _Int64s) -> _Int64s:
-        """Return the place of each of `chunks` in the order of all chunks, before those of a window are sorted."""
-        return chunks if self._key is None else unpermute(chunks, self._n_chunks, self._key)
-
     def starts(self, windows: _Int64s) -> _Int64s:
         """Return the position where each of `windows` starts; the window after the last one starts at the end."""
         if self._all_starts is not None:
             return self._all_starts[windows]
-        missing = self._missing[np.searchsorted(self._odd, windows)]
+        odd = self._odd_windows
+        missing = odd.missing[np.searchsorted(odd.windows, windows)]
         # The last window may have fewer chunks.
         starts: _Int64s = np.minimum(windows * self._usual_items - missing, len(self._index))
         return starts
@@ -111,10 +122,11 @@ class ChunkWindows:
         """Return the window of each of `positions`."""
         if self._all_starts is not None:
             return np.searchsorted(self._all_starts, positions, side="right") - 1
-        stretch = np.searchsorted(self._resumed_starts, positions, side="right") - 1
-        windows = self._resumed[stretch] + (positions - self._resumed_starts[stretch]) // self._usual_items
+        odd = self._odd_windows
+        stretch = np.searchsorted(odd.resumed_starts, positions, side="right") - 1
+        windows = odd.resumed[stretch] + (positions - odd.resumed_starts[stretch]) // self._usual_items
         # An odd window may be larger than usual.
-        numbers: _Int64s = np.minimum(windows, self._next_odd[stretch])
+        numbers: _Int64s = np.minimum(windows, odd.following[stretch])
         return numbers
 
     def items(self, positions: _Int64s, mix_key: int | None) -> _Int64s:
@@ -157,8 +169,9 @@ class ChunkWindows:
         if self._all_starts is not None:
             return int(np.diff(self._all_starts).argmax())
         # All usual windows have one size: the first one stands for them.
-        usual = np.flatnonzero(self._next_odd != np.arange(len(self._next_odd)))[:1]
-        candidates = np.concatenate([usual, self._odd])
+        odd = self._odd_windows
+        usual = np.flatnonzero(odd.following != np.arange(len(odd.following)))[:1]
+        candidates = np.concatenate([usual, odd.windows])
         return int(candidates[(self.starts(candidates + 1) - self.starts(candidates)).argmax()])
 
     def describe(self) -> Windows:
@@ -168,7 +181,7 @@ class ChunkWindows:
     def _tabulate(self, windows: _Int64s) -> _ChunkTable:
         """Return a table that covers `windows`: the last one, or a new one of all windows if they are few."""
         table = self._table
-        if table is None or not np.isin(windows, table.windows).all():
+        if table is None or not (len(table.windows) == self.count or np.isin(windows, table.windows).all()):
             table = self._make_table(np.arange(self.count) if self._n_chunks <= _TABLE_ROWS else windows)
             self._table = table
         return table
