@@ -240,3 +240,15 @@ def test_a_plan_over_another_index_is_refused_and_changes_nothing() -> None:
     loader.close()
     with pytest.raises(LoaderError, match="This loader is closed"):
         loader.set_plan(PLAN)
+
+
+def test_a_plan_that_needs_more_memory_than_allowed_is_refused_and_changes_nothing() -> None:
+    options = RunOptions(memory_bytes=Loader(SOURCE, PLAN).memory_estimate().host_bytes)
+    with Loader(SOURCE, PLAN, options=options) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+        with pytest.raises(OptionError, match=r"options\.memory_bytes allows"):
+            loader.set_plan(Plan(SOURCE.index, Sequential(), batch_size=24))
+        assert loader.state_dict() == state
+        loader.load_state_dict(state)
+        assert delivered_items(loader) == planned_items(PLAN)[1:]

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
+from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.orders import Sequential, Shuffle, WindowShuffle
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
@@ -104,3 +105,32 @@ def test_a_batch_past_the_end_of_a_segment_is_refused() -> None:
     stream = Segments(Plan(Index.uniform(10), Shuffle(), batch_size=4), 2)
     with pytest.raises(PlanError, match="batch must be >= 0 and < 2, the batches of epoch 5, got 2"):
         stream.epoch(5).draw(2)
+
+
+def test_segments_of_a_stream_belong_to_the_pass_in_which_they_begin() -> None:
+    stream = Segments(Plan(Index.uniform(10), Sequential(), batch_size=2), 2)  # 4 of 10 items
+    assert stream.epochs_per_pass is None
+    assert [tuple(stream.locate(number)) for number in range(6)] == [
+        (0, 0, 3),
+        (0, 1, 3),
+        (0, 2, 3),
+        (1, 0, 3),
+        (1, 1, 3),
+        (2, 0, 3),
+    ]
+
+
+def test_segments_of_a_pass_are_counted_within_it() -> None:
+    stream = Segments(Plan(Index.uniform(10), Sequential(), batch_size=2, tail="short"), 2)
+    assert stream.epochs_per_pass == 3
+    assert [tuple(stream.locate(number)) for number in (0, 2, 3, 7)] == [(0, 0, 3), (0, 2, 3), (1, 0, 3), (2, 1, 3)]
+
+
+def test_plans_and_segments_satisfy_the_protocol_of_plans() -> None:
+    plan = Plan(Index.uniform(10), Sequential(), batch_size=2)
+    assert isinstance(plan, BatchPlan)
+    assert isinstance(Segments(plan, 2), BatchPlan)
+    assert not isinstance(plan.epoch(0), BatchPlan)
+    assert (plan.epochs_per_pass, tuple(plan.locate(4))) == (1, (4, 0, 1))
+    assert Segments(plan, 2).with_batch_size(5) == Segments(Plan(Index.uniform(10), Sequential(), batch_size=5), 2)
+    assert plan.with_batch_size(2) is plan

@@ -197,8 +197,16 @@ class Loader:
         self._check_open()
         _check_plan(self.source, plan)
         self._end_live_iteration("set_plan() was called during this iteration; call iter() again")
+        before, cursor = self.plan, self._position.cursor
         self._execution.set_plan(plan)
         self._position.set_plan(plan)
+        try:
+            self._check_memory()
+        except OptionError:
+            self._execution.set_plan(before)
+            self._position.set_plan(before)
+            self._position.go_to(cursor)
+            raise
 
     def run_as(self, num_workers: int, options: RunOptions) -> "Loader":
         """Return a new loader of the same batches, at its beginning, with another execution."""
