@@ -38,7 +38,6 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "core/index.py": {
         r"\[:17\]": "the string has 14 bytes",
         "prepend=-2": "any number will do that no chunk has",
-        "_HASHED_AT_ONCE": "how much is hashed at once",
     },
     "plan/epoch.py": {
         "_POSITIONS_AT_ONCE": "how much is computed at once",

@@ -94,8 +94,9 @@ class EqualChunks:
     def other_chunks(self, size: int) -> Iterator[tuple[_Int64s, _Int64s]]:
         """Yield the numbers and sizes of the chunks that do not have `size` items."""
         full, rest = divmod(self.n_items, self.size)
-        if self.size != size:
-            yield np.arange(full), np.full(full, self.size)
+        for begin in range(0, full if self.size != size else 0, _CHUNKS_AT_ONCE):
+            numbers = np.arange(begin, min(begin + _CHUNKS_AT_ONCE, full))
+            yield numbers, np.full(len(numbers), self.size)
         if rest not in (0, size):
             yield np.array([full]), np.array([rest])
 

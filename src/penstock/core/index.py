@@ -23,8 +23,6 @@ __all__ = ["Index"]
 
 _Int64s = NDArray[np.int64]
 
-_HASHED_AT_ONCE = 1 << 17  # numbers: 1 MB, which stays in the cache of a core
-
 
 @dataclass(frozen=True, eq=False)
 class Index:
@@ -298,8 +296,12 @@ class Index:
 
     def _border_blocks(self) -> Iterator[_Int64s]:
         """Yield the borders of the chunks, many at a time."""
-        for begin in range(0, self.n_chunks + 1, _HASHED_AT_ONCE):
-            yield self.chunk_starts(np.arange(begin, min(begin + _HASHED_AT_ONCE, self.n_chunks + 1)))
+        yield np.zeros(1, np.int64)
+        start = 0
+        for _, sizes in self._chunks.other_chunks(0):  # no chunk has 0 items
+            ends = start + np.cumsum(sizes)
+            yield ends
+            start = int(ends[-1])
 
     @cached_property
     def digest(self) -> str:
