@@ -120,6 +120,8 @@ class _Run:
             assert answer.batches is not None, "a worker skips no request of the run that waits"
             batches = self._pool.ring.unpack(request.slot, answer.batches)
             self._send_requests()
+        if self._pool.collate is not None:
+            batches = [self._pool.collate(block, mask) for block, mask in batches]
         return batches, Failure(answer.error.error()) if answer.error is not None else None
 
     # -- sending -------------------------------------------------------------------------------------------------------

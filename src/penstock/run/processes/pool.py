@@ -7,7 +7,11 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.core.seeds import key_for
+from penstock.core.types import Block
 from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.world import World
 from penstock.run.make_batch import BatchMaker
@@ -32,7 +36,10 @@ class WorkerPool:
     def __init__(self, plan: BatchPlan, world: World, maker: BatchMaker, *, workers: int, options: RunOptions) -> None:
         self.plan, self.world, self.options = plan, world, options
         """The plan may be replaced between runs; running workers get it with their next request."""
-        self.maker = replace(maker, allocate=None)  # memory that is not pinned: workers have no device
+        self.collate = maker.collate_block
+        """Makes a batch from a block, in this process: arrays cross more cheaply than tensors. None: workers do."""
+        # Memory that is not pinned: workers have no device.
+        self.maker = replace(maker, collate_block=None if self.collate is None else _keep_block, allocate=None)
         self.n_workers = workers
         self.workers: list[WorkerProcess] = []
         self.lock = threading.RLock()
@@ -88,3 +95,7 @@ class WorkerPool:
         specification = Specification(self.plan, self.world, self.maker, self._method)
         others = [worker for worker in self.workers if worker.number != number]
         return WorkerProcess(place, specification, self.ring, others)
+
+
+def _keep_block(block: Block, mask: NDArray[np.bool_] | None) -> tuple[Block, NDArray[np.bool_] | None]:
+    return block, mask
