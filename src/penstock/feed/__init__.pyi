@@ -1,2 +1,3 @@
 from penstock.feed.loader import Loader as Loader
 from penstock.feed.memory import MemoryEstimate as MemoryEstimate
+from penstock.feed.position import Position as Position

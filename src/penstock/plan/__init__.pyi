@@ -1,5 +1,6 @@
 from penstock.plan.balanced import Balanced as Balanced
 from penstock.plan.balanced import BalancedSpans as BalancedSpans
+from penstock.plan.batch_plan import BatchPlan as BatchPlan
 from penstock.plan.cursor import Cursor as Cursor
 from penstock.plan.inspect import Mixing as Mixing
 from penstock.plan.orders import Listed as Listed
