@@ -1,4 +1,5 @@
 import inspect
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,3 +163,15 @@ def test_a_budget_that_is_just_enough_is_accepted() -> None:
 
 def test_the_estimate_reads_as_a_sentence() -> None:
     assert str(estimate(Sequential())) == "8.0 MB: 2 batches of 4.00 MB"
+
+
+@pytest.mark.parametrize(("workers", "executor", "copies"), [(0, "auto", 1), (2, "threads", 1), (2, "processes", 2)])
+def test_what_the_source_keeps_counts_once_per_process(workers: int, executor: Any, copies: int) -> None:
+    source = numbered_source(20)
+    source.memory_bytes = 3_000_000  # type: ignore[attr-defined]  # as the sources with a cache have it
+    plan = Plan(source.index, Sequential(), batch_size=4)
+    with Loader(source, plan, num_workers=workers, options=RunOptions(executor=executor)) as loader:
+        found = loader.memory_estimate()
+    assert found.cache_bytes == copies * 3_000_000
+    assert found.host_bytes == found.batch_bytes * found.batches_held + found.cache_bytes
+    assert f"up to {copies * 3.0:.1f} MB kept by the source" in str(found)

@@ -78,7 +78,9 @@ class Execution:
         windows = self.maker.windows_held
         if self.executor in ("processes", "auto"):
             windows = max(windows, workers * self._window_capacity("processes")[0])
-        return MemoryEstimate(batch_bytes, held, window_bytes, windows, device_bytes=0)
+        copies = 1 if self.executor in ("inline", "threads") else workers
+        cache_bytes = copies * getattr(self.maker.source, "memory_bytes", 0)
+        return MemoryEstimate(batch_bytes, held, window_bytes, windows, device_bytes=0, cache_bytes=cache_bytes)
 
     def close(self) -> None:
         """End all worker processes."""

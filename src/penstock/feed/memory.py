@@ -11,6 +11,8 @@ from penstock.plan.epoch import Passes
 
 __all__ = ["MemoryEstimate", "max_window_items", "tensor_bytes", "window_capacity"]
 
+_SHOWN_BYTES = 50_000  # less than this is 0.0 MB
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
@@ -31,15 +33,20 @@ class MemoryEstimate:
     device_bytes: int
     """Bytes on the device: batches in use and in flight."""
 
+    cache_bytes: int = 0
+    """Most bytes that the source keeps, over all workers: tables, chunks, decompressed shards."""
+
     @property
     def host_bytes(self) -> int:
         """Bytes in main memory, over all workers."""
-        return self.batch_bytes * self.batches_held + self.window_bytes * self.windows_held
+        return self.batch_bytes * self.batches_held + self.window_bytes * self.windows_held + self.cache_bytes
 
     def __str__(self) -> str:
         words = f"{self.host_bytes / 1e6:.1f} MB: {self.batches_held} batches of {self.batch_bytes / 1e6:.2f} MB"
         if self.windows_held:
             words += f", {self.windows_held} windows of {self.window_bytes / 1e6:.2f} MB"
+        if self.cache_bytes >= _SHOWN_BYTES:
+            words += f", up to {self.cache_bytes / 1e6:.1f} MB kept by the source"
         return words + (f"; {self.device_bytes / 1e6:.1f} MB on the device" if self.device_bytes else "")
 
 
