@@ -1,5 +1,6 @@
 """A conversion is interrupted, or an input fails: nothing is published, and resuming gives the same bytes."""
 
+import gc
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -270,6 +271,7 @@ def test_an_unfinished_conversion_is_forgotten_where_that_is_asked_for(inputs: l
 
 def test_files_are_closed_after_an_error(inputs: list[Taped], tmp_path: Path) -> None:
     mishap(inputs[1], "read", 5)
+    gc.collect()  # files of other tests
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(ConversionError):
         convert(inputs, tmp_path / "out", CASES["shuffled"])

@@ -61,7 +61,13 @@ class Conversions:
     def begin(self, inputs: list[Taped], output: Path, case: str, *, at: int = 0, workers: int = 1, **how: str) -> int:
         """Start a conversion and return its process id."""
         paths = [str(given.path) for given in inputs]
-        job = {"inputs": paths, "output": str(output), "options": CASES[case], "workers": workers, "how": how}
+        job: dict[str, Any] = {
+            "inputs": paths,
+            "output": str(output),
+            "options": CASES[case],
+            "workers": workers,
+            "how": how,
+        }
         return self._killer.begin(at=at, **job)
 
     def run(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
