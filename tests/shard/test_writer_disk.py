@@ -86,6 +86,29 @@ def test_a_full_disk_at_the_manifest_leaves_the_previous_dataset(tmp_path: Path)
     assert contents(tmp_path / "set") == contents(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_publication_that_fails_names_the_dataset_and_what_to_do_and_resumes(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = start_writer(tmp_path / "set", shard_size=2)
+    for number in range(4):
+        writer.write(sample(number), None, {"number": number})
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, failing, fail)
+        with pytest.raises(
+            WriteError, match=r"Could not write .*dataset_metadata\.json: \[Errno 5\] .*error\. \w"
+        ) as caught:
+            writer.commit()
+    assert str(caught.value).endswith("ontinue with resume=True.")
+    write(tmp_path / "whole", 4, shard_size=2)
+    write(tmp_path / "set", 4, resume=True, shard_size=2)
+    assert contents(tmp_path / "set") == contents(tmp_path / "whole")
+
+
 def test_a_full_disk_at_the_very_beginning_leaves_the_previous_dataset(tmp_path: Path) -> None:
     write(tmp_path / "set", 7)
     options = {"shard_size": 1, "metadata": {"text": "x" * 200_000}}

@@ -210,9 +210,8 @@ class ShardWriter:
         self._ended = "has failed"
         self._lock.release()
         message = str(error) if isinstance(error, WriteError) else f"Could not write to {self.folder}: {error}"
-        return WriteError(
-            message if "resume=True" in message else f"{message}. Fix the cause and continue with resume=True."
-        )
+        advice = "" if "resume=True" in message else " Fix the cause and continue with resume=True."
+        return WriteError(f"{message.removesuffix('.')}.{advice}")
 
     def _manifest(self) -> Manifest:
         options = self.options
