@@ -129,6 +129,19 @@ def test_an_executor_that_was_chosen_holds_the_windows_that_it_holds_if_it_is_na
         assert loader.memory_estimate().windows_held == 12
 
 
+@pytest.mark.parametrize("items", [4, 12])
+def test_an_epoch_may_end_while_the_executor_is_chosen(items: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Batches that are not short are timed one, two, two and two at a time.
+    monkeypatch.setattr("penstock.run.auto._SHORT_SECONDS", 0)
+    monkeypatch.setattr("penstock.run.auto._OWN_THREADS", np.inf)
+    monkeypatch.setattr("penstock.run.auto._SERIAL_RATIO", 0)
+    source = numbered_source(items)
+    plan = Plan(source.index, Sequential(), batch_size=4)
+    with Loader(source, plan, num_workers=2) as loader:
+        for epoch in range(2):
+            assert delivered_items(loader) == planned_items(plan, epoch)
+
+
 # -- moving and ending -------------------------------------------------------------------------------------------------
 
 

@@ -140,7 +140,7 @@ class _Choosing:
                 made += len(batches)
                 if executor is not None:
                     execution.choose(executor)
-                    if made and not isinstance(batches[-1], Failure):
+                    if batches and not isinstance(batches[-1], Failure):
                         after = Cursor(self._start.epoch, share.batch_after(made), self._start.origin)
                         rest, self._wake = execution.run(after, self._record)
                 for batch in batches:
