@@ -1,4 +1,4 @@
-"""A loader that is moved with `set_epoch` or `skip`, or asked with `at` or `remaining`, keeps to the plan's batches."""
+"""A loader that is moved with `set_epoch` or `skip`, or asked with `at`, keeps to the plan's batches."""
 
 from itertools import islice
 from typing import Any
@@ -17,12 +17,6 @@ class TestSetEpoch:
             loader.set_epoch(2)
             assert delivered_items(loader) == planned_items(MOVES, 2)[3:]
 
-    def test_another_epoch_begins_at_its_head(self) -> None:
-        with make_loader(MOVES) as loader:
-            loader.load_state_dict(state_at(loader, 2, 3))
-            loader.set_epoch(5)
-            assert delivered_items(loader) == planned_items(MOVES, 5)
-
     def test_the_usual_loop_over_epochs_gives_each_of_them(self) -> None:
         with make_loader(MOVES, "three threads") as loader:
             for epoch in range(3):
@@ -37,12 +31,6 @@ class TestSetEpoch:
                 loader.set_epoch(epoch)
                 found += delivered_items(loader)
         assert found == planned_items(MOVES, 1)[5:] + planned_items(MOVES, 2)
-
-    def test_an_epoch_in_progress_starts_again(self) -> None:
-        with make_loader(MOVES) as loader:
-            list(islice(loader, 3))
-            loader.set_epoch(0)
-            assert delivered_items(loader) == planned_items(MOVES, 0)
 
     def test_a_negative_epoch_is_refused(self) -> None:
         with make_loader(MOVES) as loader, pytest.raises(OptionError, match="epoch must be an integer >= 0, got -1"):
@@ -148,25 +136,3 @@ class TestAt:
     def test_a_batch_that_is_not_there_is_refused(self) -> None:
         with make_loader(MOVES) as loader, pytest.raises(PlanError, match=r"batch must be >= 0 and < 7, .*, got 7"):
             loader.at(1, 7)
-
-
-class TestRemaining:
-    def test_it_counts_down_and_starts_again(self) -> None:
-        with make_loader(MOVES) as loader:
-            assert loader.remaining == 7
-            counts = [loader.remaining for _ in loader]
-            assert counts == [6, 5, 4, 3, 2, 1, 0]
-            assert loader.remaining == 7
-
-    def test_it_is_what_a_resumed_loader_gives(self) -> None:
-        for plan in PLANS.values():
-            for batch in range(plan.epoch(1).n_batches + 1):
-                with make_loader(plan) as loader:
-                    loader.load_state_dict(state_at(loader, 1, batch))
-                    assert loader.remaining == sum(1 for _ in loader)
-
-    def test_len_is_the_length_of_a_whole_epoch_wherever_the_loader_stands(self) -> None:
-        with make_loader(MOVES) as loader:
-            assert {len(loader) for _ in loader} == {7}
-            loader.load_state_dict(state_at(loader, 3, 5))
-            assert len(loader) == 7

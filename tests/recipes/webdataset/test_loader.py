@@ -11,7 +11,7 @@ from typing import Any
 import penstock_test_shards
 import pytest
 import torch
-from penstock_test_parts import Surroundings, positions, to_plain
+from penstock_test_parts import Surroundings, positions
 from penstock_test_shards import OURS, error_in_torchs_worker, flat, flip_member, ours, xs
 
 from penstock import DamageError, OptionError, SourceError, create_shards_from_arrays, create_webdataset_dataloader
@@ -74,13 +74,6 @@ def test_three_epochs_of_the_seeds_own_function(sets: Callable[..., Path], num_w
     assert len({tuple(epoch) for epochs in found.values() for epoch in epochs}) == 6
     with create_webdataset_dataloader(sets(), batch_size=4, num_workers=0, seed=1) as loader:
         assert [flat(loader) for _ in range(3)] == found[1]
-
-
-def test_an_epoch_that_was_left_early_is_followed_by_a_whole_one(sets: Callable[..., Path]) -> None:
-    loader = WebDatasetLoader(sets())
-    for _ in range(2):
-        list(islice(loader, 7))
-    assert sorted(xs(loader)) == list(range(N))
 
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["per epoch", "persistent"])
@@ -201,15 +194,6 @@ def test_a_pattern_takes_some_shards(sets: Callable[..., Path]) -> None:
             assert sorted(flat(batches)) == wanted
     with pytest.raises(ValueError, match=r"No shards found that match 'train_\*\.tar'"):
         WebDatasetLoader(sets(), shard_pattern="train_*.tar")
-
-
-@pytest.mark.parametrize("max_workers", [0, 1, 3])
-def test_max_workers_do_not_change_what_is_delivered(sets: Callable[..., Path], max_workers: int) -> None:
-    loader = WebDatasetLoader(sets(), max_workers=max_workers)
-    alone = WebDatasetLoader(sets())
-    for _ in range(2):
-        assert [to_plain(sample) for sample in loader] == [to_plain(sample) for sample in alone]
-    loader.close()
 
 
 def test_a_short_last_batch_is_kept_or_dropped(sets: Callable[..., Path]) -> None:
