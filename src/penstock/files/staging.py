@@ -129,7 +129,11 @@ class Staging:
 def refuse_links(*paths: Path) -> None:
     """Raise WriteError if a staging folder is a symbolic link: it would lead the writer elsewhere."""
     for path in paths:
-        if path.is_symlink():
+        try:
+            is_link = path.is_symlink()
+        except OSError as error:
+            raise WriteError(f"Could not open the folder {path.parent}: {error}.") from error
+        if is_link:
             raise WriteError(f"{path} must be a folder of Penstock, got a symbolic link. Remove the link.")
 
 

@@ -50,6 +50,8 @@ class WorkerProcess:
             self._process: Any = starting.Process(
                 target=run_worker, args=arguments, name=f"penstock-worker-{place.number}", daemon=True
             )
+            # The worker inherits it, so that Ctrl-C does not interrupt its imports; here, it is delivered afterwards.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 self._process.start()
             except BaseException as error:
@@ -58,6 +60,7 @@ class WorkerProcess:
                     raise WorkerError(f"Worker {self.number} could not be started: {error}") from error
                 raise
             finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 its_end.close()
         self._owner = os.getpid()
 

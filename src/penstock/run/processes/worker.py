@@ -57,6 +57,7 @@ def run_worker(
     # Ctrl-C is for the consumer: it ends its workers. Handlers that a fork inherits are not meant for this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
         _Worker(place, specification, ring, pipe).run()
     except (EOFError, ConnectionError):

@@ -156,10 +156,14 @@ class ZarrArray:
         try:
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())
+                if status.st_size < size:
+                    raise ValueError(
+                        f"the shard {path.name} has {status.st_size} bytes, but its index alone has {size}"
+                    )
                 at = status.st_size - size if self.index_at_end else 0
                 return self._indexes.get(
                     (str(path), status.st_mtime_ns),
-                    lambda: _parse_shard_index(path.name, os.pread(file.fileno(), size, max(0, at)), per_shard),
+                    lambda: _parse_shard_index(path.name, os.pread(file.fileno(), size, at), per_shard),
                     size,
                 )
         except FileNotFoundError:
@@ -169,7 +173,7 @@ class ZarrArray:
 def _parse_shard_index(name: str, stored: bytes, per_shard: tuple[int, ...]) -> NDArray[np.uint64]:
     size = 16 * math.prod(per_shard) + 4
     if len(stored) < size:
-        raise ValueError(f"the shard {name} has {len(stored)} bytes, but its index alone has {size}")
+        raise ValueError(f"the shard {name} became shorter while it was read")
     try:
         table = Codec(np.dtype("<u8"), None, checksum=True).check_body(memoryview(stored), size - 4)
     except ValueError as error:
