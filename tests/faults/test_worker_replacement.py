@@ -208,7 +208,10 @@ from penstock import DatasetSource, Loader, OptionError, Plan, RunOptions, Seque
 namespace = {"__name__": "__main__", "Dataset": Dataset}
 main = sys.modules["__main__"]
 main.__spec__ = None
-del main.__file__  # as in a notebook
+if sys.argv[1] == "notebook":
+    del main.__file__
+else:
+    main.__file__ = "<stdin>"
 exec("class DS(Dataset):\n    def __len__(self): return 8\n    def __getitem__(self, i): return i", namespace)
 main.DS = namespace["DS"]
 
@@ -225,8 +228,9 @@ if __name__ == "__main__":
 """
 
 
-def test_a_dataset_of_a_notebook_is_named_if_workers_cannot_import_it(tmp_path: Path) -> None:
-    with start_script(tmp_path, IN_MAIN) as process:
+@pytest.mark.parametrize("kind", ["notebook", "stdin"])
+def test_a_dataset_of_a_notebook_is_named_if_workers_cannot_import_it(tmp_path: Path, kind: str) -> None:
+    with start_script(tmp_path, IN_MAIN, kind) as process:
         said = read_answer(process)
     assert "start_method='spawn'" in said
     assert "DS is defined in __main__, which workers cannot import" in said

@@ -6,6 +6,7 @@ import sys
 import traceback
 from dataclasses import dataclass
 from multiprocessing import reduction
+from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -156,4 +157,5 @@ class _Pickler(reduction.ForkingPickler):
 
 def _can_import_main() -> bool:
     main = sys.modules["__main__"]
-    return getattr(main, "__spec__", None) is not None or getattr(main, "__file__", None) is not None
+    # The file of a program that is read from stdin is called "<stdin>", and does not exist.
+    return getattr(main, "__spec__", None) is not None or Path(getattr(main, "__file__", None) or "<none>").exists()
