@@ -19,6 +19,7 @@ from penstock.run.leases import Leases
 __all__ = ["BufferPool", "FieldLayout"]
 
 _ALIGNMENT = 64  # a cache line, and enough for every vector load
+_LENT_BYTES = 1 << 16  # less than this is allocated anew: malloc reuses it, without page faults
 _MAX_FREE = 8  # free buffers kept of each size; more than a consumer and its prefetch return at once
 _MAX_PLACES = 64  # layouts kept: sizes of batches repeat, lengths of windows need not
 
@@ -61,28 +62,50 @@ class FieldLayout:
 class BufferPool:
     """Lends blocks of one set of fields, each with a fixed shape.
 
-    1. A block is dropped, on any thread: its memory is lent again.
-    2. A block is kept: its memory is not touched; another buffer is allocated.
-    3. The pool is dropped first: the blocks stay valid.
-    4. Blocks differ in size: a block gets the head of a free buffer that is at most twice as large as needed. If there
-       is none, a buffer is allocated, and free ones that it can stand in for are dropped.
+    Every field has memory of its own, so that a kept label does not keep the images beside it.
+
+    1. An array is dropped, on any thread: its memory is lent again.
+    2. An array is kept: its memory is not touched; another buffer is allocated.
+    3. The pool is dropped first: the arrays stay valid.
+    4. A field takes few bytes: its arrays are allocated, not lent. They are cheap to allocate, and often kept.
     """
 
     def __init__(self, fields: Mapping[str, Field], allocate: Callable[[int], NDArray[np.uint8]] | None = None) -> None:
         self.layout = FieldLayout(fields)
-        """Where the fields lie in a buffer."""
-        self._allocate = allocate or _allocate_aligned
-        self._free: dict[int, deque[NDArray[np.uint8]]] = {}
-        self._leases = Leases(self._take_back)
+        """Where the fields of a block lie if they share memory."""
+        self._lent_bytes = _LENT_BYTES if allocate is None else 0  # pinned memory is worth reusing, however small
+        self._fields = {name: (field, _Buffers(allocate or _allocate_aligned)) for name, field in fields.items()}
 
     def lend(self, n_items: int) -> dict[str, NDArray[Any]]:
         """Return arrays of `n_items` items with arbitrary content."""
-        total = self.layout.n_bytes(n_items)
+        block: dict[str, NDArray[Any]] = {}
+        for name, (field, buffers) in self._fields.items():
+            shape = (n_items, *(field.shape or ()))
+            n_bytes = n_items * (field.item_bytes or 0)
+            memory = _allocate_aligned(n_bytes) if n_bytes < self._lent_bytes else buffers.lend(n_bytes)
+            block[name] = memory.view(field.dtype).reshape(shape)
+        return block
+
+
+class _Buffers:
+    """Buffers of one field, for blocks of any size.
+
+    1. A block gets the head of a free buffer that is at most twice as large as needed.
+    2. There is none: a buffer is allocated, and free ones that it can stand in for are dropped.
+    """
+
+    def __init__(self, allocate: Callable[[int], NDArray[np.uint8]]) -> None:
+        self._allocate = allocate
+        self._free: dict[int, deque[NDArray[np.uint8]]] = {}
+        self._leases = Leases(self._take_back)
+
+    def lend(self, n_bytes: int) -> NDArray[np.uint8]:
+        size = -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
         try:
-            memory = self._free[total].pop()
+            memory = self._free[size].pop()
         except LookupError:
-            memory = self._find_larger(total)
-        return self.layout.arrays(self._leases.lend(memory, memory), n_items)
+            memory = self._find_larger(size)
+        return self._leases.lend(memory, memory)[:n_bytes]
 
     def _find_larger(self, n_bytes: int) -> NDArray[np.uint8]:
         """Return a free buffer of more than `n_bytes` bytes, but at most twice as many; or else a new one."""

@@ -13,6 +13,7 @@ from penstock import ArraySource, OptionError, PlanError
 from penstock.core.types import Span
 from penstock.recipes.streams import PipelineChunkLoader, RandomChunkLoader
 from penstock.recipes.streams.rows import FunctionRows, SourceFunction
+from penstock.run import buffers
 
 Window = tuple[int, int]
 ROWS = 6
@@ -106,7 +107,10 @@ def deliver(loader: Any, start: Any) -> list[Window]:
 
 @pytest.mark.parametrize("options", [{}, {"coverage": "partition"}], ids=["random", "partition"])
 @pytest.mark.parametrize("size", [70, 400, 5000])
-def test_every_window_of_a_source_is_one_read_into_memory_that_is_used_again(size: int, options: Any) -> None:
+def test_every_window_of_a_source_is_one_read_into_memory_that_is_used_again(
+    size: int, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffers, "_LENT_BYTES", 0)  # lend small arrays, too
     source = Watched(1000)
     with RandomChunkLoader(source, chunk_size=size, device="cpu", prefetch=1, seed=2, **options) as loader:
         for _ in range(3):
@@ -182,7 +186,8 @@ def test_writing_over_a_chunk_does_not_reach_what_somebody_else_has(tmp_path: Pa
     assert np.array_equal(np.load(tmp_path / "x.npy"), RECORDING)
 
 
-def test_memory_is_used_again_when_a_chunk_is_gone() -> None:
+def test_memory_is_used_again_when_a_chunk_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "_LENT_BYTES", 0)  # lend small arrays, too
     rows = function_rows(lambda a, b: (RECORDING[a:b], RECORDING[a:b, :1]))
     places = {rows.read(span)["0"].ctypes.data for span in (ALL, Span(0, 5), Span(3, 6), ALL)}
     assert len(places) == 1
