@@ -24,7 +24,7 @@ from penstock.run.make_batch import BatchMaker, Failure, Record
 __all__ = ["ThreadSetup", "run_in_threads", "run_inline"]
 
 _LOG = logging.getLogger("penstock")
-_JOIN_SECONDS = 0.7  # so that Ctrl-C ends a program within a second, also in the middle of a slow read
+_JOIN_SECONDS = 0.3  # so that Ctrl-C ends a program within a second, also in the middle of a slow read
 
 
 class ThreadSetup(NamedTuple):

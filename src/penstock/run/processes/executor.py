@@ -4,7 +4,7 @@ The consumer requests batches from its workers, one pipe each, and waits for ans
 Small batches are requested and made many at a time. Answers may come in any order; batches are delivered in theirs.
 
 1. A draw fails: the consumer gets the error in place of the batch, with the worker's traceback; then the epoch is over.
-2. The consumer stops early: workers end, unless they are persistent. Those that are busy get half a second.
+2. The consumer stops early: workers end, unless they are persistent. Those that are busy get 0.2 seconds.
 3. A worker dies: another one takes its place and its requests. If one batch kills two workers, WorkerError names it.
 4. A worker dies or fails while it starts: WorkerError says how, at once unless a signal killed it.
 5. A draw takes longer than the timeout: WorkerError, naming the draw.
@@ -30,7 +30,8 @@ from penstock.run.processes.process import WorkerProcess
 __all__ = ["run_in_processes"]
 
 _LOG = logging.getLogger("penstock")
-_MAX_DEATHS = 2  # of workers by one batch; of workers that start, one after the other
+_MAX_DEATHS = 2  # of workers by one batch
+_MAX_START_DEATHS = 10  # of workers that a signal kills while they start, one after the other
 
 
 def run_in_processes(
@@ -200,7 +201,7 @@ class _Run:
         how, current = worker.describe_end(), worker.current
         if not worker.has_started:
             self._start_deaths += 1
-            if worker.exit_code > 0 or self._start_deaths > _MAX_DEATHS:
+            if worker.exit_code > 0 or self._start_deaths >= _MAX_START_DEATHS:
                 raise WorkerError(f"{how} while it started. {_advise_about_start(worker)}")
         lost = [request for request in worker.requests.values() if request.number >= self._first_number]
         for request in worker.requests.values():
