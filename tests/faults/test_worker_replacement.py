@@ -19,6 +19,7 @@ from penstock_test_processes import read_answer, start_script
 from torch.utils.data import Dataset, get_worker_info
 
 from penstock import ArraySource, DatasetSource, Loader, Plan, RunOptions, Sequential, Shuffle, WindowShuffle
+from penstock.plan import Listed
 from tests.faults.loaders import FORK, PERSISTENT, PLAN, make_loader, workers
 
 SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
@@ -315,3 +316,49 @@ def test_a_kept_label_keeps_no_batch(options: RunOptions) -> None:
             del batch
     assert [label.tolist() for label in labels] == planned_items(plan)
     assert len(addresses) <= 6, "32 batches lie in the few slots of the ring"
+
+
+def say_much(items: list[Any]) -> dict[str, Any]:
+    return {"x": [int(item["x"]) for item in items], "text": "x" * 3_000_000}
+
+
+def change_the_plan_while_workers_answer(prefetch: int) -> list[Any]:
+    """Leave an epoch while workers have long answers to send, and give them a plan that no pipe holds."""
+    options = RunOptions(executor="processes", start_method="fork", persistent=True, prefetch=prefetch)
+    source = numbered_source(80_000)
+    found = []
+    with Loader(source, Plan(source.index, Shuffle(), 2), collate=say_much, num_workers=2, options=options) as loader:
+        for turn in range(3):
+            order = np.random.default_rng(turn).permutation(80_000)
+            loader.set_plan(Plan(source.index, Listed(order), batch_size=2))
+            for batch, _ in zip(loader, range(3), strict=False):
+                found.append(batch["x"] == order[2 * (len(found) % 3) :][:2].tolist())
+    return found
+
+
+@pytest.mark.parametrize("prefetch", [2, 300])
+def test_long_answers_and_a_long_plan_do_not_block_each_other(prefetch: int) -> None:
+    assert run_isolated(change_the_plan_while_workers_answer, prefetch, seconds=60) == [True] * 9
+
+
+class ClosesItsPipe:
+    """Closes all files of its worker at one item, the first time only, and lives on."""
+
+    def __init__(self, item: int, path: str) -> None:
+        self.item, self.path = item, path
+
+    def __call__(self, item: Any, rng: Any) -> Any:
+        if item["x"] == self.item and not Path(self.path).exists():
+            Path(self.path).touch()
+            os.closerange(3, 256)
+            threading.Event().wait(60)
+        return item
+
+
+def close_the_pipe(path: str) -> list[list[int]]:
+    with make_loader(FORK, transform=ClosesItsPipe(planned_items(PLAN)[3][0], path)) as loader:
+        return delivered_items(loader)
+
+
+def test_a_worker_that_closes_its_pipe_and_lives_on_is_replaced(tmp_path: Path) -> None:
+    assert run_isolated(close_the_pipe, str(tmp_path / "closed")) == planned_items(PLAN)

@@ -154,3 +154,12 @@ def test_ragged_arrays_of_which_some_are_empty_arrive_as_without_workers(options
 
 def as_tensors(items: list[Any]) -> list[torch.Tensor]:
     return [torch.from_numpy(item) for item in items]
+
+
+@pytest.mark.parametrize("workers", [1, 256, 257, 1000])
+def test_the_board_has_room_for_every_worker_and_leaves_the_slots_alone(workers: int) -> None:
+    ring = Ring(1, leased=1, workers=workers)
+    ring.slot_memory(0)[:8] = 7
+    ring.board[: 2 * workers] = range(2 * workers)
+    assert ring.board[2 * workers - 1] == 2 * workers - 1
+    assert ring.slot_memory(0)[:8].tolist() == [7] * 8

@@ -30,6 +30,7 @@ from penstock.run.processes.process import WorkerProcess
 __all__ = ["run_in_processes"]
 
 _LOG = logging.getLogger("penstock")
+_MAX_REQUESTS = 32  # that a worker has not answered: their bytes fit into its pipe
 _MAX_DEATHS = 2  # of workers by one batch
 _MAX_START_DEATHS = 10  # of workers that a signal kills while they start, one after the other
 
@@ -77,6 +78,7 @@ class _Run:
             with self._pool.lock:
                 self._pool.current_run = self  # one that still runs leaves the workers to this one
                 self._pool.start()
+                self._ring = self._pool.ring
                 self._send_requests()
             yield None
             while step < self._share.n_steps:
@@ -119,7 +121,7 @@ class _Run:
             for stage in answer.records:
                 self._record(*stage)
             assert answer.batches is not None, "a worker skips no request of the run that waits"
-            batches = self._pool.ring.unpack(request.slot, answer.batches)
+            batches = self._ring.unpack(request.slot, answer.batches)
             self._send_requests()
         if self._pool.collate is not None:
             batches = [self._pool.collate(block, mask) for block, mask in batches]
@@ -137,7 +139,7 @@ class _Run:
             if not self._again:
                 heapq.heappush(self._again, (steps[0], steps))
             worker = self._choose_worker(steps)
-            if worker is None or (slot := pool.ring.acquire()) is None:
+            if worker is None or (slot := self._ring.acquire()) is None:
                 return
             heapq.heappop(self._again)
             request = Request(next(pool.numbers), self._start, steps, slot)
@@ -156,7 +158,10 @@ class _Run:
             chosen = workers[steps[0] % len(workers)]
         else:
             chosen = min(workers, key=lambda worker: len(worker.requests))
-        return chosen if len(chosen.requests) < self._pool.options.prefetch else None
+        # A busy worker may wait for its answer to be read, and a full pipe would then block both sides: it gets few
+        # requests, and no plan.
+        room = min(self._pool.options.prefetch, _MAX_REQUESTS) if chosen.plan is self._pool.plan else 1
+        return chosen if len(chosen.requests) < room else None
 
     # -- receiving -----------------------------------------------------------------------------------------------------
 
@@ -190,7 +195,7 @@ class _Run:
         self._start_deaths = 0
         request = worker.requests.pop(answer.number)
         if request.number < self._first_number:
-            self._pool.ring.release(request.slot)  # of an iteration that stopped early
+            self._ring.release(request.slot)  # of an iteration that stopped early
         else:
             self._results[request.steps[0]] = (request, answer)
 
@@ -205,7 +210,7 @@ class _Run:
                 raise WorkerError(f"{how} while it started. {_advise_about_start(worker)}")
         lost = [request for request in worker.requests.values() if request.number >= self._first_number]
         for request in worker.requests.values():
-            self._pool.ring.release(request.slot)
+            self._ring.release(request.slot)
         self._n_ahead -= len(lost)
         for request in lost:
             self._request_again(request.steps, is_suspect=request is current, how=how)
@@ -240,7 +245,7 @@ class _Run:
         with self._pool.lock:
             for result in self._results.values():
                 if not isinstance(result, Failure):
-                    self._pool.ring.release(result[0].slot)
+                    self._ring.release(result[0].slot)
             self._results.clear()
             if self._pool.current_run is self:
                 self._pool.current_run = None

@@ -125,7 +125,8 @@ class WorkerProcess:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of a process that has ended; negative if a signal killed it."""
+        """Exit code of a process that has ended, or closed its pipe; negative if a signal killed it."""
+        self._process.kill()  # no effect if it is dead; one that closed its pipe and lives on is not waited for
         self._process.join()
         code: int = self._process.exitcode
         return code

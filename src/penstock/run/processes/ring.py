@@ -35,7 +35,6 @@ __all__ = ["Packed", "Ring", "Slot"]
 _SLOT_BYTES = 1 << 28
 _ALIGNMENT = 64
 _COPIED_BYTES = 1 << 16  # arrays up to this size are copied out of a slot: about 10 µs
-_BOARD_BYTES = mmap.PAGESIZE
 
 STARTING, IDLE = 0, -1
 """What a worker does, on the board; otherwise, the number of the request that it works on."""
@@ -56,9 +55,10 @@ class Ring:
 
     def __init__(self, slots: int, leased: int, workers: int) -> None:
         self._slots, self._max_leased = slots, leased
+        self._board_bytes = -(-2 * 8 * workers // mmap.PAGESIZE) * mmap.PAGESIZE
         self._fd = _open_shared_file()
         weakref.finalize(self, os.close, self._fd)
-        os.ftruncate(self._fd, _BOARD_BYTES + slots * _SLOT_BYTES)
+        os.ftruncate(self._fd, self._board_bytes + slots * _SLOT_BYTES)
         self._free = deque(range(slots))
         self._leases = Leases(self._free.append)
         self._mapped: NDArray[np.uint8] | None = None
@@ -67,7 +67,7 @@ class Ring:
     @property
     def board(self) -> NDArray[np.int64]:
         """Two numbers for each worker: the request it works on, and the first request that it must not skip."""
-        return self._memory()[:_BOARD_BYTES].view(np.int64)
+        return self._memory()[: self._board_bytes].view(np.int64)
 
     # -- in the consumer's process -------------------------------------------------------------------------------------
 
@@ -103,18 +103,23 @@ class Ring:
 
     def slot_memory(self, slot: int) -> NDArray[np.uint8]:
         """Return the memory of a slot."""
-        begin = _BOARD_BYTES + slot * _SLOT_BYTES
+        begin = self._board_bytes + slot * _SLOT_BYTES
         return self._memory()[begin : begin + _SLOT_BYTES]
 
     def _memory(self) -> NDArray[np.uint8]:
         if self._mapped is None:
-            size = _BOARD_BYTES + self._slots * _SLOT_BYTES
+            size = self._board_bytes + self._slots * _SLOT_BYTES
             self._mapped = np.frombuffer(mmap.mmap(self._fd, size), np.uint8)
         return self._mapped
 
     def __getstate__(self) -> dict[str, Any]:
         context.assert_spawning(self)
-        return {"_slots": self._slots, "_fd": reduction.DupFd(self._fd), "_mapped": None}
+        return {
+            "_slots": self._slots,
+            "_board_bytes": self._board_bytes,
+            "_fd": reduction.DupFd(self._fd),
+            "_mapped": None,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _fd=state["_fd"].detach())

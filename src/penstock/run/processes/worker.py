@@ -94,8 +94,7 @@ class _Worker:
                 self._pipe.send(Answer(request.number, None, None, []))
                 continue
             self._board[number] = request.number
-            share = self._draws.share_of(plan, world, request.start)
-            self._pipe.send(self._answer(request, share))
+            self._pipe.send(self._answer(request, plan, world))
 
     def _open(self) -> Specification:
         found = self._specification.unpickle()
@@ -110,14 +109,14 @@ class _Worker:
         request: Request | NewPlan = self._pipe.recv()
         return request
 
-    def _answer(self, request: Request, share: Share) -> Answer:
+    def _answer(self, request: Request, plan: BatchPlan, world: World) -> Answer:
         records: list[tuple[str, float, int]] = []
         slot, layout = Slot(self._ring.slot_memory(request.slot)), self._maker.layout
         lend = (lambda n_items: slot.lend(layout, n_items)) if layout is not None else None
         batches: list[Any] = []
         error: BaseException | None = None
         try:
-            draws = self._draws.get(share, request.steps)
+            draws = self._draws.get(self._draws.share_of(plan, world, request.start), request.steps)
             for result in self._maker.make_batches(draws, lambda *stage: records.append(stage), lend):
                 if isinstance(result, Failure):
                     error = result.error
