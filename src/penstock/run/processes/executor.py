@@ -26,6 +26,7 @@ from penstock.run.make_batch import Failure, Record
 from penstock.run.processes.messages import Answer, Request
 from penstock.run.processes.pool import WorkerPool
 from penstock.run.processes.process import WorkerProcess
+from penstock.run.processes.ring import Ring
 
 __all__ = ["run_in_processes"]
 
@@ -67,6 +68,8 @@ class _Run:
         """Requests sent and not delivered."""
         self._deaths: Counter[int] = Counter()
         self._start_deaths = 0
+        self._ring: Ring | None = None
+        """Where the slots of its requests are; None before the workers start and after the end."""
         self._is_stopped = False
         self._wake_lock = threading.Lock()
         self._wake_pipe: tuple[int, ...] = os.pipe()
@@ -121,7 +124,7 @@ class _Run:
             for stage in answer.records:
                 self._record(*stage)
             assert answer.batches is not None, "a worker skips no request of the run that waits"
-            batches = self._ring.unpack(request.slot, answer.batches)
+            batches = self._slots.unpack(request.slot, answer.batches)
             self._send_requests()
         if self._pool.collate is not None:
             batches = [self._pool.collate(block, mask) for block, mask in batches]
@@ -139,7 +142,7 @@ class _Run:
             if not self._again:
                 heapq.heappush(self._again, (steps[0], steps))
             worker = self._choose_worker(steps)
-            if worker is None or (slot := self._ring.acquire()) is None:
+            if worker is None or (slot := self._slots.acquire()) is None:
                 return
             heapq.heappop(self._again)
             request = Request(next(pool.numbers), self._start, steps, slot)
@@ -195,7 +198,7 @@ class _Run:
         self._start_deaths = 0
         request = worker.requests.pop(answer.number)
         if request.number < self._first_number:
-            self._ring.release(request.slot)  # of an iteration that stopped early
+            self._slots.release(request.slot)  # of an iteration that stopped early
         else:
             self._results[request.steps[0]] = (request, answer)
 
@@ -210,7 +213,7 @@ class _Run:
                 raise WorkerError(f"{how} while it started. {_advise_about_start(worker)}")
         lost = [request for request in worker.requests.values() if request.number >= self._first_number]
         for request in worker.requests.values():
-            self._ring.release(request.slot)
+            self._slots.release(request.slot)
         self._n_ahead -= len(lost)
         for request in lost:
             self._request_again(request.steps, is_suspect=request is current, how=how)
@@ -236,6 +239,11 @@ class _Run:
         for each in [range(step, step + 1) for step in steps] if is_suspect else [steps]:
             heapq.heappush(self._again, (each[0], each))
 
+    @property
+    def _slots(self) -> Ring:
+        assert self._ring is not None, "a run that sends and receives has started and not ended"
+        return self._ring
+
     def _batch(self, step: int) -> int:
         return self._share.draw(step).batch
 
@@ -245,8 +253,9 @@ class _Run:
         with self._pool.lock:
             for result in self._results.values():
                 if not isinstance(result, Failure):
-                    self._ring.release(result[0].slot)
+                    self._slots.release(result[0].slot)
             self._results.clear()
+            self._ring = None  # a run is kept by the traceback of its error
             if self._pool.current_run is self:
                 self._pool.current_run = None
                 if self._pool.options.persistent:
