@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from penstock.core.errors import LoaderError, OptionError
+from penstock.core.errors import LoaderError, OptionError, ResumeError
+from penstock.plan.world import World
 from penstock.recipes.chunked.datasets import (
     ChunkedSequenceDataset,
     ChunkedTrainingMixin,
@@ -158,3 +159,73 @@ def test_a_split_is_the_same_for_the_same_seed_and_covers_all() -> None:
     assert sorted(train + val) == list(range(100))
     assert parts(1) == (train, val)
     assert parts(2) != (train, val)
+
+
+def ask_each_epoch(data: ChunkedSequenceDataset, name: str, epochs: int, **loader: Any) -> list[list[int]]:
+    """The items of each epoch of a loop that asks for its loader again and again."""
+    return [
+        [item for batch in getattr(data, f"{name}_dataloader")(batch_size=4, **loader) for item in batch[0].tolist()]
+        for _ in range(epochs)
+    ]
+
+
+def make_data(train: int, val: int | None = None) -> Counted:
+    data = Counted(train, val)
+    data.setup()
+    data.dataset_train = TensorDataset(torch.arange(96))
+    return data
+
+
+@pytest.mark.parametrize("loader", [{}, {"num_workers": 1, "persistent_workers": True}])
+def test_a_loop_that_asks_for_the_loader_each_epoch_sees_all_items(loader: dict[str, Any]) -> None:
+    data = make_data(6, 3)
+    one = make_data(6, 3).train_dataloader(batch_size=4)
+    found = ask_each_epoch(data, "train", 5, **loader)
+    assert found == [[item for batch in one for item in batch[0].tolist()] for _ in range(5)]
+    assert sorted(item for items in found[:4] for item in items) == list(range(96))
+    assert ask_each_epoch(data, "val", 4) == [
+        list(range(100, 112)), list(range(112, 124)), list(range(124, 130)), list(range(100, 112))
+    ]  # fmt: skip
+    assert (data.current_train_chunk, data.current_val_chunk) == (5, 4)
+
+
+def test_a_loop_that_asks_each_epoch_resumes_in_the_middle_of_one() -> None:
+    whole = ask_each_epoch(make_data(6), "train", 4)
+    data = make_data(6)
+    ask_each_epoch(data, "train", 1)
+    batches = iter(data.train_dataloader(batch_size=4))
+    taken = [item for _ in range(2) for item in next(batches)[0].tolist()]
+    state = data.state_dict()
+    assert taken == whole[1][:8]
+    resumed = make_data(6)
+    resumed.load_state_dict(state)  # before there is a loader
+    assert (resumed.current_train_chunk, resumed.state_dict()) == (1, state)
+    assert ask_each_epoch(resumed, "train", 3) == [whole[1][8:], *whole[2:]]
+    resumed.load_state_dict(state)
+    assert ask_each_epoch(resumed, "train", 1) == [whole[1][8:]]
+    with pytest.raises(ResumeError, match="must be what state_dict"):
+        resumed.load_state_dict(state["train"])
+
+
+def test_rewinding_starts_at_the_first_chunk_again() -> None:
+    data = make_data(6)
+    first = ask_each_epoch(data, "train", 2)
+    data.rewind()
+    assert data.current_train_chunk == 0
+    assert ask_each_epoch(data, "train", 2) == first
+
+
+def test_a_loader_of_another_rank_continues_and_one_with_other_batches_says_that_it_does_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    whole = ask_each_epoch(make_data(6), "train", 2)
+    data = make_data(6)
+    ask_each_epoch(data, "train", 1)
+    batches = [whole[1][start : start + 4] for start in range(0, 24, 4)]
+    assert ask_each_epoch(data, "train", 1, world=World(1, 2)) == [[item for batch in batches[1::2] for item in batch]]
+    assert caplog.messages == []
+    with caplog.at_level(logging.WARNING, "penstock"):
+        other = data.train_dataloader(batch_size=8)
+    assert "starts at its first chunk" in caplog.text
+    assert "batch_size changed from 4 to 8" in caplog.text
+    assert other.current_chunk == 0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import TensorDataset
 
@@ -91,7 +91,7 @@ def trainer(**options: Any) -> Trainer:
     return Trainer(**{**quiet, **options})
 
 
-def fitted(data: PenstockDataModule, path: Path | None = None, **options: Any) -> Model:
+def fitted(data: LightningDataModule, path: Path | None = None, **options: Any) -> Model:
     model = Model()
     trainer(**options).fit(model, datamodule=data, ckpt_path=path)
     return model
@@ -297,3 +297,40 @@ def test_a_loader_that_was_given_keeps_its_own_place(tmp_path: Path) -> None:
     trainer(max_epochs=2).fit(Items(), datamodule=PenstockDataModule(train=given))
     expected = given.get_chunk_indices(4) + given.get_chunk_indices(5)
     assert [item for batch in seen for item in batch] == expected
+
+
+class Asked(LightningDataModule):
+    """Somebody's own data module: asks its data for loaders, and saves their state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = Counted(3, 2)
+
+    def setup(self, stage: str) -> None:
+        self.data.setup()
+
+    def train_dataloader(self) -> Any:
+        return self.data.train_dataloader(batch_size=2)
+
+    def val_dataloader(self) -> Any:
+        return self.data.val_dataloader(batch_size=2)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.data.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.data.load_state_dict(state_dict)
+
+
+@pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers")
+def test_loaders_that_are_asked_for_in_every_epoch_go_on_and_resume(tmp_path: Path) -> None:
+    options: Any = {"num_sanity_val_steps": 0, "reload_dataloaders_every_n_epochs": 1}
+    whole = fitted(Asked(), max_epochs=5, **options)
+    assert whole.seen == fitted(chunks(), max_epochs=5, num_sanity_val_steps=0).seen
+    assert {item for _, items in train_only(whole.seen) for item in items} == set(TRAIN.tolist())
+    model, one = Model(), trainer(max_epochs=2, **options)
+    one.fit(model, datamodule=Asked())
+    one.save_checkpoint(tmp_path / "two.ckpt")
+    rest = fitted(Asked(), tmp_path / "two.ckpt", max_epochs=5, **options)
+    assert model.seen + rest.seen == whole.seen
+    assert rest.result() == whole.result()

@@ -9,8 +9,9 @@ from typing import Any
 from torch.utils.data import DataLoader, Subset
 
 from penstock.core.checks import check_integer
-from penstock.core.errors import LoaderError, OptionError
+from penstock.core.errors import LoaderError, OptionError, ResumeError
 from penstock.core.seeds import generator_for
+from penstock.feed.position import Position
 from penstock.recipes.chunked.loader import ChunkedDataLoader
 
 __all__ = ["ChunkSizes", "ChunkedSequenceDataset", "ChunkedTrainingMixin", "SequenceDataset", "resolve_chunk_sizes"]
@@ -136,6 +137,9 @@ class SequenceDataset:
 class ChunkedSequenceDataset(SequenceDataset):
     """A data module whose loaders walk their partitions in chunks, if it has a chunk size.
 
+    The position in a partition belongs to the data module: each loader of it continues where the last one stopped, so a
+    loop may ask for the loader again in every epoch. `rewind()` starts again.
+
     Parameters
     ----------
     train_chunk_size, val_chunk_size
@@ -159,7 +163,8 @@ class ChunkedSequenceDataset(SequenceDataset):
         self.explicit_train_chunk_size, self.explicit_val_chunk_size = train_chunk_size, val_chunk_size
         self.use_chunked_training = train_chunk_size is not None or val_chunk_size is not None
         self.limits, self._sizes = dict(limits or {}), dict[int, ChunkSizes]()
-        self._loaders: dict[str, ChunkedDataLoader] = {}
+        self._positions: dict[str, Position] = {}
+        self._saved: dict[str, Mapping[str, Any]] = {}  # loaded states, where loaders start
 
     def chunk_sizes(self, batch_size: int) -> ChunkSizes:
         """Return the chunk sizes of both partitions; call after `setup()`."""
@@ -185,9 +190,9 @@ class ChunkedSequenceDataset(SequenceDataset):
         return self._size("val", self.explicit_val_chunk_size)
 
     def _size(self, name: str, explicit: int | None) -> int | None:
-        if explicit is not None or name not in self._loaders:
+        if explicit is not None or name not in self._positions:
             return explicit
-        return self._loaders[name].chunk_size
+        return int(self._positions[name].plan.identity()["segment"])
 
     def train_dataloader(self, **loader: Any) -> Any:
         """Return the loader of the training partition: an endless stream of chunks, or shuffled if without chunks."""
@@ -214,31 +219,59 @@ class ChunkedSequenceDataset(SequenceDataset):
         return ChunkedDataLoader(items, chunk_size=whole, **{**loader, "shuffle": False, "drop_last": False})
 
     def _make_chunked(self, name: str, **options: Any) -> ChunkedDataLoader:
-        self._loaders[name] = ChunkedDataLoader(self._partition(name), **options)
-        return self._loaders[name]
+        loader = ChunkedDataLoader(self._partition(name), **options)
+        assert loader.chunked is not None, "it has a chunk size"
+        loader.chunked.position = self._positions[name] = self._continue(name, loader.position)
+        return loader
+
+    def _continue(self, name: str, start: Position) -> Position:
+        """Return the position of a loader that would begin at `start`: the one that all loaders of the partition share.
+
+        A loader for another rank gets a position of its own at the same batch. One with other batches cannot continue.
+        """
+        held = self._positions.get(name)
+        if held is None:
+            if name in self._saved:
+                start.load_state_dict(self._saved[name])
+            return start
+        if held.world == start.world and held.plan.identity() == start.plan.identity():
+            return held
+        try:
+            start.load_state_dict(held.state_dict())
+        except ResumeError as error:
+            _LOG.warning("The %s loader starts at its first chunk, unlike the one before: %s", name, error)
+        return start
 
     @property
     def current_train_chunk(self) -> int:
         """The next training chunk, counted over all passes."""
-        return self._loaders["train"].current_chunk if "train" in self._loaders else 0
+        return self._chunk("train")
 
     @property
     def current_val_chunk(self) -> int:
         """The next validation chunk, counted over all passes."""
-        return self._loaders["val"].current_chunk if "val" in self._loaders else 0
+        return self._chunk("val")
+
+    def _chunk(self, name: str) -> int:
+        state = self.state_dict().get(name)
+        return 0 if state is None else int(state["epoch"])
+
+    def rewind(self) -> None:
+        """Let the next loaders start again: at the first chunk, or at the state that was loaded."""
+        self._positions.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the positions of the chunked loaders."""
-        return {name: loader.state_dict() for name, loader in self._loaders.items()}
+        """Return the positions in the partitions that had a loader or a state."""
+        return {**self._saved, **{name: position.state_dict() for name, position in self._positions.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state; the loaders must have been made."""
+        """Resume from a state: now if the loaders have been made, otherwise when they are made."""
+        if not isinstance(state, Mapping) or not set(state) <= {"train", "val"}:
+            raise ResumeError(f"state must be what state_dict() returned, got {str(state)[:80]!r}.")
         for name, entry in state.items():
-            if name not in self._loaders:
-                raise LoaderError(
-                    f"The {name} loader must be made before its state is loaded. Call {name}_dataloader() first."
-                )
-            self._loaders[name].load_state_dict(entry)
+            if name in self._positions:
+                self._positions[name].load_state_dict(entry)
+            self._saved[name] = entry
 
 
 class ChunkedTrainingMixin:

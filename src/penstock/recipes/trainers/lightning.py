@@ -108,6 +108,8 @@ class PenstockDataModule(LightningDataModule):
         self._resumed = {}
         if trainer is not self._fitted_by:
             self.feeds, self._fitted_by = {}, trainer
+            if isinstance(self.data, ChunkedSequenceDataset):
+                self.data.rewind()
         for feed in self.feeds.values():
             feed.begin_whole()
 
