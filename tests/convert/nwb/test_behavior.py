@@ -132,13 +132,12 @@ def test_series_lie_side_by_side_in_the_order_of_their_paths(tmp_path):
     columns = [
         "acquisition/EyeTracking/gaze[0]",
         "acquisition/EyeTracking/gaze[1]",
-        "acquisition/wheel",
         "processing/behavior/BehavioralTimeSeries/b",
         "processing/behavior/Position/a[0]",
         "processing/behavior/Position/a[1]",
     ]
     assert recording.about["behavior_columns"] == columns
-    assert fields["behavior"][0].tolist() == [5, 6, 1, 2, 3, 4]
+    assert fields["behavior"][0].tolist() == [5, 6, 2, 3, 4]
     assert recording.notes[0].startswith("processing/behavior/BehavioralTimeSeries/notes holds no numbers")
     recording.close()
 

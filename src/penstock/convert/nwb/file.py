@@ -1,4 +1,4 @@
-"""Open an NWB file, translate the errors of its libraries, and list its series."""
+"""Open an NWB file, translate the errors of its libraries, and list its series, tables and images."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.core.errors import MissingDependency, PenstockError, ReadError, SourceError
 
-__all__ = ["Entry", "NWBFile", "open_nwb", "wrap_read_errors"]
+__all__ = ["Entry", "NWBFile", "Thing", "open_nwb", "wrap_read_errors"]
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _QUIET = r"(pynwb|hdmf|hdmf_zarr)(\.|$)"
@@ -66,15 +66,37 @@ class Entry:
         return f"{self.path} ({self.type}, {shape}, {'timestamps' if rate is None else f'{rate:g} Hz'})"
 
 
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """A table, an image or a folder of images: its path and its types."""
+
+    path: str
+    kinds: frozenset[str]
+    """The names of its type and of all base types."""
+
+    value: Any
+
+    @property
+    def type(self) -> str:
+        """The name of its type."""
+        return type(self.value).__name__
+
+
 class NWBFile:
-    """An open file and its series, sorted by path."""
+    """An open file with its series, tables and images, each sorted by path."""
 
     def __init__(self, path: Path, io: Any, nwb: Any) -> None:
         self.path = path
         self.nwb = nwb
         self._io = io
         with wrap_read_errors(path, "the list of series"):
-            self.entries = sorted(_list_entries(nwb), key=lambda entry: entry.path)
+            # Old files have trials under two names.
+            unique = {thing.path: thing for thing in _list_things(nwb)}
+        found = [unique[path] for path in sorted(unique)]
+        self.entries = [thing for thing in found if isinstance(thing, Entry)]
+        things = [thing for thing in found if isinstance(thing, Thing)]
+        self.tables = [thing for thing in things if "DynamicTable" in thing.kinds]
+        self.images = [thing for thing in things if "DynamicTable" not in thing.kinds]
 
     @property
     def n_units(self) -> int:
@@ -148,26 +170,43 @@ def _zarr_io(path: Path) -> Any:
         raise SourceError(f"Could not open the folder {path} as NWB in zarr: {error}") from error
 
 
-def _list_entries(nwb: Any) -> Iterator[Entry]:
-    roots = [("acquisition", nwb.acquisition), ("stimulus", nwb.stimulus), ("analysis", nwb.analysis)]
+def _list_things(nwb: Any) -> Iterator[Entry | Thing]:
+    roots = [
+        ("acquisition", nwb.acquisition),
+        ("stimulus", nwb.stimulus),
+        ("stimulus/templates", nwb.stimulus_template),
+        ("analysis", nwb.analysis),
+        ("events", getattr(nwb, "events", None) or {}),  # since NWB 2.9
+        ("intervals", nwb.intervals or {}),
+    ]
     roots += [(f"processing/{name}", module.data_interfaces) for name, module in nwb.processing.items()]
     for path, found in roots:
         for name, thing in found.items():
-            yield from _find_series(f"{path}/{name}", thing, frozenset())
+            yield from _walk(f"{path}/{name}", thing, frozenset())
+    for name in ("trials", "epochs", "invalid_times"):
+        if (table := getattr(nwb, name)) is not None:
+            yield Thing(f"intervals/{name}", _kinds(table), table)
 
 
-def _find_series(path: str, thing: Any, inside: frozenset[str]) -> Iterator[Entry]:
-    kinds = frozenset(kind.__name__ for kind in type(thing).__mro__)
+def _kinds(thing: Any) -> frozenset[str]:
+    return frozenset(kind.__name__ for kind in type(thing).__mro__)
+
+
+def _walk(path: str, thing: Any, inside: frozenset[str]) -> Iterator[Entry | Thing]:
+    kinds = _kinds(thing)
     if "TimeSeries" in kinds:
         yield Entry(path, kinds, inside, thing)
-    elif "DynamicTable" not in kinds:
+        return
+    if kinds & {"DynamicTable", "Image", "Images"}:
+        yield Thing(path, kinds, thing)
+    if "DynamicTable" not in kinds:
         for child in _children(thing):
-            yield from _find_series(f"{path}/{child.name}", child, inside | kinds)
+            yield from _walk(f"{path}/{child.name}", child, inside | kinds)
 
 
 def _children(thing: Any) -> Iterator[Any]:
     for held in getattr(thing, "fields", {}).values():
         # A container holds series by name, or a single one. Anything else is a setting or a reference.
         for child in held.values() if isinstance(held, Mapping) else (held,):
-            if any(kind.__name__ == "NWBDataInterface" for kind in type(child).__mro__):
+            if _kinds(child) & {"NWBDataInterface", "DynamicTable", "Image"}:
                 yield child

@@ -11,7 +11,7 @@ from penstock.convert.nwb.spikes import Spikes, read_spikes
 from penstock.convert.nwb.units import Units, electrode_values
 from penstock.core.errors import SourceError
 
-__all__ = ["Modalities", "channel_areas", "find_modalities"]
+__all__ = ["Modalities", "channel_areas", "find_modalities", "modality_of"]
 
 _NO_VALUES = {"ElectricalSeries", "ImageSeries", "IndexSeries", "AnnotationSeries", "IntervalSeries"}
 """Types that are neither behavior nor stimulus: images and their indices, annotations, and separate modalities."""
@@ -81,9 +81,8 @@ def _find_spikes(file: NWBFile, options: NWBOptions) -> Spikes:
 
 
 def _find_lfp(file: NWBFile) -> Entry:
-    electrical = [entry for entry in file.entries if "ElectricalSeries" in entry.kinds]
-    fitting = _unique_series([entry for entry in electrical if "LFP" in entry.inside])
-    fitting = fitting or _unique_series([entry for entry in electrical if "lfp" in entry.name.lower()])
+    fitting = _unique_series([entry for entry in file.entries if _is_lfp(entry) and "LFP" in entry.inside])
+    fitting = fitting or _unique_series([entry for entry in file.entries if _is_lfp(entry)])
     if not fitting:
         raise _Missing("no ElectricalSeries lies in an LFP container or has 'lfp' in its name")
     return _require_one(file, "lfp", fitting)
@@ -115,9 +114,8 @@ def _unique_series(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _find_binned(file: NWBFile, modality: str, options: NWBOptions, notes: list[str]) -> Binned:
-    fits = {"behavior": _is_behavior, "stimulus": _is_stimulus, "ophys": _is_ophys}[modality]
     series = []
-    for entry in _unique_series([entry for entry in file.entries if fits(entry)]):
+    for entry in _unique_series([entry for entry in file.entries if _FITS[modality](entry)]):
         if entry.is_numeric and entry.series.data.shape[0]:
             series.append(Series(entry, file.path))
         else:
@@ -125,7 +123,8 @@ def _find_binned(file: NWBFile, modality: str, options: NWBOptions, notes: list[
     if not series:
         raise _Missing(
             {
-                "behavior": "no series in a module 'behavior', and no behavioral series in acquisition",
+                "behavior": "no series in a module 'behavior', and no Position, EyeTracking or other behavioral "
+                "container in acquisition",
                 "stimulus": "no numeric series in stimulus",
                 "ophys": "no RoiResponseSeries in DfOverF or Fluorescence",
             }[modality]
@@ -134,22 +133,34 @@ def _find_binned(file: NWBFile, modality: str, options: NWBOptions, notes: list[
     return Binned(modality, series, widest, options.bin_seconds)
 
 
+def _is_lfp(entry: Entry) -> bool:
+    return "ElectricalSeries" in entry.kinds and ("LFP" in entry.inside or "lfp" in entry.name.lower())
+
+
 def _is_behavior(entry: Entry) -> bool:
     if entry.kinds & _NO_VALUES:
         return False
     root, second, *_ = entry.path.lower().split("/")
     if root == "processing":
         return second in ("behavior", "behaviour")
-    plain = entry.type == "TimeSeries" or "SpatialSeries" in entry.kinds
-    return root == "acquisition" and (plain or bool(entry.inside & _BEHAVIORAL))
+    return root == "acquisition" and ("SpatialSeries" in entry.kinds or bool(entry.inside & _BEHAVIORAL))
 
 
 def _is_stimulus(entry: Entry) -> bool:
-    return entry.path.startswith("stimulus/") and not entry.kinds & _NO_VALUES
+    root, second, *_ = entry.path.split("/")
+    return root == "stimulus" and second != "templates" and not entry.kinds & _NO_VALUES
 
 
 def _is_ophys(entry: Entry) -> bool:
     return "RoiResponseSeries" in entry.kinds and bool(entry.inside & _FLUORESCENCE)
+
+
+_FITS = {"lfp": _is_lfp, "behavior": _is_behavior, "stimulus": _is_stimulus, "ophys": _is_ophys}
+
+
+def modality_of(entry: Entry) -> str | None:
+    """Return the modality that a series is part of by its type; None if it is read only by its name."""
+    return next((modality for modality, fits in _FITS.items() if fits(entry)), None)
 
 
 def channel_areas(series: Series) -> dict[str, list[str | None]]:
