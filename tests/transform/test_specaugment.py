@@ -1,5 +1,6 @@
 """SpecAugment: widths, positions and values of masks, on axes of any length."""
 
+import logging
 from collections import Counter
 from typing import Any
 
@@ -43,10 +44,8 @@ def test_masks_are_stripes_and_nothing_else_changes(shape: Any, widest: Any, n_m
     expected[..., times] = -1
     expected[..., bins, :] = -1
     assert np.array_equal(made, expected)
-    if len(bins) < shape[-2]:  # else every column is masked, too
-        assert len(times) <= n_masks[0] * min(widest[0], shape[-1])
-    if len(times) < shape[-1]:
-        assert len(bins) <= n_masks[1] * min(widest[1], shape[-2])
+    assert len(times) <= min(n_masks[0] * widest[0], shape[-1] - 1)
+    assert len(bins) <= min(n_masks[1] * widest[1], shape[-2] - 1)
 
 
 @pytest.mark.parametrize(("length", "widest"), [(7, 3), (4, 4), (3, 9)])
@@ -60,12 +59,32 @@ def test_widths_and_positions_of_masks_are_uniform(length: int, widest: int) -> 
         columns = stripes(augment(values, rng), -1)
         assert columns == list(range(columns[0], columns[-1] + 1)) if columns else True
         found[len(columns), columns[0] if columns else 0] += 1
-    most = min(widest, length)
+    most = min(widest, length - 1)
     places = {(width, begin) for width in range(1, most + 1) for begin in range(length - width + 1)}
     assert set(found) == places | {(0, 0)}
     for (width, begin), count in found.items():
         expected = tries / (most + 1) / (length - width + 1 if width else 1)
         assert abs(count - expected) < 5 * np.sqrt(expected), (width, begin)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 9, 10])
+def test_items_that_are_shorter_than_the_parameter_are_never_masked_entirely(
+    length: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    widest = 1000 + length  # reported for the first time in this process
+    augment = SpecAugment(widest, 5, 4, 4, mask_value=-1.0, p=1.0)
+    with caplog.at_level(logging.WARNING, "penstock"):
+        made = [augment(item(2, 6, length), generator_for(0, "augment", number)) for number in range(300)]
+    assert all(len(stripes(masked, -1)) < length for masked in made)
+    assert all(len(stripes(masked, -2)) < 6 for masked in made)
+    assert max(len(stripes(masked, -1)) for masked in made) == length - 1
+    told = f"time_mask_param={widest} is too large for the data: an item has {length} places"
+    assert [told in message for message in caplog.messages] == [True]
+
+
+def test_masks_on_longer_axes_are_what_they_were() -> None:
+    made = SpecAugment(5, 3, 2, 2, mask_value=-1.0, p=1.0)(item(8, 12), generator_for(2, "augment"))
+    assert (stripes(made, -1), stripes(made, -2)) == ([5, 7, 8, 9, 10], [2, 3, 4, 5, 6])
 
 
 def test_p_is_the_fraction_of_changed_items() -> None:

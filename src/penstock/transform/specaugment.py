@@ -1,5 +1,6 @@
 """SpecAugment: random masks in time and frequency (Park et al., 2019)."""
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +14,17 @@ from penstock.transform.checks import Fill, check_field, check_fill, check_proba
 
 __all__ = ["SpecAugment"]
 
+_LOG = logging.getLogger("penstock")
+_TOO_LARGE: set[tuple[str, int]] = set()  # parameters that were reported
+
 
 @dataclass(frozen=True, slots=True)
 class SpecAugment:
     """Masks random stripes of a spectrogram of shape (frequency, time) or (channel, frequency, time).
 
-    The width of a mask is uniform in 0 … `..._mask_param`, or 0 … the length of the axis if that is shorter. Its
-    position is uniform, and the same in all channels.
+    The width of a mask is uniform in 0 … `..._mask_param`, and its position is uniform, and the same in all channels.
+    An axis is never masked entirely: on one that is not longer than the parameter, masks are narrower than the axis,
+    which is logged once, and a mask that would hide the last visible place is left out.
 
     Examples
     --------
@@ -72,14 +77,36 @@ class SpecAugment:
             return values
         masked, fill = values.copy(), fill_value(values, self.mask_value)
         n_bins, n_columns = values.shape[-2:]
-        for _ in range(self.num_time_masks):
-            masked[..., _stripe(n_columns, self.time_mask_param, rng)] = fill
-        for _ in range(self.num_freq_masks):
-            masked[..., _stripe(n_bins, self.freq_mask_param, rng), :] = fill
+        for stripe in _stripes("time_mask_param", n_columns, self.time_mask_param, self.num_time_masks, rng):
+            masked[..., stripe] = fill
+        for stripe in _stripes("freq_mask_param", n_bins, self.freq_mask_param, self.num_freq_masks, rng):
+            masked[..., stripe, :] = fill
         return masked
 
 
-def _stripe(length: int, widest: int, rng: np.random.Generator) -> slice:
-    width = int(rng.integers(0, min(widest, length), endpoint=True))
-    begin = int(rng.integers(0, length - width, endpoint=True))
-    return slice(begin, begin + width)
+def _stripes(name: str, length: int, widest: int, count: int, rng: np.random.Generator) -> list[slice]:
+    """Return the masks of an axis of `length` places; together, they leave at least one place visible."""
+    if widest >= length and count:
+        _report_too_large(name, widest, length)
+        widest = max(0, length - 1)
+    stripes: list[slice] = []
+    hidden = np.zeros(length, bool)
+    for _ in range(count):
+        width = int(rng.integers(0, widest, endpoint=True))
+        begin = int(rng.integers(0, length - width, endpoint=True))
+        stripe = slice(begin, begin + width)
+        if hidden[:begin].all() and hidden[begin + width :].all():
+            continue
+        hidden[stripe] = True
+        stripes.append(stripe)
+    return stripes
+
+
+def _report_too_large(name: str, widest: int, length: int) -> None:
+    if (name, widest) not in _TOO_LARGE:
+        _TOO_LARGE.add((name, widest))
+        _LOG.warning(
+            "SpecAugment: %s=%s is too large for the data: an item has %s places on that axis, of which masks must "
+            "leave one. Masks there are narrower. Use a smaller %s.",
+            name, widest, length, name,
+        )  # fmt: skip
