@@ -67,7 +67,7 @@ def refusals(hidden: Hidden, with_zarr: list[str]) -> dict[str, list[str]]:
     import penstock as ps
     from penstock.convert.formats import inputs_of
     from penstock.report.figures.items import plot_item
-    from penstock.shard.codec import decode
+    from penstock.shard.decoders.decode import decode
 
     def read_remote() -> None:
         hidden.names -= set(with_zarr)  # the next one that is missing

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from penstock.core.errors import OptionError
-from penstock.shard.codec import decode, encode, is_uncompressed, json_bytes, parse_npy_header
+from penstock.shard.codec import encode, json_bytes, parse_npy_header
+from penstock.shard.decoders.decode import decode, is_uncompressed
 from tests.shard.samples import Side
 
 

@@ -11,7 +11,8 @@ import zlib
 import numpy as np
 import pytest
 
-from penstock.shard.codec import decode, parse_descr
+from penstock.shard.codec import parse_descr
+from penstock.shard.decoders.decode import decode
 from tests.shard.samples import Side
 
 

@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import OptionError
-from penstock.shard.names import automatic_key, check_fields, encode_key, field_names, split_name
+from penstock.shard.names import (
+    automatic_key,
+    check_fields,
+    encode_key,
+    field_name,
+    field_names,
+    member_suffix,
+    split_name,
+    stored_extension,
+)
 
 ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
 tricky = st.text("a%2E.F/\\\0 é", min_size=1, max_size=8)
@@ -121,3 +130,29 @@ def test_a_decodable_extension_is_not_part_of_the_field_name() -> None:
         "jpg": "jpg",
         "left.png": "left.png",
     }
+
+
+_parts = st.sampled_from(["a", "png", "PNG", "wav", "txt", "TXT", "json", "npy", "bin", "pyd", "text"])
+
+
+@given(
+    name=st.lists(_parts, min_size=1, max_size=3).map(".".join),
+    extension=st.sampled_from(["npy", "pyd", "txt", "json", "bin", "own"]),
+)
+def test_a_suffix_gives_back_the_name_of_its_field(name: str, extension: str) -> None:
+    extension = stored_extension(name) if extension == "own" else extension
+    suffix = member_suffix(name, extension)
+    assert field_name(suffix) == name
+    assert suffix.lower().rpartition(".")[2] == extension
+
+
+@pytest.mark.parametrize(
+    ("name", "extension"),
+    [
+        *((name, name) for name in ("png", "wav", "mp4", "txt", "json")),
+        ("x.JPG", "jpg"),
+        *((name, "bin") for name in ("raw", "text", "npy", "pyd", "cls", "png.raw")),
+    ],
+)
+def test_bytes_have_the_extension_of_files_in_their_name(name: str, extension: str) -> None:
+    assert stored_extension(name) == extension

@@ -1,4 +1,4 @@
-"""Encoding values as member payloads, and decoding them; nothing is pickled unless requested."""
+"""Encoding values as member payloads; reading and writing of `.npy` and JSON. Nothing is pickled unless requested."""
 
 import ast
 import io
@@ -7,7 +7,6 @@ import math
 import pickle
 import re
 import sys
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,16 +15,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.errors import MissingDependency, OptionError
-from penstock.shard.pickles import unpickle
+from penstock.core.errors import OptionError
+from penstock.shard.names import stored_extension
 
 __all__ = [
     "ArrayFormat",
     "NpyHeader",
     "Payload",
-    "decode",
+    "decode_json",
+    "decode_npy",
     "encode",
-    "is_uncompressed",
     "json_bytes",
     "parse_descr",
     "parse_npy_header",
@@ -42,7 +41,6 @@ _USUAL_HEADER = re.compile(
 )
 _USUAL_DESCR = re.compile(r"'([<>|][a-zA-Z]\d{1,4})'")
 _EVALUATION_ATTEMPTS = 100
-_MAX_RATIO, _ALWAYS_ALLOWED_BYTES = 100, 1 << 28  # bounds of a decompressed member
 _COPIED_BYTES = 1 << 14  # copying smaller arrays is faster than making a view
 _SCAN_JSON: Callable[[str, int], tuple[Any, int]] = vars(json.JSONDecoder())["scan_once"]
 _PICKLE_PROTOCOL = 4  # readable by Python 3.8 and numpy 1.x
@@ -72,17 +70,21 @@ class NpyHeader:
 def encode(name: str, value: Any, array_format: ArrayFormat = "npy") -> Payload:
     """Encode `value`: arrays, tensors and numbers as `.npy`, text as `.txt`, bytes as `.bin`, lists and dicts as JSON.
 
+    Bytes of a field whose name ends like that of a file, such as `png` or `left.wav`, keep that extension.
+
     Examples
     --------
     >>> encode("label", 3).extension, encode("note", "left").extension, encode("events", [1, {"a": None}]).extension
     ('npy', 'txt', 'json')
+    >>> encode("raw", b"...").extension, encode("png", b"...").extension
+    ('bin', 'png')
     """
     array = value if type(value) is np.ndarray else np.asarray(value) if isinstance(value, np.generic) else None
     if array is None:
         if isinstance(value, str):
             return _make_payload("txt", _text_bytes(name, value))
         if isinstance(value, bytes | bytearray | memoryview):
-            return _make_payload("bin", bytes(value))
+            return _encode_bytes(name, bytes(value))
         if value is None or isinstance(value, list | tuple | Mapping):
             return _make_payload("json", json_bytes(value, f"field {name!r}"))
         array = _to_array(name, value)
@@ -110,6 +112,21 @@ def _text_bytes(name: str, value: str) -> bytes:
         return value.encode()
     except UnicodeEncodeError as error:
         raise OptionError(f"Field {name!r} must be valid Unicode: {error}.") from error
+
+
+def _encode_bytes(name: str, content: bytes) -> Payload:
+    """Encode the bytes of a field under its own extension if it has one; they must then be what that says."""
+    extension = stored_extension(name)
+    try:
+        if extension == "txt":
+            content.decode()
+        elif extension == "json":
+            decode_json(content)
+    except (ValueError, RecursionError) as error:
+        raise OptionError(
+            f"Field {name!r} must be valid {extension}, as its name says: {error}. Rename it to store any bytes."
+        ) from error
+    return _make_payload(extension, content)
 
 
 def _make_payload(extension: str, payload: bytes) -> Payload:
@@ -251,33 +268,11 @@ def _make_dtype(descr: str) -> np.dtype[Any]:
     return np.dtype(descr)
 
 
-def decode(extension: str, payload: bytes | memoryview, *, allow_pickle: bool = False) -> Any:
-    """Decode a payload; raise ValueError if it does not match its extension.
+def decode_npy(payload: bytes | memoryview) -> NDArray[Any]:
+    """Return the array of a `.npy` payload; raise ValueError if it is invalid.
 
-    Payloads without a decoder (audio, video, unknown extensions) are returned as bytes. The returned array may use the
-    memory of a writable payload, so the caller must not reuse it.
+    The array may use the memory of a writable payload, so the caller must not reuse it.
     """
-    kind = extension.rpartition(".")[2].lower()
-    try:
-        if kind == "npy":
-            return _decode_npy(payload)
-        content = bytes(payload)
-        if kind in ("pyd", "pkl", "pickle"):
-            return pickle.loads(content) if allow_pickle else unpickle(content)
-        decoder = _DECODERS.get(kind)
-        return content if decoder is None else decoder(content)
-    except (ValueError, MissingDependency):
-        raise
-    except Exception as error:  # a damaged payload can make a decoder raise anything
-        raise ValueError(f"it is not a valid .{kind}: {type(error).__name__}: {error}") from error
-
-
-def is_uncompressed(extension: str) -> bool:
-    """Return whether decoded values take about as much memory as their payloads."""
-    return extension.rpartition(".")[2].lower() not in ("npz", *_IMAGES)
-
-
-def _decode_npy(payload: bytes | memoryview) -> NDArray[Any]:
     header = parse_npy_header(bytes(payload[:_MAX_HEADER_BYTES]), len(payload))
     flat = np.frombuffer(payload, header.dtype, offset=header.data_offset)
     array = flat.reshape(header.shape, order="F" if header.fortran_order else "C")
@@ -286,35 +281,8 @@ def _decode_npy(payload: bytes | memoryview) -> NDArray[Any]:
     return array.astype(header.dtype.newbyteorder("="), order="C", copy=must_copy)
 
 
-def _decode_npz(payload: bytes) -> dict[str, NDArray[Any]]:
-    with zipfile.ZipFile(io.BytesIO(payload)) as archive:
-        total = sum(entry.file_size for entry in archive.infolist())
-        if total > max(_ALWAYS_ALLOWED_BYTES, _MAX_RATIO * len(payload)):
-            raise ValueError(f"it decompresses to {total} bytes, which looks like a decompression bomb")
-        return {name.removesuffix(".npy"): _decode_npy(archive.read(name)) for name in archive.namelist()}
-
-
-def _decode_image(payload: bytes) -> NDArray[np.uint8]:
-    try:
-        from PIL import Image  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingDependency("Pillow", "image", "Decoding images") from error
-    with Image.open(io.BytesIO(payload)) as image:
-        limit = Image.MAX_IMAGE_PIXELS  # None: the user has switched Pillow's limit off
-        if limit is not None and image.width * image.height > limit:
-            raise ValueError(f"its {image.width} × {image.height} pixels look like a decompression bomb")
-        if image.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV"):
-            return np.array(image.convert("RGB"))
-        return np.array(image)
-
-
-def _decode_tensors(payload: bytes) -> Any:
-    import torch  # noqa: PLC0415
-
-    return torch.load(io.BytesIO(payload), weights_only=True)
-
-
-def _decode_json(payload: bytes) -> Any:
+def decode_json(payload: bytes) -> Any:
+    """Return the value that JSON stands for; raise ValueError if it is invalid."""
     # Every sample has one, and `json.loads` takes longest to look for other encodings and spaces.
     try:
         text = payload.decode()
@@ -324,23 +292,3 @@ def _decode_json(payload: bytes) -> Any:
     except (ValueError, StopIteration):
         pass
     return json.loads(payload)
-
-
-def _decode_text(payload: bytes) -> str:
-    return payload.decode()
-
-
-def _decode_int(payload: bytes) -> int:
-    return int(payload)
-
-
-_IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "pbm", "tif", "tiff")
-_DECODERS: dict[str, Callable[[bytes], Any]] = {
-    "npz": _decode_npz,
-    "json": _decode_json,
-    "jsn": _decode_json,
-    **dict.fromkeys(("txt", "text", "transcript"), _decode_text),
-    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _decode_int),
-    **dict.fromkeys(("pt", "pth"), _decode_tensors),
-    **dict.fromkeys(_IMAGES, _decode_image),
-}

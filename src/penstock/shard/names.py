@@ -11,13 +11,30 @@ from functools import lru_cache
 from penstock.core.errors import OptionError
 from penstock.shard.tar import MAX_NAME
 
-__all__ = ["automatic_key", "check_fields", "check_name_length", "encode_key", "field_names", "split_name"]
+__all__ = [
+    "automatic_key",
+    "check_fields",
+    "check_name_length",
+    "encode_key",
+    "field_name",
+    "field_names",
+    "member_suffix",
+    "split_name",
+    "stored_extension",
+]
 
 _ENCODED = {ord(letter): f"%{ord(letter):02X}" for letter in "%./\\"} | {
     code: f"%{code:02X}" for code in (*range(32), 127)
 }
 _PREFIX = "sample_"
 _DECODABLE = {"npy", "npz", "json", "jsn", "txt", "text", "pyd", "pkl", "pickle", "bin", "cls", "pt", "pth"}
+_APPENDED = {"npy", "pyd", "txt", "json", "bin"}  # extensions that the writer adds to the name of a field
+_OF_FILES = {
+    *("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "jp2", "ppm", "pgm", "pbm", "pnm"),
+    *("wav", "flac", "ogg", "opus", "mp3", "m4a", "aac", "aif", "aiff"),
+    *("mp4", "m4v", "mov", "avi", "mkv", "webm", "mpg", "mpeg"),
+    *("txt", "json"),
+}
 
 
 def automatic_key(number: int) -> str:
@@ -75,6 +92,32 @@ def check_name_length(key: str, suffixes: tuple[str, ...]) -> None:
                 f"A member name must have at most {MAX_NAME} bytes, got '{key}.{suffix}' with "
                 f"{length + len(suffix.encode())}. Use a shorter sample id or field name."
             )
+
+
+def stored_extension(name: str) -> str:
+    """Return the extension of a field of bytes: that of its name if files have it, such as `png`; `bin` otherwise."""
+    extension = name.rpartition(".")[2].lower()
+    return extension if extension in _OF_FILES else "bin"
+
+
+def member_suffix(name: str, extension: str) -> str:
+    """Return the part of a member's name after the key: `name` with its extension, unless it has that already.
+
+    Examples
+    --------
+    >>> member_suffix("spikes", "npy"), member_suffix("left.png", "png"), member_suffix("txt", "txt")
+    ('spikes.npy', 'left.png', 'txt')
+    """
+    stem, _, last = name.rpartition(".")
+    # `field_name` must return the name: a stem with an extension that the writer adds would lose it.
+    has_extension = last.lower() == extension and not (stem and extension in _APPENDED)
+    return name if has_extension else f"{name}.{extension}"
+
+
+def field_name(suffix: str) -> str:
+    """Return the field that the writer stored under a suffix; the inverse of `member_suffix`."""
+    stem, _, extension = suffix.rpartition(".")
+    return stem if stem and extension in _APPENDED else suffix
 
 
 @lru_cache(maxsize=16)

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.core.errors import OptionError
 from penstock.shard.codec import ArrayFormat, Payload, encode, json_bytes
 from penstock.shard.manifest import METADATA, FieldInfo
-from penstock.shard.names import check_fields, check_name_length
+from penstock.shard.names import check_fields, check_name_length, member_suffix
 from penstock.shard.shard_file import ShardFile
 from penstock.shard.tar import TAR_BLOCK, padded_size
 
@@ -46,7 +46,7 @@ class SampleForm:
             got = "an empty one" if isinstance(sample, Mapping) else type(sample).__name__
             raise OptionError(f"Sample {number} must be a dict with at least one field, got {got}.")
         payloads = self._encode_fields(sample, number)
-        suffixes = self._suffixes or {name: f"{name}.{payload.extension}" for name, payload in payloads.items()}
+        suffixes = self._suffixes or {name: member_suffix(name, one.extension) for name, one in payloads.items()}
         check_name_length(key, (*suffixes.values(), _METADATA))
         return Members(key, suffixes, payloads, *_encode_metadata(sample_id, tuple(suffixes), metadata))
 
@@ -73,8 +73,8 @@ class SampleForm:
         payloads = {}
         for name, suffix in self._suffixes.items():
             payload = payloads[name] = encode(name, sample[name], self._array_format)
-            dtype = self._dtypes[name]
-            if (payload.dtype is not dtype and payload.dtype != dtype) or not suffix.endswith(payload.extension):
+            dtype, same_kind = self._dtypes[name], suffix.lower().endswith(payload.extension)
+            if (payload.dtype is not dtype and payload.dtype != dtype) or not same_kind:
                 raise OptionError(
                     f"Field {name!r} must be {dtype or suffix} as in earlier samples, got "
                     f"{payload.dtype or payload.extension} in sample {number}. Convert it."

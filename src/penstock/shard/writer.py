@@ -21,7 +21,7 @@ from penstock.files.locks import FolderLock
 from penstock.shard.codec import ArrayFormat, json_bytes
 from penstock.shard.compression import COMPRESSIONS, Compression, max_decompressed_bytes
 from penstock.shard.manifest import MANIFEST, FieldInfo, Manifest, ShardEntry
-from penstock.shard.names import automatic_key, encode_key
+from penstock.shard.names import automatic_key, encode_key, field_name
 from penstock.shard.publish import (
     clear_unfinished,
     find_finished_shards,
@@ -270,7 +270,7 @@ def merge_fields(fields: Mapping[str, FieldInfo], side_index: SideIndex) -> dict
     """Return `fields` merged with those of one more shard."""
     merged = dict(fields)
     for column in side_index.columns:
-        name = column.suffix.rpartition(".")[0]
+        name = field_name(column.suffix)
         info = FieldInfo(column.suffix, column.dtype, column.shape)
         merged[name] = merged[name].merge(info) if name in merged else info
     return merged

@@ -1,9 +1,7 @@
 """The webdataset library reads what we write, and we read what it writes: every value, bit for bit."""
 
-import gc
 import json
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,31 +12,13 @@ import webdataset as wds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from penstock_source_suite import same
+from penstock_webdataset_library import consumed, read_by_the_library, tars
 
 from penstock import Loader, Plan, Shuffle, Span, TarSource, create_webdataset_dataloader
 from penstock.recipes.webdataset import WebDatasetLoader, WebDatasetWriter
 from penstock.shard.index_tars import index_archives
 
 N, SHARD = 23, 5
-
-
-def consumed(make: Callable[[], Iterable[Any]]) -> list[Any]:
-    """Return all that a pipeline of the library gives, quiet about the files that the library does not close."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        found = list(make())
-        gc.collect()
-    return found
-
-
-def read_by_the_library(shards: list[Path], *stages: Any) -> list[dict[str, Any]]:
-    """Return all samples as webdataset decodes them."""
-    urls = [str(path) for path in shards]
-    return consumed(lambda: wds.WebDataset(urls, shardshuffle=False).decode(*stages))
-
-
-def tars(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if ".tar" in path.suffixes and path.suffix != ".index")
 
 
 # -- ours, read by the library -----------------------------------------------------------------------------------------

@@ -23,14 +23,15 @@ _READ_ITEMS = 32
 class ShardsInput:
     """A folder of shards that Penstock wrote or indexed. Every byte is verified as it is read.
 
-    Items get new ids. An id that is not automatic is kept in the metadata as `original_id`.
+    Images are copied as they are stored. Items get new ids. An id that is not automatic is kept in the metadata as
+    `original_id`.
     """
 
     path: Path
 
     def open(self) -> "_Shards":
         """Open the shards."""
-        return _Shards(TarSource(self.path))
+        return _Shards(TarSource(self.path, decode="basic"))  # images stay the files that they are
 
 
 class _Shards:

@@ -29,6 +29,7 @@ from penstock.plan.orders import Sequential, WindowShuffle, shuffle_within
 from penstock.plan.plan import Plan
 from penstock.recipes.webdataset.collate import collate_webdataset
 from penstock.run.options import RunOptions
+from penstock.shard.decoders.decode import Decoding
 from penstock.shard.manifest import METADATA
 from penstock.source.tar.source import STRETCH_ITEMS, TarSource
 
@@ -89,7 +90,7 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
     seed
         Seed of the order.
     decode
-        False: return the stored bytes of each field.
+        A mode of images, such as `"rgb8"`; True: the colours that are stored; False: the stored bytes of each field.
     source_options
         Other arguments of `TarSource`: `fields`, `verify`, `on_error`, `max_bad_items`, `quarantine`, `allow_pickle`.
     """
@@ -103,7 +104,7 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
         buffer_size: int = 1000,
         max_workers: int | None = None,
         seed: int = 42,
-        decode: bool = True,
+        decode: Decoding = True,
         **source_options: Any,
     ) -> None:
         self._threads = 0 if max_workers is None else check_integer("max_workers", max_workers, at_least=0)

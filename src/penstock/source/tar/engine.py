@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from penstock.core.cache import SharedCache
 from penstock.core.errors import DamageError, MissingDependency, ReadError
 from penstock.core.types import Field
-from penstock.shard.codec import decode
+from penstock.shard.decoders.decode import Decoding, decode
 from penstock.shard.manifest import FieldInfo, Manifest
 from penstock.shard.side_index import MISSING
 from penstock.shard.tar import TAR_BLOCK
@@ -48,7 +48,7 @@ class ReadSpec:
     """First item of each shard, then the number of items."""
 
     verify: Verify
-    decode: bool
+    decode: Decoding
     allow_pickle: bool
 
     @property
@@ -211,10 +211,8 @@ class ShardEngine:
                 column[places[number]] = value
 
     def _decode(self, request: "_Request", number: int, suffix: str, payload: memoryview) -> Any:
-        if not self.spec.decode:
-            return bytes(payload)
         try:
-            return decode(suffix, payload, allow_pickle=self.spec.allow_pickle)
+            return decode(suffix, payload, decoding=self.spec.decode, allow_pickle=self.spec.allow_pickle)
         except MissingDependency:
             raise
         except ValueError as error:

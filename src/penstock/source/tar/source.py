@@ -14,7 +14,7 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import DamageError, OptionError, ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
-from penstock.shard.codec import is_uncompressed
+from penstock.shard.decoders.decode import Decoding, check_decoding, is_uncompressed
 from penstock.shard.manifest import FieldInfo, Manifest, manifest_path
 from penstock.shard.tar import TAR_BLOCK
 from penstock.source.checks import check_items, check_span
@@ -61,7 +61,8 @@ class TarSource:
     quarantine
         With `"substitute"`: the file that lists bad items. None: `quarantine.jsonl` beside the shards.
     decode
-        False: return the stored bytes of each member.
+        A mode of images, as in the webdataset library: `"rgb8"` (numpy, bytes), `"rgb"` (numpy, 0 to 1), `"torchrgb"`,
+        `"l8"`, `"pil"`, …. True: the colours that are stored. `"basic"`: images as bytes. False: all members as bytes.
     allow_pickle
         Unpickle `.pyd` members, which can run any code that is in them.
 
@@ -86,12 +87,13 @@ class TarSource:
         on_error: OnError = "raise",
         max_bad_items: int = 100,
         quarantine: str | os.PathLike[str] | None = None,
-        decode: bool = True,
+        decode: Decoding = True,
         allow_pickle: bool = False,
     ) -> None:
         for name, value, allowed in (("verify", verify, Verify), ("on_error", on_error, OnError)):
             if value not in get_args(allowed):
                 raise OptionError(f"{name} must be one of {', '.join(map(repr, get_args(allowed)))}, got {value!r}.")
+        check_decoding(decode)
         self.path = manifest_path(path)
         self.manifest = Manifest.read(self.path)
         _check_present(self.manifest)
@@ -200,12 +202,12 @@ def _varying_bytes(manifest: Manifest) -> int:
     return max(TAR_BLOCK, int(manifest.table.tar_bytes.sum()) // max(1, manifest.n_items) - fixed)
 
 
-def _delivered_field(info: FieldInfo, varying_bytes: int, *, decode: bool) -> Field:
+def _delivered_field(info: FieldInfo, varying_bytes: int, *, decode: Decoding) -> Field:
     """Return the field as delivered, with a typical size if its size varies and can be estimated."""
     field = info.field()
     if field.item_bytes is not None:
-        return field if decode else Field(np.dtype(object), None, field.item_bytes)
-    return replace(field, typical_bytes=varying_bytes if not decode or is_uncompressed(info.suffix) else None)
+        return field if decode is not False else Field(np.dtype(object), None, field.item_bytes)
+    return replace(field, typical_bytes=varying_bytes if is_uncompressed(info.suffix, decode) else None)
 
 
 def _empty(field: Field, n_items: int) -> NDArray[Any]:

@@ -1,0 +1,95 @@
+"""Which decoder a payload is given to: decided by its extension, in upper or lower case."""
+
+import io
+import pickle
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+
+from penstock.core.errors import MissingDependency, OptionError
+from penstock.shard.codec import decode_json, decode_npy
+from penstock.shard.decoders.images import IMAGE_MODES, IMAGES, decode_image
+from penstock.shard.pickles import unpickle
+
+__all__ = ["Decoding", "check_decoding", "decode", "is_uncompressed"]
+
+Decoding = bool | str
+"""True: decode everything. A mode of images, such as `"rgb"`: the same, with all images in this mode. `"basic"`: leave
+images as bytes. False: leave everything as bytes."""
+
+_BASIC = "basic"
+_MAX_RATIO, _ALWAYS_ALLOWED_BYTES = 100, 1 << 28  # bounds of a decompressed member
+
+
+def check_decoding(decoding: Decoding) -> None:
+    """Raise OptionError unless `decoding` is a bool, "basic" or a mode of images."""
+    if not isinstance(decoding, bool) and decoding not in (_BASIC, *IMAGE_MODES):
+        modes = ", ".join(map(repr, IMAGE_MODES))
+        raise OptionError(f"decode must be True, False, {_BASIC!r} or a mode of images ({modes}), got {decoding!r}.")
+
+
+def decode(
+    extension: str, payload: bytes | memoryview, *, decoding: Decoding = True, allow_pickle: bool = False
+) -> Any:
+    """Decode a payload; raise ValueError if it does not match its extension.
+
+    Payloads without a decoder (audio, video, unknown extensions) are returned as bytes. The returned array may use the
+    memory of a writable payload, so the caller must not reuse it.
+    """
+    if decoding is False:
+        return bytes(payload)
+    kind = extension.rpartition(".")[2].lower()
+    try:
+        if kind == "npy":
+            return decode_npy(payload)
+        content = bytes(payload)
+        if kind in ("pyd", "pkl", "pickle"):
+            return pickle.loads(content) if allow_pickle else unpickle(content)
+        if kind in IMAGES:
+            return content if decoding == _BASIC else decode_image(content, None if decoding is True else decoding)
+        decoder = _DECODERS.get(kind)
+        return content if decoder is None else decoder(content)
+    except (ValueError, MissingDependency):
+        raise
+    except Exception as error:  # a damaged payload can make a decoder raise anything
+        raise ValueError(f"it is not a valid .{kind}: {type(error).__name__}: {error}") from error
+
+
+def is_uncompressed(extension: str, decoding: Decoding = True) -> bool:
+    """Return whether decoded values take about as much memory as their payloads."""
+    kind = extension.rpartition(".")[2].lower()
+    return decoding is False or (kind != "npz" and (kind not in IMAGES or decoding == _BASIC))
+
+
+def _decode_npz(payload: bytes) -> dict[str, NDArray[Any]]:
+    with zipfile.ZipFile(io.BytesIO(payload)) as archive:
+        total = sum(entry.file_size for entry in archive.infolist())
+        if total > max(_ALWAYS_ALLOWED_BYTES, _MAX_RATIO * len(payload)):
+            raise ValueError(f"it decompresses to {total} bytes, which looks like a decompression bomb")
+        return {name.removesuffix(".npy"): decode_npy(archive.read(name)) for name in archive.namelist()}
+
+
+def _decode_tensors(payload: bytes) -> Any:
+    import torch  # noqa: PLC0415
+
+    return torch.load(io.BytesIO(payload), weights_only=True)
+
+
+def _decode_text(payload: bytes) -> str:
+    return payload.decode()
+
+
+def _decode_int(payload: bytes) -> int:
+    return int(payload)
+
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    "npz": _decode_npz,
+    "json": decode_json,
+    "jsn": decode_json,
+    **dict.fromkeys(("txt", "text", "transcript"), _decode_text),
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _decode_int),
+    **dict.fromkeys(("pt", "pth"), _decode_tensors),
+}

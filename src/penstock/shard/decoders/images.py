@@ -1,0 +1,72 @@
+"""Images as arrays of pixels: as they are stored, or in a requested mode, under the names of the webdataset library."""
+
+import io
+from typing import Any, Literal
+
+import numpy as np
+
+from penstock.core.errors import MissingDependency
+
+__all__ = ["IMAGES", "IMAGE_MODES", "decode_image"]
+
+IMAGES = (
+    *("jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "bmp", "dib", "gif", "tif", "tiff", "tga", "ico"),
+    *("jp2", "j2k", "jpc", "jpf", "jpx", "j2c", "ppm", "pgm", "pbm", "pnm", "pcx"),
+)
+"""Extensions of images."""
+
+_Form = Literal["numpy", "torch", "pil"]
+
+IMAGE_MODES: dict[str, tuple[_Form, bool, str]] = {
+    "l8": ("numpy", False, "L"),
+    "rgb8": ("numpy", False, "RGB"),
+    "rgba8": ("numpy", False, "RGBA"),
+    "l": ("numpy", True, "L"),
+    "rgb": ("numpy", True, "RGB"),
+    "rgba": ("numpy", True, "RGBA"),
+    "torchl8": ("torch", False, "L"),
+    "torchrgb8": ("torch", False, "RGB"),
+    "torchrgba8": ("torch", False, "RGBA"),
+    "torchl": ("torch", True, "L"),
+    "torchrgb": ("torch", True, "RGB"),
+    "torch": ("torch", True, "RGB"),
+    "torchrgba": ("torch", True, "RGBA"),
+    "pill": ("pil", False, "L"),
+    "pil": ("pil", False, "RGB"),
+    "pilrgb": ("pil", False, "RGB"),
+    "pilrgba": ("pil", False, "RGBA"),
+}
+"""Name to the type of the result, whether its values are float32 from 0 to 1, and the mode of Pillow."""
+
+
+def decode_image(payload: bytes, mode: str | None = None) -> Any:
+    """Return the pixels of an image: (height, width, colours), (colours, height, width) as a torch tensor.
+
+    Parameters
+    ----------
+    mode
+        A name in IMAGE_MODES. None: the colours that are stored; palettes and prints become RGB.
+    """
+    try:
+        from PIL import Image  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingDependency("Pillow", "image", "Decoding images") from error
+    with Image.open(io.BytesIO(payload)) as image:
+        limit = Image.MAX_IMAGE_PIXELS  # None: the user has switched Pillow's limit off
+        if limit is not None and image.width * image.height > limit:
+            raise ValueError(f"its {image.width} × {image.height} pixels look like a decompression bomb")
+        if mode is None:
+            return np.array(image.convert("RGB") if image.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV") else image)
+        form, is_float, colours = IMAGE_MODES[mode]
+        image.load()
+        converted = image.convert(colours)
+    if form == "pil":
+        return converted
+    pixels: np.ndarray[Any, Any] = np.array(converted)
+    if is_float:
+        pixels = pixels.astype(np.float32) / 255.0
+    if form == "numpy":
+        return pixels
+    import torch  # noqa: PLC0415
+
+    return torch.from_numpy(pixels.transpose(2, 0, 1).copy() if pixels.ndim == 3 else pixels)
