@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["ConversionOptions"]
 
 _FORMATS = ("auto", "nwb", "npz", "npy", "zarr", "audio", "shards")
-_NWB, _AUDIO, _ROWS = ("NWBInput",), ("AudioInput",), ("NpyInput", "NpzInput", "ZarrInput")
+_NWB, _ROWS = ("NWBInput",), ("NpyInput", "NpzInput", "ZarrInput")
+_AUDIO, _CLIPS = ("AudioInput",), ("ClipInput",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,30 @@ class _WindowGroup:
     rate_hz: Annotated[
         float | None,
         typer.Option(metavar="HZ", help="NWB, audio: resample series and audio to this rate."),
-        AppliesTo((*_NWB, *_AUDIO)),
+        AppliesTo((*_NWB, *_AUDIO, *_CLIPS)),
     ] = None
-    mono: Annotated[bool, typer.Option("--mono", help="Audio: mix all channels into one."), AppliesTo(_AUDIO)] = False
+    mono: Annotated[
+        bool, typer.Option("--mono", help="Audio: mix all channels into one."), AppliesTo((*_AUDIO, *_CLIPS))
+    ] = False
+    clips: Annotated[
+        bool,
+        typer.Option("--clips", help="Audio: each file is one item instead of windows."),
+        AppliesTo(_CLIPS),
+    ] = False
+    clip_seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S",
+            help="With --clips: length of an item in seconds; longer clips are cropped, shorter ones padded with "
+            "zeros. If not given, each keeps its own length.",
+        ),
+        AppliesTo(_CLIPS),
+    ] = None
+    min_seconds: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Audio: skip files that are shorter, and count them."),
+        AppliesTo((*_AUDIO, *_CLIPS)),
+    ] = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the window options that were given; all others have different defaults for each kind of input."""
@@ -271,6 +293,9 @@ class ConversionOptions:
             window_seconds=self.windows.window_seconds,
             rate_hz=rate_hz,
             channels="mono" if self.windows.mono else "keep",
+            clips=self.windows.clips,
+            clip_seconds=self.windows.clip_seconds,
+            min_seconds=self.windows.min_seconds,
             **windows,
         )
 

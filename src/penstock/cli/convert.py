@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["convert"]
 
+_MOST_LINES = 20
+
 
 @expand_groups
 def convert(
@@ -86,7 +88,9 @@ def _check_used(context: typer.Context, inputs: "Sequence[Input]") -> None:
         applies_to = limited.get(parameter.name or "")
         source = context.get_parameter_source(parameter.name or "")
         if applies_to is not None and source is not None and source.name == "COMMANDLINE" and not kinds & {*applies_to}:
-            names = [kind.removesuffix("Input") for kind in applies_to]
+            if kinds == {"ClipInput"} and "AudioInput" in applies_to:
+                raise OptionError(f"{parameter.opts[-1]} does not apply to whole clips. Leave it or --clips out.")
+            names = dict.fromkeys(kind.removesuffix("Input").replace("Clip", "Audio") for kind in applies_to)
             shown = " or ".join(name if name.isupper() else name.lower() for name in names)
             raise OptionError(f"{parameter.opts[-1]} applies only to {shown} inputs, and there are none. Leave it out.")
 
@@ -114,9 +118,24 @@ def _print_result(manifests: "dict[str, Manifest]", n_inputs: int, seconds: floa
             )
     about = next(iter(manifests.values())).metadata["conversion"]
     print_notes(about["inputs"])
-    for entry in about["skipped"]:
-        typer.echo(f"Skipped {entry['file']}: {entry['reason']}", err=True)
+    _print_skipped(about["skipped"])
     typer.echo(f"Converted {n_inputs - len(about['skipped']):,} of {count(n_inputs, 'input')} in {seconds:,.1f} s")
+
+
+def _print_skipped(skipped: Sequence[dict[str, str]]) -> None:
+    """Print which inputs were skipped, those with the same reason on one line, on at most 20 lines."""
+    files: dict[str, list[str]] = {}
+    for entry in skipped:
+        files.setdefault(entry["reason"], []).append(entry["file"])
+    for reason, names in list(files.items())[:_MOST_LINES]:
+        shown = f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+        typer.echo(
+            f"Skipped {shown}: {reason}" if len(names) == 1 else f"Skipped {len(names):,} inputs ({shown}): {reason}",
+            err=True,
+        )
+    rest = sum(map(len, list(files.values())[_MOST_LINES:]))
+    if rest:
+        typer.echo(f"Skipped {rest:,} more; the manifest has all of them.", err=True)
 
 
 def _print_result_json(manifests: "dict[str, Manifest]", problems: "dict[str, list[Problem]] | None") -> None:

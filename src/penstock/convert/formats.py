@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from penstock.convert.inputs.arrays import NpyInput
-from penstock.convert.inputs.audio import AudioInput
+from penstock.convert.inputs.audio import AudioInput, ClipInput
 from penstock.convert.inputs.npz import NpzInput
 from penstock.convert.inputs.protocol import Input
 from penstock.convert.inputs.shards import ShardsInput
@@ -40,6 +40,9 @@ class ReadOptions:
         For zarr: the axis along which items lie.
     window_seconds, rate_hz, channels
         For audio: the length of a window, the rate to resample to, and whether to mix (`"mono"`) or `"keep"` channels.
+    clips, clip_seconds, min_seconds
+        For audio: whether each file is one item instead of windows, the length that clips are cropped or padded to
+        (None: their own), and the length below which a file is skipped (None: no file is).
     """
 
     nwb: NWBOptions = field(default_factory=NWBOptions)
@@ -50,6 +53,16 @@ class ReadOptions:
     window_seconds: float = 1.0
     rate_hz: float | None = None
     channels: Literal["keep", "mono"] = "keep"
+    clips: bool = False
+    clip_seconds: float | None = None
+    min_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.clip_seconds is not None and not self.clips:
+            raise OptionError(
+                f"clip_seconds needs clips=True (--clips), got clip_seconds={self.clip_seconds}. The length of windows "
+                "is window_seconds (--window-seconds)."
+            )
 
     def inputs(self, kind: str, path: Path) -> list[Input]:
         """Return the inputs at a path of a known kind."""
@@ -64,7 +77,12 @@ class ReadOptions:
         if kind != "audio":
             return [makers[kind]()]
         files = find_audio_files(path) if path.is_dir() else [path]
-        return [AudioInput(file, self.window_seconds, self.overlap, self.rate_hz, self.channels) for file in files]
+        return [self._audio_input(file) for file in files]
+
+    def _audio_input(self, path: Path) -> Input:
+        if self.clips:
+            return ClipInput(path, self.clip_seconds, self.min_seconds, self.rate_hz, self.channels)
+        return AudioInput(path, self.window_seconds, self.overlap, self.rate_hz, self.channels, self.min_seconds)
 
 
 def inputs_of(

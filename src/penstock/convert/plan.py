@@ -73,7 +73,7 @@ class Scanner:
             recording = given.open()
             try:
                 numbers = np.arange(recording.n_samples)
-                (first, _), *_ = recording.samples(numbers[:1])
+                first = next((fields for fields, _ in recording.samples(numbers[:1])), {})
                 by_time = self.split.group_by == "time" and len(self.split.shares) > 1
                 return Scan(
                     given,
@@ -84,7 +84,7 @@ class Scanner:
                     {name: str(getattr(value, "dtype", type(value).__name__)) for name, value in first.items()},
                     stamp,
                     digest,
-                    cut_by_time(recording.span(numbers), self.split) if by_time else None,
+                    cut_by_time(recording.span(numbers), self.split) if by_time and len(numbers) else None,
                 )
             finally:
                 recording.close()

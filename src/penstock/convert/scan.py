@@ -85,12 +85,14 @@ def scan_inputs(
     if bad and (options.on_bad == "fail" or not found):
         raise ConversionError({str(path): reason for path, reason in sorted(bad.items())})
     scans = [found[number] for number in sorted(found)]
-    _check_same_fields(scans)
+    _check_same_fields([scan for scan in scans if scan.n_items])
     return scans
 
 
 def _check_same_fields(scans: list[Scan]) -> None:
     """Raise SourceError if the items of an input have other fields or dtypes than those of the first input."""
+    if not scans:
+        raise SourceError("At least one input must have items, but all are skipped because they are too short.")
     first = scans[0]
     other = next((scan for scan in scans if scan.fields != first.fields), None)
     if other is not None:
@@ -104,7 +106,7 @@ def make_jobs(scans: list[Scan], output: Path, options: ConvertOptions, bad: Map
     """Return one job for each split."""
     split = options.split
     if len(split.shares) == 1:
-        members = [(split.names[0], number, 0, scan.n_items) for number, scan in enumerate(scans)]
+        members = [(split.names[0], number, 0, scan.n_items) for number, scan in enumerate(scans) if scan.n_items]
     elif split.group_by == "time":
         members = [
             (name, number, start, stop)
@@ -113,9 +115,9 @@ def make_jobs(scans: list[Scan], output: Path, options: ConvertOptions, bad: Map
             for start, stop in spans
         ]
     else:
-        groups = [_group(scan, split) for scan in scans]
-        split_of = assign_groups(groups, [scan.n_items for scan in scans], split)
-        members = [(split_of[groups[number]], number, 0, scan.n_items) for number, scan in enumerate(scans)]
+        groups = {number: _group(scan, split) for number, scan in enumerate(scans) if scan.n_items}
+        split_of = assign_groups([*groups.values()], [scans[number].n_items for number in groups], split)
+        members = [(split_of[group], number, 0, scans[number].n_items) for number, group in groups.items()]
     jobs = []
     for name in split.names:
         spans = tuple((number, start, stop) for member, number, start, stop in members if member == name)
@@ -152,6 +154,8 @@ def _provenance(
     counts = [0] * len(scans)
     for number, start, stop in spans:
         counts[number] += stop - start
+    skipped = dict(bad)
+    skipped |= {scan.input.path: " ".join(scan.notes) for scan in scans if not scan.n_items}
     inputs = [
         {
             "file": scan.name,
@@ -168,7 +172,7 @@ def _provenance(
     ]
     return {
         "inputs": inputs,
-        "skipped": [{"file": path.name, "reason": reason} for path, reason in sorted(bad.items())],
+        "skipped": [{"file": path.name, "reason": reason} for path, reason in sorted(skipped.items())],
         "split": {"name": name, "shares": dict(options.split.shares), "group_by": options.split.group_by}
         if name != WHOLE
         else None,

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.signal import resample_poly
 
-from penstock.convert.inputs.audio import AudioInput
+from penstock.convert.inputs.audio import AudioInput, ClipInput
 from penstock.core.errors import MissingDependency, OptionError, ReadError, SourceError
 from penstock.source.audio.file import find_audio_files
 
-FORMATS = ["wav", "flac", "ogg"]
+FORMATS = ["wav", "flac", "ogg", "mp3"]
 
 
 def sound(n_frames: int, channels: int = 2) -> NDArray[np.float64]:
@@ -163,6 +163,68 @@ def test_about_and_notes_describe_the_file(written):
     recording.close()
 
 
+# -- whole clips ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extension", FORMATS)
+def test_a_clip_is_the_whole_file_at_its_own_length(written, all_samples, extension):
+    for n_frames in (1, 4321, 30_000):
+        path, whole = written(f"c{n_frames}.{extension}", n_frames)
+        ((fields, metadata),) = all_samples(ClipInput(path))
+        np.testing.assert_array_equal(fields["audio"], whole)
+        assert metadata == {
+            "file": path.name,
+            "folder": "left ear",
+            "start_time": 0.0,
+            "stop_time": n_frames / 8000,
+            "sample_rate_hz": 8000,
+            "n_frames": n_frames,
+        }
+
+
+def test_clips_of_a_fixed_length_are_cropped_or_padded_at_their_end(written, all_samples):
+    short, whole = written("short.wav", 3000)
+    ((fields, metadata),) = all_samples(ClipInput(short, clip_seconds=0.5))
+    assert (fields["audio"].shape, fields["audio"].dtype, metadata["n_frames"]) == ((4000, 2), np.float32, 3000)
+    np.testing.assert_array_equal(fields["audio"][:3000], whole)
+    assert not fields["audio"][3000:].any()
+    assert metadata["stop_time"] == 3000 / 8000
+    long, whole = written("long.wav", 4800)
+    ((fields, metadata),) = all_samples(ClipInput(long, clip_seconds=0.5))
+    np.testing.assert_array_equal(fields["audio"], whole[:4000])
+    recording = ClipInput(long, clip_seconds=0.5).open()
+    assert recording.notes == ["The last 0.1 s (800 frames) are left out: the clip is longer than clip_seconds."]
+    recording.close()
+
+
+def test_clips_are_resampled_before_they_are_cropped_or_padded(written, all_samples):
+    path, whole = written("r.wav", 3000, channels=3)
+    resampled = resample_poly(whole.astype(np.float64).mean(axis=1), 1, 2)
+    for n_frames in (1000, 2000):
+        given = ClipInput(path, clip_seconds=n_frames / 4000, rate_hz=4000, channels="mono")
+        ((fields, metadata),) = all_samples(given)
+        kept = min(n_frames, 1500)
+        assert (fields["audio"].shape, metadata["n_frames"]) == ((n_frames, 1), kept)
+        np.testing.assert_allclose(fields["audio"][:kept, 0], resampled[:kept], rtol=0, atol=1e-6)
+        assert not fields["audio"][kept:].any()
+
+
+@pytest.mark.parametrize("make", [AudioInput, ClipInput])
+def test_files_shorter_than_the_minimum_have_no_items_and_say_so(written, make):
+    for n_frames, count in ((7999, 0), (8000, 1)):
+        path, _ = written(f"m{n_frames}.wav", n_frames)
+        recording = make(path, min_seconds=1.0).open()
+        assert recording.n_samples == count
+        assert recording.notes == ([] if count else ["It is shorter than 1.0 s (min_seconds)."])
+        recording.close()
+
+
+def test_an_input_without_a_minimum_is_shown_as_before():
+    shown = "AudioInput(path=PosixPath('a.wav'), window_seconds=1.0, overlap=0.0, rate_hz=None, channels='keep')"
+    assert repr(AudioInput(Path("a.wav"))) == shown
+    assert repr(AudioInput(Path("a.wav"), min_seconds=0.5)) == shown[:-1] + ", min_seconds=0.5)"
+
+
 # -- what is broken ----------------------------------------------------------------------------------------------------
 
 
@@ -247,7 +309,7 @@ def test_a_file_that_is_not_audio_is_refused(written, tmp_path):
     with pytest.raises(SourceError, match="must be a readable audio file"):
         AudioInput(tmp_path / "a.wav").open()
     soundfile.write(tmp_path / "a.aiff", sound(2000), 1000)
-    with pytest.raises(SourceError, match="must be a wav, flac or ogg file, got AIFF"):
+    with pytest.raises(SourceError, match="must be a wav, flac, ogg or mp3 file, got AIFF"):
         AudioInput(tmp_path / "a.aiff").open()
     soundfile.write(tmp_path / "b.wav", np.empty((0, 2)), 1000)
     with pytest.raises(SourceError, match="0 frames"):
@@ -264,6 +326,7 @@ def test_a_file_that_is_not_audio_is_refused(written, tmp_path):
         *({"rate_hz": value} for value in (0, -1.0, np.nan, "1")),
         *({"overlap": value} for value in (1, -0.5, 2.0)),
         {"channels": "left"},
+        {"min_seconds": 0},
     ],
     ids=str,
 )

@@ -165,7 +165,7 @@ def test_a_file_with_nan_or_that_is_gone_is_named(tmp_path):
     (tmp_path / "a.wav").unlink()
     with pytest.raises(ReadError, match=r"a\.wav"):
         pickle.loads(pickle.dumps(dataset))[0]
-    with pytest.raises(SourceError, match="No wav, flac or ogg file"):
+    with pytest.raises(SourceError, match="No wav, flac, ogg or mp3 file"):
         QuantizedAudioDataset(tmp_path)
 
 

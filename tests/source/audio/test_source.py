@@ -23,17 +23,18 @@ from penstock.source.audio import source as audio
 from penstock.source.audio.file import AudioFile
 from penstock.source.audio.source import AudioSource
 
-FORMATS = ["wav", "flac", "ogg"]
+FORMATS = ["wav", "flac", "ogg", "mp3"]
+LOSSY = (".ogg", ".mp3")
 
 
 def counted(path: Path, n_frames: int, first: int = 0, *, rate: int = 8000, channels: int = 1) -> NDArray[np.float32]:
-    """Write a file with a distinct value per frame (approximate in ogg); return its content."""
+    """Write a file with a distinct value per frame (approximate in ogg and mp3); return its content."""
     frames = first + np.arange(n_frames, dtype=np.int16)[:, np.newaxis] + 10_000 * np.arange(channels, dtype=np.int16)
     path.parent.mkdir(parents=True, exist_ok=True)
-    soundfile.write(path, frames.astype(np.int16), rate, **({} if path.suffix == ".ogg" else {"subtype": "PCM_16"}))
+    soundfile.write(path, frames.astype(np.int16), rate, **({} if path.suffix in LOSSY else {"subtype": "PCM_16"}))
     whole, _ = soundfile.read(path, dtype="float32", always_2d=True)
     assert whole.shape == frames.shape
-    assert path.suffix == ".ogg" or (whole * 2**15 == frames).all()
+    assert path.suffix in LOSSY or (whole * 2**15 == frames).all()
     return whole
 
 
@@ -60,7 +61,7 @@ class TestAudio(SourceSuite):
     @pytest.fixture(params=["wav short", "flac drop", "ogg stereo", "mixed whole"])
     def case(self, request: pytest.FixtureRequest, tmp_path: Path) -> Case:
         kind, what = request.param.split()
-        names = [f"{n}.{kind if kind != 'mixed' else FORMATS[n % 3]}" for n in range(6)]
+        names = [f"{n}.{kind if kind != 'mixed' else FORMATS[n % 4]}" for n in range(6)]
         lengths = (410, 300, 700, 99, 100, 101)
         channels = 2 if what == "stereo" else 1
         wholes = [counted(tmp_path / name, n, channels=channels) for name, n in zip(names, lengths, strict=True)]
@@ -365,7 +366,7 @@ def test_a_file_that_is_truncated_while_it_is_open_is_a_read_error(tmp_path):
 
 
 def test_missing_or_invalid_files_are_refused(tmp_path):
-    with pytest.raises(SourceError, match="No wav, flac or ogg files in"):
+    with pytest.raises(SourceError, match="No wav, flac, ogg or mp3 files in"):
         AudioSource(tmp_path)
     with pytest.raises(SourceError, match="no folder"):
         AudioSource(tmp_path / "none")

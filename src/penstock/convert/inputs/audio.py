@@ -1,6 +1,7 @@
-"""Audio files, cut into windows that are exact to the frame, and resampled if asked for."""
+"""Audio files, cut into windows that are exact to the frame or kept as whole clips, and resampled if asked for."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,14 @@ from penstock.convert.windows import Windows, check_overlap
 from penstock.core.errors import SourceError
 from penstock.source.audio.file import AudioFile, AudioTrack, Channels, check_audio_options, check_positive
 
-__all__ = ["AudioInput"]
+__all__ = ["AudioInput", "ClipInput"]
 
 _MORE_DIGITS = ("PCM_32", "DOUBLE")  # formats with more digits than float32
 
 
 @dataclass(frozen=True, slots=True)
 class AudioInput:
-    """A wav, flac or ogg file, cut into windows of `round(window_seconds * rate)` frames. It is never loaded whole.
+    """A wav, flac, ogg or mp3 file, cut into windows of `round(window_seconds * rate)` frames. Never loaded whole.
 
     The field is called `audio`: float32 of shape (frames, channels), with integers scaled to -1 … 1. Windows of a
     resampled file are the same as windows cut from the whole resampled file.
@@ -34,6 +35,8 @@ class AudioInput:
         The sampling rate of the windows; None for the rate of the file.
     channels
         `"keep"` all channels, or `"mono"`: their mean as one channel.
+    min_seconds
+        A file shorter than this has no items and is skipped; None: a file shorter than a window is an error.
     """
 
     path: Path
@@ -41,61 +44,146 @@ class AudioInput:
     overlap: float = 0.0
     rate_hz: float | None = None
     channels: Channels = "keep"
+    min_seconds: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))
         check_overlap(self.overlap)
         check_positive("window_seconds", self.window_seconds, "seconds, such as 1.0")
         check_audio_options(self.rate_hz, self.channels)
+        _check_seconds("min_seconds", self.min_seconds)
+
+    def __repr__(self) -> str:
+        # Without min_seconds unless it is set: the repr is part of the identity of a conversion.
+        least = "" if self.min_seconds is None else f", min_seconds={self.min_seconds!r}"
+        return (
+            f"AudioInput(path={self.path!r}, window_seconds={self.window_seconds!r}, overlap={self.overlap!r}, "
+            f"rate_hz={self.rate_hz!r}, channels={self.channels!r}{least})"
+        )
 
     def open(self) -> "_AudioRecording":
         """Open the file and check that it is complete."""
-        file = AudioFile(self.path, mono=self.channels == "mono")
-        try:
-            return _AudioRecording(self, AudioTrack(file, self.rate_hz))
-        except BaseException:
-            file.close()
-            raise
+        with _open_track(self.path, self.rate_hz, self.channels) as track:
+            return _AudioRecording(track, self._cut(track), self.path, self.min_seconds, is_clip=False)
+
+    def _cut(self, track: AudioTrack) -> Windows:
+        if _is_short(track, self.min_seconds):
+            return Windows(0, 1)
+        n_frames, rate_in = len(track.file), track.file.rate_hz
+        length = _n_frames("window_seconds", self.window_seconds, track, "window")
+        windows = Windows(track.n_frames, length, self.overlap)
+        if not windows.count:
+            raise SourceError(
+                f"A recording must be at least one window long, but {self.path} lasts {n_frames / rate_in:.6g} s "
+                f"({n_frames} frames at {rate_in:.10g} Hz) and a window {self.window_seconds:.6g} s ({length} frames "
+                f"at {track.rate_hz:.10g} Hz). Use shorter windows (window_seconds), skip short files (min_seconds), "
+                "or convert whole clips (clips)."
+            )
+        return windows
+
+
+@dataclass(frozen=True, slots=True)
+class ClipInput:
+    """A wav, flac, ogg or mp3 file that is one item: the whole clip, or the clip at a fixed length.
+
+    The field is called `audio`, as in `AudioInput`. The metadata say how many frames of it are audio (`n_frames`); the
+    others are zeros.
+
+    Parameters
+    ----------
+    clip_seconds
+        The length of the item: longer clips lose their end, and shorter ones get zeros at the end. None: each clip
+        keeps its own length.
+    min_seconds
+        A clip shorter than this has no items and is skipped.
+    rate_hz, channels
+        As for `AudioInput`.
+    """
+
+    path: Path
+    clip_seconds: float | None = None
+    min_seconds: float | None = None
+    rate_hz: float | None = None
+    channels: Channels = "keep"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))
+        check_audio_options(self.rate_hz, self.channels)
+        _check_seconds("clip_seconds", self.clip_seconds)
+        _check_seconds("min_seconds", self.min_seconds)
+
+    def open(self) -> "_AudioRecording":
+        """Open the file and check that it is complete."""
+        with _open_track(self.path, self.rate_hz, self.channels) as track:
+            length = track.n_frames
+            if self.clip_seconds is not None:
+                length = _n_frames("clip_seconds", self.clip_seconds, track, "clip")
+            # As long as the item: what is missing in the file is filled with zeros.
+            windows = Windows(0 if _is_short(track, self.min_seconds) else length, length)
+            return _AudioRecording(track, windows, self.path, self.min_seconds, is_clip=True)
+
+
+@contextmanager
+def _open_track(path: Path, rate_hz: float | None, channels: Channels) -> Iterator[AudioTrack]:
+    """Open a file; it is closed if the block raises."""
+    file = AudioFile(path, mono=channels == "mono")
+    try:
+        yield AudioTrack(file, rate_hz)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _check_seconds(name: str, seconds: float | None) -> None:
+    if seconds is not None:
+        check_positive(name, seconds, "seconds, such as 0.5, or None")
+
+
+def _is_short(track: AudioTrack, min_seconds: float | None) -> bool:
+    return min_seconds is not None and len(track.file) / track.file.rate_hz < min_seconds
+
+
+def _n_frames(name: str, seconds: float, track: AudioTrack, what: str) -> int:
+    """Return the number of frames of an item."""
+    length = round(seconds * track.rate_hz)
+    if not length:
+        raise SourceError(
+            f"A {what} must have at least one frame, but {name}={seconds} has none at {track.rate_hz:.10g} Hz. Use "
+            f"longer {what}s."
+        )
+    return length
 
 
 class _AudioRecording:
     """The `Recording` of an open audio file."""
 
-    def __init__(self, given: AudioInput, track: AudioTrack) -> None:
-        self._path, self._track, self._rate = given.path, track, track.rate_hz
-        n_frames, rate_in = len(track.file), track.file.rate_hz
-        length = round(given.window_seconds * self._rate)
-        if not length:
-            raise SourceError(
-                f"A window must have at least one frame, but window_seconds={given.window_seconds} has none at "
-                f"{self._rate:.10g} Hz. Use longer windows."
-            )
-        self._windows = Windows(track.n_frames, length, given.overlap)
-        if not self._windows.count:
-            raise SourceError(
-                f"A recording must be at least one window long, but {given.path} lasts {n_frames / rate_in:.6g} s "
-                f"({n_frames} frames at {rate_in:.10g} Hz) and a window {given.window_seconds:.6g} s ({length} frames "
-                f"at {self._rate:.10g} Hz). Use shorter windows (window_seconds)."
-            )
-        self.n_samples = self._windows.count
+    def __init__(
+        self, track: AudioTrack, windows: Windows, path: Path, min_seconds: float | None, *, is_clip: bool
+    ) -> None:
+        self._path, self._track, self._windows, self._rate = path, track, windows, track.rate_hz
+        self._is_clip = is_clip
+        self.n_samples = windows.count
         self.about: Mapping[str, Any] = {
             "format": "audio",
             "container": track.file.container,
             "subtype": track.file.subtype,
             "shape": list(track.file.stored_shape),
             "dtype": "float32",
-            "rate_hz": rate_in,
-            "window_frames": length,
+            "rate_hz": track.file.rate_hz,
+            "window_frames": windows.length,
             "window_rate_hz": self._rate,
         }
         self.groups: Mapping[str, str] = {}
-        self.notes: Sequence[str] = [*self._make_notes()]
+        self.notes: Sequence[str] = (
+            [*self._make_notes()] if self.n_samples else [f"It is shorter than {min_seconds} s (min_seconds)."]
+        )
 
     def _make_notes(self) -> Iterator[str]:
-        left_out = self._windows.left_out
-        if left_out:
+        left_out = self._track.n_frames - (self._windows.total - self._windows.left_out)
+        if left_out > 0:
             seconds = left_out / self._rate
-            yield f"The last {seconds:.6g} s ({left_out} frames) are left out: too short for a window."
+            why = "the clip is longer than clip_seconds" if self._is_clip else "too short for a window"
+            yield f"The last {seconds:.6g} s ({left_out} frames) are left out: {why}."
         if self._track.file.subtype in _MORE_DIGITS:
             yield f"The file holds {self._track.file.subtype}; float32 keeps 24 bits of each value."
 
@@ -105,19 +193,20 @@ class _AudioRecording:
         return np.stack([starts, starts + self._windows.length], axis=1) / self._rate
 
     def samples(self, numbers: NDArray[np.int64]) -> Iterator[Sample]:
-        """Yield windows in the order of `numbers`. In a long ogg file, each step back decodes from its beginning."""
+        """Yield windows in the order of `numbers`. In ogg and mp3 files, each step back decodes from the beginning."""
         for start in self._windows.starts(check_numbers(numbers, self.n_samples, self._path)).tolist():
-            stop = start + self._windows.length
-            yield (
-                {"audio": self._track.frames(start, stop)},
-                {
-                    "file": self._path.name,
-                    "folder": self._path.absolute().parent.name,
-                    "start_time": start / self._rate,
-                    "stop_time": stop / self._rate,
-                    "sample_rate_hz": self._rate,
-                },
-            )
+            stop = min(start + self._windows.length, self._track.n_frames)
+            audio, missing = self._track.frames(start, stop), self._windows.length - (stop - start)
+            metadata = {
+                "file": self._path.name,
+                "folder": self._path.absolute().parent.name,
+                "start_time": start / self._rate,
+                "stop_time": stop / self._rate,
+                "sample_rate_hz": self._rate,
+            }
+            if self._is_clip:
+                metadata["n_frames"] = stop - start
+            yield {"audio": np.pad(audio, [(0, missing), (0, 0)]) if missing else audio}, metadata
 
     def close(self) -> None:
         """Close the file; idempotent."""

@@ -26,7 +26,7 @@ class Recording(Protocol):
     """
 
     n_samples: int
-    """Number of items; at least one."""
+    """Number of items. If there are none, the input is skipped, and the notes say why."""
 
     about: Mapping[str, Any]
     """Metadata of the recording, as JSON: identifier, subject, session, rates, units. Kept in the manifest."""

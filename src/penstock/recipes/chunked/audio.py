@@ -343,7 +343,7 @@ def _sorted_files(path: str | os.PathLike[str]) -> list[Path]:
     folder = Path(path)
     found = find_audio_files(folder)
     if not found:
-        raise SourceError(f"No wav, flac or ogg file in {folder}. Give the folder of the audio files.")
+        raise SourceError(f"No wav, flac, ogg or mp3 file in {folder}. Give the folder of the audio files.")
     return sorted(found, key=lambda file: _natural(file.relative_to(folder)))
 
 

@@ -1,8 +1,8 @@
 """Audio files, exact to the frame, optionally resampled.
 
-After a seek in an ogg file, libsndfile 1.2 decodes other values than without the seek, for some hundred frames. It also
-reads a truncated wav or ogg file as a short one. So an ogg file is always decoded from its beginning, and files are
-checked for completeness when they are opened.
+After a seek in an ogg or mp3 file, libsndfile 1.2 decodes other values than without the seek, for some hundred frames.
+It also reads a truncated wav, ogg or mp3 file as a short one. So ogg and mp3 files are always decoded from their
+beginning, and files are checked for completeness when they are opened.
 """
 
 import math
@@ -11,6 +11,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import MissingDependency, OptionError, PenstockError, ReadError, SourceError
 from penstock.files.kinds import open_regular_file
+from penstock.source.audio.mp3 import count_frames
 from penstock.source.audio.resample import Resampler
 from penstock.source.chunked_rows import ChunkedRowReader
 
@@ -32,23 +34,24 @@ __all__ = [
     "find_audio_files",
 ]
 
-EXTENSIONS = (".flac", ".ogg", ".wav")
-"""Extensions of audio files; upper case is accepted, too."""
+EXTENSIONS = (".flac", ".mp3", ".ogg", ".wav")
+"""Extensions of audio files; upper case is accepted, too. libsndfile reads mp3 since version 1.1."""
 
 Channels = Literal["keep", "mono"]
 
-_FORMATS = ("FLAC", "OGG", "RF64", "WAV", "WAVEX")
+_FORMATS = ("FLAC", "MP3", "OGG", "RF64", "WAV", "WAVEX")
 _CHUNK_FRAMES = 1 << 14
 _MAX_FRAMES = 1 << 48  # libsndfile reports more if the length is unknown
 _UNKNOWN = 0xFFFFFFFF  # a size that was unknown when the header was written
+_SKIPPED_FRAMES = 4096  # at most, by a decoder, at the beginning and the end of an mp3 file
 _MAX_PAGE_BYTES = 27 + 255 + 255 * 255  # of an ogg file
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
 def find_audio_files(folder: Path) -> list[Path]:
-    """Return the wav, flac and ogg files in a folder and its subfolders, sorted; hidden ones are skipped."""
+    """Return the wav, flac, ogg and mp3 files in a folder and its subfolders, sorted; hidden ones are skipped."""
     if not folder.is_dir():
-        raise SourceError(f"{folder} must be a folder with wav, flac or ogg files, but it is no folder.")
+        raise SourceError(f"{folder} must be a folder with wav, flac, ogg or mp3 files, but it is no folder.")
     found = [
         path
         for path in folder.rglob("*")
@@ -60,10 +63,10 @@ def find_audio_files(folder: Path) -> list[Path]:
 
 
 class AudioFile:
-    """A wav, flac or ogg file as a sliceable array of shape (frames, channels).
+    """A wav, flac, ogg or mp3 file as a sliceable array of shape (frames, channels).
 
-    Values are float32; integers are scaled to -1 … 1. Nothing is cached: each slice is decoded on demand, in ogg files
-    together with all frames before it. Not thread-safe.
+    Values are float32; integers are scaled to -1 … 1. Nothing is cached: each slice is decoded on demand, in ogg
+    and mp3 files together with all frames before it. Not thread-safe.
 
     Parameters
     ----------
@@ -85,16 +88,23 @@ class AudioFile:
         self._open: Callable[[], Any] = lambda: soundfile.SoundFile(path)
         try:
             self._file = self._open()
+            if self._file.format == "MP3":
+                self._file.close()
+                self._open = partial(_open_forward_only, soundfile.SoundFile, path)
+                self._file = self._open()
         except (soundfile.SoundFileError, OSError, TypeError) as error:
-            raise SourceError(f"{path} must be a readable audio file: {_error_text(error)}.") from error
+            unknown = path.suffix.lower() == ".mp3" and "MP3" not in soundfile.available_formats()
+            cure = ". libsndfile reads mp3 since version 1.1; install a newer soundfile" if unknown else ""
+            raise SourceError(f"{path} must be a readable audio file: {_error_text(error)}{cure}.") from error
         self.container, self.subtype = str(self._file.format), str(self._file.subtype)
         self.rate_hz = float(self._file.samplerate)
-        self.seekable = self.container != "OGG"
+        self.seekable = self.container not in ("MP3", "OGG")
         """Whether a slice can be decoded without the frames before it."""
-        self.stored_shape = (int(self._file.frames), int(self._file.channels))
-        self.shape = (self.stored_shape[0], 1 if mono else self.stored_shape[1])
         self.chunks = (_CHUNK_FRAMES,)
         try:
+            n_frames = int(self._file.frames) if self.container != "MP3" else self._count_mp3_frames()
+            self.stored_shape = (n_frames, int(self._file.channels))
+            self.shape = (n_frames, 1 if mono else self.stored_shape[1])
             self._check()
         except BaseException:
             self.close()
@@ -106,7 +116,7 @@ class AudioFile:
     def _check(self) -> None:
         n_frames, n_channels = self.stored_shape
         if self.container not in _FORMATS:
-            raise SourceError(f"{self._path} must be a wav, flac or ogg file, got {self.container}; convert it.")
+            raise SourceError(f"{self._path} must be a wav, flac, ogg or mp3 file, got {self.container}; convert it.")
         if not 0 < n_frames < _MAX_FRAMES or not n_channels or self.rate_hz < 1:
             raise SourceError(
                 f"{self._path} declares {n_frames} frames of {n_channels} channels at {self.rate_hz:.10g} Hz; "
@@ -114,6 +124,38 @@ class AudioFile:
             )
         if self.container == "FLAC":  # libsndfile trusts the declared length; decode the last frame to check it
             self._decode(n_frames - 1, n_frames)
+
+    def _count_mp3_frames(self) -> int:
+        """Return the number of frames that can be decoded; raise SourceError if some are missing or out of reach."""
+        try:
+            found = count_frames(self._path.read_bytes())
+        except ValueError as error:
+            raise SourceError(f"{self._path} is damaged or truncated: {error}.") from error
+        declared = int(self._file.frames)
+        if found.declares_length and declared > found.n_audio_frames:
+            raise SourceError(
+                f"{self._path} is damaged or truncated: it should have {declared} frames, but has "
+                f"{found.n_audio_frames}."
+            )
+        if declared < found.n_audio_frames - _SKIPPED_FRAMES:
+            raise SourceError(
+                f"{self._path} has about {found.n_audio_frames} frames, of which libsndfile reads {declared}: its bit "
+                "rate varies, and it has no Xing header. Encode it again, such as with ffmpeg."
+            )
+        if found.declares_length:
+            return declared
+        # Without a header the declared length is an estimate.
+        n_frames = 0
+        while n_more := len(self._decode_next(_CHUNK_FRAMES)):
+            n_frames += n_more
+        return n_frames
+
+    def _decode_next(self, n_frames: int) -> NDArray[np.float32]:
+        try:
+            found: NDArray[np.float32] = self._file.read(n_frames, dtype="float32", always_2d=True)
+        except (self._failure, OSError, ValueError) as error:
+            raise ReadError(f"Could not read {self._path}: {_error_text(error)}.") from error
+        return found
 
     def __getitem__(self, frames: slice) -> NDArray[np.float32]:
         found = self._decode(frames.start, frames.stop)
@@ -203,6 +245,18 @@ def check_positive(name: str, value: Any, unit: str) -> None:
     """Raise OptionError if `value` is no finite number above 0; `unit` completes the message."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise OptionError(f"{name} must be a positive number of {unit}, got {value!r}.")
+
+
+def _open_forward_only(file_class: Any, path: Path) -> Any:
+    """Open a file in which soundfile does not seek, as it does after every read of a seekable one."""
+
+    class ForwardOnly(file_class):  # type: ignore[misc]  # soundfile has no types
+        def seekable(self) -> bool:
+            return False
+
+    file = ForwardOnly(path)
+    file.seek(0)  # as soundfile.read does: after a seek, libsndfile rounds some values of mp3 files otherwise
+    return file
 
 
 def _error_text(error: Exception) -> str:

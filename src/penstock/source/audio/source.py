@@ -29,19 +29,19 @@ _Path = str | os.PathLike[str]
 
 Tail = Literal["short", "drop"]
 
-_CACHE_BYTES = 16 << 20  # per open ogg file: a minute and a half of one channel
+_CACHE_BYTES = 16 << 20  # per open ogg or mp3 file: a minute and a half of one channel
 
 
 class AudioSource:
-    """Items are consecutive windows of wav, flac and ogg files; each file is a chunk.
+    """Items are consecutive windows of wav, flac, ogg and mp3 files; each file is a chunk.
 
     The only field is `audio`: float32 of shape (frames, channels), integers scaled to -1 … 1. It has a fixed shape if
     all items have the same shape, else it is an array of objects. Windows of a resampled file are slices of the whole
     resampled file.
 
-    In wav and flac files, a window is found by seeking. An ogg file is decoded from its beginning, because libsndfile
-    does not seek exactly there. Its windows are cheap only in storage order: use `Sequential` or `WindowShuffle`, which
-    read each file once, or convert the files to flac.
+    In wav and flac files, a window is found by seeking. An ogg or mp3 file is decoded from its beginning, because
+    libsndfile does not seek exactly there. Its windows are cheap only in storage order: use `Sequential` or
+    `WindowShuffle`, which read each file once, or convert the files to flac.
 
     1. A file that is missing, empty, truncated or no audio: SourceError or ReadError on construction, which names it.
     2. Damage within a flac or ogg file: ReadError when it is read. The frames of a wav file have no checksum.
@@ -144,7 +144,7 @@ class AudioSource:
 
     @property
     def memory_bytes(self) -> int:
-        """Upper bound of the memory that each process keeps between reads: decoded frames of open ogg files."""
+        """Upper bound of the memory that each process keeps between reads: decoded frames of open ogg and mp3 files."""
         sizes = sorted((self._opener.cache_bytes(info) for info in self._opener.infos), reverse=True)
         return sum(sizes[: self._opener.open_files])
 
@@ -279,12 +279,12 @@ def _resolve_paths(files: _Path | Sequence[_Path]) -> list[Path]:
         folder = Path(files).absolute()
         found = find_audio_files(folder) if not folder.is_file() else [folder]
         if not found:
-            raise SourceError(f"No wav, flac or ogg files in {folder}.")
+            raise SourceError(f"No wav, flac, ogg or mp3 files in {folder}.")
         return found
     # Absolute, because a worker process may have another working directory.
     given = [Path(path).absolute() for path in files]
     if not given:
-        raise SourceError("files must have at least one path of a wav, flac or ogg file, got none.")
+        raise SourceError("files must have at least one path of a wav, flac, ogg or mp3 file, got none.")
     return given
 
 
