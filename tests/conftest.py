@@ -53,6 +53,7 @@ SLOW = (
     "recipes/cellmap/predictions/test_writer_ends.py",
     "recipes/cellmap/test_example.py",
     "recipes/cellmap/test_loader.py",
+    "recipes/cellmap/test_workers.py",
     "recipes/chunked/test_audio_example.py",
     "recipes/crossval",
     "recipes/streams/test_memory.py",

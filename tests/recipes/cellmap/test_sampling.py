@@ -1,5 +1,6 @@
 """Samplers: classes equally often, random subsets that can be refreshed, no item twice before all have come."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -76,17 +77,41 @@ def test_batches_of_weighted_sampling_are_those_of_its_plan_and_differ_each_epoc
     assert len(whole) == -(-len(multi) // 100)
 
 
-def test_a_single_dataset_can_be_weighted_and_a_class_that_is_nowhere_cannot(tmp_path: Path) -> None:
+def test_a_single_dataset_can_be_weighted(tmp_path: Path) -> None:
     dataset = cell(tmp_path)
     loader = CellMapDataLoader(dataset, batch_size=8, weighted_sampler=True, iterations_per_epoch=4)
     items = [item for batch in loader for item in batch["idx"].tolist()]
     assert len(items) == len(set(items)) == 32
-    unknown = cell(tmp_path, classes=["mito", "er", "nuc"])
-    for make in (lambda: CellMapDataLoader(unknown, weighted_sampler=True), lambda: ClassBalancedSampler(unknown)):
-        with pytest.raises(OptionError, match="no crop has 'nuc'"):
-            make()
     with pytest.raises(OptionError, match=r"dataset must have crops.*got a list"):
         ClassBalancedSampler([1, 2, 3])
+
+
+def test_a_class_that_no_crop_has_gets_no_share_and_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def crops(classes: list[str]) -> CellMapMultiDataset:
+        paths = (f"{tmp_path}/labels/mito", f"{tmp_path}/labels/[mito,er]")
+        made = [CellMapDataset(f"{tmp_path}/em", path, classes, INPUTS, TARGETS) for path in paths]
+        return CellMapMultiDataset(classes, INPUTS, TARGETS, made)
+
+    write_cell(tmp_path)
+    known, longer = crops(["mito", "er"]), crops(["nuc", "mito", "er", "golgi"])
+    for make in (
+        lambda dataset: CellMapDataLoader(dataset, weighted_sampler=True)._pytorch_loader.plan.order,
+        lambda dataset: ClassBalancedSampler(dataset)._order,
+    ):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="penstock"):
+            found = make(longer)
+        (record,) = caplog.records
+        assert record.getMessage() == (
+            "Weighted sampling leaves out 'nuc', 'golgi', which no crop has; the other classes have equal shares."
+        )
+        assert found.weights == make(known).weights == (0.25, 0.75)
+    assert list(longer.dataset_weights.values()) == [0.25, 0.75]
+    nothing = cell(tmp_path, classes=["nuc", "golgi"], force_has_data=True)
+    with pytest.raises(OptionError, match="no crop has any of 'nuc', 'golgi'"):
+        CellMapDataLoader(nothing, weighted_sampler=True)
 
 
 def test_a_balanced_sampler_is_a_function_of_seed_and_epoch(multi: CellMapMultiDataset) -> None:
@@ -109,12 +134,12 @@ def test_weights_of_crops_give_every_class_the_same_weight(data: st.DataObject) 
     matrix = np.array(data.draw(st.lists(rows, min_size=crops, max_size=crops)))
     names = [f"c{number}" for number in range(classes)]
     nowhere = [name for name, some in zip(names, matrix.any(axis=0), strict=True) if not some]
-    if nowhere:
+    if len(nowhere) == classes:
         with pytest.raises(OptionError, match=", ".join(map(repr, nowhere))):
             crop_weights(matrix, names)
         return
     naive = [
-        sum(1 / sum(matrix[:, number]) for number in range(classes) if matrix[crop, number]) / classes
+        sum(1 / sum(matrix[:, number]) for number in range(classes) if matrix[crop, number]) / (classes - len(nowhere))
         for crop in range(crops)
     ]
     np.testing.assert_allclose(crop_weights(matrix, names), naive)

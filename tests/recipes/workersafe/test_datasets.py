@@ -164,7 +164,6 @@ def test_settings_of_a_copy_do_not_change_the_original(duplicate: Any) -> None:
     assert (dataset.epoch, dataset.training) == (1, True)
     other.training = True
     assert np.array_equal(other[4][0].numpy(), augmented(5, 2, 4))
-    assert other._shared.is_shared()
 
 
 def test_noise_comes_before_masks_and_each_is_a_switch() -> None:

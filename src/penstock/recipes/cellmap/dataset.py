@@ -18,11 +18,12 @@ from penstock.recipes.cellmap.cover import covering_places
 from penstock.recipes.cellmap.labels import count_voxels, label_paths, split_target_path
 from penstock.recipes.cellmap.sampling import MutableSubsetRandomSampler, min_redundant_inds, seed_of
 from penstock.recipes.cellmap.transforms import PatchTransform, ValueTransform
+from penstock.run.augment_state import AugmentState
 from penstock.source.combine import Numbered
 from penstock.source.volume.source import VolumeArray, VolumeSource
 from penstock.transform.spatial.spatial import Spatial
 
-__all__ = ["CellMapDataset", "check_array", "split_target_path"]
+__all__ = ["CellMapDataset", "check_array", "check_numbers", "split_target_path"]
 
 Arrays = Mapping[str, Mapping[str, Sequence[float]]]
 
@@ -44,6 +45,10 @@ class CellMapDataset(Dataset[Any]):
 
     An item is a dict: each input is a float32 tensor (1, z, y, x), each target a float32 tensor (classes, z, y, x), and
     `idx` is the item number. A class without labels is NaN: unknown, not absent. The data are never written to.
+
+    Augmentation is a function of (seed, epoch, item), the same in `CellMapDataLoader` and in torch's own DataLoader.
+    torch's does not say which epoch it is: call `set_epoch` before each one, which also reaches running workers.
+    Without any `set_epoch`, the n-th read of an item, `dataset[i]` as well, counts as epoch n, over all workers.
 
     Parameters
     ----------
@@ -124,9 +129,8 @@ class CellMapDataset(Dataset[Any]):
         self.label_paths: dict[str, str | None] = {}
         if self.target_arrays:
             self.label_paths = label_paths(self.target_path, self.classes, may_be_empty=self.force_has_data)
-        # In shared memory, so that running workers see a new epoch.
-        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._build()
+        self._state = AugmentState(len(self))
 
     def _build(self) -> None:
         """Build the source and the transform from the attributes."""
@@ -172,38 +176,37 @@ class CellMapDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
         """Return several items, read together; torch's DataLoader asks for batches this way."""
-        numbers = [operator.index(index) for index in indices]
-        for number in numbers:
-            if not 0 <= number < len(self):
-                raise IndexError(f"Item numbers of {self!r} must be from 0 to {len(self) - 1}, got {number}.")
-        return self.read_items(numbers, seed=self.seed)
+        numbers = check_numbers(self, indices)
+        epochs = [self._state.begin_read(number) if self.changes.is_needed else 0 for number in numbers]
+        return self.read_items(numbers, self.seed, list(zip(epochs, numbers, strict=True)))
 
-    def read_items(self, numbers: Sequence[int], *, seed: int, first: int = 0) -> list[dict[str, torch.Tensor]]:
-        """Return items of the current epoch, augmented as a loader with `seed` augments them.
+    def read_items(
+        self, numbers: Sequence[int], seed: int, paths: Sequence[tuple[int, int]]
+    ) -> list[dict[str, torch.Tensor]]:
+        """Return items, augmented as a loader with `seed` augments them; reads are not counted.
 
         Parameters
         ----------
-        first
-            The number of item 0 in the dataset that the loader reads.
+        paths
+            For each item, the epoch, and the number of the item in the dataset that the loader reads.
         """
         block = self.source.take(np.array(numbers, np.int64))
         patches = [{name: array[row] for name, array in block.items()} for row in range(len(numbers))]
-        return [self._make_item(patch, seed, first) for patch in patches]
+        return [self._make_item(patch, seed, path) for patch, path in zip(patches, paths, strict=True)]
 
-    def _make_item(self, patch: dict[str, Any], seed: int, first: int) -> dict[str, torch.Tensor]:
-        number = int(patch["idx"])
+    def _make_item(self, patch: dict[str, Any], seed: int, path: tuple[int, int]) -> dict[str, torch.Tensor]:
         if self.changes.is_needed:
             try:
                 # The same seed path as in `Loader`, so that both augment an item alike.
-                patch = self.changes(patch, generator_for(seed, "augment", int(self._epoch), first + number))
+                patch = self.changes(patch, generator_for(seed, "augment", *path))
             except Exception as error:
-                error.add_note(f"[penstock] in item {number} of {self!r}")
+                error.add_note(f"[penstock] in item {int(patch['idx'])} of {self!r}, epoch {path[0]}")
                 raise
         return {name: torch.as_tensor(array).to(self.device or "cpu") for name, array in patch.items()}
 
     def set_epoch(self, epoch: int) -> None:
-        """Augment as in `epoch` from now on, also in running workers."""
-        self._epoch[0] = check_integer("epoch", epoch, at_least=0)
+        """Augment as in `epoch` from now on, also in running workers; reads are not counted any further."""
+        self._state.set_epoch(epoch)
 
     def __repr__(self) -> str:
         return f"CellMapDataset({self.raw_path}, {len(self):,} items)"
@@ -326,6 +329,8 @@ class CellMapDataset(Dataset[Any]):
         """Use these spatial transforms in training from now on; running workers are not updated."""
         self.spatial_transforms = transforms
         self._build()
+        if len(self) != self._state.n_items:
+            self._state = AugmentState(len(self), epoch=self._state.epoch)
 
     def to(self, device: str | torch.device) -> "CellMapDataset":
         """Return this dataset; its items are put on `device` from now on."""
@@ -349,6 +354,15 @@ class _RandomSubset:
         self._calls += 1
         seed = None if self._seed < 0 else key_for(self._seed, "subset", self._calls) >> 1
         return self._dataset.get_random_subset_indices(self._count, seed)
+
+
+def check_numbers(dataset: Any, indices: Sequence[int]) -> list[int]:
+    """Return item numbers as integers; raise IndexError for one that the dataset does not have."""
+    numbers = [operator.index(index) for index in indices]
+    for number in numbers:
+        if not 0 <= number < len(dataset):
+            raise IndexError(f"Item numbers of {dataset!r} must be from 0 to {len(dataset) - 1}, got {number}.")
+    return numbers
 
 
 def check_array(name: str, array: Mapping[str, Sequence[float]]) -> tuple[tuple[int, ...], tuple[float, ...]]:

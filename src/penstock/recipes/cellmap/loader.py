@@ -23,9 +23,9 @@ from penstock.plan.orders import Listed, Sequential, Shuffle
 from penstock.plan.orders import Subset as SubsetOrder
 from penstock.plan.plan import Plan
 from penstock.recipes.cellmap.dataset import CellMapDataset
-from penstock.recipes.cellmap.multi import CellMapMultiDataset
+from penstock.recipes.cellmap.multi import CellMapMultiDataset, read_patches
 from penstock.recipes.cellmap.package import ItemReader, generator_owners
-from penstock.recipes.cellmap.sampling import crop_starts, crop_weights, seed_of
+from penstock.recipes.cellmap.sampling import crop_starts, seed_of, weigh_crops
 from penstock.run.options import RunOptions
 from penstock.source.combine import Take
 from penstock.source.dataset import DatasetSource
@@ -57,7 +57,7 @@ class CellMapDataLoader:
         Number of workers that make batches: threads, or processes if a few timed batches show that threads would
         block each other.
     weighted_sampler
-        Sample every class equally often: first a crop that has the class, then any patch of the crop.
+        Sample every class that is in a crop equally often: first a crop that has it, then any patch of that crop.
     sampler
         A torch sampler, or a function without arguments that returns one; used again for each epoch. If it has
         `set_epoch`, that is called first. Otherwise, resuming in a later epoch iterates it for the epochs before, so
@@ -147,11 +147,15 @@ class CellMapDataLoader:
         return len(self._loader)
 
     def __getitem__(self, indices: int | Sequence[int]) -> Any:
-        """Return items by number as one batch, on the device."""
+        """Return items by number as one batch, on the device; patches are augmented as in the current epoch."""
         numbers = np.atleast_1d(np.asarray(indices))
         if numbers.ndim != 1 or not numbers.size or not np.issubdtype(numbers.dtype, np.integer):
             raise OptionError(f"loader[...] takes an item number, or a list of one or more, got {indices!r}.")
-        items = [self.dataset[number] for number in numbers.tolist()]
+        if self._volume is None:
+            items = [self.dataset[number] for number in numbers.tolist()]
+        else:
+            seed, epoch = self._loader.plan.seed, self._loader.epoch
+            items = read_patches(self._volume, self._selected, numbers.tolist(), seed=seed, epoch=epoch)
         batch = (self._collate or self.collate_fn)(items)
         return batch if self.device is None else map_tensors(batch, lambda tensor: tensor.to(self.device))
 
@@ -287,7 +291,7 @@ class CellMapDataLoader:
                 "weighted_sampler=True needs a dataset with crops, such as CellMapMultiDataset, got "
                 f"{type(self.dataset).__name__}. Use a sampler of your own."
             )
-        weights = crop_weights(self.dataset.get_crop_class_matrix(), self.classes)
+        weights = weigh_crops(self.dataset.get_crop_class_matrix(), self.classes)
         return BalancedSpans(tuple(starts), tuple(weights), count)
 
     def _source_and_transform(self) -> tuple[Source, Transform | None]:

@@ -1,7 +1,6 @@
 """Several volumes as one dataset, and their split into training and validation."""
 
 import csv
-import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -14,12 +13,13 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset
 
 from penstock.core.errors import OptionError, PenstockError
-from penstock.recipes.cellmap.dataset import Arrays, CellMapDataset
+from penstock.recipes.cellmap.dataset import Arrays, CellMapDataset, check_numbers
 from penstock.recipes.cellmap.sampling import ClassBalancedSampler, MutableSubsetRandomSampler, crop_weights, seed_of
 from penstock.recipes.cellmap.transforms import PatchTransform
+from penstock.run.augment_state import AugmentState
 from penstock.source.combine import Concat, Numbered
 
-__all__ = ["CellMapDataSplit", "CellMapMultiDataset"]
+__all__ = ["CellMapDataSplit", "CellMapMultiDataset", "read_patches"]
 
 _SPLITS = {"train": "train", "validate": "validate", "validation": "validate", "val": "validate"}
 
@@ -27,7 +27,7 @@ _SPLITS = {"train": "train", "validate": "validate", "validation": "validate", "
 class CellMapMultiDataset(ConcatDataset[Any]):
     """Several datasets of the same classes and arrays, one after the other; each is a crop.
 
-    `idx` of an item is its number among all of them.
+    `idx` of an item is its number among all of them. Epochs are counted as in `CellMapDataset`.
 
     Parameters
     ----------
@@ -62,6 +62,7 @@ class CellMapMultiDataset(ConcatDataset[Any]):
                         f"All datasets must have {name} {getattr(self, name)}, but dataset {number}, {crop!r}, has "
                         f"{getattr(crop, name)}."
                     )
+        self._state = AugmentState(len(self))
 
     @property
     def source(self) -> Numbered:
@@ -96,23 +97,26 @@ class CellMapMultiDataset(ConcatDataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several items; those of one dataset are read together."""
-        numbers = np.array([operator.index(index) for index in indices], np.int64)
-        wrong = numbers[(numbers < 0) | (numbers >= len(self))]
-        if len(wrong):
-            raise IndexError(f"Item numbers of {self!r} must be from 0 to {len(self) - 1}, got {wrong[0]}.")
+        numbers = check_numbers(self, indices)
+        is_augmented = any(crop.changes.is_needed for crop in self.datasets)
+        epochs = [self._state.begin_read(number) if is_augmented else 0 for number in numbers]
+        return self.read_items(numbers, self.seed, list(zip(epochs, numbers, strict=True)))
+
+    def read_items(self, numbers: Sequence[int], seed: int, paths: Sequence[tuple[int, int]]) -> list[Any]:
+        """Return items as `CellMapDataset.read_items` does; those of one dataset are read together."""
         crops = np.searchsorted(self.cumulative_sizes, numbers, side="right")
         found: list[Any] = [None] * len(numbers)
         for crop in np.unique(crops).tolist():
             places = np.flatnonzero(crops == crop).tolist()
-            start = self.crop_starts[crop]
-            inside = [int(numbers[place]) - start for place in places]
-            items = self.datasets[crop].read_items(inside, seed=self.seed, first=start)
+            inside = [numbers[place] - self.crop_starts[crop] for place in places]
+            items = self.datasets[crop].read_items(inside, seed, [paths[place] for place in places])
             for place, item in zip(places, items, strict=True):
-                found[place] = {**item, "idx": torch.tensor(int(numbers[place]))}
+                found[place] = {**item, "idx": torch.tensor(numbers[place])}
         return found
 
     def set_epoch(self, epoch: int) -> None:
-        """Augment as in `epoch` from now on."""
+        """Augment as in `epoch` from now on, also in running workers; reads are not counted any further."""
+        self._state.set_epoch(epoch)
         for crop in self.datasets:
             crop.set_epoch(epoch)
 
@@ -145,6 +149,8 @@ class CellMapMultiDataset(ConcatDataset[Any]):
             crop.set_spatial_transforms(transforms)
         self.cumulative_sizes = np.cumsum([len(crop) for crop in self.datasets]).tolist()
         self.__dict__.pop("validation_indices", None)
+        if len(self) != self._state.n_items:
+            self._state = AugmentState(len(self), epoch=self._state.epoch)
 
     @property
     def crop_starts(self) -> list[int]:
@@ -340,6 +346,21 @@ class CellMapDataSplit:
 
     def __repr__(self) -> str:
         return f"CellMapDataSplit({len(self.train_datasets)} training, {len(self.validation_datasets)} validation)"
+
+
+def read_patches(
+    volume: CellMapDataset | CellMapMultiDataset,
+    selected: Sequence[int] | None,
+    numbers: Sequence[int],
+    *,
+    seed: int,
+    epoch: int,
+) -> list[Any]:
+    """Return items of a volume, or of the items of it that are selected, as a loader augments them."""
+    chosen = numbers
+    if selected is not None:
+        chosen = [selected[number] for number in check_numbers(range(len(selected)), numbers)]
+    return volume.read_items(check_numbers(volume, chosen), seed, [(epoch, number) for number in numbers])
 
 
 def _are_datasets(given: Any) -> bool:

@@ -1,5 +1,6 @@
 """Samplers for torch's DataLoader: random subsets that can be chosen again, and classes with equal weights."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,7 +23,10 @@ __all__ = [
     "crop_weights",
     "min_redundant_inds",
     "seed_of",
+    "weigh_crops",
 ]
+
+_LOG = logging.getLogger("penstock")
 
 
 def seed_of(rng: torch.Generator | int | None, otherwise: int = 0) -> int:
@@ -84,7 +88,8 @@ class MutableSubsetRandomSampler(Sampler[int]):
 class ClassBalancedSampler(Sampler[int]):
     """Samples every class equally often: first a crop that has the class, then any item of the crop.
 
-    Each iteration is the next epoch; an epoch is a function of (seed, epoch).
+    A class that no crop has gets no share, with a warning in the log. Each iteration is the next epoch; an epoch is a
+    function of (seed, epoch).
 
     Parameters
     ----------
@@ -103,7 +108,7 @@ class ClassBalancedSampler(Sampler[int]):
         starts = crop_starts(dataset)
         if starts is None:
             raise OptionError(f"dataset must have crops, as a CellMapMultiDataset has, got a {type(dataset).__name__}.")
-        weights = crop_weights(dataset.get_crop_class_matrix(), dataset.classes)
+        weights = weigh_crops(dataset.get_crop_class_matrix(), dataset.classes)
         self._index = Index.uniform(len(dataset))
         self._order = BalancedSpans(tuple(starts), tuple(weights), self.samples_per_epoch)
         self._order.check(self._index)
@@ -133,6 +138,8 @@ def crop_starts(dataset: Any) -> list[int] | None:
 def crop_weights(matrix: ArrayLike, classes: Sequence[str]) -> NDArray[np.float64]:
     """Return the weight of each crop: all classes weigh the same, and crops share the weight of a class equally.
 
+    A class that no crop has weighs nothing.
+
     Parameters
     ----------
     matrix
@@ -143,13 +150,30 @@ def crop_weights(matrix: ArrayLike, classes: Sequence[str]) -> NDArray[np.float6
     >>> crop_weights([[True, False], [True, False], [False, True]], ["common", "rare"]).tolist()
     [0.25, 0.25, 0.5]
     """
-    present = np.atleast_2d(np.asarray(matrix, bool))
-    crops = present.sum(axis=0)
-    nowhere = [name for name, count in zip(classes, crops, strict=True) if not count]
-    if nowhere:
+    present, absent = _find_absent(matrix, classes)
+    if len(absent) == len(classes):
         raise OptionError(
-            f"Every class must be in at least one crop, but no crop has {', '.join(map(repr, nowhere))}. Leave these "
-            "classes out, or sample without weights."
+            f"At least one class must be in at least one crop, but no crop has any of {', '.join(map(repr, classes))}. "
+            "Sample without weights, or correct the class names."
         )
+    present = present[:, present.any(axis=0)]
+    crops = present.sum(axis=0)
     weights: NDArray[np.float64] = (present / crops).sum(axis=1) / len(crops)
     return weights
+
+
+def weigh_crops(matrix: ArrayLike, classes: Sequence[str]) -> NDArray[np.float64]:
+    """Return `crop_weights`, and log a warning that names the classes that no crop has."""
+    weights, (_, absent) = crop_weights(matrix, classes), _find_absent(matrix, classes)
+    if absent:
+        _LOG.warning(
+            "Weighted sampling leaves out %s, which no crop has; the other classes have equal shares.",
+            ", ".join(map(repr, absent)),
+        )
+    return weights
+
+
+def _find_absent(matrix: ArrayLike, classes: Sequence[str]) -> tuple[NDArray[np.bool_], list[str]]:
+    """Return the matrix as an array, and the classes that no crop has."""
+    present = np.atleast_2d(np.asarray(matrix, bool))
+    return present, [name for name, count in zip(classes, present.sum(axis=0), strict=True) if not count]

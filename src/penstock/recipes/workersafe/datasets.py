@@ -21,6 +21,7 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.core.protocols import Transform
 from penstock.core.seeds import check_seed, generator_for, key_for
 from penstock.recipes.workersafe.pickling import check_picklable
+from penstock.run.augment_state import AugmentState
 from penstock.transform.compose import Compose, check_order
 from penstock.transform.moments import Moments
 from penstock.transform.noise import GaussianNoise
@@ -38,8 +39,6 @@ __all__ = [
 ]
 
 _EPSILON = 1e-8  # added to the standard deviation, only here
-_EPOCH, _TRAINING, _VISITS = 0, 1, 2
-_BY_VISITS = -1
 
 
 class WorkerSafeStandardizedDataset(Dataset[Any]):
@@ -159,9 +158,7 @@ class WorkerSafeAugmentedDataset(Dataset[Any]):
             [_make_transform(SpecAugment, self._params or {}) if transform is None else transform]
         )
         check_order(self.steps)
-        # In shared memory, so that running workers see what is set here; new workers get the same memory.
-        self._shared = _to_shared_memory(torch.zeros(_VISITS + len(base_dataset), dtype=torch.int32))
-        self._shared[_EPOCH] = _BY_VISITS
+        self._state = AugmentState(len(base_dataset))
         self.set_training(training)
 
     @property
@@ -177,7 +174,7 @@ class WorkerSafeAugmentedDataset(Dataset[Any]):
     @property
     def training(self) -> bool:
         """Whether items are augmented."""
-        return bool(self._shared[_TRAINING])
+        return self._state.training
 
     @training.setter
     def training(self, training: bool) -> None:
@@ -187,17 +184,16 @@ class WorkerSafeAugmentedDataset(Dataset[Any]):
         """Turn augmentation on or off, in all workers."""
         if not isinstance(training, bool | np.bool_):
             raise OptionError(f"training must be True or False, got {training!r}.")
-        self._shared[_TRAINING] = int(training)
+        self._state.training = bool(training)
 
     @property
     def epoch(self) -> int | None:
         """The epoch from `set_epoch`; None if the reads of each item are counted instead."""
-        epoch = int(self._shared[_EPOCH])
-        return None if epoch == _BY_VISITS else epoch
+        return self._state.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Give the items of `epoch` from now on, in all workers. Call it between epochs, before `iter(loader)`."""
-        self._shared[_EPOCH] = check_integer("epoch", epoch, at_least=0)
+        self._state.set_epoch(epoch)
 
     def __len__(self) -> int:
         return len(self.base_dataset)
@@ -207,32 +203,21 @@ class WorkerSafeAugmentedDataset(Dataset[Any]):
         item = get_item(self.base_dataset, number)
         if not self.training:
             return item
-        epoch = self._epoch_of(number)
+        epoch = self._state.begin_read(number)
         try:
             return self._transform(item, generator_for(self.seed, "augment", epoch, number))
         except Exception as error:
             error.add_note(f"[penstock] in item {number} of {self!r}, epoch {epoch}")
             raise
 
-    def _epoch_of(self, number: int) -> int:
-        epoch = int(self._shared[_EPOCH])
-        if epoch == _BY_VISITS:
-            epoch = int(self._shared[_VISITS + number])
-            self._shared[_VISITS + number] = epoch + 1
-        return epoch
-
     def __getstate__(self) -> dict[str, Any]:
         check_picklable(self, transform=self._transform, base_dataset=self.base_dataset)
         return self.__dict__.copy()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # In a worker this is the shared memory; a copy made by pickle gets its own.
-        self.__dict__.update(state, _shared=_to_shared_memory(state["_shared"]))
-
     def __copy__(self) -> "WorkerSafeAugmentedDataset":
         # A copy, for example for validation, must not share its settings with this one.
         other = type(self).__new__(type(self))
-        other.__dict__.update(self.__dict__, _shared=_to_shared_memory(self._shared.clone()))
+        other.__dict__.update(self.__dict__, _state=copy.copy(self._state))
         return other
 
     def __repr__(self) -> str:
@@ -360,10 +345,6 @@ def _check_params(params: Any) -> dict[str, Any]:
     if not isinstance(params, Mapping):
         raise OptionError(f"augment_params must be a dict of arguments by name, got {params!r}.")
     return dict(params)
-
-
-def _to_shared_memory(numbers: torch.Tensor) -> torch.Tensor:
-    return numbers if numbers.is_shared() else numbers.share_memory_()  # type: ignore[no-untyped-call]  # torch
 
 
 def _make_transform(kind: Any, params: Mapping[str, Any]) -> Any:

@@ -14,12 +14,8 @@ pages that are touched take memory.
 
 import io
 import mmap
-import os
 import pickle
-import tempfile
-import weakref
 from collections import deque
-from multiprocessing import context, reduction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +25,7 @@ from numpy.typing import NDArray
 from penstock.core.types import Block
 from penstock.run.buffers import FieldLayout
 from penstock.run.leases import Leases
+from penstock.run.processes.shared_pages import SharedPages
 
 __all__ = ["Packed", "Ring", "Slot"]
 
@@ -54,20 +51,17 @@ class Ring:
     """Slots of shared memory, assigned by the consumer's process and written by the workers."""
 
     def __init__(self, slots: int, leased: int, workers: int) -> None:
-        self._slots, self._max_leased = slots, leased
+        self._max_leased = leased
         self._board_bytes = -(-2 * 8 * workers // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._fd = _open_shared_file()
-        weakref.finalize(self, os.close, self._fd)
-        os.ftruncate(self._fd, self._board_bytes + slots * _SLOT_BYTES)
+        self._pages = SharedPages(self._board_bytes + slots * _SLOT_BYTES)
         self._free = deque(range(slots))
         self._leases = Leases(self._free.append)
-        self._mapped: NDArray[np.uint8] | None = None
         self.board[: 2 * workers] = STARTING
 
     @property
     def board(self) -> NDArray[np.int64]:
         """Two numbers for each worker: the request it works on, and the first request that it must not skip."""
-        return self._memory()[: self._board_bytes].view(np.int64)
+        return self._pages.memory[: self._board_bytes].view(np.int64)
 
     # -- in the consumer's process -------------------------------------------------------------------------------------
 
@@ -104,25 +98,10 @@ class Ring:
     def slot_memory(self, slot: int) -> NDArray[np.uint8]:
         """Return the memory of a slot."""
         begin = self._board_bytes + slot * _SLOT_BYTES
-        return self._memory()[begin : begin + _SLOT_BYTES]
-
-    def _memory(self) -> NDArray[np.uint8]:
-        if self._mapped is None:
-            size = self._board_bytes + self._slots * _SLOT_BYTES
-            self._mapped = np.frombuffer(mmap.mmap(self._fd, size), np.uint8)
-        return self._mapped
+        return self._pages.memory[begin : begin + _SLOT_BYTES]
 
     def __getstate__(self) -> dict[str, Any]:
-        context.assert_spawning(self)
-        return {
-            "_slots": self._slots,
-            "_board_bytes": self._board_bytes,
-            "_fd": reduction.DupFd(self._fd),
-            "_mapped": None,
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _fd=state["_fd"].detach())
+        return {"_board_bytes": self._board_bytes, "_pages": self._pages}
 
 
 class Slot:
@@ -180,11 +159,3 @@ def _make_tensor(raw: NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, .
 
 def _make_empty(dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype)
-
-
-def _open_shared_file() -> int:
-    """Return a file without a name that processes can share: in memory on Linux, in the temporary folder elsewhere."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("penstock-ring")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

@@ -1,0 +1,58 @@
+"""Memory that processes share: forked ones, and spawned ones to which it is passed when they start.
+
+It has no name to leave behind, and the size of /dev/shm does not limit it.
+"""
+
+import mmap
+import os
+import tempfile
+import weakref
+from multiprocessing import context, reduction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["SharedPages"]
+
+
+class SharedPages:
+    """Bytes that are 0 at first. Only pages that are touched take memory, so that most of them may stay unused."""
+
+    _mapped: NDArray[np.uint8] | None = None
+
+    def __init__(self, n_bytes: int) -> None:
+        self.n_bytes = n_bytes
+        self._keep(_open_shared_file())
+        os.ftruncate(self._fd, n_bytes)
+
+    @property
+    def memory(self) -> NDArray[np.uint8]:
+        """All bytes, writable; arrays on them stay valid when this object is gone."""
+        if self._mapped is None:
+            self._mapped = np.frombuffer(mmap.mmap(self._fd, self.n_bytes), np.uint8)
+        return self._mapped
+
+    def read(self, n_bytes: int, at: int) -> bytes:
+        """Return a copy of some bytes, which takes no memory for pages that nobody touched."""
+        return os.pread(self._fd, n_bytes, at)
+
+    def __getstate__(self) -> dict[str, Any]:
+        context.assert_spawning(self)
+        return {"n_bytes": self.n_bytes, "fd": reduction.DupFd(self._fd)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.n_bytes = state["n_bytes"]
+        self._keep(state["fd"].detach())
+
+    def _keep(self, file: int) -> None:
+        self._fd = file
+        weakref.finalize(self, os.close, file)
+
+
+def _open_shared_file() -> int:
+    """Return a file without a name that processes can share: in memory on Linux, in the temporary folder elsewhere."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("penstock")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
