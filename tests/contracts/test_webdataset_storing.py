@@ -81,7 +81,10 @@ def test_row_8_a_second_writer_in_the_same_folder_is_refused(tmp_path: Path) -> 
 @pytest.mark.filterwarnings("ignore:The data set of .* is replaced")
 def test_row_10_rewriting_leaves_no_stale_shard(tmp_path: Path) -> None:
     create_shards_from_arrays(tmp_path, {"x": np.arange(100)}, shard_size=10)
-    create_shards_from_arrays(tmp_path, {"x": np.arange(20)}, shard_size=10)
+    with pytest.raises(WriteError, match=r"holds a dataset already.*overwrite=True"):
+        create_shards_from_arrays(tmp_path, {"x": np.arange(20)}, shard_size=10)
+    assert sorted(xs(WebDatasetLoader(tmp_path))) == list(range(100))
+    create_shards_from_arrays(tmp_path, {"x": np.arange(20)}, shard_size=10, overwrite=True)
     assert sorted(path.name for path in tmp_path.glob("*.tar")) == ["shard_000000.tar", "shard_000001.tar"]
     assert len(WebDatasetLoader(tmp_path)) == ShardedDatasetInfo(tmp_path).get_summary()["total_samples"] == 20
     assert sorted(xs(WebDatasetLoader(tmp_path))) == list(range(20))

@@ -329,6 +329,12 @@ def test_resuming_with_other_inputs_is_refused(finished: bool, inputs: list[Tape
     assert tree(tmp_path / "out") == before
 
 
+@pytest.mark.parametrize("name", ["conversion", "identity", "statistics"])
+def test_names_in_metadata_that_a_conversion_sets_are_refused(name: str) -> None:
+    with pytest.raises(OptionError, match=f"metadata must not have the names .* got {name}"):
+        ConvertOptions(WriteOptions(metadata={"subject": "m1", name: 1}))
+
+
 def test_resuming_and_overwriting_exclude_each_other(inputs: list[Taped], tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="At most one of resume and overwrite"):
         convert_to_shards(inputs, tmp_path / "out", resume=True, overwrite=True)

@@ -31,7 +31,7 @@ def sample(number, salt):
     return {"x": np.array([number, salt, -number], np.int32), "y": np.full(number % 4, salt, np.float32)}
 
 def write(folder, resume, samples, salt, options):
-    writer = ShardWriter(folder, WriteOptions(**options), resume=resume)
+    writer = ShardWriter(folder, WriteOptions(**options), resume=resume, overwrite=not resume)
     start = writer.written
     for number in range(start, samples):
         writer.write(sample(number, salt), None, {"number": number})

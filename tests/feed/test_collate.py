@@ -59,10 +59,25 @@ class TestArrays:
     def test_bytes_arrive_as_lists(self) -> None:
         assert batches(ArraySource({"raw": np.array([b"ab", b"c"])}))[0]["raw"] == [b"ab", b"c"]
 
-    @pytest.mark.parametrize("dtype", ["M8[s]", "m8[ms]", "g", [("a", "i4"), ("b", "f8")]], ids=str)
+    @pytest.mark.parametrize("options", [None, THREADS, FORK], ids=["inline", "threads", "fork"])
+    def test_dates_durations_and_structured_arrays_arrive_as_lists(self, options: Any) -> None:
+        trials = np.array([(i, i / 2) for i in range(6)], [("trial", "i4"), ("onset", "f8")])
+        fields = {
+            "when": np.arange(6).astype("M8[s]"),
+            "times": np.arange(12).reshape(6, 2).astype("M8[ns]"),
+            "took": np.arange(6).astype("m8[ms]"),
+            "trial": trials,
+            "trials": np.stack([trials, trials[::-1]], axis=1),
+        }
+        found = batches(ArraySource(fields), num_workers=0 if options is None else 1, options=options)
+        for name, array in fields.items():
+            values = [value for batch in found for value in batch[name]]
+            assert [value.dtype for value in values] == [array.dtype] * 6
+            assert [value.tobytes() for value in values] == [row.tobytes() for row in array]
+
     @pytest.mark.parametrize("options", [None, THREADS], ids=["inline", "threads"])
-    def test_a_dtype_without_a_tensor_is_refused_by_field(self, dtype: Any, options: Any) -> None:
-        source = ArraySource({"x": np.arange(6), "when": np.zeros(6, dtype)})
+    def test_a_dtype_without_a_tensor_is_refused_by_field(self, options: Any) -> None:
+        source = ArraySource({"x": np.arange(6), "when": np.zeros(6, "g")})
         with pytest.raises(OptionError, match=r"'when' must have a dtype that torch supports.*transform"):
             batches(source, num_workers=0 if options is None else 1, options=options)
 
@@ -133,9 +148,15 @@ class TestObjects:
         values[:] = [np.array(["left", "right"]), np.array(["up"])]
         assert collate_block({"names": values})["names"] == [["left", "right"], ["up"]]
 
+    def test_dates_in_an_array_among_the_objects_become_lists(self) -> None:
+        values = np.empty(2, object)
+        values[:] = [np.arange(2).astype("M8[s]"), np.arange(1).astype("M8[s]")]
+        found = collate_block({"when": values})["when"]
+        assert [[str(date)[-2:] for date in dates] for dates in found] == [["00", "01"], ["00"]]
+
     def test_an_array_without_a_tensor_among_the_objects_is_refused_by_field(self) -> None:
         values = np.empty(1, object)
-        values[:] = [np.zeros(2, "M8[s]")]
+        values[:] = [np.zeros(2, "g")]
         with pytest.raises(OptionError, match=r"'when' must have a dtype that torch supports"):
             collate_block({"when": values})
 

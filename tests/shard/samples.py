@@ -47,10 +47,13 @@ def write(
     *,
     make: Callable[[int], dict[str, Any]] = sample,
     resume: bool = False,
+    overwrite: bool = True,
     **options: Any,
 ) -> Manifest:
     """Write a dataset."""
-    writer = ShardWriter(folder, WriteOptions(**{"shard_size": 3, **options}), resume=resume)
+    writer = ShardWriter(
+        folder, WriteOptions(**{"shard_size": 3, **options}), resume=resume, overwrite=overwrite and not resume
+    )
     for number in range(writer.written, n_samples):
         writer.write(make(number), None, {"number": number})
     return writer.commit()
@@ -58,7 +61,7 @@ def write(
 
 def start_writer(folder: Path, **options: Any) -> ShardWriter:
     """Return a writer without samples."""
-    return ShardWriter(folder, WriteOptions(**{"shard_size": 3, **options}))
+    return ShardWriter(folder, WriteOptions(**{"shard_size": 3, **options}), overwrite=True)
 
 
 def metadata(folder: Path) -> list[dict[str, Any]]:

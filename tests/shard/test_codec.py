@@ -197,12 +197,49 @@ def test_tensors_are_stored_as_arrays(tensor: torch.Tensor) -> None:
     same(round_trip(tensor), expected)
 
 
+NARROW = [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("array_format", ["npy", "pyd"])
+def test_a_narrow_tensor_is_refused_and_survives_as_it_is_told_to(dtype: torch.dtype, array_format: Any) -> None:
+    tensor = torch.tensor([1.0, -0.5, 0.125]).to(dtype)
+    with pytest.raises(OptionError, match=rf"'trace' must have a dtype that numpy supports, got {dtype}.*\.float\(\)"):
+        encode("trace", tensor, array_format)
+    found = torch.from_numpy(round_trip(tensor.float(), array_format=array_format)).to(dtype)
+    assert found.float().tolist() == tensor.float().tolist() == [1.0, -0.5, 0.125]
+
+
+def test_a_tensor_with_a_layout_unknown_to_numpy_is_refused() -> None:
+    with pytest.raises(
+        OptionError, match=r"'trace' must have a dtype that numpy supports.*to_dense\(\) first\. Convert"
+    ):
+        encode("trace", torch.eye(3).to_sparse())
+
+
+def test_a_dtype_of_another_package_is_refused_since_files_give_back_void() -> None:
+    rational = pytest.importorskip("numpy._core._rational_tests").rational  # as ml_dtypes makes its bfloat16
+    for array in (np.array([rational(1, 2)]), np.zeros(2, [("a", rational)])):
+        for array_format in ("npy", "pyd"):
+            with pytest.raises(OptionError, match=r"'trace' must have a dtype of numpy itself, got .*rational"):
+                encode("trace", array, array_format)
+
+
+@pytest.mark.parametrize("array_format", ["npy", "pyd"])
+def test_records_and_titles_come_back(array_format: Any) -> None:
+    records = np.rec.array([(1, 2.5), (3, 4.5)], dtype=[("a", "i4"), ("b", "f8")])
+    found = round_trip(records, array_format=array_format)
+    assert (found.dtype, found.tolist()) == (np.dtype([("a", "i4"), ("b", "f8")]), [(1, 2.5), (3, 4.5)])
+    titled = np.array([(7,)], {"names": ["a"], "formats": ["i4"], "titles": ["A"]})
+    assert round_trip(titled, array_format=array_format).dtype == titled.dtype
+
+
 @pytest.mark.parametrize(
-    "tensor", [torch.ones(2, dtype=torch.bfloat16), torch.eye(3).to_sparse()], ids=["bfloat16", "sparse"]
+    "value", [[np.datetime64(5, "ns")], {"a": np.timedelta64(5, "ns")}, (np.zeros(1, [("a", "i4")])[0],)], ids=str
 )
-def test_a_tensor_with_a_dtype_unknown_to_numpy_is_refused(tensor: torch.Tensor) -> None:
-    with pytest.raises(OptionError, match=r"'trace' must have a dtype that numpy supports"):
-        encode("trace", tensor)
+def test_dates_and_records_inside_json_are_refused_instead_of_losing_unit_and_names(value: Any) -> None:
+    with pytest.raises(OptionError, match=r"field 'trace'.* must be a string, number, list or dict, got"):
+        encode("trace", value)
 
 
 def test_changing_an_array_after_it_was_read_leaves_the_stored_bytes_alone() -> None:

@@ -175,7 +175,7 @@ def test_a_shard_that_the_manifest_does_not_list_is_reported(tmp_path: Path) -> 
 
 def test_an_unfinished_write_is_reported(tmp_path: Path) -> None:
     write(tmp_path)
-    writer = ShardWriter(tmp_path, WriteOptions())
+    writer = ShardWriter(tmp_path, WriteOptions(), overwrite=True)
     writer.write(sample(0), None, None)
     writer.abandon()
     ((where, item, reason),) = found(tmp_path)

@@ -214,7 +214,7 @@ def test_without_samples_there_is_no_dataset(tmp_path: Path) -> None:
 
 
 def write_and_fail(folder: Path, n_samples: int) -> None:
-    with WebDatasetWriter(folder, shard_size=3) as writer:
+    with WebDatasetWriter(folder, shard_size=3, overwrite=True) as writer:
         for number in range(n_samples):
             writer.write_sample(sample(10 + number))
         raise ZeroDivisionError

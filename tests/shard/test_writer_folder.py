@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from penstock_test_parts import run_isolated
 
-from penstock.core.errors import WriteError
+from penstock.core.errors import OptionError, WriteError
 from penstock.shard.index_tars import index_archives
 from penstock.shard.manifest import MANIFEST
 from penstock.shard.table import read_table
@@ -182,3 +182,35 @@ def test_a_child_process_does_not_keep_the_folder_locked(tmp_path: Path) -> None
         os.close(telling)
         os.waitpid(pid, 0)
     assert numbers(tmp_path) == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["written", "indexed"])
+def test_a_dataset_is_not_replaced_unless_asked(kind: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    if kind == "indexed":  # archives of others, which a writer must not take for its own
+        (tmp_path / "dataset_metadata.json").unlink()
+        index_archives(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(WriteError, match=r"holds a dataset already\. Replace it with overwrite=True, or use another"):
+        ShardWriter(tmp_path, WriteOptions(3))
+    assert contents(tmp_path) == before
+    write(tmp_path, 2, overwrite=True)
+    assert numbers(tmp_path) == [0, 1]
+
+
+def test_an_interrupted_replacement_is_resumed_without_asking_again(tmp_path: Path) -> None:
+    write(tmp_path)
+    writer = start_writer(tmp_path, shard_size=2)
+    for number in range(5):
+        writer.write(sample(10 + number), None, None)
+    writer.abandon()
+    resumed = ShardWriter(tmp_path, WriteOptions(2), resume=True)
+    assert resumed.written == 4
+    resumed.write(sample(14), None, None)
+    resumed.commit()
+    assert numbers(tmp_path) == [10, 11, 12, 13, 14]
+
+
+def test_resuming_and_replacing_at_once_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="At most one of resume and overwrite"):
+        ShardWriter(tmp_path, WriteOptions(), resume=True, overwrite=True)

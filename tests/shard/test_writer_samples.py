@@ -94,10 +94,13 @@ def test_an_invalid_id_is_refused(sample_id: Any, tmp_path: Path) -> None:
     writer.abandon()
 
 
-def test_the_users_metadata_do_not_overwrite_the_writers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [["sample_id"], ["modalities"], ["shard_idx", "sample_idx_in_shard"]])
+def test_names_in_metadata_that_the_writer_sets_are_refused(names: list[str], tmp_path: Path) -> None:
     writer = start_writer(tmp_path)
-    given = {"sample_id": "wrong", "modalities": [], "shard_idx": 99, "sample_idx_in_shard": 99, "trial": {"side": "é"}}
-    writer.write(sample(0), "right", given)
+    trial = {"trial": {"side": "é"}}
+    with pytest.raises(OptionError, match=rf"metadata must not have the names .*, got {', '.join(names)}\. Rename"):
+        writer.write(sample(0), "right", {**dict.fromkeys(names, 99), **trial})
+    writer.write(sample(0), "right", trial)
     writer.commit()
     (about,) = metadata(tmp_path)
     assert about == {

@@ -57,6 +57,12 @@ class ConvertOptions:
             check_seed(self.shuffle_seed)
         if self.on_bad not in get_args(OnBad):
             raise OptionError(f"on_bad must be one of {', '.join(map(repr, get_args(OnBad)))}, got {self.on_bad!r}.")
+        reserved = [name for name in ("conversion", "identity", "statistics") if name in self.write.metadata]
+        if reserved:
+            raise OptionError(
+                f"metadata must not have the names conversion, identity and statistics, which a conversion sets, got "
+                f"{', '.join(reserved)}. Rename them."
+            )
         if self.write.max_shard_bytes is not None:
             raise OptionError(
                 "max_shard_bytes must be None for a conversion, whose shards are planned before they are written, got "

@@ -20,7 +20,10 @@ _Mask = NDArray[np.bool_] | None
 
 
 def collate_block(block: Block, mask: _Mask = None) -> dict[str, Any]:
-    """Return the arrays of a block as tensors on the same memory; strings and fields of varying shape as lists."""
+    """Return the arrays of a block as tensors on the same memory.
+
+    Strings, dates, durations, structured arrays and fields of varying shape are lists, one value for each item.
+    """
     batch = {name: _to_tensor(name, array) for name, array in block.items()}
     if mask is not None:
         batch[MASK] = torch.from_numpy(mask.copy())
@@ -30,6 +33,9 @@ def collate_block(block: Block, mask: _Mask = None) -> dict[str, Any]:
 def _to_tensor(name: str, array: NDArray[Any]) -> Any:
     if array.dtype.kind in "US":
         return array.tolist()
+    if array.dtype.kind in "mMV" and not array.dtype.hasobject:
+        # A copy, because the memory of the block is used again.
+        return list(array.copy()) if array.ndim else array.copy()
     if array.dtype.hasobject and array.ndim == 1:
         return [_to_tensor(name, value) if isinstance(value, np.ndarray) else value for value in array]
     try:

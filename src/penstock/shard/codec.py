@@ -93,8 +93,8 @@ def encode(name: str, value: Any, array_format: ArrayFormat = "npy") -> Payload:
             f"Field {name!r} must hold numbers or fixed-width strings, got Python objects ({array.dtype}). Convert it, "
             "or pass a list of plain values."
         )
-    if array.dtype.names:
-        array = _zero_padding(array)
+    if array.dtype.isbuiltin != 1:  # structured, void, or of another package
+        array = _to_plain_dtype(name, array)
     if array_format == "pyd":
         # Copy first: a view would be pickled with its whole base array.
         pickled = pickle.dumps(array.copy(), protocol=_PICKLE_PROTOCOL)
@@ -139,8 +139,11 @@ def _to_array(name: str, value: Any) -> NDArray[Any]:
         try:
             value = value.detach().cpu().numpy()
         except (TypeError, RuntimeError) as error:
+            is_narrow = value.is_floating_point() and value.dtype.itemsize < 4  # bfloat16, float8
+            cure = "Convert it: value.float() keeps every number." if is_narrow else "Convert it."
             raise OptionError(
-                f"Field {name!r} must have a dtype that numpy supports, got {value.dtype}: {error}"
+                f"Field {name!r} must have a dtype that numpy supports, got {value.dtype}: "
+                f"{str(error).removesuffix('.')}. {cure}"
             ) from error
     if isinstance(value, np.ma.MaskedArray):
         raise OptionError(f"Field {name!r} must not be a masked array. Write its data and its mask as two fields.")
@@ -166,6 +169,17 @@ def _npy_header_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return out.getvalue()
 
 
+def _to_plain_dtype(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array in the dtype that a file gives back; raise OptionError if that would be another one."""
+    found = np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(array.dtype))
+    if found != array.dtype:
+        raise OptionError(
+            f"Field {name!r} must have a dtype of numpy itself, got {array.dtype}, which would be read as {found}. "
+            "Convert it, for example to float32."
+        )
+    return _zero_padding(array.view(found)) if array.dtype.names else array
+
+
 def _zero_padding(array: NDArray[Any]) -> NDArray[Any]:
     """Copy a structured array with zeros as padding, so that the same values give the same bytes."""
     clean = np.zeros(array.shape, array.dtype)
@@ -189,6 +203,10 @@ def _to_plain(value: Any, where: str) -> Any:
     if isinstance(value, str | bool | int | None):
         return value
     if isinstance(value, np.generic):
+        if value.dtype.kind in "mMV":  # `item` would return a number without its unit, or a tuple without names
+            raise OptionError(
+                f"{where} must be a string, number, list or dict, got {value.dtype}. Use str(), or an array."
+            )
         value = value.item()
     if isinstance(value, float):
         if not math.isfinite(value):

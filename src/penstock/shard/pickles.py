@@ -140,6 +140,9 @@ class _Dtype:
                     "offsets": list(offsets),
                     "itemsize": size,
                 }
+                titles = [(*fields[name], None)[2] for name in names]
+                if any(title is not None for title in titles):
+                    spec["titles"] = titles
                 dtype = np.dtype(spec)
             elif more and dtype.kind in "mM":
                 unit, count, *_ = more[0][1]

@@ -14,9 +14,11 @@ from penstock.shard.names import check_fields, check_name_length, member_suffix
 from penstock.shard.shard_file import ShardFile
 from penstock.shard.tar import TAR_BLOCK, padded_size
 
-__all__ = ["Members", "SampleForm"]
+__all__ = ["RESERVED_KEYS", "Members", "SampleForm"]
 
-_RESERVED_KEYS = ("sample_id", "modalities", "shard_idx", "sample_idx_in_shard")
+RESERVED_KEYS = ("sample_id", "modalities", "shard_idx", "sample_idx_in_shard")
+"""Names in the metadata of a sample that the writer sets."""
+
 _METADATA = f"{METADATA}.json"
 _ENCODE_JSON = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -105,11 +107,16 @@ def _encode_metadata(
     """Encode the metadata of a sample as JSON; return the bytes before and after its place in the shard."""
     if metadata is not None and not isinstance(metadata, Mapping):
         raise OptionError(f"metadata must be a dict such as {{'trial_id': 7}}, got {metadata!r}.")
+    reserved = [name for name in RESERVED_KEYS if name in metadata] if metadata else []
+    if reserved:
+        raise OptionError(
+            f"metadata must not have the names {', '.join(RESERVED_KEYS)}, which the writer sets, got "
+            f"{', '.join(reserved)}. Rename them; the id of a sample is given as sample_id."
+        )
     before = b'{"sample_id":%b,"modalities":%b,' % (_ENCODE_JSON(sample_id).encode(), _encode_names(modalities))
     if not metadata:
         return before, b"}"
-    given = {name: value for name, value in metadata.items() if name not in _RESERVED_KEYS}
-    return before, b"," + json_bytes(given, "metadata")[1:] if given else b"}"
+    return before, b"," + json_bytes(metadata, "metadata")[1:]
 
 
 @lru_cache(maxsize=16)

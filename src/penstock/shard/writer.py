@@ -84,11 +84,19 @@ class ShardWriter:
     2. The disk is full or disappears: WriteError; finished shards are kept for `resume=True`.
     3. The process is killed at any moment: there is no dataset, the previous one or the new one.
     4. A second writer on the same folder: refused while the first one lives.
+    5. A dataset in the folder: WriteError, unless `overwrite` or `resume`; it is replaced when the new one is complete.
     """
 
     _ended = "never started"
 
-    def __init__(self, folder: str | os.PathLike[str], options: WriteOptions, *, resume: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        options: WriteOptions,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+    ) -> None:
         self.folder, self.options = Path(folder).absolute(), options
         self._staging, self._lock = stage(self.folder), FolderLock(self.folder)
         self._shards: list[ShardEntry] = []
@@ -100,7 +108,7 @@ class ShardWriter:
         """Number of samples so far. After `resume=True`, continue with the sample of this number."""
         try:
             self._ended = ""
-            self._begin(resume=resume)
+            self._begin(resume=resume, overwrite=overwrite)
         except BaseException:
             self.abandon()
             raise
@@ -163,8 +171,12 @@ class ShardWriter:
 
     # -- start and end -------------------------------------------------------------------------------------------------
 
-    def _begin(self, *, resume: bool) -> None:
+    def _begin(self, *, resume: bool, overwrite: bool) -> None:
         staging, options = self._staging, json.dumps(asdict(self.options), sort_keys=True)
+        if resume and overwrite:
+            raise OptionError(
+                "At most one of resume and overwrite must be set, got both. Resume an interrupted write, or start over."
+            )
         if resume:
             finish_publication(self.folder, self.options.shard_name)
             complete = None if staging.folder.exists() else read_published(self.folder)
@@ -176,10 +188,14 @@ class ShardWriter:
             if staging.options not in (None, options):
                 raise OptionError(
                     f"resume=True needs the options with which {self.folder} was started, {staging.options}, got "
-                    f"{options}. Use the same options, or resume=False to start over."
+                    f"{options}. Use the same options, or overwrite=True instead to start over."
                 )
             self._take_finished_shards(staging.folder)
         else:
+            if not overwrite and read_published(self.folder) is not None:
+                raise WriteError(
+                    f"{self.folder} holds a dataset already. Replace it with overwrite=True, or use another folder."
+                )
             clear_unfinished(self.folder)
         staging.begin(options)
 
@@ -200,7 +216,7 @@ class ShardWriter:
         if found != wanted or complete.shards[0].name != options.shard_name(0):
             raise OptionError(
                 f"resume=True needs the options of the complete dataset in {self.folder}, {found}, got {wanted}. Use "
-                "resume=False to replace it."
+                "overwrite=True instead to replace it."
             )
 
     def _fail(self, error: OSError) -> WriteError:

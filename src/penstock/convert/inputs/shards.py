@@ -12,6 +12,7 @@ from penstock.convert.inputs.protocol import Sample
 from penstock.core.errors import SourceError
 from penstock.shard.manifest import METADATA
 from penstock.shard.names import automatic_key
+from penstock.shard.sample_form import RESERVED_KEYS
 from penstock.source.tar.source import TarSource
 
 __all__ = ["ShardsInput"]
@@ -55,9 +56,10 @@ class _Shards:
             some = numbers[start : start + _READ_ITEMS]
             block = self._source.take(some)
             for row, number in enumerate(some.tolist()):
-                about = dict(block[METADATA][row]) if METADATA in block else {}
-                if about.get("sample_id", automatic_key(number)) != automatic_key(number):
-                    about.setdefault("original_id", about["sample_id"])
+                stored = dict(block[METADATA][row]) if METADATA in block else {}
+                about = {name: value for name, value in stored.items() if name not in RESERVED_KEYS}
+                if stored.get("sample_id", automatic_key(number)) != automatic_key(number):
+                    about.setdefault("original_id", stored["sample_id"])
                 yield {name: block[name][row] for name in names}, about
 
     def close(self) -> None:

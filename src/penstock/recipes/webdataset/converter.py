@@ -46,7 +46,7 @@ class NWBToWebDatasetConverter:
     resume
         Resume an interrupted conversion.
     overwrite
-        Replace an existing dataset once the new one is complete, as `WebDatasetWriter` does; False: raise an error.
+        Replace an existing dataset once the new one is complete; False: raise an error.
     nwb_options
         Other options of `NWBOptions`: `rate_hz`, `unit_filter`, `align`, `pre_ms`, `post_ms`.
     """
@@ -64,7 +64,7 @@ class NWBToWebDatasetConverter:
         workers: int = 1,
         options: ConvertOptions | None = None,
         resume: bool = False,
-        overwrite: bool = True,
+        overwrite: bool = False,
         **nwb_options: Any,
     ) -> None:
         self._nwb = NWBOptions(
@@ -78,7 +78,7 @@ class NWBToWebDatasetConverter:
             raise OptionError("shard_size and compression must be set in options, if that is given: WriteOptions(...).")
         self._options = options or ConvertOptions(WriteOptions(shard_size, compression=compression))
         self._output, self._engine = Path(output_dir), LocalEngine(workers)
-        self._resume, self._overwrite = resume, overwrite and not resume
+        self._resume, self._overwrite = resume, overwrite
         self._inputs: list[NWBInput] = []
         self._summary: dict[str, Any] | None = None
 

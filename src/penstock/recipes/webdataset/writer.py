@@ -21,7 +21,7 @@ class WebDatasetWriter:
     Parameters
     ----------
     output_dir
-        The folder of the dataset. An existing dataset is replaced when the new one is complete.
+        The folder of the dataset.
     shard_size
         Samples per shard.
     shard_name_pattern
@@ -36,6 +36,8 @@ class WebDatasetWriter:
         Metadata of the whole dataset, kept in the manifest.
     resume
         Continue after the shards that a killed writer completed: they hold the first `written` samples.
+    overwrite
+        Replace an existing dataset at the moment when the new one is complete; False: raise WriteError.
 
     Examples
     --------
@@ -59,11 +61,12 @@ class WebDatasetWriter:
         *,
         metadata: Mapping[str, Any] | None = None,
         resume: bool = False,
+        overwrite: bool = False,
     ) -> None:
         options = WriteOptions(
             shard_size, shard_name_pattern, compression, array_format, max_shard_bytes, dict(metadata or {})
         )
-        self._writer = ShardWriter(output_dir, options, resume=resume)
+        self._writer = ShardWriter(output_dir, options, resume=resume, overwrite=overwrite)
 
     @property
     def written(self) -> int:
@@ -120,6 +123,7 @@ def create_shards_from_arrays(
     metadata: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     *,
     resume: bool = False,
+    overwrite: bool = False,
     show_progress: bool = True,
     **writer_options: Any,
 ) -> dict[str, Any]:
@@ -137,6 +141,8 @@ def create_shards_from_arrays(
         A mapping: metadata of the whole dataset, kept once. A list: one mapping per sample.
     resume
         Continue where a killed call stopped.
+    overwrite
+        Replace an existing dataset; False: raise WriteError.
     show_progress
         Show progress on stderr.
     writer_options
@@ -155,7 +161,7 @@ def create_shards_from_arrays(
     if each is not None and len(each) != n_samples:
         raise OptionError(f"metadata must be one mapping, or a list of {n_samples}, one per sample, got {len(each)}.")
     whole = metadata if isinstance(metadata, Mapping) else None
-    options = {"shard_size": shard_size, "metadata": whole, "resume": resume, **writer_options}
+    options = {"shard_size": shard_size, "metadata": whole, "resume": resume, "overwrite": overwrite, **writer_options}
     with WebDatasetWriter(output_dir, **options) as writer:
         with track_progress("Writing", n_samples, "samples", show=show_progress) as progress:
             progress.advance(writer.written)
