@@ -16,6 +16,7 @@ pytest.register_assert_rewrite(
     "penstock_cellmap_parts",
     "penstock_convert_parts",
     "penstock_nwb_parts",
+    "penstock_ome_parts",
     "penstock_source_suite",
     "penstock_test_parts",
     "penstock_test_shards",

@@ -9,4 +9,5 @@ from penstock.source.stored.source import ZarrSource as ZarrSource
 from penstock.source.tar.source import TarSource as TarSource
 from penstock.source.volume.array import VolumeArray as VolumeArray
 from penstock.source.volume.ngff import Multiscale as Multiscale
+from penstock.source.volume.plates import list_images as list_images
 from penstock.source.volume.source import VolumeSource as VolumeSource

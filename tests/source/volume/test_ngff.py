@@ -238,7 +238,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda image: image.update(coordinateTransformations=[{"type": "rotation"}]),
         "transformation of the image .*rotation",
     ),
-    "an old version": (lambda image: image.update(version="0.1"), r"version 0\.4 or 0\.5, got '0\.1'"),
+    "an unknown version": (lambda image: image.update(version="0.10"), r"version 0\.1 to 0\.5, got '0\.10'"),
     "a later version": (lambda image: image.update(version="0.6.dev1"), r"got '0\.6\.dev1'"),
 }
 

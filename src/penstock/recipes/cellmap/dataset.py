@@ -1,6 +1,5 @@
 """Patches of a volume and of its labels, around any voxel: a torch dataset, and a source for a loader."""
 
-import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -11,19 +10,20 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, Subset
 
-from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.core.seeds import generator_for, key_for
+from penstock.recipes.cellmap.checks import check_array, check_names, check_numbers
 from penstock.recipes.cellmap.cover import covering_places
-from penstock.recipes.cellmap.labels import count_voxels, label_paths, split_target_path
+from penstock.recipes.cellmap.labels import count_voxels, label_paths, open_labels, split_target_path
 from penstock.recipes.cellmap.sampling import MutableSubsetRandomSampler, min_redundant_inds, seed_of
 from penstock.recipes.cellmap.transforms import PatchTransform, ValueTransform
 from penstock.run.augment_state import AugmentState
 from penstock.source.combine import Numbered
+from penstock.source.volume.ngff import Multiscale
 from penstock.source.volume.source import VolumeArray, VolumeSource
 from penstock.transform.spatial.spatial import Spatial
 
-__all__ = ["CellMapDataset", "check_array", "check_numbers", "split_target_path"]
+__all__ = ["CellMapDataset", "split_target_path"]
 
 Arrays = Mapping[str, Mapping[str, Sequence[float]]]
 
@@ -38,13 +38,15 @@ class DatasetOptions(TypedDict, total=False):
     device: str | torch.device | None
     max_workers: int | None
     cache_bytes: int
+    at: Mapping[str, int | Sequence[int]] | None
 
 
 class CellMapDataset(Dataset[Any]):
     """Patches of raw data and labels of several classes, around any voxel where all arrays overlap.
 
-    An item is a dict: each input is a float32 tensor (1, z, y, x), each target a float32 tensor (classes, z, y, x), and
-    `idx` is the item number. A class without labels is NaN: unknown, not absent. The data are never written to.
+    An item is a dict: each input is a float32 tensor (channels, z, y, x), with one channel if the volume has no channel
+    axis; each target is a float32 tensor (classes, z, y, x); and `idx` is the item number. A class without labels is
+    NaN: unknown, not absent. The data are never written to.
 
     Augmentation is a function of (seed, epoch, item), the same in `CellMapDataLoader` and in torch's own DataLoader.
     torch's does not say which epoch it is: call `set_epoch` before each one, which also reaches running workers.
@@ -53,7 +55,7 @@ class CellMapDataset(Dataset[Any]):
     Parameters
     ----------
     raw_path
-        Path or URL of an OME-NGFF volume.
+        Path or URL of an OME-NGFF image, version 0.1 to 0.5. `open_plate` opens all images of a plate.
     target_path
         Path to the labels: `.../labels/[mito,er]`, each an OME-NGFF volume. None for no targets. A class that is not
         named is unknown; one that is named but missing is unknown too, with a warning in the log.
@@ -75,6 +77,10 @@ class CellMapDataset(Dataset[Any]):
         Must be None; it configures TensorStore, which is not used here. `cache_bytes` bounds the memory.
     rng
         Torch generator or seed of the augmentation. This option and all below are keyword-only.
+    at
+        Index on each axis that is not spatial, such as `{"c": 0, "t": 5}`; for channels also a list. All channels if
+        not given; other axes that are not named must have length 1. Labels are read at the same indices, on axes
+        where they have more than one.
     force_has_data
         Accept a raw volume without labels of any class.
     empty_value
@@ -120,15 +126,17 @@ class CellMapDataset(Dataset[Any]):
         self.axis_order, self.is_train = axis_order, is_train
         self.spatial_transforms, self.class_relation_dict = spatial_transforms, class_relation_dict
         self.raw_value_transforms, self.target_value_transforms = raw_value_transforms, target_value_transforms
-        self.seed = seed_of(options.get("rng"))
+        self.seed, self.at = seed_of(options.get("rng")), dict(options.get("at") or {})
         self.pad, self.empty_value = options.get("pad", True), options.get("empty_value", float("nan"))
         self.force_has_data, self.device = options.get("force_has_data", False), options.get("device")
         self.max_workers = options.get("max_workers")
         self._cache_bytes = options.get("cache_bytes", 256 * 2**20)
-        _check_names(self.input_arrays, self.target_arrays, self.classes)
+        check_names(self.input_arrays, self.target_arrays, self.classes)
         self.label_paths: dict[str, str | None] = {}
         if self.target_arrays:
             self.label_paths = label_paths(self.target_path, self.classes, may_be_empty=self.force_has_data)
+        self.channels = Multiscale.read(self.raw_path).channels(self.at)
+        """The image of each channel of the inputs."""
         self._build()
         self._state = AugmentState(len(self))
 
@@ -143,10 +151,11 @@ class CellMapDataset(Dataset[Any]):
         spatial = None
         if self.is_train and self.spatial_transforms:
             spatial = Spatial(self.spatial_transforms, outs, axis_order=self.axis_order)
-        paths: dict[str, tuple[str | None, ...]] = dict.fromkeys(self.input_arrays, (self.raw_path,))
-        paths |= dict.fromkeys(self.target_arrays, tuple(self.label_paths.values()))
+        images: dict[str, tuple[Multiscale | None, ...]] = dict.fromkeys(self.input_arrays, self.channels)
+        labels = [None if path is None else open_labels(path, self.at) for path in self.label_paths.values()]
+        images |= dict.fromkeys(self.target_arrays, tuple(labels))
         arrays = {
-            name: VolumeArray(paths[name], shape, scale, interpolation, pad_value=fill)
+            name: VolumeArray(images[name], shape, scale, interpolation, pad_value=fill)
             for name, (shape, scale, interpolation, fill) in outs.items()
         }
         self.volume = VolumeSource(
@@ -279,7 +288,10 @@ class CellMapDataset(Dataset[Any]):
         """For each class, the number of its voxels and of all voxels; 0 and 0 without labels."""
         scale = next(iter(self.target_arrays.values()), {"scale": ()})["scale"]
         at = dict(zip(self.axis_order[-len(scale) :], scale, strict=True)) if len(scale) else {}
-        return {name: (0, 0) if path is None else count_voxels(path, at) for name, path in self.label_paths.items()}
+        return {
+            name: (0, 0) if path is None else count_voxels(open_labels(path, self.at), at)
+            for name, path in self.label_paths.items()
+        }
 
     @property
     def class_counts(self) -> dict[str, int]:
@@ -354,41 +366,6 @@ class _RandomSubset:
         self._calls += 1
         seed = None if self._seed < 0 else key_for(self._seed, "subset", self._calls) >> 1
         return self._dataset.get_random_subset_indices(self._count, seed)
-
-
-def check_numbers(dataset: Any, indices: Sequence[int]) -> list[int]:
-    """Return item numbers as integers; raise IndexError for one that the dataset does not have."""
-    numbers = [operator.index(index) for index in indices]
-    for number in numbers:
-        if not 0 <= number < len(dataset):
-            raise IndexError(f"Item numbers of {dataset!r} must be from 0 to {len(dataset) - 1}, got {number}.")
-    return numbers
-
-
-def check_array(name: str, array: Mapping[str, Sequence[float]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Return shape and scale of an array of `input_arrays` or `target_arrays`."""
-    if not isinstance(array, Mapping) or set(array) != {"shape", "scale"}:
-        raise OptionError(f"Array {name!r} must be {{'shape': (z, y, x) voxels, 'scale': world units}}, got {array!r}.")
-    shape, scale = tuple(array["shape"]), tuple(float(size) for size in array["scale"])
-    if len(shape) != len(scale) or len(shape) not in (2, 3):
-        raise OptionError(
-            f"Array {name!r} must have three numbers, or two, as shape and scale, got {shape} and {scale}."
-        )
-    return tuple(check_integer(f"shape of {name!r}", size, at_least=1) for size in shape), scale
-
-
-def _check_names(inputs: Arrays, targets: Arrays, classes: Sequence[str]) -> None:
-    if not inputs:
-        raise OptionError(
-            "input_arrays must have at least one array, such as {'raw': {'shape': ..., 'scale': ...}}, got none."
-        )
-    repeated = sorted(set(inputs) & set(targets))
-    if repeated or "idx" in {*inputs, *targets}:
-        raise OptionError(f"Names of arrays must be unique, and not 'idx', got {repeated or ['idx']}. Rename them.")
-    if targets and not classes:
-        raise OptionError("target_arrays need classes, got none; name the classes.")
-    if len(set(classes)) < len(classes):
-        raise OptionError(f"classes must be unique, got {list(classes)}.")
 
 
 def _value_transform(transform: Callable[..., Any] | None, name: str) -> ValueTransform | None:

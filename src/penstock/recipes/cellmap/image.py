@@ -12,6 +12,7 @@ from penstock.core.errors import OptionError
 from penstock.core.seeds import generator_for
 from penstock.recipes.cellmap.labels import count_voxels
 from penstock.recipes.cellmap.transforms import ValueTransform
+from penstock.source.volume.ngff import Multiscale
 from penstock.source.volume.source import VolumeArray, VolumeSource
 
 __all__ = ["CellMapImage", "EmptyImage"]
@@ -40,6 +41,9 @@ class CellMapImage:
         Must be None; it configures TensorStore, which is not used here.
     device
         Device of the returned patches.
+    at
+        Index on each axis that is not spatial, such as `{"c": 0, "t": 5}`; for channels also a list, and all of them if
+        not given. They are the first axis of a patch.
     """
 
     def __init__(
@@ -55,6 +59,8 @@ class CellMapImage:
         value_transform: Callable[..., Any] | None = None,
         context: None = None,
         device: str | torch.device | None = None,
+        *,
+        at: Mapping[str, int | Sequence[int]] | None = None,
     ) -> None:
         if context is not None:
             raise OptionError("context must be None: it configures TensorStore, which is not used here.")
@@ -62,7 +68,8 @@ class CellMapImage:
         self.scale, self.output_shape = tuple(map(float, target_scale)), tuple(map(int, target_voxel_shape))
         self.pad, self.pad_value, self.interpolation, self.device = pad, pad_value, interpolation, device
         self._transform = None if value_transform is None else ValueTransform(value_transform, "value_transform")
-        array = VolumeArray((path,), self.output_shape, self.scale, interpolation, pad_value=pad_value)
+        self._channels = Multiscale.read(path).channels(at or {})
+        array = VolumeArray(self._channels, self.output_shape, self.scale, interpolation, pad_value=pad_value)
         self._source = VolumeSource({"image": array}, axis_order=axis_order, pad=pad)
 
     @property
@@ -77,8 +84,9 @@ class CellMapImage:
 
     @cached_property
     def class_counts(self) -> int:
-        """Number of voxels above 0 at the level that is read. Reads all of them once; writes nothing."""
-        return count_voxels(self.path, dict(zip(self.axis_order[-len(self.scale) :], self.scale, strict=True)))[0]
+        """Number of voxels above 0, in all channels, at the level that is read. Reads them once; writes nothing."""
+        scale = dict(zip(self.axis_order[-len(self.scale) :], self.scale, strict=True))
+        return sum(count_voxels(channel, scale)[0] for channel in self._channels)
 
     def __getitem__(self, center: Mapping[str, float]) -> torch.Tensor:
         axes = self.axis_order[-3:]

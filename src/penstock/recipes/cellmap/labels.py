@@ -1,6 +1,7 @@
 """Where the labels of each class are, and how many voxels they have. Labels are only ever read."""
 
 import logging
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError, SourceError
+from penstock.source.stored.open_array import StoredArray
 from penstock.source.volume.ngff import Multiscale
 
-__all__ = ["count_voxels", "label_paths", "split_target_path"]
+__all__ = ["count_voxels", "label_paths", "open_labels", "split_target_path"]
 
 _LOG = logging.getLogger("penstock")
 
@@ -52,17 +54,29 @@ def label_paths(target_path: str | None, classes: Sequence[str], *, may_be_empty
     return found
 
 
-def count_voxels(path: str, scale: Mapping[str, float]) -> tuple[int, int]:
+def open_labels(path: str, at: Mapping[str, int | Sequence[int]]) -> Multiscale:
+    """Open labels at the indices of the raw image on non-spatial axes, as far as the labels have several."""
+    image = Multiscale.read(path)
+    return image.choose({axis: at[axis] for axis, size in image.other_axes.items() if size > 1 and axis in at})  # type: ignore[misc]  # refuses what is no index
+
+
+def count_voxels(image: Multiscale, scale: Mapping[str, float]) -> tuple[int, int]:
     """Return the number of voxels greater than 0 and the number of all voxels, at the level read for `scale`."""
-    array = Multiscale.opened(path).level_for(scale).array
-    return sum(int(np.count_nonzero(layer > 0)) for layer in _read_layers(array)), int(np.prod(array.shape))
+    array = image.level_for(scale).array
+    chosen = dict(image.at)
+    bounds = [
+        (chosen[axis.name], chosen[axis.name] + 1) if axis.name in chosen else (0, size)
+        for axis, size in zip(image.axes, array.shape, strict=True)
+    ]
+    count = sum(int(np.count_nonzero(layer > 0)) for layer in _read_layers(array, bounds))
+    return count, math.prod(end - begin for begin, end in bounds)
 
 
-def _read_layers(array: Any) -> Iterator[NDArray[Any]]:
-    rows = array.chunk_rows
-    for start in range(0, array.shape[0], rows):
-        stop = min(array.shape[0], start + rows)
-        layer = np.empty((stop - start, *array.shape[1:]), array.dtype)
-        for task in array.tasks(start, stop, tuple((0, size) for size in array.shape[1:]), layer):
+def _read_layers(array: StoredArray, bounds: Sequence[tuple[int, int]]) -> Iterator[NDArray[Any]]:
+    (first, last), inside = bounds[0], tuple(bounds[1:])
+    for start in range(first, last, array.chunk_rows):
+        stop = min(last, start + array.chunk_rows)
+        layer = np.empty((stop - start, *(end - begin for begin, end in inside)), array.dtype)
+        for task in array.tasks(start, stop, inside, layer):
             task()
         yield layer

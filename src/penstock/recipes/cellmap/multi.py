@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset
 
 from penstock.core.errors import OptionError, PenstockError
-from penstock.recipes.cellmap.dataset import Arrays, CellMapDataset, check_numbers
+from penstock.recipes.cellmap.checks import check_numbers
+from penstock.recipes.cellmap.dataset import Arrays, CellMapDataset
 from penstock.recipes.cellmap.sampling import ClassBalancedSampler, MutableSubsetRandomSampler, crop_weights, seed_of
 from penstock.recipes.cellmap.transforms import PatchTransform
 from penstock.run.augment_state import AugmentState

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import SourceError
 from penstock.source.stored.hdf5 import Hdf5Array
+from penstock.source.stored.n5 import refuse_n5
 from penstock.source.stored.npy import NpyArray
 from penstock.source.stored.zarr.codec import UnsupportedStoreError
 from penstock.source.stored.zarr.local import Selection, open_zarr
@@ -62,6 +63,7 @@ class StoredArray(Protocol):
 def open_array(where: str) -> StoredArray:
     """Open a `.npy` file, `FILE.h5/DATASET`, or a zarr array at a path or URL."""
     if "://" in where:
+        refuse_n5(where)
         return ZarrPythonArray.open(where)
     path = Path(where).absolute()
     if path.suffix == ".npy" and path.is_file():
@@ -71,6 +73,7 @@ def open_array(where: str) -> StoredArray:
         return Hdf5Array.open(file, str(path.relative_to(file)))
     if not path.exists():
         raise SourceError(f"No array at {where}.")
+    refuse_n5(str(path))
     try:
         return open_zarr(path)
     except UnsupportedStoreError:

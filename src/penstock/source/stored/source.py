@@ -15,6 +15,7 @@ from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
 from penstock.source.checks import allocate_block, check_items, check_out, check_span
 from penstock.source.read_pool import ReadPool
+from penstock.source.stored.n5 import refuse_n5
 from penstock.source.stored.open_array import StoredArray, open_array
 from penstock.source.stored.zarr.local import Selection
 
@@ -201,6 +202,7 @@ def _find_arrays(path: str) -> dict[str, str]:
         return {"data": path}
     found = {entry.name: str(entry) for entry in sorted(folder.iterdir()) if _is_zarr_array(entry)}
     if not found:
+        refuse_n5(path)
         raise SourceError(f"No zarr arrays in {path}; name them with fields=...")
     return found
 

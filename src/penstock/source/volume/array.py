@@ -150,6 +150,8 @@ def _select_volume(name: str, spec: VolumeArray, image: Multiscale, axis_order: 
             f"{image.where} must have the spatial axes {', '.join(axis_order)} or, for {name!r}, "
             f"{', '.join(axes_of_spec)}, but has {', '.join(image.space)}; use an axis_order of the volume's own axes."
         )
+    if set(image.other_axes) != {axis for axis, _ in image.at}:
+        image = image.choose({})
     level: Level = image.level_for(dict(zip(axes_of_spec, spec.scale, strict=True)))
     stored = level.array.dtype
     if not np.can_cast(stored, spec.dtype, "same_kind"):

@@ -1,29 +1,33 @@
 """Reads OME-NGFF metadata: the axes of an image, and the levels of its pyramid with scale and translation.
 
-Supports versions 0.4 (zarr v2, `multiscales` in `.zattrs`) and 0.5 (zarr v3, `ome` in `zarr.json`). Metadata are never
-written. World coordinates: voxel `i` of an axis has its centre at `translation + i * scale` and covers half a `scale`
-to each side.
+Supports versions 0.1 to 0.4 (zarr v2, `multiscales` in `.zattrs`) and 0.5 (zarr v3, `ome` in `zarr.json`). Metadata are
+never written. World coordinates: voxel `i` of an axis has its centre at `translation + i * scale` and covers half a
+`scale` to each side.
+
+Before 0.4, metadata have no scale: the world unit is a voxel of the finest level, and all levels cover the same extent.
+Before 0.3, they have no axes, either: arrays are (t, c, z, y, x).
 """
 
-import json
 import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from penstock.core.errors import OptionError, SourceError
 from penstock.source.stored.open_array import StoredArray, open_array
-from penstock.source.stored.zarr.zarr_python import read_remote_attributes
+from penstock.source.volume.attributes import parse_inner_path, read_ome
+from penstock.source.volume.plates import describe_collection, list_images
 
 __all__ = ["Axis", "Level", "Multiscale"]
 
 _LOG = logging.getLogger("penstock")
-_VERSIONS = ("0.4", "0.5")
+_VERSIONS = ("0.1", "0.2", "0.3", "0.4", "0.5")
+_WITHOUT_SCALES = ("0.1", "0.2", "0.3")
+_WITHOUT_AXES = ("0.1", "0.2")
 _KINDS = {"c": "channel", "t": "time"}  # of axes without a type; all others are spatial
 _LARGEST = 1e100  # a JSON number may have any number of digits
 _SAME_SCALE = 1e-6  # metadata are written with varying numbers of digits
@@ -85,15 +89,25 @@ class Multiscale:
         at
             Index on each non-spatial axis, such as `{"c": 1}`. Axes that are not named must have length 1.
         """
+        return cls.read(where).choose(at or {})
+
+    @classmethod
+    def read(cls, where: str | os.PathLike[str]) -> "Multiscale":
+        """Read the metadata of the first multiscale image at a path or URL; `choose` or `channels` then selects."""
         name = os.fspath(where)
-        image = _first_image(_read_attributes(name), name)
-        axes = _parse_axes(image.get("axes"), name)
+        image, version = _first_image(name)
+        given = list("tczyx") if "axes" not in image and version in _WITHOUT_AXES else image.get("axes")
+        axes = _parse_axes(given, name)
         datasets = image.get("datasets")
         if not isinstance(datasets, list) or not datasets:
             raise SourceError(f"The image {name} must have at least one level in 'datasets', got {datasets!r}.")
+        opened = [(dataset, *_open_array(name, dataset)) for dataset in datasets]
+        # ome-zarr before 0.10 halves small images until nothing is left.
+        opened = [found for found in opened if 0 not in found[2].shape] or opened
+        if version in _WITHOUT_SCALES and not any("coordinateTransformations" in dataset for dataset, _, _ in opened):
+            return cls(name, axes, _derive_scales(name, [(where, array) for _, where, array in opened], axes))
         common = _compose_transformations(image.get("coordinateTransformations", []), len(axes), f"the image {name}")
-        levels = tuple(_open_level(name, dataset, axes, common[:2]) for dataset in datasets)
-        return cls(name, axes, levels, _choose_indices(name, axes, levels, at or {}))
+        return cls(name, axes, tuple(_scale_level(name, found, axes, common[:2]) for found in opened))
 
     @classmethod
     def plain(
@@ -116,7 +130,7 @@ class Multiscale:
         sizes = _parse_numbers(scale, len(named), f"The scale of {name}", positive=True)
         level = Level(name, array, sizes, _parse_numbers(shift, len(named), f"The translation of {name}"))
         _check_level(level, named)
-        return cls(name, named, (level,), _choose_indices(name, named, (level,), at or {}))
+        return cls(name, named, (level,)).choose(at or {})
 
     def __repr__(self) -> str:
         axes = "".join(axis.name if len(axis.name) == 1 else f"<{axis.name}>" for axis in self.axes)
@@ -126,6 +140,48 @@ class Multiscale:
     def space(self) -> tuple[str, ...]:
         """Names of the spatial axes, in storage order."""
         return tuple(axis.name for axis in self.axes if axis.kind == "space")
+
+    @property
+    def other_axes(self) -> dict[str, int]:
+        """Axes that are not spatial, and the number of indices that all levels have on each."""
+        return {
+            axis.name: min(level.shape[number] for level in self.levels)
+            for number, axis in enumerate(self.axes)
+            if axis.kind != "space"
+        }
+
+    def choose(self, at: Mapping[str, int]) -> "Multiscale":
+        """Return the image at an index on each non-spatial axis; axes that are not named must have length 1."""
+        unknown = sorted(set(at) - set(self.other_axes))
+        if unknown:
+            raise OptionError(
+                f"at must name non-spatial axes of {self.where} ({sorted(self.other_axes)}), got {dict(at)!r}."
+            )
+        chosen = []
+        for name, size in self.other_axes.items():
+            index = at.get(name, 0)
+            if name not in at and size > 1:
+                raise SourceError(
+                    f"Axis {name!r} of {self.where} has length {size}; choose an index with at={{{name!r}: 0}}."
+                )
+            if isinstance(index, bool) or not isinstance(index, int | np.integer) or not 0 <= index < size:
+                raise OptionError(f"at must be an index 0–{size - 1} for axis {name!r} of {self.where}, got {index!r}.")
+            chosen.append((name, int(index)))
+        return replace(self, at=tuple(chosen))
+
+    def channels(self, at: Mapping[str, int | Sequence[int]]) -> "tuple[Multiscale, ...]":
+        """Return the image once for each channel: all, or those that `at` names by one index or a list of indices.
+
+        On other non-spatial axes, `at` has an index, as in `choose`. An image without channels comes once.
+        """
+        channel = next((axis.name for axis in self.axes if axis.kind == "channel"), None)
+        if channel is None:
+            return (self.choose(at),)  # type: ignore[arg-type]  # refuses what is no index
+        wanted = at.get(channel, range(self.other_axes[channel]))
+        indices = wanted if isinstance(wanted, Sequence) and not isinstance(wanted, str) else [wanted]
+        if not indices:
+            raise OptionError(f"at must name at least one channel for axis {channel!r} of {self.where}, got {at!r}.")
+        return tuple(self.choose({**at, channel: index}) for index in indices)  # type: ignore[dict-item]  # as above
 
     def level_for(self, scale: Mapping[str, float]) -> Level:
         """Return the coarsest level that is on no axis coarser than `scale`; the finest level if all are coarser.
@@ -154,41 +210,27 @@ class Multiscale:
         return finest
 
 
-def _read_attributes(where: str) -> Mapping[str, Any]:
-    """Return the attributes of the group at a path or URL."""
-    if "://" in where:
-        return read_remote_attributes(where)
-    folder = Path(where)
-    if not folder.exists():
-        raise SourceError(f"No volume at {where}: the path does not exist.")
-    for name in ("zarr.json", ".zattrs"):
-        try:
-            content = json.loads((folder / name).read_bytes())
-            found: Any = content.get("attributes", {}) if name == "zarr.json" else content
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise SourceError(f"{folder / name} must hold the attributes of a zarr group: {error!r}.") from error
-        if not isinstance(found, dict):
-            raise SourceError(f"{folder / name} must hold the attributes of a zarr group, got {type(found).__name__}.")
-        return found
-    raise SourceError(f"{where} has no OME-NGFF metadata: it has neither zarr.json nor .zattrs.")
-
-
-def _first_image(attributes: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return the first multiscale image of attributes of version 0.4 or 0.5."""
-    ome = attributes.get("ome", attributes)
-    images = ome.get("multiscales") if isinstance(ome, Mapping) else None
+def _first_image(where: str) -> tuple[Mapping[str, Any], str | None]:
+    """Return the first multiscale image at a path or URL, and the version of its metadata, such as "0.4"."""
+    ome = read_ome(where)
+    images = ome.get("multiscales")
     if not isinstance(images, list) or not images or not isinstance(images[0], Mapping):
+        found = describe_collection(where)
+        if found is not None:
+            raise SourceError(
+                f"{where} must be an OME-NGFF image, but is {found}. Give one of its images, such as "
+                f"{list_images(where)[0]}; penstock.source.list_images({where!r}) lists all of them."
+            )
         raise SourceError(
             f"{where} must be an OME-NGFF image, but its attributes have no list of multiscales. Give the group of the "
             "image, or an array without metadata as Multiscale.plain(path, scale)."
         )
     image: Mapping[str, Any] = images[0]
-    version = image.get("version", ome.get("version"))
-    if version is not None and not str(version).startswith(_VERSIONS):
-        raise SourceError(f"{where} must be OME-NGFF of version {' or '.join(_VERSIONS)}, got {version!r}.")
-    return image
+    given = image.get("version", ome.get("version"))
+    version = next((known for known in _VERSIONS if f"{given}.".startswith(f"{known}.")), None)
+    if given is not None and version is None:
+        raise SourceError(f"{where} must be OME-NGFF of version {_VERSIONS[0]} to {_VERSIONS[-1]}, got {given!r}.")
+    return image, version
 
 
 def _parse_axes(given: Any, where: str) -> tuple[Axis, ...]:
@@ -211,26 +253,52 @@ def _parse_axes(given: Any, where: str) -> tuple[Axis, ...]:
     return tuple(axes)
 
 
-def _open_level(
-    where: str, dataset: Any, axes: Sequence[Axis], common: tuple[tuple[float, ...], tuple[float, ...]]
+def _scale_level(
+    image: str,
+    opened: tuple[Mapping[str, Any], str, StoredArray],
+    axes: Sequence[Axis],
+    common: tuple[tuple[float, ...], tuple[float, ...]],
 ) -> Level:
-    """Open one entry of `datasets`; its own transformations apply first, then those that all levels share."""
-    path = dataset.get("path") if isinstance(dataset, Mapping) else None
-    if not isinstance(path, str) or not path or path.startswith("/") or ".." in PurePosixPath(path).parts:
-        raise SourceError(f"The path of a level of {where} must lead to an array below the image, got {path!r}.")
-    title = f"level {path!r} of {where}"
+    """Return one entry of `datasets`; its own transformations apply first, then those that all levels share."""
+    dataset, where, array = opened
+    title = f"level {str(dataset['path'])!r} of {image}"
     scale, shift, scaled = _compose_transformations(dataset.get("coordinateTransformations", []), len(axes), title)
     if not scaled:
         raise SourceError(f"The coordinateTransformations of {title} must have a scale.")
-    try:
-        array = open_array(f"{where.rstrip('/')}/{path}")
-    except OptionError as error:
-        raise SourceError(f"Could not open {title}: {error}") from error
     both = tuple(a * b for a, b in zip(scale, common[0], strict=True))
     moved = tuple(a * b + c for a, b, c in zip(shift, *common, strict=True))
-    level = Level(f"{where.rstrip('/')}/{path}", array, both, moved)
+    level = Level(where, array, both, moved)
     _check_level(level, axes)
     return level
+
+
+def _open_array(image: str, dataset: Any) -> tuple[str, StoredArray]:
+    """Return the path and the array of one entry of `datasets`."""
+    given = dataset.get("path") if isinstance(dataset, Mapping) else None
+    path = parse_inner_path(given, f"a level of {image} must lead to an array below the image")
+    where = f"{image.rstrip('/')}/{path}"
+    try:
+        return where, open_array(where)
+    except OptionError as error:
+        raise SourceError(f"Could not open level {path!r} of {image}: {error}") from error
+
+
+def _derive_scales(image: str, arrays: Sequence[tuple[str, StoredArray]], axes: Sequence[Axis]) -> tuple[Level, ...]:
+    """Return levels of metadata without scales, by how many times each is smaller than the one before."""
+    plain = [Level(where, array, (1.0,) * len(axes), (0.0,) * len(axes)) for where, array in arrays]
+    for level in plain:
+        _check_level(level, axes)
+    _LOG.warning("%s has no scale (OME-NGFF before 0.4); its world unit is a voxel of its finest level.", image)
+    plain.sort(key=lambda level: -math.prod(level.shape))
+    factors, finer, found = [1.0] * len(axes), plain[0].shape, []
+    for level in plain:
+        for number, axis in enumerate(axes):
+            if axis.kind == "space":  # rounded, because half of an odd number of voxels is more, or less
+                factors[number] *= max(1, round(finer[number] / level.shape[number]))
+        shift = tuple((factor - 1) / 2 for factor in factors)
+        found.append(replace(level, scale=tuple(factors), translation=shift))
+        finer = level.shape
+    return tuple(found)
 
 
 def _check_level(level: Level, axes: Sequence[Axis]) -> None:
@@ -278,23 +346,3 @@ def _parse_numbers(given: Any, n_axes: int, title: str, *, positive: bool = Fals
     ):
         raise SourceError(f"{title} must be {n_axes} {'positive ' if positive else ''}numbers, got {given!r}.")
     return tuple(float(n) for n in values)
-
-
-def _choose_indices(
-    where: str, axes: Sequence[Axis], levels: Sequence[Level], at: Mapping[str, int]
-) -> tuple[tuple[str, int], ...]:
-    """Return the index on each non-spatial axis."""
-    others = {axis.name: number for number, axis in enumerate(axes) if axis.kind != "space"}
-    unknown = sorted(set(at) - set(others))
-    if unknown:
-        raise OptionError(f"at must name non-spatial axes of {where} ({sorted(others)}), got {dict(at)!r}.")
-    chosen = []
-    for name, number in others.items():
-        size = min(level.shape[number] for level in levels)
-        index = at.get(name, 0)
-        if name not in at and max(level.shape[number] for level in levels) > 1:
-            raise SourceError(f"Axis {name!r} of {where} has length {size}; choose an index with at={{{name!r}: 0}}.")
-        if isinstance(index, bool) or not isinstance(index, int | np.integer) or not 0 <= index < size:
-            raise OptionError(f"at must be an index 0–{size - 1} for axis {name!r} of {where}, got {dict(at)!r}.")
-        chosen.append((name, int(index)))
-    return tuple(chosen)

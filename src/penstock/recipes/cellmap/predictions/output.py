@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
-from penstock.recipes.cellmap.dataset import check_array
+from penstock.recipes.cellmap.checks import check_array
 from penstock.recipes.cellmap.predictions.ngff import Coordinates, ImageLayout
 from penstock.recipes.cellmap.predictions.publish import UnfinishedImage
 from penstock.recipes.cellmap.predictions.tiles import AxisTiles, Voxels, axis_tiles, ramp, voxels_between
@@ -206,16 +206,18 @@ def _voxels(
     level = raw.level_for(scales)
     voxels, units = [], []
     for axis in names:
-        number = [stored.name for stored in raw.axes].index(axis)
-        size = level.scale[number]
-        low = level.translation[number] - size / 2
+        # An axis that is not stored has one voxel of size 1 at 0, as in the source.
+        number = next((number for number, stored in enumerate(raw.axes) if stored.name == axis), None)
+        size = 1.0 if number is None else level.scale[number]
+        low = (0.0 if number is None else level.translation[number]) - size / 2
+        count = 1 if number is None else level.shape[number]
         wanted = bounds.get(axis)
         if wanted is not None and (len(wanted) != 2 or not all(math.isfinite(edge) for edge in wanted)):
             raise OptionError(f"target_bounds of {name!r} along {axis} must be [low, high], got {wanted!r}.")
         edges = None if wanted is None else (float(wanted[0]), float(wanted[1]))
         # A slice is as thick as the voxels it is read from.
-        voxels.append(voxels_between(axis, (low, low + level.shape[number] * size), scales.get(axis, size), edges))
-        units.append(raw.axes[number].unit)
+        voxels.append(voxels_between(axis, (low, low + count * size), scales.get(axis, size), edges))
+        units.append(None if number is None else raw.axes[number].unit)
     return voxels, units
 
 

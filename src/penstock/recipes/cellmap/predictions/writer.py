@@ -17,7 +17,6 @@ from penstock.recipes.cellmap.dataset import Arrays, CellMapDataset, split_targe
 from penstock.recipes.cellmap.loader import CellMapDataLoader
 from penstock.recipes.cellmap.predictions.output import OutputArray, Target, output_array
 from penstock.recipes.cellmap.predictions.publish import UnfinishedImage, begin_images
-from penstock.source.volume.ngff import Multiscale
 
 __all__ = ["CellMapDatasetWriter", "WriterOptions"]
 
@@ -34,6 +33,7 @@ class WriterOptions(TypedDict, total=False):
     empty_value: float
     max_workers: int | None
     cache_bytes: int
+    at: Mapping[str, int | Sequence[int]] | None
 
 
 class CellMapDatasetWriter:
@@ -81,7 +81,7 @@ class CellMapDatasetWriter:
         `dtype`: `float32`, or `uint8` for integers from 0 to 255; nothing is scaled. `levels` (1): levels of the
         pyramid, each with half the resolution of the one before; means for float32, modes for uint8. `overlap` (0.25):
         fraction of a patch, up to 0.5, that `blend="linear"` shares with the next one. `empty_value` (0): value of
-        inputs beyond the border. `raw_value_transforms`, `max_workers`, `cache_bytes`: as in `CellMapDataset`.
+        inputs beyond the border. `raw_value_transforms`, `max_workers`, `cache_bytes`, `at`: as in `CellMapDataset`.
 
     Examples
     --------
@@ -133,8 +133,9 @@ class CellMapDatasetWriter:
             pad=pad,
             max_workers=options.get("max_workers"),
             cache_bytes=options.get("cache_bytes", 256 * 2**20),
+            at=options.get("at"),
         )
-        self._arrays = self._make_arrays(raw_path, target_bounds or {}, blend, options)
+        self._arrays = self._make_arrays(target_bounds or {}, blend, options)
         places = _image_paths(target_path, self.classes, list(self.target_arrays))
         self._images = {
             key: self._arrays[key[0]].image(place, key[1], options.get("levels", 1)) for key, place in places.items()
@@ -144,7 +145,7 @@ class CellMapDatasetWriter:
         begin_images(list(self._images.values()), overwrite=overwrite, resume=resume)
         weakref.finalize(self, _close_images, list(self._images.values()))
 
-    def _make_arrays(self, raw_path: str, bounds: Bounds, blend: str, options: WriterOptions) -> dict[str, OutputArray]:
+    def _make_arrays(self, bounds: Bounds, blend: str, options: WriterOptions) -> dict[str, OutputArray]:
         unknown = sorted(set(bounds) - set(self.target_arrays))
         if unknown:
             raise OptionError(
@@ -155,7 +156,7 @@ class CellMapDatasetWriter:
         if blend == "abut" and "overlap" in options:
             raise OptionError("overlap needs blend='linear', got blend='abut'.")
         overlap = options.get("overlap", 0.25) if blend == "linear" else None
-        raw = Multiscale.opened(raw_path)
+        raw = self.dataset.channels[0]
         return {
             name: output_array(
                 Target(name, array, bounds.get(name, {}), overlap, options.get("dtype", "float32")),
