@@ -47,3 +47,10 @@ def test_options_are_checked_again_when_one_is_replaced() -> None:
 def test_workers_and_executor_that_do_not_go_together_are_refused(workers: Any, executor: Any, words: str) -> None:
     with pytest.raises(OptionError, match=words):
         Loader(SOURCE, PLAN, num_workers=workers, options=RunOptions(executor=executor))
+
+
+def test_a_function_for_workers_needs_processes() -> None:
+    with pytest.raises(OptionError, match="worker_init needs worker processes, got executor='threads'"):
+        RunOptions("threads", worker_init=print)
+    assert RunOptions(worker_init=print).executor_for(2) == "processes"
+    assert RunOptions(worker_init=print).executor_for(0) == "inline"

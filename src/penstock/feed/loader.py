@@ -140,6 +140,11 @@ class Loader:
         """The rank that receives the batches."""
         return self._position.world
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the batches."""
+        return self._device
+
     def at(self, epoch: int, batch: int) -> Any:
         """Return batch `batch` of `epoch`, counted over all ranks, without moving the loader."""
         self._check_open()

@@ -1,5 +1,6 @@
 """Options of plan execution."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -40,6 +41,10 @@ class RunOptions:
     memory_bytes: int | None = None
     """Refuse to start if `memory_estimate()` is larger; None: no limit."""
 
+    worker_init: Callable[[int], None] | None = None
+    """Called with the number of each worker process when it starts, such as to open a connection. Workers are processes
+    if it is given."""
+
     def __post_init__(self) -> None:
         if self.executor not in get_args(Executor):
             allowed = ", ".join(map(repr, get_args(Executor)))
@@ -50,6 +55,8 @@ class RunOptions:
         if self.start_method is not None and self.start_method not in get_args(StartMethod):
             allowed = ", ".join(map(repr, get_args(StartMethod)))
             raise OptionError(f"start_method must be one of {allowed}, or None, got {self.start_method!r}.")
+        if self.worker_init is not None and self.executor == "threads":
+            raise OptionError("worker_init needs worker processes, got executor='threads'. Use executor='processes'.")
         for name, value in (("timeout_seconds", self.timeout_seconds), ("memory_bytes", self.memory_bytes)):
             if value is not None and value <= 0:
                 raise OptionError(f"{name} must be > 0, or None for no limit, got {value!r}.")
@@ -64,4 +71,6 @@ class RunOptions:
             return "inline"
         if self.executor == "inline":
             raise OptionError(f"executor='inline' needs num_workers=0, got {num_workers}. Use 0, or another executor.")
+        if self.executor == "auto" and self.worker_init is not None:
+            return "processes"
         return self.executor

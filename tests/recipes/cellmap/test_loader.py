@@ -273,14 +273,18 @@ def test_the_attributes_that_users_read(folder: Path, caplog: pytest.LogCaptureF
 @pytest.mark.parametrize("prefetch", ["x", 0, -1, 2.0, True])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_prefetch_factor_is_a_positive_integer(folder: Path, prefetch: Any, workers: int) -> None:
-    with pytest.raises(ValueError, match="prefetch_factor must be a positive integer"):
+    with pytest.raises(ValueError, match="prefetch_factor must be an integer >= 1"):
         CellMapDataLoader(cell(folder), num_workers=workers, prefetch_factor=prefetch)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"shuffle": True}, "Options must be among pin_memory.*got shuffle"),
+        ({"suffle": True}, "Options must be among shuffle, drop_last, .*got suffle"),
+        ({"shuffle": False, "iterations_per_epoch": 2}, "shuffle=False excludes weighted_sampler and iterations_per"),
+        ({"shuffle": True, "sampler": [1]}, "shuffle=True excludes a sampler"),
+        ({"rng": 1, "generator": torch.Generator()}, "Either rng or generator must be given, got both"),
+        ({"batch_sampler": [[1]]}, r"batch_sampler must be None in CellMapDataLoader, got \[\[1\]\]. Use batch_size"),
         ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
         ({"num_workers": -1}, "num_workers must be an integer >= 0, got -1"),
         ({"iterations_per_epoch": 0}, "iterations_per_epoch must be an integer >= 1, got 0"),

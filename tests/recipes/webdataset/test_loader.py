@@ -204,7 +204,7 @@ def test_a_short_last_batch_is_kept_or_dropped(sets: Callable[..., Path]) -> Non
 
 
 def test_prefetch_factor_bounds_what_is_made_ahead(sets: Callable[..., Path]) -> None:
-    with pytest.raises(OptionError, match="prefetch must be an integer >= 1, got 0"):
+    with pytest.raises(OptionError, match="prefetch_factor must be an integer >= 1, got 0"):
         create_webdataset_dataloader(sets(), prefetch_factor=0)
     with create_webdataset_dataloader(sets(), batch_size=4, num_workers=2, prefetch_factor=1) as loader:
         assert sorted(flat(loader)) == list(range(N))

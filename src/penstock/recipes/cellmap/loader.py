@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from penstock.core.index import Index
 from penstock.core.protocols import Order, Source, Transform
 from penstock.feed.device import map_tensors, resolve_device
 from penstock.feed.loader import Loader
+from penstock.feed.torch_options import TorchOptions
 from penstock.observe.machine import this_machine
 from penstock.plan.balanced import BalancedSpans
 from penstock.plan.batch_plan import BatchPlan
@@ -26,7 +28,6 @@ from penstock.recipes.cellmap.dataset import CellMapDataset
 from penstock.recipes.cellmap.multi import CellMapMultiDataset, read_patches
 from penstock.recipes.cellmap.package import ItemReader, generator_owners
 from penstock.recipes.cellmap.sampling import crop_starts, seed_of, weigh_crops
-from penstock.run.options import RunOptions
 from penstock.source.combine import Take
 from penstock.source.dataset import DatasetSource
 
@@ -76,10 +77,10 @@ class CellMapDataLoader:
         With `iterations_per_epoch`: size of groups of nearby patches that are visited close together, so that fewer
         chunks are decoded. 1 for no grouping.
     kwargs
-        As in torch's DataLoader: `pin_memory` (None: if the device is CUDA and memory allows it),
-        `persistent_workers` (True by default; always False for datasets of other kinds with `set_epoch`),
-        `prefetch_factor` (2), `drop_last` (False), `collate_fn`, `timeout`, `multiprocessing_context` (a name or a
-        context; workers are processes then).
+        As in torch's DataLoader: `shuffle` (by default, if `is_train`), `pin_memory` (None: if the device is CUDA and
+        memory allows it), `persistent_workers` (True by default; always False for datasets of other kinds with
+        `set_epoch`), `prefetch_factor` (2), `drop_last` (False), `collate_fn`, `timeout`, `generator` (the same as
+        `rng`), `worker_init_fn` and `multiprocessing_context` (a name or a context; both: workers are processes).
     """
 
     def __init__(
@@ -97,7 +98,8 @@ class CellMapDataLoader:
         near: int = 16,
         **kwargs: Any,
     ) -> None:
-        self.dataset, self.is_train, self.sampler, self.rng, self.device = dataset, is_train, sampler, rng, device
+        self.dataset, self.is_train, self.sampler = dataset, is_train, sampler
+        self.device = resolve_device(device)
         self.batch_size = check_integer("batch_size", batch_size, at_least=1)
         self.num_workers = check_integer("num_workers", num_workers, at_least=0)
         self.weighted_sampler, self._near = weighted_sampler, check_integer("near", near, at_least=1)
@@ -113,7 +115,7 @@ class CellMapDataLoader:
             )
         self._volume, self._selected = _find_volume(dataset)
         self.classes = self._resolve_classes(classes)
-        self._set_options(dict(kwargs))
+        self._set_options(kwargs, rng)
         self._source, self._transform = self._source_and_transform()
         self._n_sampled = 0
         """Epochs whose order the sampler has given; that of the last one is the order of the loader."""
@@ -143,7 +145,7 @@ class CellMapDataLoader:
     def __len__(self) -> int:
         if self.sampler is not None:
             items = len(self._next_epoch_sampler())
-            return items // self.batch_size if self._drop_last else -(-items // self.batch_size)
+            return items // self.batch_size if self._keywords.drop_last else -(-items // self.batch_size)
         return len(self._loader)
 
     def __getitem__(self, indices: int | Sequence[int]) -> Any:
@@ -156,8 +158,8 @@ class CellMapDataLoader:
         else:
             seed, epoch = self._loader.plan.seed, self._loader.epoch
             items = read_patches(self._volume, self._selected, numbers.tolist(), seed=seed, epoch=epoch)
-        batch = (self._collate or self.collate_fn)(items)
-        return batch if self.device is None else map_tensors(batch, lambda tensor: tensor.to(self.device))
+        batch = (self._keywords.collate_fn or self.collate_fn)(items)
+        return batch if self.device.type == "cpu" else map_tensors(batch, lambda tensor: tensor.to(self.device))
 
     def refresh(self) -> None:
         """Skip the rest of this epoch: the next iteration is a new one. Workers keep running."""
@@ -170,7 +172,7 @@ class CellMapDataLoader:
 
     def to(self, device: str | torch.device) -> "CellMapDataLoader":
         """Return this loader; the next batches arrive on `device`."""
-        before, self.device = self.device, device
+        before, self.device = self.device, resolve_device(device)
         try:
             self._restart()
         except PenstockError:
@@ -229,37 +231,37 @@ class CellMapDataLoader:
         """Whether `set_epoch` of the dataset must be called; for our own datasets the loader knows the epoch."""
         return self._volume is None and callable(getattr(self.dataset, "set_epoch", None))
 
-    def _set_options(self, given: dict[str, Any]) -> None:
+    def _set_options(self, given: Mapping[str, Any], rng: torch.Generator | int | None) -> None:
         self.default_kwargs = dict(given)
-        prefetch = given.pop("prefetch_factor", None)
-        if prefetch is not None and (isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1):
-            raise OptionError(f"prefetch_factor must be a positive integer, got {prefetch!r}.")
-        self._prefetch_factor = (2 if prefetch is None else prefetch) if self.num_workers else None
+        self._keywords, unknown = TorchOptions.split(given, "in CellMapDataLoader")
+        if unknown:
+            allowed = ", ".join(field.name for field in fields(TorchOptions))
+            raise OptionError(f"Options must be among {allowed}, got {', '.join(sorted(unknown))}.")
+        if rng is not None and self._keywords.generator is not None:
+            raise OptionError("Either rng or generator must be given, got both.")
+        self.rng = self._keywords.generator if rng is None else rng
+        self._check_shuffle(self._keywords.shuffle)
+        self._prefetch_factor = (self._keywords.prefetch_factor or 2) if self.num_workers else None
         # Persistent workers would not see `set_epoch` of a dataset in this process.
-        stay = bool(given.pop("persistent_workers", True)) and not self._needs_epoch()
+        stay = bool(self._keywords.persistent_workers) and not self._needs_epoch()
         self._persistent_workers = stay and self.num_workers > 0
-        self._drop_last = bool(given.pop("drop_last", False))
-        self._collate = given.pop("collate_fn", None)
-        self._timeout = given.pop("timeout", None) or None
-        context = given.pop("multiprocessing_context", None)
-        if context is not None and not self.num_workers:
-            raise OptionError("multiprocessing_context needs num_workers >= 1, got 0.")
-        self._start_method: Any = context if context is None or isinstance(context, str) else context.get_start_method()
-        self._pin_requested = given.pop("pin_memory", None)
-        if self._pin_requested and not torch.cuda.is_available():
+        if self._keywords.pin_memory and not torch.cuda.is_available():
             _LOG.warning("pin_memory=True has no effect: torch finds no CUDA device.")
-        if given:
+
+    def _check_shuffle(self, shuffle: bool | None) -> None:
+        if shuffle and self.sampler is not None:
+            raise OptionError("shuffle=True excludes a sampler, which sets the order itself.")
+        if shuffle is not None and not shuffle and (self.weighted_sampler or self.iterations_per_epoch is not None):
             raise OptionError(
-                "Options must be among pin_memory, persistent_workers, prefetch_factor, drop_last, collate_fn, timeout "
-                f"and multiprocessing_context, got {', '.join(sorted(given))}."
+                "shuffle=False excludes weighted_sampler and iterations_per_epoch, which are random. Leave it out."
             )
 
     @property
     def _pin_memory(self) -> bool:
         """Whether batches are pinned: as given, or if the device is CUDA and memory allows it."""
-        cuda = resolve_device(self.device).type == "cuda"
-        if self._pin_requested is not None:
-            return bool(self._pin_requested) and (cuda or torch.cuda.is_available())
+        cuda = self.device.type == "cuda"
+        if self._keywords.pin_memory is not None:
+            return bool(self._keywords.pin_memory) and (cuda or torch.cuda.is_available())
         return cuda and self._has_room_to_pin()
 
     def _has_room_to_pin(self) -> bool:
@@ -271,7 +273,8 @@ class CellMapDataLoader:
         return held * batch * _PINNED_DIVISOR <= this_machine().memory_bytes
 
     def _make_order(self) -> Order:
-        if self.sampler is not None or not self.is_train:
+        shuffle = self.is_train if self._keywords.shuffle is None else self._keywords.shuffle
+        if self.sampler is not None or not shuffle:
             return Sequential()  # replaced when an epoch begins, by what the sampler gives
         count = None if self.iterations_per_epoch is None else self.iterations_per_epoch * self.batch_size
         items = len(self._index())
@@ -314,27 +317,20 @@ class CellMapDataLoader:
         return index.select(np.asarray(self._volume.validation_indices, np.int64))
 
     def _make_plan(self, order: Order) -> Plan:
-        tail: Tail = "drop" if self._drop_last else "short"
+        tail: Tail = "drop" if self._keywords.drop_last else "short"
         seed = seed_of(self.rng, getattr(self._volume, "seed", 0))
         return Plan(self._index(), order, self.batch_size, seed, tail=tail)
 
     def _make_loader(self, plan: BatchPlan) -> Loader:
-        options = RunOptions(
-            executor="auto" if self._start_method is None else "processes",
-            prefetch=self._prefetch_factor or 2,
-            persistent=self._persistent_workers,
-            start_method=self._start_method,
-            timeout_seconds=self._timeout,
-            pin_memory=self._pin_memory,
-        )
+        options = self._keywords.run_options(self.num_workers, pin_memory=self._pin_memory)
         return Loader(
             self._source,
             plan,
             transform=self._transform,
-            collate=self._collate or (None if self._volume is not None else self.collate_fn),
+            collate=self._keywords.collate_fn or (None if self._volume is not None else self.collate_fn),
             num_workers=self.num_workers,
             device=self.device,
-            options=options,
+            options=replace(options, persistent=self._persistent_workers),
         )
 
     def _next_epoch_sampler(self) -> Any:

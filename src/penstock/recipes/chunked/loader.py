@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Sampler
 
 from penstock.core.checks import check_integer
@@ -16,6 +17,7 @@ from penstock.core.errors import OptionError, PlanError
 from penstock.core.index import Index
 from penstock.feed.position import Position
 from penstock.feed.ranks import current_world
+from penstock.feed.torch_options import TorchOptions, refuse_keywords
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Share, Tail
 from penstock.plan.orders import Sequential, Shuffle
@@ -26,6 +28,7 @@ from penstock.plan.world import World
 __all__ = ["ChunkedDataLoader", "ChunkedSampler"]
 
 _LOG = logging.getLogger("penstock")
+_INSTEAD = dict.fromkeys(("sampler", "batch_sampler"), "Chunks determine the order: leave out one of the two.")
 
 
 class ChunkedSampler(Sampler[int]):
@@ -199,13 +202,15 @@ class ChunkedDataLoader(DataLoader[Any]):
         With chunks, True by default: an endless stream of passes, each in its own order, for training. False: storage
         order, each pass cut exactly, for validation.
     seed
-        Seed of the order, with chunks.
+        Seed of the order, with chunks; None: the initial seed of `generator`, or 42.
     drop_last
         With `shuffle=False`: leave out a short last batch. A shuffled stream has none.
     world
         With chunks: which rank this is; None: from `torch.distributed`, or else from the environment.
     dataloader_kwargs
-        Other arguments of torch's DataLoader; `persistent_workers=True` keeps workers alive between chunks.
+        Other arguments of torch's DataLoader: `collate_fn`, `pin_memory`, `timeout`, `worker_init_fn`,
+        `multiprocessing_context`, `generator`, `prefetch_factor`, `persistent_workers` (True keeps workers alive
+        between chunks). With chunks, `sampler` and `batch_sampler` are refused.
 
     Examples
     --------
@@ -221,7 +226,7 @@ class ChunkedDataLoader(DataLoader[Any]):
         chunk_size: int | None = None,
         *,
         shuffle: bool | None = None,
-        seed: int = 42,
+        seed: int | None = None,
         drop_last: bool = False,
         world: World | None = None,
         **dataloader_kwargs: Any,
@@ -232,9 +237,8 @@ class ChunkedDataLoader(DataLoader[Any]):
             return
         check_integer("chunk_size", chunk_size, at_least=1)
         check_integer("batch_size", batch_size, at_least=1)
-        for name in ("sampler", "batch_sampler"):
-            if dataloader_kwargs.get(name) is not None:
-                raise OptionError(f"{name} must be None with a chunk_size: chunks determine the order. Leave out one.")
+        refuse_keywords(dataloader_kwargs, _INSTEAD, "with a chunk_size")
+        keywords = TorchOptions(generator=dataloader_kwargs.get("generator"), shuffle=shuffle, drop_last=drop_last)
         items = len(dataset)
         shuffled = True if shuffle is None else shuffle
         if drop_last and not shuffled:
@@ -242,13 +246,14 @@ class ChunkedDataLoader(DataLoader[Any]):
         sampler = ChunkedSampler(
             items,
             chunk_size * batch_size,
-            seed,
+            keywords.seed(seed, otherwise=42),
             shuffle=shuffled,
             batch_size=batch_size,
             world=world,
             identity=str(getattr(dataset, "identity", "")),
         )
-        super().__init__(dataset, batch_size, sampler=sampler, drop_last=False, **dataloader_kwargs)
+        torchs = {name: value for name, value in dataloader_kwargs.items() if name not in _INSTEAD}
+        super().__init__(dataset, batch_size, sampler=sampler, drop_last=False, **torchs)
         self.chunked = sampler
 
     @property
@@ -282,6 +287,11 @@ class ChunkedDataLoader(DataLoader[Any]):
     def position(self) -> Position:
         """The chunk, and how many of its batches were delivered."""
         return self._sampler().position
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the batches: main memory. A training moves them on."""
+        return torch.device("cpu")
 
     @property
     def world(self) -> World:

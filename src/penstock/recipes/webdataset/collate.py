@@ -1,6 +1,6 @@
 """Collate function for WebDataset samples: stacks, pads or lists the fields of a batch."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import torch
 
 from penstock.core.errors import OptionError
 
-__all__ = ["collate_webdataset"]
+__all__ = ["collate_samples", "collate_webdataset"]
 
 
 def collate_webdataset(
@@ -58,6 +58,19 @@ def collate_webdataset(
         else:
             merged[name] = torch.stack(values)
     return merged
+
+
+def collate_samples(batch: Sequence[Mapping[str, Any]], *, collate: Callable[[list[Any]], Any]) -> Any:
+    """Return what the user's function makes of samples whose arrays are tensors, as `WebDatasetLoader` yields them."""
+    return collate(
+        [
+            {
+                name: _tensor(value) if isinstance(value, np.ndarray | np.generic) else value
+                for name, value in sample.items()
+            }
+            for sample in batch
+        ]
+    )
 
 
 def _tensor(value: Any) -> Any:

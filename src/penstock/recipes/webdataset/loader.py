@@ -24,10 +24,11 @@ from penstock.core.index import Index
 from penstock.core.protocols import Observer, Order
 from penstock.feed.loader import Loader
 from penstock.feed.ranks import current_world
+from penstock.feed.torch_options import TorchOptions
 from penstock.files.durable import write_aside
 from penstock.plan.orders import Sequential, WindowShuffle, shuffle_within
 from penstock.plan.plan import Plan
-from penstock.recipes.webdataset.collate import collate_webdataset
+from penstock.recipes.webdataset.collate import collate_samples, collate_webdataset
 from penstock.run.options import RunOptions
 from penstock.shard.decoders.decode import Decoding
 from penstock.shard.manifest import METADATA
@@ -302,7 +303,7 @@ def create_webdataset_dataloader(
     pad_value: float | None = None,
     device: str | torch.device | None = None,
     observer: Observer | None = None,
-    **dataset_options: Any,
+    **options: Any,
 ) -> Loader:
     """Return a loader of batches `{field: tensor, …, "metadata": list of dicts}`.
 
@@ -315,17 +316,18 @@ def create_webdataset_dataloader(
         As for `WebDatasetLoader`.
     batch_size, drop_last
         Samples per batch; leave out a last batch that is not full.
-    num_workers, prefetch_factor
-        Threads or processes that prepare batches, whichever is faster here; batches that each prepares ahead.
-    pin_memory
-        Use page-locked memory for batches, if there is a CUDA device.
+    num_workers, prefetch_factor, pin_memory
+        Threads or processes that prepare batches, whichever is faster here; batches that each prepares ahead; whether
+        these are in page-locked memory, if there is a CUDA device.
     pad_value
         Pad fields of varying length, and add a mask; None: they are lists.
     device, observer
         Device of the batches (None: main memory); receiver of timings, such as `Timings()`.
-    dataset_options
-        Other arguments of `WebDatasetLoader`: `seed`, `shard_pattern`, `shuffle_shards`, `decode`, `fields`, `verify`,
-        `on_error`, ….
+    options
+        As in torch's DataLoader: `collate_fn` (called with a list of samples as `WebDatasetLoader` yields
+        them), `persistent_workers` (True by default), `timeout`, `generator` (its initial seed is the seed of the
+        order), `worker_init_fn` and `multiprocessing_context` (both: workers are processes). And other arguments of
+        `WebDatasetLoader`: `seed`, `shard_pattern`, `shuffle_shards`, `decode`, `fields`, `verify`, `on_error`, ….
 
     Examples
     --------
@@ -337,22 +339,34 @@ def create_webdataset_dataloader(
     ...     [batch["x"].tolist() for batch in loader]
     [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
     """
-    if "max_workers" in dataset_options:
-        raise OptionError("max_workers is an option of WebDatasetLoader only. Use num_workers here.")
-    dataset = WebDatasetLoader(shard_dir, shuffle=shuffle, buffer_size=buffer_size, **dataset_options)
+    options |= {"prefetch_factor": prefetch_factor, "drop_last": drop_last, "pin_memory": pin_memory}
+    keywords, given = _split_options(options)
+    dataset = WebDatasetLoader(shard_dir, shuffle=shuffle, buffer_size=buffer_size, **given)
+    run_options = keywords.run_options(num_workers, pin_memory=bool(pin_memory))
+    plan = dataset.plan(batch_size, tail="drop" if drop_last else "short")
+    collate = _choose_collate(dataset.source, pad_value, keywords.collate_fn)
     return Loader(
-        dataset.source,
-        dataset.plan(batch_size, tail="drop" if drop_last else "short"),
-        collate=_choose_collate(dataset.source, pad_value),
-        num_workers=num_workers,
-        device=device,
-        options=RunOptions(prefetch=prefetch_factor, pin_memory=pin_memory, persistent=True),
-        observer=observer,
-    )
+        dataset.source, plan, collate=collate, num_workers=num_workers, device=device,
+        options=run_options, observer=observer,
+    )  # fmt: skip
 
 
-def _choose_collate(source: TarSource, pad_value: float | None) -> Callable[[list[Any]], Any] | None:
-    """Return a collate function if some fields have no fixed shape; None if blocks suffice."""
+def _split_options(options: dict[str, Any]) -> tuple[TorchOptions, dict[str, Any]]:
+    """Return the keywords of torch's DataLoader, and the arguments of `WebDatasetLoader`."""
+    if "max_workers" in options:
+        raise OptionError("max_workers is an option of WebDatasetLoader only. Use num_workers here.")
+    keywords, given = TorchOptions.split(options, "in create_webdataset_dataloader")
+    return keywords, {**given, "seed": keywords.seed(given.get("seed"), otherwise=42)}
+
+
+def _choose_collate(
+    source: TarSource, pad_value: float | None, given: Callable[[list[Any]], Any] | None
+) -> Callable[[list[Any]], Any] | None:
+    """Return the given collate function, or one if some fields have no fixed shape; None if blocks suffice."""
+    if given is not None:
+        if pad_value is not None:
+            raise OptionError(f"pad_value must be None with a collate_fn, which pads itself, got {pad_value!r}.")
+        return partial(collate_samples, collate=given)
     infos = source.manifest.fields
     loose = [name for name, field in source.fields.items() if field.item_bytes is None and name != METADATA]
     ragged = {name for name in loose if infos[name].dtype is not None or infos[name].suffix.endswith("npy")}

@@ -4,6 +4,7 @@ import io
 import pickle
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import reduction
 from pathlib import Path
@@ -92,6 +93,7 @@ class Specification:
     world: World
     maker: BatchMaker
     method: str
+    worker_init: Callable[[int], None] | None = None
 
     def unpickle(self) -> "Specification":
         """Return the specification itself."""
@@ -102,7 +104,7 @@ class Specification:
         stream = io.BytesIO()
         pickler = _Pickler(stream)
         try:
-            pickler.dump((self.plan, self.world, self.maker, self.method))
+            pickler.dump((self.plan, self.world, self.maker, self.method, self.worker_init))
         except Exception as error:
             raise self._find_unpicklable(error) from error
         if pickler.names_in_main and not _can_import_main():
@@ -120,6 +122,7 @@ class Specification:
             "transform": self.maker.transform,
             "collate": self.maker.collate_items,
             "plan": self.plan,
+            "worker_init": self.worker_init,
         }
         for name, part in parts.items():
             try:

@@ -92,7 +92,7 @@ class WorkerPool:
         # Other seeds for each start: a worker that takes the place of another must not repeat its random numbers.
         seed = key_for(self.plan.seed, "workers", next(self._starts)) >> 1
         place = WorkerPlace(number, self.n_workers, seed, self._method)
-        specification = Specification(self.plan, self.world, self.maker, self._method)
+        specification = Specification(self.plan, self.world, self.maker, self._method, self.options.worker_init)
         others = [worker for worker in self.workers if worker.number != number]
         return WorkerProcess(place, specification, self.ring, others)
 

@@ -100,6 +100,8 @@ class _Worker:
         found = self._specification.unpickle()
         source = found.maker.source
         _prepare_process(self._place, getattr(source, "dataset", source))
+        if found.worker_init is not None:
+            found.worker_init(self._place.number)
         return found
 
     def _receive(self) -> Request | NewPlan | None:
