@@ -40,6 +40,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "prepend=-2": "any number will do that no chunk has",
     },
     "plan/epoch.py": {
+        r"ENDLESS = \d <<": "endless, too, and still below 2**63",
         "_POSITIONS_AT_ONCE": "how much is computed at once",
         r"self\._windows\) >.* \d \* self\.passes\.lanes": "how many windows are remembered",
     },
@@ -47,7 +48,6 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "plan/orders.py": {"_SAMPLED_AT_ONCE": "how much is worked out at once"},
     "plan/windows.py": {"_TABLE_ROWS|_CHUNKS_AT_ONCE": "how much is worked out at once, or kept in a table"},
     "plan/plan.py": {"_CACHED_ARRANGEMENTS": "how much is remembered"},
-    "plan/segments.py": {r"_ENDLESS = \d <<": "endless, too, and still below 2**63"},
     "shard/codec.py": {"_COPIED_BYTES": "a copy and a view have the same bytes"},
     "shard/compression.py": {
         r"_READ_BYTES = \d <<": "how much is read at once",

@@ -364,7 +364,9 @@ def run(folder: Path) -> None:
         mock.patch.object(watch, "resident_bytes", return_value=1 << 20),
         mock.patch.object(run_file, "datetime", Noon),
         mock.patch.object(sys, "argv", ["train.py"]),
-        ps.Loader(source, ps.Plan(source.index, ps.WindowShuffle(2), 2, seed=3), observer=ps.Timings()) as loader,
+        ps.Loader(
+            source, ps.Plan(source.index, ps.WindowShuffle(2), 2, seed=3, tail="drop"), observer=ps.Timings()
+        ) as loader,
         ps.watch(loader, show=False) as watched,
     ):
         for _ in range(4):

@@ -246,7 +246,7 @@ def moments() -> dict[str, Any]:
 def trainer_loaders() -> dict[str, Callable[[], Any]]:
     """Return what makes the loaders of a trainer: training in chunks of three batches, validation in order."""
     train, val = ps.ArraySource({"x": numbered(14)}), ps.ArraySource({"x": numbered(7) + 100})
-    chunks = ps.Segments(ps.Plan(train.index, ps.Shuffle(), batch_size=2, seed=5), 3)
+    chunks = ps.Segments(ps.Plan(train.index, ps.Shuffle(), batch_size=2, seed=5, tail="drop"), 3)
     whole = ps.Segments(ps.Plan(val.index, ps.Sequential(), batch_size=2, tail="short"), 2)
     return {"train": lambda: ps.Loader(train, chunks), "val": lambda: ps.Loader(val, whole)}
 

@@ -40,10 +40,14 @@ def plans() -> dict[str, Any]:
     for name, order in orders.items():
         found[name] = ps.Plan(index, order, batch_size=4, seed=11, tail="short")
         found[f"two lanes: {name}"] = ps.Plan(index, order, batch_size=3, seed=2**40, lanes=2, tail="pad")
-        found[f"segments: {name}"] = ps.Segments(ps.Plan(index, order, batch_size=4, seed=11), 3)
-    found["selected"] = ps.Plan(index.select(range(0, 37, 2)), ps.WindowShuffle(2), batch_size=4, seed=11)
+        found[f"segments: {name}"] = ps.Segments(ps.Plan(index, order, batch_size=4, seed=11, tail="drop"), 3)
+    found["selected"] = ps.Plan(index.select(range(0, 37, 2)), ps.WindowShuffle(2), batch_size=4, seed=11, tail="drop")
     found["one after the other"] = ps.Plan(
-        ps.Index.concat([index, ps.Index.uniform(10, 4, identity="x")]), ps.WindowShuffle(3), batch_size=4, seed=11
+        ps.Index.concat([index, ps.Index.uniform(10, 4, identity="x")]),
+        ps.WindowShuffle(3),
+        batch_size=4,
+        seed=11,
+        tail="drop",
     )
     found["segments of a pass"] = ps.Segments(ps.Plan(index, ps.Shuffle(), batch_size=4, seed=11, tail="short"), 3)
     return found
@@ -198,7 +202,7 @@ def plan_cases() -> dict[str, Case]:
     source = ps.ArraySource({"x": numbered(37)})
 
     def loader(batch_size: int, rank: int = 0, size: int = 1) -> Callable[[], Any]:
-        plan = ps.Plan(source.index, ps.Shuffle(), batch_size=batch_size, seed=4)
+        plan = ps.Plan(source.index, ps.Shuffle(), batch_size=batch_size, seed=4, tail="drop")
         return lambda: ps.Loader(source, plan, world=ps.World(rank, size))
 
     found["other batch size"] = Case(loader(4), batches, 3, again=loader(5))

@@ -14,6 +14,8 @@ import parts_states
 import pytest
 from parts_compatibility import WRITTEN
 
+import penstock as ps
+
 pytestmark = pytest.mark.filterwarnings("ignore:.*penstock:DeprecationWarning")
 
 STATES: dict[str, Any] = {
@@ -53,6 +55,16 @@ def test_a_loader_of_today_saves_the_same_state(name: str) -> None:
     stream.close()
     parts_states.close(loader)
     assert state == STATES[name]["state"]
+
+
+def test_a_plan_that_names_no_tail_goes_on_from_a_state_of_one_that_dropped_it() -> None:
+    saved = STATES["other batch size"]
+    source = ps.ArraySource({"x": parts.numbered(37)})
+    with ps.Loader(source, ps.Plan(source.index, ps.Shuffle(), batch_size=5, seed=4)) as loader:
+        loader.load_state_dict(saved["state"])
+        rest = json.loads(json.dumps(list(islice(parts_states.batches(loader), len(saved["rest"])))))
+    assert saved["state"]["plan"]["tail"] == "drop"
+    assert rest == saved["rest"]
 
 
 def test_a_loader_reads_the_file_it_had_saved(tmp_path: Path) -> None:

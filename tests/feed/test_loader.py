@@ -57,7 +57,7 @@ def test_a_mask_beside_a_field_of_that_name_is_refused() -> None:
     with pytest.raises(OptionError, match=r"tail='pad' adds a field 'mask', but .* already has one"):
         Loader(source, Plan(source.index, Sequential(), batch_size=4, tail="pad"))
     with Loader(source, Plan(source.index, Sequential(), batch_size=4)) as loader:
-        assert [batch["mask"].tolist() for batch in loader] == [[0, 1, 2, 3]]
+        assert [batch["mask"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]
 
 
 # -- warnings ----------------------------------------------------------------------------------------------------------
@@ -73,10 +73,11 @@ def test_a_mask_beside_a_field_of_that_name_is_refused() -> None:
             "drop",
             [
                 "2 of 6 batches per epoch are left out, because 4 ranks cannot share them equally. "
-                "Use tail='pad' to leave out none."
+                "Use tail='short' or tail='pad' to leave out none."
             ],
         ),
         (4, "pad", []),
+        (4, "short", []),
         (7, "drop", ["The epochs of this loader have no batches: 24 items, batch_size=4, tail='drop', 7 ranks."]),
     ],
 )
@@ -86,6 +87,34 @@ def test_batches_that_no_rank_makes_are_warned_of(
     with caplog.at_level(logging.WARNING, "penstock"):
         Loader(SOURCE, Plan(SOURCE.index, Sequential(), batch_size=4, tail=tail), world=World(0, size)).close()
     assert caplog.messages == messages
+
+
+def test_items_that_fill_no_batch_are_delivered_unless_they_are_dropped_which_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = numbered_source(10)
+    with caplog.at_level(logging.INFO, "penstock"):
+        with Loader(source, Plan(source.index, Sequential(), batch_size=4)) as loader:
+            assert delivered_items(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+        assert caplog.messages == []
+        Loader(source, Plan(source.index, Sequential(), batch_size=4, tail="drop")).close()
+    assert caplog.messages == ["tail='drop' leaves out 2 of 10 items per epoch, which do not fill a batch."]
+
+
+def test_a_resume_with_more_ranks_than_items_that_are_left_says_what_it_leaves_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = numbered_source(10)
+    plan = Plan(source.index, Sequential(), batch_size=4)
+    with Loader(source, plan) as loader:
+        loader.skip(2)
+        state = loader.state_dict()
+    with Loader(source, plan, world=World(1, 3)) as loader, caplog.at_level(logging.INFO, "penstock"):
+        loader.load_state_dict(state)
+        assert delivered_items(loader) == []
+        (message,) = caplog.messages
+        assert message.startswith("The rest of epoch 0 is left out: it has fewer items than there are ranks (3)")
+        assert delivered_items(loader) == [[4, 5, 6, 7]]
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -155,7 +184,7 @@ def test_skipping_all_that_is_left_ends_the_epoch_and_not_the_next_one() -> None
 
 def test_skipping_past_an_epoch_into_one_without_batches_is_refused() -> None:
     source = numbered_source(3)
-    with Loader(source, Plan(source.index, Sequential(), batch_size=4)) as loader:
+    with Loader(source, Plan(source.index, Sequential(), batch_size=4, tail="drop")) as loader:
         loader.skip(0)
         with pytest.raises(OptionError, match=r"skip\(1\) goes past the last batch: epoch 1 has no batches"):
             loader.skip(1)

@@ -65,7 +65,7 @@ def test_a_loaded_position_is_not_begun_and_an_epoch_without_batches_is_never_fi
     at.leave_begun()
     at.leave_finished()
     assert (at.cursor, at.next_epoch) == (Cursor(2, 3), 2)
-    empty = Position(Plan(Index.uniform(3), Sequential(), batch_size=4), World())
+    empty = Position(Plan(Index.uniform(3), Sequential(), batch_size=4, tail="drop"), World())
     empty.leave_finished()
     assert (empty.epoch, len(empty), empty.remaining) == (0, 0, 0)
 

@@ -18,9 +18,9 @@ EXECUTORS = {
 }
 PLANS: dict[str, Any] = {
     "shuffle, short": Plan(SOURCE.index, Shuffle(), batch_size=7, tail="short", seed=1),
-    "shuffle, drop": Plan(SOURCE.index, Shuffle(), batch_size=7, seed=2),
+    "shuffle, drop": Plan(SOURCE.index, Shuffle(), batch_size=7, seed=2, tail="drop"),
     "windows, pad, lanes": Plan(SOURCE.index, WindowShuffle(3), batch_size=8, lanes=3, tail="pad", seed=3),
-    "cycling segments": Segments(Plan(SOURCE.index, WindowShuffle(2), batch_size=5, lanes=2, seed=4), 4),
+    "cycling segments": Segments(Plan(SOURCE.index, WindowShuffle(2), batch_size=5, lanes=2, seed=4, tail="drop"), 4),
     "segments of a pass": Segments(Plan(SOURCE.index, Shuffle(), batch_size=5, tail="short", seed=5), 4),
 }
 MOVES = Plan(SOURCE.index, Shuffle(), batch_size=7, tail="short", seed=1)  # 7 batches

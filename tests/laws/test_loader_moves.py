@@ -75,7 +75,7 @@ class TestSkip:
         assert found == planned_items(MOVES, epoch)[batch:]
 
     def test_skipping_is_counted_in_steps_of_this_rank(self) -> None:
-        plan = Plan(SOURCE.index, Shuffle(), batch_size=4)
+        plan = Plan(SOURCE.index, Shuffle(), batch_size=4, tail="drop")
         with Loader(SOURCE, plan, world=World(1, 2)) as loader:
             loader.skip(2)
             assert delivered_items(loader) == planned_items(plan)[5:10:2]
@@ -89,7 +89,7 @@ class TestSkip:
 
     def test_nothing_is_read(self) -> None:
         source = CountingSource(SOURCE)
-        with Loader(source, Plan(source.index, Shuffle(), batch_size=4)) as loader:
+        with Loader(source, Plan(source.index, Shuffle(), batch_size=4, tail="drop")) as loader:
             loader.skip(1_000_003)
             assert (source.spans, source.taken) == ([], [])
             assert loader.epoch == 1_000_003 // 11
@@ -130,7 +130,7 @@ class TestAt:
         assert found == planned_items(MOVES)
 
     def test_batches_are_counted_over_all_ranks(self) -> None:
-        with Loader(SOURCE, Plan(SOURCE.index, Shuffle(), batch_size=4), world=World(1, 2)) as loader:
+        with Loader(SOURCE, Plan(SOURCE.index, Shuffle(), batch_size=4, tail="drop"), world=World(1, 2)) as loader:
             assert loader.at(0, 0)["x"].tolist() == planned_items(loader.plan)[0]
 
     def test_a_batch_that_is_not_there_is_refused(self) -> None:

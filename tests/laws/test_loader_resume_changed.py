@@ -9,7 +9,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from penstock_test_parts import worlds
 
-from penstock import Loader, Plan, PlanError, WindowShuffle
+from penstock import Loader, Plan, WindowShuffle
 from tests.laws.loaders import EXECUTORS, SOURCE, make_loader
 
 
@@ -45,22 +45,20 @@ def test_stopping_three_times_with_other_ranks_and_workers_is_one_run(
     plan = Plan(SOURCE.index, WindowShuffle(3), batch_size=batch_size, seed=seed, lanes=lanes, tail=tail)
     found: list[tuple[int, int]] = []
     state: dict[str, Any] | None = None
-    try:
-        for size, executor, steps in changes:
-            with ExitStack() as stack:
-                loaders = [stack.enter_context(make_loader(plan, executor, world=world)) for world in worlds(size)]
-                if state is not None:
-                    for loader in loaders:
-                        loader.load_state_dict(state)
-                found += advance(loaders, steps)
-                states = [loader.state_dict() for loader in loaders]
-            assert all(other == states[0] for other in states)
-            state = json.loads(json.dumps(states[0]))
-    except PlanError:
-        assert tail == "short"
-        reject()
+    for size, executor, steps in changes:
+        with ExitStack() as stack:
+            loaders = [stack.enter_context(make_loader(plan, executor, world=world)) for world in worlds(size)]
+            if state is not None:
+                for loader in loaders:
+                    loader.load_state_dict(state)
+                if tail == "short" and loaders[0].position.share().left_out:
+                    reject()  # fewer items are left in the epoch than there are ranks
+            found += advance(loaders, steps)
+            states = [loader.state_dict() for loader in loaders]
+        assert all(other == states[0] for other in states)
+        state = json.loads(json.dumps(states[0]))
     with make_loader(plan) as loader:
-        whole = advance([loader], 1 + sum(size * steps for size, _, steps in changes))
+        whole = advance([loader], 1 + 2 * sum(size * steps for size, _, steps in changes))
     assert found == whole[: len(found)]
     last = [real_items(plan, state["epoch"], batch) for batch in range(state["batch"])]
     assert len(found) == state["epoch"] * 46 + sum(last)

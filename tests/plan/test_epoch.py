@@ -8,6 +8,7 @@ from penstock.core.index import Index
 from penstock.plan.epoch import Share
 from penstock.plan.orders import Sequential, WindowShuffle
 from penstock.plan.plan import Plan
+from penstock.plan.segments import Segments
 from penstock.plan.world import World
 
 
@@ -52,11 +53,31 @@ def test_the_rows_of_a_shared_round_are_still_those_of_the_windows() -> None:
         assert [item for items in laid for item in items] == draw.items.tolist()
 
 
+def test_short_splits_two_rounds_if_the_last_has_fewer_items_than_ranks() -> None:
+    made = shares(20, 3, "short")
+    assert [steps(share)[-1] for share in made] == [[12, 13], [14, 15, 16], [17, 18, 19]]
+    assert [share.n_steps for share in made] == [3, 3, 3]
+    assert [made[0].batch_after(n) for n in range(4)] == [0, 3, 6, 10]
+
+
+def test_short_leaves_out_the_rest_of_an_epoch_that_has_fewer_items_than_ranks() -> None:
+    made = shares(20, 3, "short", start=9)
+    assert [(share.n_steps, share.left_out, steps(share)) for share in made] == [(0, 1, [])] * 3
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_short_is_refused_if_a_rank_would_have_no_batch(rank: int) -> None:
-    epoch = Plan(Index.uniform(8), Sequential(), batch_size=2, tail="short").epoch(0)
-    with pytest.raises(PlanError, match=r"an item for each of the 3 ranks, got 2: .* Use tail='pad'"):
+def test_short_is_refused_if_there_are_fewer_items_than_ranks(rank: int) -> None:
+    epoch = Plan(Index.uniform(2), Sequential(), batch_size=2, tail="short").epoch(0)
+    with pytest.raises(PlanError, match=r"an item for each of the 3 ranks, got 2: .* Use fewer ranks, or tail='pad'"):
         epoch.share(World(rank, 3))
+
+
+def test_the_items_of_an_epoch_that_are_in_no_batch_are_counted() -> None:
+    index = Index.uniform(11)
+    left_out = {tail: Plan(index, Sequential(), 4, tail=tail).epoch(0).left_out for tail in ("drop", "short", "pad")}
+    assert left_out == {"drop": 3, "short": 0, "pad": 0}
+    assert Plan(index, Sequential(), 4, tail="drop").epoch(2, origin=5).left_out == 2
+    assert Segments(Plan(index, Sequential(), 4, tail="drop"), 2).epoch(1).left_out == 0
 
 
 def test_batches_done_count_over_all_ranks_and_stop_at_the_end() -> None:

@@ -51,58 +51,62 @@ ORDERS = [
         "84c69641e0dc8107",
     ),
     (
-        Plan(CHUNKED, RandomChunks(4, count=4), batch_size=4, seed=42),
+        Plan(CHUNKED, RandomChunks(4, count=4), batch_size=4, seed=42, tail="drop"),
         [[14, 15, 16, 17], [2, 3, 4, 5], [7, 8, 9, 10], [3, 4, 5, 6]],
         "32d106b8d413ecc4",
     ),
     (
-        Plan(CHUNKED, RandomChunks(6, align=2, shuffle=True), batch_size=6, seed=42),
+        Plan(CHUNKED, RandomChunks(6, align=2, shuffle=True), batch_size=6, seed=42, tail="drop"),
         [[4, 8, 6, 7, 9, 5], [13, 12, 8, 11, 9, 10], [10, 14, 13, 11, 12, 15]],
         "f6c2fcb052c3629f",
     ),
     (
-        Plan(CHUNKED, Balanced(LABELS, length=20), batch_size=5, seed=42),
+        Plan(CHUNKED, Balanced(LABELS, length=20), batch_size=5, seed=42, tail="drop"),
         [[1, 1, 0, 10, 8], [14, 0, 13, 16, 17], [0, 1, 0, 9, 19], [2, 7, 4, 2, 2]],
         "e122022e56337448",
     ),
     (
-        Plan(CHUNKED, Balanced(LABELS, weights={"rare": 0.2, "common": 0.8}), batch_size=5, seed=42),
+        Plan(CHUNKED, Balanced(LABELS, weights={"rare": 0.2, "common": 0.8}), batch_size=5, seed=42, tail="drop"),
         [[1, 18, 2, 10, 8], [14, 11, 13, 16, 17], [2, 12, 15, 9, 19], [3, 7, 4, 6, 0]],
         "38b7eb6a20e91c98",
     ),
-    (Plan(CHUNKED, Subset(8), batch_size=4, seed=42), [[10, 13, 2, 7], [18, 12, 5, 16]], "14f216fe2f0a4bd3"),
     (
-        Plan(CHUNKED, Subset(12, near=3, window=2), batch_size=4, seed=42),
+        Plan(CHUNKED, Subset(8), batch_size=4, seed=42, tail="drop"),
+        [[10, 13, 2, 7], [18, 12, 5, 16]],
+        "14f216fe2f0a4bd3",
+    ),
+    (
+        Plan(CHUNKED, Subset(12, near=3, window=2), batch_size=4, seed=42, tail="drop"),
         [[7, 8, 13, 18], [5, 16, 12, 3], [2, 4, 9, 10]],
         "c3c9f7872a62e1ef",
     ),
     (
-        Plan(CHUNKED, BalancedSpans((0, 5), (0.25, 0.75), length=12), batch_size=4, seed=42),
+        Plan(CHUNKED, BalancedSpans((0, 5), (0.25, 0.75), length=12), batch_size=4, seed=42, tail="drop"),
         [[17, 18, 15, 5], [11, 13, 1, 7], [10, 0, 2, 16]],
         "5648664d6309743c",
     ),
     (
-        Plan(CHUNKED, Listed([3, 1, 3, 19, 0, 7, 7, 2]), batch_size=4, seed=42),
+        Plan(CHUNKED, Listed([3, 1, 3, 19, 0, 7, 7, 2]), batch_size=4, seed=42, tail="drop"),
         [[3, 1, 3, 19], [0, 7, 7, 2]],
         "d9ab82ba76f72211",
     ),
     (
-        Plan(CHUNKED, WindowShuffle(2, permute_chunks=False), batch_size=4, seed=42),
+        Plan(CHUNKED, WindowShuffle(2, permute_chunks=False), batch_size=4, seed=42, tail="drop"),
         [[3, 5, 7, 1], [4, 8, 0, 6], [10, 2, 9, 15], [12, 11, 18, 19], [13, 16, 17, 14]],
         "9c8abaaa1b06fe52",
     ),
     (
-        Plan(CHUNKED, WindowShuffle(2, permute_items=False), batch_size=4, seed=42),
+        Plan(CHUNKED, WindowShuffle(2, permute_items=False), batch_size=4, seed=42, tail="drop"),
         [[0, 1, 2, 3], [14, 15, 16, 17], [18, 19, 4, 5], [6, 7, 8, 9], [10, 11, 12, 13]],
         "7cab031b2b18d599",
     ),
     (
-        Segments(Plan(CHUNKED, Shuffle(), batch_size=6, seed=42), length=4),
+        Segments(Plan(CHUNKED, Shuffle(), batch_size=6, seed=42, tail="drop"), length=4),
         [[11, 2, 8, 18, 15, 6], [13, 12, 10, 1, 17, 5], [14, 0, 7, 3, 8, 14], [13, 7, 11, 16, 3, 9]],
         "189b92341c68d8c2",
     ),
     (
-        Segments(Plan(CHUNKED, WindowShuffle(2), batch_size=6, seed=42, lanes=2), length=4),
+        Segments(Plan(CHUNKED, WindowShuffle(2), batch_size=6, seed=42, lanes=2, tail="drop"), length=4),
         [[8, 5, 4, 11, 12, 13], [14, 18, 0, 16, 19, 2], [9, 10, 7, 6, 19, 9], [18, 16, 5, 14, 7, 13]],
         "eb5f05182b2fc78e",
     ),
@@ -115,7 +119,7 @@ ORDERS = [
 
 LONG_ORDERS = [
     (
-        Plan(LARGE, Shuffle(), batch_size=64, seed=42),
+        Plan(LARGE, Shuffle(), batch_size=64, seed=42, tail="drop"),
         "c2e9c8eeefcd120d",
         "8c82efbba12bf086",
         [611, 360, 605, 659, 268, 319],
@@ -127,25 +131,25 @@ LONG_ORDERS = [
         [873, 866, 876, 120, 534, 533],
     ),
     (
-        Plan(LARGE, RandomChunks(300, shuffle=True), batch_size=64, seed=42),
+        Plan(LARGE, RandomChunks(300, shuffle=True), batch_size=64, seed=42, tail="drop"),
         "475d36c59714d67e",
         "4242cd8e3a88376e",
         [513, 584, 667, 660, 510, 574],
     ),
     (
-        Plan(LARGE, Balanced(np.arange(1000) % 3, length=5000), batch_size=64, seed=42),
+        Plan(LARGE, Balanced(np.arange(1000) % 3, length=5000), batch_size=64, seed=42, tail="drop"),
         "f6fa651abf6a30bf",
         "1c2ef125bd3b5c58",
         [633, 171, 201, 545, 724, 922],
     ),
     (
-        Plan(LARGE, Subset(500), batch_size=64, seed=42),
+        Plan(LARGE, Subset(500), batch_size=64, seed=42, tail="drop"),
         "5453d745d89a26e6",
         "935fa955b5fe93c3",
         [381, 644, 521, 402, 166, 221],
     ),
     (
-        Segments(Plan(LARGE, WindowShuffle(8), batch_size=64, seed=42, lanes=4), length=40),
+        Segments(Plan(LARGE, WindowShuffle(8), batch_size=64, seed=42, lanes=4, tail="drop"), length=40),
         "383ce22bb0198043",
         "846e66127c675d92",
         [810, 283, 721, 218, 357, 340],
@@ -167,7 +171,7 @@ def test_a_long_order_is_what_it_was(plan: Plan | Segments, hash_0: str, hash_7:
 
 
 def test_a_draw_out_of_a_billion_items_is_what_it_was() -> None:
-    plan = Plan(Index.uniform(10**9), Shuffle(), batch_size=4, seed=42)
+    plan = Plan(Index.uniform(10**9), Shuffle(), batch_size=4, seed=42, tail="drop")
     assert plan.epoch(0).draw(0).items.tolist() == [32754199, 694307766, 51806702, 387737624]
     assert plan.epoch(3).draw(10**9 // 4 - 1).items.tolist() == [230465422, 62373259, 308801952, 900490384]
 
@@ -181,9 +185,9 @@ def test_permutations_are_what_they_were() -> None:
 
 
 def test_visits_and_epochs_that_seed_augmentation_are_what_they_were() -> None:
-    balanced = Plan(CHUNKED, Balanced(LABELS, length=20), batch_size=10, seed=42).epoch(1).draw(0)
+    balanced = Plan(CHUNKED, Balanced(LABELS, length=20), batch_size=10, seed=42, tail="drop").epoch(1).draw(0)
     assert balanced.visits.tolist() == [2, 0, 2, 0, 0, 0, 1, 0, 0, 0]
-    across = Segments(Plan(CHUNKED, Shuffle(), batch_size=6, seed=42), length=4).epoch(0).draw(3)
+    across = Segments(Plan(CHUNKED, Shuffle(), batch_size=6, seed=42, tail="drop"), length=4).epoch(0).draw(3)
     assert [across.seed_path(row) for row in range(6)] == [(0, 9), (0, 4), (1, 4), (1, 16), (1, 19), (1, 9)]
 
 

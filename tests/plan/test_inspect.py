@@ -21,7 +21,7 @@ CHUNKED = Index.uniform(20_000, 50)
 
 
 def test_a_batch_of_items_taken_directly_is_explained() -> None:
-    plan = Plan(Index.uniform(50, 5), Sequential(), batch_size=10)
+    plan = Plan(Index.uniform(50, 5), Sequential(), batch_size=10, tail="drop")
     assert plan.explain(1, epoch=3) == (
         "Batch 1 of 5 in epoch 3: 10 items, 10, 11, 12, 13, 14, 15, 16, 17, …. They are taken directly from the source."
     )
@@ -43,19 +43,25 @@ def test_a_batch_of_rows_of_windows_is_explained_with_its_items_windows_and_padd
 
 
 def test_a_window_of_many_spans_is_cut_short_in_words() -> None:
-    words = Plan(Index.uniform(400, 1), WindowShuffle(100), batch_size=8).explain(0)
-    spans = Plan(Index.uniform(400, 1), WindowShuffle(100), batch_size=8).epoch(0).draw(0).parts[0].window.spans
+    words = Plan(Index.uniform(400, 1), WindowShuffle(100), batch_size=8, tail="drop").explain(0)
+    spans = (
+        Plan(Index.uniform(400, 1), WindowShuffle(100), batch_size=8, tail="drop")
+        .epoch(0)
+        .draw(0)
+        .parts[0]
+        .window.spans
+    )
     assert f"and {len(spans) - 4} more spans." in words
 
 
 def test_four_spans_and_eight_items_are_shown_in_full_and_more_are_cut_short() -> None:
     index = Index.uniform(16, 4).select([0, 4, 8, 12])  # selected items of four chunks do not touch
-    words = Plan(index, WindowShuffle(4), batch_size=4).explain(0)
+    words = Plan(index, WindowShuffle(4), batch_size=4, tail="drop").explain(0)
     assert "which holds items 0–0, 4–4, 8–8, 12–12." in words
     index = Index.uniform(20, 4).select([0, 4, 8, 12, 16])
-    words = Plan(index, WindowShuffle(5), batch_size=4).explain(0)
+    words = Plan(index, WindowShuffle(5), batch_size=4, tail="drop").explain(0)
     assert "which holds items 0–0, 4–4, 8–8, 12–12 and 1 more spans." in words
-    plan = Plan(Index.uniform(20), Sequential(), batch_size=8)
+    plan = Plan(Index.uniform(20), Sequential(), batch_size=8, tail="drop")
     assert plan.explain(0).startswith("Batch 0 of 2 in epoch 0: 8 items, 0, 1, 2, 3, 4, 5, 6, 7. They")
     assert (
         replace(plan, batch_size=9)
@@ -65,7 +71,7 @@ def test_four_spans_and_eight_items_are_shown_in_full_and_more_are_cut_short() -
 
 
 def test_a_batch_over_the_end_of_a_pass_is_explained() -> None:
-    stream = Segments(Plan(Index.uniform(10), Sequential(), batch_size=4), length=2)
+    stream = Segments(Plan(Index.uniform(10), Sequential(), batch_size=4, tail="drop"), length=2)
     assert stream.explain(0, epoch=1).endswith(
         "4 items, 8, 9, 0, 1. They are taken directly from the source. The batch crosses the end of pass 0."
     )
@@ -74,7 +80,7 @@ def test_a_batch_over_the_end_of_a_pass_is_explained() -> None:
 
 def test_a_batch_that_does_not_exist_cannot_be_explained() -> None:
     with pytest.raises(PlanError, match="batch must be >= 0 and < 5, the batches of epoch 0, got 5"):
-        Plan(Index.uniform(50), Shuffle(), batch_size=10).explain(5)
+        Plan(Index.uniform(50), Shuffle(), batch_size=10, tail="drop").explain(5)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +98,7 @@ def test_equal_plans_have_equal_hashes_and_other_epochs_seeds_and_batch_sizes_ot
 
 
 def test_the_hash_changes_with_the_tail_and_the_lanes() -> None:
-    plan = Plan(Index.uniform(30, 5), Sequential(), batch_size=4)
+    plan = Plan(Index.uniform(30, 5), Sequential(), batch_size=4, tail="drop")
     plans = [
         plan,
         replace(plan, tail="short"),
@@ -105,7 +111,7 @@ def test_the_hash_changes_with_the_tail_and_the_lanes() -> None:
 
 def test_the_hash_sees_only_what_is_delivered() -> None:
     # The same order out of differently chunked data, and out of a selection that leaves the head.
-    plan = Plan(Index.uniform(30, 5), Shuffle(), batch_size=4)
+    plan = Plan(Index.uniform(30, 5), Shuffle(), batch_size=4, tail="drop")
     assert plan.order_hash() == replace(plan, index=Index.from_sizes([10, 20])).order_hash()
     assert plan.order_hash() == replace(plan, index=Index.uniform(90).select(range(30))).order_hash()
 
@@ -131,12 +137,12 @@ def test_the_hash_tells_padding_from_items() -> None:
 
 
 def test_the_hash_tells_where_batches_end() -> None:
-    hashes = {Plan(Index.uniform(12), Sequential(), size).order_hash() for size in (1, 2, 3, 4, 6, 12)}
+    hashes = {Plan(Index.uniform(12), Sequential(), size, tail="drop").order_hash() for size in (1, 2, 3, 4, 6, 12)}
     assert len(hashes) == 6
 
 
 def test_segments_have_hashes_of_their_own() -> None:
-    stream = Segments(Plan(Index.uniform(30), Shuffle(), batch_size=4), length=3)
+    stream = Segments(Plan(Index.uniform(30), Shuffle(), batch_size=4, tail="drop"), length=3)
     assert len({stream.order_hash(number) for number in range(8)}) == 8
     assert stream.order_hash(5) == Segments(stream.plan, 3).order_hash(5)
 
@@ -144,22 +150,24 @@ def test_segments_have_hashes_of_their_own() -> None:
 @pytest.mark.parametrize("batch_size", [1, 2, 16, 64, 256])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_storage_order_scores_near_zero_and_an_exact_shuffle_near_one(batch_size: int, seed: int) -> None:
-    assert Plan(CHUNKED, Sequential(), batch_size, seed=seed).mixing().score < 0.05
-    assert Plan(CHUNKED, Shuffle(), batch_size, seed=seed).mixing().score > 0.9
+    assert Plan(CHUNKED, Sequential(), batch_size, seed=seed, tail="drop").mixing().score < 0.05
+    assert Plan(CHUNKED, Shuffle(), batch_size, seed=seed, tail="drop").mixing().score > 0.9
 
 
 @pytest.mark.parametrize("batch_size", [16, 64, 256])
 def test_a_larger_window_mixes_better_up_to_an_exact_shuffle(batch_size: int) -> None:
-    scores = [Plan(CHUNKED, WindowShuffle(window), batch_size).mixing().score for window in (1, 4, 16, 64, 400)]
+    scores = [
+        Plan(CHUNKED, WindowShuffle(window), batch_size, tail="drop").mixing().score for window in (1, 4, 16, 64, 400)
+    ]
     assert scores == sorted(set(scores))
     assert scores[0] < 0.05
     assert scores[-1] > 0.9
 
 
 def test_window_shuffle_reads_every_chunk_once_and_a_shuffle_reads_many_for_each_batch() -> None:
-    assert Plan(CHUNKED, WindowShuffle(4), batch_size=16).mixing().read_amplification == 1.0
-    assert Plan(CHUNKED, Shuffle(), batch_size=16).mixing().read_amplification > 40
-    assert Plan(Index.uniform(2000, 1), Shuffle(), batch_size=16).mixing().read_amplification == 1.0
+    assert Plan(CHUNKED, WindowShuffle(4), batch_size=16, tail="drop").mixing().read_amplification == 1.0
+    assert Plan(CHUNKED, Shuffle(), batch_size=16, tail="drop").mixing().read_amplification > 40
+    assert Plan(Index.uniform(2000, 1), Shuffle(), batch_size=16, tail="drop").mixing().read_amplification == 1.0
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 12), st.integers(1, 9), st.data())
@@ -173,27 +181,27 @@ def test_one_lane_reads_every_chunk_once_whatever_the_chunks(
 
 def test_windows_that_lanes_share_are_counted_for_each() -> None:
     # One window of 100 items, read by each of four lanes.
-    plan = Plan(Index.uniform(100, 10), WindowShuffle(10), batch_size=5, lanes=4)
+    plan = Plan(Index.uniform(100, 10), WindowShuffle(10), batch_size=5, lanes=4, tail="drop")
     assert plan.mixing().read_amplification == 4.0
     # Four windows, each the run of one lane.
-    plan = Plan(Index.uniform(400, 10), WindowShuffle(10), batch_size=5, lanes=4)
+    plan = Plan(Index.uniform(400, 10), WindowShuffle(10), batch_size=5, lanes=4, tail="drop")
     assert plan.mixing().read_amplification == 1.0
 
 
 def test_items_that_a_selection_skips_within_a_chunk_are_read_too() -> None:
     # Of every chunk of ten, the first and the sixth: six items are read for two.
     index = Index.uniform(200, 10).select(range(0, 200, 5))
-    assert Plan(index, WindowShuffle(2), batch_size=4).mixing().read_amplification == 3.0
+    assert Plan(index, WindowShuffle(2), batch_size=4, tail="drop").mixing().read_amplification == 3.0
 
 
 def test_mixing_measures_at_most_max_batches() -> None:
-    assert Plan(CHUNKED, Shuffle(), batch_size=16).mixing(max_batches=7).batches_measured == 7
-    assert Plan(Index.uniform(40), Shuffle(), batch_size=16).mixing().batches_measured == 2
+    assert Plan(CHUNKED, Shuffle(), batch_size=16, tail="drop").mixing(max_batches=7).batches_measured == 7
+    assert Plan(Index.uniform(40), Shuffle(), batch_size=16, tail="drop").mixing().batches_measured == 2
 
 
 def test_mixing_is_measured_for_segments_too() -> None:
-    assert Segments(Plan(CHUNKED, Shuffle(), batch_size=64), length=200).mixing(epoch=3).score > 0.9
-    assert Segments(Plan(CHUNKED, Sequential(), batch_size=64), length=200).mixing(epoch=3).score < 0.05
+    assert Segments(Plan(CHUNKED, Shuffle(), batch_size=64, tail="drop"), length=200).mixing(epoch=3).score > 0.9
+    assert Segments(Plan(CHUNKED, Sequential(), batch_size=64, tail="drop"), length=200).mixing(epoch=3).score < 0.05
 
 
 @pytest.mark.parametrize("order", [Sequential(), Shuffle(), WindowShuffle(2), RandomChunks(4)], ids=repr)
@@ -241,17 +249,17 @@ SCORES = {
 @pytest.mark.parametrize(("items", "batch_size", "name"), SCORES)
 def test_scores_are_what_they_were(items: int, batch_size: int, name: str) -> None:
     order = {"Shuffle()": Shuffle(), "WindowShuffle(window=2)": WindowShuffle(2)}[name]
-    plan = Plan(Index.uniform(items, max(1, items // 8)), order, batch_size)
+    plan = Plan(Index.uniform(items, max(1, items // 8)), order, batch_size, tail="drop")
     assert plan.mixing().score == pytest.approx(SCORES[items, batch_size, name], rel=1e-9)
 
 
 def test_costs_are_what_they_were() -> None:
     index = Index.uniform(300, 7)
-    shared = Plan(index, WindowShuffle(5), 4, lanes=3)
+    shared = Plan(index, WindowShuffle(5), 4, lanes=3, tail="drop")
     assert shared.mixing().read_amplification == pytest.approx(1.2333333333333334)
     # Four of nine windows, evenly spaced.
     assert replace(shared, lanes=5).mixing(max_batches=4).read_amplification == pytest.approx(1.2777777777777777)
-    selected = Plan(index.select(range(0, 300, 3)), WindowShuffle(5), 4, lanes=2)
+    selected = Plan(index.select(range(0, 300, 3)), WindowShuffle(5), 4, lanes=2, tail="drop")
     assert selected.mixing().read_amplification == pytest.approx(2.14)
     assert replace(selected, order=Shuffle(), lanes=1).mixing().read_amplification == pytest.approx(2.37)
     uneven = Plan(Index.from_sizes([3, 50, 1, 20, 9] * 4), Shuffle(), 10, tail="short")
@@ -259,7 +267,7 @@ def test_costs_are_what_they_were() -> None:
 
 
 def test_a_thousand_and_24_batches_of_the_first_epoch_are_measured_by_default() -> None:
-    plan = Plan(Index.uniform(2050), Shuffle(), batch_size=2)
+    plan = Plan(Index.uniform(2050), Shuffle(), batch_size=2, tail="drop")
     assert plan.mixing() == plan.mixing(0, 1024)
     assert plan.mixing().batches_measured == 1024
     stream = Segments(plan, 1025)

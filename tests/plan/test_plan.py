@@ -153,8 +153,8 @@ def test_a_plan_over_no_items_has_no_batches(order: Any, tail: str) -> None:
 
 
 def test_drop_leaves_nothing_of_less_than_one_batch() -> None:
-    assert Plan(Index.uniform(3), Shuffle(), batch_size=4).n_batches == 0
+    assert Plan(Index.uniform(3), Shuffle(), batch_size=4, tail="drop").n_batches == 0
 
 
-def test_by_default_the_seed_is_0_there_is_one_lane_and_the_tail_is_dropped() -> None:
-    assert Plan(INDEX, Shuffle(), 4) == Plan(INDEX, Shuffle(), batch_size=4, seed=0, lanes=1, tail="drop")
+def test_by_default_the_seed_is_0_there_is_one_lane_and_the_last_batch_is_short() -> None:
+    assert Plan(INDEX, Shuffle(), 4) == Plan(INDEX, Shuffle(), batch_size=4, seed=0, lanes=1, tail="short")

@@ -20,7 +20,7 @@ def items(stream: Segments, number: int) -> list[list[int]]:
 
 
 def test_a_cycling_stream_fills_the_last_batch_of_a_pass_from_the_next_pass() -> None:
-    stream = Segments(Plan(Index.uniform(10), Sequential(), batch_size=4), length=2)
+    stream = Segments(Plan(Index.uniform(10), Sequential(), batch_size=4, tail="drop"), length=2)
     assert [items(stream, number) for number in range(3)] == [
         [[0, 1, 2, 3], [4, 5, 6, 7]],
         [[8, 9, 0, 1], [2, 3, 4, 5]],
@@ -29,13 +29,13 @@ def test_a_cycling_stream_fills_the_last_batch_of_a_pass_from_the_next_pass() ->
 
 
 def test_a_batch_of_two_passes_knows_the_pass_of_each_item() -> None:
-    draw = Segments(Plan(Index.uniform(10), Sequential(), batch_size=4), length=2).epoch(1).draw(0)
+    draw = Segments(Plan(Index.uniform(10), Sequential(), batch_size=4, tail="drop"), length=2).epoch(1).draw(0)
     assert draw.epochs.tolist() == [0, 0, 1, 1]
     assert [draw.seed_path(row) for row in range(4)] == [(0, 8), (0, 9), (1, 0), (1, 1)]
 
 
 def test_a_batch_larger_than_the_data_cycles_through_it() -> None:
-    stream = Segments(Plan(Index.uniform(3), Sequential(), batch_size=7), length=1)
+    stream = Segments(Plan(Index.uniform(3), Sequential(), batch_size=7, tail="drop"), length=1)
     assert [items(stream, number) for number in range(2)] == [[[0, 1, 2, 0, 1, 2, 0]], [[1, 2, 0, 1, 2, 0, 1]]]
     assert stream.epoch(1).draw(0).epochs.tolist() == [2, 2, 3, 3, 3, 4, 4]
 
@@ -49,20 +49,20 @@ def test_a_validation_stream_ends_with_every_pass(tail: str, last: list[int]) ->
 
 
 def test_lanes_take_turns_within_every_pass_of_a_cycling_stream() -> None:
-    stream = Segments(Plan(Index.uniform(9), Sequential(), batch_size=2, lanes=2), length=5)
+    stream = Segments(Plan(Index.uniform(9), Sequential(), batch_size=2, lanes=2, tail="drop"), length=5)
     assert items(stream, 0) == [[4, 5], [0, 1], [6, 7], [2, 3], [8, 0]]
     assert items(stream, 1) == [[1, 2], [5, 6], [3, 4], [7, 8], [4, 5]]
 
 
 def test_a_segment_far_away_costs_as_much_as_the_first() -> None:
-    stream = Segments(Plan(Index.uniform(10), Sequential(), batch_size=4), length=2)
+    stream = Segments(Plan(Index.uniform(10), Sequential(), batch_size=4, tail="drop"), length=2)
     # Segment s begins at position 8 s of the stream.
     assert items(stream, 10**12) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert items(stream, 10**12 + 1) == [[8, 9, 0, 1], [2, 3, 4, 5]]
 
 
 def test_segments_per_pass_may_be_a_fraction_if_the_stream_cycles() -> None:
-    assert Segments(Plan(Index.uniform(10), Sequential(), batch_size=4), length=5).segments_per_pass == 0.5
+    assert Segments(Plan(Index.uniform(10), Sequential(), batch_size=4, tail="drop"), length=5).segments_per_pass == 0.5
 
 
 def test_segments_have_the_attributes_of_their_plan() -> None:
@@ -84,11 +84,11 @@ def test_segments_over_no_items_have_no_batches(tail: str) -> None:
 @pytest.mark.parametrize("length", [0, -1, True, 2.5, "2", None])
 def test_a_length_must_be_a_positive_integer(length: Any) -> None:
     with pytest.raises(PlanError, match=f"length must be an integer >= 1, got {length!r}"):
-        Segments(Plan(Index.uniform(10), Shuffle(), batch_size=4), length)
+        Segments(Plan(Index.uniform(10), Shuffle(), batch_size=4, tail="drop"), length)
 
 
 def test_a_numpy_length_is_a_length() -> None:
-    stream = Segments(Plan(Index.uniform(10), Sequential(), batch_size=4), np.int64(2))
+    stream = Segments(Plan(Index.uniform(10), Sequential(), batch_size=4, tail="drop"), np.int64(2))
     assert items(stream, 1) == [[8, 9, 0, 1], [2, 3, 4, 5]]
     assert type(stream.identity()["segment"]) is int
 
@@ -102,13 +102,13 @@ def test_a_segment_that_does_not_exist_is_refused(tail: str, number: int, origin
 
 
 def test_a_batch_past_the_end_of_a_segment_is_refused() -> None:
-    stream = Segments(Plan(Index.uniform(10), Shuffle(), batch_size=4), 2)
+    stream = Segments(Plan(Index.uniform(10), Shuffle(), batch_size=4, tail="drop"), 2)
     with pytest.raises(PlanError, match="batch must be >= 0 and < 2, the batches of epoch 5, got 2"):
         stream.epoch(5).draw(2)
 
 
 def test_segments_of_a_stream_belong_to_the_pass_in_which_they_begin() -> None:
-    stream = Segments(Plan(Index.uniform(10), Sequential(), batch_size=2), 2)  # 4 of 10 items
+    stream = Segments(Plan(Index.uniform(10), Sequential(), batch_size=2, tail="drop"), 2)  # 4 of 10 items
     assert stream.epochs_per_pass is None
     assert [tuple(stream.locate(number)) for number in range(6)] == [
         (0, 0, 3),
@@ -127,10 +127,12 @@ def test_segments_of_a_pass_are_counted_within_it() -> None:
 
 
 def test_plans_and_segments_satisfy_the_protocol_of_plans() -> None:
-    plan = Plan(Index.uniform(10), Sequential(), batch_size=2)
+    plan = Plan(Index.uniform(10), Sequential(), batch_size=2, tail="drop")
     assert isinstance(plan, BatchPlan)
     assert isinstance(Segments(plan, 2), BatchPlan)
     assert not isinstance(plan.epoch(0), BatchPlan)
     assert (plan.epochs_per_pass, tuple(plan.locate(4))) == (1, (4, 0, 1))
-    assert Segments(plan, 2).with_batch_size(5) == Segments(Plan(Index.uniform(10), Sequential(), batch_size=5), 2)
-    assert plan.with_batch_size(2) is plan
+    assert Segments(plan, 2).with_batches(5, "drop") == Segments(
+        Plan(Index.uniform(10), Sequential(), batch_size=5, tail="drop"), 2
+    )
+    assert plan.with_batches(2, "drop") is plan

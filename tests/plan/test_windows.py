@@ -164,7 +164,7 @@ def test_a_window_shuffle_of_a_billion_items_starts_and_resumes_without_all_chun
     index = make()
     tracemalloc.start()
     try:
-        plan = Plan(index, WindowShuffle(window), batch_size=32, seed=3, lanes=2)
+        plan = Plan(index, WindowShuffle(window), batch_size=32, seed=3, lanes=2, tail="drop")
         epoch = plan.epoch(1)
         for batch in (0, 1, plan.n_batches // 2, plan.n_batches - 1):
             draw = epoch.draw(batch)
@@ -205,7 +205,7 @@ def test_the_windows_of_a_billion_items_lie_end_to_end(make: Callable[[], Index]
 def test_a_billion_random_chunks_need_no_table() -> None:
     tracemalloc.start()
     try:
-        plan = Plan(Index.uniform(BILLION, 100), RandomChunks(size=1), batch_size=32, seed=3)
+        plan = Plan(Index.uniform(BILLION, 100), RandomChunks(size=1), batch_size=32, seed=3, tail="drop")
         assert plan.arrangement(0).windows.count == BILLION
         assert len(plan.epoch(0).draw(plan.n_batches - 1)) == 32
         _, peak_bytes = tracemalloc.get_traced_memory()

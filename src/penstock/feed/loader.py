@@ -64,7 +64,7 @@ class Loader:
     >>> source = ArraySource({"x": np.arange(10)})
     >>> with Loader(source, Plan(source.index, Sequential(), batch_size=4)) as loader:
     ...     [batch["x"].tolist() for batch in loader]
-    [[0, 1, 2, 3], [4, 5, 6, 7]]
+    [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Loader:
         self._execution = Execution(plan, world, self._make_maker(), num_workers=num_workers, options=self._options)
         self._live: weakref.ref[Iteration] | None = None
         self._closed = False
-        self._warn_about_left_out_batches()
+        self._report_left_out()
         self._check_memory()
 
     # -- iterating -----------------------------------------------------------------------------------------------------
@@ -105,6 +105,12 @@ class Loader:
         self._end_live_iteration("another iteration of this loader began; use a second Loader to iterate twice at once")
         self._position.leave_begun()
         delivery = self._position.begin()
+        if self.plan.tail == "short" and delivery.share.left_out:
+            _LOG.warning(
+                "The rest of epoch %s is left out: it has fewer items than there are ranks (%s), and a rank without a "
+                "batch would block the others.",
+                delivery.start.epoch, self.world.size,
+            )  # fmt: skip
         batches, wake = self._batches(delivery)
         iteration = Iteration(batches, delivery, self._record, wake)
         self._live = weakref.ref(iteration)
@@ -293,7 +299,7 @@ class Loader:
         if self._closed:
             raise LoaderError("This loader is closed. To resume, make a new one and load this one's state_dict().")
 
-    def _warn_about_left_out_batches(self) -> None:
+    def _report_left_out(self) -> None:
         share = self._position.share()
         if not share.n_steps:
             _LOG.warning(
@@ -303,8 +309,13 @@ class Loader:
         elif share.left_out:
             _LOG.warning(
                 "%s of %s batches per epoch are left out, because %s ranks cannot share them equally. "
-                "Use tail='pad' to leave out none.",
+                "Use tail='short' or tail='pad' to leave out none.",
                 share.left_out, share.epoch.n_batches, self.world.size,
+            )  # fmt: skip
+        if share.epoch.left_out:
+            _LOG.info(
+                "tail='drop' leaves out %s of %s items per epoch, which do not fill a batch.",
+                share.epoch.left_out, self.plan.passes.length,
             )  # fmt: skip
 
     def _check_memory(self) -> None:

@@ -60,11 +60,12 @@ class BatchPlan(Inspectable, Protocol):
     def identity(self) -> dict[str, str | int]:
         """Return, by name, everything that the order of items depends on, as a small plain JSON mapping."""
 
-    def with_batch_size(self, batch_size: int) -> Self:
-        """Return the same plan with another batch size."""
+    def with_batches(self, batch_size: int, tail: Tail) -> Self:
+        """Return the same plan with another batch size and tail."""
 
-    def convert_position(self, batch_size: int, *, epoch: int, batch: int, origin: int) -> tuple[int, int]:
-        """Return the batch and origin at which this plan resumes a position in `epoch` that counts other batches.
+    def convert_position(self, before: Self, *, epoch: int, batch: int, origin: int) -> tuple[int, int]:
+        """Return the batch and origin at which this plan resumes a position in `epoch` of `before`.
 
-        Raises ResumeError if batches of `batch_size` end at items where no batch of this plan begins.
+        `before` is this plan with another batch size or tail. Raises ResumeError if its batches end at items where no
+        batch of this plan begins.
         """

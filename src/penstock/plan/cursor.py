@@ -22,7 +22,6 @@ _NAMES = {
     "order": "the order",
     "seed": "the seed",
     "lanes": "the number of lanes",
-    "tail": "the tail",
     "segment": "the segment length in batches",
 }
 
@@ -61,15 +60,16 @@ class Cursor:
                 f"This state belongs to another plan: {'; '.join(changes)}. "
                 "Build the source and the plan as they were, or start again without the state."
             )
-        epoch, batch, origin, batch_size = state["epoch"], state["batch"], state["origin"], saved["batch_size"]
+        epoch, batch, origin = state["epoch"], state["batch"], state["origin"]
         try:
-            limit = plan.with_batch_size(batch_size).epoch(epoch, origin).n_batches
+            before = plan.with_batches(saved["batch_size"], saved["tail"])
+            limit = before.epoch(epoch, origin).n_batches
         except PlanError as error:
             raise ResumeError(f"This state is damaged: its position does not exist: {error}") from error
         if batch > limit:
             raise ResumeError(f"This state is damaged: it is at batch {batch} of an epoch that has {limit}.")
-        if batch_size != plan.batch_size:
-            batch, origin = plan.convert_position(batch_size, epoch=epoch, batch=batch, origin=origin)
+        if before is not plan:
+            batch, origin = plan.convert_position(before, epoch=epoch, batch=batch, origin=origin)
         return cls(epoch, batch, origin)
 
 
@@ -82,7 +82,7 @@ def _check_form(state: Mapping[str, Any]) -> None:
             "Resume with the version of Penstock that saved it."
         )
     missing = _KEYS - set(state)
-    if missing or not isinstance(state["plan"], Mapping) or "batch_size" not in state["plan"]:
+    if missing or not isinstance(state["plan"], Mapping) or not {"batch_size", "tail"} <= set(state["plan"]):
         raise ResumeError(f"This state is damaged: {sorted(missing) or 'its plan'} is missing.")
     counts = {key: state[key] for key in ("epoch", "batch", "origin")}
     for key, value in {**counts, "batch_size": state["plan"]["batch_size"]}.items():

@@ -16,7 +16,10 @@ from penstock.core.index import Index
 from penstock.core.types import Arrangement, Draw, Part, Window
 from penstock.plan.world import World
 
-__all__ = ["Epoch", "Passes", "Share", "Tail"]
+__all__ = ["ENDLESS", "Epoch", "Passes", "Share", "Tail"]
+
+ENDLESS = 1 << 61
+"""Beyond every reachable position, and small enough that the sum of two stays below 2**63."""
 
 Tail = Literal["drop", "short", "pad"]
 
@@ -69,6 +72,13 @@ class Epoch:
         self._first, self._stop = first, stop
         self._starts = starts
         self._windows: dict[tuple[int, int], Window] = {}
+
+    @property
+    def left_out(self) -> int:
+        """Items that are in no batch."""
+        if self.passes.tail != "drop" or self._stop == ENDLESS:
+            return 0
+        return max(0, self._stop - self._first - self.n_batches * self.passes.batch_size)
 
     def draw(self, batch: int) -> Draw:
         """Return the draw of batch `batch`; the cost does not depend on the number."""
@@ -198,7 +208,9 @@ class Share:
     """Steps of one rank in an epoch; every rank has the same number of them.
 
     Step s makes batch `start + s x size + rank`. The plan's tail decides about batches that do not divide equally among
-    the ranks: `drop` leaves them out, `pad` adds masked batches, `short` splits the items of the last round.
+    the ranks: `drop` leaves them out, `pad` adds masked batches, `short` splits the items of the last round. If these
+    are fewer than the ranks, it splits them together with those of the round before, so that a batch may have one item
+    more than the others.
     """
 
     def __init__(self, epoch: Epoch, world: World, start: int, tail: Tail) -> None:
@@ -206,15 +218,18 @@ class Share:
         self._world, self._start = world, start
         left = max(epoch.n_batches - start, 0)
         self._full_steps, over = divmod(left, world.size)
-        self._split = bool(over) and tail == "short"
-        if tail == "pad" and over:
-            self._full_steps += 1
-        self.n_steps = self._full_steps + self._split
-        """Number of batches this rank makes; the same on every rank."""
-        self.left_out = over if tail == "drop" else 0
+        self._last_round: _Int64s | None = None
+        """Positions of all ranks in the last step, if its items are split."""
+        self.left_out = 0
         """Batches that no rank makes."""
-        if self._split:
-            self._last_round()
+        if over and tail == "pad":
+            self._full_steps += 1
+        elif over and tail == "drop":
+            self.left_out = over
+        elif over:
+            self._split_last_round(over)
+        self.n_steps = self._full_steps + (self._last_round is not None)
+        """Number of batches this rank makes; the same on every rank."""
 
     def draw(self, step: int) -> Draw:
         """Return the draw of one step."""
@@ -228,28 +243,41 @@ class Share:
         stop = self.n_steps if stop is None else stop
         full = min(stop, self._full_steps)
         yield from self.epoch.draws(self._world.batches(self._start + full * size, self._start + first * size))
-        if self._split and first < self.n_steps <= stop:
-            yield self.epoch.draw_positions(self._start + self._full_steps * size, self._last_round())
+        if self._last_round is not None and first < self.n_steps <= stop:
+            bounds = len(self._last_round) * np.arange(size + 1) // size
+            mine = self._last_round[bounds[self._world.rank] : bounds[self._world.rank + 1]]
+            yield self.epoch.draw_positions(self._start + self._full_steps * size, mine)
 
     def items(self) -> Iterator[_Int64s]:
         """Yield the items of all steps, concatenated, many steps at a time."""
         yield from self.epoch.items(self._world.batches(self._start + self._full_steps * self._world.size, self._start))
-        if self._split:
+        if self._last_round is not None:
             yield self.draw(self.n_steps - 1).items
 
     def batch_after(self, steps: int) -> int:
         """Return the number of batches done, over all ranks, after `steps` steps on each."""
-        return min(self._start + steps * self._world.size, max(self.epoch.n_batches, self._start))
+        end = max(self.epoch.n_batches, self._start)
+        if self._last_round is not None and steps >= self.n_steps:
+            return end
+        return min(self._start + steps * self._world.size, end)
 
-    def _last_round(self) -> _Int64s:
-        """Return the positions of this rank in the last round, which is not full."""
-        begin, size = self._start + self._full_steps * self._world.size, self._world.size
-        positions, valid = self.epoch.positions(np.arange(begin, self.epoch.n_batches))
-        left = positions[valid]
-        if len(left) < size:
+    def _split_last_round(self, over: int) -> None:
+        """Let all ranks share the items of the last `over` batches."""
+        size, stop = self._world.size, self.epoch.n_batches
+        last = self._positions(stop - over, stop)
+        if len(last) < size and self._full_steps:
+            self._full_steps -= 1
+            last = self._positions(stop - over - size, stop)
+        if len(last) >= size:
+            self._last_round = last
+        elif self.epoch.passes.length < size:
             raise PlanError(
-                f"The last step must have an item for each of the {size} ranks, got {len(left)}: a rank without a "
-                "batch would block the others. Use tail='pad' (masked) or tail='drop' instead of tail='short'."
+                f"An epoch must have an item for each of the {size} ranks, got {self.epoch.passes.length}: a rank "
+                "without a batch would block the others. Use fewer ranks, or tail='pad' (masked)."
             )
-        bounds = len(left) * np.arange(size + 1) // size
-        return left[bounds[self._world.rank] : bounds[self._world.rank + 1]]
+        else:
+            self.left_out = over
+
+    def _positions(self, first: int, stop: int) -> _Int64s:
+        positions, valid = self.epoch.positions(np.arange(first, stop))
+        return positions[valid]

@@ -40,13 +40,14 @@ class Plan(Inspectable):
         Set it to the number of processes (ranks x workers) that should each read windows of their own. It makes no
         difference to orders without windows.
     tail
-        What to do with items that do not fill a batch: `"drop"` leaves them out, `"short"` makes a smaller batch,
-        `"pad"` repeats items and adds a mask that is False for the repeats.
+        What to do with items that do not fill a batch, or do not divide among the ranks: `"short"` makes the last
+        batch smaller, `"drop"` leaves them out, `"pad"` repeats items and adds a mask that is False for the repeats.
+        All ranks have the same number of batches in any case.
 
     Examples
     --------
     >>> from penstock.plan.orders import Sequential
-    >>> plan = Plan(Index.uniform(items=10), Sequential(), batch_size=4, tail="short")
+    >>> plan = Plan(Index.uniform(items=10), Sequential(), batch_size=4)
     >>> [plan.epoch(0).draw(n).items.tolist() for n in range(plan.n_batches)]
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
@@ -56,7 +57,7 @@ class Plan(Inspectable):
     batch_size: int
     seed: int = 0
     lanes: int = 1
-    tail: Tail = "drop"
+    tail: Tail = "short"
 
     def __post_init__(self) -> None:
         if not isinstance(self.index, Index):
@@ -152,20 +153,24 @@ class Plan(Inspectable):
             "segment": 0,
         }
 
-    def with_batch_size(self, batch_size: int) -> "Plan":
-        """Return the same plan with another batch size."""
-        return self if batch_size == self.batch_size else replace(self, batch_size=batch_size)
+    def with_batches(self, batch_size: int, tail: Tail) -> "Plan":
+        """Return the same plan with another batch size and tail."""
+        if batch_size == self.batch_size and tail == self.tail:
+            return self
+        return replace(self, batch_size=batch_size, tail=tail)
 
-    def convert_position(self, batch_size: int, *, epoch: int, batch: int, origin: int) -> tuple[int, int]:
-        """Return the batch and origin that follow `batch` batches of `batch_size` items after `origin`."""
-        before = self.with_batch_size(batch_size)
+    def convert_position(self, before: "Plan", *, epoch: int, batch: int, origin: int) -> tuple[int, int]:
+        """Return the batch and origin that follow `batch` batches of `before` after `origin`."""
         if batch == 0 and origin == 0:
             return 0, 0
-        if batch == before.epoch(epoch, origin).n_batches:
+        n_batches = before.epoch(epoch, origin).n_batches
+        if batch == n_batches:
             return 0, self.length
+        if before.batch_size == self.batch_size and n_batches == self.epoch(epoch, origin).n_batches:
+            return batch, origin
         if self.lanes > 1:
             return self._convert_lanes(before, epoch, batch, origin), 0
-        done = origin + batch * batch_size
+        done = origin + batch * before.batch_size
         batches, rest = divmod(done, self.batch_size)
         return (batches, 0) if rest == 0 else (0, done)
 
@@ -175,11 +180,16 @@ class Plan(Inspectable):
         done, rest = divmod(rounds * before.batch_size, self.batch_size)
         if over or rest or origin or before._lane_starts() != self._lane_starts():
             raise ResumeError(
-                f"batch_size changed from {before.batch_size} to {self.batch_size} in the middle of epoch {epoch}, "
-                f"which {self.lanes} lanes do not allow: each lane is a run of consecutive batches, and it would "
-                "start or resume at other items. Finish the epoch with the old batch_size, or use lanes=1."
+                f"{self.name_changes(before)} in the middle of epoch {epoch}, which {self.lanes} lanes do not allow: "
+                "each lane is a run of consecutive batches, and it would start or resume at other items. Finish the "
+                "epoch with the plan as it was, or use lanes=1."
             )
         return done * self.lanes
+
+    def name_changes(self, before: "Plan") -> str:
+        """Return in words how the batches of this plan differ from those of `before`."""
+        changes = [(name, getattr(before, name), getattr(self, name)) for name in ("batch_size", "tail")]
+        return " and ".join(f"{name} changed from {old!r} to {now!r}" for name, old, now in changes if old != now)
 
     def _lane_starts(self) -> list[int]:
         lanes = np.arange(min(self.lanes, self.n_batches))

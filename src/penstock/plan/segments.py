@@ -10,15 +10,12 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import PlanError, ResumeError
 from penstock.core.index import Index
 from penstock.plan.batch_plan import EpochPlace
-from penstock.plan.epoch import Epoch, Passes, Tail
+from penstock.plan.epoch import ENDLESS, Epoch, Passes, Tail
 from penstock.plan.inspect import Inspectable
 from penstock.plan.plan import Plan
 from penstock.plan.world import slots
 
 __all__ = ["Segments"]
-
-# Beyond every reachable position, and small enough that the sum of two stays below 2**63.
-_ENDLESS = 1 << 61
 
 
 @dataclass(frozen=True)
@@ -31,12 +28,12 @@ class Segments(Inspectable):
       do not fill the last batch of a pass share a batch with the first items of the next pass, so over any number of
       batches no item is visited two times more often than another. Nothing is dropped as long as the number of ranks
       divides `length`; a loader warns if it does not.
-    - `"short"`, `"pad"` (validation): a pass is divided into segments, and the last segment has fewer batches.
+    - `"short"`, `"pad"`: a pass is divided into segments, and the last segment has fewer batches.
 
     Examples
     --------
     >>> from penstock.plan.orders import Sequential
-    >>> plan = Plan(Index.uniform(items=10), Sequential(), batch_size=4)
+    >>> plan = Plan(Index.uniform(items=10), Sequential(), batch_size=4, tail="drop")
     >>> [Segments(plan, 2).epoch(1).draw(n).items.tolist() for n in range(2)]
     [[8, 9, 0, 1], [2, 3, 4, 5]]
     """
@@ -121,7 +118,7 @@ class Segments(Inspectable):
             return place
 
         n_batches = self.length if length else 0
-        return Epoch(self.plan.passes, number, first=0, stop=_ENDLESS, n_batches=n_batches, starts=starts)
+        return Epoch(self.plan.passes, number, first=0, stop=ENDLESS, n_batches=n_batches, starts=starts)
 
     def _segment_of_pass(self, number: int) -> Epoch:
         of_pass, segment, _ = self.locate(number)
@@ -141,15 +138,16 @@ class Segments(Inspectable):
         """Return, by name, everything that the order of items depends on."""
         return {**self.plan.identity(), "segment": int(self.length)}
 
-    def with_batch_size(self, batch_size: int) -> "Segments":
-        """Return the same segments with another batch size."""
-        return replace(self, plan=self.plan.with_batch_size(batch_size))
+    def with_batches(self, batch_size: int, tail: Tail) -> "Segments":
+        """Return the same segments with another batch size and tail."""
+        plan = self.plan.with_batches(batch_size, tail)
+        return self if plan is self.plan else replace(self, plan=plan)
 
-    def convert_position(self, batch_size: int, *, epoch: int, batch: int, origin: int) -> tuple[int, int]:
+    def convert_position(self, before: "Segments", *, epoch: int, batch: int, origin: int) -> tuple[int, int]:
         """Return the batch and origin of the very beginning; raise ResumeError anywhere else."""
         if epoch or batch or origin:
             raise ResumeError(
-                f"batch_size changed from {batch_size} to {self.batch_size} in the middle of epoch {epoch}, but "
-                "segments are counted in batches and would start at other items. Keep batch_size."
+                f"{self.plan.name_changes(before.plan)} in the middle of epoch {epoch}, but segments are counted in "
+                "batches and would start at other items. Keep batch_size and tail."
             )
         return 0, 0

@@ -161,7 +161,7 @@ class WindowBatches(Inspectable):
     @cached_property
     def _plan(self) -> Plan:
         """The same items in the same order; checks the arguments and keeps the last arrangements."""
-        return Plan(self.index, self.order, self.batch_size, self.seed)
+        return Plan(self.index, self.order, self.batch_size, self.seed, tail=self.tail)
 
     @property
     def batch_size(self) -> int:
@@ -209,11 +209,11 @@ class WindowBatches(Inspectable):
         """Return, by name, everything that the order of items depends on."""
         return {**self._plan.identity(), "order": f"WindowBatches({self.order!r})"}
 
-    def with_batch_size(self, batch_size: int) -> "WindowBatches":  # noqa: ARG002
+    def with_batches(self, batch_size: int, tail: Tail) -> "WindowBatches":  # noqa: ARG002
         """Return this plan: its batches are as large as the windows."""
         return self
 
-    def convert_position(self, batch_size: int, *, epoch: int, batch: int, origin: int) -> tuple[int, int]:  # noqa: ARG002
+    def convert_position(self, before: "WindowBatches", *, epoch: int, batch: int, origin: int) -> tuple[int, int]:  # noqa: ARG002
         """Return the same position: it counts windows, whatever their size."""
         return batch, origin
 

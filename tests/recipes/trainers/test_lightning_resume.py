@@ -103,7 +103,7 @@ def chunks(**loader: Any) -> PenstockDataModule:
 
 def native(train_length: int | None, workers: int = 0) -> PenstockDataModule:
     train, val = ArraySource({"x": TRAIN}), ArraySource({"x": VAL})
-    plan: Plan | Segments = Plan(train.index, Shuffle(), batch_size=2, seed=5)
+    plan: Plan | Segments = Plan(train.index, Shuffle(), batch_size=2, seed=5, tail="drop")
     if train_length is not None:
         plan = Segments(plan, train_length)
     order = Segments(Plan(val.index, Sequential(), batch_size=2, tail="short"), 2)

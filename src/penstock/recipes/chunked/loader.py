@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from penstock.core.checks import check_integer
-from penstock.core.errors import OptionError, PlanError
+from penstock.core.errors import OptionError
 from penstock.core.index import Index
 from penstock.feed.position import Position
 from penstock.feed.ranks import current_world
@@ -168,14 +168,13 @@ class ChunkedSampler(Sampler[int]):
         """Raise OptionError if the ranks cannot share a chunk; warn if they leave batches out."""
         last = 0 if self.segments.tail == "drop" else self.total_chunks - 1
         for chunk in {0, max(0, last)}:
-            try:
-                left_out = self.segments.epoch(chunk).share(self.world).left_out
-            except PlanError as error:
+            left_out = self.segments.epoch(chunk).share(self.world).left_out
+            if left_out and self.segments.tail == "short":
                 raise OptionError(
                     f"The last step of a pass must have an item for each of {self.world.size} ranks, got fewer: "
                     f"{self.dataset_size} items in batches of {self.segments.batch_size} and chunks of "
                     f"{self.segments.length} batches. Use another batch_size or chunk_size."
-                ) from error
+                )
             if left_out:
                 _LOG.warning(
                     "%s of %s batches of each chunk are left out, because %s ranks cannot share them equally. "
