@@ -107,6 +107,7 @@ def train(folder: Path, chosen: argparse.Namespace) -> list[float]:
     model = LatentDynamics(chosen.neurons, chosen.stimuli).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     profiler, latency = streams.PipelineProfiler(), streams.ChunkLatencyStats()
+    profiler.start()
     total = split.train_end - split.train_start
     chunks_per_epoch, batches_per_chunk, batches_per_epoch = streams.calculate_chunk_params(
         total, chosen.chunk_size, chosen.batch_size, data_passes_per_epoch=1

@@ -6,6 +6,7 @@ every machine.
 """
 
 import hashlib
+import secrets
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from penstock.core.checks import check_integer
 from penstock.core.errors import PlanError
 
-__all__ = ["check_seed", "generator_for", "key_for", "mix64", "subkeys"]
+__all__ = ["check_seed", "draw_seed", "generator_for", "key_for", "mix64", "subkeys"]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _U64 = np.uint64
@@ -23,6 +24,11 @@ _MASK = (1 << 64) - 1
 def check_seed(seed: int) -> int:
     """Return `seed` as an int, or raise PlanError if it is no integer >= 0."""
     return check_integer("seed", seed, at_least=0, error=PlanError)
+
+
+def draw_seed() -> int:
+    """Return a seed that differs each time, from the entropy of the system; keep it to repeat what was made with it."""
+    return secrets.randbits(62)
 
 
 def key_for(seed: int, *path: str | int) -> int:

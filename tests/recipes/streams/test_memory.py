@@ -24,8 +24,9 @@ from penstock.recipes.streams import (
     SimulationWriter,
     create_zarr_loader,
 )
-from penstock.recipes.streams import loaders as chunk_stream
+from penstock.recipes.streams import loaders as chunk_loaders
 from penstock.recipes.streams import rows as chunk_rows
+from penstock.recipes.streams import stream as chunk_stream
 
 # -- main memory -------------------------------------------------------------------------------------------------------
 
@@ -188,7 +189,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> tuple[Streams, Pinned]:
     """Let loaders believe that there is a CUDA device."""
     streams, pinned = Streams(), Pinned()
     monkeypatch.setattr(device_stage, "CudaStreams", lambda device: streams)
-    for module in (chunk_stream, loader_module):
+    for module in (chunk_loaders, loader_module):
         monkeypatch.setattr(module, "resolve_device", torch.device)
     for module in (chunk_rows, loader_module):
         monkeypatch.setattr(module, "allocate_pinned", pinned)
@@ -208,6 +209,7 @@ def test_chunks_are_copied_to_the_device_ahead_of_the_one_that_computes(
     cuda: tuple[Streams, Pinned], ahead: int
 ) -> None:
     streams, profiler = cuda[0], PipelineProfiler()
+    profiler.start()
     with PipelineChunkLoader(rows, "cuda", prefetch=1, gpu_prefetch=ahead, profiler=profiler) as loader:
         loader.start_epoch(CHUNKS)
         for taken in range(1, len(CHUNKS) + 1):
@@ -228,6 +230,7 @@ def test_the_estimate_for_a_device_is_what_is_there_at_once(
 ) -> None:
     streams, pinned = cuda
     profiler = PipelineProfiler()
+    profiler.start()
 
     def until_all_is_read_ahead() -> None:
         ready = min(len(CHUNKS), len(streams.moved()) + prefetch)
@@ -257,6 +260,7 @@ def test_memory_of_copies_under_way_is_not_used_again(cuda: tuple[Streams, Pinne
 
 def test_random_chunks_take_the_same_way(cuda: tuple[Streams, Pinned]) -> None:
     profiler = PipelineProfiler()
+    profiler.start()
     with RandomChunkLoader(rows, 4000, 100, "cuda", seed=1, profiler=profiler) as loader:
         for _ in range(2):
             loader.start_epoch(5)

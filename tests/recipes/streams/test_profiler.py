@@ -25,6 +25,12 @@ def threads(profiler: PipelineProfiler) -> dict[int, str]:
     return {event["tid"]: event["args"]["name"] for event in events(profiler, "M")}
 
 
+def started(**options: Any) -> PipelineProfiler:
+    profiler = PipelineProfiler(**options)
+    profiler.start()
+    return profiler
+
+
 def run(profiler: PipelineProfiler, epochs: int = 2, chunks: int = 4) -> None:
     with RandomChunkLoader(load, 100, 10, "cpu", profiler=profiler) as loader:
         for _ in range(epochs):
@@ -35,7 +41,7 @@ def run(profiler: PipelineProfiler, epochs: int = 2, chunks: int = 4) -> None:
 
 
 def test_the_saved_trace_is_json_that_chrome_reads(tmp_path: Path) -> None:
-    profiler = PipelineProfiler()
+    profiler = started()
     run(profiler)
     profiler.save(tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text())
@@ -52,7 +58,7 @@ def test_the_saved_trace_is_json_that_chrome_reads(tmp_path: Path) -> None:
 
 
 def test_every_stage_is_on_the_thread_that_did_it() -> None:
-    profiler = PipelineProfiler()
+    profiler = started()
     run(profiler)
     names = threads(profiler)
     where = {(event["name"], names[event["tid"]]) for event in events(profiler)}
@@ -63,7 +69,7 @@ def test_every_stage_is_on_the_thread_that_did_it() -> None:
 
 
 def test_the_threads_of_all_epochs_are_one_line() -> None:
-    profiler = PipelineProfiler()
+    profiler = started()
     run(profiler, epochs=5)
     names = list(threads(profiler).values())
     assert sorted(names) == sorted(set(names))
@@ -71,7 +77,7 @@ def test_the_threads_of_all_epochs_are_one_line() -> None:
 
 
 def test_the_caller_of_a_pipeline_hands_its_profiler_over() -> None:
-    profiler = PipelineProfiler()
+    profiler = started()
     with PipelineChunkLoader(load, "cpu", profiler=profiler) as loader:
         loader.start_epoch([(0, 5), (5, 9)])
         while loader.get_next_chunk()[0] is not None:
@@ -80,7 +86,7 @@ def test_the_caller_of_a_pipeline_hands_its_profiler_over() -> None:
 
 
 def test_only_the_last_events_are_kept() -> None:
-    profiler = PipelineProfiler(max_events=3)
+    profiler = started(max_events=3)
     for step in range(10):
         with profiler.event("train", step=step):
             pass
@@ -90,7 +96,7 @@ def test_only_the_last_events_are_kept() -> None:
 
 
 def test_events_have_their_duration_category_and_thread() -> None:
-    profiler = PipelineProfiler()
+    profiler = started()
     with profiler.event("outer"), profiler.event("inner", "mine", "gpu", k="v"):
         pass
     inner, outer = events(profiler)
@@ -102,14 +108,44 @@ def test_events_have_their_duration_category_and_thread() -> None:
 
 
 def test_what_fails_is_noted_too() -> None:
-    profiler = PipelineProfiler()
+    profiler = started()
     with pytest.raises(RuntimeError), profiler.event("train"):
         raise RuntimeError
     assert [event["name"] for event in events(profiler)] == ["train"]
 
 
-def test_it_can_be_stopped_and_started() -> None:
+def test_nothing_is_recorded_before_the_start_and_events_can_be_read() -> None:
     profiler = PipelineProfiler()
+    run(profiler)
+    assert (profiler.is_enabled(), profiler.events, profiler.get_stats()) == (False, [], {})
+    profiler.start()
+    profiler.record("read", 0.5, 10)
+    (event,) = profiler.events
+    assert (event["name"], event["dur"], event["args"]) == ("disk_load", 5e5, {"bytes": 10})
+    profiler.events.clear()  # a copy
+    assert len(profiler.events) == 1
+
+
+def test_a_trace_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    profiler, path = started(), tmp_path / "trace.json"
+    run(profiler)
+    profiler.save(path)
+    before = path.read_text()
+    with profiler.event("bad", value=Unprintable()):
+        pass
+    with pytest.raises(ValueError, match="cannot be told"):
+        profiler.save(path)
+    assert path.read_text() == before
+    assert [found.name for found in tmp_path.iterdir()] == ["trace.json"]
+
+
+class Unprintable:
+    def __str__(self) -> str:
+        raise ValueError("cannot be told")
+
+
+def test_it_can_be_stopped_and_started() -> None:
+    profiler = started()
     for name, enabled in (("a", True), ("b", False), ("c", True)):
         (profiler.start if enabled else profiler.stop)()
         assert profiler.is_enabled() == enabled
@@ -118,7 +154,7 @@ def test_it_can_be_stopped_and_started() -> None:
 
 
 def test_statistics_are_printed_in_milliseconds() -> None:
-    profiler = PipelineProfiler()
+    profiler = started()
     for seconds in (0.5, 1.5):
         profiler.record("read", seconds, 10)
     assert profiler.get_stats() == {

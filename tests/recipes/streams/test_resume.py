@@ -10,6 +10,8 @@ import pytest
 from penstock_loader_suite import LoaderCase, LoaderSuite
 from penstock_test_parts import own_threads, read_answer, start_script
 
+from penstock import OptionError, ResumeError
+from penstock.plan.world import World
 from penstock.recipes.streams import PipelineChunkLoader, RandomChunkLoader, sample_batch_within_chunk
 
 TOTAL, SIZE, CHUNKS = 1000, 70, 5
@@ -113,11 +115,6 @@ def test_every_chunk_of_every_epoch_has_batches_of_its_own_though_it_is_the_same
     assert len({json.dumps(entry[3]) for entry in found}) == len(found) == 4 * CHUNKS
 
 
-def test_no_seed_is_seed_zero() -> None:
-    with stream(None) as loader, stream(0) as other:  # type: ignore[arg-type]
-        assert epochs(loader, 1) == epochs(other, 1)
-
-
 NEW_PROCESS = """
 import json, sys
 import numpy as np
@@ -204,3 +201,55 @@ def test_an_epoch_with_fewer_chunks_than_were_delivered_has_no_rest() -> None:
         loader.load_state_dict({**loader.state_dict(), "chunk": 4})
         loader.start_epoch(3)
         assert rest(loader) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_share_the_windows_of_one_order(kind: str) -> None:
+    whole = epochs(stream(**KINDS[kind]), 2)
+    for ranks in (2, 5):
+        shares = [epochs(stream(world=World(rank, ranks), **KINDS[kind]), 2) for rank in range(ranks)]
+        for epoch, expected in enumerate(whole):
+            steps = zip(*(share[epoch] for share in shares), strict=True)
+            found = [chunk for step in steps for chunk in step]
+            assert found == expected[: len(expected) // ranks * ranks]
+            assert found
+
+
+def test_ranks_resume_at_the_same_chunk_with_another_number_of_ranks() -> None:
+    loader = stream(world=World(1, 2))
+    start(loader)
+    loader.get_next_chunk()
+    state = loader.state_dict()
+    loader.cleanup()
+    assert state["chunk"] == 2  # one on each rank
+    whole = epochs(stream(), 1)[0]
+    resumed = stream(world=World())
+    resumed.load_state_dict(state)
+    assert epochs(resumed, 1) == [whole[2:]]
+
+
+def test_chunks_that_ranks_cannot_share_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    epochs(stream(world=World(0, 2)), 1)
+    assert "1 of 5 chunks are left out, because 2 ranks cannot share them equally" in caplog.text
+    with pytest.raises(OptionError, match="num_chunks must be an integer >= 6, got 5"):
+        start(stream(world=World(0, 6)))
+    with pytest.raises(OptionError, match="seed must be an integer, the same on all 2 ranks, got None"):
+        RandomChunkLoader(load, TOTAL, SIZE, "cpu", world=World(0, 2))
+
+
+def test_without_a_seed_windows_differ_and_the_state_has_the_seed() -> None:
+    one, other = (RandomChunkLoader(load, TOTAL, SIZE, "cpu") for _ in range(2))
+    whole = epochs(one, 2)
+    assert whole != epochs(other, 2)
+    seed = one.state_dict()["seed"]
+    assert epochs(stream(seed), 2) == whole
+    start(other)
+    other.get_next_chunk()
+    state = json.loads(json.dumps(other.state_dict()))
+    left = rest(other)
+    resumed = RandomChunkLoader(load, TOTAL, SIZE, "cpu")
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    assert epochs(resumed, 1) == [left]
+    with pytest.raises(ResumeError, match="chunk_size=70, here 71"):
+        RandomChunkLoader(load, TOTAL, 71, "cpu").load_state_dict(state)

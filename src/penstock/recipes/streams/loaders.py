@@ -4,232 +4,37 @@ Each class is a thin layer over `Loader`: a plan whose batches are windows, one 
 stage. A window is called a chunk here.
 """
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
 
 from penstock.core.checks import check_integer
-from penstock.core.errors import LoaderError, OptionError, ResumeError
-from penstock.core.index import Index
+from penstock.core.errors import LoaderError, OptionError
 from penstock.core.protocols import Observer, Source
-from penstock.core.seeds import check_seed, key_for
 from penstock.feed.device import resolve_device
-from penstock.feed.loader import Loader
 from penstock.feed.memory import MemoryEstimate
-from penstock.observe.timing import Timings
-from penstock.plan.cursor import Cursor
+from penstock.feed.ranks import current_world
 from penstock.plan.orders import RandomChunks
-from penstock.plan.window_batches import ListedChunks, PartitionChunks, WindowBatches, WindowOrder
+from penstock.plan.window_batches import ListedChunks, PartitionChunks, WindowBatches
 from penstock.plan.world import World
 from penstock.recipes.streams.rows import FunctionRows, LoadFn, open_rows
-from penstock.recipes.streams.sampling import set_default_generator
+from penstock.recipes.streams.stream import Chunk, ChunkStream
 from penstock.run.options import RunOptions
 
-__all__ = ["Chunk", "PipelineChunkLoader", "RandomChunkLoader"]
+__all__ = ["PipelineChunkLoader", "RandomChunkLoader"]
+
+_LOG = logging.getLogger("penstock")
 
 Coverage = Literal["random", "partition"]
 
 _NOT_LISTED = ListedChunks(((0, 1),))  # until the first start_epoch() of a pipeline brings a list
 
 
-class Chunk(tuple[Any, ...]):
-    """The tensors of one window; unpacks as `data, stim`, and knows its place in the recording."""
-
-    start: int
-    """Its first row."""
-
-    stop: int
-    """The row after its last."""
-
-    index: int  # type: ignore[assignment]  # replaces tuple.index(), which is of no use here
-    """Its number in the epoch."""
-
-    generator: torch.Generator
-    """Random generator for batches within this chunk; depends on seed, epoch and chunk only."""
-
-
-class _Watch:
-    """Observer of all stages. It holds no reference to the loader: the reading thread would keep that alive."""
-
-    def __init__(self, profiler: Observer | None) -> None:
-        self.timings, self._profiler = Timings(), profiler
-        self.start()
-
-    def start(self) -> None:
-        """Count from 0."""
-        self.n_read, self.n_taken = 0, 0
-        if not self.timings.stages:
-            self.timings = Timings()  # its clock starts with the first epoch
-
-    def record(self, stage: str, seconds: float, nbytes: int) -> None:
-        """Count, add up, and pass on."""
-        self.n_read += stage == "read"
-        self.n_taken += stage == "wait"
-        self.timings.record(stage, seconds, nbytes)
-        if self._profiler is not None:
-            self._profiler.record(stage, seconds, nbytes)
-
-
-class _ChunkLoader:
-    """What both loaders share: epoch after epoch, chunk by chunk. Its position is that of its `Loader`."""
-
-    def __init__(
-        self,
-        rows: tuple[Source, Index],
-        order: WindowOrder,
-        device: torch.device,
-        seed: int,
-        options: RunOptions,
-        profiler: Observer | None,
-    ) -> None:
-        (self._source, self._index), self._device, self._seed = rows, device, check_seed(seed)
-        self._watch = _Watch(profiler)
-        self._loader = Loader(
-            self._source,
-            WindowBatches(self._index, order, self._seed),
-            num_workers=1,
-            device=device,
-            world=World(),
-            options=options,
-            observer=self._watch,
-        )
-        self._batches: Any = None  # the iteration of an epoch; None before the first one and after cleanup()
-        self._error: BaseException | None = None
-        self._n_arrays = len(self._source.fields) or 2
-        self._budget: tuple[int | None, int | None] = (None, None)  # of main memory and of device memory, in bytes
-        self._about: dict[str, Any] = {"version": 1, "seed": self._seed}  # what a state must agree with
-
-    @property
-    def _plan(self) -> WindowBatches:
-        plan = self._loader.plan
-        assert isinstance(plan, WindowBatches), "the loader is given no other"
-        return plan
-
-    def _begin(self, order: WindowOrder) -> None:
-        """Start the next epoch, or the rest of the one in a loaded state, with the windows of `order`."""
-        plan, position = WindowBatches(self._index, order, self._seed), self._loader.position
-        self._check_budget(plan)
-        if self._batches is not None:
-            self._batches.end("another epoch began")  # before anything of the new one is counted
-        position.leave_begun()
-        start = Cursor(position.epoch, min(position.cursor.batch, plan.n_batches))
-        if plan != self._plan:
-            self._loader.set_plan(plan)
-        position.go_to(start)
-        self._watch.start()
-        self._batches, self._error = iter(self._loader), None
-
-    @property
-    def timings(self) -> Timings:
-        """Time spent in each stage since the first epoch began; `wait_fraction` is the fraction spent waiting."""
-        return self._watch.timings
-
-    def _next(self) -> Chunk | None:
-        if self._batches is None:
-            raise LoaderError("No epoch has been started. Call start_epoch() before get_next_chunk().")
-        if self._error is not None:
-            raise self._error
-        place = self._loader.position.cursor
-        try:
-            found = next(self._batches, None)
-        except BaseException as error:
-            self._error = error
-            raise
-        if found is None:
-            return None
-        chunk, span = Chunk(found.values()), self._plan.span(place.epoch, place.batch)
-        chunk.start, chunk.stop, chunk.index = span.start, span.stop, place.batch
-        key = key_for(self._seed, "batches", place.epoch, place.batch)
-        chunk.generator = torch.Generator(self._device).manual_seed(key >> 1)
-        set_default_generator(chunk, chunk.generator)
-        self._n_arrays = len(chunk)
-        return chunk
-
-    def get_stats(self) -> dict[str, Any]:
-        """Return how many chunks of this epoch were loaded and delivered, and the fraction of time spent waiting."""
-        return {
-            "chunks_loaded": self._watch.n_read,
-            "chunks_transferred": self._watch.n_taken,
-            "wait_fraction": self.timings.wait_fraction,
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of the stream, as plain JSON: the next chunk to deliver."""
-        position = self._loader.position
-        cursor = position.cursor
-        if self._batches is not None and not position.remaining:  # nothing is left to resume
-            cursor = Cursor(cursor.epoch + 1)
-        return {**self._about, "epoch": cursor.epoch, "chunk": cursor.batch}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state; the next `start_epoch` yields the rest of that epoch."""
-        if not isinstance(state, Mapping):
-            raise ResumeError(f"state must be what state_dict() returned, got {str(state)[:80]!r}.")
-        changed = [name for name, value in self._about.items() if state.get(name) != value]
-        if changed:
-            found = "; ".join(f"{name}={state.get(name)!r}, here {self._about[name]!r}" for name in changed)
-            raise ResumeError(f"The state must belong to this stream, got one with {found}.")
-        epoch, chunk = state.get("epoch"), state.get("chunk")
-        if not isinstance(epoch, int) or not isinstance(chunk, int) or min(epoch, chunk) < 0:
-            raise ResumeError(
-                f"epoch and chunk of a state must be integers >= 0, got {epoch!r} and {chunk!r}: it is damaged."
-            )
-        self.cleanup()
-        self._loader.position.go_to(Cursor(epoch, chunk))
-
-    def memory_estimate(self) -> MemoryEstimate:
-        """Return the bytes that streaming takes, on host and device; loads one row if nothing was loaded yet.
-
-        The arrays that `load_fn` returns are its own, and not counted.
-        """
-        return self._estimate(self._plan)
-
-    def _estimate(self, plan: WindowBatches) -> MemoryEstimate:
-        if isinstance(self._source, FunctionRows):
-            row_bytes = self._source.count_row_bytes(plan.span(0, 0).start)
-        else:
-            row_bytes = sum(field.item_bytes or field.typical_bytes or 0 for field in self._source.fields.values())
-        chunk_bytes = row_bytes * plan.batch_size
-        ahead, kind = self._loader.options.device_ahead, self._device.type
-        # Chunks read ahead, and those of the consumer: while it asks for the next one, its loop still holds the last.
-        # With a device: chunks being copied there.
-        with_consumer = {"cpu": 2, "cuda": ahead + 1}.get(kind, 1)
-        on_device = {"cpu": 0, "cuda": ahead + 2}.get(kind, 2)
-        held = self._loader.options.prefetch + with_consumer
-        return MemoryEstimate(chunk_bytes, held, 0, 0, on_device * chunk_bytes)
-
-    def _check_budget(self, plan: WindowBatches) -> None:
-        """Raise OptionError if the stream needs more memory than its limits allow."""
-        if self._budget == (None, None):
-            return
-        estimate = self._estimate(plan)
-        needed = (estimate.host_bytes, estimate.device_bytes)
-        for name, need, limit in zip(("memory_bytes", "device_bytes"), needed, self._budget, strict=True):
-            if limit is not None and need > limit:
-                raise OptionError(
-                    f"{name} must be enough for this stream, which needs {estimate}, got {limit / 1e6:.1f} MB. Use a "
-                    "smaller chunk_size or prefetch."
-                )
-
-    def cleanup(self) -> None:
-        """End the stream and its thread; idempotent. The next `start_epoch` starts the next epoch."""
-        batches, self._batches = self._batches, None
-        if batches is not None:
-            batches.end("cleanup() was called")
-            self._loader.position.leave_begun()
-            self._source.close()
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.cleanup()
-
-
-class RandomChunkLoader(_ChunkLoader):
+class RandomChunkLoader(ChunkStream):
     """Streams random windows of a recording: loaded in the background, on the device when they are needed.
 
     Parameters
@@ -247,7 +52,8 @@ class RandomChunkLoader(_ChunkLoader):
     prefetch
         Chunks read ahead into main memory.
     seed
-        Seed of the windows; None: 0.
+        Seed of the windows, the same on all ranks; None: a random one, which is part of the state. On several ranks,
+        it must be given.
     time_units
         Windows start at multiples of this many rows.
     coverage
@@ -258,8 +64,12 @@ class RandomChunkLoader(_ChunkLoader):
         the largest multiple of it that is <= `chunk_size`.
     profiler
         Observer of all stages, such as `PipelineProfiler()`.
-    memory_bytes, device_bytes
-        Limits of main memory and device memory: `start_epoch` raises OptionError if `memory_estimate()` exceeds one.
+    world
+        Which rank this is; each rank gets its share of the windows of one order. None: from `torch.distributed`, or
+        else from the environment; `World()` for all windows on every rank.
+    limits
+        `memory_bytes` and `device_bytes`, limits of main memory and device memory: `start_epoch` raises OptionError if
+        `memory_estimate()` exceeds one.
 
     Examples
     --------
@@ -285,8 +95,8 @@ class RandomChunkLoader(_ChunkLoader):
         coverage: Coverage = "random",
         align: int = 1,
         profiler: Observer | None = None,
-        memory_bytes: int | None = None,
-        device_bytes: int | None = None,
+        world: World | None = None,
+        **limits: int | None,
     ) -> None:
         for name, value in (("time_units", time_units), ("align", align), ("prefetch", prefetch)):
             check_integer(name, value, at_least=1)
@@ -304,14 +114,20 @@ class RandomChunkLoader(_ChunkLoader):
         self._order: RandomChunks | PartitionChunks = (
             PartitionChunks(size, align) if coverage == "partition" else RandomChunks(size, align=align, key="windows")
         )
+        world = world or current_world()
+        if seed is None and world.size > 1:
+            raise OptionError(f"seed must be an integer, the same on all {world.size} ranks, got None.")
         options = RunOptions(executor="threads", prefetch=prefetch)
-        super().__init__(rows, self._order, target, seed or 0, options, profiler)
-        self._budget = (memory_bytes, device_bytes)
+        first = replace(self._order, count=world.size) if isinstance(self._order, RandomChunks) else self._order
+        super().__init__(rows, first, target, seed, options, profiler, world=world)
+        self._budget = (limits.pop("memory_bytes", None), limits.pop("device_bytes", None))
+        if limits:
+            raise TypeError(f"RandomChunkLoader() got an unexpected keyword argument {next(iter(limits))!r}")
         self._about |= {"total_timesteps": len(self._index), "chunk_size": size, "coverage": coverage, "align": align}
 
     @property
     def chunks_per_pass(self) -> int:
-        """Chunks that cover every row once, with `coverage="partition"`."""
+        """Chunks that cover every row once, over all ranks, with `coverage="partition"`."""
         order = PartitionChunks(self._order.size, self._order.align)
         return WindowBatches(self._index, order).n_batches
 
@@ -321,7 +137,7 @@ class RandomChunkLoader(_ChunkLoader):
         Parameters
         ----------
         num_chunks
-            Chunks of this epoch. With `coverage="partition"`: None or `chunks_per_pass`.
+            Chunks of this epoch, over all ranks. With `coverage="partition"`: None or `chunks_per_pass`.
         """
         order = self._order
         if isinstance(order, RandomChunks):
@@ -329,7 +145,14 @@ class RandomChunkLoader(_ChunkLoader):
                 raise OptionError(
                     "num_chunks must be an integer >= 1, got None. Random windows have no end of their own."
                 )
-            order = replace(order, count=check_integer("num_chunks", num_chunks, at_least=1))
+            order = replace(order, count=check_integer("num_chunks", num_chunks, at_least=self._loader.world.size))
+            left_out = num_chunks % self._loader.world.size
+            if left_out:
+                _LOG.warning(
+                    "%s of %s chunks are left out, because %s ranks cannot share them equally. Use a num_chunks that "
+                    "is divisible by the number of ranks.",
+                    left_out, num_chunks, self._loader.world.size,
+                )  # fmt: skip
         elif num_chunks not in (None, self.chunks_per_pass):
             raise OptionError(
                 f"num_chunks must be None or {self.chunks_per_pass} (one pass over all rows), got {num_chunks}."
@@ -342,7 +165,7 @@ class RandomChunkLoader(_ChunkLoader):
         return Chunk((None,) * self._n_arrays) if chunk is None else chunk
 
 
-class PipelineChunkLoader(_ChunkLoader):
+class PipelineChunkLoader(ChunkStream):
     """Streams windows listed by the caller.
 
     Parameters
@@ -379,7 +202,7 @@ class PipelineChunkLoader(_ChunkLoader):
         target = resolve_device(device)
         rows = open_rows(load_fn, None, pinned=target.type == "cuda")
         options = RunOptions(executor="threads", prefetch=prefetch, device_ahead=gpu_prefetch)
-        super().__init__(rows, _NOT_LISTED, target, seed, options, profiler)
+        super().__init__(rows, _NOT_LISTED, target, seed, options, profiler, world=World())
         self._budget = (memory_bytes, device_bytes)
 
     def start_epoch(self, chunks: Sequence[tuple[int, int]]) -> None:

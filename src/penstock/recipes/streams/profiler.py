@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from penstock.core.checks import check_integer
+from penstock.files.durable import write_aside
 
 __all__ = ["PipelineProfiler"]
 
@@ -20,6 +21,8 @@ _NAMES = {"read": "disk_load", "wait": "gpu_queue_wait", "device": "gpu_transfer
 
 class PipelineProfiler:
     """An observer that keeps each stage with its time and thread; drops the oldest events when there are too many.
+
+    It records nothing until `start()`.
 
     The stages of a loader are `disk_load` (the background thread reads), `gpu_transfer` (a copy starts) and
     `gpu_queue_wait` (the training waits for a chunk). Add your own with `event`.
@@ -32,16 +35,17 @@ class PipelineProfiler:
     Examples
     --------
     >>> profiler = PipelineProfiler()
+    >>> profiler.start()
     >>> with profiler.event("train", step=3):
     ...     pass
-    >>> profiler.to_chrome_trace()["traceEvents"][-1]["name"]
-    'train'
+    >>> [(event["name"], event["args"]) for event in profiler.events]
+    [('train', {'step': 3})]
     """
 
     def __init__(self, max_events: int = 100_000) -> None:
         self._events: deque[dict[str, Any]] = deque(maxlen=check_integer("max_events", max_events, at_least=1))
         self._threads: dict[str, int] = {}
-        self._enabled = True
+        self._enabled = False
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -55,6 +59,12 @@ class PipelineProfiler:
     def is_enabled(self) -> bool:
         """Return whether events are recorded."""
         return self._enabled
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The recorded events, oldest first: `name`, `cat`, `ts` and `dur` in microseconds, `tid`, `args`."""
+        with self._lock:
+            return list(self._events)
 
     def record(self, stage: str, seconds: float, nbytes: int) -> None:
         """Record a stage that has just ended; called by a loader."""
@@ -92,15 +102,13 @@ class PipelineProfiler:
         return {"traceEvents": [*meta, *({**event, "pid": os.getpid()} for event in events)]}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace to a file, for https://ui.perfetto.dev or chrome://tracing."""
-        Path(path).write_text(json.dumps(self.to_chrome_trace(), default=str))
+        """Write the trace to a file, for https://ui.perfetto.dev or chrome://tracing; it is complete or missing."""
+        write_aside(Path(path), json.dumps(self.to_chrome_trace(), default=str).encode(), lasting=False)
 
     def get_stats(self) -> dict[str, dict[str, float]]:
         """Return count, total, mean and maximum of each event name; times are in milliseconds."""
-        with self._lock:
-            events = list(self._events)
         found: dict[str, dict[str, float]] = {}
-        for event in events:
+        for event in self.events:
             entry = found.setdefault(event["name"], {"count": 0.0, "total_ms": 0.0, "mean_ms": 0.0, "max_ms": 0.0})
             entry["count"] += 1
             entry["total_ms"] += event["dur"] / 1000
