@@ -21,6 +21,9 @@ def _same_sample(left: Sample, right: Sample) -> None:
     assert left[1] == right[1]
     assert list(left[0]) == list(right[0])
     for name, value in left[0].items():
+        if isinstance(value, str):
+            assert value == right[0][name]
+            continue
         assert value.dtype == right[0][name].dtype
         assert value.shape == right[0][name].shape
         assert value.tobytes() == right[0][name].tobytes()

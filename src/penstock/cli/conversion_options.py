@@ -112,28 +112,56 @@ class _NWBGroup:
     PANEL: ClassVar[str] = "NWB files"
 
     modalities: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="A,B", help="What to convert: spikes, lfp, behavior, stimulus, ophys, or names or paths of series."
+            metavar="A,B",
+            help="What to convert: spikes, lfp, behavior, stimulus, ophys, or names or paths of series. If not given, "
+            "spikes,lfp,behavior, or with --field none.",
         ),
         AppliesTo(_NWB),
-    ] = "spikes,lfp,behavior"
+    ] = None
+    named_fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--field",
+            metavar="NAME=PATH",
+            help="A further field, from any series, table, column of a table or image in the file, such as "
+            "wheel=acquisition/wheel or choice=intervals/trials/choice. May be repeated.",
+        ),
+        AppliesTo(_NWB),
+    ] = None
     bin_size_ms: Annotated[
         float, typer.Option(metavar="MS", help="Width of a bin in milliseconds."), AppliesTo(_NWB)
     ] = 10.0
     missing: Annotated[
         str,
         typer.Option(
-            metavar="error|skip",
-            help="What to do if a file lacks a modality.",
-            autocompletion=choices("error", "skip"),
+            metavar="refuse|skip|allow",
+            help="What to do if a file lacks a modality: refuse, skip it in all files, or allow it: fill it in, with a "
+            "mask has_<field>.",
+            autocompletion=choices("refuse", "skip", "allow"),
         ),
         AppliesTo(_NWB),
-    ] = "error"
+    ] = "refuse"
+    units: Annotated[
+        str,
+        typer.Option(
+            metavar="refuse|intersect|pad",
+            help="What to do if files have different units or columns of behavior: refuse, keep those that all files "
+            "have, or fill in those that a file lacks. Units are matched by id.",
+            autocompletion=choices("refuse", "intersect", "pad"),
+        ),
+        AppliesTo(_NWB),
+    ] = "refuse"
+    fill: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="With --missing allow and --units pad: what to fill in; NaN if not given."),
+        AppliesTo(_NWB),
+    ] = None
     unit_filter: Annotated[
         list[str] | None,
         typer.Option(
-            "--units",
+            "--unit-filter",
             metavar="COLUMN=VALUE,…",
             help="Keep only units with one of these values, such as quality=good or location=CA1,CA3. May be repeated.",
         ),
@@ -159,10 +187,18 @@ class _NWBGroup:
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments of `NWBOptions`, without windows and rate."""
         around = {"align": self.align, "align_event": self.align_event, "pre_ms": self.pre_ms, "post_ms": self.post_ms}
+        if "=" in self.units:
+            raise OptionError(
+                f"--units must be one of refuse, intersect, pad, got {self.units!r}. Use --unit-filter {self.units} to "
+                "select units."
+            )
         return {
-            "modalities": _split_names(self.modalities),
+            "modalities": _split_names(self.modalities) if self.modalities is not None else None,
+            "fields": tuple(_parse_field(text) for text in self.named_fields or ()),
             "bin_size_ms": self.bin_size_ms,
             "missing": self.missing,
+            "units": self.units,
+            "fill": self.fill,
             "unit_filter": tuple(_parse_filter(text) for text in self.unit_filter or ()),
             **(around if self.align else {}),
         }
@@ -322,8 +358,17 @@ def _split_names(text: str) -> tuple[str, ...]:
     return tuple(text.replace(",", " ").split())
 
 
+def _parse_field(text: str) -> tuple[str, str]:
+    name, equals, path = text.partition("=")
+    if not equals or not name.strip() or not path.strip():
+        raise OptionError(f"--field must be NAME=PATH, such as wheel=acquisition/wheel, got {text!r}.")
+    return name.strip(), path.strip()
+
+
 def _parse_filter(text: str) -> tuple[str, tuple[str, ...]]:
     column, equals, values = text.partition("=")
     if not equals or not column or not values:
-        raise OptionError(f"--units must be COLUMN=VALUE, such as quality=good or location=CA1,CA3, got {text!r}.")
+        raise OptionError(
+            f"--unit-filter must be COLUMN=VALUE, such as quality=good or location=CA1,CA3, got {text!r}."
+        )
     return column.strip(), tuple(value.strip() for value in values.split(","))

@@ -116,8 +116,10 @@ def _print_result(manifests: "dict[str, Manifest]", n_inputs: int, seconds: floa
                 f"{where}{count(manifest.n_items, 'item')} in {count(len(manifest.shards), 'shard')}, "
                 f"{sizes[name] / 1e6:,.1f} MB: {', '.join(manifest.modalities)}"
             )
+    from penstock.convert.to_shards import list_notes  # noqa: PLC0415
+
     about = next(iter(manifests.values())).metadata["conversion"]
-    print_notes(about["inputs"])
+    print_notes(list_notes(manifests), about["inputs"])
     _print_skipped(about["skipped"])
     typer.echo(f"Converted {n_inputs - len(about['skipped']):,} of {count(n_inputs, 'input')} in {seconds:,.1f} s")
 

@@ -62,7 +62,7 @@ def estimate(
         return
     for name, (n_items, n_shards) in found.items():
         typer.echo(f"{name}: {count(n_items, 'item')} in {count(n_shards, 'shard')}")
-    print_notes([{"file": scan.name, "notes": scan.notes} for scan in jobs[0].scans])
+    print_notes(jobs[0].about.get("notes", ()), [{"file": scan.name, "notes": scan.notes} for scan in jobs[0].scans])
     for path, reason in bad.items():
         typer.echo(f"Would be skipped: {path}: {reason}", err=True)
     duration = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
@@ -72,9 +72,9 @@ def estimate(
     )
 
 
-def print_notes(inputs: Sequence[dict[str, Any]]) -> None:
-    """Print the notes of all inputs, at most ten of them."""
-    notes = [f"{entry['file']}: {note}" for entry in inputs for note in entry["notes"]]
+def print_notes(notes: Sequence[str], inputs: Sequence[dict[str, Any]]) -> None:
+    """Print the notes on a dataset and those of its inputs, at most ten of them."""
+    notes = [*notes, *(f"{entry['file']}: {note}" for entry in inputs for note in entry["notes"])]
     for note in notes[:10]:
         typer.echo(f"Note: {note}", err=True)
     if len(notes) > 10:

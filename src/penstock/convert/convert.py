@@ -9,6 +9,7 @@
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -20,9 +21,9 @@ import xxhash
 from penstock.convert.engines import Engine, LocalEngine
 from penstock.convert.inputs.protocol import Input
 from penstock.convert.inputs.shards import ShardsInput
-from penstock.convert.plan import BadInput, Job, Scan, Scanner
+from penstock.convert.plan import Alignment, BadInput, Job, Scanner
 from penstock.convert.scan import ConvertOptions, ProgressCallback, make_jobs, scan_inputs
-from penstock.convert.shard_task import InputError, Task, close_recordings, read_statistics, write_task
+from penstock.convert.shard_task import InputError, Task, close_recordings, read_empty, read_statistics, write_task
 from penstock.convert.splits import WHOLE, Split
 from penstock.core.errors import ConversionError, OptionError, SourceError, WriteError
 from penstock.files.locks import FolderLock
@@ -101,9 +102,9 @@ def convert(
         bad = _read_skipped(inputs, output, options) if resume else {}
         inputs = [given for given in inputs if given.path not in bad]
         while True:
-            scans = scan_inputs(inputs, options, conversion.engine, conversion.on_progress, bad)
+            found = scan_inputs(inputs, options, conversion.engine, conversion.on_progress, bad)
             try:
-                return _write_and_publish(conversion, scans, bad, resume=resume)
+                return _write_and_publish(conversion, found, bad, resume=resume)
             except InputError as error:
                 if options.on_bad == "fail":
                     raise ConversionError({str(error.path): error.reason}) from error
@@ -130,11 +131,11 @@ def _release_folder(folder: Path, lock: FolderLock) -> None:
 
 
 def _write_and_publish(
-    conversion: _Conversion, scans: list[Scan], bad: Mapping[Path, str], *, resume: bool
+    conversion: _Conversion, found: Alignment, bad: Mapping[Path, str], *, resume: bool
 ) -> dict[str, Manifest]:
     """Write and publish all splits. If they are shuffled, items are staged in order first."""
     output, options = conversion.output, conversion.options
-    jobs = make_jobs(scans, output, options, bad)
+    jobs = make_jobs(found, output, options, bad)
     if not resume:
         _remove_staged(output)
     todo = _begin(jobs, resume=resume)
@@ -326,7 +327,7 @@ def _make_manifest(job: Job, statistics: Mapping[str, Any]) -> Manifest:
         raise SourceError(
             f"Each field must have one dtype, but {mixed} have several in these inputs. Convert the inputs separately."
         )
-    about = {"conversion": dict(job.about), "identity": _digest(job.identity()), **statistics, **job.options.metadata}
+    about = {"conversion": _add_notes(job), "identity": _digest(job.identity()), **statistics, **job.options.metadata}
     return Manifest(job.folder, fields, tuple(entries), job.options.shard_size, job.options.array_format, about)
 
 
@@ -347,3 +348,11 @@ def _check_free(output: Path, names: Sequence[str]) -> None:
                 f"{folder} holds a dataset already. Replace it with overwrite=True (--overwrite), or use another "
                 "folder."
             )
+
+
+def _add_notes(job: Job) -> dict[str, Any]:
+    """Return what the manifest says about the conversion, with a note on each field that is NaN in whole items."""
+    names = [job.options.shard_name(number) for number in range(job.n_shards)]
+    empty = sum((read_empty(job.staging.folder, name) for name in names), start=Counter[str]())
+    notes = [f"{field} is NaN throughout {n:,} of {job.n_items:,} items." for field, n in sorted(empty.items())]
+    return {**job.about, "notes": [*job.about.get("notes", ()), *notes]} if notes else dict(job.about)

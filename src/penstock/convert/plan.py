@@ -1,11 +1,11 @@
 """One dataset to write: which items, in which order, in which shards."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from penstock.plan.permute import permute
 from penstock.shard.publish import stage
 from penstock.shard.writer import WriteOptions
 
-__all__ = ["BadInput", "Job", "Scan", "Scanner"]
+__all__ = ["AlignableInput", "Alignment", "BadInput", "Job", "Scan", "Scanner"]
 
 _Int64s = NDArray[np.int64]
 
@@ -43,10 +43,37 @@ class Scan:
     spans: Mapping[str, list[ItemSpan]] | None = None
     """The items of each split, if the split is by time."""
 
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The shape of each field of the first item."""
+
     @property
     def name(self) -> str:
         """The file name."""
         return self.input.path.name
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """Scans of inputs that were made to agree with each other."""
+
+    scans: tuple[Scan, ...]
+    stale: tuple[int, ...] = ()
+    """The numbers of the scans whose inputs read something else now, and must be scanned again."""
+
+    notes: tuple[str, ...] = ()
+    """What was done, for a person to read."""
+
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What was done, as JSON, for the manifest."""
+
+
+@runtime_checkable
+class AlignableInput(Input, Protocol):
+    """An input whose items depend on what the other inputs of a dataset have."""
+
+    def align(self, scans: Sequence[Scan]) -> Alignment:
+        """Return the scans with inputs that agree; raise SourceError if they cannot, or must not."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +112,14 @@ class Scanner:
                     stamp,
                     digest,
                     cut_by_time(recording.span(numbers), self.split) if by_time and len(numbers) else None,
+                    {name: tuple(np.shape(value)) for name, value in first.items()},
                 )
             finally:
                 recording.close()
         except MissingDependency:  # not a fault of this file
             raise
         except Exception as error:  # whatever is wrong with a file, the others are scanned too
-            return BadInput(given.path, str(error) or repr(error))
+            return BadInput(given.path, getattr(error, "reason", "") or str(error) or repr(error))
 
 
 @dataclass(frozen=True)

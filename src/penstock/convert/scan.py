@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from penstock.convert.engines import Engine
 from penstock.convert.inputs.function import function_name
 from penstock.convert.inputs.protocol import Input
-from penstock.convert.plan import BadInput, Job, Scan, Scanner
+from penstock.convert.plan import AlignableInput, Alignment, BadInput, Job, Scan, Scanner
 from penstock.convert.splits import WHOLE, Split, assign_groups
 from penstock.core.errors import ConversionError, OptionError, SourceError
 from penstock.core.seeds import check_seed
@@ -76,10 +76,34 @@ def scan_inputs(
     engine: Engine,
     on_progress: ProgressCallback,
     bad: dict[Path, str],
-) -> list[Scan]:
-    """Scan all inputs. Inputs that cannot be read are added to `bad`."""
+) -> Alignment:
+    """Scan all inputs and align those that can be. Inputs that cannot be read are added to `bad`."""
     if not inputs and not bad:
         raise SourceError("A conversion needs at least one input, got none.")
+    scans = _scan(inputs, options, engine, on_progress, bad)
+    notes: list[str] = []
+    while True:
+        if bad and (options.on_bad == "fail" or not scans):
+            raise ConversionError({str(path): reason for path, reason in sorted(bad.items())})
+        found = _align(scans)
+        notes += found.notes
+        if not found.stale:
+            break
+        again = _scan([found.scans[number].input for number in found.stale], options, engine, on_progress, bad)
+        by_path = {scan.input.path: scan for scan in (*found.scans, *again)}
+        scans = [scan for path, scan in by_path.items() if path not in bad]
+    _check_same_fields([scan for scan in found.scans if scan.n_items])
+    return replace(found, notes=tuple(notes))
+
+
+def _scan(
+    inputs: Sequence[Input],
+    options: ConvertOptions,
+    engine: Engine,
+    on_progress: ProgressCallback,
+    bad: dict[Path, str],
+) -> list[Scan]:
+    """Return the scans of the inputs that can be read, in their order."""
     found: dict[int, Scan] = {}
     on_progress("Scanning", "inputs", 0, len(inputs), "")
     for done, (number, scan) in enumerate(engine.run(Scanner(options.split), inputs), start=1):
@@ -88,14 +112,22 @@ def scan_inputs(
             bad[scan.path] = scan.reason
         else:
             found[number] = scan
-    if bad and (options.on_bad == "fail" or not found):
-        raise ConversionError({str(path): reason for path, reason in sorted(bad.items())})
-    scans = [found[number] for number in sorted(found)]
-    _check_same_fields([scan for scan in scans if scan.n_items])
-    return scans
+    return [found[number] for number in sorted(found)]
 
 
-def _check_same_fields(scans: list[Scan]) -> None:
+def _align(scans: list[Scan]) -> Alignment:
+    """Return the scans, those of inputs that can be aligned with inputs that agree."""
+    numbers = [number for number, scan in enumerate(scans) if isinstance(scan.input, AlignableInput)]
+    if not numbers:
+        return Alignment(tuple(scans))
+    first: Any = scans[numbers[0]].input
+    found: Alignment = first.align([scans[number] for number in numbers])
+    merged = dict(enumerate(scans)) | dict(zip(numbers, found.scans, strict=True))
+    stale = tuple(numbers[at] for at in found.stale)
+    return replace(found, scans=tuple(merged[number] for number in range(len(scans))), stale=stale)
+
+
+def _check_same_fields(scans: Sequence[Scan]) -> None:
     """Raise SourceError if the items of an input have other fields or dtypes than those of the first input."""
     if not scans:
         raise SourceError("At least one input must have items, but all are skipped because they are too short.")
@@ -108,9 +140,9 @@ def _check_same_fields(scans: list[Scan]) -> None:
         )
 
 
-def make_jobs(scans: list[Scan], output: Path, options: ConvertOptions, bad: Mapping[Path, str]) -> list[Job]:
+def make_jobs(found: Alignment, output: Path, options: ConvertOptions, bad: Mapping[Path, str]) -> list[Job]:
     """Return one job for each split."""
-    split = options.split
+    split, scans = options.split, found.scans
     if len(split.shares) == 1:
         members = [(split.names[0], number, 0, scan.n_items) for number, scan in enumerate(scans) if scan.n_items]
     elif split.group_by == "time":
@@ -132,7 +164,9 @@ def make_jobs(scans: list[Scan], output: Path, options: ConvertOptions, bad: Map
                 f"Every split must have items, but {name!r} has none. Use larger fractions, or more inputs."
             )
         about = _provenance(scans, options, bad, name, spans)
-        job = Job(output / name, options.write, tuple(scans), spans, options.shuffle_seed, options.statistics, about)
+        about |= {"notes": list(found.notes)} if found.notes else {}
+        about |= {"alignment": dict(found.about)} if found.about else {}
+        job = Job(output / name, options.write, scans, spans, options.shuffle_seed, options.statistics, about)
         jobs.append(job)
     return jobs
 
@@ -150,7 +184,7 @@ def _group(scan: Scan, split: Split) -> str:
 
 
 def _provenance(
-    scans: list[Scan],
+    scans: Sequence[Scan],
     options: ConvertOptions,
     bad: Mapping[Path, str],
     name: str,
@@ -197,7 +231,8 @@ def _input_options(given: Input) -> dict[str, Any]:
 def _to_json(value: Any) -> Any:
     """Return an option as JSON. Fields that are not compared, such as scratch folders, are left out."""
     if is_dataclass(value):
-        return {entry.name: _to_json(getattr(value, entry.name)) for entry in fields(value) if entry.compare}
+        recorded = [entry for entry in fields(value) if entry.compare and entry.metadata.get("is_recorded", True)]
+        return {entry.name: _to_json(getattr(value, entry.name)) for entry in recorded}
     if isinstance(value, Mapping):
         return {str(name): _to_json(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):

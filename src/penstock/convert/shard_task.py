@@ -7,6 +7,7 @@ bytes, so it does not matter which process writes a shard, when, or how often.
 import json
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from penstock.shard.shard_file import ShardFile
 from penstock.shard.writer import WriteOptions
 from penstock.transform.moments import Moments
 
-__all__ = ["InputError", "Task", "close_recordings", "read_statistics", "write_task"]
+__all__ = ["InputError", "Task", "close_recordings", "read_empty", "read_statistics", "write_task"]
 
 _MAX_OPEN = 4
 _STATISTICS_ITEMS = 32  # items whose statistics are computed at once
@@ -81,17 +82,20 @@ class Task:
 
 def write_task(task: Task) -> int:
     """Write one shard and return its number of items."""
-    form, statistics = SampleForm(task.options.array_format), _Statistics()
+    form, statistics, empty = SampleForm(task.options.array_format), _Statistics(), Counter[str]()
     try:
         with ShardFile(task.writing, task.name, task.options.compression) as shard:
             for number, (sample, about) in enumerate(_read_items(task), task.first):
                 key = automatic_key(number)
                 form.add(form.encode(sample, number, key, key, about), shard, task.number)
+                empty.update(_find_empty(sample))
                 if task.statistics:
                     statistics.add(sample)
                 _check_size(shard, task.options)
             if task.statistics:
                 write_aside(_statistics_path(task.writing, task.name), statistics.to_bytes(), lasting=False)
+            if empty:
+                write_aside(_empty_path(task.writing, task.name), json.dumps(empty).encode())
             return shard.close()[0].n_items
     except PenstockError:
         raise
@@ -103,6 +107,14 @@ def read_statistics(writing: Path, name: str) -> dict[str, Moments]:
     """Return the statistics that were computed while a shard was written."""
     stored = json.loads(_statistics_path(writing, name).read_bytes())
     return {field: Moments.from_json(moment) for field, moment in stored.items()}
+
+
+def read_empty(writing: Path, name: str) -> Counter[str]:
+    """Return, by field, the number of items of a shard in which the field is NaN throughout."""
+    try:
+        return Counter(json.loads(_empty_path(writing, name).read_bytes()))
+    except FileNotFoundError:
+        return Counter()
 
 
 def close_recordings() -> None:
@@ -130,6 +142,16 @@ def _read_items(task: Task) -> Iterator[Sample]:
             raise
         finally:
             del opened  # or a traceback would keep the recording open
+
+
+def _find_empty(sample: dict[str, Any]) -> Iterator[str]:
+    """Yield the fields that are NaN throughout, but not those that were filled in."""
+    for name, value in sample.items():
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or not value.size:
+            continue
+        # One value is looked at before all are, because most fields begin with a number.
+        if np.isnan(value.flat[0]) and np.isnan(value).all() and sample.get(f"has_{name}", True):
+            yield name
 
 
 class _Statistics:
@@ -175,6 +197,10 @@ def _check_unchanged(given: Input, stamp: Stamp) -> None:
 
 def _statistics_path(writing: Path, name: str) -> Path:
     return writing / f"{name}.statistics"
+
+
+def _empty_path(writing: Path, name: str) -> Path:
+    return writing / f"{name}.empty"
 
 
 class _Opened:

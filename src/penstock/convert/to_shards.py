@@ -1,5 +1,6 @@
 """Convert recordings to tar shards with one call."""
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,7 +16,9 @@ from penstock.core.errors import OptionError
 from penstock.observe.progress import track_phases
 from penstock.shard.manifest import Manifest
 
-__all__ = ["convert_to_shards", "summaries"]
+__all__ = ["convert_to_shards", "list_notes", "summaries"]
+
+_LOG = logging.getLogger("penstock")
 
 _Path = str | os.PathLike[str]
 
@@ -69,16 +72,37 @@ def convert_to_shards(
     >>> convert_to_shards(folder / "rows.npy", folder / "shards")["total_samples"]
     6
     """
+    engine = _choose_engine(workers, engine)
+    found, where = _make_inputs(inputs, format, reading), Path(output_dir)
+    existing = existing_from_flags(resume=resume, overwrite=overwrite)
+    with track_phases(show=show_progress) as on_progress:
+        manifests = convert(found, where, options, engine=engine, existing=existing, on_progress=on_progress)
+    return _log_notes(manifests, where)
+
+
+def _choose_engine(workers: int, engine: Engine | None) -> Engine:
     if engine is not None and workers != 1:
         raise OptionError(
             f"At most one of workers and engine must be given, got workers={workers} and engine={engine!r}. An engine "
             "has workers of its own."
         )
-    found, where = _make_inputs(inputs, format, reading), Path(output_dir)
-    engine = engine if engine is not None else LocalEngine(workers)
-    existing = existing_from_flags(resume=resume, overwrite=overwrite)
-    with track_phases(show=show_progress) as on_progress:
-        return summaries(convert(found, where, options, engine=engine, existing=existing, on_progress=on_progress))
+    return engine if engine is not None else LocalEngine(workers)
+
+
+def _log_notes(manifests: dict[str, Manifest], where: Path) -> dict[str, Any]:
+    """Log what concerns the whole dataset, and return the summaries."""
+    for note in list_notes(manifests):
+        _LOG.warning("%s: %s", where, note)
+    return summaries(manifests)
+
+
+def list_notes(manifests: dict[str, Manifest]) -> list[str]:
+    """Return what a conversion notes on the datasets as a whole; with a split, with the name of each."""
+    notes: dict[str, list[str]] = {}
+    for name, manifest in manifests.items():
+        for note in manifest.metadata["conversion"].get("notes", ()):
+            notes.setdefault(note, []).append(name)
+    return [note if len(names) == len(manifests) else f"{', '.join(names)}: {note}" for note, names in notes.items()]
 
 
 def summaries(manifests: dict[str, Manifest]) -> dict[str, Any]:

@@ -91,8 +91,8 @@ class ConversionError(PenstockError, RuntimeError):
     """
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
-        files = "".join(f"\n  {path}: {reason}" for path, reason in reasons.items())
-        count = f"{len(reasons)} input{'s' if len(reasons) > 1 else ''}"
+        count = f"{len(reasons):,} input{'s' if len(reasons) > 1 else ''}"
+        files = "".join(f"\n  {line}" for line in _group_reasons(reasons))
         super().__init__(
             f"{count} could not be converted, and nothing was published:{files}\n"
             "Repair or remove these files, or use on_bad='skip' (--skip-bad) to continue without them."
@@ -101,6 +101,26 @@ class ConversionError(PenstockError, RuntimeError):
 
     def __reduce__(self) -> tuple[type, tuple[dict[str, str]]]:
         return type(self), (self.reasons,)
+
+
+def _group_reasons(reasons: Mapping[str, str]) -> list[str]:
+    """Return lines that name inputs with their reasons. Inputs with the same reason share a line; there are 17 at most.
+
+    Of several reasons, only the first line of each is shown.
+    """
+    if len(reasons) == 1:
+        return [f"{path}: {reason}" for path, reason in reasons.items()]
+    groups: dict[str, list[str]] = {}
+    for path, reason in reasons.items():
+        groups.setdefault(reason.partition("\n")[0], []).append(path)
+    lines = []
+    for reason, paths in groups.items():
+        names = f"{len(paths):,} inputs ({', '.join(paths[:3])}{', …' if len(paths) > 3 else ''})"
+        lines.append(f"{paths[0] if len(paths) == 1 else names}: {reason}")
+    if len(lines) > 17:
+        rest = sum(len(paths) for paths in list(groups.values())[16:])
+        lines = [*lines[:16], f"… and {rest:,} more; `reasons` of this error has all of them."]
+    return lines
 
 
 class ResumeError(PenstockError, ValueError):

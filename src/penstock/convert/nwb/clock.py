@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.convert.nwb.events import EventField
 from penstock.convert.nwb.options import NWBOptions
 from penstock.convert.nwb.series import Binned, Continuous
 from penstock.convert.nwb.spikes import Spikes
@@ -62,7 +63,7 @@ class Clock:
 
 
 def time_range(
-    continuous: Sequence[Continuous], spikes: Spikes | None, binned: Sequence[Binned], name: str
+    continuous: Sequence[Continuous], spikes: Spikes | None, others: Sequence[Binned | EventField], name: str
 ) -> tuple[float, float]:
     """Return the begin and end of the time that is cut into windows.
 
@@ -80,9 +81,9 @@ def time_range(
         return start, stop
     if spikes is not None and spikes.observed is not None:
         return spikes.observed
-    ends = np.array([*([spikes.bounds] if spikes is not None else []), *(one.bounds for one in binned)])
+    ends = np.array([*([spikes.bounds] if spikes is not None else []), *(one.bounds for one in others)])
     if np.isnan(ends).all():
-        raise SourceError(f"{name} has units, but no spikes and nothing else that gives its duration.")
+        raise SourceError(f"{name} has no spikes and nothing else among its fields that gives its duration.")
     return float(np.nanmin(ends[:, 0])), float(np.nanmax(ends[:, 1]))
 
 

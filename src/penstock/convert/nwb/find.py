@@ -1,9 +1,11 @@
 """Find the series of each modality in a file. Errors list what the file has."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from penstock.convert.nwb.events import EventField, ShownImage, StillImage, annotation_field, table_field
 from penstock.convert.nwb.file import Entry, NWBFile, wrap_read_errors
 from penstock.convert.nwb.options import BINNED, KINDS, NWBOptions
 from penstock.convert.nwb.series import Binned, Continuous, Series
@@ -11,7 +13,7 @@ from penstock.convert.nwb.spikes import Spikes, read_spikes
 from penstock.convert.nwb.units import Units, electrode_values
 from penstock.core.errors import SourceError
 
-__all__ = ["Modalities", "channel_areas", "find_modalities", "modality_of"]
+__all__ = ["MissingFieldsError", "Modalities", "channel_areas", "find_modalities", "modality_of"]
 
 _NO_VALUES = {"ElectricalSeries", "ImageSeries", "IndexSeries", "AnnotationSeries", "IntervalSeries"}
 """Types that are neither behavior nor stimulus: images and their indices, annotations, and separate modalities."""
@@ -27,7 +29,31 @@ class Modalities:
     spikes: Spikes | None = None
     continuous: list[Continuous] = field(default_factory=list)
     binned: list[Binned] = field(default_factory=list)
+    events: list[EventField] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    """The fields that the file lacks."""
+
     notes: list[str] = field(default_factory=list)
+
+
+class MissingFieldsError(SourceError):
+    """A file lacks modalities or fields.
+
+    Attributes
+    ----------
+    reason
+        What it lacks, without the path, so that files that lack the same have the same reason; what it has follows in
+        a second line.
+    """
+
+    def __init__(self, path: Path, missing: Mapping[str, str], has: str, cure: str) -> None:
+        lacks = "; ".join(f"no {name}: {reason}" for name, reason in missing.items())
+        super().__init__(f"{path} has {lacks}. It has {has}. {cure}")
+        self.reason = f"{lacks}\n  It has {has}. {cure}"
+        self._arguments = (path, missing, has, cure)
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), self._arguments
 
 
 class _Missing(Exception):  # noqa: N818  # not an error if it may be skipped
@@ -35,34 +61,70 @@ class _Missing(Exception):  # noqa: N818  # not an error if it may be skipped
 
 
 def find_modalities(file: NWBFile, options: NWBOptions) -> Modalities:
-    """Return the series of each modality in a file.
+    """Return the series of each modality in a file, and what the options name by its path.
 
-    1. The file lacks a modality: SourceError that lists what it has, or a note if `missing` is "skip".
+    1. The file lacks something: SourceError that says what it has, or a note if `missing` is "skip" or "allow".
     2. It lacks all of them: SourceError.
     3. A name matches several series: SourceError that lists their paths.
     """
-    found, missing = Modalities(), []
-    for modality, name in options.fields.items():
+    found, missing = Modalities(), {}
+    wanted = [*options.field_names.items(), *((path, name) for name, path in options.paths.items())]
+    for what, name in wanted:
         try:
-            if modality == "spikes":
+            if name in options.paths:
+                _add_field(found, file, name, what, options)
+            elif what == "spikes":
                 found.spikes = _find_spikes(file, options)
-            elif modality in BINNED:
-                found.binned.append(_find_binned(file, modality, options, found.notes))
+            elif what in BINNED:
+                found.binned.append(_find_binned(file, what, options, found.notes))
             else:
-                entry = _find_lfp(file) if modality == "lfp" else _find_named(file, modality)
-                seconds = options.window_bins * options.bin_seconds
-                found.continuous.append(Continuous(name, Series(entry, file.path), seconds, options.rate_hz))
+                entry = _find_lfp(file) if what == "lfp" else _find_named(file, what)
+                found.continuous.append(_continuous(name, entry, file, options))
         except _Missing as reason:
-            if options.missing == "error":
-                raise SourceError(
-                    f"{file.path} has no {modality}: {reason}. It has {file.describe()}. Leave {modality!r} out of the "
-                    "modalities, or use missing='skip' (--missing skip)."
-                ) from None
-            missing.append(modality)
-            found.notes.append(f"No {modality}: {reason}.")
-    if len(missing) == len(options.modalities):
-        raise SourceError(f"{file.path} has none of {', '.join(missing)}. It has {file.describe()}.")
+            missing[name if name in options.paths else what] = str(reason)
+            found.missing.append(name)
+    if missing and (options.missing == "refuse" or len(missing) == len(wanted)):
+        names = ", ".join(map(repr, missing))
+        cure = f"Leave {names} out, or use missing='skip' or 'allow' (--missing skip, --missing allow)."
+        cure = "Name something that it has." if len(missing) == len(wanted) else cure
+        raise MissingFieldsError(file.path, missing, file.describe(), cure)
+    found.notes += [f"No {name}: {reason}." for name, reason in missing.items()]
     return found
+
+
+def _continuous(name: str, entry: Entry, file: NWBFile, options: NWBOptions) -> Continuous:
+    return Continuous(name, Series(entry, file.path), options.window_bins * options.bin_seconds, options.rate_hz)
+
+
+def _add_field(found: Modalities, file: NWBFile, name: str, path: str, options: NWBOptions) -> None:
+    """Add what a path names: a series, a table, a column of a table, or an image."""
+    path = path.replace("stimulus/presentation/", "stimulus/", 1)  # as in the file itself
+    parent, _, column = path.rpartition("/")
+    things = {thing.path: thing for thing in (*file.tables, *file.images)}
+    if path in things and "Image" in things[path].kinds:
+        found.events.append(StillImage(name, things[path], file.path))
+    elif path in things and "DynamicTable" in things[path].kinds:
+        found.events.append(table_field(name, things[path], None, file.path))
+    elif parent in things and "DynamicTable" in things[parent].kinds:
+        if column not in things[parent].value.colnames:
+            raise _Missing(f"{parent} has the columns {', '.join(things[parent].value.colnames)}")
+        found.events.append(table_field(name, things[parent], column, file.path))
+    else:
+        _add_series(found, file, name, _find_named(file, path), options)
+
+
+def _add_series(found: Modalities, file: NWBFile, name: str, entry: Entry, options: NWBOptions) -> None:
+    if getattr(entry.series, "external_file", None) is not None:
+        raise _Missing(f"the frames of {entry.path} are in other files")
+    if "AnnotationSeries" in entry.kinds:
+        found.events.append(annotation_field(name, entry, file.path))
+    elif "IndexSeries" in entry.kinds:
+        found.events.append(ShownImage(name, entry, file.path))
+    elif entry.series.rate is not None or entry.kinds & {"ElectricalSeries", "ImageSeries"}:
+        found.continuous.append(_continuous(name, entry, file, options))
+    else:
+        widest = None if options.max_gap_ms is None else options.max_gap_ms / 1000
+        found.binned.append(Binned(name, [Series(entry, file.path)], widest, options.bin_seconds))
 
 
 def _find_spikes(file: NWBFile, options: NWBOptions) -> Spikes:
@@ -92,7 +154,7 @@ def _find_named(file: NWBFile, modality: str) -> Entry:
     by_path = [entry for entry in file.entries if entry.path == modality]
     fitting = by_path or _unique_series([entry for entry in file.entries if entry.name == modality])
     if not fitting:
-        raise _Missing(f"it is none of the kinds {', '.join(KINDS)}, and no series has that name or path")
+        raise _Missing(f"it is none of the kinds {', '.join(KINDS)}, and nothing has that name or path")
     return _require_one(file, modality, fitting)
 
 

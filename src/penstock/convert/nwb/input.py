@@ -1,11 +1,15 @@
 """Neurophysiology recordings in NWB files: HDF5 through pynwb, zarr folders through hdmf-zarr."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.convert.nwb.agree import agree
+from penstock.convert.nwb.complete import Common
 from penstock.convert.nwb.file import open_nwb
 from penstock.convert.nwb.options import NWBOptions
 from penstock.convert.nwb.recording import NWBRecording
+from penstock.convert.plan import Alignment, Scan
 
 __all__ = ["NWBInput", "NWBOptions"]
 
@@ -16,6 +20,13 @@ class NWBInput:
 
     path: Path
     options: NWBOptions = field(default_factory=NWBOptions)
+    common: Common | None = field(default=None, metadata={"is_recorded": False})
+    """What the other recordings of a dataset have; a conversion sets it."""
+
+    def __repr__(self) -> str:
+        """Return what identifies the input in a conversion."""
+        shown = f"path={self.path!r}, options={self.options!r}"
+        return f"NWBInput({shown}{'' if self.common is None else f', common={self.common!r}'})"
 
     def open(self) -> NWBRecording:
         """Open the file.
@@ -26,7 +37,11 @@ class NWBInput:
         """
         file = open_nwb(self.path)
         try:
-            return NWBRecording(file, self.options)
+            return NWBRecording(file, self.options, self.common or Common())
         except BaseException:
             file.close()
             raise
+
+    def align(self, scans: Sequence[Scan]) -> Alignment:
+        """Return scans of NWB files with inputs that have the same fields, units and columns; see `NWBOptions`."""
+        return agree(scans, self.options)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Any, Literal
 
 import numpy as np
@@ -29,11 +30,14 @@ class NWBOptions:
     modalities
         Any of "spikes", "lfp", "behavior", "stimulus", "ophys", and names or paths of continuous series, such as
         "ElectricalSeries" or "processing/ecephys/LFP/lfp". Each becomes a field. The field of a path is
-        named by its last part, or by the whole path if two fields would have the same name.
+        named by its last part, or by the whole path if two fields would have the same name. None: `fields` alone, or
+        ("spikes", "lfp", "behavior") if there are none.
     bin_size_ms, sequence_length, overlap
         Windows of `sequence_length` bins, each of which repeats the fraction `overlap` of the one before.
     missing
-        What to do if a file lacks a modality: raise an "error", or "skip" it with a note.
+        What to do if a file lacks a modality or field. "refuse" it (or "error", which is the same). "skip": leave out,
+        of all files, what any of them lacks. "allow": its items have `fill` in its place, and every field has a mask
+        `has_<field>`, which is False in these items.
     rate_hz
         Resample lfp and named series to this rate; None keeps their rates.
     unit_filter
@@ -43,16 +47,26 @@ class NWBOptions:
     align, align_event, pre_ms, post_ms
         Cut around events instead: one window from `pre_ms` before to `post_ms` after the time in column `align_event`,
         for each row of the interval table `align`, such as "trials". `sequence_length` and `overlap` do not apply.
+    fields
+        Further fields by name, each the path of a series, a table, a column of a table or an image in the file:
+        `{"wheel": "acquisition/wheel", "choice": "intervals/trials/choice"}`.
+    units
+        What to do if files have different units, or different columns of behavior, stimulus or ophys. "refuse" them.
+        "intersect": keep the units that all files have. "pad": all units of any file, `fill` where a file lacks one,
+        and a mask `spikes_valid` of shape (units,). Units are matched by their id in the units table, columns by the
+        path of their series. An id may mean another neuron in another session: only the person who sorted them knows.
+    fill
+        What stands for missing fields, units and columns; None is NaN. Fields of whole numbers have 0 instead of NaN.
     max_gap_ms
         Behavior, stimulus and ophys are not interpolated across gaps longer than this. None: 2.5 times the median
         interval of each series, but at least one bin.
     """
 
-    modalities: tuple[str, ...] = ("spikes", "lfp", "behavior")
+    modalities: tuple[str, ...] | None = None
     bin_size_ms: float = 10.0
     sequence_length: int = 100
     overlap: float = 0.5
-    missing: Literal["error", "skip"] = "error"
+    missing: Literal["refuse", "skip", "allow", "error"] = "refuse"
     rate_hz: float | None = None
     unit_filter: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
     align: str | None = None
@@ -60,14 +74,24 @@ class NWBOptions:
     pre_ms: float = 0.0
     post_ms: float = 1000.0  # as long as the default window
     max_gap_ms: float | None = None
+    fields: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
+    units: Literal["refuse", "intersect", "pad"] = "refuse"
+    fill: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "modalities", _check_modalities(self.modalities))
+        object.__setattr__(self, "fields", _check_fields(self.fields))
+        default = () if self.fields else ("spikes", "lfp", "behavior")
+        object.__setattr__(self, "modalities", _check_modalities(self.modalities, default))
+        _check_names(self)
         _check_positive("bin_size_ms", self.bin_size_ms, "in milliseconds, such as 10.0")
         check_integer("sequence_length", self.sequence_length, at_least=1)
         check_overlap(self.overlap)
-        if self.missing not in ("error", "skip"):
-            raise OptionError(f"missing must be one of 'error', 'skip', got {self.missing!r}.")
+        _check_choice("missing", self.missing, ("refuse", "skip", "allow", "error"))
+        if self.missing == "error":
+            object.__setattr__(self, "missing", "refuse")
+        _check_choice("units", self.units, ("refuse", "intersect", "pad"))
+        if self.fill is not None and not _is_number(self.fill):
+            raise OptionError(f"fill must be a finite number, or None for NaN, got {self.fill!r}.")
         if self.rate_hz is not None:
             _check_positive("rate_hz", self.rate_hz, "in Hz, or None to keep the rate of each series")
         if self.max_gap_ms is not None:
@@ -108,13 +132,41 @@ class NWBOptions:
         return round((self.pre_ms + self.post_ms) / self.bin_size_ms)
 
     @property
-    def fields(self) -> Mapping[str, str]:
-        """The name of the field of each modality."""
-        return _field_names(self.modalities)
+    def field_names(self) -> Mapping[str, str]:
+        """The name of the field of each modality, without `fields`."""
+        return _name_fields(self.modalities or ())
+
+    @property
+    def paths(self) -> Mapping[str, str]:
+        """The path of each field in `fields`."""
+        pairs: Any = self.fields  # once checked
+        return dict(pairs)
+
+    @property
+    def all_fields(self) -> tuple[str, ...]:
+        """The names of all fields but masks, in the order of an item."""
+        return (*self.field_names.values(), *self.paths)
+
+    def __repr__(self) -> str:
+        """Return the options as they enter the identity of a conversion."""
+        # An option that is not set does not show: conversions that were started without it can be resumed.
+        shown = {entry.name: getattr(self, entry.name) for entry in dataclass_fields(self)}
+        shown = {name: value for name, value in shown.items() if name not in _UNSET or value != _UNSET[name]}
+        if self.missing == "refuse":
+            shown["missing"] = "error"
+        return f"NWBOptions({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
+_UNSET: Mapping[str, Any] = {"fields": (), "units": "refuse", "fill": None}
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise OptionError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
 
 
 def _check_positive(name: str, value: Any, unit: str) -> None:
@@ -122,25 +174,48 @@ def _check_positive(name: str, value: Any, unit: str) -> None:
         raise OptionError(f"{name} must be a number > 0 {unit}, got {value!r}.")
 
 
-def _check_modalities(modalities: Iterable[str]) -> tuple[str, ...]:
+def _check_modalities(modalities: Iterable[str] | None, default: tuple[str, ...]) -> tuple[str, ...]:
+    if modalities is None:
+        return default
     if isinstance(modalities, str):
         raise OptionError(f"modalities must be a tuple of strings, such as ({modalities!r},), got {modalities!r}.")
     names = tuple(modalities)
-    if not names or not all(isinstance(name, str) and name.strip("/") for name in names):
+    if (default and not names) or not all(isinstance(name, str) and name.strip("/") for name in names):
         raise OptionError(
             f"modalities must name at least one of {', '.join(KINDS)}, or a series of the file, got {names!r}."
         )
     names = tuple(name.strip("/") for name in names)
     if len(set(names)) < len(names):
         raise OptionError(f"modalities must name each modality once, got {names!r}.")
-    masks = [f"{name}_valid" for name in names if name in BINNED]
-    check_fields([*_field_names(names).values(), *masks], "metadata")
-    if twice := set(masks) & set(_field_names(names).values()):
-        raise OptionError(f"modalities must not contain the name of a mask, {', '.join(twice)}, got {names!r}.")
     return names
 
 
-def _field_names(modalities: tuple[str, ...]) -> dict[str, str]:
+def _check_fields(given: Any) -> tuple[tuple[str, str], ...]:
+    pairs = tuple(given.items()) if isinstance(given, Mapping) else tuple(given)
+    for pair in pairs:
+        is_pair = isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
+        if not is_pair or not pair[1].strip("/"):
+            raise OptionError(
+                f"fields must be names with paths in the file, such as {{'wheel': 'acquisition/wheel'}}, got {pair!r}."
+            )
+    return tuple((name, path.strip("/")) for name, path in pairs)
+
+
+def _check_names(options: NWBOptions) -> None:
+    """Raise OptionError if two fields, or a field and a mask, would have the same name."""
+    names = [*options.field_names.values(), *options.paths]
+    check_fields(names, "metadata")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise OptionError(f"Each field must have a name of its own, but {', '.join(twice)} is given twice.")
+    masked = [*(name for name in options.field_names if name in BINNED), *options.paths]
+    masks = [f"{name}_valid" for name in (*masked, "spikes")] + [f"has_{name}" for name in names]
+    if both := set(masks) & set(names):
+        raise OptionError(
+            f"modalities and fields must not contain the name of a mask, {', '.join(sorted(both))}, got {names!r}."
+        )
+
+
+def _name_fields(modalities: tuple[str, ...]) -> dict[str, str]:
     last = [name.rpartition("/")[2].lower() for name in modalities]
     return {
         name: name.rpartition("/")[2] if last.count(name.rpartition("/")[2].lower()) == 1 else name.replace("/", "_")

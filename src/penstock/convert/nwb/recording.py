@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from penstock.convert.inputs.protocol import Sample
 from penstock.convert.nwb.clock import Clock, make_event_clock, make_grid_clock, time_range
+from penstock.convert.nwb.complete import Common, Completion
+from penstock.convert.nwb.events import Window
 from penstock.convert.nwb.file import NWBFile
 from penstock.convert.nwb.find import Modalities, channel_areas, find_modalities
 from penstock.convert.nwb.options import NWBOptions
@@ -17,15 +19,15 @@ from penstock.core.errors import OptionError, SourceError
 __all__ = ["NWBRecording"]
 
 _SUBJECT = ("subject_id", "species", "strain", "genotype", "sex", "age", "description")
-_COLUMNS_PER_ITEM = ("behavior", "stimulus")  # ophys may have thousands of columns; `about` has their names
 
 
 class NWBRecording:
     """Windows of a recording; see `Recording` for the guarantees."""
 
-    def __init__(self, file: NWBFile, options: NWBOptions) -> None:
+    def __init__(self, file: NWBFile, options: NWBOptions, common: Common) -> None:
         self._file, self._options = file, options
         self._found = find_modalities(file, options)
+        self._completion = Completion(options, common, self._found)
         self._trials = find_intervals(file.nwb, "trials", file.path)
         self._epochs = find_intervals(file.nwb, "epochs", file.path)
         self._aligned, self._clock, notes = _cut_windows(file, options, self._found)
@@ -68,9 +70,16 @@ class NWBRecording:
             fields[one.field] = one.rows(float(edges[0]), float(edges[-1]))
         for binned in self._found.binned:
             fields |= binned.fields(self._clock.centres(number))
-        # In the order of the modalities, each followed by its mask.
-        names = [name for field in self._options.fields.values() for name in (field, f"{field}_valid")]
-        return {name: fields[name] for name in names if name in fields}
+        for event in self._found.events:
+            fields |= event.values(self._window(number, edges))
+        return self._completion.complete(fields)
+
+    def _window(self, number: int, edges: NDArray[np.float64]) -> Window:
+        if self._aligned is None:
+            return Window(edges)
+        row = int(self._clock.rows[number])
+        event = float(self._aligned.events(self._options.align_event)[row])
+        return Window(edges, self._aligned.name, row, event)
 
     def _make_metadata(self, number: int) -> dict[str, Any]:
         begin, end = self._clock.bounds(np.array([number]))[0].tolist()
@@ -96,14 +105,15 @@ class NWBRecording:
 
     def _shared_metadata(self) -> dict[str, Any]:
         about, options = self.about, self._options
-        columns = {f"{one.field}_columns": one.columns for one in self._found.binned if one.field in _COLUMNS_PER_ITEM}
+        # ophys may have thousands of columns; `about` has their names.
+        columns = {f"{name}_columns": some for name, some in self._completion.columns.items() if name != "ophys"}
         return {
             "file": about["file"],
             "identifier": about["identifier"],
             "subject": self.groups.get("subject"),
             "session": self.groups.get("session"),
             "bin_size_ms": options.bin_size_ms,
-            "sampling_rates": {name: field["rate_hz"] for name, field in about["fields"].items()},
+            "sampling_rates": {name: field["rate_hz"] for name, field in about["fields"].items() if "rate_hz" in field},
             **columns,
         }
 
@@ -115,6 +125,7 @@ class NWBRecording:
             fields["spikes"] = found.spikes.about() | bins
         fields |= {one.field: one.about() | channel_areas(one.series) for one in found.continuous}
         fields |= {one.field: one.about() | bins for one in found.binned}
+        fields |= {one.field: one.about() | (bins if one.per_bin else {}) for one in found.events}
         span = self._clock.bounds(np.array([0, self.n_samples - 1]))
         subject = {name: to_json(getattr(nwb.subject, name, None)) for name in _SUBJECT}
         return {
@@ -128,7 +139,7 @@ class NWBRecording:
             "window_bins": self._clock.length,
             "start_time": float(span[0, 0]),
             "stop_time": float(span[-1, 1]),
-            "fields": {name: fields[name] for name in options.fields.values() if name in fields},
+            "fields": {name: fields[name] for name in options.all_fields if name in fields},
             **{f"{one.field}_columns": one.columns for one in found.binned},
         }
 
@@ -145,7 +156,9 @@ class NWBRecording:
 def _cut_windows(file: NWBFile, options: NWBOptions, found: Modalities) -> tuple[Intervals | None, Clock, list[str]]:
     """Return the event table, the windows that can be read, and notes on those that cannot."""
     name = str(file.path)
-    start, stop = time_range(found.continuous, found.spikes, found.binned, name)
+    # A table may reach beyond the recording: it gives the duration only if nothing else does.
+    others = found.binned or ([] if found.spikes is not None else found.events)
+    start, stop = time_range(found.continuous, found.spikes, others, name)
     table = None
     if options.align is None:
         clock, notes = make_grid_clock(start, stop, options, name)

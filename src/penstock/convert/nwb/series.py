@@ -50,8 +50,10 @@ class Series:
         """Return frames, with conversion and offset applied."""
         return self._scale(self._reader.rows(start, stop).reshape(stop - start, *self.shape))
 
-    def values_float32(self, start: int, stop: int) -> NDArray[np.float32]:
-        """Return frames in single precision, rounded once."""
+    def frames(self, start: int, stop: int) -> NDArray[Any]:
+        """Return frames in single precision, rounded once; pixels that need no conversion, as they are stored."""
+        if "ImageSeries" in self.entry.kinds and self._offset == 0 and (self._factors == 1).all():
+            return self._reader.rows(start, stop)
         rows = self._reader.rows(start, stop).reshape(stop - start, *self.shape)
         out = np.empty(rows.shape, np.float32)
         step = max(1, _SCALE_VALUES // int(np.prod(self.shape)))
@@ -166,7 +168,7 @@ class Continuous:
         at, *after = self._times.stamps(left, min(left + 2, end)).tolist()
         return float(at + (begin + position - left) * (after[0] - at if after else 1 / self._times.rate))
 
-    def rows(self, begin: float, end: float) -> NDArray[np.float32]:
+    def rows(self, begin: float, end: float) -> NDArray[Any]:
         """Return the frames of a whole window."""
         with wrap_read_errors(self.series.file, self.series.path, begin, end):
             near = self._near * self._times.rate
@@ -177,7 +179,7 @@ class Continuous:
             # A window that `is_whole` accepts only by rounding ends with the last frame of the stretch.
             first = min(int(np.ceil((position - start - near) * scale)), self._size(start, stop) - self.n_rows)
             if self._resampler is None:
-                return self.series.values_float32(start + first, start + first + self.n_rows)
+                return self.series.frames(start + first, start + first + self.n_rows)
             if self._resampled is None or self._resampled[0] != part:
                 self._resampled = part, _Resampled(self.series, self._resampler, start, stop)
             return self._resampled[1].rows(first, first + self.n_rows)

@@ -42,8 +42,8 @@ class Intervals:
         self._table, self._file = table, file
         with wrap_read_errors(file, f"the table {self.name}"):
             self.ids = [int(number) for number in table.id[:]]
-            self._starts = np.asarray(table["start_time"].data[:], np.float64)
-            self._stops = np.asarray(table["stop_time"].data[:], np.float64)
+            self.starts = np.asarray(table["start_time"].data[:], np.float64)
+            self.stops = np.asarray(table["stop_time"].data[:], np.float64)
             self._ragged = [
                 name for name in table.colnames if hasattr(table[name], "target") and _is_value_column(table[name])
             ]
@@ -63,11 +63,21 @@ class Intervals:
             )
         return np.asarray(values, np.float64)
 
+    def column(self, name: str) -> NDArray[Any]:
+        """Return a column of one number or text per row."""
+        values = np.asarray(self._columns.get(name, ()))
+        if values.shape != (len(self.ids),) or values.dtype.kind not in "iufbOSU":
+            raise SourceError(
+                f"A field from {self.name} in {self._file} must be a column of one number or text per row, but {name} "
+                "is not."
+            )
+        return values
+
     def row_at(self, begin: float, end: float) -> int | None:
         """Return the row that covers most of the time from `begin` to `end`, the first if tied; None if none does."""
         if not self.ids:
             return None
-        shared = np.minimum(self._stops, end) - np.maximum(self._starts, begin)
+        shared = np.minimum(self.stops, end) - np.maximum(self.starts, begin)
         shared = np.where(np.isnan(shared), 0, shared)  # a trial without an end
         best = int(np.argmax(shared))
         return best if shared[best] > 0 else None
