@@ -4,6 +4,7 @@
 Screenshots go to the folder that PENSTOCK_SCREENSHOTS names.
 """
 
+import base64
 import io
 import os
 import sys
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 _CHARTS = ["access", "training-0", "throughput", "shares", "stages", "memory", "bytes"]
-_SIZES = {"wide": 1100, "phone": 390}
+_SIZES = {"wide": 1200, "phone": 400}
 
 
 @pytest.fixture(scope="module")
@@ -118,16 +119,23 @@ def _check_not_blank(png: bytes) -> None:
     assert len(colours) > 100
 
 
-@pytest.mark.parametrize("width", [320, 390, 720, 1100])
+@pytest.mark.parametrize("width", [320, 400, 720, 1200])
 def test_nothing_reaches_over_the_edge_of_the_window(browser: Chromium, page: Path, width: int) -> None:
     browser.open(page, width=width, height=800, scheme="light")
     browser.value("document.querySelectorAll('details').forEach(part => part.open = true)")
     assert browser.value("document.documentElement.scrollWidth") <= width
     outside = browser.value(
         "[...document.querySelectorAll('body *')].filter(part => part.getBoundingClientRect().right > innerWidth + 1"
-        " && !part.closest('.scroll,.picture,.skip')).map(part => part.outerHTML.slice(0, 80))"
+        " && !part.closest('.skip')).map(part => part.outerHTML.slice(0, 80))"
     )
     assert outside == []
+    # Nor has anything to be scrolled sideways: tables become lists, and drawings have a narrow version.
+    cut = browser.value(
+        "[...document.querySelectorAll('body *')].filter(part => part.scrollWidth > part.clientWidth + 1"
+        " && getComputedStyle(part).overflowX !== 'visible' && !part.closest('.skip'))"
+        ".map(part => [part.className, part.scrollWidth, part.clientWidth, part.getAttribute('aria-label')])"
+    )
+    assert cut == []
 
 
 def test_letters_of_a_chart_do_not_lie_on_each_other(browser: Chromium, page: Path) -> None:
@@ -155,6 +163,27 @@ def test_dark_is_dark_and_light_is_light(browser: Chromium, page: Path) -> None:
         grounds[scheme] = [int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
     assert min(grounds["light"]) > 240
     assert max(grounds["dark"]) < 60
+
+
+@pytest.mark.parametrize("size", _SIZES)
+def test_drawings_of_items_have_the_ground_of_the_page_and_the_width_of_the_window(
+    browser: Chromium, page: Path, size: str
+) -> None:
+    from PIL import Image
+
+    seen = []
+    for scheme in ("light", "dark"):
+        browser.open(page, width=_SIZES[size], height=800, scheme=scheme)
+        shown = browser.value("[document.images[0].currentSrc, document.images[0].clientWidth]")
+        with Image.open(io.BytesIO(base64.b64decode(shown[0].partition(",")[2]))) as image:
+            pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
+            ground = [int(part) for part in pixels[0]]
+            assert (pixels == pixels[0]).all(axis=1).mean() > 0.3
+            assert image.width <= 3.2 * shown[1]  # letters stay readable
+        body = browser.value("getComputedStyle(document.body).backgroundColor")
+        assert ground == [int(part) for part in body.removeprefix("rgb(").removesuffix(")").split(",")]
+        seen.append(shown[0])
+    assert seen[0] != seen[1]
 
 
 def test_a_page_that_complains_or_asks_for_something_is_found_out(browser: Chromium, tmp_path: Path) -> None:

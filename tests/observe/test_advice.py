@@ -93,6 +93,14 @@ def test_only_memory_that_keeps_growing_is_called_a_leak() -> None:
         assert len(advise(**(leak | harmless))) == 1
 
 
+def test_a_rise_in_the_first_seconds_is_no_rate_per_minute() -> None:
+    figures = {**CALM, "advice": [], "resident_slope_mb_per_minute": 300.0, "resident_late_slope_mb_per_minute": 0.2}
+    assert "+0.2 MB per minute in the second half" in summary(figures)
+    assert "300" not in summary(figures)
+    short = {**figures, "steady_seconds": 29.0, "resident_late_slope_mb_per_minute": 290.0}
+    assert "per minute" not in summary(short)
+
+
 def test_the_summary_has_a_line_for_each_part() -> None:
     figures = {**CALM, "advice": ["All is well."], "gpu_utilization_percent": 91.2, "gpu_memory_peak_bytes": 8e9}
     assert summary(figures).splitlines() == [
@@ -101,7 +109,7 @@ def test_the_summary_has_a_line_for_each_part() -> None:
         "Training on a batch: mean 49 ms, p50 48 ms, p95 55 ms, max 70 ms",
         "Speed: 20.4 batches/s, 652 items/s, 40 MB/s",
         "Epoch start, including the first batch: 800 ms, end 20 ms (2 % of the time)",
-        "Memory of all processes: peak 1.3 GB, +0.4 MB per minute",
+        "Memory of all processes: peak 1.3 GB, +0.1 MB per minute in the second half",
         "GPU: 91 % busy, peak memory 8 GB",
         "→ All is well.",
     ]
@@ -151,7 +159,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Watch[int]:
     with watch(Loader(), show=False) as w:
         for _ in range(3):
             for _ in w:
-                clock.now += 0.01
+                clock.now += 0.0125
     return w
 
 

@@ -63,7 +63,7 @@ def test_facts_are_those_of_the_plan() -> None:
         "access": {
             "positions": list(range(12)),
             "items": list(range(12)),
-            "n_positions": 15,
+            "n_positions": 12,
             "n_items": 12,
             "borders_of": "chunks",
             "n_parts": 3,
@@ -118,9 +118,18 @@ def test_of_many_batches_four_hundred_are_mapped_evenly_spaced_with_six_items_ea
     assert found["n_positions"] == 401 * 50
 
 
+@pytest.mark.parametrize(("lanes", "tail"), [(1, "short"), (4, "short"), (1, "pad"), (4, "pad"), (1, "drop")])
+def test_positions_are_as_many_as_items_are_delivered(lanes: int, tail: Any) -> None:
+    plan = Plan(Index.uniform(3832, 100), Shuffle(), batch_size=32, lanes=lanes, tail=tail)
+    draws = list(plan.epoch(0).draws(range(plan.epoch(0).n_batches)))
+    delivered = sum(len(draw) if draw.mask is None else int(draw.mask.sum()) for draw in draws)
+    assert access_map(plan)["n_positions"] == delivered
+    assert delivered == (3808 if tail == "drop" else 3832)
+
+
 def test_a_batch_of_padding_alone_has_no_place_on_the_map() -> None:
     found = access_map(Plan(Index.uniform(4), Sequential(), batch_size=3, tail="pad"))
-    assert (found["positions"], found["items"], found["n_positions"]) == ([0, 1, 2, 3], [0, 1, 2, 3], 6)
+    assert (found["positions"], found["items"], found["n_positions"]) == ([0, 1, 2, 3], [0, 1, 2, 3], 4)
     nothing = access_map(Plan(Index.uniform(0), Sequential(), batch_size=3))
     assert (nothing["positions"], nothing["n_positions"], nothing["n_parts"], nothing["borders"]) == ([], 0, 1, None)
 

@@ -17,6 +17,7 @@ from penstock import DamageError, Loader, OptionError, Plan, Sequential, TarSour
 from penstock.cli import app
 from penstock.convert.convert import convert
 from penstock.convert.inputs.arrays import NpyInput
+from penstock.convert.inputs.npz import NpzInput
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.observe.watcher import watch
@@ -191,6 +192,28 @@ def test_splits_groups_and_statistics_of_a_conversion_are_shown(tmp_path: Path) 
     page = Page(write_report(tmp_path / "page.html", dataset=tmp_path / "out" / "val").read_text())
     assert [row[:3] for row in page.tables["Splits"][1:]] == [["train", "24", "3"], ["val (this dataset)", "12", "2"]]
     assert "No file is in more than one split." in page.text("#dataset")
+
+
+def test_values_that_statistics_leave_out_are_counted(tmp_path: Path) -> None:
+    values = np.arange(24, dtype=np.float64).reshape(12, 2)
+    values[3] = np.nan
+    values[5:7, 0], values[8, 1] = np.inf, -np.inf
+    np.savez(tmp_path / "a.npz", x=values, unknown=np.full((12, 3), np.nan))
+    convert([NpzInput(tmp_path / "a.npz")], tmp_path / "out", ConvertOptions(statistics=True))
+    page = Page(write_report(tmp_path / "page.html", dataset=tmp_path / "out").read_text())
+    head, *rows = page.tables["Statistics"]
+    found = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    left = values[np.isfinite(values)]
+    assert (found["x"]["NaN"], found["x"]["Inf"], found["x"]["min"], found["x"]["max"]) == ("2", "3", "0", "23")
+    assert float(found["x"]["min"]) == left.min()
+    assert (found["unknown"]["NaN"], found["unknown"]["mean"]) == ("36", "–")
+    assert "NaN and infinite values are left out, and counted in the last two columns." in page.text("#dataset")
+
+
+def test_there_is_one_figure_of_items_per_second_and_it_is_explained(whole: tuple[str, Page]) -> None:
+    _, page = whole
+    (rate,) = re.findall(r"items per second ?([\d,.]+)", page.text("#glance"))
+    assert f"{rate} items per second of waiting and training, without the start" in page.text("#chart-throughput")
 
 
 def test_a_missing_shard_is_a_fault_and_not_an_error(tmp_path: Path) -> None:

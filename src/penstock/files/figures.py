@@ -10,7 +10,7 @@ from penstock.files.durable import write_aside
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["figure_format", "save_figure"]
+__all__ = ["figure_bytes", "figure_format", "save_figure"]
 
 
 def figure_format(path: Path) -> str:
@@ -32,6 +32,11 @@ def figure_format(path: Path) -> str:
 
 def save_figure(figure: "Figure", path: Path, dpi: float) -> None:
     """Write a figure atomically."""
+    write_aside(path, figure_bytes(figure, figure_format(path), dpi), lasting=False)
+
+
+def figure_bytes(figure: "Figure", form: str, dpi: float) -> bytes:
+    """Return a figure as the content of a file."""
     content = io.BytesIO()
-    figure.savefig(content, format=figure_format(path), dpi=dpi)
-    write_aside(path, content.getvalue(), lasting=False)
+    figure.savefig(content, format=form, dpi=dpi)
+    return content.getvalue()

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["advice", "format_bytes", "format_duration", "format_rate", "live_line", "summary"]
+__all__ = ["advice", "describe_growth", "format_bytes", "format_duration", "format_rate", "live_line", "summary"]
 
 DATA_BOUND = 0.2  # fraction of the time spent waiting: without it, training would be a quarter faster
 _NOTICEABLE = 0.05
 _MUCH_STARTING = 0.1
 _STARTING_SECONDS = 0.05
 _ALONE = 0.02  # with a smaller fraction of the time in the training step, there is no training
-_GROWTH_SECONDS = 20.0
+_GROWTH_SECONDS = 30.0  # what happens in a few seconds does not go on for a minute
 _GROWTH_BYTES, _GROWTH_SHARE = 64e6, 0.05
 
 Figures = Mapping[str, Any]
@@ -117,14 +117,27 @@ def _describe(figures: Figures) -> Iterator[str]:
         share = f" ({100 * figures['startup_fraction']:.0f} % of the time)"
         yield f"Epoch start, including the first batch: {format_duration(figures['startup_ms'])}{ending}{share}"
     if figures["resident_peak_bytes"] is not None:
-        slope = figures["resident_slope_mb_per_minute"]
-        growth = f", {slope:+.3g} MB per minute" if slope is not None else ""
+        growth = f", {rate}" if (rate := describe_growth(figures)) is not None else ""
         yield f"Memory of all processes: peak {format_bytes(figures['resident_peak_bytes'])}{growth}"
     if "gpu_utilization_percent" in figures:
         yield (
             f"GPU: {figures['gpu_utilization_percent']:.0f} % busy, "
             f"peak memory {format_bytes(figures['gpu_memory_peak_bytes'])}"
         )
+
+
+def describe_growth(figures: Figures) -> str | None:
+    """Return how memory changed in the second half of a run, when caches have filled; None if it was too short.
+
+    Examples
+    --------
+    >>> describe_growth({"steady_seconds": 300, "resident_late_slope_mb_per_minute": -2.25})
+    '−2.25 MB per minute in the second half'
+    """
+    late = figures["resident_late_slope_mb_per_minute"]
+    if late is None or figures["steady_seconds"] < _GROWTH_SECONDS:
+        return None
+    return f"{late:+.3g} MB per minute in the second half".replace("-", "−")
 
 
 def _has_wait_fraction(figures: Figures) -> bool:

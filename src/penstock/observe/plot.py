@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.core.errors import MissingDependency, OptionError
 from penstock.files.figures import save_figure
-from penstock.observe.advice import format_duration, format_rate
+from penstock.observe.advice import describe_growth, format_duration, format_rate
 from penstock.observe.durations import Durations, Floats, LoopTimes, Trace
 from penstock.observe.text import GREY, SANS, shorten
 
@@ -176,9 +176,9 @@ def _plot_memory(ax: "Axes", traces: WatchTraces, figures: Mapping[str, Any], un
         margin = max(0.08 * high, 1.2 * (high - low)) - (high - low)
         ax.set_ylim(max(0.0, low - margin / 2), high + margin / 2)
     ax.set_xlim(0, max(figures["elapsed_seconds"] / unit, 1e-3))
-    slope = figures["resident_slope_mb_per_minute"]
-    if slope is not None:
-        ax.set_title(f"Memory of all processes: {slope:+.3g} MB per minute", size=9.5, family=SANS, loc="left")
+    growth = describe_growth(figures)
+    if growth is not None:
+        ax.set_title(f"Memory of all processes: {growth}", size=9.5, family=SANS, loc="left")
     if len(traces.gpu.times):
         beside = ax.twinx()
         beside.plot(traces.gpu.times / unit, traces.gpu.means, color=_GPU, linewidth=1.0)

@@ -52,25 +52,28 @@ def format_number(value: Any) -> str:
     return text.replace("-", "−")
 
 
-def array_lines(array: NDArray[Any]) -> list[str]:
-    """Return the content of an array as a few lines."""
+def array_lines(array: NDArray[Any], width: int = _WIDTH) -> list[str]:
+    """Return the content of an array as a few lines of at most `width` letters."""
     if array.size == 0:
         return ["(empty)"]
     if array.dtype.hasobject:
-        return _wrap_text(_brief_repr(array.tolist()), _WIDTH, _ARRAY_LINES)
-    text = np.array2string(array, precision=4, threshold=60, edgeitems=4, max_line_width=_WIDTH)
-    lines = [shorten(line, _WIDTH) for line in text.splitlines()]
+        return _wrap_text(_brief_repr(array.tolist()), width, _ARRAY_LINES)
+    text = np.array2string(array, precision=4, threshold=60, edgeitems=4, max_line_width=width)
+    lines = [shorten(line, width) for line in text.splitlines()]
     if len(lines) > _ARRAY_LINES:
         lines = [*lines[: _ARRAY_LINES - 1], "…"]
     # Indentation shows the nesting, and replace_missing_glyphs() would remove it.
     return [" " * (len(line) - len(line.lstrip())) + replace_missing_glyphs(line) for line in lines]
 
 
-def table_lines(entries: Iterable[tuple[str, Any]]) -> list[str]:
-    """Return names, sizes and values as the lines of a table."""
-    rows = [(shorten(replace_missing_glyphs(name), 28), _describe_type(value), value) for name, value in entries]
+def table_lines(entries: Iterable[tuple[str, Any]], width: int = _WIDTH) -> list[str]:
+    """Return names, sizes and values as the lines of a table, each of at most `width` letters."""
+    rows = [
+        (shorten(replace_missing_glyphs(name), min(28, width // 3)), _describe_type(value), value)
+        for name, value in entries
+    ]
     wide = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
-    room = _WIDTH - sum(wide) - 4
+    room = width - sum(wide) - 4
     lines: list[str] = []
     for count, (name, size, value) in enumerate(rows):
         text = _wrap_text(_brief_repr(value), room, _VALUE_LINES)

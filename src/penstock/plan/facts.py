@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from penstock.core.index import Index
 from penstock.plan.batch_plan import BatchPlan
+from penstock.plan.epoch import Epoch
 
 __all__ = ["access_map", "find_plan", "plan_facts"]
 
@@ -84,12 +85,18 @@ def access_map(plan: BatchPlan, source: Any = None) -> dict[str, Any]:
     return {
         "positions": positions,
         "items": items,
-        "n_positions": int(n_batches * size),
+        "n_positions": n_batches * size - _n_padded(epoch),
         "n_items": int(plan.index.n_stored),
         "borders_of": unit,
         "n_parts": n_borders + 1,
         "borders": borders,
     }
+
+
+def _n_padded(epoch: Epoch) -> int:
+    """Return how many places of batches have no item: those after the last item, in the last batches."""
+    last = np.arange(max(0, epoch.n_batches - _MAX_BATCHES), epoch.n_batches)
+    return int((~epoch.positions(last)[1]).sum())
 
 
 def _find_borders(index: Index, source: Any) -> tuple[str, int, list[int] | None]:

@@ -1,7 +1,6 @@
 """The report: one HTML file about a dataset, a watched run, or both."""
 
 import os
-import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from penstock.plan.orders import shuffle_within
 from penstock.plan.plan import Plan
 from penstock.report.content import ItemPicture, Report
 from penstock.report.facts import dataset_facts, dataset_path
-from penstock.report.figures.items import plot_item
+from penstock.report.figures.items import plot_light_and_dark
+from penstock.report.page.layout import DARK
 from penstock.report.page.render import render_page
 from penstock.source.tar.source import STRETCH_ITEMS, TarSource
 
@@ -62,8 +62,7 @@ def write_report(
 
     Examples
     --------
-    >>> import tempfile
-    >>> from penstock import create_shards_from_arrays
+    >>>     >>> from penstock import create_shards_from_arrays
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = create_shards_from_arrays(folder / "shards", {"x": np.arange(64.0)}, shard_size=16)
     >>> page = write_report(folder / "report.html", dataset=folder / "shards")
@@ -134,34 +133,37 @@ def _plot_items(where: str) -> tuple[list[ItemPicture], list[dict[str, str]], st
     # Evenly spread; if one is damaged, the next healthy one.
     wanted = np.unique(np.linspace(0, count - 1, min(count, _N_PLOTTED)).astype(np.int64)).tolist()
     tried = 0
-    with tempfile.TemporaryDirectory(prefix="penstock-report-") as folder:
-        for first in wanted:
-            for item in range(first, count):
-                if any(item == picture.item for picture in found):
-                    break
-                tried += 1
-                try:
-                    values = {name: array[0] for name, array in source.take(np.array([item])).items()}
-                    found.append(_plot_one(values, item, Path(folder) / "item.png"))
-                except MissingDependency as error:
-                    source.close()
-                    return [], faults, str(error)
-                except DamageError as error:
-                    faults.append({"what": f"item {item:,}", "where": error.shard, "why": error.reason})
-                    if tried < _MOST_TRIED:
-                        continue
+    for first in wanted:
+        for item in range(first, count):
+            if any(item == picture.item for picture in found):
                 break
+            tried += 1
+            try:
+                values = {name: array[0] for name, array in source.take(np.array([item])).items()}
+                found.append(_plot_one(values, item))
+            except MissingDependency as error:
+                source.close()
+                return [], faults, str(error)
+            except DamageError as error:
+                faults.append({"what": f"item {item:,}", "where": error.shard, "why": error.reason})
+                if tried < _MOST_TRIED:
+                    continue
+            break
     source.close()
     return found, faults, "" if found else "All items that were tried are damaged."
 
 
-def _plot_one(values: dict[str, Any], item: int, path: Path) -> ItemPicture:
-    plot_item(values, path)
+def _plot_one(values: dict[str, Any], item: int) -> ItemPicture:
+    (light, dark), (narrow, narrow_dark) = (
+        plot_light_and_dark(values, is_narrow=is_narrow, ground=DARK["ground"], text=DARK["text"])
+        for is_narrow in (False, True)
+    )
     kinds = [
         f"{name} {array.dtype} {array.shape}" if isinstance(array, np.ndarray) and array.shape else str(name)
         for name, array in values.items()
     ]
-    return ItemPicture(item, path.read_bytes(), f"Item {item:,}, one panel per field: {', '.join(kinds)}.")
+    words = f"Item {item:,}, one panel per field: {', '.join(kinds)}."
+    return ItemPicture(item, light, dark, narrow, narrow_dark, words)
 
 
 def _dataset_faults(facts: dict[str, Any] | None) -> list[dict[str, str]]:

@@ -12,7 +12,14 @@ class ItemPicture(NamedTuple):
     """A picture of one item."""
 
     item: int
-    png: bytes
+    light: bytes
+    """A PNG file, black on white."""
+
+    dark: bytes
+    narrow: bytes
+    """As `light`, for windows as narrow as a phone."""
+
+    narrow_dark: bytes
     words: str
     """Alternative text of the picture."""
 

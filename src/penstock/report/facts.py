@@ -138,17 +138,17 @@ def _statistics(stored: Any) -> dict[str, Any] | None:
         moments = Moments.from_json(entry)
         mean, std = np.atleast_1d(moments.mean), np.atleast_1d(moments.std)
         low, high = np.atleast_1d(moments.minimum), np.atleast_1d(moments.maximum)
-        if not np.isfinite(mean).any():
-            continue
+        known = np.isfinite(mean).any()  # None of a field that is all NaN
         fields.append(
             {
                 "name": str(name),
-                "mean": float(np.nanmean(mean)),
-                "std": float(np.nanmean(std)),
-                "min": float(np.nanmin(low)),
-                "max": float(np.nanmax(high)),
+                "mean": float(np.nanmean(mean)) if known else None,
+                "std": float(np.nanmean(std)) if known else None,
+                "min": float(np.nanmin(low)) if known else None,
+                "max": float(np.nanmax(high)) if known else None,
                 "channels": len(mean),
                 "nan": int(np.sum(moments.n_nan)),
+                "infinite": int(np.sum(moments.n_infinite)),
             }
         )
     return {"of": str(stored["of"]), "fields": fields}

@@ -10,16 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import MissingDependency, OptionError
-from penstock.files.figures import figure_format, save_figure
+from penstock.files.figures import figure_bytes, figure_format, save_figure
 from penstock.observe.text import GREY, SANS, array_lines, format_number, replace_missing_glyphs, shorten, table_lines
 from penstock.report.figures import panels
+from penstock.report.figures.dark import darken
 from penstock.report.figures.panels import FieldView
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.gridspec import SubplotSpec
 
-__all__ = ["Kind", "kind_of", "plot_item"]
+__all__ = ["Kind", "kind_of", "plot_item", "plot_light_and_dark"]
 
 Kind = Literal["raster", "traces", "waveform", "image", "volume", "curve", "values"]
 
@@ -34,6 +35,7 @@ _TINY, _TINY_MATRIX = 8, 16  # so few values are easier to read as numbers than 
 _MOST_COUNTS, _MOST_COUNTS_IN_BYTES = 255, 31  # events in a bin; an image in bytes is rarely as dark as that
 _MOST_PANELS = 24
 _WIDTH_INCHES, _DPI = 10.0, 120
+_NARROW_INCHES, _NARROW_DPI = 4.4, 160
 _LINE_INCHES = 0.17  # height of a line of small text
 _RATE_KEYS = ("sampling_rate_hz", "sample_rate_hz", "rate_hz", "sampling_rate", "sample_rate", "rate", "fs")
 _BIN_KEYS = ("bin_size_ms", "bin_width_ms", "bin_ms")
@@ -76,21 +78,36 @@ def plot_item(item: Mapping[str, Any], path: Path, *, title: str = "") -> None:
     WriteError
         The file could not be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  # optional
-        from matplotlib.figure import Figure  # noqa: PLC0415
-        from matplotlib.layout_engine import ConstrainedLayoutEngine  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingDependency("matplotlib", "report", "Plotting an item") from error
     if not isinstance(item, Mapping):
         raise OptionError(f"item must map field names to values, such as {{'x': array}}, got {type(item).__name__}.")
     path = Path(path)
+    _import_figure()
     figure_format(path)  # before all the work
-    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.05)
-    figure = Figure(figsize=(_WIDTH_INCHES, 1), dpi=_DPI, layout=layout, facecolor="white")
-    FigureCanvasAgg(figure)
-    _compose(figure, item, title)
-    save_figure(figure, path, _DPI)
+    save_figure(_compose(item, title, _WIDTH_INCHES, _DPI), path, _DPI)
+
+
+def plot_light_and_dark(item: Mapping[str, Any], *, is_narrow: bool, ground: str, text: str) -> tuple[bytes, bytes]:
+    """Return two PNG files of one item: black on white, and `text` on a dark `ground`.
+
+    Parameters
+    ----------
+    is_narrow
+        For a window as narrow as a phone, with text that is readable there.
+    """
+    width, dpi = (_NARROW_INCHES, _NARROW_DPI) if is_narrow else (_WIDTH_INCHES, _DPI)
+    figure = _compose(item, "", width, dpi)
+    light = figure_bytes(figure, "png", dpi)
+    figure.set_layout_engine("none")  # which takes most of the time, and would find the same places again
+    darken(figure, ground=ground, text=text)
+    return light, figure_bytes(figure, "png", dpi)
+
+
+def _import_figure() -> Any:
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415  # optional
+    except ImportError as error:
+        raise MissingDependency("matplotlib", "report", "Plotting an item") from error
+    return Figure
 
 
 def kind_of(name: str, array: NDArray[Any]) -> Kind:
@@ -160,9 +177,8 @@ class _Panel:
     kind: Kind
     view: FieldView
 
-    @property
-    def heights(self) -> tuple[float, ...]:
-        """Heights of the cells in inches, including labels."""
+    def heights(self, letters: int) -> tuple[float, ...]:
+        """Return the heights of the cells in inches, including labels; `letters` fit into a line."""
         shape = self.view.array.shape
         match self.kind:
             case "raster":
@@ -175,25 +191,36 @@ class _Panel:
                 return (2.9,)
             case "curve":
                 return (1.6,)
-        return (_LINE_INCHES * len(array_lines(self.view.array)) + 0.1,)
+        return (_LINE_INCHES * len(array_lines(self.view.array, letters)) + 0.1,)
 
 
-def _compose(figure: "Figure", item: Mapping[str, Any], title: str) -> None:
-    """Fill the figure: a heading and a body for each panel, then a table of the fields that are not arrays."""
+def _compose(item: Mapping[str, Any], title: str, width: float, dpi: float) -> "Figure":
+    """Return the figure: a heading and a body for each panel, then a table of the fields that are not arrays."""
+    figure_class = _import_figure()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  # optional
+    from matplotlib.layout_engine import ConstrainedLayoutEngine  # noqa: PLC0415
+
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.05)
+    figure: Figure = figure_class(figsize=(width, 1), dpi=dpi, layout=layout, facecolor="white")
+    FigureCanvasAgg(figure)
     plotted, listed = _arrange_panels(item)
-    lines = table_lines(listed)
+    letters = panels.line_letters(figure)
+    lines = table_lines(listed, letters)
     if not plotted and not lines:
         lines = ["This item has no fields."]
-    heights = [height for panel in plotted for height in (0.36, *panel.heights)]
+    heights = [height for panel in plotted for height in (0.36, *panel.heights(letters))]
     if lines:
         heights += [0.36, _LINE_INCHES * len(lines) + 0.1]
     grid = figure.add_gridspec(len(heights), 1)
     row = 0
     for panel in plotted:
-        cells = [grid[row + 1 + number, 0] for number in range(len(panel.heights))]
+        cells = [grid[row + 1 + number, 0] for number in range(len(panel.heights(letters)))]
         notes = [*panel.notes, *_PLOT[panel.kind](figure, cells, panel.view)]
+        facts = panel.facts
+        if figure.get_figwidth() < _WIDTH_INCHES:  # no room beside the name
+            facts, notes = "", [panel.facts, *notes]
         heights[row] += 0.17 if notes else 0.0
-        _write_heading(figure, grid[row, 0], panel.name, panel.facts, " · ".join(notes))
+        _write_heading(figure, grid[row, 0], panel.name, facts, shorten(" · ".join(notes), letters + 20))
         row += 1 + len(cells)
     if lines:
         _write_heading(figure, grid[row, 0], "other fields" if plotted else "fields", "", "")
@@ -210,6 +237,7 @@ def _compose(figure: "Figure", item: Mapping[str, Any], title: str) -> None:
         )
     grid.set_height_ratios(heights)
     figure.set_figheight(sum(heights) + 0.08 * len(heights) + (0.45 if title else 0.1))
+    return figure
 
 
 def _write_heading(figure: "Figure", cell: "SubplotSpec", name: str, facts: str, notes: str) -> None:

@@ -218,8 +218,13 @@ def plot_curve(figure: "Figure", cells: list["SubplotSpec"], view: FieldView) ->
 
 def plot_values(figure: "Figure", cells: list["SubplotSpec"], view: FieldView) -> list[str]:
     """Write the numbers as text."""
-    write_lines(figure, cells[0], array_lines(view.array))
+    write_lines(figure, cells[0], array_lines(view.array, line_letters(figure)))
     return []
+
+
+def line_letters(figure: "Figure") -> int:
+    """Return how many letters of `write_lines` fit into the width of a figure."""
+    return min(118, int(12 * figure.get_figwidth()))
 
 
 def write_lines(figure: "Figure", cell: "SubplotSpec", lines: list[str]) -> None:

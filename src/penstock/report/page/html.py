@@ -45,7 +45,7 @@ def join(*parts: str | None) -> Html:
     )
 
 
-_EMPTY = {"meta", "img", "path", "rect", "line", "circle", "br", "use"}
+_EMPTY = {"meta", "img", "source", "path", "rect", "line", "circle", "br", "use"}
 
 
 def _text(value: str | float) -> str:

@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Sequence
 
+from penstock.report.content import ItemPicture
 from penstock.report.page.html import Html, join, tag
 from penstock.report.page.svg import Chart, Stack, legend
 
@@ -22,6 +23,8 @@ DARK = {
 }  # fmt: skip
 
 _WIDE, _NARROW = (880, 280), (350, 250)
+_PHONE = 700  # pixels; narrower windows get narrow charts, pictures and tables
+_MANY = 4
 _CSS = """
 *{box-sizing:border-box}
 html{color-scheme:light dark;-webkit-text-size-adjust:100%}
@@ -82,11 +85,16 @@ tbody th{font-weight:600;width:24%}
 tr:last-child th{border-bottom:0}thead tr:last-child th{border-bottom:1px solid var(--rule)}
 code{font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;background:var(--card);padding:1px 5px;
 border-radius:4px}
-.picture{overflow-x:auto;border:1px solid var(--rule);border-radius:8px;background:#fff}
-.picture img{display:block;width:100%;min-width:560px;height:auto}
+.picture{border:1px solid var(--rule);border-radius:8px;background:var(--ground);overflow:hidden}
+.picture img{display:block;width:100%;height:auto}
 footer{padding-top:14px;padding-bottom:40px;font-size:13px;color:var(--soft)}
-@media (max-width:700px){.wide{display:none}.narrow{display:block}h1{font-size:24px}header{padding-top:24px}
-header,main,footer{padding-left:16px;padding-right:16px}.tiles{grid-template-columns:1fr 1fr}}
+@media (max-width:PHONEpx){.wide{display:none}.narrow{display:block}h1{font-size:24px}header{padding-top:24px}
+header,main,footer{padding-left:16px;padding-right:16px}.tiles{grid-template-columns:1fr 1fr}
+th,td{padding:6px 8px}td{overflow-wrap:anywhere}thead th{white-space:normal}td.long{min-width:0}tbody th{width:34%}
+.many thead{display:none}.many tr{display:block;padding:6px 8px;border-bottom:1px solid var(--rule)}
+.many tr:last-child{border-bottom:0}.many td{display:flex;justify-content:space-between;gap:12px;padding:2px 0;
+border-bottom:0;text-align:right;white-space:normal}.many td::before{content:attr(data-name);color:var(--soft);
+text-align:left;flex:none;max-width:50%}.many td:first-child{font-weight:600}}
 @media print{nav,.skip,details:not([open]){display:none}section,figure{break-inside:avoid}
 body{font-size:11pt}.scroll{overflow:visible}}
 """
@@ -120,7 +128,7 @@ def document(title: str, lead: Html, sections: Sequence[tuple[str, str, Html]], 
             content="default-src 'none'; style-src 'unsafe-inline'; img-src data:",
         ),
         tag("title", title),
-        Html(f"<style>{_variables()}{_CSS}</style>"),
+        Html(f"<style>{_variables()}{_CSS.replace('PHONE', str(_PHONE))}</style>"),
     )
     return f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>{body}</body>\n</html>\n'
 
@@ -156,7 +164,7 @@ def _names(part: object) -> tuple[str, ...]:
 
 
 def table(label: str, head: Sequence[str], rows: Sequence[Sequence[str]], long: Sequence[int] = ()) -> Html:
-    """Return a table that scrolls horizontally in a narrow window.
+    """Return a table; in a narrow window, rows of many columns become lists of names and values.
 
     Parameters
     ----------
@@ -168,6 +176,7 @@ def table(label: str, head: Sequence[str], rows: Sequence[Sequence[str]], long: 
         Columns of text that may be long.
     """
     width = max([len(head), *map(len, rows)])
+    is_many = len(head) >= _MANY  # too many columns for a phone: a row becomes a list of names and values
     numeric = [bool(rows) and all(_is_number(row[column]) for row in rows) for column in range(width)]
 
     def class_of(column: int) -> str | None:
@@ -176,16 +185,20 @@ def table(label: str, head: Sequence[str], rows: Sequence[Sequence[str]], long: 
     names = tag("tr", *(tag("th", name, scope="col", class_=class_of(column)) for column, name in enumerate(head)))
     first = tag("thead", names) if head else None
     others = [
-        tag("tr", *(_cell(cell, class_of(column), names=not head and column == 0) for column, cell in enumerate(row)))
+        tag(
+            "tr",
+            *(
+                tag("th", cell, scope="row")
+                if not head and column == 0
+                else tag("td", cell, class_=class_of(column), data_name=head[column] or None if is_many else None)
+                for column, cell in enumerate(row)
+            ),
+        )
         for row in rows
     ]
-    whole = tag("table", first, tag("tbody", *others))
+    whole = tag("table", first, tag("tbody", *others), class_="many" if is_many else None)
     # Focusable, so that it scrolls with the keyboard.
     return tag("div", whole, class_="scroll", role="region", aria_label=label, tabindex="0")
-
-
-def _cell(cell: str, class_: str | None, *, names: bool) -> Html:
-    return tag("th", cell, scope="row") if names else tag("td", cell, class_=class_)
 
 
 def _is_number(cell: str) -> bool:
@@ -202,11 +215,23 @@ def notes(lines: Sequence[tuple[str, str]]) -> Html:
     return tag("ul", *(tag("li", line, class_=kind or None) for kind, line in lines), class_="lead")
 
 
-def picture(png: bytes, alternative: str) -> Html:
-    """Return a picture embedded in the page."""
-    data = base64.b64encode(png).decode()
-    image = tag("img", src=f"data:image/png;base64,{data}", alt=alternative)
-    return tag("div", image, class_="picture", role="region", aria_label="Picture of an item", tabindex="0")
+def picture(entry: ItemPicture) -> Html:
+    """Return a picture embedded in the page: the one that suits the window and the ground, also in print."""
+    is_dark, is_narrow = "screen and (prefers-color-scheme:dark)", f"screen and (max-width:{_PHONE}px)"
+    sources = [
+        tag("source", media=media, srcset=_to_url(png))
+        for media, png in (
+            (f"{is_dark} and (max-width:{_PHONE}px)", entry.narrow_dark),
+            (is_dark, entry.dark),
+            (is_narrow, entry.narrow),
+        )
+    ]
+    image = tag("img", src=_to_url(entry.light), alt=entry.words)
+    return tag("div", tag("picture", *sources, image), class_="picture")
+
+
+def _to_url(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def _variables() -> str:

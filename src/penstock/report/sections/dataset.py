@@ -118,17 +118,25 @@ def _statistics(statistics: dict[str, Any] | None) -> Html | None:
     rows = [
         [
             entry["name"],
-            *(format_number(float(f"{entry[key]:.4g}")) for key in ("mean", "std", "min", "max")),
+            *(
+                "–" if entry[key] is None else format_number(float(f"{entry[key]:.4g}"))
+                for key in ("mean", "std", "min", "max")
+            ),
             f"{entry['channels']:,}",
             f"{entry['nan']:,}",
+            f"{entry['infinite']:,}",
         ]
         for entry in statistics["fields"]
     ]
-    head = ["field", "mean", "std", "min", "max", "channels", "NaN"]
+    head = ["field", "mean", "std", "min", "max", "channels", "NaN", "Inf"]
     of = "all items" if statistics["of"] == "all" else f"the {statistics['of']} split"
     return join(
         tag("h3", "Statistics"),
-        tag("p", f"Of {of}; mean and standard deviation are averaged over channels."),
+        tag(
+            "p",
+            f"Of {of}; mean and standard deviation are averaged over channels. NaN and infinite values are left out, "
+            "and counted in the last two columns.",
+        ),
         table("Statistics", head, rows),
     )
 
@@ -145,9 +153,6 @@ def _items(pictures: Sequence[ItemPicture], no_pictures: str) -> list[Html]:
         return [tag("p", no_pictures or "There are no items to plot.")]
     first, *others = pictures
     return [
-        tag("figure", tag("figcaption", tag("b", f"Item {first.item:,}")), picture(first.png, first.words)),
-        *(
-            tag("details", tag("summary", f"Item {entry.item:,}"), picture(entry.png, entry.words), class_="item")
-            for entry in others
-        ),
+        tag("figure", tag("figcaption", tag("b", f"Item {first.item:,}")), picture(first)),
+        *(tag("details", tag("summary", f"Item {entry.item:,}"), picture(entry), class_="item") for entry in others),
     ]

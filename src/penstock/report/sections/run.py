@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from penstock.observe.advice import format_bytes, format_duration, format_rate
+from penstock.observe.advice import describe_growth, format_bytes, format_duration, format_rate
 from penstock.observe.curves import Curve
 from penstock.observe.durations import Floats
 from penstock.observe.run_file import Run
@@ -51,7 +51,7 @@ def pace_section(run: Run) -> Html:
     edges, unit = _bins(run), _time_unit(figures["elapsed_seconds"])
     items = run.traces["items"]
     if len(items):
-        parts += [_throughput_chart(items, edges, unit), _time_chart(run, edges, unit)]
+        parts += [_throughput_chart(run, edges, unit), _time_chart(run, edges, unit)]
     rows = [
         [
             what,
@@ -74,17 +74,23 @@ def pace_section(run: Run) -> Html:
     )
 
 
-def _throughput_chart(items: Curve, edges: Floats, unit: tuple[float, str]) -> Html:
+def _throughput_chart(run: Run, edges: Floats, unit: tuple[float, str]) -> Html:
+    items = run.traces["items"]
     counted = bool(items.total.sum())
     what = "items" if counted else "batches"
     speed = items.per_second(edges, None if counted else items.count)
     middle = (edges[:-1] + edges[1:]) / 2 / unit[0]
-    total = float((items.total if counted else items.count).sum())
-    mean = total / max(float(edges[-1]), 1e-9)
+    steady = run.figures[f"{what}_per_second"]
+    rate = (
+        f"{format_rate(steady)} {what} per second of waiting and training, without the start of each epoch, the first "
+        f"{run.figures['warmup_batches']:,} batches, and pauses such as validation. The chart has them all. "
+        if steady
+        else "The run was too short for a single figure. "
+    )
     chart = Chart(
         title="Throughput over time",
-        finding=f"{format_rate(mean)} {what} per second over the whole run, including startup and validation; between "
-        f"{format_rate(float(speed.min()))} and {format_rate(float(speed.max()))}.",
+        finding=f"{rate}Between {format_rate(float(speed.min()))} and {format_rate(float(speed.max()))} {what} per "
+        "second.",
         x=Axis(f"time ({unit[1]})", 0, float(edges[-1]) / unit[0]),
         y=Axis(f"{what} per second", 0, max(1.08 * float(speed.max()), 1e-9)),
         content=(Line(what, middle, speed),),
@@ -157,12 +163,8 @@ def memory_section(run: Run) -> Html | None:
     if len(resident):
         scale, name = (1e9, "GB") if resident.peak.max() >= 1e10 else (1e6, "MB")
         values = resident.mean / scale
-        slope = run.figures["resident_slope_mb_per_minute"]
-        growth = (
-            "The run was too short to measure growth."
-            if slope is None
-            else f"It changed by {slope:+.3g} MB per minute.".replace("-", "−")
-        )
+        rate = describe_growth(run.figures)
+        growth = "The run was too short to measure growth." if rate is None else f"It changed by {rate}."
         chart = Chart(
             title="Memory of all processes",
             finding=f"{format_bytes(float(resident.peak.max()))} peak. {growth}",

@@ -70,7 +70,9 @@ def _access_chart(shuffle: dict[str, Any]) -> Html:
         if borders is None
         else f"All items are in one {access['borders_of'].removesuffix('s')}."
     )
-    some = "" if len(items) >= access["n_positions"] else f" {len(items):,} of {access['n_positions']:,} are shown."
+    some = (
+        "" if len(items) >= access["n_positions"] else f" {len(items):,} of {access['n_positions']:,} items are shown."
+    )
     cloud = _describe_cloud(positions, items, access["n_items"])
     chart = Chart(
         title="Access map: which item comes when",
