@@ -149,9 +149,10 @@ def test_invalid_splits_are_refused(parts: tuple[tuple[str, float], ...], reason
         Split(parts)
 
 
-def test_group_by_is_one_of_four() -> None:
-    with pytest.raises(OptionError, match="'subject', 'session', 'file', 'time'"):
-        Split(THREE, "mouse")  # type: ignore[arg-type]
+def test_group_by_is_the_name_of_a_column() -> None:
+    for wrong in ("", None, 3):
+        with pytest.raises(OptionError, match="group_by must be 'file', 'time' or the name of a metadata column"):
+            Split(THREE, wrong)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="seed"):
         Split(THREE, seed=-1)
 

@@ -10,6 +10,7 @@ import typer
 
 from penstock.cli.groups import AppliesTo
 from penstock.cli.options import choices
+from penstock.cli.split_options import ColumnGroup, SplitGroup
 from penstock.core.errors import OptionError
 
 if TYPE_CHECKING:
@@ -205,25 +206,6 @@ class _NWBGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class _SplitGroup:
-    PANEL: ClassVar[str] = "Splits"
-
-    split: Annotated[
-        str | None,
-        typer.Option(metavar="NAME=FRACTION,…", help="Write one dataset per name, such as train=0.8,val=0.1,test=0.1."),
-    ] = None
-    group_by: Annotated[
-        str,
-        typer.Option(
-            metavar="GROUP",
-            help="subject, session or file: all items of one stay in one split. time: each recording is cut into "
-            "stretches.",
-            autocompletion=choices("subject", "session", "file", "time"),
-        ),
-    ] = "file"
-
-
-@dataclass(frozen=True, slots=True)
 class _ShardGroup:
     PANEL: ClassVar[str] = "Shards"
 
@@ -312,7 +294,8 @@ class ConversionOptions:
     input: _InputGroup
     windows: _WindowGroup
     nwb: _NWBGroup
-    split: _SplitGroup
+    columns: ColumnGroup
+    split: SplitGroup
     shards: _ShardGroup
     execution: _ExecutionGroup
 
@@ -337,6 +320,7 @@ class ConversionOptions:
 
     def to_convert_options(self) -> "ConvertOptions":
         """Return how shards are written."""
+        from penstock.convert.columns import Columns  # noqa: PLC0415
         from penstock.convert.scan import ConvertOptions  # noqa: PLC0415
         from penstock.convert.splits import Split, parse_split  # noqa: PLC0415
         from penstock.shard.writer import WriteOptions  # noqa: PLC0415
@@ -351,6 +335,7 @@ class ConversionOptions:
             self.shards.shuffle_seed,
             self.shards.stats,
             "skip" if self.execution.skip_bad else "fail",
+            Columns(self.columns.name_pattern, self.columns.table, self.columns.key, self.columns.label),
         )
 
 

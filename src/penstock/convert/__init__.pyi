@@ -1,3 +1,4 @@
+from penstock.convert.columns import Columns as Columns
 from penstock.convert.engines import DaskEngine as DaskEngine
 from penstock.convert.engines import LocalEngine as LocalEngine
 from penstock.convert.formats import ReadOptions as ReadOptions

@@ -161,10 +161,11 @@ def _make_staging_job(job: Job, folder: Path) -> Job:
 
 def _read_from_staged(job: Job, staged: Job) -> Job:
     """Return a job that does the same as `job`, but reads the staged items."""
-    found = Scanner(Split())(ShardsInput(staged.folder))
+    found = Scanner(Split(), with_ids=False)(ShardsInput(staged.folder))
     if isinstance(found, BadInput):
         raise WriteError(f"Could not read staged items: {found}. Start again with overwrite=True (--overwrite).")
-    return replace(job, scans=(found,), spans=((0, 0, found.n_items),), staged_from=job)
+    # Columns and labels are in the staged items.
+    return replace(job, scans=(found,), spans=((0, 0, found.n_items),), label=None, staged_from=job)
 
 
 def _remove_staged(output: Path) -> None:

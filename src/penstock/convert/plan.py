@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.convert.fingerprint import Stamp, fingerprint, read_stamp
-from penstock.convert.inputs.protocol import Input
-from penstock.convert.shard_task import Task
+from penstock.convert.inputs.protocol import Input, Recording, ids_of, metadata_of
+from penstock.convert.shard_task import Label, Task
 from penstock.convert.splits import ItemSpan, Split, cut_by_time
 from penstock.core.errors import MissingDependency
 from penstock.core.seeds import key_for
@@ -21,7 +21,7 @@ from penstock.plan.permute import permute
 from penstock.shard.publish import stage
 from penstock.shard.writer import WriteOptions
 
-__all__ = ["AlignableInput", "Alignment", "BadInput", "Job", "Scan", "Scanner"]
+__all__ = ["AlignableInput", "Alignment", "BadInput", "Job", "Label", "Scan", "Scanner"]
 
 _Int64s = NDArray[np.int64]
 
@@ -45,6 +45,18 @@ class Scan:
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The shape of each field of the first item."""
+
+    names: tuple[str, ...] = ()
+    """The names of the metadata of the first item."""
+
+    items: tuple[Mapping[str, Any], ...] = ()
+    """Groups and metadata of each item that were asked for; a single entry if they are the same for all items."""
+
+    ids: Sequence[str | None] = ()
+    """The id of each item, if some have one of their own."""
+
+    columns: tuple[Mapping[str, Any], ...] = ()
+    """Metadata to add to each item, or a single entry for all items; empty if there are none."""
 
     @property
     def name(self) -> str:
@@ -92,6 +104,10 @@ class Scanner:
     """Opens an input to count its items and read its metadata and its first item."""
 
     split: Split
+    needed: frozenset[str] = frozenset()
+    """The metadata columns that must be known of every item."""
+
+    with_ids: bool = True
 
     def __call__(self, given: Input) -> Scan | BadInput:
         """Return what was found in an input, or why it cannot be converted."""
@@ -100,7 +116,7 @@ class Scanner:
             recording = given.open()
             try:
                 numbers = np.arange(recording.n_samples)
-                first = next((fields for fields, _ in recording.samples(numbers[:1])), {})
+                first, about = next(recording.samples(numbers[:1]), ({}, {}))
                 by_time = self.split.group_by == "time" and len(self.split.shares) > 1
                 return Scan(
                     given,
@@ -113,6 +129,9 @@ class Scanner:
                     digest,
                     cut_by_time(recording.span(numbers), self.split) if by_time and len(numbers) else None,
                     {name: tuple(np.shape(value)) for name, value in first.items()},
+                    tuple(about),
+                    self._list_metadata(recording, about) if len(numbers) else (),
+                    ids_of(recording) if self.with_ids else (),
                 )
             finally:
                 recording.close()
@@ -120,6 +139,16 @@ class Scanner:
             raise
         except Exception as error:  # whatever is wrong with a file, the others are scanned too
             return BadInput(given.path, getattr(error, "reason", "") or str(error) or repr(error))
+
+    def _list_metadata(self, recording: Recording, first: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        """Return what is needed of the metadata of each item, or of all items if they do not differ."""
+        needed = {*self.needed, recording.about.get("label")}
+        groups = {name: value for name, value in recording.groups.items() if name in needed}
+        found = tuple(
+            {**groups, **{name: value for name, value in metadata.items() if name in needed and value is not None}}
+            for metadata in (metadata_of(recording) if self.needed else [first])
+        )
+        return found[:1] if all(item == found[0] for item in found) else found
 
 
 @dataclass(frozen=True)
@@ -137,12 +166,20 @@ class Job:
     about: Mapping[str, Any] = field(default_factory=dict)
     """What the manifest says about the conversion."""
 
+    label: Label | None = None
+    keep_ids: bool = False
+    """Whether items keep ids of their own."""
+
     staged_from: "Job | None" = None
     """If items are staged first: the original job, which reads the inputs."""
 
     @cached_property
     def _borders(self) -> _Int64s:
         return np.cumsum([0, *(stop - start for _, start, stop in self.spans)])
+
+    @cached_property
+    def _starts(self) -> _Int64s:
+        return np.array([(scan, start) for scan, start, _ in self.spans], np.int64)
 
     @property
     def n_items(self) -> int:
@@ -175,6 +212,18 @@ class Job:
             np.searchsorted(used, which),
             numbers,
             self.statistics,
+            self._list_columns(which, numbers),
+            self.label,
+            self.keep_ids,
+        )
+
+    def _list_columns(self, which: _Int64s, numbers: _Int64s) -> tuple[Mapping[str, Any], ...]:
+        """Return the metadata to add to each item; nothing if there are none."""
+        if not any(scan.columns for scan in self.scans):
+            return ()
+        pairs = zip(which.tolist(), numbers.tolist(), strict=True)
+        return tuple(
+            self.scans[scan].columns[number if len(self.scans[scan].columns) > 1 else 0] for scan, number in pairs
         )
 
     def _locate(self, positions: _Int64s) -> tuple[_Int64s, _Int64s]:
@@ -182,15 +231,22 @@ class Job:
         if self.shuffle_seed is not None:
             positions = permute(positions, self.n_items, key_for(self.shuffle_seed, "convert"))
         at = np.searchsorted(self._borders, positions, side="right") - 1
-        table = np.array(self.spans, np.int64)
-        return table[at, 0], table[at, 1] + positions - self._borders[at]
+        return self._starts[at, 0], self._starts[at, 1] + positions - self._borders[at]
 
     def identity(self) -> str:
         """Return, as JSON, what must be unchanged for the shards of an earlier attempt to be kept."""
         if self.staged_from is not None:
             return self.staged_from.identity()
+        added: dict[str, Any] = {}  # only what is set: an interrupted conversion without it can be resumed
+        if any(scan.columns for scan in self.scans):
+            added["columns"] = [scan.columns for scan in self.scans]
+        if self.label is not None:
+            added["label"] = asdict(self.label)
+        if self.keep_ids:
+            added["ids"] = "keep"
         return json.dumps(
             {
+                **added,
                 "options": asdict(self.options),
                 "inputs": [
                     [scan.name, scan.digest, scan.n_items, repr(_without_folder(scan.input))] for scan in self.scans

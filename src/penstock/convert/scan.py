@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from penstock.convert.columns import ColumnReader, Columns, find_repeated_ids, list_groups, make_label
 from penstock.convert.engines import Engine
 from penstock.convert.inputs.function import function_name
 from penstock.convert.inputs.protocol import Input
@@ -44,6 +45,8 @@ class ConvertOptions:
         in the manifest.
     on_bad
         What to do if an input cannot be read: `"fail"`, or `"skip"` it.
+    columns
+        Metadata columns that are added to the items, from the names of files and from a table, and the label.
     """
 
     write: WriteOptions = field(default_factory=WriteOptions)
@@ -51,6 +54,7 @@ class ConvertOptions:
     shuffle_seed: int | None = None
     statistics: bool = False
     on_bad: OnBad = "fail"
+    columns: Columns = field(default_factory=Columns)
 
     def __post_init__(self) -> None:
         if self.shuffle_seed is not None:
@@ -80,7 +84,9 @@ def scan_inputs(
     """Scan all inputs and align those that can be. Inputs that cannot be read are added to `bad`."""
     if not inputs and not bad:
         raise SourceError("A conversion needs at least one input, got none.")
-    scans = _scan(inputs, options, engine, on_progress, bad)
+    reader = ColumnReader(options.columns)
+    scanner = Scanner(options.split, reader.list_needed(options.split.column, options.columns.label))
+    scans = _scan(inputs, scanner, engine, on_progress, bad)
     notes: list[str] = []
     while True:
         if bad and (options.on_bad == "fail" or not scans):
@@ -89,16 +95,16 @@ def scan_inputs(
         notes += found.notes
         if not found.stale:
             break
-        again = _scan([found.scans[number].input for number in found.stale], options, engine, on_progress, bad)
+        again = _scan([found.scans[number].input for number in found.stale], scanner, engine, on_progress, bad)
         by_path = {scan.input.path: scan for scan in (*found.scans, *again)}
         scans = [scan for path, scan in by_path.items() if path not in bad]
     _check_same_fields([scan for scan in found.scans if scan.n_items])
-    return replace(found, notes=tuple(notes))
+    return replace(found, scans=tuple(reader.add(found.scans)), notes=tuple(notes))
 
 
 def _scan(
     inputs: Sequence[Input],
-    options: ConvertOptions,
+    scanner: Scanner,
     engine: Engine,
     on_progress: ProgressCallback,
     bad: dict[Path, str],
@@ -106,7 +112,7 @@ def _scan(
     """Return the scans of the inputs that can be read, in their order."""
     found: dict[int, Scan] = {}
     on_progress("Scanning", "inputs", 0, len(inputs), "")
-    for done, (number, scan) in enumerate(engine.run(Scanner(options.split), inputs), start=1):
+    for done, (number, scan) in enumerate(engine.run(scanner, inputs), start=1):
         on_progress("Scanning", "inputs", done, len(inputs), inputs[number].path.name)
         if isinstance(scan, BadInput):
             bad[scan.path] = scan.reason
@@ -153,10 +159,12 @@ def make_jobs(found: Alignment, output: Path, options: ConvertOptions, bad: Mapp
             for start, stop in spans
         ]
     else:
-        groups = {number: _group(scan, split) for number, scan in enumerate(scans) if scan.n_items}
-        split_of = assign_groups([*groups.values()], [scans[number].n_items for number in groups], split)
-        members = [(split_of[group], number, 0, scans[number].n_items) for number, group in groups.items()]
+        groups = list_groups(scans, split.group_by)
+        split_of = assign_groups([group for group, *_ in groups], [stop - start for *_, start, stop in groups], split)
+        members = [(split_of[group], number, start, stop) for group, number, start, stop in groups]
     jobs = []
+    label, repeated = make_label(scans, options.columns.label), find_repeated_ids(scans)
+    keep_ids = not repeated and any(sample_id is not None for scan in scans for sample_id in scan.ids)
     for name in split.names:
         spans = tuple((number, start, stop) for member, number, start, stop in members if member == name)
         if not spans:
@@ -164,23 +172,21 @@ def make_jobs(found: Alignment, output: Path, options: ConvertOptions, bad: Mapp
                 f"Every split must have items, but {name!r} has none. Use larger fractions, or more inputs."
             )
         about = _provenance(scans, options, bad, name, spans)
-        about |= {"notes": list(found.notes)} if found.notes else {}
+        notes = [*found.notes, *([_note_repeated(repeated)] if repeated else [])]
+        about |= {"notes": notes} if notes else {}
         about |= {"alignment": dict(found.about)} if found.about else {}
+        about |= {"classes": {label.column: list(label.classes)}} if label is not None else {}
         job = Job(output / name, options.write, scans, spans, options.shuffle_seed, options.statistics, about)
-        jobs.append(job)
+        jobs.append(replace(job, label=label, keep_ids=keep_ids))
     return jobs
 
 
-def _group(scan: Scan, split: Split) -> str:
-    if split.group_by == "file":
-        return scan.name
-    group = scan.groups.get(split.group_by)
-    if group is None:
-        raise SourceError(
-            f"{scan.name} does not say which {split.group_by} it belongs to. Use group_by='file' or 'time' "
-            "(--group-by)."
-        )
-    return group
+def _note_repeated(ids: Sequence[str]) -> str:
+    shown = f"{', '.join(ids[:3])}{', …' if len(ids) > 3 else ''}"
+    return (
+        f"{len(ids):,} sample id{'s' if len(ids) > 1 else ''} ({shown}) occur{'s' if len(ids) == 1 else ''} more than "
+        "once in these inputs. All items get new ids; the others are in their metadata as original_id."
+    )
 
 
 def _provenance(
@@ -204,6 +210,7 @@ def _provenance(
             "options": _input_options(scan.input),
             "samples": count,
             "groups": dict(scan.groups),
+            **({"columns": dict(scan.columns[0])} if len(scan.columns) == 1 else {}),
             "about": dict(scan.about),
             "notes": list(scan.notes),
         }

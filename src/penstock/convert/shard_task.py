@@ -8,7 +8,7 @@ import json
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,17 @@ from numpy.typing import NDArray
 from penstock.convert.fingerprint import Stamp, read_stamp
 from penstock.convert.inputs.protocol import Input, Recording, Sample
 from penstock.core.cache import SharedCache
-from penstock.core.errors import OptionError, PenstockError, ReadError, WriteError
+from penstock.core.errors import OptionError, PenstockError, ReadError, SourceError, WriteError
 from penstock.files.durable import write_aside
-from penstock.shard.names import automatic_key
+from penstock.shard.names import automatic_key, encode_key, is_automatic
 from penstock.shard.sample_form import SampleForm
 from penstock.shard.shard_file import ShardFile
 from penstock.shard.writer import WriteOptions
 from penstock.transform.moments import Moments
 
-__all__ = ["InputError", "Task", "close_recordings", "read_empty", "read_statistics", "write_task"]
+__all__ = ["InputError", "Label", "Task", "close_recordings", "read_empty", "read_statistics", "write_task"]
 
+_LABEL = "label"
 _MAX_OPEN = 4
 _STATISTICS_ITEMS = 32  # items whose statistics are computed at once
 
@@ -42,6 +43,25 @@ class InputError(ReadError):
 
     def __reduce__(self) -> tuple[type, tuple[Path, str]]:
         return type(self), (self.path, self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """The field `label`: the place of the value of a metadata column among all values."""
+
+    column: str
+    classes: tuple[Any, ...]
+
+    def add_to(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Yield samples with their labels."""
+        places = {value: np.int64(place) for place, value in enumerate(self.classes)}
+        for sample, metadata in samples:
+            if _LABEL in sample:
+                raise SourceError(
+                    f"Items that get a label from the column {self.column!r} must have no field {_LABEL!r} of their "
+                    "own. Rename it."
+                )
+            yield {**sample, _LABEL: places[metadata[self.column]]}, metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +91,13 @@ class Task:
     statistics: bool = False
     """Whether mean and standard deviation are computed while writing."""
 
+    columns: tuple[Mapping[str, Any], ...] = ()
+    """Metadata to add to each item; empty if there are none."""
+
+    label: Label | None = None
+    keep_ids: bool = False
+    """Whether items keep ids of their own; otherwise these are in the metadata as `original_id`."""
+
     @property
     def name(self) -> str:
         """The file name of the shard."""
@@ -86,8 +113,9 @@ def write_task(task: Task) -> int:
     try:
         with ShardFile(task.writing, task.name, task.options.compression) as shard:
             for number, (sample, about) in enumerate(_read_items(task), task.first):
-                key = automatic_key(number)
-                form.add(form.encode(sample, number, key, key, about), shard, task.number)
+                sample_id, metadata = _identify(about, number, keep=task.keep_ids)
+                key = encode_key(sample_id)
+                form.add(form.encode(sample, number, key, sample_id, metadata), shard, task.number)
                 empty.update(_find_empty(sample))
                 if task.statistics:
                     statistics.add(sample)
@@ -122,8 +150,17 @@ def close_recordings() -> None:
     _OPENED.cache.clear()
 
 
+def _identify(about: Mapping[str, Any], number: int, *, keep: bool) -> tuple[str, dict[str, Any]]:
+    """Return the id of an item, and its metadata without it."""
+    metadata = dict(about)
+    own = metadata.pop("sample_id", None)
+    if own is None or (keep and not is_automatic(own)):
+        return own or automatic_key(number), metadata
+    return automatic_key(number), {"original_id": own, **metadata}
+
+
 def _read_items(task: Task) -> Iterator[Sample]:
-    """Yield the items of a shard. Every error names the input it came from."""
+    """Yield the items of a shard, with added columns and label. Every error names the input it came from."""
     borders = (np.flatnonzero(np.diff(task.which)) + 1).tolist()
     for start, stop in zip([0, *borders], [*borders, len(task.which)], strict=True):
         number = int(task.which[start])
@@ -131,7 +168,11 @@ def _read_items(task: Task) -> Iterator[Sample]:
         opened = None
         try:
             opened = _OPENED.get(given, stamp)
-            yield from opened.recording.samples(task.numbers[start:stop])
+            samples = opened.recording.samples(task.numbers[start:stop])
+            if task.columns:
+                added = task.columns[start:stop]
+                samples = ((sample, {**about, **more}) for (sample, about), more in zip(samples, added, strict=True))
+            yield from samples if task.label is None else task.label.add_to(samples)
             _check_unchanged(given, stamp)
         except InputError:
             raise

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +9,7 @@ from numpy.typing import NDArray
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.seeds import check_seed, key_for
 
-__all__ = ["WHOLE", "GroupBy", "ItemSpan", "Split", "assign_groups", "cut_by_time", "parse_split"]
-
-GroupBy = Literal["subject", "session", "file", "time"]
+__all__ = ["WHOLE", "ItemSpan", "Split", "assign_groups", "cut_by_time", "parse_split"]
 
 _ROUNDING = 1e-12  # of a recording: far below one item, far above the rounding error of adding fractions
 
@@ -32,20 +29,21 @@ class Split:
     shares
         Name to fraction of the items, as a mapping or as pairs. The fractions add up to 1.
     group_by
-        `"subject"`, `"session"` or `"file"`: all items of one are in the same split. `"time"`: each recording is cut
-        into stretches, and items that cross a border are left out.
+        `"file"`, or a metadata column such as `"subject"` or `"session"`: all items of one are in the same split.
+        `"time"`: each recording is cut into stretches, and items that cross a border are left out.
     seed
         Seed of the random assignment of groups.
     """
 
     shares: tuple[tuple[str, float], ...] = ((WHOLE, 1.0),)
-    group_by: GroupBy = "file"
+    group_by: str = "file"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.group_by not in get_args(GroupBy):
+        if not isinstance(self.group_by, str) or not self.group_by:
             raise OptionError(
-                f"group_by must be one of {', '.join(map(repr, get_args(GroupBy)))}, got {self.group_by!r}."
+                "group_by must be 'file', 'time' or the name of a metadata column, such as 'subject', got "
+                f"{self.group_by!r}."
             )
         check_seed(self.seed)
         if isinstance(self.shares, Mapping):
@@ -61,6 +59,11 @@ class Split:
                 f"The fractions of a split must be > 0 and add up to 1, such as train=0.8,val=0.1,test=0.1, got "
                 f"{dict(self.shares)}."
             )
+
+    @property
+    def column(self) -> str | None:
+        """The metadata column that groups items; None if there is no split, or one by file or time."""
+        return None if len(self.shares) == 1 or self.group_by in ("file", "time") else self.group_by
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ __all__ = [
     "encode_key",
     "field_name",
     "field_names",
+    "is_automatic",
     "member_suffix",
     "split_name",
     "stored_extension",
@@ -40,6 +41,13 @@ _OF_FILES = {
 def automatic_key(number: int) -> str:
     """Return the key of a sample without an id."""
     return f"{_PREFIX}{number:09d}"
+
+
+def is_automatic(sample_id: str) -> bool:
+    """Return whether an id has the form of automatic keys."""
+    return (
+        sample_id.startswith(_PREFIX) and len(sample_id) >= len(_PREFIX) + 9 and sample_id[len(_PREFIX) :].isdecimal()
+    )
 
 
 def encode_key(sample_id: str) -> str:

@@ -57,7 +57,8 @@ def test_ids_of_users_are_kept_even_if_converted_twice(tmp_path: Path) -> None:
         convert([ShardsInput(folder)], tmp_path / f"{turn + 1}", ConvertOptions(WriteOptions(5), shuffle_seed=turn))
         folder = tmp_path / f"{turn + 1}"
     block = TarSource(folder).take(np.arange(12))
-    assert [about["original_id"] for about in block["metadata"]] == [f"trial-{int(x[0, 0])}" for x in block["fixed"]]
+    assert [about["sample_id"] for about in block["metadata"]] == [f"trial-{int(x[0, 0])}" for x in block["fixed"]]
+    assert "original_id" not in block["metadata"][0]
 
 
 @pytest.mark.parametrize("compression", ["none", "gz"])

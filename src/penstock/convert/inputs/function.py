@@ -37,8 +37,8 @@ class FunctionInput:
     path
         The file or folder that is passed to the function.
     function
-        Takes the path and yields dicts of fields, or pairs of a dict of fields and a dict of metadata. It must be
-        defined at the top level of a module, so that workers find it.
+        Takes the path and yields dicts of fields, or pairs of a dict of fields and a dict of metadata, in which
+        `sample_id` is the id of the item. It must be defined at the top level of a module, so that workers find it.
     """
 
     path: Path
@@ -105,7 +105,9 @@ class _FunctionRecording:
         """The number of the set of fields of each item, as in `_known`."""
         self._running: Iterator[Sample] | None = None
         self._next = 0
-        for fields, _ in self._run():
+        ids: list[str | None] = []
+        for fields, metadata in self._run():
+            ids.append(metadata.get("sample_id"))
             self._fields.append(self._known.setdefault(tuple(sorted(fields)), len(self._known)))
         self.n_samples = len(self._fields)
         if not self.n_samples:
@@ -115,6 +117,12 @@ class _FunctionRecording:
         self.about: Mapping[str, Any] = {"format": "function", "function": function_name(function)}
         self.groups: Mapping[str, str] = {}
         self.notes: Sequence[str] = []
+        self.ids: Sequence[str | None] = ids if any(sample_id is not None for sample_id in ids) else ()
+
+    def metadata(self, numbers: NDArray[np.int64]) -> Iterator[Mapping[str, Any]]:
+        """Yield the metadata of items, which calls the function."""
+        for _, metadata in self.samples(numbers):
+            yield metadata
 
     def span(self, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the number of each item, and the next number."""
@@ -187,6 +195,12 @@ class _FunctionRecording:
             raise SourceError(
                 "An item must be a dict of one or more named fields, or a pair of such a dict and a dict of metadata, "
                 f"but {function_name(self._function)} yields {what} as item {number} of {self._path}."
+            )
+        sample_id = pair[1].get("sample_id")
+        if sample_id is not None and (not isinstance(sample_id, str) or not sample_id):
+            raise SourceError(
+                f"sample_id must be a non-empty string such as 'sub-01_trial-7', but {function_name(self._function)} "
+                f"yields {sample_id!r} for item {number} of {self._path}."
             )
         return dict(pair[0]), dict(pair[1])
 

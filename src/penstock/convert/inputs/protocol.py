@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Input", "Recording", "Sample"]
+__all__ = ["Input", "Recording", "Sample", "SampleRecording", "ids_of", "metadata_of"]
 
 Sample = tuple[dict[str, Any], dict[str, Any]]
-"""The fields of an item, and its metadata, which say where it came from."""
+"""The fields of an item, and its metadata, which say where it came from. A `sample_id` in it is the id of the item."""
 
 
 class Recording(Protocol):
@@ -48,6 +48,32 @@ class Recording(Protocol):
     def close(self) -> None:
         """Close the file."""
         ...
+
+
+class SampleRecording(Recording, Protocol):
+    """An open input whose items have ids, files and groups of their own, such as shards."""
+
+    ids: Sequence[str | None]
+    """The id of each item; None for an item without one, and empty if no item has one."""
+
+    def metadata(self, numbers: NDArray[np.int64]) -> Iterator[Mapping[str, Any]]:
+        """Yield the metadata of items, as `samples` does, without reading fields if that is possible."""
+        ...
+
+
+def metadata_of(recording: Recording) -> Iterator[Mapping[str, Any]]:
+    """Yield the metadata of every item; of the first one only, if items differ in nothing but their place."""
+    numbers = np.arange(recording.n_samples)
+    if hasattr(recording, "metadata"):
+        yield from recording.metadata(numbers)
+        return
+    for _, metadata in recording.samples(numbers[:1]):
+        yield metadata
+
+
+def ids_of(recording: Recording) -> Sequence[str | None]:
+    """Return the ids of the items of a recording; none if they have no ids of their own."""
+    return getattr(recording, "ids", ())
 
 
 class Input(Protocol):

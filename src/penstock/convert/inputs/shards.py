@@ -17,15 +17,15 @@ from penstock.source.tar.source import TarSource
 
 __all__ = ["ShardsInput"]
 
-_READ_ITEMS = 32
+_READ_ITEMS, _READ_METADATA = 32, 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ShardsInput:
     """A folder of shards that Penstock wrote or indexed. Every byte is verified as it is read.
 
-    Images are copied as they are stored. Items get new ids. An id that is not automatic is kept in the metadata as
-    `original_id`.
+    Images are copied as they are stored. Items keep ids that are not automatic, unless several items of a conversion
+    have the same.
     """
 
     path: Path
@@ -45,6 +45,25 @@ class _Shards:
         self.groups: Mapping[str, str] = {}
         self.notes: Sequence[str] = ()
 
+    @property
+    def ids(self) -> Sequence[str | None]:
+        """The id of each item; None if it is automatic."""
+        return [metadata.get("sample_id") for metadata in self.metadata(np.arange(self.n_samples))]
+
+    def metadata(self, numbers: NDArray[np.int64]) -> Iterator[Mapping[str, Any]]:
+        """Yield the metadata of items, without reading fields."""
+        if METADATA not in self._source.fields:
+            yield from ({} for _ in numbers)
+            return
+        source = TarSource(self._source.path.parent, fields=[METADATA])
+        try:
+            for start in range(0, len(numbers), _READ_METADATA):
+                some = numbers[start : start + _READ_METADATA]
+                for number, about in zip(some.tolist(), source.take(some)[METADATA], strict=True):
+                    yield _own_metadata(about, number)
+        finally:
+            source.close()
+
     def span(self, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the number of each item, and the next number."""
         return np.stack([numbers, numbers + 1], axis=1).astype(np.float64)
@@ -56,12 +75,16 @@ class _Shards:
             some = numbers[start : start + _READ_ITEMS]
             block = self._source.take(some)
             for row, number in enumerate(some.tolist()):
-                stored = dict(block[METADATA][row]) if METADATA in block else {}
-                about = {name: value for name, value in stored.items() if name not in RESERVED_KEYS}
-                if stored.get("sample_id", automatic_key(number)) != automatic_key(number):
-                    about.setdefault("original_id", stored["sample_id"])
+                about = _own_metadata(block[METADATA][row], number) if METADATA in block else {}
                 yield {name: block[name][row] for name in names}, about
 
     def close(self) -> None:
         """Close the shards."""
         self._source.close()
+
+
+def _own_metadata(about: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Return the metadata of item `number` without an automatic id, and without its place in the shard."""
+    found = {name: value for name, value in about.items() if name not in RESERVED_KEYS}
+    sample_id = about.get("sample_id")
+    return found if sample_id in (None, automatic_key(number)) else {"sample_id": sample_id, **found}
