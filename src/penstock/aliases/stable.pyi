@@ -14,10 +14,10 @@ from penstock.recipes.chunked.audio import ChunkedQuantizedAutoregressiveAudio a
 from penstock.recipes.chunked.audio import QuantizedAudioDataset as QuantizedAudioDataset
 from penstock.recipes.chunked.audio import QuantizedAutoregressiveAudio as QuantizedAutoregressiveAudio
 from penstock.recipes.chunked.datasets import ChunkedSequenceDataset as ChunkedSequenceDataset
-from penstock.recipes.chunked.datasets import ChunkedTrainingMixin as ChunkedTrainingMixin
 from penstock.recipes.chunked.datasets import SequenceDataset as SequenceDataset
 from penstock.recipes.chunked.loader import ChunkedDataLoader as ChunkedDataLoader
 from penstock.recipes.chunked.loader import ChunkedSampler as ChunkedSampler
+from penstock.recipes.chunked.training import ChunkedTrainingMixin as ChunkedTrainingMixin
 from penstock.recipes.crossval.cross_validation import cross_val_training as cross_val_training
 from penstock.recipes.crossval.engine import TrainingEngine as TrainingEngine
 from penstock.recipes.crossval.engine import class_weights as class_weights

@@ -16,6 +16,7 @@ from scipy.signal import resample_poly
 from torch.utils.data import DataLoader
 
 from penstock.core.errors import OptionError, ReadError, ResumeError, SourceError
+from penstock.recipes.chunked import ChunkedSequenceDataset, ChunkedTrainingMixin
 from penstock.recipes.chunked.audio import (
     ChunkedQuantizedAudioDataset,
     ChunkedQuantizedAutoregressiveAudio,
@@ -23,7 +24,6 @@ from penstock.recipes.chunked.audio import (
     QuantizedAutoregressiveAudio,
 )
 from penstock.recipes.chunked.collate import collate_audio
-from penstock.recipes.chunked.datasets import ChunkedSequenceDataset, ChunkedTrainingMixin
 
 ZERO = 1 << 15
 
@@ -87,11 +87,11 @@ def test_context_is_not_predicted_and_padding_is_silence_before_x(folder):
     codes = frames(1, 10, 20)
     x, y = dataset[3]
     assert (column(x), column(y)) == ([ZERO] * 4 + codes[:-1], codes[4:])
-    with pytest.raises(
-        OptionError, match=r"context_len must be .*got 5.* item 2 \(frames 20–24 of .*song0\.wav\).*drop_last"
-    ):
-        QuantizedAudioDataset(folder, 16, sample_len=10, context_len=5)
-    assert len(QuantizedAudioDataset(folder, 16, sample_len=10, context_len=4)) == 60
+    whole, short = (QuantizedAudioDataset(folder, 16, sample_len=10, context_len=steps) for steps in (4, 5))
+    assert (len(whole), len(short)) == (60, 40)  # ends of 5 steps are left out
+    assert [column(y) for _, y in short.__getitems__([2, 39])] == [frames(1, 5, 10), frames(19, 15, 20)]
+    with pytest.raises(OptionError, match=r"context_len must be .*got 25.*: the longest item has 25 steps"):
+        QuantizedAudioDataset(folder, 16, context_len=25)
 
 
 def test_without_a_return_type_items_are_codes_and_without_quantization_values(folder):

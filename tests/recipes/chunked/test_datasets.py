@@ -11,11 +11,11 @@ from penstock.core.errors import LoaderError, OptionError, ResumeError
 from penstock.plan.world import World
 from penstock.recipes.chunked.datasets import (
     ChunkedSequenceDataset,
-    ChunkedTrainingMixin,
     ChunkSizes,
     SequenceDataset,
     resolve_chunk_sizes,
 )
+from penstock.recipes.chunked.training import ChunkedTrainingMixin
 
 LIMITS = {"limit_train_batches": 2, "limit_val_batches": 1}
 
@@ -229,3 +229,27 @@ def test_a_loader_of_another_rank_continues_and_one_with_other_batches_says_that
     assert "starts at its first chunk" in caplog.text
     assert "batch_size changed from 4 to 8" in caplog.text
     assert other.current_chunk == 0
+
+
+def test_a_loop_says_what_it_needs() -> None:
+    class Empty(ChunkedTrainingMixin):
+        def __init__(self, config: Any = None, data: Any = None) -> None:
+            if data is not None:
+                self.data = data
+            if config is not None:
+                super().__init__(config)
+
+    chunks = {"train": {"train_chunk_size": 2}}
+    with pytest.raises(LoaderError, match=r"Empty\.data must be a ChunkedSequenceDataset, got none\. Set self"):
+        Empty(chunks)
+    with pytest.raises(LoaderError, match="must be a ChunkedSequenceDataset, got SequenceDataset"):
+        Empty(chunks, SequenceDataset())
+    with pytest.raises(LoaderError, match="must be a SequenceDataset, got list"):
+        Empty({}, [1]).train_epoch_with_chunking()
+    with pytest.raises(LoaderError, match=r"must call ChunkedTrainingMixin\.__init__\(self, config\)"):
+        Empty().train_epoch_with_chunking()
+    with pytest.raises(LoaderError, match=r"dataset_train must be set .* Set it in setup\(\)"):
+        Empty(chunks, Counted()).train_epoch_with_chunking()
+    looping = Empty(chunks, make_data(6))
+    with pytest.raises(NotImplementedError, match=r"Empty must define training_step"):
+        looping.train_epoch_with_chunking()

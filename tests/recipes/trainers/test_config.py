@@ -296,6 +296,7 @@ def test_audio_is_named_by_its_name_and_trained_and_tested_in_batches_of_its_own
         test_step = validation_step
 
     model, result = Audio(), build_from_config(config)
+    assert next(iter(result.data.train_dataloader()))[2]["lengths"].shape == (2,)  # without a Trainer
     trainer = Trainer(**QUIET, max_epochs=1, num_sanity_val_steps=0)
     trainer.fit(model, datamodule=result.data)
     # Three items a file, of which the last is shorter: 22 frames, and 23 for testing.

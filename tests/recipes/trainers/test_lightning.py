@@ -374,5 +374,20 @@ def test_what_is_not_there_is_named() -> None:
         trainer().test(Model(), PenstockDataModule(train=ChunkedDataLoader(TRAIN, 2, 3)))
     with pytest.raises(LoaderError, match="endless stream"):
         trainer().test(Model(), PenstockDataModule(test=ChunkedDataLoader(TRAIN, 2, 3)))
-    with pytest.raises(LoaderError, match="must be attached to a Trainer"):
-        PenstockDataModule(train=ChunkedDataLoader(TRAIN, 2, 3)).train_dataloader()
+    with pytest.raises(LoaderError, match=r"No test loader\."):
+        PenstockDataModule(train=ChunkedDataLoader(TRAIN, 2, 3)).test_dataloader()
+
+
+def given() -> PenstockDataModule:
+    train, val = (TensorDataset(torch.tensor(part)) for part in (TRAIN, VAL))
+    return PenstockDataModule(train=ChunkedDataLoader(train, 2, 3), val=ChunkedDataLoader(val, 2, 4, shuffle=False))
+
+
+@pytest.mark.parametrize("make", [lambda: module(3, 4), given], ids=["data", "loaders"])
+def test_batches_can_be_looked_at_without_a_trainer_and_do_not_count(make: Any) -> None:
+    usual, data = fitted(make()), make()
+    batches = iter(data.train_dataloader())
+    looked = [next(batches)[0].tolist() for _ in range(2)]
+    assert [batch[0].tolist() for batch in data.val_dataloader()] == cut(VAL)
+    assert fitted(data).seen == usual.seen
+    assert looked == epochs(usual.seen, "train")[0][:2]

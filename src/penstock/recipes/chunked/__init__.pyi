@@ -4,9 +4,9 @@ from penstock.recipes.chunked.audio import QuantizedAudioDataset as QuantizedAud
 from penstock.recipes.chunked.audio import QuantizedAutoregressiveAudio as QuantizedAutoregressiveAudio
 from penstock.recipes.chunked.collate import collate_audio as collate_audio
 from penstock.recipes.chunked.datasets import ChunkedSequenceDataset as ChunkedSequenceDataset
-from penstock.recipes.chunked.datasets import ChunkedTrainingMixin as ChunkedTrainingMixin
 from penstock.recipes.chunked.datasets import ChunkSizes as ChunkSizes
 from penstock.recipes.chunked.datasets import SequenceDataset as SequenceDataset
 from penstock.recipes.chunked.datasets import resolve_chunk_sizes as resolve_chunk_sizes
 from penstock.recipes.chunked.loader import ChunkedDataLoader as ChunkedDataLoader
 from penstock.recipes.chunked.loader import ChunkedSampler as ChunkedSampler
+from penstock.recipes.chunked.training import ChunkedTrainingMixin as ChunkedTrainingMixin

@@ -1,5 +1,6 @@
 """Quantized audio for autoregressive models, S4-style, with or without chunks."""
 
+import logging
 import operator
 import os
 import re
@@ -31,6 +32,7 @@ __all__ = [
     "QuantizedAutoregressiveAudio",
 ]
 
+_LOG = logging.getLogger("penstock")
 _RATIO_STEPS = 1_000_000  # ratios count as decimals: 0.29 of 100 files is 29
 
 
@@ -64,7 +66,8 @@ class QuantizedAudioDataset(Dataset[Any]):
     target_sr
         The sampling rate; None: that of the files.
     context_len
-        Steps at the start that are not predicted: `y` starts after them.
+        Steps at the start that are not predicted: `y` starts after them. Items that are not longer, such as the end of
+        a file, have nothing to predict and are left out; how many is logged.
     pad_len
         Steps of silence before `x`.
     """
@@ -101,7 +104,7 @@ class QuantizedAudioDataset(Dataset[Any]):
             rate_hz=target_sr,
             tail="drop" if drop_last else "short",
         )
-        self._check_context()
+        self._items = self._find_predictable()
 
     @property
     def file_names(self) -> list[str]:
@@ -111,7 +114,8 @@ class QuantizedAudioDataset(Dataset[Any]):
     @property
     def identity(self) -> str:
         """Distinguishes these items from those of other files or another length."""
-        return self.source.index.identity
+        left_out = "" if self._items is None else f", longer than {self.context_len}"
+        return self.source.index.identity + left_out
 
     @property
     def collate_fn(self) -> Any:
@@ -119,7 +123,7 @@ class QuantizedAudioDataset(Dataset[Any]):
         return partial(collate_audio, zero=self.zero)
 
     def __len__(self) -> int:
-        return len(self.source.index)
+        return len(self.source.index) if self._items is None else len(self._items)
 
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]
@@ -130,8 +134,11 @@ class QuantizedAudioDataset(Dataset[Any]):
         for number in numbers:
             if not 0 <= number < len(self):
                 raise IndexError(f"Items must be 0–{len(self) - 1}, got {number}.")
-        found = self.source.take(np.array(numbers, np.int64))["audio"]
-        return [self._item(number, audio) for number, audio in zip(numbers, found, strict=True)]
+        stored = np.array(numbers, np.int64)
+        if self._items is not None:
+            stored = self._items[stored]
+        found = self.source.take(stored)["audio"]
+        return [self._item(number, audio) for number, audio in zip(stored.tolist(), found, strict=True)]
 
     def _item(self, number: int, audio: NDArray[np.float32]) -> Any:
         values = torch.from_numpy(audio)
@@ -153,18 +160,25 @@ class QuantizedAudioDataset(Dataset[Any]):
         file, start, stop = (int(array[0]) for array in self.source.windows(np.array([number])))
         return f"item {number} (frames {start}–{stop - 1} of {self.source.files[file]})"
 
-    def _check_context(self) -> None:
-        """Raise OptionError if an item has nothing to predict: its loss would be NaN."""
+    def _find_predictable(self) -> NDArray[np.int64] | None:
+        """Return the items of the source that are longer than the context; None: all of them."""
         if not self.context_len:
-            return
-        _, starts, stops = self.source.windows(np.arange(len(self)))
-        shortest = int((stops - starts).argmin())
-        if stops[shortest] - starts[shortest] <= self.context_len:
+            return None
+        _, starts, stops = self.source.windows(np.arange(len(self.source.index)))
+        lengths = stops - starts
+        found = np.flatnonzero(lengths > self.context_len)
+        if not len(found):
             raise OptionError(
-                f"context_len must be shorter than every item, got {self.context_len}, which leaves nothing to predict "
-                f"in {self._describe_item(shortest)}. Use a shorter context_len, or drop_last=True to leave out items "
-                "that are not full."
+                f"context_len must be shorter than an item, got {self.context_len}, which leaves nothing to predict: "
+                f"the longest item has {lengths.max()} steps. Use a shorter context_len."
             )
+        if len(found) == len(lengths):
+            return None
+        _LOG.warning(
+            "%s of %s items of %s are left out: they have %s steps or fewer, which leaves nothing to predict.",
+            len(lengths) - len(found), len(lengths), self.path, self.context_len,
+        )  # fmt: skip
+        return found
 
 
 class ChunkedQuantizedAudioDataset(QuantizedAudioDataset):

@@ -1,9 +1,8 @@
-"""Data modules and training loops that walk their data in chunks, if the configuration has chunk sizes."""
+"""Data modules that walk their data in chunks, if they have chunk sizes."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from torch.utils.data import DataLoader, Subset
@@ -14,7 +13,7 @@ from penstock.core.seeds import generator_for
 from penstock.feed.position import Position
 from penstock.recipes.chunked.loader import ChunkedDataLoader
 
-__all__ = ["ChunkSizes", "ChunkedSequenceDataset", "ChunkedTrainingMixin", "SequenceDataset", "resolve_chunk_sizes"]
+__all__ = ["ChunkSizes", "ChunkedSequenceDataset", "SequenceDataset", "is_unlimited", "resolve_chunk_sizes"]
 
 _LOG = logging.getLogger("penstock")
 
@@ -63,7 +62,7 @@ def resolve_chunk_sizes(
     _check_sizes(train_chunk_size, val_chunk_size)
     if train_chunk_size is None and val_chunk_size is None:
         return ChunkSizes(None, None)
-    given = {name: value for name, value in (limits or {}).items() if not _is_unlimited(value)}
+    given = {name: value for name, value in (limits or {}).items() if not is_unlimited(value)}
     if given:
         _LOG.warning(
             "%s: ignored, because %s is set. Partitions are walked in chunks, or whole.",
@@ -274,113 +273,12 @@ class ChunkedSequenceDataset(SequenceDataset):
             self._saved[name] = entry
 
 
-class ChunkedTrainingMixin:
-    """A training loop in chunks if the configuration has chunk sizes, else in whole epochs.
-
-    A class that uses it sets `data` to a `ChunkedSequenceDataset` after `setup()`, and defines `training_step(batch)`
-    and `validation_step(batch)`. The loaders hold position and order.
-
-    Parameters
-    ----------
-    config
-        A mapping or OmegaConf configuration with `train.train_chunk_size`, `train.val_chunk_size`, `loader` (arguments
-        of the loaders) and `trainer.limit_*_batches`.
-    """
-
-    data: ChunkedSequenceDataset
-
-    def __init__(self, config: Any) -> None:
-        train = _section(config, "train")
-        self.explicit_train_chunk_size = train.get("train_chunk_size")
-        self.explicit_val_chunk_size = train.get("val_chunk_size")
-        self.chunked_training_enabled = (
-            self.explicit_train_chunk_size is not None or self.explicit_val_chunk_size is not None
-        )
-        self._loader_options = dict(_section(config, "loader"))
-        limits = {**_limits(train), **_limits(_section(config, "trainer"))}
-        self._limits = {} if self.chunked_training_enabled else limits
-        self._own_loaders: dict[str, Any] = {}
-        if self.chunked_training_enabled:
-            self.setup_chunked_training(config)
-
-    def setup_chunked_training(self, config: Any) -> None:
-        """Pass the sizes to the data module, which resolves them once it has its partitions."""
-        train = _section(config, "train")
-        data = self.data
-        data.explicit_train_chunk_size = train.get("train_chunk_size")
-        data.explicit_val_chunk_size = train.get("val_chunk_size")
-        data.use_chunked_training = True
-        data.limits = {**_limits(train), **_limits(_section(config, "trainer"))}
-
-    @property
-    def train_chunk_size(self) -> int | None:
-        """Batches per training chunk; see `ChunkedSequenceDataset`."""
-        return self.data.train_chunk_size if self.chunked_training_enabled else None
-
-    @property
-    def val_chunk_size(self) -> int | None:
-        """Batches per validation chunk; see `ChunkedSequenceDataset`."""
-        return self.data.val_chunk_size if self.chunked_training_enabled else None
-
-    def train_epoch_with_chunking(self) -> dict[str, Any]:
-        """Train on the next chunk, validate, and return counts and results; without chunk sizes, a standard epoch."""
-        if not self.chunked_training_enabled:
-            return self.standard_training_epoch()
-        train, val = self._loader("train"), self._loader("val")
-        about = {"train_chunk": train.current_chunk, "val_chunk": val.current_chunk, "total_chunks": train.total_chunks}
-        return {**about, **self._run(train, val)}
-
-    def standard_training_epoch(self) -> dict[str, Any]:
-        """Train and validate on whole partitions, or up to the limits of the trainer."""
-        train, val = self._loader("train"), self._loader("val")
-        return self._run(
-            _iterate_up_to(train, self._limits.get("limit_train_batches")),
-            _iterate_up_to(val, self._limits.get("limit_val_batches")),
-        )
-
-    def _run(self, train: Iterable[Any], val: Iterable[Any]) -> dict[str, Any]:
-        losses = [self.training_step(batch) for batch in train]
-        checks = [self.validation_step(batch) for batch in val]
-        return {"train_batches": len(losses), "val_batches": len(checks), "train": losses, "val": checks}
-
-    def _loader(self, name: str) -> Any:
-        if name not in self._own_loaders:
-            self._own_loaders[name] = getattr(self.data, f"{name}_dataloader")(**self._loader_options)
-        return self._own_loaders[name]
-
-    def training_step(self, batch: Any) -> Any:
-        """Train on one batch; defined by the class that uses this mixin."""
-        raise NotImplementedError(f"{type(self).__name__} must define training_step(batch).")
-
-    def validation_step(self, batch: Any) -> Any:
-        """Evaluate one batch; defined by the class that uses this mixin."""
-        raise NotImplementedError(f"{type(self).__name__} must define validation_step(batch).")
-
-
-def _section(config: Any, name: str) -> Mapping[str, Any]:
-    found = config.get(name) if hasattr(config, "get") else getattr(config, name, None)
-    return found if found is not None else {}
-
-
-def _limits(section: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("limit_train_batches", "limit_val_batches")
-    return {name: section.get(name) for name in names if section.get(name) is not None}
-
-
 def _check_sizes(train: Any, val: Any) -> None:
     for name, size in (("train_chunk_size", train), ("val_chunk_size", val)):
         if size is not None:
             check_integer(name, size, at_least=1)
 
 
-def _is_unlimited(limit: Any) -> bool:
+def is_unlimited(limit: Any) -> bool:
+    """Return whether a limit of a trainer, a number or a fraction of batches, limits nothing."""
     return limit is None or (isinstance(limit, float) and limit == 1.0)
-
-
-def _iterate_up_to(loader: Any, limit: float | None) -> Iterator[Any]:
-    """Yield the first batches of a loader: a number (int) or a fraction (float) of them, as in Lightning."""
-    if _is_unlimited(limit):
-        yield from loader
-    else:
-        assert limit is not None, "None is unlimited"
-        yield from islice(loader, int(len(loader) * limit) if isinstance(limit, float) else int(limit))

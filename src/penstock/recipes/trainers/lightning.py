@@ -24,6 +24,9 @@ _LIMITS = ("limit_train_batches", "limit_val_batches")
 class PenstockDataModule(LightningDataModule):
     """Feeds a Lightning Trainer; an epoch of the Trainer is an epoch of the loader: a pass, or a chunk of one.
 
+    Without a Trainer, such as in a notebook, `train_dataloader()` and the others return loaders, to look at batches; a
+    training starts at its beginning all the same.
+
     Every checkpoint holds the positions of the loaders; `trainer.fit(ckpt_path=...)` resumes at the next batch. The
     loader itself deals batches to the ranks. With chunks, `limit_train_batches` and `limit_val_batches` of the Trainer
     are ignored, with a warning; `fast_dev_run` and `overfit_batches` are not. A data module without chunk sizes gives
@@ -68,6 +71,7 @@ class PenstockDataModule(LightningDataModule):
         self._given: dict[str, Any] = {"train": train, "val": val, "test": test}
         self._set_up = False
         self._resumed: dict[str, Any] = {}
+        self._looked_at: dict[str, Any] = {}  # where the given loaders were before
         self._fitted_by: Trainer | None = None
         self.feeds: dict[str, Feed] = {}
         """What the Trainer gets in place of a loader, by partition."""
@@ -80,11 +84,13 @@ class PenstockDataModule(LightningDataModule):
         return isinstance(self.data, ChunkedSequenceDataset) and self.data.use_chunked_training
 
     def setup(self, stage: str) -> None:
-        """Make the partitions, once; called by the Trainer."""
+        """Make the partitions, once; called by the Trainer. Without a Trainer, it does nothing else."""
         if self.data is not None and not self._set_up:
             self.data.setup()
         self._set_up = True
-        trainer = self._trainer()
+        trainer = self.trainer
+        if trainer is None:
+            return
         if not any(isinstance(callback, ChunkProgress) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             trainer.callbacks.append(ChunkProgress())  # type: ignore[attr-defined]
         if stage in ("fit", "validate") and not _is_trial(trainer):
@@ -120,24 +126,39 @@ class PenstockDataModule(LightningDataModule):
                 feed.loader.end_workers()
 
     def train_dataloader(self) -> Any:
-        """Return the feed of training batches."""
-        return self._feed("train")
+        """Return the feed of training batches; without a Trainer, the loader."""
+        return self._look("train") if self.trainer is None else self._feed("train")
 
     def val_dataloader(self) -> Any:
-        """Return the feed of validation batches: chunks in `fit`, the whole partition in `validate`."""
+        """Return the feed of validation batches: chunks in `fit`, the whole partition in `validate`.
+
+        Without a Trainer, the loader.
+        """
         if self.data is None and self._given["val"] is None:
             return []
+        if self.trainer is None:
+            return self._look("val")
         return self._feed("val") if self._trainer().state.fn == "fit" else self._whole("val")
 
     def test_dataloader(self) -> Any:
-        """Return the feed of test batches: the whole partition."""
-        return self._whole("test")
+        """Return the feed of test batches: the whole partition; without a Trainer, the loader."""
+        return self._look("test") if self.trainer is None else self._whole("test")
+
+    def _look(self, name: str) -> Any:
+        """Return a loader to look at batches with; a training starts as if nothing had been looked at."""
+        self.setup("fit")
+        loader = self._make_loader(name)
+        if loader is self._given[name] and Feed.can_feed(loader):
+            self._looked_at.setdefault(name, loader.state_dict())
+        return loader
 
     def _feed(self, name: str) -> Any:
         if name not in self.feeds:
             loader = self._make_loader(name)
             if not Feed.can_feed(loader):
                 return loader
+            if name in self._looked_at:
+                loader.load_state_dict(self._looked_at.pop(name))
             kind = _TrainFeed if name == "train" else _ValFeed
             feed = kind(loader, self._trainer().world_size)
             if self._trainer().overfit_batches > 0:  # type: ignore[attr-defined]
@@ -190,10 +211,7 @@ class PenstockDataModule(LightningDataModule):
         self.feeds[name].load_state_dict(self.feeds[name].begun_at if position is None else position)
 
     def _trainer(self) -> Trainer:
-        if self.trainer is None:
-            raise LoaderError(
-                "The data module must be attached to a Trainer. Pass it to trainer.fit(model, datamodule=...)."
-            )
+        assert self.trainer is not None, "without a Trainer there are no feeds"
         return self.trainer
 
 
