@@ -3,6 +3,7 @@
 import copy
 import multiprocessing
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +56,21 @@ def test_processes_share_it() -> None:  # spawned ones, too: tests/recipes/cellm
     assert process.exitcode == 0
     assert [state.begin_read(number) for number in (2, 9, 0)] == [3, 1, 0]
     assert not state.training
+
+
+def _count_open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_it_takes_one_file_descriptor() -> None:
+    before = _count_open_files()
+    states = [AugmentState(1000) for _ in range(20)]
+    for state in states:
+        state.begin_read(3)
+        state.set_epoch(1)
+    assert _count_open_files() == before + 20
+    del state, states
+    assert _count_open_files() == before
 
 
 def test_huge_datasets_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:

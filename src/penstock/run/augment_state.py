@@ -5,21 +5,20 @@ read of an item counts as epoch n, over all workers: forked or spawned, persiste
 for any number of workers, as long as epochs run to their end and read each item once.
 """
 
+import struct
 from multiprocessing import context
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from penstock.core.checks import check_integer
 from penstock.run.processes.shared_pages import SharedPages
 
 __all__ = ["AugmentState"]
 
-_TRAINING, _EPOCH, _SETTINGS = 0, 1, 2
+_SETTINGS = struct.Struct("=?7xq")  # whether to augment, and the epoch
+_COUNTER = struct.Struct("=i")
 _BY_READS = -1
 _MAX_COUNTERS = 1 << 26  # 256 MiB if all are used; a volume has an item for each voxel, and few are ever read
-_COPIED_BYTES = 1 << 20
+_COPIED_BYTES = 1 << 16
 
 
 class AugmentState:
@@ -31,64 +30,65 @@ class AugmentState:
 
     def __init__(self, n_items: int, *, training: bool = True, epoch: int | None = None) -> None:
         self.n_items = n_items
-        self._keep(SharedPages(8 * _SETTINGS + 4 * min(max(n_items, 1), _MAX_COUNTERS)))
-        self.training = training
-        self._settings[_EPOCH] = _BY_READS if epoch is None else epoch
+        self._n_counters = min(max(n_items, 1), _MAX_COUNTERS)
+        # Read and written as a file: mapping it would take a second file descriptor, for each of hundreds of volumes.
+        self._pages = SharedPages(_SETTINGS.size + _COUNTER.size * self._n_counters)
+        self._set(training, _BY_READS if epoch is None else epoch)
 
     @property
     def training(self) -> bool:
         """Whether items are augmented."""
-        return bool(self._settings[_TRAINING])
+        return self._settings[0]
 
     @training.setter
     def training(self, training: bool) -> None:
-        self._settings[_TRAINING] = int(training)
+        self._set(training, self._settings[1])
 
     @property
     def epoch(self) -> int | None:
         """The epoch from `set_epoch`; None if the reads of each item are counted instead."""
-        epoch = int(self._settings[_EPOCH])
+        epoch = self._settings[1]
         return None if epoch == _BY_READS else epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Read all items in `epoch` from now on, also in running workers."""
-        self._settings[_EPOCH] = check_integer("epoch", epoch, at_least=0)
+        self._set(self.training, check_integer("epoch", epoch, at_least=0))
 
     def begin_read(self, number: int) -> int:
         """Return the epoch in which an item is read now, and count the read."""
         epoch = self.epoch
         if epoch is not None:
             return epoch
-        counter = number % len(self._counts)
-        n_reads = int(self._counts[counter])
-        self._counts[counter] = n_reads + 1
-        return n_reads
+        at = _SETTINGS.size + _COUNTER.size * (number % self._n_counters)
+        (n_reads,) = _COUNTER.unpack(self._pages.read(_COUNTER.size, at))
+        self._pages.write(_COUNTER.pack(n_reads + 1), at)
+        return int(n_reads)
 
     def __getstate__(self) -> dict[str, Any]:
         if context.get_spawning_popen() is not None:  # a worker gets this memory
-            return {"n_items": self.n_items, "pages": self._pages}
+            return self.__dict__
         return {"n_items": self.n_items, "training": self.training, "epoch": self.epoch, "reads": self._find_reads()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "pages" in state:
-            self.n_items = state["n_items"]
-            self._keep(state["pages"])
+        if "reads" not in state:
+            self.__dict__.update(state)
             return
         self.__init__(state["n_items"], training=state["training"], epoch=state["epoch"])  # type: ignore[misc]
-        counters, n_reads = state["reads"]
-        self._counts[counters] = n_reads
+        for at, counters in state["reads"]:
+            self._pages.write(counters, at)
 
-    def _keep(self, pages: SharedPages) -> None:
-        self._pages = pages
-        self._settings = pages.memory[: 8 * _SETTINGS].view(np.int64)
-        self._counts = pages.memory[8 * _SETTINGS :].view(np.int32)
+    @property
+    def _settings(self) -> tuple[bool, int]:
+        training, epoch = _SETTINGS.unpack(self._pages.read(_SETTINGS.size, 0))
+        return training, epoch
 
-    def _find_reads(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Return the counters that are not 0, and their values."""
-        found, values = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
-        for at in range(8 * _SETTINGS, self._pages.n_bytes, _COPIED_BYTES):
-            counts = np.frombuffer(self._pages.read(_COPIED_BYTES, at), np.int32)
-            used = np.flatnonzero(counts)
-            found.append(used + (at - 8 * _SETTINGS) // 4)
-            values.append(counts[used])
-        return np.concatenate(found), np.concatenate(values)
+    def _set(self, training: bool, epoch: int) -> None:
+        self._pages.write(_SETTINGS.pack(training, epoch), 0)
+
+    def _find_reads(self) -> list[tuple[int, bytes]]:
+        """Return the counters in pieces, each with its place; those that are all 0 are left out."""
+        return [
+            (at, counters)
+            for at in range(_SETTINGS.size, self._pages.n_bytes, _COPIED_BYTES)
+            if (counters := self._pages.read(_COPIED_BYTES, at)).strip(b"\0")
+        ]

@@ -34,8 +34,12 @@ class SharedPages:
         return self._mapped
 
     def read(self, n_bytes: int, at: int) -> bytes:
-        """Return a copy of some bytes, which takes no memory for pages that nobody touched."""
+        """Return a copy of some bytes; takes no memory for pages that nobody wrote to."""
         return os.pread(self._fd, n_bytes, at)
+
+    def write(self, content: bytes, at: int) -> None:
+        """Write bytes; all processes see them at once."""
+        os.pwrite(self._fd, content, at)
 
     def __getstate__(self) -> dict[str, Any]:
         context.assert_spawning(self)
