@@ -128,7 +128,7 @@ def _print_skipped(skipped: Sequence[dict[str, str]]) -> None:
     """Print which inputs were skipped, those with the same reason on one line, on at most 20 lines."""
     files: dict[str, list[str]] = {}
     for entry in skipped:
-        files.setdefault(entry["reason"], []).append(entry["file"])
+        files.setdefault(entry["reason"].partition("\n")[0], []).append(entry["file"])
     for reason, names in list(files.items())[:_MOST_LINES]:
         shown = f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
         typer.echo(

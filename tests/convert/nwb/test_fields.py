@@ -1,13 +1,17 @@
 """Fields that are named by their path: series, tables, columns of tables, images."""
 
+import json
+
+import h5py
 import numpy as np
 import pytest
 from penstock_nwb_parts import add_behavior, add_lfp, add_units, new_file, one_by_one, open_nwb, save_nwb, series
 from pynwb.base import ImageReferences, Images
 from pynwb.event import EventsTable
 from pynwb.image import GrayscaleImage, ImageSeries, IndexSeries, RGBImage
-from pynwb.misc import AnnotationSeries
+from pynwb.misc import AnnotationSeries, IntervalSeries
 
+from penstock.convert.nwb.describe import Content, describe_file
 from penstock.convert.nwb.input import NWBInput, NWBOptions
 from penstock.core.errors import SourceError
 
@@ -120,7 +124,8 @@ def test_a_table_of_events_gives_counts_and_its_columns_the_last_value_of_each_b
         ("events/licks/spout", "must be a column of one number per event, but spout"),
         ("intervals/trials/position", "must be a column of one number or text per row, but position is not"),
         ("intervals/trials/colour", "has no x: intervals/trials has the columns start_time, stop_time, choice"),
-        ("acquisition/gone", "nothing has that name or path"),
+        ("acquisition/gone", r"nothing has that name or path.*intervals/trials \(TimeIntervals, 3 rows\)"),
+        ("units", "are read as the modality 'spikes'"),
     ],
 )
 def test_what_cannot_be_a_field_is_refused_with_the_reason(session, path, message):
@@ -180,6 +185,72 @@ def test_annotations_are_counted(tmp_path):
     (said,) = _fields(path, "said", modalities=("behavior",), fields={"said": "acquisition/said"})
     assert [np.flatnonzero(window).tolist() for window in said] == [[50], [50]]
     assert said[0][50] == 2
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_interval_series_gives_the_number_of_the_interval_of_each_bin(tmp_path):
+    nwb = new_file()
+    marks = IntervalSeries(name="marks", data=np.int8([1, 2, -1, -2, 1]), timestamps=[0.25, 0.5, 0.75, 1.0, 1.5])
+    nwb.add_acquisition(marks)
+    add_behavior(nwb, series("x", np.arange(200.0), rate=100.0))
+    path = save_nwb(nwb, tmp_path / "a.nwb")
+    (found,) = _fields(path, "marks", modalities=("behavior",), fields={"marks": "acquisition/marks"})
+    assert found[0].tolist() == [-1] * 25 + [1] * 25 + [2] * 50
+    assert found[1].tolist() == [-1] * 50 + [1] * 50
+
+
+def test_a_series_of_acquisition_that_is_no_behavior_is_noted_unless_it_is_named(tmp_path):
+    nwb = new_file()
+    nwb.add_acquisition(series("wheel", np.arange(200.0), rate=100.0))
+    add_behavior(nwb, series("x", np.arange(200.0), rate=100.0))
+    path = save_nwb(nwb, tmp_path / "a.nwb")
+    note = "acquisition/wheel is not part of behavior; name it in fields= (--field) to convert it."
+    assert open_nwb(path, modalities=("behavior",)).notes == [note]
+    assert open_nwb(path, modalities=("behavior",), fields={"w": "acquisition/wheel"}).notes == []
+
+
+_NDX_EVENTS = {
+    "groups": [
+        {
+            "neurodata_type_def": "Events",
+            "neurodata_type_inc": "NWBDataInterface",
+            "doc": "as in the extension ndx-events",
+            "datasets": [{"name": "timestamps", "dtype": "float32", "dims": ["n"], "shape": [None], "doc": "when"}],
+            "attributes": [{"name": "description", "dtype": "text", "doc": "what"}],
+        }
+    ]
+}
+
+
+def test_events_of_an_extension_are_counted_and_described(tmp_path):
+    nwb = new_file()
+    add_behavior(nwb, series("x", np.arange(200.0), rate=100.0))
+    path = save_nwb(nwb, tmp_path / "a.nwb")
+    # Written as the extension writes it, without installing it.
+    namespace = {
+        "namespaces": [
+            {
+                "name": "ndx-events",
+                "version": "0.2.0",
+                "doc": "events",
+                "author": ["x"],
+                "contact": ["x"],
+                "schema": [{"namespace": "core", "neurodata_types": ["NWBDataInterface"]}, {"source": "events"}],
+            }
+        ]
+    }
+    with h5py.File(path, "r+") as file:
+        specification = file.require_group("specifications/ndx-events/0.2.0")
+        specification["namespace"] = json.dumps(namespace)
+        specification["events"] = json.dumps(_NDX_EVENTS)
+        group = file.create_group("acquisition/ttl")
+        group.attrs.update(
+            {"namespace": "ndx-events", "neurodata_type": "Events", "object_id": "1", "description": "pulses"}
+        )
+        group["timestamps"] = np.float32([0.25, 0.5, 1.5])
+    (found,) = _fields(path, "ttl", modalities=("behavior",), fields={"ttl": "acquisition/ttl"})
+    assert [np.flatnonzero(window).tolist() for window in found] == [[25, 50], [50]]
+    assert Content("acquisition/ttl", "Events", (3,), span=(0.25, 1.5)) in describe_file(path)
 
 
 def test_options_that_are_not_set_do_not_show_in_the_identity_of_a_conversion(session):

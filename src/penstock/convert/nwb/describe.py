@@ -76,6 +76,8 @@ def _describe(file: NWBFile) -> Iterator[Content]:
         yield _describe_series(entry, file.path)
     for table in file.tables:
         yield _describe_table(table, file.path)
+    for events in file.events:
+        yield _describe_events(events, file.path)
     for image in file.images:
         yield _describe_image(image)
 
@@ -122,6 +124,13 @@ def _describe_table(thing: Thing, file: Path) -> Content:
     known = times[np.isfinite(times)]
     span = (float(known.min()), float(known.max())) if len(known) else None
     return Content(thing.path, thing.type, shape, span=span, columns=columns)
+
+
+def _describe_events(thing: Thing, file: Path) -> Content:
+    with wrap_read_errors(file, f"the timestamps of {thing.path}"):
+        times = np.asarray(thing.value.timestamps[:], np.float64)
+    span = (float(times.min()), float(times.max())) if len(times) and np.isfinite(times).all() else None
+    return Content(thing.path, thing.type, times.shape, span=span)
 
 
 def _describe_image(thing: Thing) -> Content:

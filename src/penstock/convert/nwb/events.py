@@ -13,7 +13,7 @@ from penstock.convert.nwb.tables import Intervals
 from penstock.convert.nwb.times import CLOSE, read_times
 from penstock.core.errors import SourceError
 
-__all__ = ["EventField", "ShownImage", "StillImage", "Window", "annotation_field", "table_field"]
+__all__ = ["EventField", "ShownImage", "StillImage", "Window", "annotation_field", "interval_field", "table_field"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,9 @@ def table_field(field: str, thing: Thing, column: str | None, file: Path) -> Eve
         )
     if {"start_time", "stop_time"} <= {*names}:
         intervals = Intervals(table, file)
-        return Rows(field, thing.path, intervals) if column is None else RowValue(field, thing.path, intervals, column)
+        if column is not None:
+            return RowValue(field, thing.path, intervals, column)
+        return Rows(field, thing.path, intervals.starts, intervals.stops, np.asarray(intervals.ids, np.int64))
     if "timestamp" not in names:
         raise SourceError(
             f"{field} must be a table with the columns start_time and stop_time, or timestamp, but {thing.path} in "
@@ -96,11 +98,23 @@ def table_field(field: str, thing: Thing, column: str | None, file: Path) -> Eve
     return EventValues(field, f"{thing.path}/{column}", *_sort(times, values))
 
 
-def annotation_field(field: str, entry: Entry, file: Path) -> EventField:
-    """Return the number of annotations in each bin."""
-    with wrap_read_errors(file, f"the timestamps of {entry.path}"):
-        times = np.asarray(entry.series.timestamps[:], np.float64)
-    return Counts(field, entry.path, *_sort(times))
+def annotation_field(field: str, found: Entry | Thing, file: Path) -> EventField:
+    """Return the number of annotations, or of the events of ndx-events, in each bin."""
+    timed = found.series if isinstance(found, Entry) else found.value
+    with wrap_read_errors(file, f"the timestamps of {found.path}"):
+        times = np.asarray(timed.timestamps[:], np.float64)
+    return Counts(field, found.path, *_sort(times))
+
+
+def interval_field(field: str, entry: Entry, file: Path) -> EventField:
+    """Return the number of the interval of each bin. An IntervalSeries has n where one begins, -n at its end."""
+    times = read_times(entry, file)
+    with wrap_read_errors(file, entry.path):
+        stamps, marks = times.stamps(0, times.n), np.asarray(entry.series.data[:], np.int64)
+    begins = np.flatnonzero(marks > 0)
+    ends = [next((at for at in range(begin + 1, len(marks)) if marks[at] == -marks[begin]), -1) for begin in begins]
+    stops = np.array([stamps[at] if at >= 0 else np.inf for at in ends])
+    return Rows(field, entry.path, stamps[begins], stops, marks[begins])
 
 
 def _sort(times: NDArray[np.float64], values: NDArray[Any] | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -173,11 +187,17 @@ class Rows:
 
     per_bin: ClassVar[bool] = True
 
-    def __init__(self, field: str, path: str, table: Intervals) -> None:
+    def __init__(
+        self,
+        field: str,
+        path: str,
+        starts: NDArray[np.float64],
+        stops: NDArray[np.float64],
+        ids: NDArray[np.int64],
+    ) -> None:
         self.field, self._path = field, path
-        order = np.argsort(table.starts, kind="stable")
-        self._starts, self._stops = table.starts[order], table.stops[order]
-        self._ids = np.asarray(table.ids, np.int64)[order]
+        order = np.argsort(starts, kind="stable")
+        self._starts, self._stops, self._ids = starts[order], stops[order], ids[order]
 
     @property
     def bounds(self) -> tuple[float, float]:

@@ -68,7 +68,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """A table, an image or a folder of images: its path and its types."""
+    """A table, a list of events, an image or a folder of images: its path and its types."""
 
     path: str
     kinds: frozenset[str]
@@ -96,7 +96,8 @@ class NWBFile:
         self.entries = [thing for thing in found if isinstance(thing, Entry)]
         things = [thing for thing in found if isinstance(thing, Thing)]
         self.tables = [thing for thing in things if "DynamicTable" in thing.kinds]
-        self.images = [thing for thing in things if "DynamicTable" not in thing.kinds]
+        self.events = [thing for thing in things if "Events" in thing.kinds]  # of the extension ndx-events
+        self.images = [thing for thing in things if thing.kinds & {"Image", "Images"}]
 
     @property
     def n_units(self) -> int:
@@ -105,7 +106,8 @@ class NWBFile:
 
     def describe(self) -> str:
         """Return a list of the content, for messages."""
-        return "; ".join([*map(str, self.entries), f"{self.n_units} units"])
+        tables = [f"{thing.path} ({thing.type}, {len(thing.value)} rows)" for thing in self.tables]
+        return "; ".join([*map(str, self.entries), *tables, f"{self.n_units} units"])
 
     def close(self) -> None:
         """Close the file; idempotent."""
@@ -197,7 +199,7 @@ def _walk(path: str, thing: Any, inside: frozenset[str]) -> Iterator[Entry | Thi
     if "TimeSeries" in kinds:
         yield Entry(path, kinds, inside, thing)
         return
-    if kinds & {"DynamicTable", "Image", "Images"}:
+    if kinds & {"DynamicTable", "Image", "Images", "Events"}:
         yield Thing(path, kinds, thing)
     if "DynamicTable" not in kinds:
         for child in _children(thing):

@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.convert.nwb.events import EventField, ShownImage, StillImage, annotation_field, table_field
+from penstock.convert.nwb.events import (
+    EventField,
+    ShownImage,
+    StillImage,
+    annotation_field,
+    interval_field,
+    table_field,
+)
 from penstock.convert.nwb.file import Entry, NWBFile, wrap_read_errors
 from penstock.convert.nwb.options import BINNED, KINDS, NWBOptions
 from penstock.convert.nwb.series import Binned, Continuous, Series
@@ -49,7 +56,7 @@ class MissingFieldsError(SourceError):
     def __init__(self, path: Path, missing: Mapping[str, str], has: str, cure: str) -> None:
         lacks = "; ".join(f"no {name}: {reason}" for name, reason in missing.items())
         super().__init__(f"{path} has {lacks}. It has {has}. {cure}")
-        self.reason = f"{lacks}\n  It has {has}. {cure}"
+        self.reason = f"{lacks}. {cure}\n  It has {has}."
         self._arguments = (path, missing, has, cure)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
@@ -88,7 +95,7 @@ def find_modalities(file: NWBFile, options: NWBOptions) -> Modalities:
         cure = f"Leave {names} out, or use missing='skip' or 'allow' (--missing skip, --missing allow)."
         cure = "Name something that it has." if len(missing) == len(wanted) else cure
         raise MissingFieldsError(file.path, missing, file.describe(), cure)
-    found.notes += [f"No {name}: {reason}." for name, reason in missing.items()]
+    found.notes[:0] = [f"No {name}: {reason}." for name, reason in missing.items()]
     return found
 
 
@@ -99,10 +106,16 @@ def _continuous(name: str, entry: Entry, file: NWBFile, options: NWBOptions) -> 
 def _add_field(found: Modalities, file: NWBFile, name: str, path: str, options: NWBOptions) -> None:
     """Add what a path names: a series, a table, a column of a table, or an image."""
     path = path.replace("stimulus/presentation/", "stimulus/", 1)  # as in the file itself
+    if path == "units":
+        raise SourceError(
+            f"The units of {file.path} are read as the modality 'spikes' (--modalities spikes), not as a field."
+        )
     parent, _, column = path.rpartition("/")
-    things = {thing.path: thing for thing in (*file.tables, *file.images)}
+    things = {thing.path: thing for thing in (*file.tables, *file.images, *file.events)}
     if path in things and "Image" in things[path].kinds:
         found.events.append(StillImage(name, things[path], file.path))
+    elif path in things and "Events" in things[path].kinds:
+        found.events.append(annotation_field(name, things[path], file.path))
     elif path in things and "DynamicTable" in things[path].kinds:
         found.events.append(table_field(name, things[path], None, file.path))
     elif parent in things and "DynamicTable" in things[parent].kinds:
@@ -118,6 +131,8 @@ def _add_series(found: Modalities, file: NWBFile, name: str, entry: Entry, optio
         raise _Missing(f"the frames of {entry.path} are in other files")
     if "AnnotationSeries" in entry.kinds:
         found.events.append(annotation_field(name, entry, file.path))
+    elif "IntervalSeries" in entry.kinds:
+        found.events.append(interval_field(name, entry, file.path))
     elif "IndexSeries" in entry.kinds:
         found.events.append(ShownImage(name, entry, file.path))
     elif entry.series.rate is not None or entry.kinds & {"ElectricalSeries", "ImageSeries"}:
@@ -182,6 +197,11 @@ def _find_binned(file: NWBFile, modality: str, options: NWBOptions, notes: list[
             series.append(Series(entry, file.path))
         else:
             notes.append(f"{entry.path} holds no numbers and is not part of {modality}.")
+    if modality == "behavior":
+        plain = [
+            entry.path for entry in file.entries if _is_plain_acquisition(entry) and entry.path not in options.taken
+        ]
+        notes += [f"{path} is not part of behavior; name it in fields= (--field) to convert it." for path in plain]
     if not series:
         raise _Missing(
             {
@@ -206,6 +226,10 @@ def _is_behavior(entry: Entry) -> bool:
     if root == "processing":
         return second in ("behavior", "behaviour")
     return root == "acquisition" and ("SpatialSeries" in entry.kinds or bool(entry.inside & _BEHAVIORAL))
+
+
+def _is_plain_acquisition(entry: Entry) -> bool:
+    return entry.path.startswith("acquisition/") and entry.type == "TimeSeries" and entry.is_numeric
 
 
 def _is_stimulus(entry: Entry) -> bool:

@@ -147,6 +147,11 @@ class NWBOptions:
         """The names of all fields but masks, in the order of an item."""
         return (*self.field_names.values(), *self.paths)
 
+    @property
+    def taken(self) -> frozenset[str]:
+        """Names and paths that the options name."""
+        return frozenset([*self.field_names, *self.paths.values()])
+
     def __repr__(self) -> str:
         """Return the options as they enter the identity of a conversion."""
         # An option that is not set does not show: conversions that were started without it can be resumed.
