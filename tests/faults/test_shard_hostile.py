@@ -194,3 +194,24 @@ def test_an_item_of_very_many_members_is_indexed_in_seconds(tmp_path: Path) -> N
     outcome, megabytes = run_isolated(index_within, tmp_path, 6)
     assert outcome
     assert megabytes < 300
+
+
+_FORGED = {
+    "a bomb": ("x.npy.gz", gzip.compress(bytes(1 << 24), 1) * 17),
+    "arrays of exabytes": ("ten", b"~TenBin~" + (2**62).to_bytes(8, "little") + bytes(64)),
+    "lists without end": ("cbor", b"\x9b" + b"\xff" * 8),
+    "lists in lists": ("cbor", b"\x81" * 1_000_000),
+    "more lists in lists": ("mp", b"\x91" * 1_000_000),
+    "elements without end": ("mp", b"\xdd\xff\xff\xff\xff"),
+    "no sound": ("wav", b"RIFF\xff\xff\xff\xffWAVEfmt "),
+    "no text": ("cls", b"\xff\xfe"),
+}
+
+
+@pytest.mark.parametrize("kind", _FORGED)
+def test_a_forged_member_is_damage_of_its_item(kind: str, tmp_path: Path) -> None:
+    extension, payload = _FORGED[kind]
+    archive(tmp_path / "a.tar", [("one.txt", b"1"), (f"one.{extension}", payload)])
+    outcome, megabytes = run_isolated(index_within, tmp_path, 6)
+    assert f"item 0 in a.tar: {extension!r}: " in outcome
+    assert megabytes < 800  # a member may take 256 MiB, twice while its parts are joined

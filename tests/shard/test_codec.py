@@ -367,7 +367,8 @@ def test_json_is_compact_and_stable() -> None:
 def test_the_extension_is_the_last_part_in_any_case() -> None:
     assert decode("left.NPY", payload(np.arange(2))).tolist() == [0, 1]
     assert decode("x.cls", b"17") == 17
-    assert decode("wav", b"RIFF") == b"RIFF"
+    assert decode("mp4", b"RIFF") == b"RIFF"
+    assert decode("wav", b"RIFF", decoding="basic") == b"RIFF"
     assert decode("npy.unknown", b"abc") == b"abc"
 
 

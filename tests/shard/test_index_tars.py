@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import webdataset
+from penstock_test_shards import npy
 
 from penstock import TarSource
 from penstock.core.errors import DamageError, SourceError
@@ -100,7 +101,9 @@ def test_folders_and_hidden_files_in_an_archive_are_skipped(tmp_path: Path) -> N
         for name, content in [("a.cls", "1"), (".DS_Store", "x"), ("b.cls", "2")]:
             (tmp_path / name).write_text(content)
             tar.add(tmp_path / name, f"data/{name}")
-    assert index_archives(tmp_path / "set")[1] == []
+    skipped: list[Any] = []
+    assert index_archives(tmp_path / "set", on_skip=skipped.append)[1] == []
+    assert list(map(str, skipped)) == ["a.tar: 1 hidden file was skipped: 'data/.DS_Store'"]
     assert classes(tmp_path / "set") == [1, 2]
     assert verify_shards(tmp_path / "set")[1] == []
 
@@ -240,10 +243,26 @@ def test_an_archive_that_lacks_a_member_of_others_is_reported_and_can_be_allowed
     assert TarSource(tmp_path).take(np.arange(4))["json"].tolist() == [{"n": 0}, {"n": 1}, None, None]
 
 
-def test_a_key_in_two_archives_is_reported(tmp_path: Path) -> None:
-    put(tmp_path, "a.tar", item(0) + item(1))
-    put(tmp_path, "b.tar", item(2) + item(1))
-    assert problems_of(tmp_path) == [("b.tar", 1, "its key is also in a.tar")]
+def test_keys_may_begin_again_in_each_archive(tmp_path: Path) -> None:
+    put(tmp_path, "a.tar", [("0.cls", b"10"), ("1.cls", b"11")])
+    put(tmp_path, "b.tar", [("0.cls", b"20"), ("1.cls", b"21")])
+    assert index_archives(tmp_path)[1] == []
+    source = TarSource(tmp_path, fields=["cls", "__key__"])
+    found = source.take(np.array([3, 0, 2]))
+    assert (found["cls"].tolist(), found["__key__"].tolist()) == ([21, 10, 20], ["1", "0", "0"])
+    source.close()
+
+
+def test_extensions_in_any_case_are_one_field(tmp_path: Path) -> None:
+    put(tmp_path, "a.tar", [("0.CLS", b"0"), ("0.LFP.NPY", npy(0)), ("1.cls", b"1"), ("1.LFP.npy", npy(1))])
+    put(tmp_path, "b.tar", [("2.Cls", b"2"), ("2.LFP.Npy", npy(2))])
+    manifest, problems = index_archives(tmp_path)
+    assert problems == []
+    assert list(manifest.fields) == ["cls", "LFP"]
+    found = TarSource(tmp_path).take(np.arange(3))
+    assert (found["cls"].tolist(), found["LFP"].tolist()) == ([0, 1, 2], [0, 1, 2])
+    put(tmp_path, "b.tar", [("2.CLS", b"2"), ("2.LFP.npy", npy(2)), ("2.cls", b"3")])
+    assert problems_of(tmp_path) == [("b.tar", 0, "'2.cls' appears twice")]
 
 
 def test_a_member_without_key_or_extension_is_reported(tmp_path: Path) -> None:

@@ -38,21 +38,27 @@ def index(
     they are listed and nothing is written.
     """
     from penstock.observe.progress import track_progress  # noqa: PLC0415  # imports numpy
-    from penstock.shard.index_tars import expand_archives, index_archives  # noqa: PLC0415
+    from penstock.shard.index_tars import Problem, expand_archives, index_archives  # noqa: PLC0415
 
     check_archives(where)
+    skipped: list[Problem] = []
     total = sum(path.stat().st_size for path in expand_archives(where))
     with track_progress("Indexing", total, "bytes", show=not quiet) as bar:
-        manifest, problems = index_archives(where, workers=workers, allow_missing=allow_missing, progress=bar.advance)
+        manifest, problems = index_archives(
+            where, workers=workers, allow_missing=allow_missing, progress=bar.advance, on_skip=skipped.append
+        )
     if as_json:
         print_json(
             {
                 **(_totals(manifest) if manifest else {}),
                 "written": manifest is not None,
                 "problems": problems_to_json(problems),
+                "skipped": problems_to_json(skipped),
             }
         )
     elif manifest is not None:
+        for one in skipped:
+            typer.echo(str(one), err=True)
         typer.echo(
             f"{count(manifest.n_items, 'item')} in {count(len(manifest.shards), 'shard')}: {', '.join(manifest.fields)}"
         )
@@ -200,10 +206,12 @@ def _describe_value(value: Any) -> dict[str, Any]:
     """Return a field of an item as JSON: single values as they are, arrays by dtype, shape and range."""
     if isinstance(value, bytes):
         return {"bytes": len(value)}
+    if isinstance(value, list | tuple) and any(hasattr(part, "dtype") for part in value):  # sounds, lists of arrays
+        return {"value": [_describe_value(part) for part in value]}
     if not hasattr(value, "dtype"):
         return {"value": value}
     about: dict[str, Any] = {"dtype": str(value.dtype), "shape": list(value.shape)}
-    if value.dtype.kind not in "biuf":
+    if not hasattr(value.dtype, "kind") or value.dtype.kind not in "biuf":  # a tensor has none
         return about
     if value.ndim == 0:
         return {**about, "value": value.item()}

@@ -139,7 +139,8 @@ class MissingDependency(PenstockError, ImportError):  # noqa: N818  # names what
     """An optional package is not installed."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {package}; install it with: pip install 'penstock[{extra}]'")
+        what = f"'penstock[{extra}]'" if extra else package
+        super().__init__(f"{purpose} needs {package}; install it with: pip install {what}")
         self._arguments = (package, extra, purpose)
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str]]:

@@ -1,5 +1,6 @@
 """Indexing of existing tar archives: a side index for each and a manifest; the archives stay unchanged."""
 
+import logging
 import os
 import re
 from collections import Counter
@@ -15,7 +16,7 @@ from penstock.files.durable import write_aside
 from penstock.shard.codec import NpyHeader, parse_npy_header
 from penstock.shard.compression import DecompressedStream, detect_compression, max_decompressed_bytes
 from penstock.shard.manifest import MANIFEST, METADATA, FieldInfo, Manifest, manifest_path
-from penstock.shard.names import field_names, split_name
+from penstock.shard.names import field_names, fold_extension, split_name
 from penstock.shard.shard_file import write_index
 from penstock.shard.side_index import MISSING, SideIndex, SideIndexBuilder
 from penstock.shard.table import table_path
@@ -26,12 +27,13 @@ __all__ = ["ARCHIVE", "Problem", "expand_archives", "index_archives"]
 ARCHIVE = re.compile(r"\.(tar|tar\.gz|tar\.bz2|tar\.xz|tgz)$")
 """The file name extensions of archives."""
 
+_LOG = logging.getLogger("penstock")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem of a shard or of one of its items."""
+    """A problem of a shard or of one of its items, or what was skipped of it."""
 
     shard: str
     item: int | None
@@ -84,12 +86,17 @@ def _expand_braces(pattern: str) -> Iterator[Path]:
         yield from _expand_braces(pattern[: match.start()] + choice + pattern[match.end() :])
 
 
+def _log_skipped(skipped: Problem) -> None:
+    _LOG.warning("%s.", skipped)
+
+
 def index_archives(
     where: str | os.PathLike[str],
     *,
     workers: int = 1,
     allow_missing: bool = False,
     progress: Callable[[int], None] = lambda _: None,
+    on_skip: Callable[[Problem], None] = _log_skipped,
 ) -> tuple[Manifest | None, list[Problem]]:
     """Read and check every archive and write its side index, then the manifest; write nothing if there are problems.
 
@@ -103,6 +110,9 @@ def index_archives(
         Accept items that lack a member which others have; the field is then None.
     progress
         Called with the size in bytes of each archive that is done.
+    on_skip
+        Called for each archive of which hidden files were skipped, such as the `._*` of macOS. Default: a warning in
+        the log.
 
     Returns
     -------
@@ -116,12 +126,15 @@ def index_archives(
         raise SourceError(f"All archives must be in one folder, got {len(folders)} for {where}. Index each by itself.")
     with ThreadPoolExecutor(max(1, workers)) as pool:
         done = []
-        for archive, (side_index, problems) in zip(archives, pool.map(_index_archive, archives), strict=True):
+        for archive, (side_index, problems, hidden) in zip(archives, pool.map(_index_archive, archives), strict=True):
             progress(archive.stat().st_size)
+            if hidden:
+                names = ", ".join(map(repr, hidden[:3])) + (", …" if len(hidden) > 3 else "")
+                files = "1 hidden file was" if len(hidden) == 1 else f"{len(hidden)} hidden files were"
+                on_skip(Problem(archive.name, None, f"{files} skipped: {names}"))
             done.append((archive, side_index, problems))
     problems = [problem for *_, found in done for problem in found]
     indexed = [(archive, side_index) for archive, side_index, _ in done if side_index is not None]
-    problems += _find_duplicate_keys(indexed)
     if not allow_missing:
         problems += _find_missing_members(indexed)
     if problems:
@@ -138,18 +151,20 @@ def index_archives(
     return manifest, []
 
 
-def _index_archive(archive: Path) -> tuple[SideIndex | None, list[Problem]]:
-    """Read an archive; return its side index, or None if it is unusable, and its problems."""
+def _index_archive(archive: Path) -> tuple[SideIndex | None, list[Problem], list[str]]:
+    """Read an archive; return its side index, or None if it is unusable, its problems and what was skipped."""
     compression, size = detect_compression(archive), archive.stat().st_size
     builder = SideIndexBuilder()
     problems: list[Problem] = []
+    hidden: list[str] = []
     with archive.open("rb") as file:
         stream: Readable = file
         if compression != "none":
             stream = DecompressedStream(file, compression, archive.name, max_decompressed_bytes(size))
         counted = _CountingStream(stream)
         try:
-            for key, suffix, member in _group_members(read_members(counted, archive.name), archive.name, problems):
+            found = _visible_members(read_members(counted, archive.name), hidden)
+            for key, suffix, member in _group_members(found, archive.name, problems):
                 if key is not None:
                     builder.begin_item(key.encode(errors="surrogateescape"))
                 if builder.has(suffix):
@@ -158,10 +173,14 @@ def _index_archive(archive: Path) -> tuple[SideIndex | None, list[Problem]]:
                 npy = _read_npy_header(suffix, member, archive.name, builder.n_items - 1, problems)
                 builder.add(suffix, (member.begin, member.offset, member.size), member.checksum, npy)
         except DamageError as error:
-            return None, [*problems, Problem(archive.name, error.item, error.reason)]
+            return None, [*problems, Problem(archive.name, error.item, error.reason)], hidden
     if not builder.n_items:
-        return None, [*problems, Problem(archive.name, None, "it has no items; members must be named KEY.FIELD")]
-    return builder.build(counted.position), problems
+        return (
+            None,
+            [*problems, Problem(archive.name, None, "it has no items; members must be named KEY.FIELD")],
+            hidden,
+        )
+    return builder.build(counted.position), problems, hidden
 
 
 class _CountingStream:
@@ -177,6 +196,15 @@ class _CountingStream:
         return content
 
 
+def _visible_members(found: Iterator[Member], hidden: list[str]) -> Iterator[Member]:
+    """Yield the members whose names do not begin with a dot, and append the names of the others to `hidden`."""
+    for member in found:
+        if Path(member.name).name.startswith("."):
+            hidden.append(member.name)
+        else:
+            yield member
+
+
 def _group_members(
     found: Iterator[Member], shard: str, problems: list[Problem]
 ) -> Iterator[tuple[str | None, str, Member]]:
@@ -185,8 +213,7 @@ def _group_members(
     for member in found:
         key, suffix = split_name(member.name)
         if not key:
-            if not Path(member.name).name.startswith("."):
-                problems.append(Problem(shard, None, f"the name {member.name!r} must have a key and an extension"))
+            problems.append(Problem(shard, None, f"the name {member.name!r} must have a key and an extension"))
             continue
         if key != current and key in seen:
             reason = f"members of {key!r} are interleaved with those of other items: {member.name!r} comes too late"
@@ -194,7 +221,7 @@ def _group_members(
             continue
         if key != current:
             n_items += 1
-        yield (key if key != current else None), suffix, member
+        yield (key if key != current else None), fold_extension(suffix), member
         seen.add(key)
         current = key
 
@@ -222,18 +249,6 @@ def _find_missing_members(indexed: list[tuple[Path, SideIndex]]) -> list[Problem
             if is_missing.any():
                 reason = f"{is_missing.sum()} of {n_items} items have no .{suffix}"
                 problems.append(Problem(archive.name, None, reason))
-    return problems
-
-
-def _find_duplicate_keys(indexed: list[tuple[Path, SideIndex]]) -> list[Problem]:
-    """Return a problem for each key that more than one archive has."""
-    seen: dict[int, str] = {}
-    problems = []
-    for archive, side_index in indexed:
-        for row, key in enumerate(side_index.keys.tolist()):
-            other = seen.setdefault(key, archive.name)
-            if other != archive.name:
-                problems.append(Problem(archive.name, row, f"its key is also in {other}"))
     return problems
 
 

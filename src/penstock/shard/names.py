@@ -12,17 +12,22 @@ from penstock.core.errors import OptionError
 from penstock.shard.tar import MAX_NAME
 
 __all__ = [
+    "KEY",
     "automatic_key",
     "check_fields",
     "check_name_length",
     "encode_key",
     "field_name",
     "field_names",
+    "fold_extension",
     "is_automatic",
     "member_suffix",
     "split_name",
     "stored_extension",
 ]
+
+KEY = "__key__"
+"""The field that holds the key of an item: the part of its members' names that they share."""
 
 _ENCODED = {ord(letter): f"%{ord(letter):02X}" for letter in "%./\\"} | {
     code: f"%{code:02X}" for code in (*range(32), 127)
@@ -138,6 +143,19 @@ def split_name(name: str) -> tuple[str, str]:
     folder, slash, last = name.rpartition("/")
     key, dot, suffix = last.partition(".")
     return (f"{folder}{slash}{key}", suffix) if key and dot and suffix else ("", "")
+
+
+def fold_extension(suffix: str) -> str:
+    """Return a suffix with its extension in lower case: `JPG` and `jpg` are one field.
+
+    Examples
+    --------
+    >>> fold_extension("JPG"), fold_extension("LFP.NPY"), fold_extension("x.Txt.GZ")
+    ('jpg', 'LFP.npy', 'x.txt.gz')
+    """
+    parts = suffix.split(".")
+    n_folded = 2 if parts[-1].lower() == "gz" else 1
+    return ".".join([*parts[:-n_folded], *(part.lower() for part in parts[-n_folded:])])
 
 
 def field_names(suffixes: Iterable[str]) -> Mapping[str, str]:

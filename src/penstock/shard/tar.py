@@ -4,6 +4,7 @@ CPython's `tarfile` silently treats a bad header as the end of the archive. Here
 directory or the proper end is an error that gives its byte offset.
 """
 
+import io
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ __all__ = [
     "header",
     "padded_size",
     "read_members",
+    "read_name",
 ]
 
 TAR_BLOCK = 512
@@ -167,6 +169,18 @@ def read_members(stream: Readable, shard: str) -> Iterator[Member]:
         head = reader.read_payload(size, digest)
         if kind != _DIRECTORY:
             yield Member(name, begin, offset, size, digest.intdigest(), head)
+
+
+def read_name(headers: bytes, shard: str) -> str:
+    """Return the name of a member, given all its header blocks; raise DamageError if they are malformed."""
+    reader, digest, name = _Reader(io.BytesIO(headers), shard), xxhash.xxh3_64(), ""
+    for _ in range(_MAX_EXTENSIONS + 1):
+        kind, plain_name, size = _parse_header(reader.read_block(digest), shard, 0)
+        if kind not in (_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL):
+            return name or plain_name
+        payload = reader.read_payload(size, digest, _MAX_EXTENSION_BYTES)
+        name = _parse_extension(kind, payload, shard, 0)[0] or name
+    raise DamageError(shard, None, f"more than {_MAX_EXTENSIONS} extension headers before a member")
 
 
 class _Reader:

@@ -24,15 +24,15 @@ _READ_ITEMS, _READ_METADATA = 32, 1024
 class ShardsInput:
     """A folder of shards that Penstock wrote or indexed. Every byte is verified as it is read.
 
-    Images are copied as they are stored. Items keep ids that are not automatic, unless several items of a conversion
-    have the same.
+    Images and sounds are copied as they are stored. Items keep ids that are not automatic, unless several items of a
+    conversion have the same.
     """
 
     path: Path
 
     def open(self) -> "_Shards":
         """Open the shards."""
-        return _Shards(TarSource(self.path, decode="basic"))  # images stay the files that they are
+        return _Shards(TarSource(self.path, decode="basic"))  # images and sounds stay the files that they are
 
 
 class _Shards:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+import torch
 
 from penstock.core.errors import OptionError
 from penstock.report.figures.items import plot_item
@@ -137,5 +138,10 @@ def _describe_value(value: Any) -> str:
         return f"{value.dtype} {value}"
     if isinstance(value, bytes):
         return f"{len(value):,} bytes"
-    words = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    if isinstance(value, list | tuple) and any(hasattr(part, "dtype") for part in value):  # sounds, lists of arrays
+        return "; ".join(map(_describe_value, value))
+    if isinstance(value, torch.Tensor):
+        words = f"{value.dtype} {tuple(value.shape)}"
+    else:
+        words = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     return words if len(words) <= 200 else f"{words[:199]}…"

@@ -31,7 +31,8 @@ from penstock.plan.plan import Plan
 from penstock.recipes.webdataset.collate import collate_samples, collate_webdataset
 from penstock.run.options import RunOptions
 from penstock.shard.decoders.decode import Decoding
-from penstock.shard.manifest import METADATA
+from penstock.shard.manifest import METADATA, Manifest, manifest_path
+from penstock.shard.names import KEY
 from penstock.source.tar.source import STRETCH_ITEMS, TarSource
 
 __all__ = ["ResumableWebDatasetLoader", "WebDatasetLoader", "create_webdataset_dataloader"]
@@ -55,7 +56,10 @@ class _ShuffleOptions:
         check_integer("buffer_size", self.buffer_size, at_least=1)
 
     def source(self, shard_dir: _Path, **options: Any) -> TarSource:
-        """Return the source, in the chunks that `order` permutes."""
+        """Return the source, in the chunks that `order` permutes; with the keys of items, if others wrote the tars."""
+        if options.get("fields") is None:
+            manifest = Manifest.read(manifest_path(shard_dir))
+            options["fields"] = None if manifest.shard_size is not None else [*manifest.fields, KEY]
         return TarSource(shard_dir, chunk_items=STRETCH_ITEMS if self.shuffle else None, **options)
 
     def order(self, source: TarSource, index: Index) -> Order:
@@ -68,6 +72,9 @@ class _ShuffleOptions:
 
 class WebDatasetLoader(IterableDataset[dict[str, Any]]):
     """The samples of a dataset, one epoch per `iter`: `{field: tensor, …, "metadata": dict}`.
+
+    Samples of tars that others wrote have `"__key__"`, as in the webdataset library; those that Penstock wrote have it
+    if `fields` says so, and their id in the metadata.
 
     The order depends on the seed and the epoch. `get_state` counts delivered samples, and `set_state` resumes after
     them. Under torch's DataLoader with worker processes, worker w of n gets the shards w, w + n, …;
@@ -368,7 +375,7 @@ def _choose_collate(
             raise OptionError(f"pad_value must be None with a collate_fn, which pads itself, got {pad_value!r}.")
         return partial(collate_samples, collate=given)
     infos = source.manifest.fields
-    loose = [name for name, field in source.fields.items() if field.item_bytes is None and name != METADATA]
+    loose = [name for name, field in source.fields.items() if field.item_bytes is None and name not in (METADATA, KEY)]
     ragged = {name for name in loose if infos[name].dtype is not None or infos[name].suffix.endswith("npy")}
     return partial(collate_webdataset, ragged=ragged, pad_value=pad_value) if loose else None
 

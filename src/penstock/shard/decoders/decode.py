@@ -8,16 +8,20 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from penstock.core.errors import MissingDependency, OptionError
+from penstock.core.errors import DamageError, MissingDependency, OptionError
 from penstock.shard.codec import decode_json, decode_npy
+from penstock.shard.compression import DecompressedStream
+from penstock.shard.decoders.audio import AUDIO, decode_audio
+from penstock.shard.decoders.cbor import decode_cbor
 from penstock.shard.decoders.images import IMAGE_MODES, IMAGES, decode_image
+from penstock.shard.decoders.tenbin import decode_tenbin
 from penstock.shard.pickles import unpickle
 
 __all__ = ["Decoding", "check_decoding", "decode", "is_uncompressed"]
 
 Decoding = bool | str
 """True: decode everything. A mode of images, such as `"rgb"`: the same, with all images in this mode. `"basic"`: leave
-images as bytes. False: leave everything as bytes."""
+images and sounds as bytes. False: leave everything as bytes."""
 
 _BASIC = "basic"
 _MAX_RATIO, _ALWAYS_ALLOWED_BYTES = 100, 1 << 28  # bounds of a decompressed member
@@ -35,20 +39,22 @@ def decode(
 ) -> Any:
     """Decode a payload; raise ValueError if it does not match its extension.
 
-    Payloads without a decoder (audio, video, unknown extensions) are returned as bytes. The returned array may use the
-    memory of a writable payload, so the caller must not reuse it.
+    Payloads without a decoder (video, unknown extensions) are returned as bytes. The returned array may use the memory
+    of a writable payload, so the caller must not reuse it.
     """
     if decoding is False:
         return bytes(payload)
-    kind = extension.rpartition(".")[2].lower()
+    stem, _, kind = extension.lower().rpartition(".")
     try:
+        if kind == "gz":
+            kind, payload = stem.rpartition(".")[2], _decompress(bytes(payload))
         if kind == "npy":
             return decode_npy(payload)
         content = bytes(payload)
         if kind in ("pyd", "pkl", "pickle"):
             return pickle.loads(content) if allow_pickle else unpickle(content)
-        if kind in IMAGES:
-            return content if decoding == _BASIC else decode_image(content, None if decoding is True else decoding)
+        if kind in (*IMAGES, *AUDIO):
+            return content if decoding == _BASIC else _decode_media(kind, content, decoding)
         decoder = _DECODERS.get(kind)
         return content if decoder is None else decoder(content)
     except (ValueError, MissingDependency):
@@ -60,13 +66,32 @@ def decode(
 def is_uncompressed(extension: str, decoding: Decoding = True) -> bool:
     """Return whether decoded values take about as much memory as their payloads."""
     kind = extension.rpartition(".")[2].lower()
-    return decoding is False or (kind != "npz" and (kind not in IMAGES or decoding == _BASIC))
+    return decoding is False or (kind not in ("npz", "gz") and (kind not in (*IMAGES, *AUDIO) or decoding == _BASIC))
+
+
+def _max_bytes(payload: bytes) -> int:
+    return max(_ALWAYS_ALLOWED_BYTES, _MAX_RATIO * len(payload))
+
+
+def _decompress(payload: bytes) -> bytes:
+    limit = _max_bytes(payload)
+    stream = DecompressedStream(io.BytesIO(payload), "gz", "", limit)
+    try:
+        return stream.read(limit + 1)
+    except DamageError as error:
+        raise ValueError(error.reason.partition(";")[0]) from error
+
+
+def _decode_media(kind: str, payload: bytes, decoding: Decoding) -> Any:
+    if kind in AUDIO:
+        return decode_audio(payload, _max_bytes(payload))
+    return decode_image(payload, None if decoding is True else str(decoding))
 
 
 def _decode_npz(payload: bytes) -> dict[str, NDArray[Any]]:
     with zipfile.ZipFile(io.BytesIO(payload)) as archive:
         total = sum(entry.file_size for entry in archive.infolist())
-        if total > max(_ALWAYS_ALLOWED_BYTES, _MAX_RATIO * len(payload)):
+        if total > _max_bytes(payload):
             raise ValueError(f"it decompresses to {total} bytes, which looks like a decompression bomb")
         return {name.removesuffix(".npy"): decode_npy(archive.read(name)) for name in archive.namelist()}
 
@@ -81,8 +106,23 @@ def _decode_text(payload: bytes) -> str:
     return payload.decode()
 
 
-def _decode_int(payload: bytes) -> int:
-    return int(payload)
+def _decode_class(payload: bytes) -> int | str:
+    """Return a whole number; the text if it is none, since people store names of classes, too."""
+    try:
+        return int(payload)
+    except ValueError:
+        return payload.decode()
+
+
+def _decode_msgpack(payload: bytes) -> Any:
+    try:
+        import msgpack  # type: ignore[import-untyped]  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingDependency("msgpack", "", "Decoding .mp members") from error
+    try:
+        return msgpack.unpackb(payload)  # it bounds every length by that of the payload
+    except ValueError as error:
+        raise ValueError(f"it is not valid msgpack: {str(error) or type(error).__name__}") from error
 
 
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
@@ -90,6 +130,9 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "json": decode_json,
     "jsn": decode_json,
     **dict.fromkeys(("txt", "text", "transcript"), _decode_text),
-    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _decode_int),
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _decode_class),
     **dict.fromkeys(("pt", "pth"), _decode_tensors),
+    **dict.fromkeys(("mp", "msg", "msgpack"), _decode_msgpack),
+    **dict.fromkeys(("ten", "tb", "tenbin"), decode_tenbin),
+    "cbor": decode_cbor,
 }

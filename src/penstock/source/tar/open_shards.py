@@ -43,7 +43,8 @@ class OpenShard:
     """One open shard; the file is closed when the last reader drops its reference."""
 
     __slots__ = (
-        "_index", "_map", "columns", "handle", "identity", "index_row", "layout", "name", "number", "row", "table_row",
+        "_index", "_map", "all_columns", "columns", "handle", "identity", "index_row", "keys_at", "layout", "name",
+        "number", "row", "table_row",
     )  # fmt: skip
 
     def __init__(self, folder: str, number: int, entry: ShardEntry) -> None:
@@ -76,11 +77,18 @@ class OpenShard:
         """The same for the side index."""
         self.row = struct.pack(f"={len(begins) + len(checksums)}q", *begins, *checksums)
         """For each extent of the layout, the place of its begins; for each member of those, that of its checksums."""
+        self.keys_at = index.head.keys_at
+        """Where the hashes of the keys begin in the side index."""
+        self.all_columns = [
+            _COLUMN.pack(*column.begins, *column.offsets, *column.sizes, column.checksums_at)
+            for column in index.head.columns
+        ]
+        """For each suffix, whether it is read or not: the same as in `columns`."""
         in_extents = {suffix for extent in layout for suffix in extent.suffixes}
         self.columns = {
-            suffix: _COLUMN.pack(*column.begins, *column.offsets, *column.sizes, column.checksums_at)
-            for suffix, column in columns.items()
-            if suffix not in in_extents
+            column.suffix: packed
+            for column, packed in zip(index.head.columns, self.all_columns, strict=True)
+            if column.suffix in columns and column.suffix not in in_extents
         }
         """For each suffix in no extent: the places of its begins, offsets and sizes, and of its checksums."""
 

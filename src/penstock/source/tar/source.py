@@ -16,6 +16,7 @@ from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
 from penstock.shard.decoders.decode import Decoding, check_decoding, is_uncompressed
 from penstock.shard.manifest import FieldInfo, Manifest, manifest_path
+from penstock.shard.names import KEY
 from penstock.shard.tar import TAR_BLOCK
 from penstock.source.checks import check_items, check_span
 from penstock.source.tar.engine import ReadSpec, ShardEngine, Verify
@@ -29,6 +30,8 @@ OnError = Literal["raise", "substitute"]
 
 _MAX_SUBSTITUTES = 64
 _LISTED_SHARDS = 10_000  # listing a folder of so many shards takes some 20 ms; a stat of every file would take more
+
+_KEYS = Field(np.dtype(object), None, typical_bytes=64)
 
 STRETCH_ITEMS = 64
 """Consecutive items that a buffered shuffle moves together, because one disk read brings them all."""
@@ -48,7 +51,8 @@ class TarSource:
     path
         The folder; or a pattern, `train-{000000..000009}.tar`, that `penstock index` was called with.
     fields
-        The fields to read, including `"metadata"` if needed. None: all. Only their bytes are read.
+        The fields to read, including `"metadata"` if needed. None: all. Only their bytes are read. `"__key__"` is the
+        key of an item: the part of its members' names that they share.
     chunk_items
         Items per chunk, the unit of `WindowShuffle`. None: whole shards. Smaller chunks mix better; compressed shards
         are always one chunk.
@@ -62,7 +66,8 @@ class TarSource:
         With `"substitute"`: the file that lists bad items. None: `quarantine.jsonl` beside the shards.
     decode
         A mode of images, as in the webdataset library: `"rgb8"` (numpy, bytes), `"rgb"` (numpy, 0 to 1), `"torchrgb"`,
-        `"l8"`, `"pil"`, …. True: the colours that are stored. `"basic"`: images as bytes. False: all members as bytes.
+        `"l8"`, `"pil"`, …. True: the colours that are stored. `"basic"`: images and sounds stay bytes. False: all
+        members do.
     allow_pickle
         Unpickle `.pyd` members, which can run any code that is in them.
 
@@ -101,7 +106,8 @@ class TarSource:
         table = self.manifest.table
         varying_bytes = _varying_bytes(self.manifest)
         self.fields: Mapping[str, Field] = {
-            name: _delivered_field(info, varying_bytes, decode=decode) for name, info in infos.items()
+            name: _delivered_field(infos[name], varying_bytes, decode=decode) if name in infos else _KEYS
+            for name in fields or infos
         }
         self._borders = np.concatenate([[0], np.cumsum(table.n_items)]).astype(np.int64)
         self._spec = ReadSpec(
@@ -165,6 +171,11 @@ class TarSource:
         shard = int(np.searchsorted(self._borders, item, side="right")) - 1
         return shard, item - int(self._borders[shard])
 
+    def key_of(self, item: int) -> str:
+        """Return the key of an item: the part of its members' names that they share, as in the webdataset library."""
+        items = check_items(np.array([item]), self)
+        return self._process_engine().read_keys(items)[0]
+
     def close(self) -> None:
         """Close files; the next read opens them again."""
         self._engine = None
@@ -219,10 +230,10 @@ def _select_fields(manifest: Manifest, fields: Sequence[str] | None) -> dict[str
         return dict(manifest.fields)
     if isinstance(fields, str) or not fields:
         raise OptionError(f"fields must be a list of names, such as {list(manifest.fields)[:1]!r}, got {fields!r}.")
-    unknown = [name for name in fields if name not in manifest.fields]
+    unknown = [name for name in fields if name not in manifest.fields and name != KEY]
     if unknown:
         raise SourceError(f"fields must be names of {list(manifest.fields)}, got {', '.join(map(repr, unknown))}.")
-    return {name: manifest.fields[name] for name in fields}
+    return {name: manifest.fields[name] for name in fields if name != KEY}
 
 
 def _check_present(manifest: Manifest) -> None:

@@ -1,0 +1,227 @@
+"""Items to read at once from open shards: where they lie, their bytes and their keys."""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from penstock.core.errors import DamageError
+from penstock.shard.names import split_name
+from penstock.shard.side_index import MISSING
+from penstock.shard.tar import TAR_BLOCK, read_name
+from penstock.source.native import ExpectedChecksums, StoredItems, copy_items, find_changed_shards, read_numbers
+from penstock.source.tar.layout import Extent
+from penstock.source.tar.open_shards import NO_COLUMN, OpenShard
+
+__all__ = ["Request"]
+
+_Int64s = NDArray[np.int64]
+
+_BUFFER_BYTES = 1 << 18  # payloads read at once, in addition to what was decoded; at least one member
+
+
+class Request:
+    """Items to read from shards with the same layout."""
+
+    def __init__(
+        self,
+        open_shards: Sequence[OpenShard],
+        which: _Int64s,
+        items: _Int64s,
+        rows: _Int64s,
+        *,
+        places: _Int64s,
+        unverified: NDArray[np.bool_],
+    ) -> None:
+        self.open_shards, self.places = open_shards, places
+        self._which, self._items, self._rows, self._unverified = which, items, rows, unverified
+        self._is_unverified = bool(unverified.any())
+        self._table = _stack_rows([shard.table_row for shard in open_shards])
+
+    def split_by_layout(self) -> "Iterator[Request]":
+        """Yield requests whose shards have one layout each; most often this one."""
+        first = self.open_shards[0].layout
+        if all([shard.layout is first for shard in self.open_shards]):  # noqa: C419  # a list takes half the time
+            yield self
+            return
+        layouts = np.array([id(shard.layout) for shard in self.open_shards])
+        for layout in np.unique(layouts):
+            group = np.flatnonzero(layouts == layout)
+            mine = np.isin(self._which, group)
+            yield Request(
+                [self.open_shards[place] for place in group.tolist()],
+                np.searchsorted(group, self._which[mine]),
+                self._items[mine],
+                self._rows[mine],
+                places=self.places[mine],
+                unverified=self._unverified[mine],
+            )
+
+    def find_changed(self) -> list[int]:
+        """Return the numbers of the shards that were written to."""
+        changed = find_changed_shards(self._table)
+        return [self.open_shards[place].number for place in np.flatnonzero(changed).tolist()] if changed.any() else []
+
+    def read_rows(self, rows: list[bytes]) -> _Int64s:
+        """Return the packed row of each item's shard, given those of the open shards."""
+        found: _Int64s = _stack_rows(rows)[self._which]
+        return found
+
+    def damage(self, number: int, reason: str) -> DamageError:
+        """Return the error for an item of this request."""
+        return DamageError(self.open_shards[int(self._which[number])].name, int(self._items[number]), reason)
+
+    def numbers_at(self, places: _Int64s) -> _Int64s:
+        """Return a number of each item, given (items, 3): its first number, step and place in the side index."""
+        numbers: _Int64s = places[:, 0] + places[:, 1] * self._rows
+        if places[:, 2].any():
+            stored = np.flatnonzero(places[:, 2])
+            numbers[stored] = self._read_index(places[stored, 2], stored)
+        return numbers
+
+    def _read_index(self, at: _Int64s, numbers: _Int64s) -> _Int64s:
+        """Return the numbers of some items that are stored in side indexes, given where those of their shard begin."""
+        begins = at + 8 * self._rows[numbers]
+        indexes = _stack_rows([shard.index_row for shard in self.open_shards])
+        found, n_read = read_numbers(StoredItems(indexes, self._which[numbers], begins))
+        if n_read < len(found):
+            raise self.damage(int(numbers[n_read]), "its side index was truncated")
+        return found
+
+    def copy_extent(
+        self, extent: Extent, begins: _Int64s, checksums_at: _Int64s, targets: list[NDArray[np.uint8]]
+    ) -> None:
+        """Copy one extent of every item into rows of `targets`, one for each member.
+
+        Parameters
+        ----------
+        checksums_at
+            (items, members): where the checksums of each item's shard begin in the side index.
+        """
+        n_copied, wrong = copy_items(
+            StoredItems(self._table, self._which, begins),
+            extent.table,
+            targets=targets,
+            places=self.places,
+            expected=self._checksums(checksums_at),
+        )
+        if n_copied < len(begins):
+            suffix = extent.suffixes[wrong] if wrong >= 0 else None
+            raise self._copy_error(n_copied, int(begins[n_copied]), extent.members[-1][3], suffix)
+
+    def payloads(self, suffix: str) -> Iterator[tuple[int, memoryview | None]]:
+        """Yield (number in the request, payload of the member), verified if needed; None for items without the member.
+
+        A payload is writable if it does not share its memory with others.
+        """
+        places = self.read_rows([shard.columns.get(suffix, NO_COLUMN) for shard in self.open_shards])
+        begins, offsets, sizes = (self.numbers_at(places[:, at : at + 3]) for at in (0, 3, 6))
+        yield from ((number, None) for number in np.flatnonzero(begins == MISSING).tolist())
+        present = np.flatnonzero(begins != MISSING)
+        ends = sizes[present].cumsum()
+        first = 0
+        while first < len(present):
+            before = ends[first - 1] if first else 0
+            last = max(first + 1, int(np.searchsorted(ends, before + _BUFFER_BYTES, side="right")))
+            some, stops = present[first:last], (ends[first:last] - before).tolist()
+            heads = offsets[some] - begins[some]
+            padded = heads + -(-sizes[some] // TAR_BLOCK) * TAR_BLOCK
+            members = np.stack([np.zeros_like(heads), heads, sizes[some], padded], axis=1)
+            content = self._copy_payloads(suffix, some, begins[some], members, places[some, 9]).data
+            if len(some) > 1:
+                content = content.toreadonly()
+            for number, start, stop in zip(some.tolist(), [0, *stops], stops):  # noqa: B905  # one stop fewer
+                yield number, content[start:stop]
+            first = last
+
+    def fill_keys(self, out: NDArray[Any]) -> None:
+        """Read the key of every item into its place of `out`, from the headers of its first member.
+
+        Headers are not verified here: the side index, which is, has a hash of every key.
+        """
+        begins, sizes = self._find_headers()
+        members = np.stack([np.zeros_like(sizes), np.zeros_like(sizes), sizes, sizes], axis=1)
+        content = np.empty(int(sizes.sum()), np.uint8)
+        stops = sizes.cumsum()
+        n_copied, _ = copy_items(
+            StoredItems(self._table, self._which, begins),
+            members,
+            targets=[content],
+            places=stops - sizes,
+            expected=None,
+            one_each=True,
+        )
+        if n_copied < len(begins):
+            raise self._copy_error(n_copied, int(begins[n_copied]), int(sizes[n_copied]), None)
+        keys_at = np.array([shard.keys_at for shard in self.open_shards])[self._which]
+        hashes = self._read_index(keys_at, np.arange(len(begins))).view(np.uint64).tolist()
+        for number, (stop, size) in enumerate(zip(stops.tolist(), sizes.tolist(), strict=True)):
+            try:
+                name = read_name(content[stop - size : stop].tobytes(), "")
+            except DamageError as error:
+                raise self.damage(number, error.reason) from error
+            key = split_name(name)[0]
+            if xxhash.xxh3_64_intdigest(key.encode(errors="surrogateescape")) != hashes[number]:
+                raise self.damage(number, f"the key in the name {name!r} does not match the side index")
+            out[self.places[number]] = key
+
+    def _find_headers(self) -> tuple[_Int64s, _Int64s]:
+        """Return where a member of each item begins, and the size of its headers."""
+        begins = np.full(len(self._items), MISSING, np.int64)
+        sizes = np.zeros(len(self._items), np.int64)
+        for number in range(max(len(shard.all_columns) for shard in self.open_shards)):
+            rows = [(*shard.all_columns[number : number + 1], NO_COLUMN)[0] for shard in self.open_shards]
+            places = self.read_rows(rows)
+            found = self.numbers_at(places[:, :3])
+            fresh = (begins == MISSING) & (found != MISSING)
+            begins[fresh], sizes[fresh] = found[fresh], (self.numbers_at(places[:, 3:6]) - found)[fresh]
+            if MISSING not in begins:
+                break
+        return begins, sizes
+
+    def _copy_payloads(
+        self, suffix: str, numbers: _Int64s, begins: _Int64s, members: _Int64s, checksums_at: _Int64s
+    ) -> NDArray[np.uint8]:
+        """Return the payloads of some items, concatenated."""
+        sizes = members[:, 2]
+        out = np.empty(int(sizes.sum()), np.uint8)
+        n_copied, wrong = copy_items(
+            StoredItems(self._table, self._which[numbers], begins),
+            members,
+            targets=[out],
+            places=sizes.cumsum() - sizes,
+            expected=self._checksums(checksums_at[:, None], numbers),
+            one_each=True,
+        )
+        if n_copied < len(numbers):
+            wrong_suffix = suffix if wrong >= 0 else None
+            raise self._copy_error(
+                int(numbers[n_copied]), int(begins[n_copied]), int(members[n_copied, 3]), wrong_suffix
+            )
+        return out
+
+    def _checksums(self, at: _Int64s, numbers: _Int64s | None = None) -> ExpectedChecksums | None:
+        """Return the checksums of some items, None: all; nothing if all items were verified before."""
+        if not self._is_unverified:
+            return None
+        numbers = np.arange(len(self._items)) if numbers is None else numbers
+        sums = self._read_index(at.T.ravel(), np.tile(numbers, at.shape[1]))
+        return ExpectedChecksums(self._unverified[numbers], sums.view(np.uint64).reshape(at.shape[1], -1))
+
+    def _copy_error(self, number: int, begin: int, n_bytes: int, suffix: str | None) -> DamageError:
+        """Return the error for an item that was not copied: of another checksum, or without bytes."""
+        if suffix is not None:
+            return self.damage(number, f"the checksum of {suffix!r} does not match its bytes")
+        handle = self.open_shards[int(self._which[number])].handle
+        found = min(max(0, os.fstat(handle).st_size - begin), n_bytes)
+        if found == n_bytes:
+            return self.damage(number, "its bytes could not be read; the disk may have errors")
+        return self.damage(number, f"the shard was truncated: {found} of the {n_bytes} bytes of the item are left")
+
+
+def _stack_rows(rows: list[bytes]) -> _Int64s:
+    """Return packed rows as a matrix."""
+    return np.frombuffer(b"".join(rows), np.int64).reshape(len(rows), len(rows[0]) // 8)

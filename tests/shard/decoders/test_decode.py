@@ -1,0 +1,136 @@
+"""Compressed members, msgpack, sounds and classes decode, or raise ValueError before they take memory."""
+
+import builtins
+import gzip
+import io
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from penstock.core.errors import MissingDependency, OptionError
+from penstock.shard.decoders.decode import check_decoding, decode, is_uncompressed
+
+
+def sound(kind: str, n_frames: int = 600) -> bytes:
+    stored = io.BytesIO()
+    frames = np.stack([np.arange(n_frames), -np.arange(n_frames)], axis=1).astype(np.int16)
+    soundfile.write(stored, frames, 8000, format=kind)
+    return stored.getvalue()
+
+
+# -- compressed members ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extension", ["txt.gz", "note.txt.gz", "note.TXT.GZ"])
+def test_a_compressed_member_is_decoded_by_the_extension_before(extension: str) -> None:
+    assert decode(extension, gzip.compress("ä".encode())) == "ä"
+
+
+def test_members_of_gzip_one_after_the_other_are_one() -> None:
+    assert decode("json.gz", gzip.compress(b'{"a":') + gzip.compress(b" 1}")) == {"a": 1}
+    assert decode("gz", gzip.compress(b"raw")) == decode("x.gz", gzip.compress(b"raw")) == b"raw"
+    assert decode("txt.gz", gzip.compress(b"raw"), decoding=False) == gzip.compress(b"raw")
+
+
+@pytest.mark.parametrize("stored", [b"", b"plain", gzip.compress(b"text")[:-4], gzip.compress(b"text")[:12]])
+def test_damaged_compression_is_refused(stored: bytes) -> None:
+    with pytest.raises(ValueError, match="compressed data"):
+        decode("txt.gz", stored)
+
+
+def test_a_bomb_is_refused() -> None:
+    piece = gzip.compress(bytes(1 << 24), 1)
+    with pytest.raises(ValueError, match="more than 268435456 bytes, which looks like a decompression bomb"):
+        decode("txt.gz", piece * 17)
+
+
+# -- msgpack -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extension", ["mp", "msg", "state.MP"])
+def test_msgpack_is_read_as_the_package_reads_it(extension: str) -> None:
+    value = {"n": 7, "list": [1, None, 2.5, "ä"], "raw": b"\0"}
+    assert decode(extension, msgpack.packb(value)) == value
+
+
+@pytest.mark.parametrize(
+    "stored", [b"", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\x91" * 100_000, b"\xc1", b"\x01\x01"]
+)
+def test_malformed_msgpack_is_refused(stored: bytes) -> None:
+    with pytest.raises(ValueError, match=r"it is not valid msgpack: \S"):
+        decode("mp", stored)
+
+
+# -- sounds ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["WAV", "FLAC", "AIFF"])
+def test_a_sound_is_a_tensor_of_channels_and_its_rate(kind: str) -> None:
+    frames, rate_hz = decode(kind, sound(kind))
+    assert (frames.dtype, tuple(frames.shape), rate_hz) == (torch.float32, (2, 600), 8000)
+    assert (frames * 32768).tolist() == [list(range(600)), [-n for n in range(600)]]
+
+
+@pytest.mark.parametrize("kind", ["OGG", "MP3"])
+def test_a_lossy_sound_is_what_soundfile_reads(kind: str) -> None:
+    stored = sound(kind)
+    frames, rate_hz = decode(kind.lower(), stored)
+    with soundfile.SoundFile(io.BytesIO(stored)) as file:
+        expected = file.read(dtype="float32", always_2d=True)
+    assert (frames.numpy().tobytes(), rate_hz) == (expected.T.tobytes(), 8000)
+
+
+def test_a_sound_that_declares_too_many_frames_is_refused() -> None:
+    stored = bytearray(sound("FLAC"))
+    stored[21] |= 0x0F  # the upper bits of the number of frames
+    stored[22:26] = b"\xff" * 4
+    with pytest.raises(ValueError, match="68719476735 frames of 2 channels look like a decompression bomb"):
+        decode("flac", bytes(stored))
+
+
+def test_damaged_sound_is_refused() -> None:
+    with pytest.raises(ValueError, match="it is not valid audio: Format not recognised"):
+        decode("wav", b"RIFF")
+
+
+# -- classes and options -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stored", "value"), [(b"7", 7), (b" -12\n", -12), (b"cat", "cat"), ("ä 1".encode(), "ä 1"), (b"", "")]
+)
+def test_a_class_is_a_number_or_text(stored: bytes, value: Any) -> None:
+    found = decode("cls", stored)
+    assert (type(found), found) == (type(value), value)
+
+
+@pytest.mark.parametrize(("extension", "package"), [("mp", "msgpack"), ("wav", "soundfile"), ("png", "PIL")])
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, extension: str, package: str) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *arguments: Any, **options: Any) -> Any:
+        if name.partition(".")[0] == package:
+            raise ImportError(name)
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingDependency, match=r"needs (msgpack|soundfile|Pillow); install it with: pip install"):
+        decode(extension, b"")
+
+
+@pytest.mark.parametrize("decoding", ["rgb16", "", None, 1, "RGB"])
+def test_an_unknown_mode_is_refused(decoding: Any) -> None:
+    with pytest.raises(OptionError, match=r"decode must be True, False, 'basic' or a mode of images \('l8', 'rgb8'"):
+        check_decoding(decoding)
+
+
+def test_what_is_compressed_has_no_typical_size() -> None:
+    assert [is_uncompressed(name) for name in ("x.npy", "x.npy.gz", "png", "wav", "npz", "mp")] == [
+        *(True, False, False, False, False, True)
+    ]
+    assert [is_uncompressed(name, "basic") for name in ("x.npy.gz", "png", "wav")] == [False, True, True]
+    assert is_uncompressed("x.npy.gz", decoding=False)
