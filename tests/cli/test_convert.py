@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from penstock import OptionError, TarSource, convert_to_shards
 from penstock.cli import app
-from penstock.cli.script import script_arguments
 from penstock.convert import ConvertOptions, LocalEngine
 from penstock.recipes.webdataset import NWBToWebDatasetConverter, ShardedDatasetInfo
 
@@ -77,7 +76,7 @@ def test_one_bad_file_fails_the_run_by_default_and_is_named_with_its_reason(rows
     assert not (rows / "out").exists()
     done = run("rows*.npy", "-o", "out", "--skip-bad")
     assert done.exit_code == 0
-    assert "Skipped rows1.npy" in done.output
+    assert "Skipped: Could not convert rows1.npy: it is not" in done.output
     assert "2 of 3 inputs" in done.output
     assert values(rows / "out") == [100.0 * file + row for file in (0, 2) for row in range(20)]
 
@@ -98,18 +97,18 @@ def test_an_existing_dataset_is_replaced_only_with_overwrite(rows: Path) -> None
         (["nothing*.npy"], "No file matches"),
         (["absent.npy"], "No such file or folder"),
         (["rows0.npy", "--overlap", "1.0", "--sequence-length", "4"], "must be a number >= 0 and < 1"),
-        (["rows0.npy", "--format", "edf"], "format must be one of"),
+        (["rows0.npy", "--format", "edf"], "--format must be one of"),
         (["rows0.npy", "--split", "a=0.5"], "add up to 1"),
         (["rows0.npy", "--scheduler", "tcp://nowhere:1"], "--scheduler needs --engine dask"),
         (["rows0.npy", "--engine", "ray"], "--engine must be one of local, dask"),
         (["rows0.npy", "rows0.npy"], "must be given once"),
         (["rows0.npy", "--unit-filter", "quality"], "COLUMN=VALUE"),
         (["rows0.npy", "--units", "quality=good"], "Use --unit-filter quality=good to select units"),
-        (["rows0.npy", "--units", "union"], "units must be one of"),
+        (["rows0.npy", "--units", "union"], "--units must be one of"),
         (["rows0.npy", "--field", "wheel"], "--field must be NAME=PATH, such as wheel=acquisition/wheel"),
         (["rows0.npy", "--field", "wheel=acquisition/wheel"], "--field applies only to NWB inputs"),
-        (["rows0.npy", "--compression", "zip"], "compression must be one of"),
-        (["rows0.npy", "--resume", "--overwrite"], "At most one of resume and overwrite"),
+        (["rows0.npy", "--compression", "zip"], "--compression must be one of"),
+        (["rows0.npy", "--resume", "--overwrite"], "At most one of --resume and --overwrite"),
         (["rows0.npy", "--bin-size-ms", "5"], "--bin-size-ms applies only to NWB inputs"),
         (["rows0.npy", "--mono"], "--mono applies only to audio inputs"),
         (["rows0.npy", "--fields", "a"], "--fields applies only to npz or zarr inputs"),
@@ -186,6 +185,16 @@ def test_arguments_that_would_be_ignored_are_refused(rows: Path) -> None:
         NWBToWebDatasetConverter("out", shard_size=5, options=ConvertOptions())
 
 
-def test_the_script_takes_inputs_after_an_option() -> None:
-    assert script_arguments(["-i", "a", "b", "-o", "out", "-w", "2"]) == ["a", "b", "-o", "out", "-w", "2"]
-    assert script_arguments(["--input=a", "--validate"]) == ["a", "--validate"]
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--input", "rows2.npy", "rows0.npy", "--output", "out"],
+        ["-o", "out", "-i", "rows2.npy", "-i", "rows0.npy"],
+        ["--input=rows2.npy", "--output=out", "--input=rows0.npy"],
+        ["rows2.npy", "-o", "out", "--input", "rows0.npy"],
+    ],
+)
+def test_inputs_may_follow_an_option_and_keep_their_order(rows: Path, given: list[str]) -> None:
+    done = run(*given)
+    assert done.exit_code == 0, done.output
+    assert values(rows / "out") == [100.0 * file + row for file in (2, 0) for row in range(20)]

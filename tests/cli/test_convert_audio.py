@@ -52,7 +52,7 @@ def test_short_clips_are_skipped_and_counted_and_the_others_cropped_or_padded(cl
     done = run("clips", "-o", "out", "--clips", "--clip-seconds", "0.95", "--min-seconds", "0.05")
     assert done.exit_code == 0, done.output
     assert "4 items in 1 shard" in done.output
-    skipped = "Skipped 2 inputs (ann_no_0.wav, cat_yes_0.wav): It is shorter than 0.05 s (min_seconds)."
+    skipped = "Skipped 2 inputs (ann_no_0.wav, cat_yes_0.wav): It is shorter than 0.05 s (--min-seconds)."
     assert skipped in done.output
     assert "Converted 4 of 6 inputs" in done.output
     assert items(clips / "out") == [
@@ -87,7 +87,7 @@ def test_a_minimum_that_skips_everything_is_an_error(clips: Path) -> None:
     [
         (["--clips", "--window-seconds", "2"], "--window-seconds does not apply to whole clips"),
         (["--clips", "--overlap", "0.5"], "--overlap does not apply to whole clips"),
-        (["--clip-seconds", "2"], "clip_seconds needs clips=True (--clips)"),
+        (["--clip-seconds", "2"], "--clip-seconds needs --clips, got --clip-seconds 2.0"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(clips: Path, options: list[str], message: str) -> None:

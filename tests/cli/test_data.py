@@ -121,7 +121,7 @@ def test_inspect_plots_and_says_so_in_words_and_in_json(shards: Path) -> None:
 def test_an_item_past_the_end_is_a_sentence(shards: Path) -> None:
     done = run("inspect", "shards", "--item", "20", "--json")
     assert done.exit_code == 2
-    assert json.loads(done.stdout)["error"]["message"] == "item must be 0–19, got 20."
+    assert json.loads(done.stdout)["error"]["message"] == "--item must be 0–19, got 20."
 
 
 def without_index(shards: Path) -> None:

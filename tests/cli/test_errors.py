@@ -114,8 +114,8 @@ MAKE_ONE = "Make one: penstock convert"
         ("pattern", "The archives in there were indexed by a pattern. Give it: 'there/a-{0..1}.tar'"),
         (
             "unfinished",
-            "No dataset in there: its writer has not finished. Run the writer again with --resume to continue, or with "
-            "--overwrite to start again.",
+            "No dataset in there: its writer has not finished. Run `penstock convert` again with --resume to "
+            "continue, or with --overwrite to start again.",
         ),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_folder_without_a_dataset_says_what_it_has_and_what_to_do(folder: Path
         (["convert", "shrads", "-o", "out"], "No such file or folder: shrads. Did you mean shards?"),
         (["convert", "tars", "-o", "out"], "tars contains tar archives, which need no conversion. Index them: "),
         (["convert", "notes.txt", "-o", "out"], "The format of an input must be known from its name (.nwb, "),
-        (["convert", "a file.npy", "-o", "out", "-f", "edf"], "format must be one of 'auto', 'nwb', 'npz', "),
+        (["convert", "a file.npy", "-o", "out", "-f", "edf"], "--format must be one of 'auto', 'nwb', 'npz', "),
     ],
 )
 def test_a_wrong_path_or_format_is_a_sentence_with_what_to_do(folder: Path, arguments: list[str], words: str) -> None:
@@ -176,7 +176,7 @@ def test_an_existing_output_is_kept_and_the_option_that_replaces_it_is_named(fol
     np.save(folder / "rows.npy", np.arange(4))
     code, line = first_line("convert", "rows.npy", "-o", "shards")
     assert code == 1
-    assert "/shards holds a dataset already. Replace it with overwrite=True (--overwrite)" in line
+    assert "/shards holds a dataset already. Replace it with --overwrite, or use another folder." in line
 
 
 def make_verify_fail(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

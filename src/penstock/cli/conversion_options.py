@@ -194,7 +194,7 @@ class _NWBGroup:
                 "select units."
             )
         return {
-            "modalities": _split_names(self.modalities) if self.modalities is not None else None,
+            "modalities": _split_names("--modalities", self.modalities) if self.modalities is not None else None,
             "fields": tuple(_parse_field(text) for text in self.named_fields or ()),
             "bin_size_ms": self.bin_size_ms,
             "missing": self.missing,
@@ -307,7 +307,7 @@ class ConversionOptions:
         rate_hz, windows = self.windows.rate_hz, self.windows.to_dict()
         return ReadOptions(
             nwb=NWBOptions(**self.nwb.to_dict(), **windows, rate_hz=rate_hz),
-            fields=_split_names(self.input.fields) if self.input.fields else None,
+            fields=_split_names("--fields", self.input.fields) if self.input.fields else None,
             axis=self.input.axis,
             window_seconds=self.windows.window_seconds,
             rate_hz=rate_hz,
@@ -339,8 +339,11 @@ class ConversionOptions:
         )
 
 
-def _split_names(text: str) -> tuple[str, ...]:
-    return tuple(text.replace(",", " ").split())
+def _split_names(option: str, text: str) -> tuple[str, ...]:
+    names = tuple(text.replace(",", " ").split())
+    if not names:
+        raise OptionError(f"{option} must be one or more names, such as lfp,spikes, got {text!r}.")
+    return names
 
 
 def _parse_field(text: str) -> tuple[str, str]:

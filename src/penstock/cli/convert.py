@@ -9,13 +9,14 @@ import typer
 
 from penstock.cli.conversion_options import ConversionOptions
 from penstock.cli.data import print_problems, problems_to_json
-from penstock.cli.errors import ProblemsFound
+from penstock.cli.errors import ProblemsFound, name_options
 from penstock.cli.estimate import estimate, print_notes
 from penstock.cli.groups import expand_groups, list_limited
 from penstock.cli.options import Json, Quiet
-from penstock.cli.screen import count, print_json, print_table, tables_on
+from penstock.cli.screen import print_json, print_table, tables_on
 from penstock.cli.where import check_input
 from penstock.core.errors import OptionError
+from penstock.core.text import count, name_once
 
 if TYPE_CHECKING:
     from penstock.convert.inputs.protocol import Input
@@ -32,7 +33,10 @@ def convert(
     context: typer.Context,
     inputs: Annotated[
         list[str],
-        typer.Argument(metavar="INPUT", help="Files, patterns in quotes, zarr stores, folders of audio or of shards."),
+        typer.Argument(
+            metavar="INPUT",
+            help="Files, patterns in quotes, zarr stores, folders of audio or of shards; also as --input (-i).",
+        ),
     ],
     output: Annotated[
         Path,
@@ -60,7 +64,7 @@ def convert(
     found = inputs_of(inputs, options.input.format, reading)  # type: ignore[arg-type]  # checked there
     _check_used(context, found)
     if execution.dry_run:
-        estimate(found, output, writing, engine, show=not quiet, as_json=as_json)
+        estimate(found, output, writing, engine, context.command, show=not quiet, as_json=as_json)
         return
     from penstock.convert.convert import convert as convert_inputs  # noqa: PLC0415
     from penstock.observe.progress import track_phases  # noqa: PLC0415
@@ -70,7 +74,7 @@ def convert(
         manifests = convert_inputs(found, output, writing, engine=engine, existing=execution.existing, on_progress=bar)
     seconds = time.monotonic() - began
     if not as_json:
-        _print_result(manifests, len(found), seconds)
+        _print_result(context, manifests, len(found), seconds)
     problems = _validate(manifests, execution.workers, show=not quiet) if execution.validate else None
     if as_json:
         _print_result_json(manifests, problems)
@@ -95,7 +99,7 @@ def _check_used(context: typer.Context, inputs: "Sequence[Input]") -> None:
             raise OptionError(f"{parameter.opts[-1]} applies only to {shown} inputs, and there are none. Leave it out.")
 
 
-def _print_result(manifests: "dict[str, Manifest]", n_inputs: int, seconds: float) -> None:
+def _print_result(context: typer.Context, manifests: "dict[str, Manifest]", n_inputs: int, seconds: float) -> None:
     sizes = {name: sum(shard.stored_bytes for shard in manifest.shards) for name, manifest in manifests.items()}
     if tables_on():
         rows = [
@@ -119,8 +123,8 @@ def _print_result(manifests: "dict[str, Manifest]", n_inputs: int, seconds: floa
     from penstock.convert.to_shards import list_notes  # noqa: PLC0415
 
     about = next(iter(manifests.values())).metadata["conversion"]
-    print_notes(list_notes(manifests), about["inputs"])
-    _print_skipped(about["skipped"])
+    print_notes(list_notes(manifests), about["inputs"], context.command)
+    _print_skipped([{**entry, "reason": name_options(entry["reason"], context.command)} for entry in about["skipped"]])
     typer.echo(f"Converted {n_inputs - len(about['skipped']):,} of {count(n_inputs, 'input')} in {seconds:,.1f} s")
 
 
@@ -132,7 +136,9 @@ def _print_skipped(skipped: Sequence[dict[str, str]]) -> None:
     for reason, names in list(files.items())[:_MOST_LINES]:
         shown = f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
         typer.echo(
-            f"Skipped {shown}: {reason}" if len(names) == 1 else f"Skipped {len(names):,} inputs ({shown}): {reason}",
+            f"Skipped: {name_once(shown, reason)}"
+            if len(names) == 1
+            else f"Skipped {len(names):,} inputs ({shown}): {reason}",
             err=True,
         )
     rest = sum(map(len, list(files.values())[_MOST_LINES:]))

@@ -8,8 +8,9 @@ import typer
 
 from penstock.cli.errors import ProblemsFound
 from penstock.cli.options import Json, Quiet, Readers, Where
-from penstock.cli.screen import count, print_json, print_table, tables_on
+from penstock.cli.screen import print_json, print_table, tables_on
 from penstock.cli.where import check_archives, check_dataset
+from penstock.core.text import count
 
 if TYPE_CHECKING:
     from penstock.shard.index_tars import Problem
@@ -22,7 +23,8 @@ def index(
     where: Annotated[
         str,
         typer.Argument(
-            metavar="DIR|PATTERN", help="A folder of tars, or a pattern such as 'train-{000000..000009}.tar'."
+            metavar="DIR|PATTERN",
+            help="A folder of tars, or a pattern such as 'train-{000000..000009}.tar'; also as --input (-i).",
         ),
     ],
     allow_missing: Annotated[
@@ -110,7 +112,10 @@ def inspect(
         typer.Option(metavar="N", min=0, help="The item to show; 0 if not given, or none with --json."),
     ] = None,
     png: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Plot the item to this file; .pdf and .svg work too.")
+        Path | None,
+        typer.Option(
+            "--png", "--output", "-o", metavar="FILE", help="Plot the item to this file; .pdf and .svg work too."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -6,12 +6,18 @@
 4. Anything else is a bug: what it is, how to see the traceback and how to report it, 70.
 
 With `--json`, the error is also printed as one JSON document on stdout. With `--debug`, the traceback comes first.
+
+Messages of the package name arguments of Python (`sequence_length=100`); those of commands name options
+(`--sequence-length 100`).
 """
 
+import ast
 import contextlib
 import difflib
 import os
 import platform
+import re
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -25,7 +31,7 @@ from penstock.cli.screen import print_json
 from penstock.core.errors import OptionError, PenstockError
 from penstock.core.version import __version__
 
-__all__ = ["EXIT_CODES", "Commands", "ProblemsFound"]
+__all__ = ["EXIT_CODES", "Commands", "ProblemsFound", "name_options"]
 
 _FAILED, _USAGE, _BUG, _STOPPED, _UNREAD = 1, 2, 70, 130, 141
 EXIT_CODES = {
@@ -46,9 +52,9 @@ class ProblemsFound(Exception):  # noqa: N818  # a result, not a failure
 
 
 class _Raised(Exception):  # noqa: N818  # carries an error past the parser, which would convert it
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error: BaseException, command: Any = None) -> None:
         super().__init__()
-        self.error = error
+        self.error, self.command = error, command
 
 
 class Commands(TyperGroup):
@@ -80,7 +86,7 @@ class Commands(TyperGroup):
             )
             sys.stdout.flush()  # a closed pipe is noticed here, not at exit
         except _Raised as raised:
-            code = _report(raised.error, debug=debug, as_json=as_json)
+            code = _report(raised.error, raised.command, debug=debug, as_json=as_json)
         except ProblemsFound:
             code = _FAILED
         except Exception as error:
@@ -93,16 +99,18 @@ class Commands(TyperGroup):
         """Run a command."""
         try:
             return super().invoke(ctx)
-        except (KeyboardInterrupt, OSError, EOFError) as error:
-            raise _Raised(error) from error
+        except (KeyboardInterrupt, OSError, EOFError, PenstockError) as error:
+            raise _Raised(error, self.get_command(ctx, ctx.invoked_subcommand or "")) from error
 
 
-def _report(error: BaseException, *, debug: bool, as_json: bool) -> int:
+def _report(error: BaseException, command: Any = None, *, debug: bool, as_json: bool) -> int:
     """Print an error and return the exit code."""
     if isinstance(error, BrokenPipeError) and not isinstance(error, PenstockError):
         _discard_stdout()
         return _UNREAD
     kind, message, advice, code = _describe(error)
+    if command is not None and isinstance(error, PenstockError):
+        message = name_options(message, command)
     with contextlib.suppress(BrokenPipeError):
         if debug:
             typer.echo("".join(traceback.format_exception(error)), err=True, nl=False)
@@ -147,13 +155,54 @@ def _describe_usage(error: BaseException) -> tuple[str, str, list[str], int]:
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):
         known = [name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)]
-        near = difflib.get_close_matches(option, [*known, "--help", "--debug"], n=1)
-        message = f"No such option: {option}.{f' Did you mean {near[0]}?' if near else ''}"
+        # Without the hyphens, which all of them have in common.
+        names = {name.lstrip("-"): name for name in (*known, "--input", "--help", "--debug") if name.startswith("--")}
+        near = difflib.get_close_matches(option.lstrip("-"), names, n=1)
+        message = f"No such option: {option}.{f' Did you mean {names[near[0]]}?' if near else ''}"
     if context is None:
         return "UsageError", message, [], _USAGE
     examples = EXAMPLES.get(context.info_name or "", ())
     advice = [f"For example: {examples[0]}"] if examples else []
     return "UsageError", message, [*advice, f"Run '{context.command_path} --help' for all options."], _USAGE
+
+
+_VALUE = r"\([^()]*\)|\[[^\[\]]*\]|'[^']*'|\.\.\.|[\w+-]+(?:\.\w+)?"
+_OTHER_NAMES = {"on_bad": "skip_bad", "seed": "shuffle_seed", "statistics": "stats"}
+
+
+def name_options(message: str, command: Any) -> str:
+    """Return a message of the package with the options of a command in place of the arguments of Python.
+
+    `shard_size must be`, `overwrite=True` and `fields=('a',)` become `--shard-size must be`, `--overwrite` and
+    `--fields a`. Arguments that are no options of the command stay as they are.
+    """
+    options = {parameter.name: parameter.opts[0] for parameter in command.params if parameter.opts[0].startswith("--")}
+    options |= {name: options[own] for name, own in _OTHER_NAMES.items() if name not in options and own in options}
+    flags = {parameter.opts[0] for parameter in command.params if getattr(parameter, "is_flag", False)}
+    if not options:
+        return message
+    name = rf"(?<![\w/.-])({'|'.join(sorted(options, key=len, reverse=True))})"
+
+    def write_option(found: re.Match[str]) -> str:
+        option, value = options[found[1]], found[2]
+        return option if value == "..." or option in flags else f"{option} {_write_value(value)}"
+
+    message = re.sub(rf"{name}=({_VALUE})", write_option, message)
+    message = re.sub(r"(?<=, got )\([^()]*\)", lambda found: _write_value(found[0]), message)
+    # A word with an underscore is a name. Any other is one only as the subject of "must be", or joined to another.
+    message = re.sub(rf"{name}\b(?!=)", lambda found: options[found[1]] if "_" in found[1] else found[0], message)
+    begins = r"(?:(?<=^)|(?<=: )|(?<=\n  )|(?<=At most one of ))"
+    message = re.sub(rf"{begins}{name}(?= must | and )", lambda found: options[found[1]], message)
+    return re.sub(rf"(?<= and ){name}(?= must )", lambda found: options[found[1]], message)
+
+
+def _write_value(value: str) -> str:
+    """Return a literal of Python as a word of the command line."""
+    try:
+        read = ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value
+    return shlex.quote(",".join(map(str, read)) if isinstance(read, tuple | list) else str(read))
 
 
 def _discard_stdout() -> None:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from penstock.cli.screen import count, print_json
+from penstock.cli.errors import name_options
+from penstock.cli.screen import print_json
+from penstock.core.text import count, name_once
 
 if TYPE_CHECKING:
     from penstock.convert.engines import Engine
@@ -23,7 +25,14 @@ _MEASURED_ITEMS = 64
 
 
 def estimate(
-    inputs: "list[Input]", output: Path, options: "ConvertOptions", engine: "Engine", *, show: bool, as_json: bool
+    inputs: "list[Input]",
+    output: Path,
+    options: "ConvertOptions",
+    engine: "Engine",
+    command: Any,
+    *,
+    show: bool,
+    as_json: bool,
 ) -> None:
     """Print what would be written, its size and the time it takes, measured on a slice in a temporary folder."""
     from penstock.convert.scan import make_jobs, scan_inputs  # noqa: PLC0415
@@ -62,9 +71,10 @@ def estimate(
         return
     for name, (n_items, n_shards) in found.items():
         typer.echo(f"{name}: {count(n_items, 'item')} in {count(n_shards, 'shard')}")
-    print_notes(jobs[0].about.get("notes", ()), [{"file": scan.name, "notes": scan.notes} for scan in jobs[0].scans])
+    inputs_notes = [{"file": scan.name, "notes": scan.notes} for scan in jobs[0].scans]
+    print_notes(jobs[0].about.get("notes", ()), inputs_notes, command)
     for path, reason in bad.items():
-        typer.echo(f"Would be skipped: {path}: {reason}", err=True)
+        typer.echo(f"Would be skipped: {name_once(path, reason)}", err=True)
     duration = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
     typer.echo(
         f"About {n_bytes / 1e6:,.1f} MB in {duration} with {count(engine.workers, 'worker')}, measured on "
@@ -72,10 +82,10 @@ def estimate(
     )
 
 
-def print_notes(notes: Sequence[str], inputs: Sequence[dict[str, Any]]) -> None:
-    """Print the notes on a dataset and those of its inputs, at most ten of them."""
+def print_notes(notes: Sequence[str], inputs: Sequence[dict[str, Any]], command: Any) -> None:
+    """Print the notes on a dataset and those of its inputs, at most ten of them, with the options of the command."""
     notes = [*notes, *(f"{entry['file']}: {note}" for entry in inputs for note in entry["notes"])]
     for note in notes[:10]:
-        typer.echo(f"Note: {note}", err=True)
+        typer.echo(f"Note: {name_options(note, command)}", err=True)
     if len(notes) > 10:
         typer.echo(f"Note: … and {len(notes) - 10:,} more; the manifest has all of them.", err=True)

@@ -92,7 +92,15 @@ def _build(group: Any, values: dict[str, Any]) -> Any:
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose plain help shows one section per panel."""
+    """A command whose plain help shows one section per panel, and whose argument may follow `--input` or `-i`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; what `--input` introduces is an argument like any other, in the order given."""
+        if any(parameter.param_type_name == "argument" for parameter in self.params):
+            own = args[: args.index("--")] if "--" in args else args
+            words = [word.removeprefix("--input=") for word in own if word not in ("--input", "-i")]
+            args = [*words, *args[len(own) :]]
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then the options without a panel, then those of each panel."""

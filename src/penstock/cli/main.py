@@ -55,7 +55,10 @@ def main(
 
 def demo(
     keep: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep the files in this folder, which must be new or empty.")
+        Path | None,
+        typer.Option(
+            "--keep", "--output", "-o", metavar="DIR", help="Keep the files in this folder, which must be new or empty."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the data, the model and the order.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Use small sizes, for a first look.")] = False,

@@ -14,7 +14,10 @@ Readers: TypeAlias = Annotated[
 ]
 Where: TypeAlias = Annotated[
     str,
-    typer.Argument(metavar="DIR|PATTERN", help="A dataset: its folder, or the pattern that it was indexed with."),
+    typer.Argument(
+        metavar="DIR|PATTERN",
+        help="A dataset: its folder, or the pattern that it was indexed with; also as --input (-i).",
+    ),
 ]
 
 EXAMPLES = {

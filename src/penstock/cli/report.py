@@ -17,7 +17,8 @@ def report(  # noqa: PLR0917  # one parameter per option
         str,
         typer.Argument(
             metavar="DIR|PATTERN|RUN",
-            help="A dataset, the folder of a conversion with --split, or a run file of Watch.save.",
+            help="A dataset, the folder of a conversion with --split, or a run file of Watch.save; "
+            "also as --input (-i).",
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path(

@@ -11,18 +11,7 @@ import typer
 
 from penstock.observe.progress import is_terminal
 
-__all__ = ["count", "print_json", "print_table", "tables_on"]
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun in the right form.
-
-    Examples
-    --------
-    >>> count(1, "shard"), count(1200, "item")
-    ('1 shard', '1,200 items')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+__all__ = ["print_json", "print_table", "tables_on"]
 
 
 def tables_on(*, err: bool = False) -> bool:

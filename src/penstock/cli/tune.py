@@ -40,7 +40,8 @@ def tune(
     where: Annotated[
         str,
         typer.Argument(
-            metavar="DIR|PATTERN|FILE", help="A dataset: a folder of shards, a pattern, a zarr store, or an npy file."
+            metavar="DIR|PATTERN|FILE",
+            help="A dataset: a folder of shards, a pattern, a zarr store, or an npy file; also as --input (-i).",
         ),
     ],
     search: _SearchGroup,

@@ -5,8 +5,8 @@ import shlex
 from collections import Counter
 from pathlib import Path
 
-from penstock.cli.screen import count
 from penstock.core.errors import SourceError
+from penstock.core.text import count
 
 __all__ = ["check_archives", "check_dataset", "check_exists", "check_input"]
 
@@ -83,7 +83,7 @@ def _about_folder(path: Path) -> str:
     if (path / ".writing").is_dir():
         return (
             f"No dataset in {path}: its writer has not finished. "
-            "Run the writer again with --resume to continue, or with --overwrite to start again."
+            "Run `penstock convert` again with --resume to continue, or with --overwrite to start again."
         )
     if not entries:
         return f"No dataset in {path}: the folder is empty."

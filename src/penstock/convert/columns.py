@@ -53,7 +53,7 @@ class Columns:
         if self.table is not None:
             object.__setattr__(self, "table", Path(self.table))
         elif self.key != _FILE:
-            raise OptionError(f"key needs a table, got key={self.key!r} without one. Give table (--table) too.")
+            raise OptionError(f"key needs a table, got key={self.key!r} without one. Give table=... too.")
         if self.name_pattern is None:
             return
         try:
@@ -220,7 +220,7 @@ def list_groups(scans: Sequence[Scan], group_by: str) -> list[tuple[str, int, in
         return [(scan.name, number, 0, scan.n_items) for number, scan in enumerate(scans) if scan.n_items]
     found = []
     for number, scan in enumerate(scans):
-        values = _values(scan, group_by, "group_by", "Use group_by='file' or 'time' (--group-by)")
+        values = _values(scan, group_by, "group_by", "Use group_by='file' or group_by='time'")
         borders = [0, *(i for i in range(1, len(values)) if values[i] != values[i - 1])]
         stops = [*borders[1:], scan.n_items]
         found += [
@@ -237,9 +237,7 @@ def make_label(scans: Sequence[Scan], column: str | None) -> Label | None:
     column = column or (named.pop() if len(named) == 1 else None)
     if column is None:
         return None
-    values = {
-        value for scan in scans for value in _values(scan, column, "label", "Label items by another column (--label)")
-    }
+    values = {value for scan in scans for value in _values(scan, column, "label", "Use another column, label=...")}
     is_number = all(isinstance(value, int | float) for value in values)
     return Label(column, tuple(sorted(values, key=None if is_number else str)))
 

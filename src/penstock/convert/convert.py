@@ -163,7 +163,7 @@ def _read_from_staged(job: Job, staged: Job) -> Job:
     """Return a job that does the same as `job`, but reads the staged items."""
     found = Scanner(Split(), with_ids=False)(ShardsInput(staged.folder))
     if isinstance(found, BadInput):
-        raise WriteError(f"Could not read staged items: {found}. Start again with overwrite=True (--overwrite).")
+        raise WriteError(f"Could not read staged items: {found}. Start again with overwrite=True.")
     # Columns and labels are in the staged items.
     return replace(job, scans=(found,), spans=((0, 0, found.n_items),), label=None, staged_from=job)
 
@@ -231,8 +231,7 @@ def _check_same(jobs: list[Job]) -> None:
     for job in [*(job for job in started if job.staging.options != job.identity()), *complete]:
         raise OptionError(
             f"Resuming needs the same inputs and options, but the conversion in {job.folder} was "
-            f"{'completed' if complete else 'started'} with others. Use the same, or start again with overwrite=True "
-            "(--overwrite)."
+            f"{'completed' if complete else 'started'} with others. Use the same, or start again with overwrite=True."
         )
 
 
@@ -312,7 +311,7 @@ def _make_manifest(job: Job, statistics: Mapping[str, Any]) -> Manifest:
         if finished is None:
             raise WriteError(
                 f"{job.options.shard_name(number)} in {job.staging.folder} has disappeared. Resume the conversion with "
-                "resume=True (--resume)."
+                "resume=True."
             )
         entry, layout = finished
         entries.append(entry)
@@ -341,13 +340,12 @@ def _check_free(output: Path, names: Sequence[str]) -> None:
     for folder in (output / name for name in names):
         if (folder / WRITING).exists() or (output / _STAGED).exists():
             raise WriteError(
-                f"{folder} holds an unfinished conversion. Resume it with resume=True (--resume), or start again with "
-                "overwrite=True (--overwrite)."
+                f"{folder} holds an unfinished conversion. Resume it with resume=True, or start again with "
+                "overwrite=True."
             )
         if (folder / MANIFEST).exists():
             raise WriteError(
-                f"{folder} holds a dataset already. Replace it with overwrite=True (--overwrite), or use another "
-                "folder."
+                f"{folder} holds a dataset already. Replace it with overwrite=True, or use another folder."
             )
 
 

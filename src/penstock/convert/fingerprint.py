@@ -7,6 +7,7 @@ from pathlib import Path
 import xxhash
 
 from penstock.core.errors import SourceError
+from penstock.core.text import cause
 
 __all__ = ["Stamp", "fingerprint", "read_stamp"]
 
@@ -27,7 +28,7 @@ def read_stamp(path: Path) -> Stamp:
         files = _metadata_files(path)
         stats = [file.stat() for file in files]
     except OSError as error:
-        raise SourceError(f"Could not read {path}: {error}.") from error
+        raise SourceError(f"Could not read {path}: {cause(error)}.") from error
     return Stamp(sum(stat.st_size for stat in stats), max(stat.st_mtime_ns for stat in stats))
 
 
@@ -46,7 +47,7 @@ def fingerprint(path: Path) -> str:
                     stream.seek(start)
                     digest.update(stream.read(_SLICE_BYTES))
     except OSError as error:
-        raise SourceError(f"Could not read {path}: {error}.") from error
+        raise SourceError(f"Could not read {path}: {cause(error)}.") from error
     return digest.hexdigest()
 
 

@@ -60,8 +60,8 @@ class ReadOptions:
     def __post_init__(self) -> None:
         if self.clip_seconds is not None and not self.clips:
             raise OptionError(
-                f"clip_seconds needs clips=True (--clips), got clip_seconds={self.clip_seconds}. The length of windows "
-                "is window_seconds (--window-seconds)."
+                f"clip_seconds needs clips=True, got clip_seconds={self.clip_seconds}. The length of windows "
+                "is window_seconds."
             )
 
     def inputs(self, kind: str, path: Path) -> list[Input]:
@@ -144,7 +144,7 @@ def _detect_kind(path: Path) -> str:
     if last not in (".npy", ".npz"):
         raise SourceError(
             f"The format of an input must be known from its name (.nwb, .npz, .npy, .zarr, {', '.join(EXTENSIONS)}), "
-            f"got {path}. Give it with format= (--format)."
+            f"got {path}. Give it, such as format='npy'."
         )
     return last[1:]
 
@@ -158,7 +158,7 @@ def _detect_folder_kind(path: Path) -> str:
         return "audio"
     raise SourceError(
         f"An input folder must be a zarr store or contain shards or audio files, got {path}. Name its files, such as "
-        "DIR/*.nwb, or give the format with format= (--format)."
+        "DIR/*.nwb, or give the format, such as format='zarr'."
     )
 
 

@@ -16,6 +16,7 @@ from penstock.convert.shard_task import Label, Task
 from penstock.convert.splits import ItemSpan, Split, cut_by_time
 from penstock.core.errors import MissingDependency
 from penstock.core.seeds import key_for
+from penstock.core.text import name_once
 from penstock.files.staging import Staging
 from penstock.plan.permute import permute
 from penstock.shard.publish import stage
@@ -96,7 +97,7 @@ class BadInput:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
+        return name_once(self.path, self.reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from penstock.convert.fingerprint import Stamp, read_stamp
 from penstock.convert.inputs.protocol import Input, Recording, Sample
 from penstock.core.cache import SharedCache
 from penstock.core.errors import OptionError, PenstockError, ReadError, SourceError, WriteError
+from penstock.core.text import cause, name_once
 from penstock.files.durable import write_aside
 from penstock.shard.names import automatic_key, encode_key, is_automatic
 from penstock.shard.sample_form import SampleForm
@@ -38,7 +39,7 @@ class InputError(ReadError):
     """An input that could not be read, or that changed during the conversion."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
+        super().__init__(name_once(path, reason))
         self.path, self.reason = path, reason
 
     def __reduce__(self) -> tuple[type, tuple[Path, str]]:
@@ -128,7 +129,7 @@ def write_task(task: Task) -> int:
     except PenstockError:
         raise
     except OSError as error:
-        raise WriteError(f"Could not write {task.name} in {task.writing}: {error}.") from error
+        raise WriteError(f"Could not write {task.name} in {task.writing}: {cause(error)}.") from error
 
 
 def read_statistics(writing: Path, name: str) -> dict[str, Moments]:

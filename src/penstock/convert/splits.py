@@ -102,7 +102,7 @@ def assign_groups(groups: Sequence[str], sizes: Sequence[int], split: Split) -> 
     if len(totals) < len(split.shares):
         raise SourceError(
             f"{len(split.shares)} splits need at least as many {split.group_by}s, got {len(totals)} "
-            f"({', '.join(sorted(totals)[:5])}). Use fewer splits, or group_by='time' (--group-by time)."
+            f"({', '.join(sorted(totals)[:5])}). Use fewer splits, or group_by='time'."
         )
     # Groups are sorted by a hash of their names and cut near the borders of the fractions: a group that is added moves
     # each border by less than its own size, and the other groups stay where they are.

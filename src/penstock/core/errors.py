@@ -19,6 +19,8 @@ object, with notes that name the draw and the item.
 
 from collections.abc import Mapping
 
+from penstock.core.text import count, name_once
+
 __all__ = [
     "ConversionError",
     "DamageError",
@@ -91,11 +93,11 @@ class ConversionError(PenstockError, RuntimeError):
     """
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
-        count = f"{len(reasons):,} input{'s' if len(reasons) > 1 else ''}"
         files = "".join(f"\n  {line}" for line in _group_reasons(reasons))
+        them, this = ("it", "this file") if len(reasons) == 1 else ("them", "these files")
         super().__init__(
-            f"{count} could not be converted, and nothing was published:{files}\n"
-            "Repair or remove these files, or use on_bad='skip' (--skip-bad) to continue without them."
+            f"{count(len(reasons), 'input')} could not be converted, and nothing was published:{files}\n"
+            f"Repair or remove {this}, or use on_bad='skip' to continue without {them}."
         )
         self.reasons = dict(reasons)
 
@@ -109,17 +111,17 @@ def _group_reasons(reasons: Mapping[str, str]) -> list[str]:
     Of several reasons, only the first line of each is shown.
     """
     if len(reasons) == 1:
-        return [f"{path}: {reason}" for path, reason in reasons.items()]
+        return [name_once(path, reason) for path, reason in reasons.items()]
     groups: dict[str, list[str]] = {}
     for path, reason in reasons.items():
         groups.setdefault(reason.partition("\n")[0], []).append(path)
     lines = []
     for reason, paths in groups.items():
         names = f"{len(paths):,} inputs ({', '.join(paths[:3])}{', …' if len(paths) > 3 else ''})"
-        lines.append(f"{paths[0] if len(paths) == 1 else names}: {reason}")
+        lines.append(name_once(paths[0], reason) if len(paths) == 1 else f"{names}: {reason}")
     if len(lines) > 17:
         rest = sum(len(paths) for paths in list(groups.values())[16:])
-        lines = [*lines[:16], f"… and {rest:,} more; `reasons` of this error has all of them."]
+        lines = [*lines[:16], f"… and {rest:,} more."]
     return lines
 
 

@@ -5,6 +5,7 @@ import stat
 from pathlib import Path
 
 from penstock.core.errors import ReadError, SourceError
+from penstock.core.text import cause
 
 __all__ = ["open_regular_file"]
 
@@ -16,4 +17,4 @@ def open_regular_file(path: Path) -> io.FileIO:
             raise SourceError(f"{path} must be a regular file, got a directory or a special file.")
         return path.open("rb", buffering=0)
     except OSError as error:
-        raise ReadError(f"Could not open {path}: {error}.") from error
+        raise ReadError(f"Could not open {path}: {cause(error)}.") from error

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from penstock.core.errors import WriteError
+from penstock.core.text import cause
 
 __all__ = ["FolderLock"]
 
@@ -22,7 +23,7 @@ class FolderLock:
             folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise WriteError(f"Could not open the folder {folder}: {error}.") from error
+            raise WriteError(f"Could not open the folder {folder}: {cause(error)}.") from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_free = os.path.samestat(os.fstat(handle), folder.stat())  # or its last writer has just removed it
@@ -30,7 +31,7 @@ class FolderLock:
             is_free = False
         except OSError as error:
             os.close(handle)
-            raise WriteError(f"Could not lock the folder {folder} against other writers: {error}.") from error
+            raise WriteError(f"Could not lock the folder {folder} against other writers: {cause(error)}.") from error
         if not is_free:
             os.close(handle)
             raise WriteError(f"Another writer is at work in {folder}. Wait for it, or use another folder.")

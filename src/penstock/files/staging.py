@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from penstock.core.errors import WriteError
+from penstock.core.text import cause
 from penstock.files.durable import remove_asides, sync, write_aside
 
 __all__ = ["Staging", "refuse_links", "remove_staging"]
@@ -132,7 +133,7 @@ def refuse_links(*paths: Path) -> None:
         try:
             is_link = path.is_symlink()
         except OSError as error:
-            raise WriteError(f"Could not open the folder {path.parent}: {error}.") from error
+            raise WriteError(f"Could not open the folder {path.parent}: {cause(error)}.") from error
         if is_link:
             raise WriteError(f"{path} must be a folder of Penstock, got a symbolic link. Remove the link.")
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from penstock.core.text import count
+
 __all__ = ["advice", "describe_growth", "format_bytes", "format_duration", "format_rate", "live_line", "summary"]
 
 DATA_BOUND = 0.2  # fraction of the time spent waiting: without it, training would be a quarter faster
@@ -89,11 +91,11 @@ def advice(figures: Figures, *, restarts_workers: bool) -> list[str]:
 
 
 def _describe(figures: Figures) -> Iterator[str]:
-    epochs = f"{figures['epochs']} epoch{'' if figures['epochs'] == 1 else 's'}"
-    items = f", {figures['items']:,} items" if figures["items"] is not None else ""
+    epochs = count(figures["epochs"], "epoch")
+    items = f", {count(figures['items'], 'item')}" if figures["items"] is not None else ""
     content = f"{items}, {format_bytes(figures['bytes'])}" if figures["bytes"] else items
     took = format_duration(1000 * figures["elapsed_seconds"])
-    yield f"Watched: {figures['batches']:,} batches in {epochs}{content}, {took}"
+    yield f"Watched: {count(figures['batches'], 'batch')} in {epochs}{content}, {took}"
     for name, what in (("wait", "Waiting for a batch"), ("step", "Training on a batch")):
         if figures[f"{name}_p50_ms"] is not None:
             times = ", ".join(

@@ -4,6 +4,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.core.text import count
+
 __all__ = ["Machine", "resident_bytes", "this_machine"]
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -26,7 +28,9 @@ class Machine:
     """Free space in /dev/shm, through which torch workers pass batches."""
 
     def __str__(self) -> str:
-        return f"{self.cpus} CPUs, {self.memory_bytes / 1e9:.1f} GB free, {self.shared_bytes / 1e9:.1f} GB shared"
+        return (
+            f"{count(self.cpus, 'CPU')}, {self.memory_bytes / 1e9:.1f} GB free, {self.shared_bytes / 1e9:.1f} GB shared"
+        )
 
 
 def this_machine(cgroup: Path = _CGROUP, own: Path = _OWN_CGROUP) -> Machine:

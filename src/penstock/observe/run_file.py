@@ -12,6 +12,7 @@ from typing import Any
 import xxhash
 
 from penstock.core.errors import DamageError, OptionError, PenstockError, SourceError
+from penstock.core.text import cause
 from penstock.core.version import __version__
 from penstock.files.durable import write_aside
 from penstock.observe.curves import Curve
@@ -113,7 +114,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     except FileNotFoundError as error:
         raise OptionError(f"There is no run file {path}. Write one with Watch.save(path).") from error
     except OSError as error:
-        raise OptionError(f"Could not read the run file {path}: {error}.") from error
+        raise OptionError(f"Could not read the run file {path}: {cause(error)}.") from error
     except (ValueError, RecursionError) as error:
         raise DamageError(str(path), None, f"the run file is not valid JSON (truncated?): {error}") from error
     if not isinstance(stored, dict) or _KEY not in stored:

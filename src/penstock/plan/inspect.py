@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.index import Index
+from penstock.core.text import count
 from penstock.core.types import Draw
 from penstock.plan.epoch import Epoch, Passes
 from penstock.plan.world import slots
@@ -52,7 +53,7 @@ class Mixing:
     def __str__(self) -> str:
         return (
             f"mixing {self.score:.2f} (0 = storage order, 1 = uniform), reads {self.read_amplification:.2f}x the items "
-            f"it delivers if only whole chunks can be read; {self.batches_measured} batches measured"
+            f"it delivers if only whole chunks can be read; {count(self.batches_measured, 'batch')} measured"
         )
 
 
@@ -60,7 +61,7 @@ def explain_batch(epoch: Epoch, batch: int) -> str:
     """Return a description of batch `batch` of `epoch`."""
     draw = epoch.draw(batch)
     items = _format_items(draw.items)
-    sentences = [f"Batch {batch} of {epoch.n_batches} in epoch {epoch.number}: {len(draw)} items, {items}."]
+    sentences = [f"Batch {batch} of {epoch.n_batches} in epoch {epoch.number}: {count(len(draw), 'item')}, {items}."]
     if draw.parts:
         for part in draw.parts:
             spans = ", ".join(f"{start}–{stop - 1}" for start, stop in part.window.spans[:4].tolist())

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.core.errors import DamageError, SourceError
+from penstock.core.text import count
 from penstock.files.durable import write_aside
 from penstock.shard.codec import NpyHeader, parse_npy_header
 from penstock.shard.compression import DecompressedStream, detect_compression, max_decompressed_bytes
@@ -247,7 +248,8 @@ def _find_missing_members(indexed: list[tuple[Path, SideIndex]]) -> list[Problem
         for suffix in suffixes:
             is_missing = columns[suffix].begins.at(rows) == MISSING if suffix in columns else np.ones(n_items, bool)
             if is_missing.any():
-                reason = f"{is_missing.sum()} of {n_items} items have no .{suffix}"
+                has = "has" if is_missing.sum() == 1 else "have"
+                reason = f"{is_missing.sum()} of {count(n_items, 'item')} {has} no .{suffix}"
                 problems.append(Problem(archive.name, None, reason))
     return problems
 

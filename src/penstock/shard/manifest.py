@@ -18,6 +18,7 @@ import numpy as np
 import xxhash
 
 from penstock.core.errors import DamageError, SourceError
+from penstock.core.text import count
 from penstock.core.types import Field
 from penstock.shard.compression import COMPRESSIONS, Compression
 from penstock.shard.side_index import SideIndex, index_name, parse_dtype, parse_int, parse_shape, parse_text
@@ -268,7 +269,7 @@ def _make_not_found_error(path: Path) -> SourceError:
         )
     if archives:
         return SourceError(
-            f"No manifest {path.name} in {folder}, which holds {len(archives)} archives ({archives[0]}, …). "
-            f"Run `penstock index {folder}` to index them."
+            f"No manifest {path.name} in {folder}, which holds {count(len(archives), 'archive')} ({archives[0]}"
+            f"{', …' if archives[1:] else ''}). Run `penstock index {folder}` to make one."
         )
     return SourceError(f"No shards found in {folder}: it has neither a manifest ({path.name}) nor tar archives.")

@@ -55,7 +55,7 @@ def _find_strays(manifest: Manifest, path: Path) -> Iterator[Problem]:
         yield Problem(
             WRITING,
             None,
-            "a writer has not finished here; run it again with resume=True to continue, resume=False to start over",
+            "a writer has not finished here; run it again to continue or to start over",
         )
     listed = {shard.name for shard in manifest.shards}
     if path.name != MANIFEST or list(path.parent.glob("*.metadata.json")):

@@ -17,6 +17,7 @@ import xxhash
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, WriteError
+from penstock.core.text import count
 from penstock.files.locks import FolderLock
 from penstock.shard.codec import ArrayFormat, json_bytes
 from penstock.shard.compression import COMPRESSIONS, Compression, max_decompressed_bytes
@@ -162,8 +163,8 @@ class ShardWriter:
     def __del__(self) -> None:
         if not self._ended and self._lock.is_held:  # a forked child has a copy, but not the lock
             warnings.warn(
-                f"A writer of {self.folder} with {self.written} samples was dropped without finalize(), so no dataset "
-                "was published. Use it in a `with` statement, or continue with resume=True.",
+                f"A writer of {self.folder} with {count(self.written, 'sample')} was dropped without finalize(), so no "
+                "dataset was published. Use it in a `with` statement, or continue with resume=True.",
                 ResourceWarning,
                 stacklevel=1,
             )

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock.core.errors import ReadError, SourceError
 from penstock.core.index import Index
+from penstock.core.text import cause
 from penstock.core.types import UNNAMED, Block, Field, Span
 from penstock.source.checks import allocate_block, check_items, check_span
 from penstock.source.native import copy_rows
@@ -158,7 +159,7 @@ class _MappedArray:
             return np.ndarray(self.shape, self.dtype, buffer=raw.data, offset=self.offset, strides=self.strides)
         except (OSError, ValueError, TypeError) as error:
             wanted = f"{self.shape} of {self.dtype}"
-            raise ReadError(f"Could not map field {name!r}, {wanted}, in {self.path}: {error}") from error
+            raise ReadError(f"Could not map field {name!r}, {wanted}, in {self.path}: {cause(error)}") from error
 
 
 def _check_arrays(arrays: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:

@@ -65,8 +65,8 @@ def test_unlike_units_and_columns_are_refused_with_a_table_of_what_differs(tmp_p
         "The recordings of a dataset must have the same units and columns, but these differ:\n"
         f"  a.nwb: spikes: 3 units, 1 of them not in all (0); behavior: 2 columns, 1 of them not in all ({path}/c1)\n"
         f"  b.nwb: spikes: 3 units, 1 of them not in all (5); behavior: 2 columns, 1 of them not in all ({path}/c3)\n"
-        "Use units='intersect' to keep what all have, or 'pad' to fill in what some lack (--units intersect, --units "
-        "pad). Units are matched by id, columns by name."
+        "Use units='intersect' to keep what all have, or units='pad' to fill in what some lack. "
+        "Units are matched by id, columns by name."
     )
     assert not (tmp_path / "out").exists()
 

@@ -30,7 +30,7 @@ def test_a_missing_modality_is_an_error_that_lists_what_there_is(tmp_path):
     assert str(caught.value) == (
         f"{path} has no lfp: no ElectricalSeries lies in an LFP container or has 'lfp' in its name. It has "
         "acquisition/eeg (TimeSeries, 250 × 3, 100 Hz); processing/behavior/BehavioralTimeSeries/speed (TimeSeries, "
-        "30, timestamps); 2 units. Leave 'lfp' out, or use missing='skip' or 'allow' (--missing skip, --missing allow)."
+        "30, timestamps); 2 units. Leave 'lfp' out, or use missing='skip' or missing='allow'."
     )
 
 

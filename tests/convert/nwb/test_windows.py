@@ -151,7 +151,7 @@ def test_any_order_of_numbers_gives_the_same_samples(session):
 
 def test_a_window_longer_than_the_recording_says_both_lengths(session):
     with pytest.raises(
-        SourceError, match=r"lasts 10 s \(from 0 to 10 s\) and a window of 1001 bins of 10 ms lasts 10.01 s"
+        SourceError, match=r"lasts 10 s \(from 0 to 10 s\) and a window of 1,001 bins of 10 ms lasts 10.01 s"
     ):
         open_nwb(session, sequence_length=1001)
 

@@ -254,7 +254,7 @@ def test_a_missing_array_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match=f"No array at .*{name}"):
         ZarrSource(tmp_path, [name])
-    with pytest.raises(SourceError, match=r"No zarr arrays in .*empty; name them with fields="):
+    with pytest.raises(SourceError, match=r"No zarr arrays in .*empty\. Give the folder of the arrays"):
         ZarrSource(tmp_path / "empty")
     with pytest.raises(SourceError, match=r"neither zarr\.json nor \.zarray"):
         ZarrSource(tmp_path, ["empty"])

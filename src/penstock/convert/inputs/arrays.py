@@ -20,6 +20,7 @@ from penstock.convert.inputs.protocol import Sample
 from penstock.convert.windows import Windows, check_overlap
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError, SourceError
+from penstock.core.text import cause
 from penstock.files.kinds import open_regular_file
 from penstock.shard.codec import parse_npy_header
 from penstock.shard.names import check_fields
@@ -256,7 +257,7 @@ def _read(file: io.FileIO, out: Any, begin: int, where: str) -> Any:
         try:
             n_bytes = os.preadv(file.fileno(), [view[done:]], begin + done)
         except (OSError, ValueError) as error:  # a closed file is a ValueError
-            raise ReadError(f"Could not read {where}: {error}.") from error
+            raise ReadError(f"Could not read {where}: {cause(error)}.") from error
         if not n_bytes:
             raise ReadError(
                 f"Could not read {where}: the file ends at byte {begin + done}, {len(view) - done} bytes too early. It "

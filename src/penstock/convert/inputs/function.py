@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from penstock.convert.inputs.arrays import check_numbers
 from penstock.convert.inputs.protocol import Sample
 from penstock.core.errors import OptionError, SourceError
+from penstock.core.text import count
 
 __all__ = ["FunctionInput", "function_name"]
 
@@ -161,14 +162,14 @@ class _FunctionRecording:
 
     def _check_repeated(self, at: int, sample: Sample | None) -> Sample:
         if sample is None:
-            raise SourceError(f"{self._difference()}: {at} items instead of {self.n_samples}.")
+            raise SourceError(f"{self._difference()}: {count(at, 'item')} instead of {self.n_samples}.")
         if self._known.get(tuple(sorted(sample[0]))) != self._fields[at]:
             raise SourceError(f"{self._difference()}: item {at} has other fields, {', '.join(sample[0])}.")
         return sample
 
     def _check_end(self, sample: Sample | None) -> None:
         if sample is not None:
-            raise SourceError(f"{self._difference()}: more than {self.n_samples} items.")
+            raise SourceError(f"{self._difference()}: more than {count(self.n_samples, 'item')}.")
 
     def _difference(self) -> str:
         name = function_name(self._function)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from penstock.convert.inputs.arrays import Column, RowRecording, check_rows, cut_windows, npy_column
 from penstock.core.errors import OptionError, ReadError, SourceError, WriteError
+from penstock.core.text import cause
 from penstock.files.kinds import open_regular_file
 from penstock.shard.names import check_fields
 
@@ -83,7 +84,7 @@ class NpzInput:
             except (ReadError, WriteError):
                 raise
             except OSError as error:
-                raise ReadError(f"Could not read {self.path}: {error}.") from error
+                raise ReadError(f"Could not read {self.path}: {cause(error)}.") from error
             check_lengths({name: column.shape for name, column in columns.items()}, 0, self.path)
             windows = cut_windows(columns, self.sequence_length, self.overlap, self.path)
             return RowRecording(
@@ -191,7 +192,7 @@ def _unpack_to_temporary(
     except OSError as error:
         if isinstance(error, WriteError):
             raise
-        raise WriteError(f"Could not make a temporary file in {folder} for {what}: {error}.") from error
+        raise WriteError(f"Could not make a temporary file in {folder} for {what}: {cause(error)}.") from error
     try:
         _copy_member(archive, member, unpacked, f"{what} to {folder}")
     except BaseException:
@@ -210,6 +211,6 @@ def _copy_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, out: io.File
                 try:
                     view = view[out.write(view) :]
                 except OSError as error:
-                    raise WriteError(f"Could not unpack {what}: {error}.") from error
+                    raise WriteError(f"Could not unpack {what}: {cause(error)}.") from error
     if n_bytes != member.file_size:
         raise SourceError(f"Could not unpack {what}: it has {n_bytes} bytes instead of {member.file_size}.")

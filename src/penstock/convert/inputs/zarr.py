@@ -13,6 +13,7 @@ from penstock.convert.inputs.arrays import Column, RowRecording, check_rows, cut
 from penstock.convert.inputs.npz import check_lengths, normalize_fields
 from penstock.core.checks import check_integer
 from penstock.core.errors import MissingDependency, ReadError, SourceError
+from penstock.core.text import count
 from penstock.source.chunked_rows import ChunkedRowReader
 
 __all__ = ["ZarrInput"]
@@ -129,7 +130,9 @@ def _select_arrays(node: Any, fields: tuple[str, ...] | None, path: Path) -> tup
     """Return the arrays to convert, by field, and notes on what is left out."""
     if hasattr(node, "shape"):
         if fields not in (None, ("data",)):
-            raise SourceError(f"fields must be None for {path}, a single array whose field is 'data', got {fields!r}.")
+            raise SourceError(
+                f"fields must be left out for {path}, a single array, whose field is 'data', got {fields!r}."
+            )
         return {"data": node}, []
     found, groups, remarks = _list_group(node, path)
     missing = [name for name in fields or () if name not in found]
@@ -163,4 +166,6 @@ def _note_missing_chunks(name: str, array: Any) -> list[str]:
     if array.nchunks > _MOST_CHUNKS:
         return [f"The array {name!r} has {array.nchunks} chunks, too many to check that all are stored; {fill}."]
     missing = array.nchunks - array.nchunks_initialized
-    return [f"{missing} of {array.nchunks} chunks of the array {name!r} are not stored; {fill}."] if missing > 0 else []
+    are = "is" if missing == 1 else "are"
+    of = f"{missing} of {count(array.nchunks, 'chunk')} of the array {name!r}"
+    return [f"{of} {are} not stored; {fill}."] if missing > 0 else []

@@ -61,8 +61,8 @@ class _Agreement:
         kept = set(each[0]).intersection(*each[1:]) if how == "intersect" else set().union(*each)
         if not kept:
             raise SourceError(
-                f"No {word} of {name} is in all recordings, so that units='intersect' (--units) would leave none. Use "
-                "'pad'."
+                f"No {word} of {name} is in all recordings, so that units='intersect' would leave none. Use "
+                "units='pad'."
             )
         ordered = [label for label in dict.fromkeys(label for one in each for label in one) if label in kept]
         labels = tuple(sorted(ordered) if name == "spikes" and how != "reorder" else ordered)
@@ -188,8 +188,8 @@ def _describe_differences(scans: Sequence[Scan], different: Mapping[str, Sequenc
     return (
         f"The recordings of a dataset must have the same units and columns, but these differ:\n"
         f"{_make_table(scans, describe)}\n"
-        "Use units='intersect' to keep what all have, or 'pad' to fill in what some lack (--units intersect, --units "
-        "pad). Units are matched by id, columns by name."
+        "Use units='intersect' to keep what all have, or units='pad' to fill in what some lack. "
+        "Units are matched by id, columns by name."
     )
 
 
@@ -200,7 +200,7 @@ def _describe_lacks(scans: Sequence[Scan], lacking: Mapping[str, Sequence[Scan]]
     return (
         f"The recordings of a dataset must have at least one field in common, but none is in all of them:\n"
         f"{_make_table(scans, describe)}\n"
-        "Use missing='allow' (--missing allow) to fill in what a recording lacks."
+        "Use missing='allow' to fill in what a recording lacks."
     )
 
 

@@ -13,6 +13,7 @@ from penstock.convert.nwb.spikes import Spikes
 from penstock.convert.nwb.tables import Intervals
 from penstock.convert.windows import Windows
 from penstock.core.errors import SourceError
+from penstock.core.text import count
 
 __all__ = ["Clock", "make_event_clock", "make_grid_clock", "time_range"]
 
@@ -95,7 +96,7 @@ def make_grid_clock(start: float, stop: float, options: NWBOptions, name: str) -
     if windows.count == 0:
         raise SourceError(
             f"A recording must be at least one window long, but {name} lasts {stop - start:g} s (from {start:g} to "
-            f"{stop:g} s) and a window of {windows.length} bins of {options.bin_size_ms:g} ms lasts "
+            f"{stop:g} s) and a window of {count(windows.length, 'bin')} of {options.bin_size_ms:g} ms lasts "
             f"{windows.length * seconds:g} s. Use a shorter sequence_length."
         )
     bins = windows.starts(np.arange(windows.count, dtype=np.int64))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import MissingDependency, PenstockError, ReadError, SourceError
+from penstock.core.text import cause, count
 
 __all__ = ["Entry", "NWBFile", "Thing", "open_nwb", "wrap_read_errors"]
 
@@ -106,8 +107,8 @@ class NWBFile:
 
     def describe(self) -> str:
         """Return a list of the content, for messages."""
-        tables = [f"{thing.path} ({thing.type}, {len(thing.value)} rows)" for thing in self.tables]
-        return "; ".join([*map(str, self.entries), *tables, f"{self.n_units} units"])
+        tables = [f"{thing.path} ({thing.type}, {count(len(thing.value), 'row')})" for thing in self.tables]
+        return "; ".join([*map(str, self.entries), *tables, count(self.n_units, "unit")])
 
     def close(self) -> None:
         """Close the file; idempotent."""
@@ -145,7 +146,7 @@ def _hdf5_io(path: Path) -> Any:
         with path.open("rb") as stream:
             head = stream.read(len(_HDF5))
     except OSError as error:
-        raise ReadError(f"Could not open {path}: {error}") from error
+        raise ReadError(f"Could not open {path}: {cause(error)}") from error
     if head != _HDF5:
         raise SourceError(f"An NWB file must be HDF5 or a zarr folder, but {path} begins with {head!r}.")
     try:
@@ -156,7 +157,7 @@ def _hdf5_io(path: Path) -> Any:
                 f"Could not open {path}: another process is writing to it and holds a lock ({error}). Wait until the "
                 "file is closed."
             ) from error
-        raise ReadError(f"Could not open {path}: {error}") from error
+        raise ReadError(f"Could not open {path}: {cause(error)}") from error
     except Exception as error:
         raise SourceError(f"Could not read {path} as NWB: {error}") from error
 

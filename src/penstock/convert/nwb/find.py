@@ -92,7 +92,7 @@ def find_modalities(file: NWBFile, options: NWBOptions) -> Modalities:
             found.missing.append(name)
     if missing and (options.missing == "refuse" or len(missing) == len(wanted)):
         names = ", ".join(map(repr, missing))
-        cure = f"Leave {names} out, or use missing='skip' or 'allow' (--missing skip, --missing allow)."
+        cure = f"Leave {names} out, or use missing='skip' or missing='allow'."
         cure = "Name something that it has." if len(missing) == len(wanted) else cure
         raise MissingFieldsError(file.path, missing, file.describe(), cure)
     found.notes[:0] = [f"No {name}: {reason}." for name, reason in missing.items()]

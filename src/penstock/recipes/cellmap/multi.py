@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset
 
 from penstock.core.errors import OptionError, PenstockError
+from penstock.core.text import cause
 from penstock.recipes.cellmap.checks import check_numbers
 from penstock.recipes.cellmap.dataset import Arrays, CellMapDataset
 from penstock.recipes.cellmap.sampling import ClassBalancedSampler, MutableSubsetRandomSampler, crop_weights, seed_of
@@ -288,7 +289,7 @@ class CellMapDataSplit:
         try:
             rows = list(csv.reader(Path(path).read_text().splitlines()))
         except OSError as error:
-            raise OptionError(f"Could not read the split {os.fspath(path)}: {error}.") from error
+            raise OptionError(f"Could not read the split {os.fspath(path)}: {cause(error)}.") from error
         for number, row in enumerate(rows, start=1):
             cells = [cell.strip() for cell in row]
             if not any(cells) or (number == 1 and cells[0].lower() == "split"):

@@ -27,6 +27,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from penstock.core.errors import OptionError, ReadError, SourceError
+from penstock.core.text import cause
 from penstock.recipes.crossval.config import DEFAULTS, SINGLE_FOLD_DEFAULTS, check_config
 from penstock.recipes.crossval.engine import TrainingEngine
 from penstock.recipes.crossval.folds import Fold, best_grouped_folds, best_grouped_split, stratified_folds
@@ -211,7 +212,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
                 _LOG.warning("%s also has %s, which is ignored.", path, ", ".join(unknown))
             return {name: stored[name] if name in stored.files else None for name in (*_NEEDED, *_OPTIONAL)}
     except (OSError, ValueError) as error:
-        raise ReadError(f"Could not read {path}: {error}") from error
+        raise ReadError(f"Could not read {path}: {cause(error)}") from error
 
 
 def _to_tensor(features: Any) -> torch.Tensor:

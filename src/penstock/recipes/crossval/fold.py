@@ -22,6 +22,7 @@ from torch import nn
 
 from penstock.core.errors import OptionError, ReadError, ResumeError
 from penstock.core.seeds import key_for
+from penstock.core.text import count
 from penstock.files.durable import write_aside
 from penstock.observe.progress import track_progress
 from penstock.recipes.crossval.results import accuracy_and_f1
@@ -293,7 +294,7 @@ class FoldTraining:
             if identity.get(name) != self._identity.get(name)
         ]
         if done > self._config["num_epochs"]:
-            changed.append(f"{done} epochs are done, but num_epochs is {self._config['num_epochs']}")
+            changed.append(f"{count(done, 'epoch')} done, but num_epochs is {self._config['num_epochs']}")
         if changed:
             raise ResumeError(
                 f"{self._checkpoint} belongs to another training: {'; '.join(changed)}. Use the same settings, or "

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError
+from penstock.core.text import count
 from penstock.feed.device import map_tensors
 from penstock.feed.loader import Loader
 from penstock.observe.machine import Machine, this_machine
@@ -211,8 +212,8 @@ def _choose_settings(
     counts = sorted({2**power for power in range(most.bit_length())} | {most}) if most else []
     settings, remarks = [Setting.of("inline")], []
     if max_workers is not None and max_workers > machine.cpus:
-        remarks.append(f"Not tried: more than {machine.cpus} workers, the number of CPUs.")
-    for setting in [Setting.of(executor, count) for executor in subject.executors for count in counts if count]:
+        remarks.append(f"Not tried: more than {count(machine.cpus, 'worker')}, the number of CPUs.")
+    for setting in [Setting.of(executor, number) for executor in subject.executors for number in counts if number]:
         needed = subject.host_bytes(setting, batch_bytes)
         room = machine.shared_bytes if setting.executor == "processes" else machine.memory_bytes
         if 2 * needed > room:

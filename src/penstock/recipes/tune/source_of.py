@@ -6,6 +6,7 @@ import numpy as np
 
 from penstock.core.errors import SourceError
 from penstock.core.protocols import Source
+from penstock.core.text import cause
 from penstock.source.array import ArraySource
 from penstock.source.stored.source import ZarrSource
 from penstock.source.tar.source import TarSource
@@ -32,7 +33,7 @@ def source_of(where: str) -> Source:
         except FileNotFoundError as error:
             raise SourceError(f"No file {where}. Check the path.") from error
         except (OSError, ValueError) as error:
-            raise SourceError(f"Could not read {where} as an npy file: {error}") from error
+            raise SourceError(f"Could not read {where} as an npy file: {cause(error)}") from error
     if any((path / name).is_file() for name in _ZARR_FILES):
         return ZarrSource(where)
     return TarSource(where)

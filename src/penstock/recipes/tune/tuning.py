@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import OptionError
+from penstock.core.text import count
 from penstock.files.durable import write_aside
 from penstock.observe.machine import Machine, this_machine
 from penstock.run.options import Executor, RunOptions
@@ -48,8 +49,7 @@ class Setting:
         if not self.workers:
             return "no workers"
         kind = {"threads": "thread", "processes": "worker process"}[self.executor]
-        plural = ("es" if kind.endswith("s") else "s") if self.workers > 1 else ""
-        return f"{self.workers} {kind}{plural}, {self.prefetch} batches ahead each"
+        return f"{count(self.workers, kind)}, {count(self.prefetch, 'batch')} ahead each"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ class Tuning:
         here = this_machine().cpus
         if not trials or here != tuning.machine.cpus:
             raise OptionError(
-                f"{path} was tuned with {tuning.machine.cpus} CPUs, and this machine has {here}. Tune again."
+                f"{path} was tuned with {count(tuning.machine.cpus, 'CPU')}, and this machine has {here}. Tune again."
             )
         return tuning
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from penstock.core.errors import OptionError
+from penstock.core.text import count
 from penstock.report.figures.items import plot_item
 from penstock.shard.manifest import Manifest, manifest_path
 from penstock.shard.summary import find_problems, summarize
@@ -57,11 +58,11 @@ class ShardedDatasetInfo:
         summary = self.get_summary()
         problems: list[str] = summary["problems"]
         per_shard = "" if summary["shard_size"] is None else f" of up to {summary['shard_size']:,}"
-        size, count = summary["total_bytes"], summary["total_samples"]
+        size, n_samples = summary["total_bytes"], summary["total_samples"]
         lines = [
             f"Dataset      {self.manifest.folder}",
-            f"Samples      {count:,} in {summary['total_shards']:,} shards{per_shard}",
-            f"Size         {size / 1e6:,.1f} MB, {size / max(1, count) / 1e3:,.1f} kB per sample",
+            f"Samples      {n_samples:,} in {count(summary['total_shards'], 'shard')}{per_shard}",
+            f"Size         {size / 1e6:,.1f} MB, {size / max(1, n_samples) / 1e3:,.1f} kB per sample",
             f"Compression  {summary['compression']}",
             f"Fingerprint  {summary['fingerprint']}",
             f"Health       {problems[0] if problems else 'all shards are present, with the right size'}",
@@ -87,7 +88,7 @@ def _metadata_lines(metadata: dict[str, Any]) -> list[str]:
     if not converted:
         return lines
     files = [f"{entry['file']} ({entry['samples']:,})" for entry in converted["inputs"]]
-    lines += ["", f"Converted from {len(files):,} inputs", *(f"  {file}" for file in files[:10])]
+    lines += ["", f"Converted from {count(len(files), 'input')}", *(f"  {file}" for file in files[:10])]
     lines += [f"  … and {len(files) - 10:,} more"] if len(files) > 10 else []
     lines += [f"  skipped: {entry['file']}: {entry['reason']}" for entry in converted["skipped"]]
     statistics = metadata.get("statistics")

@@ -22,6 +22,7 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError, ResumeError, SourceError
 from penstock.core.index import Index
 from penstock.core.protocols import Observer, Order
+from penstock.core.text import cause
 from penstock.feed.loader import Loader
 from penstock.feed.ranks import current_world
 from penstock.feed.torch_options import TorchOptions
@@ -285,7 +286,7 @@ class ResumableWebDatasetLoader(WebDatasetLoader):
             state = json.loads(self._path.read_bytes())
         except (OSError, ValueError) as error:
             raise ResumeError(
-                f"Could not read the checkpoint {self._path}: {error}. Remove it to start from the beginning."
+                f"Could not read the checkpoint {self._path}: {cause(error)}. Remove it to start from the beginning."
             ) from error
         try:
             self.set_state(state)

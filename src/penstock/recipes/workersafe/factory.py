@@ -13,6 +13,7 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError, WorkerError
 from penstock.core.index import Index
 from penstock.core.seeds import check_seed, key_for
+from penstock.core.text import count
 from penstock.observe.machine import this_machine
 from penstock.plan.orders import Shuffle
 from penstock.recipes.tune.tuning import Tuning
@@ -216,7 +217,7 @@ def _make_loader(
         config["batch_size"] = check_integer("batch_size", batch_size, at_least=1)
         if config.get("drop_last") and len(dataset) < batch_size:
             raise LoaderError(
-                f"A {kind} loader with drop_last=True needs at least {batch_size} items, got {len(dataset)}. "
+                f"A {kind} loader with drop_last=True needs at least {count(batch_size, 'item')}, got {len(dataset)}. "
                 "Use a smaller batch_size, or drop_last=False."
             )
     _check_start_method(dataset, config)

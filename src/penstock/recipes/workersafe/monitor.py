@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError
+from penstock.core.text import count
 from penstock.observe.advice import format_duration, format_rate
 from penstock.observe.gpu import Gpus
 from penstock.observe.machine import this_machine
@@ -251,7 +252,7 @@ def quick_benchmark(
             f"{format_duration(1000 * entry['startup_time'])} to the first\n"
         )
     best = max(found, key=lambda name: float(found[name]["batches_per_second"]))
-    sys.stdout.write(f"Fastest: {best}, with {found[best]['num_workers']} workers\n")
+    sys.stdout.write(f"Fastest: {best}, with {count(found[best]['num_workers'], 'worker')}\n")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from penstock.core.text import count
 from penstock.observe.advice import format_bytes, format_duration, format_rate
 from penstock.report.content import Report
 from penstock.report.page.html import Html, join, tag
@@ -56,7 +57,7 @@ def _glance(report: Report) -> Html:
         lines.append(
             (
                 "",
-                f"The dataset{part} holds {data['items']:,} items in {_count(data['shards'], 'shard')}, "
+                f"The dataset{part} holds {count(data['items'], 'item')} in {count(data['shards'], 'shard')}, "
                 f"{format_bytes(data['bytes'])}: {', '.join(fields)}.",
             )
         )
@@ -68,8 +69,8 @@ def _glance(report: Report) -> Html:
         figures.append(("mixing score", f"{report.shuffle['mixing']['score']:.2f} of 1"))
     if run is not None:
         seen = run.figures
-        items = f", {seen['items']:,} items" if seen["items"] else ""
-        batches, epochs = _count(seen["batches"], "batch", "batches"), _count(seen["epochs"], "epoch")
+        items = f", {count(seen['items'], 'item')}" if seen["items"] else ""
+        batches, epochs = count(seen["batches"], "batch"), count(seen["epochs"], "epoch")
         lines.append(
             (
                 "",
@@ -93,7 +94,7 @@ def _health(report: Report) -> tuple[str, str]:
     if report.faults:
         whats = sorted({fault["what"] for fault in report.faults})
         short = ", ".join(whats[:3]) + (" and more" if len(whats) > 3 else "")
-        return "bad", f"{_count(len(report.faults), 'fault')}: {short}. Details are below."
+        return "bad", f"{count(len(report.faults), 'fault')}: {short}. Details are below."
     if report.dataset is not None:
         return (
             "good",
@@ -159,7 +160,3 @@ def _describe_run(about: dict[str, Any]) -> str:
 def _format_date(date: str) -> str:
     """Return a readable date in UTC."""
     return f"{date[:10]} {date[11:16]} UTC" if date.endswith("+00:00") else date
-
-
-def _count(count: int, one: str, many: str | None = None) -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"

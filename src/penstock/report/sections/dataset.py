@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.core.text import count
 from penstock.observe.advice import format_bytes
 from penstock.observe.text import format_number
 from penstock.report.content import ItemPicture
@@ -18,10 +19,10 @@ _MOST_NAMED = 6  # groups of a split listed by name
 def dataset_section(data: dict[str, Any], pictures: Sequence[ItemPicture], no_pictures: str) -> Html:
     """Return the section about a dataset."""
     low, high = data["items_per_shard"]
-    each = f"{low:,} items each" if low == high else f"{low:,} to {high:,} items each"
+    each = f"{count(low, 'item')} each" if low == high else f"{low:,} to {high:,} items each"
     packed = "not compressed" if data["compression"] == "none" else f"compressed with {data['compression']}"
-    inputs = f" Converted from {data['inputs']:,} input{'s' if data['inputs'] != 1 else ''}." if data["inputs"] else ""
-    shards = f"{data['shards']:,} shard{'s' if data['shards'] != 1 else ''} of {each}"
+    inputs = f" Converted from {count(data['inputs'], 'input')}." if data["inputs"] else ""
+    shards = f"{count(data['shards'], 'shard')} of {each}"
     return join(
         tag("p", f"{shards}, {format_bytes(data['bytes'])}, {packed}.{inputs}"),
         tag("h3", "Fields"),

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.text import count
 from penstock.observe.durations import Floats
 from penstock.report.page.html import Html, join, tag
 from penstock.report.page.layout import figure
@@ -36,7 +37,8 @@ def shuffle_section(shuffle: dict[str, Any] | None, *, watched: bool) -> Html:
     cost = mixing["read_amplification"]
     costs = (
         f"If only whole chunks can be read, this order reads {cost:.2f} times the items that it delivers, measured "
-        f"over {mixing['batches_measured']:,} batches of epoch 0. In uncompressed shards, any item is cheap to read."
+        f"over {count(mixing['batches_measured'], 'batch')} of epoch 0. In uncompressed shards, any item is cheap to "
+        "read."
     )
     return join(
         tag("p", f"{whose}: {shuffle['description']}."),

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import MissingDependency, OptionError, PenstockError, ReadError, SourceError
+from penstock.core.text import cause, count
 from penstock.files.kinds import open_regular_file
 from penstock.source.audio.mp3 import count_frames
 from penstock.source.audio.resample import Resampler
@@ -119,8 +120,8 @@ class AudioFile:
             raise SourceError(f"{self._path} must be a wav, flac, ogg or mp3 file, got {self.container}; convert it.")
         if not 0 < n_frames < _MAX_FRAMES or not n_channels or self.rate_hz < 1:
             raise SourceError(
-                f"{self._path} declares {n_frames} frames of {n_channels} channels at {self.rate_hz:.10g} Hz; "
-                "it is empty, or its length was never written. Encode it again."
+                f"{self._path} declares {count(n_frames, 'frame')} of {count(n_channels, 'channel')} at "
+                f"{self.rate_hz:.10g} Hz; it is empty, or its length was never written. Encode it again."
             )
         if self.container == "FLAC":  # libsndfile trusts the declared length; decode the last frame to check it
             self._decode(n_frames - 1, n_frames)
@@ -278,7 +279,7 @@ def _check_complete(path: Path, *, whole: bool) -> int:
         except ValueError as error:
             raise SourceError(f"{path} is damaged or truncated: {error}.") from error
         except OSError as error:
-            raise ReadError(f"Could not read {path}: {error}.") from error
+            raise ReadError(f"Could not read {path}: {cause(error)}.") from error
     return size
 
 

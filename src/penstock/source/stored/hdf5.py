@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import MissingDependency, ReadError, SourceError
+from penstock.core.text import cause
 from penstock.source.stored.zarr.local import Selection
 
 __all__ = ["Hdf5Array"]
@@ -55,7 +56,7 @@ class Hdf5Array:
             try:
                 found = self._dataset().shape
             except (OSError, RuntimeError, ValueError, KeyError) as error:
-                raise ReadError(f"The array {self.path}/{self.name} is gone: {error}.") from error
+                raise ReadError(f"The array {self.path}/{self.name} is gone: {cause(error)}.") from error
         if found != self.shape:
             raise ReadError(
                 f"The array {self.path}/{self.name} has changed since it was opened: {self.shape} then, {found} now."
@@ -92,7 +93,7 @@ class Hdf5Array:
                     out[...] = dataset[key]
             except (OSError, RuntimeError, ValueError, KeyError) as error:
                 rows = f"rows {start}–{stop - 1} of {self.path}/{self.name}"
-                raise ReadError(f"Could not read {rows}: {error}.") from error
+                raise ReadError(f"Could not read {rows}: {cause(error)}.") from error
         return out.nbytes
 
     def _lock(self) -> threading.Lock:
@@ -113,4 +114,4 @@ def _open_hdf5(path: Path) -> Any:
     try:
         return h5py.File(path, "r")
     except OSError as error:
-        raise SourceError(f"Could not open {path}: {error}.") from error
+        raise SourceError(f"Could not open {path}: {cause(error)}.") from error

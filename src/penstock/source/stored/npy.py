@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import ReadError, SourceError
+from penstock.core.text import cause
 from penstock.source.stored.zarr.local import Selection, read_into
 
 __all__ = ["NpyArray"]
@@ -65,7 +66,7 @@ class NpyArray:
         try:
             found = self.path.stat()
         except OSError as error:
-            raise ReadError(f"The array {self.path} is gone: {error}.") from error
+            raise ReadError(f"The array {self.path} is gone: {cause(error)}.") from error
         if (found.st_size, found.st_mtime_ns) == (self.n_bytes, self.time_ns):
             return
         try:
@@ -105,7 +106,7 @@ class NpyArray:
             finally:
                 os.close(handle)
         except OSError as error:
-            raise ReadError(f"Could not read rows {start}–{stop - 1} of {self.path}: {error}.") from error
+            raise ReadError(f"Could not read rows {start}–{stop - 1} of {self.path}: {cause(error)}.") from error
         if found != len(target):
             raise ReadError(
                 f"Could not read rows {start}–{stop - 1} of {self.path}: {found} of {len(target)} bytes are there; "

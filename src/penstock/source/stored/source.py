@@ -203,7 +203,7 @@ def _find_arrays(path: str) -> dict[str, str]:
     found = {entry.name: str(entry) for entry in sorted(folder.iterdir()) if _is_zarr_array(entry)}
     if not found:
         refuse_n5(path)
-        raise SourceError(f"No zarr arrays in {path}; name them with fields=...")
+        raise SourceError(f"No zarr arrays in {path}. Give the folder of the arrays, or of one of them.")
     return found
 
 

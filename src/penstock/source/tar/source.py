@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from penstock.core.checks import check_integer
 from penstock.core.errors import DamageError, OptionError, ReadError, SourceError
 from penstock.core.index import Index
+from penstock.core.text import cause
 from penstock.core.types import Block, Field, Span
 from penstock.shard.decoders.decode import Decoding, check_decoding, is_uncompressed
 from penstock.shard.manifest import FieldInfo, Manifest, manifest_path
@@ -243,7 +244,7 @@ def _check_present(manifest: Manifest) -> None:
     try:
         present = set(os.listdir(manifest.folder))  # noqa: PTH208  # names only, of tens of thousands of files
     except OSError as error:
-        raise ReadError(f"Could not list the folder {manifest.folder}: {error}") from error
+        raise ReadError(f"Could not list the folder {manifest.folder}: {cause(error)}") from error
     missing = [shard.name for shard in manifest.shards if shard.name not in present]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

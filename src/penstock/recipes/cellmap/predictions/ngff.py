@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import MissingDependency, OptionError, WriteError
+from penstock.core.text import cause
 from penstock.files.durable import write_aside
 from penstock.source.stored.zarr.local import open_zarr
 from penstock.source.volume.ngff import Axis
@@ -160,7 +161,7 @@ class ImageStore:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise WriteError(f"Could not write {path}: {error}") from error
+            raise WriteError(f"Could not write {path}: {cause(error)}") from error
         write_aside(path, content, lasting=False, folder=self._aside)
 
     def _write_json(self, path: Path, content: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import OptionError, ResumeError, WriteError
+from penstock.core.text import cause
 from penstock.files.locks import FolderLock
 from penstock.files.staging import Staging
 from penstock.recipes.cellmap.predictions.ngff import Coordinates, ImageLayout, ImageStore
@@ -166,7 +167,7 @@ class UnfinishedImage:
             if self._staging.replaced.exists() and not os.path.lexists(self.place):
                 self._staging.replaced.rename(self.place)
         except OSError as error:
-            raise WriteError(f"Could not move the previous image back to {self.place}: {error}.") from error
+            raise WriteError(f"Could not move the previous image back to {self.place}: {cause(error)}.") from error
 
     def _check_options(self) -> None:
         found = (_parse_object(self._staging.options) or {}).get("options", {})

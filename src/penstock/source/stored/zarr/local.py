@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from penstock.core.cache import SharedCache
 from penstock.core.errors import DamageError, ReadError, SourceError
+from penstock.core.text import cause
 from penstock.source.stored.zarr.codec import Codec, UnsupportedStoreError, codec_v2, codec_v3
 
 __all__ = ["Selection", "ZarrArray", "open_zarr", "read_into"]
@@ -82,7 +83,7 @@ class ZarrArray:
         try:
             found = (self.path / self.metadata).stat()
         except OSError as error:
-            raise ReadError(f"The array {self.path} is gone: {error}.") from error
+            raise ReadError(f"The array {self.path} is gone: {cause(error)}.") from error
         if (found.st_size, found.st_mtime_ns) == self.stamp:
             return
         try:
@@ -228,7 +229,7 @@ class _ChunkRead:
         except FileNotFoundError:
             found = None
         except OSError as error:
-            raise ReadError(f"Could not read chunk {self.coordinates} of {array.path}: {error}.") from error
+            raise ReadError(f"Could not read chunk {self.coordinates} of {array.path}: {cause(error)}.") from error
         except (ValueError, MemoryError) as error:
             raise self._damage_error(str(error)) from error
         if found is not None:

@@ -1,0 +1,44 @@
+"""Words of messages: a number with its noun, and a path that is named once."""
+
+__all__ = ["cause", "count", "name_once"]
+
+_SIBILANTS = ("s", "x", "tch", "sh")  # and not "ch": epochs
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun in the right form.
+
+    Examples
+    --------
+    >>> count(1, "shard"), count(1200, "item"), count(2, "batch"), count(0, "modality")
+    ('1 shard', '1,200 items', '2 batches', '0 modalities')
+    """
+    return f"{number:,} {noun if number == 1 else _plural(noun)}"
+
+
+def _plural(noun: str) -> str:
+    if noun.endswith(_SIBILANTS):
+        return f"{noun}es"
+    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+
+
+def name_once(path: object, reason: str) -> str:
+    """Return a line about a file: its path and the reason, or the reason alone if that names the file.
+
+    Examples
+    --------
+    >>> name_once("a.npy", "it is empty"), name_once("a.npy", "Could not read a.npy: it is empty.")
+    ('a.npy: it is empty', 'Could not read a.npy: it is empty.')
+    """
+    return reason if str(path) in reason else f"{path}: {reason}"
+
+
+def cause(error: BaseException) -> str:
+    """Return what an error says, without the path that an error of the operating system repeats.
+
+    Examples
+    --------
+    >>> cause(FileNotFoundError(2, "No such file or directory", "a.npy")), cause(ValueError("too short"))
+    ('No such file or directory', 'too short')
+    """
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
