@@ -9,6 +9,7 @@ import multiprocessing as mp
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +18,13 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 import penstock as ps
 from bench.measure import Contender, measured, printed, saved
 
-__all__ = ["run"]
+__all__ = ["BATCH", "KEPT", "LARGE", "SMALL", "epoch_rate", "run"]
 
 BATCH = 32
 LARGE = {"spikes": (100, 96), "behavior": (100, 2), "lfp": (64, 1000)}
 SMALL = {"image": (16, 16), "label": ()}
+KEPT = {"large": "behavior", "small": "label"}
+"""The small field of each batch that a training keeps for its metrics."""
 PYTHON_ITEMS, ITEM_SECONDS = 800, 0.005
 
 
@@ -36,6 +39,9 @@ def run(folder: Path, out: Path, repeats: int) -> None:
                 Contender("penstock inline", penstock, (data, 0, "auto")),
                 Contender("penstock 2 threads", penstock, (data, 2, "threads")),
                 Contender("penstock 2 processes", penstock, (data, 2, "processes")),
+                Contender("penstock inline, keeping labels", penstock, (data, 0, "auto", KEPT[name])),
+                Contender("penstock 2 threads, keeping labels", penstock, (data, 2, "threads", KEPT[name])),
+                Contender("penstock 2 processes, keeping labels", penstock, (data, 2, "processes", KEPT[name])),
                 Contender("torch DataLoader 0", torch_loader, (data, 0)),
                 Contender("torch DataLoader 2", torch_loader, (data, 2)),
             ],
@@ -76,10 +82,14 @@ def _arrays(folder: Path) -> dict[str, np.ndarray]:
     return {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
 
 
-def _rate(batches: Iterable[object], n_items: int) -> float:
-    began = time.perf_counter()
-    count = sum(1 for _ in batches)
-    return count * BATCH / (time.perf_counter() - began) if count * BATCH <= n_items else 0.0
+def epoch_rate(batches: Iterable[Any], kept: str | None = None) -> float:
+    """Return the items per second of one pass; the field `kept` of every batch is kept until its end."""
+    began, count, labels = time.perf_counter(), 0, []
+    for batch in batches:
+        count += 1
+        if kept is not None:
+            labels.append(batch[kept])
+    return count * BATCH / (time.perf_counter() - began)
 
 
 def limit(folder: Path, buffers: int) -> float:
@@ -106,15 +116,15 @@ def limit(folder: Path, buffers: int) -> float:
     return rate
 
 
-def penstock(folder: Path, num_workers: int, executor: str) -> float:
+def penstock(folder: Path, num_workers: int, executor: str, kept: str | None = None) -> float:
     """Iterate a loader; the second of two epochs counts."""
     source = ps.ArraySource(_arrays(folder))
-    plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH, seed=1)
+    plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH, seed=1, tail="drop")
     options = ps.RunOptions(executor=executor, persistent=True)  # type: ignore[arg-type]  # a literal by construction
     with ps.Loader(source, plan, num_workers=num_workers, options=options) as loader:
         for _ in loader:
             pass
-        return _rate(loader, len(source.index))
+        return epoch_rate(loader, kept)
 
 
 class _Rows(Dataset[dict[str, torch.Tensor]]):
@@ -140,7 +150,7 @@ def torch_loader(folder: Path, num_workers: int) -> float:
     )
     for _ in loader:
         pass
-    return _rate(loader, len(rows))
+    return epoch_rate(loader)
 
 
 class _PythonItems(Dataset[int]):
@@ -176,7 +186,7 @@ def _python_loader(kind: str) -> Iterable[object]:
     if kind == "torch":
         return DataLoader(_PythonItems(), BATCH, shuffle=True, num_workers=2)
     source = ps.DatasetSource(_PythonItems())
-    plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH, seed=1)
+    plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH, seed=1, tail="drop")
     return ps.Loader(source, plan, num_workers=2, options=ps.RunOptions(executor=kind))  # type: ignore[arg-type]
 
 

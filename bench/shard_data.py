@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.delivery import BATCH
-
-__all__ = ["Shapes", "epoch_rate", "samples", "warm", "write_rate"]
+__all__ = ["Shapes", "samples", "warm", "write_rate"]
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -32,13 +30,6 @@ def warm(folder: Path) -> None:
         with path.open("rb") as file:
             while file.read(1 << 22):
                 pass
-
-
-def epoch_rate(batches: Any) -> float:
-    """Return the items per second of one pass."""
-    began = time.perf_counter()
-    count = sum(1 for _ in batches)
-    return count * BATCH / (time.perf_counter() - began)
 
 
 def write_rate(folder: Path, n_items: int, write: Callable[[], None], *, lasting: bool = False) -> float:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.delivery import BATCH
+from bench.delivery import BATCH, epoch_rate
 from bench.measure import Contender
-from bench.shard_data import Shapes, epoch_rate, samples, warm, write_rate
+from bench.shard_data import Shapes, samples, warm, write_rate
 
 __all__ = ["readers", "writers"]
 

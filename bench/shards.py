@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
-from bench.delivery import BATCH, LARGE, SMALL
+from bench.delivery import BATCH, KEPT, LARGE, SMALL, epoch_rate
 from bench.measure import Contender, measured, peak_private_mb, printed, saved
-from bench.shard_data import Shapes, epoch_rate, samples, warm, write_rate
+from bench.shard_data import Shapes, samples, warm, write_rate
 from bench.shard_peers import readers, writers
 
 __all__ = ["run"]
@@ -40,6 +40,8 @@ def run(folder: Path, out: Path, repeats: int) -> None:
             Contender("first epoch, 2 threads", penstock, (shards, fields, 2, 0)),
             Contender("later epochs", penstock, (shards, fields, 0, 1)),
             Contender("later epochs, 2 threads", penstock, (shards, fields, 2, 1)),
+            Contender("later epochs, keeping labels", keeping, (shards, fields, 0, KEPT[name])),
+            Contender("later epochs, 2 threads, keeping labels", keeping, (shards, fields, 2, KEPT[name])),
             Contender("later epochs, with metadata", penstock, (shards, None, 0, 1)),
             Contender("verify=always", penstock, (shards, fields, 0, 1, "always")),
             Contender("WebDatasetLoader, sample by sample, with metadata", sample_by_sample, (shards,)),
@@ -78,7 +80,7 @@ def _run_opening(folder: Path) -> None:
     source = opener(shards, fields=["x"])
     opened, memory = time.perf_counter() - began, peak_private_mb() - before
     assert len(source.index) == OPENED_ITEMS
-    plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH)
+    plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH, tail="drop")
     seconds: dict[str, list[float]] = {"batch 0": [], "batch at 90 %": [], "any batch after that": []}
     for _ in range(5):
         for name, batch in (("batch 0", 0), ("batch at 90 %", int(plan.n_batches * 0.9))):
@@ -145,15 +147,27 @@ def limit(shapes: Shapes, n_items: int) -> float:
 
 def penstock(folder: Path, fields: list[str] | None, num_workers: int, epoch: int, verify: Any = "first") -> float:
     """Iterate a loader over shards; `epoch` says which one counts."""
-    warm(folder)
-    source = ps.TarSource(folder, fields=fields, verify=verify)
-    plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH, seed=1)
-    options = ps.RunOptions(executor="threads" if num_workers else "auto")
-    with ps.Loader(source, plan, num_workers=num_workers, options=options) as loader:
+    with _loader(folder, fields, num_workers, verify) as loader:
         for _ in range(epoch):
             for _ in loader:
                 pass
         return epoch_rate(loader)
+
+
+def keeping(folder: Path, fields: list[str], num_workers: int, kept: str) -> float:
+    """Iterate a loader and keep one field of every batch; the second of two epochs counts."""
+    with _loader(folder, fields, num_workers) as loader:
+        for _ in loader:
+            pass
+        return epoch_rate(loader, kept)
+
+
+def _loader(folder: Path, fields: list[str] | None, num_workers: int, verify: Any = "first") -> ps.Loader:
+    warm(folder)
+    source = ps.TarSource(folder, fields=fields, verify=verify)
+    plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH, seed=1, tail="drop")
+    options = ps.RunOptions(executor="threads" if num_workers else "auto")
+    return ps.Loader(source, plan, num_workers=num_workers, options=options)
 
 
 def sample_by_sample(folder: Path) -> float:
