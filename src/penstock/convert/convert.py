@@ -26,6 +26,7 @@ from penstock.convert.scan import ConvertOptions, ProgressCallback, make_jobs, s
 from penstock.convert.shard_task import InputError, Task, close_recordings, read_empty, read_statistics, write_task
 from penstock.convert.splits import WHOLE, Split
 from penstock.core.errors import ConversionError, OptionError, SourceError, WriteError
+from penstock.files.kinds import local_path
 from penstock.files.locks import FolderLock
 from penstock.files.staging import refuse_links, remove_staging
 from penstock.shard.manifest import MANIFEST, FieldInfo, Manifest, ShardEntry
@@ -88,7 +89,7 @@ def convert(
     on_progress
         Progress callback `(phase, unit, done, total, current)`.
     """
-    options, output = options or ConvertOptions(), Path(output).absolute()
+    options, output = options or ConvertOptions(), local_path(output)
     conversion = _Conversion(output, options, engine or LocalEngine(), on_progress or (lambda *_: None))
     resume = existing == "resume"
     with ExitStack() as stack:

@@ -13,6 +13,7 @@ from penstock.convert.inputs.function import FunctionInput
 from penstock.convert.inputs.protocol import Input
 from penstock.convert.scan import ConvertOptions
 from penstock.core.errors import OptionError
+from penstock.files.kinds import local_path
 from penstock.observe.progress import track_phases
 from penstock.shard.manifest import Manifest
 
@@ -73,7 +74,7 @@ def convert_to_shards(
     6
     """
     engine = _choose_engine(workers, engine)
-    found, where = _make_inputs(inputs, format, reading), Path(output_dir)
+    found, where = _make_inputs(inputs, format, reading), local_path(output_dir)
     existing = existing_from_flags(resume=resume, overwrite=overwrite)
     with track_phases(show=show_progress) as on_progress:
         manifests = convert(found, where, options, engine=engine, existing=existing, on_progress=on_progress)

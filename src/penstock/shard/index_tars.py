@@ -14,6 +14,7 @@ import numpy as np
 from penstock.core.errors import DamageError, SourceError
 from penstock.core.text import count
 from penstock.files.durable import write_aside
+from penstock.files.kinds import local_path
 from penstock.shard.codec import NpyHeader, parse_npy_header
 from penstock.shard.compression import DecompressedStream, detect_compression, max_decompressed_bytes
 from penstock.shard.manifest import MANIFEST, METADATA, FieldInfo, Manifest, manifest_path
@@ -52,7 +53,7 @@ def expand_archives(where: str | os.PathLike[str]) -> list[Path]:
     >>> [path.name for path in _expand_braces("train-{000008..000010}.tar")]
     ['train-000008.tar', 'train-000009.tar', 'train-000010.tar']
     """
-    path = Path(where)
+    path = local_path(where)
     if path.is_dir():
         found = sorted(
             entry for entry in path.iterdir() if ARCHIVE.search(entry.name) and not entry.name.startswith(".")

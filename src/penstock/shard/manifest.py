@@ -20,6 +20,7 @@ import xxhash
 from penstock.core.errors import DamageError, SourceError
 from penstock.core.text import count
 from penstock.core.types import Field
+from penstock.files.kinds import local_path
 from penstock.shard.compression import COMPRESSIONS, Compression
 from penstock.shard.side_index import SideIndex, index_name, parse_dtype, parse_int, parse_shape, parse_text
 from penstock.shard.table import ShardEntry, ShardTable, read_table
@@ -217,7 +218,7 @@ class Manifest:
 
 def manifest_path(where: str | os.PathLike[str]) -> Path:
     """Return the path of the manifest, given a folder, a pattern of archives or the manifest itself."""
-    path = Path(where).absolute()  # the process may change its working directory
+    path = local_path(where)  # absolute: the process may change its working directory
     if path.suffix == ".json" and not path.is_dir():
         return path
     is_pattern = any(letter in path.name for letter in "{*?[") or ".tar" in path.suffixes

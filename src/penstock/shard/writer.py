@@ -18,6 +18,7 @@ import xxhash
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, WriteError
 from penstock.core.text import count
+from penstock.files.kinds import local_path
 from penstock.files.locks import FolderLock
 from penstock.shard.codec import ArrayFormat, json_bytes
 from penstock.shard.compression import COMPRESSIONS, Compression, max_decompressed_bytes
@@ -98,7 +99,7 @@ class ShardWriter:
         resume: bool = False,
         overwrite: bool = False,
     ) -> None:
-        self.folder, self.options = Path(folder).absolute(), options
+        self.folder, self.options = local_path(folder), options
         self._staging, self._lock = stage(self.folder), FolderLock(self.folder)
         self._shards: list[ShardEntry] = []
         self._fields: dict[str, FieldInfo] = {}

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from penstock_test_parts import run_side_by_side
 from penstock_test_shards import xs
 
-from penstock import PlanError, create_webdataset_dataloader
+from penstock import create_webdataset_dataloader
 from penstock.recipes.webdataset import WebDatasetLoader
 
 N, SHARD = 41, 8  # five shards of 8 and one of 1
@@ -74,12 +74,12 @@ def test_a_last_round_that_does_not_divide_is_shared_out(
     assert sorted(x for batches in found for batch in batches for x in batch) == list(range(n))
 
 
-def test_a_last_step_that_ranks_cannot_share_is_refused_or_dropped(
+def test_a_last_item_that_ranks_cannot_share_goes_with_the_step_before_or_is_dropped(
     sets: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_rank(monkeypatch, 0, 2)
-    with pytest.raises(PlanError, match="an item for each of the 2 ranks, got 1"):
-        create_webdataset_dataloader(sets(41), batch_size=4, num_workers=0)
+    found = on_all_ranks(monkeypatch, 2, sets(41), num_workers=0)
+    assert [[len(batch) for batch in batches] for batches in found] == [[4] * 5, [4] * 4 + [5]]
+    assert sorted(x for batches in found for batch in batches for x in batch) == list(range(41))
     found = on_all_ranks(monkeypatch, 2, sets(41), num_workers=0, drop_last=True)
     assert [len(batches) for batches in found] == [5, 5]
     assert len({x for batches in found for batch in batches for x in batch}) == 40

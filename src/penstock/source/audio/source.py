@@ -18,6 +18,7 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
+from penstock.files.kinds import local_path
 from penstock.source.audio.file import AudioFile, AudioTrack, Channels, check_audio_options, find_audio_files
 from penstock.source.audio.resample import Resampler
 from penstock.source.checks import check_items, check_span
@@ -276,13 +277,13 @@ class _OpenTracks:
 
 def _resolve_paths(files: _Path | Sequence[_Path]) -> list[Path]:
     if isinstance(files, str | os.PathLike):
-        folder = Path(files).absolute()
+        folder = local_path(files)
         found = find_audio_files(folder) if not folder.is_file() else [folder]
         if not found:
             raise SourceError(f"No wav, flac, ogg or mp3 files in {folder}.")
         return found
     # Absolute, because a worker process may have another working directory.
-    given = [Path(path).absolute() for path in files]
+    given = [local_path(path) for path in files]
     if not given:
         raise SourceError("files must have at least one path of a wav, flac, ogg or mp3 file, got none.")
     return given

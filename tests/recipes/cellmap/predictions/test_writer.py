@@ -305,7 +305,7 @@ def test_invalid_options_are_refused_and_nothing_is_touched(raw: str, tmp_path: 
         "Only OME-NGFF images are replaced": {"overwrite": True},
         "must name all classes .* without \\['er'\\]": {"target_path": f"{tmp_path}/[mito,x]"},
         "must not contain the raw volume": {"target_path": near, "classes": [Path(raw).name], "overwrite": True},
-        "must be a local path, got the URL": {"target_path": "s3://bucket/[mito,er]"},
+        "must be one of this machine, got the URL": {"target_path": "s3://bucket/[mito,er]"},
         "must give each class its own path": {"target_path": f"{tmp_path}/[mito,er]/../same"},
         "must be among model_classes": {"model_classes": ["er"]},
         "one or more unique names": {"classes": ["er", "er"]},

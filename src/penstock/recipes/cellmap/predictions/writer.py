@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Subset
 
 from penstock.core.errors import OptionError, WriteError
+from penstock.files.kinds import local_path
 from penstock.recipes.cellmap.dataset import Arrays, CellMapDataset, split_target_path
 from penstock.recipes.cellmap.loader import CellMapDataLoader
 from penstock.recipes.cellmap.predictions.output import OutputArray, Target, output_array
@@ -363,8 +364,7 @@ def _check_classes(classes: Sequence[str], model_classes: Sequence[str]) -> None
 def _image_paths(target_path: str, classes: Sequence[str], arrays: Sequence[str]) -> dict[tuple[str, str], Path]:
     """Return the path of the image of each array and class."""
     path = os.fspath(target_path)
-    if "://" in path:
-        raise OptionError(f"target_path must be a local path, got the URL {path!r}.")
+    local_path(path)
     template, named = split_target_path(path)
     if "[" in path:
         left_out = [name for name in classes if name not in named]
