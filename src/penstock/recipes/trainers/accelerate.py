@@ -38,7 +38,7 @@ class AcceleratedFeed(Feed, DataLoaderStateMixin):  # type: ignore[misc]
 
 
 def prepare_loader(accelerator: Accelerator, loader: Any) -> AcceleratedFeed:
-    """Prepare a loader for an accelerator: replaces `accelerator.prepare(loader)`, which would rebuild the loader.
+    """Prepare a loader for an accelerator, in place of `accelerator.prepare(loader)`, which knows nothing of positions.
 
     Batches arrive on the accelerator's device. `accelerator.save_state()` saves the position of the loader, and
     `accelerator.load_state()` resumes at the next batch. Accumulated gradients are applied at the end of an epoch or
