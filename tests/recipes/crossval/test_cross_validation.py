@@ -82,6 +82,49 @@ def test_a_file_and_arrays_give_the_same(data: dict[str, np.ndarray], tmp_path: 
     assert _same(tensor["fold_results"]["fold_2"], arrays["fold_results"]["fold_2"])
 
 
+def test_a_table_and_arrays_give_the_same(data: dict[str, np.ndarray], tmp_path: Path) -> None:
+    flat = {**data, "features": data["features"].reshape(N, -1)}
+    arrays, _ = cross_val_training(**flat, model_class=_linear, config=QUICK)
+    path = tmp_path / "birds.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["recordings", "labels", *(f"f{number}" for number in range(144)), "authors"])
+        rows = zip(data["recordings"], data["labels"], flat["features"].tolist(), data["authors"], strict=True)
+        writer.writerows([recording, label, *values, author] for recording, label, values, author in rows)
+    stored, _ = cross_val_training(path, model_class=_linear, config=QUICK)
+    assert stored["classes"] == arrays["classes"]
+    assert all(_same(fold, stored["fold_results"][name]) for name, fold in arrays["fold_results"].items())
+    path.write_text("labels,f0,species\n0,1.5,owl\n1,2.5,lark\n")
+    with pytest.raises(SourceError, match=r"'species' is text\. Remove it from the table"):
+        cross_val_training(path, model_class=_linear)
+    path.write_text("labels,f0\n0,1.5\n1,\n")
+    with pytest.raises(SourceError, match="row 2 has none in column 'f0'"):
+        cross_val_training(path, model_class=_linear)
+    path.write_text("f0,f1\n0,1.5\n")
+    with pytest.raises(OptionError, match="are required, got no labels"):
+        cross_val_training(path, model_class=_linear)
+
+
+def test_folds_in_parallel_give_the_same_in_the_same_order(data: dict[str, np.ndarray]) -> None:
+    def linear(num_classes: int) -> nn.Module:  # as in a notebook: no other process can import it
+        return nn.Sequential(nn.Flatten(), nn.Linear(144, num_classes))
+
+    def fail(num_classes: int) -> nn.Module:
+        raise RuntimeError(f"no model of {num_classes} classes")
+
+    serial, best = cross_val_training(**data, model_class=linear, config=QUICK, spec_augment=True)
+    both, best_of_both = cross_val_training(**data, model_class=linear, config=QUICK, spec_augment=True, n_jobs=2)
+    assert list(both["fold_results"]) == list(serial["fold_results"])
+    assert all(_same(fold, both["fold_results"][name]) for name, fold in serial["fold_results"].items())
+    assert best_of_both == best
+    assert np.array_equal(both["summary"]["confusion_matrix"], serial["summary"]["confusion_matrix"])
+    with pytest.raises(OptionError, match="n_jobs must be an integer >= 1, got 0"):
+        cross_val_training(**data, model_class=_linear, config=QUICK, n_jobs=0)
+    with pytest.raises(RuntimeError, match="no model of 3 classes") as raised:
+        cross_val_training(**data, model_class=fail, config=QUICK, n_jobs=2)
+    assert "[penstock] in fold 1 of 4" in raised.value.__notes__
+
+
 def test_an_interrupted_cross_validation_resumes_in_its_fold(data: dict[str, np.ndarray], tmp_path: Path) -> None:
     whole, _ = cross_val_training(**data, model_class=_linear, config=QUICK)
     made = []
@@ -176,8 +219,8 @@ def test_invalid_data_is_refused_by_name(data: dict[str, np.ndarray], tmp_path: 
         OptionError, match="data_path excludes arrays, got both it and features, labels, authors, recordings"
     ):
         cross_val_training("birds.npz", **data, model_class=_linear)
-    with pytest.raises(SourceError, match=r"does not tell frequencies from times.* np\.savez"):
-        cross_val_training(tmp_path / "birds.csv", model_class=_linear)
+    with pytest.raises(SourceError, match=r"must be an \.npz, .* or \.parquet file, got .*birds.xls.* np\.savez"):
+        cross_val_training(tmp_path / "birds.xls", model_class=_linear)
     (tmp_path / "birds.npz").write_bytes(b"no zip")
     with pytest.raises(ReadError, match=r"Could not read .*birds\.npz"):
         cross_val_training(tmp_path / "birds.npz", model_class=_linear)

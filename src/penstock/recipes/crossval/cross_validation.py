@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from penstock.convert.table import read_table
 from penstock.core.errors import OptionError, ReadError, SourceError
 from penstock.core.text import cause
 from penstock.recipes.crossval.config import DEFAULTS, SINGLE_FOLD_DEFAULTS, check_config
@@ -51,13 +52,16 @@ def cross_val_training(
     gaussian_noise: bool = False,
     *,
     recordings: ArrayLike | None = None,
+    n_jobs: int = 1,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train `k_folds` models, each validated on authors it has never seen, and return `(results, best_results)`.
 
     Parameters
     ----------
     data_path
-        An .npz file with `features` and `labels`, and optionally `authors` and `recordings`, instead of the arrays.
+        A file instead of the arrays: .npz with `features` and `labels`, and optionally `authors` and `recordings`; or
+        a table, .csv, .tsv or .parquet, with columns of these names, whose other columns, all numbers, are the features
+        of an item. In Parquet, `features` may be a column of lists.
     features
         Array of shape (items, …), such as spectrograms (items, channel, frequency, time). Kept in memory as float32.
     labels
@@ -76,6 +80,9 @@ def cross_val_training(
         Whether masks, and noise, are applied to training items.
     recordings
         Recording that each item is a segment of: predictions are averaged over the segments of a recording.
+    n_jobs
+        Folds trained at once, each in a process of its own, with the same results. A script must then start its work
+        under `if __name__ == "__main__":`.
 
     Returns
     -------
@@ -87,7 +94,7 @@ def cross_val_training(
     data = _Data.of(data_path, features, labels, authors, recordings)
     engine = TrainingEngine(_require_model_class(model_class), data.num_classes(num_classes), chosen)
     folds, split = _folds(data, chosen)
-    results, best_results = engine.run_cross_validation(data.dataset, folds, recordings=data.recordings)
+    results, best_results = engine.run_cross_validation(data.dataset, folds, recordings=data.recordings, n_jobs=n_jobs)
     return {**results, "classes": data.classes, "split": split}, best_results
 
 
@@ -178,7 +185,7 @@ class _Data(NamedTuple):
             repeated = [name for name, value in given.items() if value is not None]
             if repeated:
                 raise OptionError(f"data_path excludes arrays, got both it and {', '.join(repeated)}.")
-            given = _read_npz(Path(data_path))
+            given = _read_file(Path(data_path))
         missing = [name for name in _NEEDED if given[name] is None]
         if missing:
             raise OptionError(f"data_path, or features and labels, are required, got no {' and no '.join(missing)}.")
@@ -196,13 +203,12 @@ class _Data(NamedTuple):
         return len(self.classes) if given is None else given
 
 
-def _read_npz(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> dict[str, Any]:
+    if path.suffix.lower() in (".csv", ".tsv", ".parquet"):
+        return _read_columns(path)
     if path.suffix != ".npz":
-        why = ""
-        if path.suffix == ".csv":
-            why = " A table of pixels does not tell frequencies from times."
         raise SourceError(
-            f"data_path must be an .npz file, got {path}.{why} Save it once: "
+            f"data_path must be an .npz, .csv, .tsv or .parquet file, got {path}. Save it once: "
             "np.savez(path, features=…, labels=…, authors=…)."
         )
     try:
@@ -213,6 +219,29 @@ def _read_npz(path: Path) -> dict[str, Any]:
             return {name: stored[name] if name in stored.files else None for name in (*_NEEDED, *_OPTIONAL)}
     except (OSError, ValueError) as error:
         raise ReadError(f"Could not read {path}: {cause(error)}") from error
+
+
+def _read_columns(path: Path) -> dict[str, Any]:
+    """Return the arrays of a table: the columns with their names, and all others, or `features`, as the features."""
+    table = read_table(path)
+    columns = {name: table.pop(name, None) for name in ("labels", *_OPTIONAL)}
+    for name, values in {**columns, **table}.items():
+        if values is not None and None in values:
+            raise SourceError(
+                f"Cells of {path} must not be empty, but row {values.index(None) + 1} has none in column {name!r}."
+            )
+    wrong = [name for name, values in table.items() if name != "features" and isinstance(values[0], str)]
+    if wrong:
+        raise SourceError(
+            f"The columns of {path} besides {', '.join(map(repr, columns))} must be features, which are numbers, but "
+            f"{', '.join(map(repr, wrong))} is text. Remove it from the table."
+        )
+    features = table["features"] if "features" in table else list(zip(*table.values(), strict=True))
+    try:
+        stacked = np.array(features, np.float32) if features else None
+    except (TypeError, ValueError) as error:
+        raise SourceError(f"The features of {path} must be numbers, as many in each row: {error}") from error
+    return {"features": stacked, **{name: values and np.array(values) for name, values in columns.items()}}
 
 
 def _to_tensor(features: Any) -> torch.Tensor:
