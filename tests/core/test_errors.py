@@ -71,3 +71,18 @@ def test_missing_dependency_errors_survive_pickling() -> None:
     error = errors.MissingDependency("Pillow", "image", "Decoding images")
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again)) == (errors.MissingDependency, str(error))
+
+
+def test_many_inputs_that_could_not_be_converted_fill_at_most_20_lines() -> None:
+    same = {f"same{number}.nwb": "no lfp\n  It has many things." for number in range(2_000)}
+    each = {f"{number}.nwb": f"damaged at byte {number}" for number in range(980)}
+    error = errors.ConversionError(same | each)
+    lines = str(error).splitlines()
+    assert len(lines) <= 20
+    assert lines[0] == "2,980 inputs could not be converted, and nothing was published:"
+    assert lines[1] == "  2,000 inputs (same0.nwb, same1.nwb, same2.nwb, …): no lfp"
+    assert lines[2] == "  0.nwb: damaged at byte 0"
+    assert lines[-2] == "  … and 965 more."
+    assert len(error.reasons) == 2_980
+    alone = str(errors.ConversionError({"a.nwb": "no lfp\n  It has eeg."}))
+    assert alone.splitlines()[1:3] == ["  a.nwb: no lfp", "  It has eeg."]

@@ -11,6 +11,7 @@ from pynwb.event import EventsTable
 from pynwb.image import GrayscaleImage, ImageSeries, IndexSeries, RGBImage
 from pynwb.misc import AnnotationSeries, IntervalSeries
 
+from penstock.convert.convert import convert
 from penstock.convert.nwb.describe import Content, describe_file
 from penstock.convert.nwb.input import NWBInput, NWBOptions
 from penstock.core.errors import SourceError
@@ -69,6 +70,19 @@ def test_a_series_with_a_rate_keeps_it_and_one_with_timestamps_is_interpolated_w
         inside = (centres[number] <= 1.95) | (centres[number] >= 3)
         assert valid[number][:, 0].tolist() == inside.tolist()
         np.testing.assert_allclose(window[inside, 0], centres[number][inside] * 10, rtol=1e-5)
+
+
+def test_a_series_may_have_another_path_in_another_file(tmp_path):
+    paths = []
+    for number, place in enumerate(("acquisition", "behavior")):
+        nwb = new_file()
+        wheel = series("wheel", np.arange(201.0) + number, timestamps=np.arange(201) / 100)
+        nwb.add_acquisition(wheel) if place == "acquisition" else add_behavior(nwb, wheel)
+        paths.append(save_nwb(nwb, tmp_path / f"{place}.nwb"))
+    inputs = [NWBInput(path, NWBOptions(fields={"turn": "wheel"}, overlap=0)) for path in paths]
+    manifest = convert(inputs, tmp_path / "out")[""]
+    assert (manifest.n_items, manifest.fields["turn"].shape) == (4, (100, 1))
+    assert "notes" not in manifest.metadata["conversion"]
 
 
 def test_a_table_of_intervals_gives_the_id_of_each_bin(session):

@@ -139,7 +139,8 @@ def _add_series(found: Modalities, file: NWBFile, name: str, entry: Entry, optio
         found.continuous.append(_continuous(name, entry, file, options))
     else:
         widest = None if options.max_gap_ms is None else options.max_gap_ms / 1000
-        found.binned.append(Binned(name, [Series(entry, file.path)], widest, options.bin_seconds))
+        # Columns have the name of the field: the series may have another path in another file.
+        found.binned.append(Binned(name, [Series(entry, file.path)], widest, options.bin_seconds, labels=[name]))
 
 
 def _find_spikes(file: NWBFile, options: NWBOptions) -> Spikes:
@@ -167,7 +168,9 @@ def _find_lfp(file: NWBFile) -> Entry:
 
 def _find_named(file: NWBFile, modality: str) -> Entry:
     by_path = [entry for entry in file.entries if entry.path == modality]
-    fitting = by_path or _unique_series([entry for entry in file.entries if entry.name == modality])
+    by_name = _unique_series([entry for entry in file.entries if entry.name == modality])
+    shown = [entry for entry in by_name if not entry.path.startswith("stimulus/templates/")]
+    fitting = by_path or shown or by_name
     if not fitting:
         raise _Missing(f"it is none of the kinds {', '.join(KINDS)}, and nothing has that name or path")
     return _require_one(file, modality, fitting)

@@ -195,8 +195,17 @@ class Binned:
     A value is invalid outside a series, across more than the widest gap, and next to a NaN or an infinite value.
     """
 
-    def __init__(self, field: str, series: Sequence[Series], widest_gap: float | None, bin_seconds: float) -> None:
+    def __init__(
+        self,
+        field: str,
+        series: Sequence[Series],
+        widest_gap: float | None,
+        bin_seconds: float,
+        *,
+        labels: Sequence[str] | None = None,
+    ) -> None:
         self.field, self._series = field, list(series)
+        self._labels = [one.path for one in self._series] if labels is None else list(labels)
         self._widest = [
             widest_gap if widest_gap is not None else max(_GAP_INTERVALS * one.times.median, bin_seconds)
             for one in self._series
@@ -204,10 +213,10 @@ class Binned:
 
     @property
     def columns(self) -> list[str]:
-        """The name of each column: the path of its series, with an index if the series has several columns."""
+        """The name of each column: the label of its series, with an index if the series has several columns."""
         return [
-            one.path if one.shape == (1,) else f"{one.path}[{','.join(map(str, place))}]"
-            for one in self._series
+            label if one.shape == (1,) else f"{label}[{','.join(map(str, place))}]"
+            for label, one in zip(self._labels, self._series, strict=True)
             for place in np.ndindex(one.shape)
         ]
 

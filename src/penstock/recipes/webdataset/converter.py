@@ -36,7 +36,7 @@ class NWBToWebDatasetConverter:
     bin_size_ms, sequence_length, overlap
         Width of a bin, bins per window, and the fraction of a window that the next one repeats.
     missing
-        If a file lacks a modality: `"error"`, or `"skip"` it.
+        If a file lacks a modality: `"refuse"`, `"skip"` it in all files, or `"allow"` it, with a mask `has_<modality>`.
     compression
         Compression of whole shards.
     workers
@@ -48,7 +48,7 @@ class NWBToWebDatasetConverter:
     overwrite
         Replace an existing dataset once the new one is complete; False: raise an error.
     nwb_options
-        Other options of `NWBOptions`: `rate_hz`, `unit_filter`, `align`, `pre_ms`, `post_ms`.
+        Other options of `NWBOptions`: `fields`, `units`, `fill`, `rate_hz`, `unit_filter`, `align`, and others.
     """
 
     def __init__(
