@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ConversionOptions"]
 
-_FORMATS = ("auto", "nwb", "npz", "npy", "zarr", "audio", "shards")
+_FORMATS = ("auto", "nwb", "npz", "npy", "zarr", "audio", "files", "shards")
 _NWB, _ROWS = ("NWBInput",), ("NpyInput", "NpzInput", "ZarrInput")
 _AUDIO, _CLIPS = ("AudioInput",), ("ClipInput",)
 
@@ -36,7 +36,7 @@ class _InputGroup:
             "--format",
             "-f",
             metavar="FORMAT",
-            help="Format of the inputs: auto (from their names), nwb, npz, npy, zarr, audio or shards.",
+            help="Format of the inputs: auto (from their names), nwb, npz, npy, zarr, audio, files or shards.",
             autocompletion=choices(*_FORMATS),
         ),
     ] = "auto"
@@ -45,9 +45,23 @@ class _InputGroup:
         typer.Option(metavar="A,B", help="npz, zarr: names of the arrays to convert; all if not given."),
         AppliesTo(("NpzInput", "ZarrInput")),
     ] = None
+    whole_files: Annotated[
+        bool,
+        typer.Option(
+            "--whole-files",
+            help="Each file, or each set of files with the same stem (a.png, a.txt), is one item; as --format files.",
+        ),
+    ] = False
     axis: Annotated[
         int, typer.Option(metavar="N", help="zarr: the axis along which items lie."), AppliesTo(("ZarrInput",))
     ] = 0
+
+    @property
+    def kind(self) -> str:
+        """The format of the inputs."""
+        if self.whole_files and self.format not in ("auto", "files"):
+            raise OptionError(f"--whole-files must be given without --format, got --format {self.format}.")
+        return "files" if self.whole_files else self.format
 
 
 @dataclass(frozen=True, slots=True)

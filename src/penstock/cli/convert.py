@@ -35,7 +35,7 @@ def convert(
         list[str],
         typer.Argument(
             metavar="INPUT",
-            help="Files, patterns in quotes, zarr stores, folders of audio or of shards; also as --input (-i).",
+            help="Files, patterns in quotes, zarr stores, folders of audio, images or shards; also as --input (-i).",
         ),
     ],
     output: Annotated[
@@ -51,9 +51,9 @@ def convert(
 ) -> None:
     """Convert recordings to tar shards.
 
-    Inputs are NWB files, npz, npy, zarr stores, audio, or other shards. The bytes are the same for any number of
-    workers. A dataset appears only when it is complete: after an error or Ctrl-C nothing is published, and --resume
-    continues.
+    Inputs are NWB files, npz, npy, zarr stores, audio, images, other whole files, or other shards. The bytes are the
+    same for any number of workers. A dataset appears only when it is complete: after an error or Ctrl-C nothing is
+    published, and --resume continues.
     """
     from penstock.convert.formats import inputs_of  # noqa: PLC0415  # imports numpy
 
@@ -61,7 +61,7 @@ def convert(
     engine = execution.make_engine()
     for given in inputs:
         check_input(given)
-    found = inputs_of(inputs, options.input.format, reading)  # type: ignore[arg-type]  # checked there
+    found = inputs_of(inputs, options.input.kind, reading)  # type: ignore[arg-type]  # checked there
     _check_used(context, found)
     if execution.dry_run:
         estimate(found, output, writing, engine, context.command, show=not quiet, as_json=as_json)

@@ -233,7 +233,7 @@ def list_groups(scans: Sequence[Scan], group_by: str) -> list[tuple[str, int, in
 
 def make_label(scans: Sequence[Scan], column: str | None) -> Label | None:
     """Return the label of items: the given column, or the one that all inputs name; None if there is neither."""
-    named = {scan.about.get("label") for scan in scans if scan.n_items}
+    named = {scan.about.get("label_column") for scan in scans if scan.n_items}
     column = column or (named.pop() if len(named) == 1 else None)
     if column is None:
         return None

@@ -22,32 +22,33 @@ class Stamp:
     changed_ns: int
 
 
-def read_stamp(path: Path) -> Stamp:
-    """Return the stamp of a file; for a folder, that of the metadata files in it."""
+def read_stamp(*paths: Path) -> Stamp:
+    """Return the stamp of files; for a folder, that of the metadata files in it."""
+    path = paths[0]
     try:
-        files = _metadata_files(path)
+        files = [file for path in paths for file in _metadata_files(path)]
         stats = [file.stat() for file in files]
     except OSError as error:
         raise SourceError(f"Could not read {path}: {cause(error)}.") from error
     return Stamp(sum(stat.st_size for stat in stats), max(stat.st_mtime_ns for stat in stats))
 
 
-def fingerprint(path: Path) -> str:
-    """Return a digest of the content of a file; for a large one, of 64 slices of 1 MB including the first and the last.
+def fingerprint(*paths: Path) -> str:
+    """Return a digest of the content of files; of a large one, of 64 slices of 1 MB including the first and the last.
 
     For a folder (a zarr store): a digest of its metadata files, which hold shapes and types, not values.
     """
     digest = xxhash.xxh3_128()
     try:
-        for file in _metadata_files(path):
+        for root, file in [(path, file) for path in paths for file in _metadata_files(path)]:
             size = file.stat().st_size
-            digest.update(f"{file.relative_to(path)}:{size};".encode())
+            digest.update(f"{file.relative_to(root)}:{size};".encode())
             with file.open("rb") as stream:
                 for start in _slice_starts(size):
                     stream.seek(start)
                     digest.update(stream.read(_SLICE_BYTES))
     except OSError as error:
-        raise SourceError(f"Could not read {path}: {cause(error)}.") from error
+        raise SourceError(f"Could not read {paths[0]}: {cause(error)}.") from error
     return digest.hexdigest()
 
 

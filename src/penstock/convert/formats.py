@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from penstock.convert.inputs.arrays import NpyInput
 from penstock.convert.inputs.audio import AudioInput, ClipInput
+from penstock.convert.inputs.files import IMAGE_EXTENSIONS, find_files, group_files, has_images
 from penstock.convert.inputs.npz import NpzInput
 from penstock.convert.inputs.protocol import Input
 from penstock.convert.inputs.shards import ShardsInput
@@ -19,7 +20,8 @@ from penstock.source.audio.file import EXTENSIONS, find_audio_files
 
 __all__ = ["Format", "ReadOptions", "expand_paths", "inputs_of"]
 
-Format = Literal["auto", "nwb", "npz", "npy", "zarr", "audio", "shards"]
+Format = Literal["auto", "nwb", "npz", "npy", "zarr", "audio", "files", "shards"]
+"""`"files"`: each file, or each set of files with the same stem, is an item."""
 
 _ZARR = ("zarr.json", ".zgroup", ".zarray")
 
@@ -103,11 +105,19 @@ def inputs_of(
         raise OptionError(f"format must be one of {', '.join(map(repr, get_args(Format)))}, got {format!r}.")
     reading = reading or ReadOptions()
     found: list[Input] = []
+    whole: list[tuple[Path, Path | None]] = []
     for path in expand_paths(paths):
-        inputs = reading.inputs(_detect_kind(path) if format == "auto" else format, path)
+        kind = _detect_kind(path) if format == "auto" else format
+        if kind == "files":
+            whole += [(file, path) for file in find_files(path)] if path.is_dir() else [(path, None)]
+            continue
+        inputs = reading.inputs(kind, path)
         if not inputs:
             raise SourceError(f"No audio files ({', '.join(EXTENSIONS)}) in {path}.")
         found += inputs
+    if format == "files" and not whole:
+        raise SourceError(f"No files in {', '.join(map(str, paths))}.")
+    found += group_files(whole)
     _check_unique(found)
     return found
 
@@ -139,6 +149,8 @@ def _detect_kind(path: Path) -> str:
         return _detect_folder_kind(path)
     if last in EXTENSIONS:
         return "audio"
+    if last in IMAGE_EXTENSIONS:
+        return "files"
     if suffixes[-2:] == [".zarr", ".zip"]:
         return "zarr"
     if last not in (".npy", ".npz"):
@@ -156,9 +168,11 @@ def _detect_folder_kind(path: Path) -> str:
         return "zarr"
     if find_audio_files(path):
         return "audio"
+    if has_images(path):
+        return "files"
     raise SourceError(
-        f"An input folder must be a zarr store or contain shards or audio files, got {path}. Name its files, such as "
-        "DIR/*.nwb, or give the format, such as format='zarr'."
+        f"An input folder must be a zarr store or contain shards, audio files or images, got {path}. Name its files, "
+        "such as DIR/*.nwb, or give the format, such as format='zarr'."
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.convert.fingerprint import Stamp, fingerprint, read_stamp
-from penstock.convert.inputs.protocol import Input, Recording, ids_of, metadata_of
+from penstock.convert.inputs.protocol import Input, Recording, ids_of, metadata_of, paths_of
 from penstock.convert.shard_task import Label, Task
 from penstock.convert.splits import ItemSpan, Split, cut_by_time
 from penstock.core.errors import MissingDependency
@@ -113,7 +113,7 @@ class Scanner:
     def __call__(self, given: Input) -> Scan | BadInput:
         """Return what was found in an input, or why it cannot be converted."""
         try:
-            stamp, digest = read_stamp(given.path), fingerprint(given.path)
+            stamp, digest = read_stamp(*paths_of(given)), fingerprint(*paths_of(given))
             recording = given.open()
             try:
                 numbers = np.arange(recording.n_samples)
@@ -143,7 +143,7 @@ class Scanner:
 
     def _list_metadata(self, recording: Recording, first: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
         """Return what is needed of the metadata of each item, or of all items if they do not differ."""
-        needed = {*self.needed, recording.about.get("label")}
+        needed = {*self.needed, recording.about.get("label_column")}
         groups = {name: value for name, value in recording.groups.items() if name in needed}
         found = tuple(
             {**groups, **{name: value for name, value in metadata.items() if name in needed and value is not None}}

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.convert.fingerprint import Stamp, read_stamp
-from penstock.convert.inputs.protocol import Input, Recording, Sample
+from penstock.convert.inputs.protocol import Input, Recording, Sample, paths_of
 from penstock.core.cache import SharedCache
 from penstock.core.errors import OptionError, PenstockError, ReadError, SourceError, WriteError
 from penstock.core.text import cause, name_once
@@ -233,7 +233,7 @@ def _check_size(shard: ShardFile, options: WriteOptions) -> None:
 
 
 def _check_unchanged(given: Input, stamp: Stamp) -> None:
-    if read_stamp(given.path) != stamp:
+    if read_stamp(*paths_of(given)) != stamp:
         raise InputError(given.path, "the file changed while it was converted; wait until it is complete")
 
 

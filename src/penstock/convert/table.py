@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ReadError, SourceError
+from penstock.core.text import cause
 from penstock.files.kinds import open_regular_file
 
 __all__ = ["read_table"]
@@ -54,7 +55,7 @@ def _read_rows(path: Path, delimiters: str) -> list[list[str]]:
         except UnicodeDecodeError as error:
             raise SourceError(f"A table must be text in UTF-8, but {path} is not: {error}.") from error
         except OSError as error:
-            raise ReadError(f"Could not read {path}: {error}.") from error
+            raise ReadError(f"Could not read {path}: {cause(error)}.") from error
     head = text.partition("\n")[0]
     delimiter = max(delimiters, key=head.count)
     try:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Input", "Recording", "Sample", "SampleRecording", "ids_of", "metadata_of"]
+__all__ = ["Input", "Recording", "Sample", "SampleRecording", "ids_of", "metadata_of", "paths_of"]
 
 Sample = tuple[dict[str, Any], dict[str, Any]]
 """The fields of an item, and its metadata, which say where it came from. A `sample_id` in it is the id of the item."""
@@ -87,3 +87,9 @@ class Input(Protocol):
     def open(self) -> Recording:
         """Open the recording; raise SourceError if it has another format or lacks what the options ask for."""
         ...
+
+
+def paths_of(given: Input) -> tuple[Path, ...]:
+    """Return the files that an input reads: `paths` if it has several, otherwise its path."""
+    paths: tuple[Path, ...] = getattr(given, "paths", (given.path,))
+    return paths
