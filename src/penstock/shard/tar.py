@@ -24,6 +24,7 @@ __all__ = [
     "byte_sum",
     "header",
     "padded_size",
+    "plain_name",
     "read_members",
     "read_name",
 ]
@@ -171,6 +172,14 @@ def read_members(stream: Readable, shard: str) -> Iterator[Member]:
             yield Member(name, begin, offset, size, digest.intdigest(), head)
 
 
+def plain_name(block: bytes) -> bytes:
+    """Return the name in a header, without looking at its checksum or at extension headers before it."""
+    name = block[:100].split(b"\0", 1)[0]
+    if block[345] and block[257:263] == b"ustar\0":
+        name = block[345:500].split(b"\0", 1)[0] + b"/" + name
+    return name
+
+
 def read_name(headers: bytes, shard: str) -> str:
     """Return the name of a member, given all its header blocks; raise DamageError if they are malformed."""
     reader, digest, name = _Reader(io.BytesIO(headers), shard), xxhash.xxh3_64(), ""
@@ -237,10 +246,7 @@ def _parse_header(block: bytes, shard: str, at: int) -> tuple[bytes, str, int]:
     size = _parse_number(block[124:136])
     if size is None or size < 0:
         raise DamageError(shard, None, f"the header at byte {at} has an invalid size: {block[124:136]!r}")
-    name = block[:100].split(b"\0", 1)[0]
-    if block[257:263] == b"ustar\0" and (prefix := block[345:500].split(b"\0", 1)[0]):
-        name = prefix + b"/" + name
-    kind = block[156:157]
+    name, kind = plain_name(block), block[156:157]
     # Links and directories have no payload, whatever their size field says.
     return kind, name.decode(errors="surrogateescape"), 0 if kind in (*_REFUSED, _DIRECTORY) else size
 

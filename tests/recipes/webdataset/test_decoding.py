@@ -13,6 +13,7 @@ from penstock_webdataset_library import consumed, read_by_the_library, tars
 from PIL import Image
 
 from penstock import TarSource, create_webdataset_dataloader
+from penstock.convert.to_shards import convert_to_shards
 from penstock.core.errors import DamageError, ReadError
 from penstock.recipes.webdataset import WebDatasetLoader, WebDatasetWriter
 from penstock.shard.decoders.images import IMAGE_MODES
@@ -130,6 +131,22 @@ def test_images_stay_bytes_as_the_library_leaves_them_unless_asked(tmp_path: Pat
         ours = by_suffix(source, block, item)
         assert ours == {name: value for name, value in theirs[item].items() if not name.startswith("__")}
     source.close()
+
+
+def test_shards_that_are_converted_keep_what_only_files_can_hold(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    write(tmp_path / "a", lambda i: {**pictures(i), **{name: plain(i)[name] for name in ("txt", "x.npy", "mp", "ten")}})
+    convert_to_shards(tmp_path / "a", tmp_path / "b", show_progress=False)
+    before, after = TarSource(tmp_path / "a", decode=False), TarSource(tmp_path / "b", decode=False)
+    assert list(after.fields) == [*before.fields, "metadata"]
+    assert [after.manifest.fields[name].suffix.lower() for name in before.fields if name != "png.gz"] == [
+        before.manifest.fields[name].suffix.lower() for name in before.fields if name != "png.gz"
+    ]
+    left, right = before.take(np.arange(N)), after.take(np.arange(N))
+    for name in ("png", "palette.png", "jpg", "gif", "mp", "ten", "txt"):
+        assert left[name].tolist() == right[name].tolist()
+    again = TarSource(tmp_path / "b").take(np.array([5]))
+    assert (again["mp"][0], equal(again["ten"][0], plain(5)["ten"])) == (plain(5)["mp"], True)
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------

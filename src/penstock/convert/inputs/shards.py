@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from penstock.convert.inputs.protocol import Sample
 from penstock.core.errors import SourceError
 from penstock.shard.manifest import METADATA
-from penstock.shard.names import automatic_key
+from penstock.shard.names import automatic_key, stored_extension
 from penstock.shard.sample_form import RESERVED_KEYS
 from penstock.source.tar.source import TarSource
 
@@ -24,24 +24,32 @@ _READ_ITEMS, _READ_METADATA = 32, 1024
 class ShardsInput:
     """A folder of shards that Penstock wrote or indexed. Every byte is verified as it is read.
 
-    Images and sounds are copied as they are stored. Items keep ids that are not automatic, unless several items of a
-    conversion have the same.
+    Images, sounds and the like are copied as they are stored. Items keep ids that are not automatic, unless several
+    items of a conversion have the same.
     """
 
     path: Path
 
     def open(self) -> "_Shards":
         """Open the shards."""
-        return _Shards(TarSource(self.path, decode="basic"))  # images and sounds stay the files that they are
+        return _Shards(self.path)
 
 
 class _Shards:
-    def __init__(self, source: TarSource) -> None:
-        if not source.fields.keys() - {METADATA}:
-            raise SourceError(f"A dataset must have fields besides metadata to be converted, but {source!r} has none.")
-        self._source = source
-        self.n_samples = source.index.n_items
-        self.about: Mapping[str, Any] = {"format": "shards", "fields": list(source.fields)}
+    def __init__(self, path: Path) -> None:
+        whole = TarSource(path)
+        self._path, self._names = path, list(whole.fields)
+        if not {*self._names} - {METADATA}:
+            raise SourceError(f"A dataset must have fields besides metadata to be converted, but {whole!r} has none.")
+        copied = [name for name in self._names if stored_extension(name) not in ("bin", "txt", "json")]
+        decoded = [name for name in self._names if name not in copied]
+        self._sources = [
+            TarSource(path, fields=names, decode=decode)
+            for names, decode in ((copied, False), (decoded, True))
+            if names
+        ]
+        self.n_samples = whole.index.n_items
+        self.about: Mapping[str, Any] = {"format": "shards", "fields": self._names}
         self.groups: Mapping[str, str] = {}
         self.notes: Sequence[str] = ()
 
@@ -52,10 +60,10 @@ class _Shards:
 
     def metadata(self, numbers: NDArray[np.int64]) -> Iterator[Mapping[str, Any]]:
         """Yield the metadata of items, without reading fields."""
-        if METADATA not in self._source.fields:
+        if METADATA not in self._names:
             yield from ({} for _ in numbers)
             return
-        source = TarSource(self._source.path.parent, fields=[METADATA])
+        source = TarSource(self._path, fields=[METADATA])
         try:
             for start in range(0, len(numbers), _READ_METADATA):
                 some = numbers[start : start + _READ_METADATA]
@@ -70,17 +78,18 @@ class _Shards:
 
     def samples(self, numbers: NDArray[np.int64]) -> Iterator[Sample]:
         """Yield items in the order of `numbers`."""
-        names = [name for name in self._source.fields if name != METADATA]
+        names = [name for name in self._names if name != METADATA]
         for start in range(0, len(numbers), _READ_ITEMS):
             some = numbers[start : start + _READ_ITEMS]
-            block = self._source.take(some)
+            block = {name: array for source in self._sources for name, array in source.take(some).items()}
             for row, number in enumerate(some.tolist()):
                 about = _own_metadata(block[METADATA][row], number) if METADATA in block else {}
                 yield {name: block[name][row] for name in names}, about
 
     def close(self) -> None:
         """Close the shards."""
-        self._source.close()
+        for source in self._sources:
+            source.close()
 
 
 def _own_metadata(about: Mapping[str, Any], number: int) -> dict[str, Any]:

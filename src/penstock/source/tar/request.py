@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from penstock.core.errors import DamageError
 from penstock.shard.names import split_name
 from penstock.shard.side_index import MISSING
-from penstock.shard.tar import TAR_BLOCK, read_name
+from penstock.shard.tar import TAR_BLOCK, plain_name, read_name
 from penstock.source.native import ExpectedChecksums, StoredItems, copy_items, find_changed_shards, read_numbers
 from penstock.source.tar.layout import Extent
 from penstock.source.tar.open_shards import NO_COLUMN, OpenShard
@@ -158,15 +158,24 @@ class Request:
             raise self._copy_error(n_copied, int(begins[n_copied]), int(sizes[n_copied]), None)
         keys_at = np.array([shard.keys_at for shard in self.open_shards])[self._which]
         hashes = self._read_index(keys_at, np.arange(len(begins))).view(np.uint64).tolist()
+        headers, places = content.tobytes(), self.places.tolist()
         for number, (stop, size) in enumerate(zip(stops.tolist(), sizes.tolist(), strict=True)):
-            try:
-                name = read_name(content[stop - size : stop].tobytes(), "")
-            except DamageError as error:
-                raise self.damage(number, error.reason) from error
-            key = split_name(name)[0]
-            if xxhash.xxh3_64_intdigest(key.encode(errors="surrogateescape")) != hashes[number]:
-                raise self.damage(number, f"the key in the name {name!r} does not match the side index")
-            out[self.places[number]] = key
+            # Most names are in the last block, whatever comes before it; the hash tells.
+            key = split_name(plain_name(headers[stop - TAR_BLOCK : stop]).decode(errors="surrogateescape"))[0]
+            if not _has_hash(key, hashes[number]):
+                key = self._parse_key(number, headers[stop - size : stop], hashes[number])
+            out[places[number]] = key
+
+    def _parse_key(self, number: int, headers: bytes, expected: int) -> str:
+        """Return the key in the name that all headers of a member give."""
+        try:
+            name = read_name(headers, "")
+        except DamageError as error:
+            raise self.damage(number, error.reason) from error
+        key = split_name(name)[0]
+        if not _has_hash(key, expected):
+            raise self.damage(number, f"the key in the name {name!r} does not match the side index")
+        return key
 
     def _find_headers(self) -> tuple[_Int64s, _Int64s]:
         """Return where a member of each item begins, and the size of its headers."""
@@ -180,6 +189,8 @@ class Request:
             begins[fresh], sizes[fresh] = found[fresh], (self.numbers_at(places[:, 3:6]) - found)[fresh]
             if MISSING not in begins:
                 break
+        if (sizes < TAR_BLOCK).any():  # a side index that was forged
+            raise self.damage(int(np.argmin(sizes)), "its side index names no header of it")
         return begins, sizes
 
     def _copy_payloads(
@@ -220,6 +231,10 @@ class Request:
         if found == n_bytes:
             return self.damage(number, "its bytes could not be read; the disk may have errors")
         return self.damage(number, f"the shard was truncated: {found} of the {n_bytes} bytes of the item are left")
+
+
+def _has_hash(key: str, expected: int) -> bool:
+    return xxhash.xxh3_64_intdigest(key.encode(errors="surrogateescape")) == expected
 
 
 def _stack_rows(rows: list[bytes]) -> _Int64s:
