@@ -139,7 +139,7 @@ def test_a_table_of_events_gives_counts_and_its_columns_the_last_value_of_each_b
         ("intervals/trials/position", "must be a column of one number or text per row, but position is not"),
         ("intervals/trials/colour", "has no x: intervals/trials has the columns start_time, stop_time, choice"),
         ("acquisition/gone", r"nothing has that name or path.*intervals/trials \(TimeIntervals, 3 rows\)"),
-        ("units", "are read as the modality 'spikes'"),
+        ("units", "are read with modalities="),
     ],
 )
 def test_what_cannot_be_a_field_is_refused_with_the_reason(session, path, message):
@@ -218,7 +218,7 @@ def test_a_series_of_acquisition_that_is_no_behavior_is_noted_unless_it_is_named
     nwb.add_acquisition(series("wheel", np.arange(200.0), rate=100.0))
     add_behavior(nwb, series("x", np.arange(200.0), rate=100.0))
     path = save_nwb(nwb, tmp_path / "a.nwb")
-    note = "acquisition/wheel is not part of behavior; name it in fields= (--field) to convert it."
+    note = "acquisition/wheel is not part of behavior; name it as a field to convert it."
     assert open_nwb(path, modalities=("behavior",)).notes == [note]
     assert open_nwb(path, modalities=("behavior",), fields={"w": "acquisition/wheel"}).notes == []
 

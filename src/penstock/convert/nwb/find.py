@@ -107,9 +107,7 @@ def _add_field(found: Modalities, file: NWBFile, name: str, path: str, options: 
     """Add what a path names: a series, a table, a column of a table, or an image."""
     path = path.replace("stimulus/presentation/", "stimulus/", 1)  # as in the file itself
     if path == "units":
-        raise SourceError(
-            f"The units of {file.path} are read as the modality 'spikes' (--modalities spikes), not as a field."
-        )
+        raise SourceError(f"The units of {file.path} are read with modalities=('spikes',), not as a field.")
     parent, _, column = path.rpartition("/")
     things = {thing.path: thing for thing in (*file.tables, *file.images, *file.events)}
     if path in things and "Image" in things[path].kinds:
@@ -204,7 +202,7 @@ def _find_binned(file: NWBFile, modality: str, options: NWBOptions, notes: list[
         plain = [
             entry.path for entry in file.entries if _is_plain_acquisition(entry) and entry.path not in options.taken
         ]
-        notes += [f"{path} is not part of behavior; name it in fields= (--field) to convert it." for path in plain]
+        notes += [f"{path} is not part of behavior; name it as a field to convert it." for path in plain]
     if not series:
         raise _Missing(
             {
