@@ -1,6 +1,9 @@
 """Recordings of one dataset: unlike units, unlike columns, modalities that some of them lack."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
+from shutil import copy
 
 import numpy as np
 import pytest
@@ -10,7 +13,9 @@ from penstock_nwb_parts import add_behavior, add_lfp, add_units, new_file, save_
 from penstock.convert.convert import convert
 from penstock.convert.engines import LocalEngine
 from penstock.convert.formats import ReadOptions
+from penstock.convert.nwb.agree import agree
 from penstock.convert.nwb.input import NWBInput, NWBOptions
+from penstock.convert.plan import Scanner
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.convert.to_shards import convert_to_shards
@@ -129,9 +134,18 @@ def test_units_without_one_in_common_and_repeated_ids_are_refused(tmp_path):
 
 
 def test_the_table_of_many_unlike_recordings_has_at_most_20_lines(tmp_path):
-    paths = [_write(tmp_path / f"{number:02d}.nwb", tuple(range(1 + number // 2))) for number in range(40)]
+    options = NWBOptions(("spikes",), sequence_length=50)
+    scan = Scanner(Split())(NWBInput(_write(tmp_path / "a.nwb", (0,)), options))
+    scans = [
+        replace(
+            scan,
+            input=NWBInput(tmp_path / f"{number:02d}.nwb", options),
+            about={"fields": {"spikes": {"unit_ids": list(range(1 + number // 2))}}},
+        )
+        for number in range(40)
+    ]
     with pytest.raises(SourceError) as caught:
-        _convert(tmp_path, paths, modalities=("spikes",))
+        agree(scans, options)
     lines = str(caught.value).splitlines()
     assert len(lines) <= 20
     assert lines[1] == "  2 recordings (00.nwb, 01.nwb): spikes: 1 unit"
@@ -152,18 +166,19 @@ _ALL = {"modalities": ("spikes", "lfp", "behavior")}
 
 
 def test_the_error_lists_all_that_is_missing_in_all_files(tmp_path, lacking):
-    more = [_write(tmp_path / f"d{number}.nwb", (0,)) for number in range(30)]
+    more = [_write(tmp_path / "d0.nwb", (0,))]
+    more += [Path(copy(more[0], tmp_path / f"d{number}.nwb")) for number in range(1, 5)]
     with pytest.raises(ConversionError) as caught:
         _convert(tmp_path, [*lacking, *more], **_ALL)
     text = str(caught.value).replace(f"{tmp_path}/", "")
     lines = text.splitlines()
     assert len(lines) == 5
-    assert lines[0] == "32 inputs could not be converted, and nothing was published:"
+    assert lines[0] == "7 inputs could not be converted, and nothing was published:"
     assert lines[1].startswith("  a.nwb: no lfp: no ElectricalSeries")
     assert lines[2].startswith("  b.nwb: no behavior: no series in a module")
-    assert lines[3].startswith("  30 inputs (d0.nwb, d1.nwb, d10.nwb, …): no lfp: no Elect")
+    assert lines[3].startswith("  5 inputs (d0.nwb, d1.nwb, d2.nwb, …): no lfp: no Elect")
     assert "; no behavior: no series" in lines[3]
-    assert len(caught.value.reasons) == 32
+    assert len(caught.value.reasons) == 7
 
 
 def test_skip_leaves_out_what_any_file_lacks_and_gives_what_a_conversion_without_it_gives(tmp_path, lacking):
