@@ -14,7 +14,7 @@ from PIL import Image
 
 from penstock import TarSource, create_webdataset_dataloader
 from penstock.convert.to_shards import convert_to_shards
-from penstock.core.errors import DamageError, ReadError
+from penstock.core.errors import DamageError, OptionError, ReadError
 from penstock.recipes.webdataset import WebDatasetLoader, WebDatasetWriter
 from penstock.shard.decoders.images import IMAGE_MODES
 from penstock.shard.index_tars import index_archives
@@ -161,6 +161,8 @@ def test_the_key_of_an_item_is_that_of_the_library(tmp_path: Path) -> None:
     assert "__key__" not in source.fields
     with pytest.raises(ReadError, match="Could not read items 7"):
         source.key_of(N)
+    with pytest.raises(OptionError, match="item must be an integer >= 0, got -1"):
+        source.key_of(-1)
     loader = WebDatasetLoader(tmp_path)
     assert {int(sample["cls"]): sample["__key__"] for sample in loader} == dict(enumerate(keys))
     loader.close()

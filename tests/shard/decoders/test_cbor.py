@@ -87,10 +87,10 @@ _plain = st.recursive(
 
 
 @given(_plain)
-def test_plain_data_come_back_and_every_truncation_is_refused(value: Any) -> None:
+def test_plain_data_come_back_and_truncated_ones_are_refused(value: Any) -> None:
     stored = encode(value)
     assert decode_cbor(stored) == value
-    for length in range(len(stored)):
+    for length in range(0, len(stored), max(1, len(stored) // 20)):
         with pytest.raises(ValueError, match=r"."):
             decode_cbor(stored[:length])
 

@@ -174,7 +174,7 @@ class TarSource:
 
     def key_of(self, item: int) -> str:
         """Return the key of an item: the part of its members' names that they share, as in the webdataset library."""
-        items = check_items(np.array([item]), self)
+        items = check_items(np.array([check_integer("item", item, at_least=0)]), self)
         return self._process_engine().read_keys(items)[0]
 
     def close(self) -> None:
