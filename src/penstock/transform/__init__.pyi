@@ -1,3 +1,4 @@
+from penstock.transform.batch import transform_batch as transform_batch
 from penstock.transform.compose import Compose as Compose
 from penstock.transform.crops import RandomCrop as RandomCrop
 from penstock.transform.crops import RandomShift as RandomShift

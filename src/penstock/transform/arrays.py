@@ -105,8 +105,8 @@ def require_floats(array: _Array, name: str) -> None:
         raise OptionError(f"{name} needs floating-point data, got {array.dtype}. Convert it to float32 first.")
 
 
-def require_axis(array: _Array, axis: int, name: str) -> int:
-    """Return `axis` counted from 0; raise OptionError if the array does not have it."""
-    if not -array.ndim <= axis < array.ndim:
-        raise OptionError(f"{name} needs axis {axis}, got an item of shape {array.shape}.")
-    return axis % array.ndim
+def require_axis(shape: tuple[int, ...], axis: int, name: str) -> int:
+    """Return `axis` counted from 0; raise OptionError if an item of this shape does not have it."""
+    if not -len(shape) <= axis < len(shape):
+        raise OptionError(f"{name} needs axis {axis}, got an item of shape {shape}.")
+    return axis % len(shape)

@@ -1,5 +1,6 @@
 """Random crops and shifts along an axis."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,15 +42,26 @@ class RandomCrop:
         return transform_field(item, self.field, lambda values: self._transform(values, rng))
 
     def _transform(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-        axis = require_axis(values, self.axis, "RandomCrop")
-        if values.shape[axis] < self.size:
-            raise OptionError(
-                f"size must be <= {values.shape[axis]}, the length of axis {self.axis} of an item of shape "
-                f"{values.shape}, got {self.size}. Use a smaller size, or leave out such items."
-            )
-        begin = int(rng.integers(0, values.shape[axis] - self.size, endpoint=True))
         # A copy: a view would keep the whole item in memory.
-        return values[(slice(None),) * axis + (slice(begin, begin + self.size),)].copy()
+        return values[self._place(values.shape, rng)].copy()
+
+    def transform_rows(self, values: NDArray[Any], rngs: Sequence[np.random.Generator]) -> NDArray[Any]:
+        """Return the items of an array of shape (items, …), each transformed with its generator."""
+        places = [self._place(values.shape[1:], rng) for rng in rngs]
+        made = np.empty((len(rngs), *values[0][places[0]].shape), values.dtype)
+        for row, place in enumerate(places):
+            made[row] = values[row][place]
+        return made
+
+    def _place(self, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[slice, ...]:
+        axis = require_axis(shape, self.axis, "RandomCrop")
+        if shape[axis] < self.size:
+            raise OptionError(
+                f"size must be <= {shape[axis]}, the length of axis {self.axis} of an item of shape "
+                f"{shape}, got {self.size}. Use a smaller size, or leave out such items."
+            )
+        begin = int(rng.integers(0, shape[axis] - self.size, endpoint=True))
+        return (slice(None),) * axis + (slice(begin, begin + self.size),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +102,7 @@ class RandomShift:
         return transform_field(item, self.field, lambda values: self._transform(values, rng))
 
     def _transform(self, values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-        axis = require_axis(values, self.axis, "RandomShift")
+        axis = require_axis(values.shape, self.axis, "RandomShift")
         if rng.random() >= self.p:
             return values
         most = min(self.most, values.shape[axis])
@@ -100,3 +112,10 @@ class RandomShift:
             free = slice(0, places) if places >= 0 else slice(values.shape[axis] + places, None)
             shifted[(slice(None),) * axis + (free,)] = fill_value(values, self.fill)
         return shifted
+
+    def transform_rows(self, values: NDArray[Any], rngs: Sequence[np.random.Generator]) -> NDArray[Any]:
+        """Return the items of an array of shape (items, …), each transformed with its generator."""
+        made = np.empty_like(values)
+        for row, rng in enumerate(rngs):
+            made[row] = self._transform(values[row], rng)
+        return made

@@ -246,6 +246,10 @@ class Binarize:
         """Return the item as zeros and ones."""
         return transform_field(item, self.field, self._transform)
 
+    def transform_rows(self, values: _Array, rngs: Sequence[np.random.Generator]) -> _Array:  # noqa: ARG002
+        """Return the items of an array of shape (items, …), each transformed with its generator."""
+        return self._transform(values)
+
     def _transform(self, values: _Array) -> _Array:
         made = (values > self.threshold).astype(values.dtype.newbyteorder("="))
         return np.where(np.isnan(values), values, made) if values.dtype.kind == "f" else made
@@ -281,6 +285,10 @@ class NanToNum:
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:  # noqa: ARG002  # nothing random here
         """Return the item without NaN; the same object if there was nothing to replace."""
         return transform_field(item, self.field, self._transform)
+
+    def transform_rows(self, values: _Array, rngs: Sequence[np.random.Generator]) -> _Array:  # noqa: ARG002
+        """Return the items of an array of shape (items, …), each transformed with its generator."""
+        return self._transform(values)
 
     def _transform(self, values: _Array) -> _Array:
         if values.dtype.kind != "f" or bool(np.isfinite(values).all()):
@@ -319,6 +327,10 @@ class Normalize:
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:  # noqa: ARG002  # nothing random here
         """Return the scaled item."""
         return transform_field(item, self.field, self._transform)
+
+    def transform_rows(self, values: _Array, rngs: Sequence[np.random.Generator]) -> _Array:  # noqa: ARG002
+        """Return the items of an array of shape (items, …), each transformed with its generator."""
+        return self._transform(values)
 
     def _transform(self, values: _Array) -> _Array:
         kind = values.dtype.newbyteorder("=") if values.dtype.kind == "f" else np.dtype(np.float32)

@@ -1,5 +1,6 @@
 """Noise, gain and clipping."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,22 @@ class GaussianNoise(ClipsToRange):
             noisy = values
         return noisy if self.value_range is None else clip_values(noisy, *self.value_range)
 
+    def transform_rows(self, values: NDArray[Any], rngs: Sequence[np.random.Generator]) -> NDArray[Any]:
+        """Return the items of an array of shape (items, …), each transformed with its generator."""
+        require_floats(values, "GaussianNoise")
+        changed = [row for row, rng in enumerate(rngs) if rng.random() < self.p]
+        noisy = values
+        if changed:
+            kind = np.float64 if values.dtype.itemsize > 4 else np.float32
+            noise = np.empty((len(changed), *values.shape[1:]), kind)
+            for place, row in enumerate(changed):
+                rngs[row].standard_normal(out=noise[place, ...], dtype=kind)
+            noise *= kind(self.std)
+            noise += values[changed]
+            noisy = values.astype(values.dtype.newbyteorder("="))
+            noisy[changed] = noise
+        return noisy if self.value_range is None else clip_values(noisy, *self.value_range)
+
 
 @dataclass(frozen=True, slots=True)
 class RandomGain:
@@ -108,13 +125,29 @@ class RandomGain:
         require_floats(values, "RandomGain")
         if rng.random() >= self.p:
             return values
-        shape = [1] * values.ndim
-        if self.axis is not None:
-            axis = require_axis(values, self.axis, "RandomGain")
-            shape[axis] = values.shape[axis]
+        shape = self._factors_shape(values.shape)
         factors = rng.uniform(self.low, self.high, shape).astype(values.dtype)
         made: NDArray[Any] = np.asarray(values * factors)
         return made
+
+    def transform_rows(self, values: NDArray[Any], rngs: Sequence[np.random.Generator]) -> NDArray[Any]:
+        """Return the items of an array of shape (items, …), each transformed with its generator."""
+        require_floats(values, "RandomGain")
+        shape = self._factors_shape(values.shape[1:])
+        changed = [row for row, rng in enumerate(rngs) if rng.random() < self.p]
+        if not changed:
+            return values
+        factors = np.stack([rngs[row].uniform(self.low, self.high, shape).astype(values.dtype) for row in changed])
+        made = values.astype(values.dtype.newbyteorder("="))
+        made[changed] = values[changed] * factors
+        return made
+
+    def _factors_shape(self, item: tuple[int, ...]) -> list[int]:
+        shape = [1] * len(item)
+        if self.axis is not None:
+            axis = require_axis(item, self.axis, "RandomGain")
+            shape[axis] = item[axis]
+        return shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +177,7 @@ class Clip:
     def __call__(self, item: Any, rng: np.random.Generator, /) -> Any:  # noqa: ARG002  # nothing random here
         """Return the clipped item."""
         return transform_field(item, self.field, lambda values: clip_values(values, self.low, self.high))
+
+    def transform_rows(self, values: NDArray[Any], rngs: Sequence[np.random.Generator]) -> NDArray[Any]:  # noqa: ARG002
+        """Return the items of an array of shape (items, …), each transformed with its generator."""
+        return clip_values(values, self.low, self.high)

@@ -1,5 +1,6 @@
 """Standardization: mean 0 and standard deviation 1 over the training items."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,15 @@ class Standardize:
         return transform_field(item, self.field, self._transform)
 
     def _transform(self, values: NDArray[Any]) -> NDArray[Any]:
-        mean, std = (self._align(values, numbers) for numbers in (self.mean, self.std))
+        return self._apply(values, values)
+
+    def transform_rows(self, values: NDArray[Any], rngs: Sequence[np.random.Generator]) -> NDArray[Any]:  # noqa: ARG002
+        """Return the items of an array of shape (items, …), each transformed with its generator."""
+        return self._apply(values, values[0])
+
+    def _apply(self, values: NDArray[Any], item: NDArray[Any]) -> NDArray[Any]:
+        """Return `values`, which are an item or several, standardized."""
+        mean, std = (self._align(item, numbers) for numbers in (self.mean, self.std))
         kind = values.dtype.newbyteorder("=") if values.dtype.kind == "f" else np.dtype(np.float32)
         # Stay in float64 until the end: the mean may be a million deviations large.
         centred = np.subtract(values, mean, dtype=np.float64)
@@ -86,7 +95,7 @@ class Standardize:
 
     def _align(self, values: NDArray[Any], numbers: _Floats) -> _Floats:
         if self.axis is not None and numbers.ndim:
-            axis = require_axis(values, self.axis, "Standardize")
+            axis = require_axis(values.shape, self.axis, "Standardize")
             if values.shape[axis] != len(numbers):
                 raise OptionError(
                     f"Axis {self.axis} of an item must have length {len(numbers)}, one per mean, got shape "
