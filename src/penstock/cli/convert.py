@@ -10,7 +10,7 @@ import typer
 from penstock.cli.conversion_options import ConversionOptions
 from penstock.cli.data import print_problems, problems_to_json
 from penstock.cli.errors import ProblemsFound, name_options
-from penstock.cli.estimate import estimate, print_notes
+from penstock.cli.estimate import estimate, list_some, print_notes
 from penstock.cli.groups import expand_groups, list_limited
 from penstock.cli.options import Json, Quiet
 from penstock.cli.screen import print_json, print_table, tables_on
@@ -134,13 +134,9 @@ def _print_skipped(skipped: Sequence[dict[str, str]]) -> None:
     for entry in skipped:
         files.setdefault(entry["reason"].partition("\n")[0], []).append(entry["file"])
     for reason, names in list(files.items())[:_MOST_LINES]:
-        shown = f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
-        typer.echo(
-            f"Skipped: {name_once(shown, reason)}"
-            if len(names) == 1
-            else f"Skipped {len(names):,} inputs ({shown}): {reason}",
-            err=True,
-        )
+        one = len(names) == 1
+        shown = name_once(names[0], reason) if one else f"{list_some(names, 'input')}: {reason}"
+        typer.echo(f"Skipped{':' if one else ''} {shown}", err=True)
     rest = sum(map(len, list(files.values())[_MOST_LINES:]))
     if rest:
         typer.echo(f"Skipped {rest:,} more; the manifest has all of them.", err=True)

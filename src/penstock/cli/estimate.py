@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.convert.inputs.protocol import Input
     from penstock.convert.scan import ConvertOptions
 
-__all__ = ["estimate", "print_notes"]
+__all__ = ["estimate", "list_some", "print_notes"]
 
 _MEASURED_ITEMS = 64
 
@@ -83,9 +83,29 @@ def estimate(
 
 
 def print_notes(notes: Sequence[str], inputs: Sequence[dict[str, Any]], command: Any) -> None:
-    """Print the notes on a dataset and those of its inputs, at most ten of them, with the options of the command."""
-    notes = [*notes, *(f"{entry['file']}: {note}" for entry in inputs for note in entry["notes"])]
+    """Print the notes on a dataset and those of its inputs, at most ten of them, with the options of the command.
+
+    Inputs with the same note share a line.
+    """
+    files: dict[str, list[str]] = {}
+    for entry in inputs:
+        for note in entry["notes"]:
+            files.setdefault(note, []).append(entry["file"])
+    notes = [*notes, *(f"{list_some(names, 'input')}: {note}" for note, names in files.items())]
     for note in notes[:10]:
         typer.echo(f"Note: {name_options(note, command)}", err=True)
     if len(notes) > 10:
         typer.echo(f"Note: … and {len(notes) - 10:,} more; the manifest has all of them.", err=True)
+
+
+def list_some(names: Sequence[str], noun: str) -> str:
+    """Return a single name, or the number of names and the first three.
+
+    Examples
+    --------
+    >>> list_some(["a.wav"], "input"), list_some(["a.wav", "b.wav", "c.wav", "d.wav"], "input")
+    ('a.wav', '4 inputs (a.wav, b.wav, c.wav, …)')
+    """
+    if len(names) == 1:
+        return names[0]
+    return f"{count(len(names), noun)} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"

@@ -155,8 +155,9 @@ def _detect_kind(path: Path) -> str:
         return "zarr"
     if last not in (".npy", ".npz"):
         raise SourceError(
-            f"The format of an input must be known from its name (.nwb, .npz, .npy, .zarr, {', '.join(EXTENSIONS)}), "
-            f"got {path}. Give it, such as format='npy'."
+            "The format of an input must be known from its name (.nwb, .npz, .npy, .zarr, "
+            f"{', '.join(EXTENSIONS)}, images), got {path}. Give it, such as format='npy'. With format='files', any "
+            "files are items as they are."
         )
     return last[1:]
 
@@ -172,7 +173,7 @@ def _detect_folder_kind(path: Path) -> str:
         return "files"
     raise SourceError(
         f"An input folder must be a zarr store or contain shards, audio files or images, got {path}. Name its files, "
-        "such as DIR/*.nwb, or give the format, such as format='zarr'."
+        "such as DIR/*.nwb, or give the format, such as format='zarr'. With format='files', whole files are items."
     )
 
 

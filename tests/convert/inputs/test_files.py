@@ -61,6 +61,7 @@ def test_a_folder_of_images_keeps_their_bytes_and_its_subfolders_are_the_classes
     names = ["cat/1.png", "cat/deep/2.png", "dog/1.png", "ant/7.png", "dog/9.png"]
     stored = {name: save(tmp_path / "photos" / name, number) for number, name in enumerate(names)}
     (tmp_path / "photos" / ".hidden.png").write_bytes(b"x")
+    (tmp_path / "photos" / "LICENSE").write_text("not an image, and in no class")
     done = run(str(tmp_path / "photos"), "-o", str(tmp_path / "out"), "--shard-size", "2")
     assert done.exit_code == 0, done.output
     assert "5 items in 3 shards" in done.output

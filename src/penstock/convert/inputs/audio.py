@@ -77,7 +77,7 @@ class AudioInput:
                 f"A recording must be at least one window long, but {self.path} lasts {n_frames / rate_in:.6g} s "
                 f"({n_frames} frames at {rate_in:.10g} Hz) and a window {self.window_seconds:.6g} s ({length} frames "
                 f"at {track.rate_hz:.10g} Hz). Use shorter windows (window_seconds), skip short files (min_seconds), "
-                "or convert whole clips (clips)."
+                "or convert whole clips (clips=True)."
             )
         return windows
 
@@ -180,10 +180,11 @@ class _AudioRecording:
 
     def _make_notes(self) -> Iterator[str]:
         left_out = self._track.n_frames - (self._windows.total - self._windows.left_out)
-        if left_out > 0:
+        if left_out > 0 and self._is_clip:  # the same text for all clips, of which there may be thousands
+            yield "The end of the clip is left out: it is longer than clip_seconds."
+        elif left_out > 0:
             seconds = left_out / self._rate
-            why = "the clip is longer than clip_seconds" if self._is_clip else "too short for a window"
-            yield f"The last {seconds:.6g} s ({left_out} frames) are left out: {why}."
+            yield f"The last {seconds:.6g} s ({left_out} frames) are left out: too short for a window."
         if self._track.file.subtype in _MORE_DIGITS:
             yield f"The file holds {self._track.file.subtype}; float32 keeps 24 bits of each value."
 

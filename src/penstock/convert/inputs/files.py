@@ -155,7 +155,7 @@ def group_files(files: Sequence[tuple[Path, Path | None]]) -> list[FilesInput]:
     Parameters
     ----------
     files
-        Each file, and the folder that it was found in; None if the file itself was given. If all files of a folder are
+        Each file, and the folder that it was found in; None if the file itself was given. If all items of a folder are
         in subfolders, the first subfolder is the class of the item.
     """
     stems: dict[Path, list[Path]] = {}
@@ -163,7 +163,7 @@ def group_files(files: Sequence[tuple[Path, Path | None]]) -> list[FilesInput]:
         stems.setdefault(path.with_suffix(""), []).append(path)
     stems = _leave_out_strays(stems)
     names = _name_fields(stems)
-    classes = _find_classes(files)
+    classes = _find_classes([(path, root) for path, root in files if path in names])
     found = []
     for paths in stems.values():
         fields = tuple((names[path], path.name) for path in paths)
