@@ -231,7 +231,7 @@ def test_allow_fills_in_texts_and_whole_numbers_and_a_field_that_nobody_has_stay
     fields = {name: f"intervals/trials/{name}" for name in ("choice", "side")} | {"laser": "acquisition/laser"}
     _convert(tmp_path, paths, missing="allow", modalities=("spikes",), fields=fields)
     batch = _batch(tmp_path)
-    assert batch["choice"].tolist() == [0, 0, 4]
+    assert batch["choice"].tolist() == [-1, -1, 4]
     assert batch["choice_valid"].tolist() == batch["has_choice"].tolist() == [False, False, True]
     assert batch["side"] == ["", "", "left"]
     assert not any("laser" in name for name in batch)

@@ -56,7 +56,7 @@ class Completion:
             self._constant |= {f"has_{name}": np.True_ for name in present}
             for name, members in common.absent:
                 if name not in present:
-                    self._constant |= {member[0]: self._make_empty(*member) for member in members}
+                    self._constant |= {member[0]: self._make_empty(*member[1:]) for member in members}
                     self._constant[f"has_{name}"] = np.False_
         if options.units == "pad" and self._units is not None:
             self._constant["spikes_valid"] = self._units >= 0
@@ -72,12 +72,12 @@ class Completion:
             found[f"{name}_valid"] = _take(found[f"{name}_valid"], places, np.False_)
         return {name: found[name] for name in self._order if name in found}
 
-    def _make_empty(self, name: str, dtype: str, shape: tuple[int, ...]) -> Any:
+    def _make_empty(self, dtype: str, shape: tuple[int, ...]) -> Any:
         if dtype == "str":
             return ""
-        if name.endswith("_valid") or np.dtype(dtype).kind != "f":
-            return np.zeros(shape, dtype)[()]
-        return np.full(shape, self._fill, dtype)[()]
+        # Whole numbers are labels and ids, of which none is negative; pixels are unsigned.
+        empty = {"f": self._fill, "i": -1}.get(np.dtype(dtype).kind, 0)
+        return np.full(shape, empty, dtype)[()]
 
 
 def _find_places(own: Sequence[Any], wanted: Sequence[Any] | None) -> NDArray[np.int64]:

@@ -56,7 +56,7 @@ class NWBOptions:
         and a mask `spikes_valid` of shape (units,). Units are matched by their id in the units table, columns by the
         path of their series. An id may mean another neuron in another session: only the person who sorted them knows.
     fill
-        What stands for missing fields, units and columns; None is NaN. Fields of whole numbers have 0 instead of NaN.
+        What stands for missing fields, units and columns; None is NaN. Whole numbers are always -1, unsigned ones 0.
     max_gap_ms
         Behavior, stimulus and ophys are not interpolated across gaps longer than this. None: 2.5 times the median
         interval of each series, but at least one bin.
