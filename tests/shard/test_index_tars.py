@@ -225,7 +225,7 @@ def test_a_repeated_member_is_reported(tmp_path: Path) -> None:
 def test_a_missing_member_is_reported_and_can_be_allowed(at: int, tmp_path: Path) -> None:
     members = [member for number in range(3) for member in item(number) if member[0] != f"item{at}.json"]
     put(tmp_path, "a.tar", members)
-    assert problems_of(tmp_path) == [("a.tar", None, "1 of 3 items have no .json")]
+    assert problems_of(tmp_path) == [("a.tar", None, "1 of 3 items has no .json")]
     manifest, problems = index_archives(tmp_path, allow_missing=True)
     assert problems == []
     assert manifest is not None

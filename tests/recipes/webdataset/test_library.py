@@ -293,4 +293,4 @@ def test_what_the_library_would_merge_or_drop_is_reported(tmp_path: Path) -> Non
     assert manifest is None
     reasons = " | ".join(map(str, problems))
     assert "'one' are interleaved" in reasons
-    assert "have no .txt" in reasons
+    assert "has no .txt" in reasons
