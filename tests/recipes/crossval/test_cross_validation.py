@@ -101,7 +101,7 @@ def test_a_table_and_arrays_give_the_same(data: dict[str, np.ndarray], tmp_path:
     with pytest.raises(SourceError, match="row 2 has none in column 'f0'"):
         cross_val_training(path, model_class=_linear)
     path.write_text("f0,f1\n0,1.5\n")
-    with pytest.raises(OptionError, match="are required, got no labels"):
+    with pytest.raises(SourceError, match=r"birds\.csv must have a column 'labels', got columns 'f0', 'f1'"):
         cross_val_training(path, model_class=_linear)
 
 

@@ -224,6 +224,8 @@ def _read_file(path: Path) -> dict[str, Any]:
 def _read_columns(path: Path) -> dict[str, Any]:
     """Return the arrays of a table: the columns with their names, and all others, or `features`, as the features."""
     table = read_table(path)
+    if "labels" not in table:
+        raise SourceError(f"The table {path} must have a column 'labels', got columns {', '.join(map(repr, table))}.")
     columns = {name: table.pop(name, None) for name in ("labels", *_OPTIONAL)}
     for name, values in {**columns, **table}.items():
         if values is not None and None in values:
