@@ -234,7 +234,7 @@ def test_a_shard_of_another_dataset_is_named(suffixes: tuple[str, ...], folder: 
 
 def test_a_manifest_older_than_its_shards_is_noticed(folder: Path, originals: Path) -> None:
     manifest = (folder / MANIFEST).read_bytes()
-    write_items(folder, salt=100)
+    write_items(folder, salt=100, overwrite=True)
     (folder / MANIFEST).write_bytes(manifest)
     source = TarSource(folder)
     for number in range(N_ITEMS):
