@@ -60,6 +60,7 @@ SLOW = (
     "recipes/streams/test_memory.py",
     "recipes/streams/test_resume.py",
     "recipes/trainers",
+    "recipes/tune/test_waiting.py",
     "recipes/webdataset/test_library.py",
     "recipes/webdataset/test_loader.py",
     "recipes/webdataset/test_resume.py",

@@ -118,6 +118,11 @@ def test_inspect_plots_and_says_so_in_words_and_in_json(shards: Path) -> None:
     assert all((shards.parent / name).read_bytes()[:4] == b"\x89PNG" for name in ("a.png", "b.png"))
 
 
+def test_an_item_past_the_end_is_refused_before_anything_is_printed(shards: Path) -> None:
+    done = run("inspect", "shards", "--item", "20")
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", "Error: --item must be 0–19, got 20.\n")
+
+
 def test_an_item_past_the_end_is_a_sentence(shards: Path) -> None:
     done = run("inspect", "shards", "--item", "20", "--json")
     assert done.exit_code == 2

@@ -10,6 +10,7 @@ from penstock.cli.errors import ProblemsFound
 from penstock.cli.options import Json, Quiet, Readers, Where
 from penstock.cli.screen import print_json, print_table, tables_on
 from penstock.cli.where import check_archives, check_dataset
+from penstock.core.errors import OptionError
 from penstock.core.text import count
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ def inspect(
             answer["drawn_into"] = str(png)
         print_json(answer)
         return
+    if item is not None and item >= info.manifest.n_items:  # before anything is printed
+        raise OptionError(f"item must be 0–{info.manifest.n_items - 1}, got {item}.")
     if tables_on():
         _print_tables(where, info.get_summary(), dataset_info.read_item(where, shown), shown)
     else:

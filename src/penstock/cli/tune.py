@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
+from penstock.cli.errors import name_options
 from penstock.cli.groups import expand_groups
 from penstock.cli.options import Json, Quiet
 from penstock.cli.screen import print_json, print_table, tables_on
@@ -31,12 +32,13 @@ class _SearchGroup:
     ] = None
     max_workers: Annotated[
         int | None,
-        typer.Option("--max-workers", metavar="N", min=0, help="Most workers to try; all CPUs if not given."),
+        typer.Option("--max-workers", metavar="N", min=0, help="Most workers to try; 8 per CPU if not given."),
     ] = None
 
 
 @expand_groups
-def tune(
+def tune(  # noqa: PLR0917  # one parameter per option
+    context: typer.Context,
     where: Annotated[
         str,
         typer.Argument(
@@ -78,8 +80,12 @@ def tune(
     if as_json:
         print_json(found.to_dict())
         return
-    _print_trials(found)
-    typer.echo(f"\n{found.verdict}")
+    verdict = name_options(found.verdict, context.command)
+    if tables_on():
+        _print_trials(found)
+        typer.echo(f"\n{verdict}")
+    else:
+        typer.echo(f"{found.table}\n\n{verdict}")
     if output is not None:
         typer.echo(f"Wrote {output}. Use it: Loader(source, plan, **Tuning.load({str(output)!r}).loader_kwargs())")
 
@@ -95,22 +101,13 @@ def _check_source(where: str) -> None:
 
 def _print_trials(found: "Tuning") -> None:
     trials = sorted(found.trials, key=lambda trial: trial.setting)
-    if tables_on():
-        rows = [
-            (
-                str(trial.setting),
-                f"{1000 * trial.seconds_per_batch:,.3f}",
-                f"{trial.startup_seconds:,.2f}",
-                "chosen" if trial is found.chosen else "",
-            )
-            for trial in trials
-        ]
-        print_table(["Setting", "ms per batch", "s to start", ""], rows)
-        return
-    width = max(len(str(trial.setting)) for trial in trials)
-    for trial in trials:
-        mark = "  <" if trial is found.chosen else ""
-        typer.echo(
-            f"{trial.setting!s:<{width}}  {1000 * trial.seconds_per_batch:9.3f} ms per batch, "
-            f"{trial.startup_seconds:6.2f} s to start{mark}"
+    rows = [
+        (
+            str(trial.setting),
+            f"{1000 * trial.seconds_per_batch:,.3f}",
+            f"{trial.startup_seconds:,.2f}",
+            "chosen" if trial is found.chosen else "",
         )
+        for trial in trials
+    ]
+    print_table(["Setting", "ms per batch", "s to start", ""], rows)

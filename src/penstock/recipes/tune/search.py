@@ -23,13 +23,14 @@ from penstock.feed.loader import Loader
 from penstock.observe.machine import Machine, this_machine
 from penstock.observe.progress import track_progress
 from penstock.plan.cursor import Cursor
-from penstock.recipes.tune.tuning import Setting, Trial, Tuning
+from penstock.recipes.tune.tuning import NEAR, Setting, Trial, Tuning
 from penstock.run.options import Executor
 
 __all__ = ["tune"]
 
 _TURNS = 3
 _FEWEST_BATCHES = 4
+_WORKERS_PER_CPU = 8  # workers that wait for a disk or a network take no CPU; each takes memory
 _ANOTHER_EPOCH = 1_000_000  # beyond the epochs of any training
 
 
@@ -45,8 +46,9 @@ def tune(
 ) -> Tuning:
     """Measure executors, workers and prefetch on the real data, and return the best setting, with a verdict in words.
 
-    The CPUs of this process, its memory and its shared memory limit the number of workers. The order of items and the
-    position of `what` do not change.
+    The CPUs of this process, its memory and its shared memory limit the number of workers. If workers mostly wait, such
+    as for a network, more of them than CPUs are tried, as long as more are faster. The order of items and the position
+    of `what` do not change.
 
     Parameters
     ----------
@@ -61,7 +63,7 @@ def tune(
     batch_size
         Batch size for a dataset.
     max_workers
-        Maximum number of workers; None: the number of CPUs.
+        Maximum number of workers; None: 8 times the number of CPUs.
     show
         Show progress on stderr.
 
@@ -86,12 +88,20 @@ def tune(
             for setting in settings:
                 trials.measure(setting, turn, slice_seconds)
                 progress.advance(at=str(setting))
-        fastest = min(settings, key=lambda setting: trials.best[setting].seconds_per_batch)
-        if fastest.workers:  # does more prefetching help the fastest one?
-            for turn in range(_TURNS):
-                trials.measure(replace(fastest, prefetch=2 * fastest.prefetch), turn, slice_seconds)
-                progress.advance(at="more batches ahead")
+        _refine(trials, _try_more_workers(trials, machine, batch_bytes, max_workers, remarks), slice_seconds)
+        progress.advance(_TURNS, at="more batches ahead")
     return Tuning(tuple(trials.best.values()), batch_items, batch_bytes, alone, machine, tuple(remarks))
+
+
+def _refine(trials: "_Trials", more_workers: Iterator[Setting], slice_seconds: float) -> None:
+    """Measure more workers, then whether more prefetching helps the fastest setting."""
+    for setting in more_workers:
+        for turn in range(_TURNS - 1):  # differences are large here
+            trials.measure(setting, turn, slice_seconds)
+    fastest = min(trials.best, key=trials.seconds)
+    if fastest.workers:
+        for turn in range(_TURNS):
+            trials.measure(replace(fastest, prefetch=2 * fastest.prefetch), turn, slice_seconds)
 
 
 def _check_options(
@@ -211,19 +221,53 @@ def _choose_settings(
     most = machine.cpus if max_workers is None else min(max_workers, machine.cpus)
     counts = sorted({2**power for power in range(most.bit_length())} | {most}) if most else []
     settings, remarks = [Setting.of("inline")], []
-    if max_workers is not None and max_workers > machine.cpus:
-        remarks.append(f"Not tried: more than {count(machine.cpus, 'worker')}, the number of CPUs.")
     for setting in [Setting.of(executor, number) for executor in subject.executors for number in counts if number]:
-        needed = subject.host_bytes(setting, batch_bytes)
-        room = machine.shared_bytes if setting.executor == "processes" else machine.memory_bytes
-        if 2 * needed > room:
-            remarks.append(
-                f"Not tried: {setting}, which needs {needed / 1e6:,.0f} MB, more than half of the {room / 1e6:,.0f} MB "
-                f"of free {'shared ' if setting.executor == 'processes' else ''}memory."
-            )
+        too_large = _check_memory(subject, setting, machine, batch_bytes)
+        if too_large:
+            remarks.append(too_large)
         else:
             settings.append(setting)
     return settings, remarks
+
+
+def _check_memory(subject: _Subject, setting: Setting, machine: Machine, batch_bytes: int) -> str:
+    """Return why there is too little memory for a setting; nothing if there is enough."""
+    needed = subject.host_bytes(setting, batch_bytes)
+    room = machine.shared_bytes if setting.executor == "processes" else machine.memory_bytes
+    if 2 * needed <= room:
+        return ""
+    return (
+        f"Not tried: {setting}, which needs {needed / 1e6:,.0f} MB, more than half of the {room / 1e6:,.0f} MB of free "
+        f"{'shared ' if setting.executor == 'processes' else ''}memory."
+    )
+
+
+def _try_more_workers(
+    trials: "_Trials", machine: Machine, batch_bytes: int, max_workers: int | None, remarks: list[str]
+) -> Iterator[Setting]:
+    """Yield settings with twice as many workers each time, as long as the last ones were faster than all before.
+
+    Workers that compute gain nothing beyond the number of CPUs, and the first setting shows it.
+    """
+    most = _WORKERS_PER_CPU * machine.cpus if max_workers is None else max_workers
+    tried = max(trials.best, key=lambda setting: setting.workers).workers
+    while tried:
+        last = min((one for one in trials.best if one.workers == tried), key=trials.seconds)
+        others = [trials.seconds(one) for one in trials.best if one.workers < tried]
+        # With one CPU, one worker that waits is as fast as none.
+        if trials.seconds(last) * NEAR > min(others) * (1 if tried == 1 else NEAR**2):
+            return
+        if tried >= most:
+            if max_workers is None:
+                remarks.append(f"Not tried: more than {count(tried, 'worker')}, which max_workers={2 * tried} allows.")
+            return
+        more = replace(last, workers=min(2 * tried, most))
+        too_large = _check_memory(trials.subject, more, machine, batch_bytes)
+        if too_large:
+            remarks.append(too_large)
+            return
+        yield more
+        tried = more.workers
 
 
 @dataclass(slots=True)
@@ -234,6 +278,9 @@ class _Trials:
     step: Callable[[Any], Any] | None
     step_seconds: float | None
     best: dict[Setting, Trial] = field(default_factory=dict)
+
+    def seconds(self, setting: Setting) -> float:
+        return self.best[setting].seconds_per_batch
 
     def measure(self, setting: Setting, turn: int, seconds: float) -> None:
         began = time.perf_counter()
@@ -251,13 +298,15 @@ class _Trials:
         for _, batch in zip(range(setting.workers * setting.prefetch + 1), batches, strict=False):
             if self.step is not None:
                 self.step(batch)
+        # Workers that wait deliver in bursts of one batch each.
+        fewest = max(_FEWEST_BATCHES, 2 * setting.workers)
         count, began = 0, time.perf_counter()
         for batch in batches:
             if self.step is not None:
                 self.step(batch)
             count += 1
             passed = time.perf_counter() - began
-            if count >= _FEWEST_BATCHES and passed >= seconds:
+            if count >= fewest and passed >= seconds:
                 break
         per_batch = passed / count
         if self.step_seconds is None:

@@ -128,6 +128,20 @@ class Tuning:
         return {"num_workers": chosen.workers, "prefetch_factor": chosen.prefetch, "persistent_workers": True}
 
     @property
+    def table(self) -> str:
+        """What was measured, one line for each setting; `<` marks the chosen one."""
+        trials = sorted(self.trials, key=lambda trial: trial.setting)
+        width = max(len(str(trial.setting)) for trial in trials)
+        return "\n".join(
+            f"{trial.setting!s:<{width}}  {1000 * trial.seconds_per_batch:9.3f} ms per batch, "
+            f"{trial.startup_seconds:6.2f} s to start{'  <' if trial is self.chosen else ''}"
+            for trial in trials
+        )
+
+    def __str__(self) -> str:
+        return f"{self.table}\n\n{self.verdict}"
+
+    @property
     def verdict(self) -> str:
         """The result in words."""
         return "\n".join([*self._speeds(), *self._bottleneck(), self._advice(), *self.remarks])
@@ -153,9 +167,16 @@ class Tuning:
         if waits < 0.1:
             return [f"{timing} data is not the bottleneck."]
         return [
-            f"{timing} data is the bottleneck. Make items cheaper to load (store them decoded, in larger chunks), or "
-            "add CPUs."
+            f"{timing} data is the bottleneck. Make items cheaper to load (store them decoded, in larger chunks)"
+            f"{self._advise_on_cpus()}."
         ]
+
+    def _advise_on_cpus(self) -> str:
+        """Return what would help besides cheaper items, as far as it was tried."""
+        workers = self.setting.workers
+        if max(trial.setting.workers for trial in self.trials) <= workers:
+            return f", or try more workers (max_workers={max(2 * workers, 2 * self.machine.cpus)})"
+        return ", or add CPUs" if workers == self.machine.cpus else "; more workers are not faster"
 
     def _advice(self) -> str:
         if not self.setting.workers:
