@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from penstock_convert_parts import OddError, has_happened, mend, mishap, read, rows, tapes, tree, visible
+from penstock_test_parts import eventually
 
 from penstock.convert.convert import convert
 from penstock.convert.engines import DaskEngine, Engine, LocalEngine
@@ -256,3 +258,20 @@ def test_without_dask_the_cure_is_in_the_error(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(MissingDependency, match=r"penstock\[dask\]"):
         convert(tapes(tmp_path / "in"), tmp_path / "out", engine=DaskEngine())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.filterwarnings("ignore")  # dask's own
+def test_waiting_for_dask_workers_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    distributed = pytest.importorskip("distributed")
+    empty = {"n_workers": 0, "threads_per_worker": 1, "dashboard_address": None}
+    with distributed.LocalCluster(**empty, processes=False, scheduler_kwargs={"dashboard_address": ":0"}) as cluster:
+        engine, found = DaskEngine(cluster.scheduler_address), []
+        working = threading.Thread(target=lambda: found.extend(engine.run(square, [3])))
+        with caplog.at_level(logging.WARNING, logger="penstock"):
+            working.start()
+            assert eventually(lambda: any("Waiting for dask workers" in said for said in caplog.messages))
+        cluster.scale(1)
+        working.join(60)
+        engine.close()
+    assert [(number, result[0]) for number, result in found] == [(0, 9)]
+    assert sum("Waiting for dask workers" in said for said in caplog.messages) == 1

@@ -15,6 +15,7 @@ import multiprocessing as mp
 import os
 import pickle
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -34,6 +35,7 @@ _R = TypeVar("_R")
 
 _TRIES = 3
 _AHEAD = 2  # work items queued per worker
+_PATIENCE_SECONDS = 2.0  # before a wait is explained
 _PR_SET_PDEATHSIG = 1
 
 
@@ -214,14 +216,30 @@ class DaskEngine:
             return self._open.enter_context(distributed.Client(cluster))
         file = self.scheduler.endswith(".json")
         try:
-            client = distributed.Client(**{"scheduler_file" if file else "address": self.scheduler})
+            with _log_if_long(f"Waiting for the dask scheduler {'of the file' if file else 'at'} {self.scheduler}."):
+                client = distributed.Client(**{"scheduler_file" if file else "address": self.scheduler})
         except OSError as error:
             raise WorkerError(
                 f"No dask scheduler answers at {self.scheduler}: {error}. Check the address, or start a scheduler "
                 "there."
             ) from error
+        self._open.enter_context(client)
+        with _log_if_long(f"Waiting for dask workers: the scheduler at {self.scheduler} has none yet."):
+            client.wait_for_workers(1)
         self.workers = max(1, len(client.scheduler_info()["workers"]))
-        return self._open.enter_context(client)
+        return client
+
+
+@contextmanager
+def _log_if_long(message: str) -> Iterator[None]:
+    """Log a message, once, if the block takes longer than two seconds."""
+    timer = threading.Timer(_PATIENCE_SECONDS, _LOG.warning, [message])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _import_distributed() -> Any:
