@@ -266,12 +266,16 @@ def test_waiting_for_dask_workers_is_said_once(caplog: pytest.LogCaptureFixture)
     empty = {"n_workers": 0, "threads_per_worker": 1, "dashboard_address": None}
     with distributed.LocalCluster(**empty, processes=False, scheduler_kwargs={"dashboard_address": ":0"}) as cluster:
         engine, found = DaskEngine(cluster.scheduler_address), []
-        working = threading.Thread(target=lambda: found.extend(engine.run(square, [3])))
+
+        def work() -> None:
+            found.extend(engine.run(square, [3]))
+            engine.close()  # in the thread that connected
+
+        working = threading.Thread(target=work)
         with caplog.at_level(logging.WARNING, logger="penstock"):
             working.start()
             assert eventually(lambda: any("Waiting for dask workers" in said for said in caplog.messages))
         cluster.scale(1)
         working.join(60)
-        engine.close()
     assert [(number, result[0]) for number, result in found] == [(0, 9)]
     assert sum("Waiting for dask workers" in said for said in caplog.messages) == 1
