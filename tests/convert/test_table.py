@@ -3,7 +3,9 @@
 import datetime as dt
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from penstock.convert.table import read_table
 from penstock.core.errors import ReadError, SourceError
@@ -36,11 +38,9 @@ def test_the_row_numbers_of_pandas_are_left_out(tmp_path: Path) -> None:
 
 
 def test_parquet_gives_the_same_columns(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     day = dt.date(2026, 11, 17)
     columns = {"file": ["a", "b"], "age": [31, None], "weight": [2.5, float("nan")], "day": [day, None]}
-    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
     found = read_table(tmp_path / "a.parquet")
     assert found == {"file": ["a", "b"], "age": [31, None], "weight": [2.5, None], "day": ["2026-11-17", None]}
     (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")

@@ -66,6 +66,7 @@ def refusals(hidden: Hidden, with_zarr: list[str]) -> dict[str, list[str]]:
     """Ask for what each extra is for; return the error, by extra."""
     import penstock as ps
     from penstock.convert.formats import inputs_of
+    from penstock.convert.table import read_table
     from penstock.report.figures.items import plot_item
     from penstock.shard.decoders.decode import decode
 
@@ -90,6 +91,7 @@ def refusals(hidden: Hidden, with_zarr: list[str]) -> dict[str, list[str]]:
         "image": lambda: decode("png", b""),
         "dask": lambda: ps.convert_to_shards("shards", "e", engine=ps.convert.DaskEngine(None, 1)),
         "s3": read_remote,
+        "table": lambda: read_table(Path("a.parquet")),
     }
     said = {}
     for extra, call in calls.items():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.core.errors import ReadError, SourceError
+from penstock.core.errors import MissingDependency, ReadError, SourceError
 from penstock.core.text import cause
 from penstock.files.kinds import open_regular_file
 
@@ -67,12 +67,10 @@ def _read_rows(path: Path, delimiters: str) -> list[list[str]]:
 
 def _read_parquet(path: Path) -> dict[str, list[Any]]:
     try:
-        import pyarrow as pa  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: PLC0415
+        import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415
         from pyarrow import parquet  # noqa: PLC0415
     except ImportError as error:
-        raise SourceError(
-            f"Reading {path} needs pyarrow: pip install pyarrow; or save the table as a .csv file."
-        ) from error
+        raise MissingDependency("pyarrow", "table", f"Reading {path}") from error
     open_regular_file(path).close()
     try:
         found = parquet.read_table(path).to_pydict()
