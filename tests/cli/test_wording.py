@@ -150,3 +150,13 @@ def test_an_error_of_the_operating_system_names_the_file_once(folder: Path) -> N
     with pytest.raises(PenstockError) as caught:
         convert_to_shards(folder / "*.npy", "out", show_progress=False)
     assert str(caught.value).count("rows.npy") == 1
+
+
+def test_the_help_of_convert_has_a_section_for_each_format_of_inputs() -> None:
+    sections: dict[str, set[str]] = {}
+    for parameter in COMMANDS["convert"].params:
+        sections.setdefault(getattr(parameter, "rich_help_panel", None) or "", set()).update(parameter.opts)
+    assert {"--modalities", "--bin-size-ms", "--align", "--missing"} <= sections["NWB files"]
+    assert {"--window-seconds", "--mono", "--clips"} <= sections["Audio"]
+    assert {"--fields", "--axis"} <= sections["Arrays (npy, npz, zarr)"]
+    assert {"--sequence-length", "--overlap"} <= sections["Windows"]

@@ -86,19 +86,19 @@ class _WindowGroup:
         AppliesTo((*_NWB, *_ROWS, *_AUDIO)),
     ] = None
     window_seconds: Annotated[
-        float, typer.Option(metavar="S", help="Audio: length of an item in seconds."), AppliesTo(_AUDIO)
+        float, typer.Option(metavar="S", help="Length of an item in seconds."), AppliesTo(_AUDIO)
     ] = 1.0
     rate_hz: Annotated[
         float | None,
         typer.Option(metavar="HZ", help="NWB, audio: resample series and audio to this rate."),
         AppliesTo((*_NWB, *_AUDIO, *_CLIPS)),
     ] = None
-    mono: Annotated[
-        bool, typer.Option("--mono", help="Audio: mix all channels into one."), AppliesTo((*_AUDIO, *_CLIPS))
-    ] = False
+    mono: Annotated[bool, typer.Option("--mono", help="Mix all channels into one."), AppliesTo((*_AUDIO, *_CLIPS))] = (
+        False
+    )
     clips: Annotated[
         bool,
-        typer.Option("--clips", help="Audio: each file is one item instead of windows."),
+        typer.Option("--clips", help="Each file is one item instead of windows."),
         AppliesTo(_CLIPS),
     ] = False
     clip_seconds: Annotated[
@@ -112,7 +112,7 @@ class _WindowGroup:
     ] = None
     min_seconds: Annotated[
         float | None,
-        typer.Option(metavar="S", help="Audio: skip files that are shorter, and count them."),
+        typer.Option(metavar="S", help="Skip files that are shorter, and count them."),
         AppliesTo((*_AUDIO, *_CLIPS)),
     ] = None
 

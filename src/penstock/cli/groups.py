@@ -17,11 +17,26 @@ from typer.models import ParameterInfo
 __all__ = ["AppliesTo", "GroupedCommand", "expand_groups", "list_limited"]
 
 
+_FORMATS = {
+    "NWBInput": "NWB files",
+    "NpyInput": "Arrays (npy, npz, zarr)",
+    "NpzInput": "Arrays (npy, npz, zarr)",
+    "ZarrInput": "Arrays (npy, npz, zarr)",
+    "AudioInput": "Audio",
+    "ClipInput": "Audio",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class AppliesTo:
     """Mark an option that applies only to some kinds of input, by the names of their classes."""
 
     inputs: tuple[str, ...]
+
+    def panel(self, default: str) -> str:
+        """Return the heading of the format of these inputs; `default` if they are of several formats."""
+        found = {_FORMATS[name] for name in self.inputs}
+        return found.pop() if len(found) == 1 else default
 
 
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -75,6 +90,7 @@ def _with_panel(hint: Any, panel: str) -> Any:
         return hint
     kind, *marks = get_args(hint)
     copies = [copy.copy(mark) for mark in marks]
+    panel = next((mark.panel(panel) for mark in marks if isinstance(mark, AppliesTo)), panel)
     for mark in copies:
         if isinstance(mark, ParameterInfo):
             mark.rich_help_panel = panel
