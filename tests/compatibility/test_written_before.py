@@ -235,7 +235,7 @@ def test_a_run_file_makes_a_report(tmp_path: Path) -> None:
 def test_a_tuning_is_read_on_a_machine_of_its_kind(tmp_path: Path) -> None:
     content, path = stored("tuning.json"), tmp_path / "tuning.json"
     path.write_text(json.dumps({**content, "machine": {**content["machine"], "cpus": 1_000_000}}))
-    with pytest.raises(ps.OptionError, match="was tuned with 1000000 CPUs") as refused:
+    with pytest.raises(ps.OptionError, match="was tuned with 1,000,000 CPUs") as refused:
         ps.Tuning.load(path)
     (here,) = re.findall(r"this machine has (\d+)", str(refused.value))
     content["machine"]["cpus"] = int(here)

@@ -62,7 +62,8 @@ def write_report(
 
     Examples
     --------
-    >>>     >>> from penstock import create_shards_from_arrays
+    >>> import tempfile
+    >>> from penstock import create_shards_from_arrays
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = create_shards_from_arrays(folder / "shards", {"x": np.arange(64.0)}, shard_size=16)
     >>> page = write_report(folder / "report.html", dataset=folder / "shards")
