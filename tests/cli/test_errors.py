@@ -109,7 +109,6 @@ MAKE_ONE = "Make one: penstock convert"
         ("a.tar b.tar.gz", "there has 2 tar archives and no index. Make one: penstock index there"),
         ("a.nwb b.nwb", f"No dataset in there, but 2 .nwb files. {MAKE_ONE} 'there/*.nwb' --output DIR"),
         ("a.npy b.txt", f"No dataset in there, but 1 .npy file. {MAKE_ONE} 'there/*.npy' --output DIR"),
-        ("zarr", f"there is a zarr store, not a dataset. {MAKE_ONE} there --output DIR"),
         ("splits", "there is not a dataset, but contains train, val. Give one of them: there/train"),
         ("pattern", "The archives in there were indexed by a pattern. Give it: 'there/a-{0..1}.tar'"),
         (
@@ -123,6 +122,12 @@ def test_a_folder_without_a_dataset_says_what_it_has_and_what_to_do(folder: Path
     make(folder, what)
     for command in ("inspect", "verify"):
         assert first_line(command, "there") == (2, f"Error: {words}")
+
+
+def test_a_recording_is_no_dataset(folder: Path) -> None:
+    make(folder, "zarr")
+    words = f"Error: there is a zarr store, not a dataset. {MAKE_ONE} there --output DIR"
+    assert first_line("verify", "there") == (2, words)
 
 
 @pytest.mark.parametrize(

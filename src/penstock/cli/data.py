@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.contents import inspect_recording
 from penstock.cli.errors import ProblemsFound
 from penstock.cli.options import Json, Quiet, Readers, Where
 from penstock.cli.screen import print_json, print_table, tables_on
-from penstock.cli.where import check_archives, check_dataset
+from penstock.cli.where import check_archives, check_dataset, is_recording
 from penstock.core.errors import OptionError
 from penstock.core.text import count
 
@@ -107,7 +108,13 @@ def verify(
 
 
 def inspect(
-    where: Where,
+    where: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR|PATTERN|FILE",
+            help="A dataset (its folder, or the pattern it was indexed with), or a recording; also as --input (-i).",
+        ),
+    ],
     item: Annotated[
         int | None,
         typer.Option(metavar="N", min=0, help="The item to show; 0 if not given, or none with --json."),
@@ -120,10 +127,17 @@ def inspect(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show totals, fields, sizes, health and one item of a dataset.
+    """Show what is in a dataset, or in a recording before it is converted.
 
-    Health is whether every shard is present and has the right size. To read the shards, run `penstock verify`.
+    Of a dataset: totals, fields, sizes, one item, and health: whether every shard is present and has the right size.
+    To read the shards, run `penstock verify`. Of a recording (nwb, wav, flac, ogg, mp3, npy, npz, zarr, OME-NGFF): the
+    name, kind, shape, rate, unit, span and gaps of everything in it, and the command that converts it.
     """
+    if is_recording(where):
+        if item is not None or png is not None:
+            raise OptionError(f"--item and --png need a dataset, got the recording {where}. Convert it first.")
+        inspect_recording(where, as_json=as_json)
+        return
     check_dataset(where)
     from penstock.recipes.webdataset import info as dataset_info  # noqa: PLC0415  # imports numpy
 

@@ -32,6 +32,7 @@ EXAMPLES = {
     ),
     "inspect": (
         "penstock inspect shards",
+        "penstock inspect recording.nwb",
         "penstock inspect shards --item 7 --png item.png",
         "penstock inspect shards --json | jq .total_samples",
     ),

@@ -8,11 +8,12 @@ from pathlib import Path
 from penstock.core.errors import SourceError
 from penstock.core.text import count
 
-__all__ = ["check_archives", "check_dataset", "check_exists", "check_input"]
+__all__ = ["check_archives", "check_dataset", "check_exists", "check_input", "is_recording"]
 
 _MANIFEST = "dataset_metadata.json"  # shard.manifest has it too, and imports numpy
 _TARS = (".tar", ".tgz")
-_RECORDINGS = (".nwb", ".npz", ".npy", ".zarr", ".flac", ".ogg", ".wav")
+_RECORDINGS = (".nwb", ".npz", ".npy", ".zarr", ".flac", ".mp3", ".ogg", ".wav")
+_ZARR = ("zarr.json", ".zgroup", ".zarray")
 
 
 def check_dataset(where: str) -> None:
@@ -23,6 +24,14 @@ def check_dataset(where: str) -> None:
         return  # its reader reports what is wrong with it
     check_exists(where)
     raise SourceError(_about_folder(path) if path.is_dir() else _about_file(path))
+
+
+def is_recording(where: str) -> bool:
+    """Return whether a path is that of one recording, which `penstock convert` could read."""
+    path = Path(where)
+    if not path.is_dir():
+        return path.is_file() and path.suffix.lower() in _RECORDINGS
+    return path.suffix.lower() in (".zarr", ".nwb") or any((path / name).exists() for name in _ZARR)
 
 
 def check_archives(where: str) -> None:
@@ -106,7 +115,7 @@ def _about_datasets(path: Path, entries: list[Path]) -> str:
 
 
 def _about_recordings(path: Path, entries: list[Path]) -> str:
-    if any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray")):
+    if any((path / name).exists() for name in _ZARR):
         return f"{path} is a zarr store, not a dataset. Make one: {_convert_command(str(path))}"
     tars = [entry for entry in entries if _is_tar(entry)]
     if tars:

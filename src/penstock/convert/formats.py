@@ -18,7 +18,7 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.shard.manifest import MANIFEST
 from penstock.source.audio.file import EXTENSIONS, find_audio_files
 
-__all__ = ["Format", "ReadOptions", "expand_paths", "inputs_of"]
+__all__ = ["Format", "ReadOptions", "detect_kind", "expand_paths", "inputs_of"]
 
 Format = Literal["auto", "nwb", "npz", "npy", "zarr", "audio", "files", "shards"]
 """`"files"`: each file, or each set of files with the same stem, is an item."""
@@ -107,7 +107,7 @@ def inputs_of(
     found: list[Input] = []
     whole: list[tuple[Path, Path | None]] = []
     for path in expand_paths(paths):
-        kind = _detect_kind(path) if format == "auto" else format
+        kind = detect_kind(path) if format == "auto" else format
         if kind == "files":
             whole += [(file, path) for file in find_files(path)] if path.is_dir() else [(path, None)]
             continue
@@ -139,7 +139,7 @@ def expand_paths(paths: Sequence[str | Path]) -> list[Path]:
     return found
 
 
-def _detect_kind(path: Path) -> str:
+def detect_kind(path: Path) -> str:
     """Return the kind of recording at a path; raise SourceError if it is none that can be converted."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     last = suffixes[-1] if suffixes else ""

@@ -8,7 +8,8 @@ from pynwb.event import EventsTable
 from pynwb.image import GrayscaleImage, ImageSeries, IndexSeries
 from pynwb.misc import AnnotationSeries
 
-from penstock.convert.nwb.describe import Content, describe_file
+from penstock.convert.content import Content
+from penstock.convert.nwb.describe import describe_file
 from penstock.core.errors import ReadError
 
 

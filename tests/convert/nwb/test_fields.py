@@ -11,8 +11,9 @@ from pynwb.event import EventsTable
 from pynwb.image import GrayscaleImage, ImageSeries, IndexSeries, RGBImage
 from pynwb.misc import AnnotationSeries, IntervalSeries
 
+from penstock.convert.content import Content
 from penstock.convert.convert import convert
-from penstock.convert.nwb.describe import Content, describe_file
+from penstock.convert.nwb.describe import describe_file
 from penstock.convert.nwb.input import NWBInput, NWBOptions
 from penstock.core.errors import SourceError
 

@@ -27,6 +27,7 @@ from penstock.shard.names import check_fields
 from penstock.source.chunked_rows import ChunkedRowReader
 
 __all__ = [
+    "HEAD_BYTES",
     "Column",
     "NpyInput",
     "RowRecording",
@@ -36,7 +37,7 @@ __all__ = [
     "npy_column",
 ]
 
-_HEAD_BYTES = 1 << 16  # the longest .npy header that the codec accepts
+HEAD_BYTES = 1 << 16  # the longest .npy header that the codec accepts
 _READ_BYTES = 1 << 20  # consecutive small items are read in one call
 _MOST_COLUMNS = 4096  # of an array in Fortran order: each costs one call per read
 
@@ -191,7 +192,7 @@ def _describe_columns(columns: Mapping[str, Column]) -> dict[str, Any]:
 
 def npy_column(file: io.FileIO, begin: int, size: int, what: str) -> Column:
     """Return the array whose `.npy` starts at byte `begin` and has `size` bytes; `what` names it in errors."""
-    head = _read(file, bytearray(min(size, _HEAD_BYTES)), begin, f"the header of {what}")
+    head = _read(file, bytearray(min(size, HEAD_BYTES)), begin, f"the header of {what}")
     try:
         header = parse_npy_header(bytes(head), size)
     except ValueError as error:

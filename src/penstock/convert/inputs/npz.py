@@ -16,13 +16,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.convert.inputs.arrays import Column, RowRecording, check_rows, cut_windows, npy_column
+from penstock.convert.inputs.arrays import HEAD_BYTES, Column, RowRecording, check_rows, cut_windows, npy_column
 from penstock.core.errors import OptionError, ReadError, SourceError, WriteError
 from penstock.core.text import cause
 from penstock.files.kinds import open_regular_file
+from penstock.shard.codec import NpyHeader, parse_npy_header
 from penstock.shard.names import check_fields
 
-__all__ = ["NpzInput", "check_lengths", "normalize_fields"]
+__all__ = ["NpzInput", "check_lengths", "list_headers", "normalize_fields"]
 
 _COPY_BYTES = 1 << 20
 _LOCAL = struct.Struct("<4s5H3L2H")  # signature, …, flags, method, …, lengths of name and extra
@@ -104,6 +105,25 @@ class NpzInput:
             return npy_column(file, _data_offset(file, member, what), member.file_size, what)
         unpacked = stack.enter_context(_unpack_to_temporary(archive, member, self.scratch, what))
         return npy_column(unpacked, 0, member.file_size, what)
+
+
+def list_headers(path: Path) -> dict[str, NpyHeader | str]:
+    """Return the header of each array of an archive; in place of one that cannot be read, the reason."""
+    found: dict[str, NpyHeader | str] = {}
+    with open_regular_file(path) as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                for name, member in _list_members(archive, path)[0].items():
+                    try:
+                        with archive.open(member) as stream:
+                            found[name] = parse_npy_header(stream.read(HEAD_BYTES), member.file_size)
+                    except (*_BROKEN, OSError) as error:
+                        found[name] = str(error)
+        except (*_BROKEN, struct.error, OverflowError, OSError) as error:
+            if isinstance(error, SourceError):
+                raise
+            raise SourceError(f"{path} is not an .npz archive, or it is damaged: {error}.") from error
+    return found
 
 
 def normalize_fields(fields: tuple[str, ...] | None) -> tuple[str, ...] | None:

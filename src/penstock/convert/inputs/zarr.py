@@ -1,6 +1,7 @@
 """Zarr stores of version 2 and 3: an array, or the arrays of a group, cut along an axis and read chunk by chunk."""
 
 import warnings
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from penstock.core.errors import MissingDependency, ReadError, SourceError
 from penstock.core.text import count
 from penstock.source.chunked_rows import ChunkedRowReader
 
-__all__ = ["ZarrInput"]
+__all__ = ["ZarrInput", "list_arrays"]
 
 _MOST_CHUNKS = 100_000  # checked for existence: takes some seconds at most
 
@@ -104,6 +105,21 @@ class _AxisFirst:
                 f"Could not read rows {rows.start}–{rows.stop - 1} of {self._what}: {type(error).__name__}: {error}"
             ) from error
         return np.ascontiguousarray(np.moveaxis(found, self._axis, 0), self.dtype)
+
+
+def list_arrays(path: Path) -> list[tuple[str, Any]]:
+    """Return the arrays of a store, also in groups of groups, by their paths; the path of a single array is empty."""
+    with ExitStack() as stack:
+        node = _open_store(path, stack)
+        return [("", node)] if hasattr(node, "shape") else list(_walk_group(node, path, ""))
+
+
+def _walk_group(group: Any, path: Path, prefix: str) -> Iterator[tuple[str, Any]]:
+    arrays, groups, _ = _list_group(group, path)
+    for name, array in arrays.items():
+        yield f"{prefix}{name}", array
+    for name in groups:
+        yield from _walk_group(group[name], path, f"{prefix}{name}/")
 
 
 def _open_store(path: Path, stack: ExitStack) -> Any:

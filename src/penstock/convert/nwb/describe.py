@@ -1,12 +1,12 @@
 """List what is in an NWB file: every series, table and image, with what a conversion needs to know about it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from penstock.convert.content import Content
 from penstock.convert.nwb.file import Entry, NWBFile, Thing, open_nwb, wrap_read_errors
 from penstock.convert.nwb.find import modality_of
 from penstock.convert.nwb.spikes import read_spikes
@@ -14,47 +14,10 @@ from penstock.convert.nwb.times import read_times
 from penstock.convert.nwb.units import Units
 from penstock.core.errors import PenstockError
 
-__all__ = ["Content", "describe_file"]
-
+__all__ = ["describe_file"]
 
 _EVENTS = {"AnnotationSeries", "IndexSeries", "IntervalSeries"}
 """Series whose frames are events, at times of their own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """A series, a table or an image of a file."""
-
-    path: str
-    """Its path in the file, as `--field NAME=PATH` takes it."""
-
-    kind: str
-    """The name of its type, such as "ElectricalSeries", "Units", "TimeIntervals" or "GrayscaleImage"."""
-
-    shape: tuple[int, ...]
-    """Frames first; rows of a table; height and width of an image. Empty if the file has no array."""
-
-    rate_hz: float | None = None
-    """Frames per second, gaps excluded, estimated from timestamps if need be; None for tables, images and events."""
-
-    unit: str | None = None
-    span: tuple[float, float] | None = None
-    """Seconds of the first and the last frame, spike or row."""
-
-    n_gaps: int = 0
-    columns: tuple[str, ...] = ()
-    """The columns of a table. `PATH/COLUMN` names one of them."""
-
-    modality: str | None = None
-    """The modality that includes it: "spikes", "lfp", "behavior", "stimulus" or "ophys"; None if none does."""
-
-    problem: str | None = None
-    """Why it cannot become a field; None if it can."""
-
-    @property
-    def name(self) -> str:
-        """The last part of its path."""
-        return self.path.rpartition("/")[2]
 
 
 def describe_file(path: str | Path) -> list[Content]:

@@ -1,0 +1,127 @@
+"""`penstock inspect` of a recording: what is in it, and the command that converts it."""
+
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import typer
+
+from penstock.cli.screen import print_json, print_table, tables_on
+from penstock.core.text import count
+
+if TYPE_CHECKING:
+    from penstock.convert.content import Content
+
+__all__ = ["inspect_recording"]
+
+_KINDS = {"nwb": "NWB file", "npy": "array", "npz": "npz archive", "audio": "sound", "volume": "OME-NGFF volume"}
+_BIN_SECONDS, _BINS = 0.01, 100  # of a window of NWB, if nothing else is asked for
+
+
+def inspect_recording(where: str, *, as_json: bool) -> None:
+    """Print what is in a recording, and the command that converts it."""
+    from penstock.convert.describe import describe_recording  # noqa: PLC0415  # imports numpy
+
+    path = Path(where)
+    kind, contents = describe_recording(path)
+    command, more = _suggest(path, kind, contents)
+    if as_json:
+        found = [{**asdict(content), "name": content.name} for content in contents]
+        print_json({"path": where, "kind": kind, "contents": found, "command": command, "further_fields": more})
+        return
+    typer.echo(f"{where}: {_KINDS.get(kind, 'zarr store')}, {count(len(contents), 'content')}")
+    _print_contents(contents)
+    for content in contents:
+        if content.problem is not None:
+            typer.echo(f"{content.path or where} cannot become a field: {content.problem}")
+    if command is not None:
+        typer.echo(f"Convert it:\n  {command}")
+    elif kind == "volume":
+        typer.echo(
+            "Volumes are read in place, without conversion: penstock.recipes.cellmap.CellMapDataset, or "
+            f"penstock.VolumeSource({where!r}, …)."
+        )
+    if more:
+        typer.echo("Further fields:")
+        for option in more:
+            typer.echo(f"  {option}")
+
+
+def _print_contents(contents: "Sequence[Content]") -> None:
+    columns = ["Name", "Kind", "Shape", "Rate", "Unit", "Span", "Gaps"]
+    rows = [
+        (
+            content.path or "(the file)",
+            content.kind,
+            str(content.shape) if content.shape else "",
+            "" if content.rate_hz is None else f"{content.rate_hz:.6g} Hz",
+            content.unit or "",
+            "" if content.span is None else f"{content.span[0]:.5g}–{content.span[1]:.5g} s",
+            count(content.n_gaps, "gap") if content.n_gaps else "",
+        )
+        for content in contents
+    ]
+    used = [number for number in range(len(columns)) if any(row[number] for row in rows)]
+    shown = [[row[number] for number in used] for row in rows]
+    if tables_on():
+        print_table([columns[number] for number in used], shown)
+        return
+    widths = [max(len(row[number]) for row in shown) for number in range(len(used))]
+    for row in shown:
+        typer.echo("  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _suggest(path: Path, kind: str, contents: "Sequence[Content]") -> tuple[str | None, list[str]]:
+    """Return the command that converts a recording, None if there is none, and options for what it leaves out."""
+    usable = [content for content in contents if content.problem is None]
+    if kind == "volume" or not usable:
+        return None, []
+    if kind == "nwb":
+        return _suggest_nwb(path, usable)
+    if kind == "audio":
+        (sound,) = usable
+        assert sound.span is not None, "a sound has a length"
+        return _command(path, *(["--clips"] if sound.span[1] < 1 else [])), []
+    if kind == "npy":
+        return _command(path), []
+    return _suggest_arrays(path, usable, n_arrays=len(contents)), []
+
+
+def _suggest_arrays(path: Path, usable: "Sequence[Content]", *, n_arrays: int) -> str:
+    """Name the largest set of arrays that lie in one group and have equally many rows."""
+    if not usable[0].path:
+        return _command(path)
+    together: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for content in usable:
+        inner = PurePosixPath(content.path)
+        together[str(inner.parent), content.shape[0]].append(inner.name)
+    (parent, _), names = max(together.items(), key=lambda entry: len(entry[1]))
+    folder = path if parent == "." else path / parent
+    return _command(folder, *([] if len(names) == n_arrays else ["--fields", ",".join(names)]))
+
+
+def _suggest_nwb(path: Path, usable: "Sequence[Content]") -> tuple[str | None, list[str]]:
+    modalities = list(dict.fromkeys(content.modality for content in usable if content.modality is not None))
+    others = [content for content in usable if content.modality is None and "Image" not in content.kind]
+    fields = [f"--field {shlex.quote(f'{_field_name(content.name)}={content.path}')}" for content in others]
+    chosen = [content for content in usable if content.modality is not None] or others[:1]
+    spans = [content.span for content in chosen if content.span is not None]
+    if not spans:
+        return None, fields
+    options = ["--modalities", ",".join(modalities)] if modalities else shlex.split(fields[0])
+    seconds = min(stop for _, stop in spans) - max(start for start, _ in spans)
+    if seconds < _BINS * _BIN_SECONDS:
+        options += ["--sequence-length", str(max(1, int(seconds / _BIN_SECONDS)))]
+    return _command(path, *options), fields if modalities else fields[1:]
+
+
+def _command(path: Path, *options: str) -> str:
+    return shlex.join(["penstock", "convert", str(path), "--output", "shards", *options])
+
+
+def _field_name(name: str) -> str:
+    return re.sub(r"\W+", "_", name.lower()).strip("_") or "field"
