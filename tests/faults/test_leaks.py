@@ -273,7 +273,7 @@ def test_threads_are_named() -> None:
 # -- the end of the interpreter ----------------------------------------------------------------------------------------
 
 OPEN = """
-import os, sys
+import logging, os, sys
 from pathlib import Path
 from penstock_test_parts import numbered_source
 from penstock import Loader, Plan, RunOptions, Shuffle
@@ -304,6 +304,8 @@ def fork_cases():
 
 
 if __name__ == "__main__":
+    # On a busy machine, a spawned worker takes longer to start than the log stays silent about it.
+    logging.lastResort.addFilter(lambda record: not record.getMessage().startswith("Still waiting"))
     workers, executor, method, persistent, end = fork_cases()
     source = numbered_source(200)
     plan = Plan(source.index, Shuffle(), batch_size=2)

@@ -15,6 +15,7 @@ from penstock import Loader, Plan, RunOptions, Sequential
 from penstock.feed.collate import Collator
 from penstock.run import auto
 from penstock.run.auto import choose_executor
+from penstock.run.first_wait import FirstWait
 from penstock.run.make_batch import BatchMaker, Failure
 
 SOURCE = numbered_source(16)
@@ -26,7 +27,8 @@ def make_choice(transform: Callable[..., Any], n_draws: int = 16) -> tuple[str, 
     """Return the choice, and the batches made for it."""
     maker = BatchMaker(SOURCE, 0, transform, None, Collator(), windows_held=0)
     batches, choices = [], []
-    for made, executor in choose_executor(PLAN.epoch(0).draws(range(n_draws)), maker, lambda *_: None):
+    draws = PLAN.epoch(0).draws(range(n_draws))
+    for made, executor in choose_executor(draws, maker, lambda *_: None, FirstWait(SOURCE)):
         batches += made
         choices.append(executor)
     assert [choice for choice in choices[:-1] if choice] == [], "only the last one is a choice"

@@ -10,6 +10,7 @@ from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import Passes, Share
 from penstock.plan.world import World
 from penstock.run.auto import choose_executor
+from penstock.run.first_wait import FirstWait
 from penstock.run.handoff import Handoff
 from penstock.run.make_batch import BatchMaker, Failure, Record
 from penstock.run.options import Executor, RunOptions
@@ -39,21 +40,23 @@ class Execution:
         """Makes batches in this process."""
         self._pool: WorkerPool | None = None
 
-    def run(self, start: Cursor, record: Record) -> tuple[Generator[Any, None, None], Callable[[], None] | None]:
+    def run(
+        self, start: Cursor, record: Record, first_wait: FirstWait
+    ) -> tuple[Generator[Any, None, None], Callable[[], None] | None]:
         """Return the batches of this rank from `start` on, and a function that wakes a consumer waiting for one."""
         if self.executor == "auto":
-            choosing = _Choosing(self, start, record)
+            choosing = _Choosing(self, start, record, first_wait)
             return choosing.batches(), choosing.wake
         if self.executor == "inline":
             draws = self.share(start).draws()
             return run_inline(draws, self.maker, group_size=self._group_size, record=record), None
         if self.executor == "threads":
-            return self._run_in_threads(start, record)
+            return self._run_in_threads(start, record, first_wait)
         if self._pool is None:
             self._pool = WorkerPool(
                 self._plan, self._world, self.maker, workers=self._num_workers, options=self._options
             )
-        return run_in_processes(self._pool, start, group_size=self._group_size, record=record)
+        return run_in_processes(self._pool, start, group_size=self._group_size, record=record, first_wait=first_wait)
 
     def set_plan(self, plan: BatchPlan) -> None:
         """Make the batches of another plan from the next `run` on.
@@ -97,7 +100,9 @@ class Execution:
         """Return the share of this rank from `start` on."""
         return self._plan.epoch(start.epoch, start.origin).share(self._world, start.batch)
 
-    def _run_in_threads(self, start: Cursor, record: Record) -> tuple[Generator[Any, None, None], Callable[[], None]]:
+    def _run_in_threads(
+        self, start: Cursor, record: Record, first_wait: FirstWait
+    ) -> tuple[Generator[Any, None, None], Callable[[], None]]:
         handoff = Handoff(self._num_workers * self._options.prefetch)
         setup = ThreadSetup(
             threads=self._num_workers,
@@ -106,7 +111,12 @@ class Execution:
             timeout_seconds=self._options.timeout_seconds,
         )
         batches = run_in_threads(
-            lambda: self.share(start).draws(), self.maker, setup=setup, handoff=handoff, record=record
+            lambda: self.share(start).draws(),
+            self.maker,
+            setup=setup,
+            handoff=handoff,
+            record=record,
+            first_wait=first_wait,
         )
         return batches, handoff.close
 
@@ -122,8 +132,8 @@ class Execution:
 class _Choosing:
     """The first iteration, which chooses the executor by its first batches."""
 
-    def __init__(self, execution: Execution, start: Cursor, record: Record) -> None:
-        self._execution, self._start, self._record = execution, start, record
+    def __init__(self, execution: Execution, start: Cursor, record: Record, first_wait: FirstWait) -> None:
+        self._execution, self._start, self._record, self._first_wait = execution, start, record, first_wait
         self._wake: Callable[[], None] | None = None
 
     def wake(self) -> None:
@@ -136,13 +146,14 @@ class _Choosing:
         execution, share, made = self._execution, self._execution.share(self._start), 0
         rest: Generator[Any, None, None] | None = None
         try:
-            for batches, executor in choose_executor(share.draws(), execution.maker, self._record):
+            first = choose_executor(share.draws(), execution.maker, self._record, self._first_wait)
+            for batches, executor in first:
                 made += len(batches)
                 if executor is not None:
                     execution.choose(executor)
                     if batches and not isinstance(batches[-1], Failure):
                         after = Cursor(self._start.epoch, share.batch_after(made), self._start.origin)
-                        rest, self._wake = execution.run(after, self._record)
+                        rest, self._wake = execution.run(after, self._record, self._first_wait)
                 for batch in batches:
                     if isinstance(batch, Failure):
                         raise batch.error

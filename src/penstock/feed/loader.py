@@ -20,6 +20,7 @@ from penstock.feed.position import Delivery, Position
 from penstock.feed.ranks import current_world
 from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.world import World
+from penstock.run.first_wait import FirstWait
 from penstock.run.make_batch import BatchMaker, Failure, Record
 from penstock.run.options import RunOptions
 
@@ -93,6 +94,7 @@ class Loader:
         self._transform, self._collate = transform, collate
         self._execution = Execution(plan, world, self._make_maker(), num_workers=num_workers, options=self._options)
         self._live: weakref.ref[Iteration] | None = None
+        self._first_wait = FirstWait(source)
         self._closed = False
         self._report_left_out()
         self._check_memory()
@@ -105,6 +107,7 @@ class Loader:
         self._end_live_iteration("another iteration of this loader began; use a second Loader to iterate twice at once")
         self._position.leave_begun()
         delivery = self._position.begin()
+        self._first_wait = FirstWait(self.source)
         if self.plan.tail == "short" and delivery.share.left_out:
             _LOG.warning(
                 "The rest of epoch %s is left out: it has fewer items than there are ranks (%s), and a rank without a "
@@ -273,7 +276,7 @@ class Loader:
 
     def _batches(self, delivery: Delivery) -> "tuple[Generator[Any, None, None], Callable[[], None] | None]":
         """Return the batches on the device, and a function that wakes a consumer waiting for one."""
-        batches, wake = self._execution.run(delivery.start, self._record)
+        batches, wake = self._execution.run(delivery.start, self._record, self._first_wait)
         return move_to_device(batches, self._device, ahead=self._options.device_ahead, record=self._record), wake
 
     def _make_maker(self) -> BatchMaker:

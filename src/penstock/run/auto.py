@@ -4,6 +4,7 @@ The batches that are timed are delivered, so choosing costs next to nothing.
 """
 
 import itertools
+import math
 import statistics
 import sys
 import threading
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from penstock.core.types import Draw
+from penstock.run.first_wait import QUIET_SECONDS, FirstWait
 from penstock.run.make_batch import BatchMaker, Failure, Record
 from penstock.run.options import Executor
 
@@ -33,7 +35,7 @@ _TICK_SECONDS = 0.001
 
 
 def choose_executor(
-    draws: Iterator[Draw], maker: BatchMaker, record: Record
+    draws: Iterator[Draw], maker: BatchMaker, record: Record, first_wait: FirstWait
 ) -> Iterator[tuple[list[Any], Executor | None]]:
     """Yield the batches of the first draws; with the last of them, what should make the others. A Failure ends them.
 
@@ -43,7 +45,7 @@ def choose_executor(
        turns, such as for a lock in a library.
     """
     began = time.perf_counter()
-    alone = _make_together(list(itertools.islice(draws, 1)), maker, record, probe=True)
+    alone = _make_together(list(itertools.islice(draws, 1)), maker, record, first_wait)
     if alone.seconds < _SHORT_SECONDS or alone.busy_cpus > _OWN_THREADS or alone.has_failed:
         yield alone.batches, "threads"
         return
@@ -73,8 +75,16 @@ class _Timing(NamedTuple):
         return any(isinstance(batch, Failure) for batch in self.batches)
 
 
-def _make_together(draws: list[Draw], maker: BatchMaker, record: Record, *, probe: bool = False) -> _Timing:
-    """Make each draw in a thread of its own; the batches end with the first Failure."""
+def _make_together(
+    draws: list[Draw], maker: BatchMaker, record: Record, first_wait: FirstWait | None = None
+) -> _Timing:
+    """Make each draw in a thread of its own; the batches end with the first Failure.
+
+    Parameters
+    ----------
+    first_wait
+        The wait for these draws if they are the first of the iteration: the interpreter is probed meanwhile.
+    """
     made: list[list[Any]] = [[] for _ in draws]
 
     def make(number: int) -> None:
@@ -82,7 +92,7 @@ def _make_together(draws: list[Draw], maker: BatchMaker, record: Record, *, prob
 
     others = [threading.Thread(target=make, args=(number,), daemon=True) for number in range(1, len(draws))]
     began, cpu_began = time.perf_counter(), time.process_time()
-    with _probe_interpreter(enabled=probe) as delays:
+    with _probe_interpreter(draws, first_wait) as delays:
         for thread in others:
             thread.start()
         if draws:
@@ -102,23 +112,30 @@ def _make_together(draws: list[Draw], maker: BatchMaker, record: Record, *, prob
 
 
 @contextmanager
-def _probe_interpreter(*, enabled: bool) -> Iterator[list[float]]:
-    """Yield a list of how late, in seconds, a thread runs that wakes up every millisecond."""
+def _probe_interpreter(draws: list[Draw], first_wait: FirstWait | None) -> Iterator[list[float]]:
+    """Yield a list of how late, in seconds, a thread runs that wakes up every millisecond.
+
+    There is none unless these draws are the first ones. It also says what is waited for.
+    """
     delays: list[float] = []
     over = threading.Event()
 
-    def tick() -> None:
+    def tick(first_wait: FirstWait) -> None:
+        quiet_until = time.perf_counter() + QUIET_SECONDS
         while not over.is_set():
             began = time.perf_counter()
             time.sleep(_TICK_SECONDS)
             delays.append(time.perf_counter() - began - _TICK_SECONDS)
+            if began > quiet_until:
+                first_wait.say("the first batch, by which executor='auto' chooses threads or processes", draws[0])
+                quiet_until = math.inf
 
-    thread = threading.Thread(target=tick, name="penstock-probe", daemon=True)
-    if enabled:
+    thread = threading.Thread(target=tick, args=(first_wait,), name="penstock-probe", daemon=True)
+    if draws and first_wait is not None:
         thread.start()
     try:
         yield delays
     finally:
         over.set()
-        if enabled:
+        if thread.ident is not None:
             thread.join()

@@ -17,7 +17,9 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from penstock.core.errors import WorkerError
+from penstock.core.text import count
 from penstock.core.types import Draw
+from penstock.run.first_wait import QUIET_SECONDS, FirstWait
 from penstock.run.handoff import Closed, Handoff
 from penstock.run.make_batch import BatchMaker, Failure, Record
 
@@ -58,7 +60,13 @@ def run_inline(
 
 
 def run_in_threads(
-    draws: Callable[[], Iterator[Draw]], maker: BatchMaker, *, setup: ThreadSetup, handoff: Handoff, record: Record
+    draws: Callable[[], Iterator[Draw]],
+    maker: BatchMaker,
+    *,
+    setup: ThreadSetup,
+    handoff: Handoff,
+    record: Record,
+    first_wait: FirstWait,
 ) -> Generator[Any, None, None]:
     """Return the batches of all draws, in order. The threads start at once.
 
@@ -79,17 +87,13 @@ def run_in_threads(
     if setup.windows_ahead:
         arguments = (draws(), setup.windows_ahead, pace, maker)
         threads.append(threading.Thread(target=_read_ahead, args=arguments, name="penstock-ahead", daemon=True))
-    batches = _run_threads(threads, handoff, tasks, pace, setup.timeout_seconds)
+    batches = _run_threads(threads, _take_batches(handoff, tasks, setup, first_wait), handoff, pace)
     next(batches)  # from here on, closing or dropping it ends the threads
     return batches
 
 
 def _run_threads(
-    threads: list[threading.Thread],
-    handoff: Handoff,
-    tasks: "_Tasks",
-    pace: "_Pace",
-    timeout_seconds: float | None,
+    threads: list[threading.Thread], batches: Iterator[Any], handoff: Handoff, pace: "_Pace"
 ) -> Generator[Any, None, None]:
     """Start the threads, yield None, then the batches."""
     failed = True
@@ -97,7 +101,7 @@ def _run_threads(
         for thread in threads:
             thread.start()
         yield None
-        yield from _take_batches(handoff, tasks, timeout_seconds)
+        yield from batches
         failed = False
     except GeneratorExit:
         failed = False
@@ -109,10 +113,11 @@ def _run_threads(
             _join(threads)
 
 
-def _take_batches(handoff: Handoff, tasks: "_Tasks", timeout_seconds: float | None) -> Iterator[Any]:
+def _take_batches(handoff: Handoff, tasks: "_Tasks", setup: ThreadSetup, first_wait: FirstWait) -> Iterator[Any]:
+    timeout_seconds = setup.timeout_seconds
     for number in itertools.count():
         try:
-            results = handoff.take(timeout_seconds)
+            results = handoff.take(timeout_seconds) if number else _take_first(handoff, tasks, setup, first_wait)
         except Closed:
             return
         except TimeoutError:
@@ -132,6 +137,17 @@ def _take_batches(handoff: Handoff, tasks: "_Tasks", timeout_seconds: float | No
             if isinstance(result, Failure):
                 raise result.error
             yield result
+
+
+def _take_first(handoff: Handoff, tasks: "_Tasks", setup: ThreadSetup, first_wait: FirstWait) -> Any:
+    remaining = setup.timeout_seconds
+    if remaining is None or remaining > QUIET_SECONDS:
+        try:
+            return handoff.take(QUIET_SECONDS)
+        except TimeoutError:
+            first_wait.say(f"the first batch of {count(setup.threads, 'thread')}", tasks.first_draw(0))
+        remaining = None if remaining is None else remaining - QUIET_SECONDS
+    return handoff.take(remaining)
 
 
 class _Tasks:

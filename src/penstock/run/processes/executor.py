@@ -21,7 +21,9 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from penstock.core.errors import WorkerError
+from penstock.core.text import count
 from penstock.plan.cursor import Cursor
+from penstock.run.first_wait import QUIET_SECONDS, FirstWait
 from penstock.run.make_batch import Failure, Record
 from penstock.run.processes.messages import Answer, Request
 from penstock.run.processes.pool import WorkerPool
@@ -37,7 +39,7 @@ _MAX_START_DEATHS = 10  # of workers that a signal kills while they start, one a
 
 
 def run_in_processes(
-    pool: WorkerPool, start: Cursor, *, group_size: int, record: Record
+    pool: WorkerPool, start: Cursor, *, group_size: int, record: Record, first_wait: FirstWait
 ) -> tuple[Generator[Any, None, None], Callable[[], None]]:
     """Return the batches of a rank from `start` on, in order, and a function that wakes a consumer waiting for one.
 
@@ -46,7 +48,7 @@ def run_in_processes(
     group_size
         Batches that one worker makes at a time, if each of them is small.
     """
-    run = _Run(pool, start, group_size, record)
+    run = _Run(pool, start, group_size, record, first_wait)
     batches = run.batches()
     next(batches)  # from here on, closing or dropping it ends the run
     return batches, run.stop
@@ -55,8 +57,10 @@ def run_in_processes(
 class _Run:
     """Requests of one iteration, and the answers to them."""
 
-    def __init__(self, pool: WorkerPool, start: Cursor, group_size: int, record: Record) -> None:
-        self._pool, self._start, self._record = pool, start, record
+    def __init__(self, pool: WorkerPool, start: Cursor, group_size: int, record: Record, first_wait: FirstWait) -> None:
+        self._pool, self._start, self._record, self._first_wait = pool, start, record, first_wait
+        self._quiet_until: float | None = None
+        """When the log says what the consumer waits for; None if it waits for no first batch, or the log said it."""
         self._share = pool.plan.epoch(start.epoch, start.origin).share(pool.world, start.batch)
         self._groups = _group_steps(self._share.n_steps, group_size)
         self._again: list[tuple[int, range]] = []
@@ -110,6 +114,8 @@ class _Run:
         """Return the batches that were made together with that of `step`; None if the iteration was stopped."""
         timeout = self._pool.options.timeout_seconds
         deadline = None if timeout is None else time.monotonic() + timeout
+        may_tell = step == 0 and (timeout is None or timeout > QUIET_SECONDS)
+        self._quiet_until = time.monotonic() + QUIET_SECONDS if may_tell else None
         with self._pool.lock:
             while step not in self._results:
                 if self._is_stopped or self._pool.current_run is not self:
@@ -173,8 +179,13 @@ class _Run:
         workers = list(self._pool.workers)
         pipes: list[Any] = [worker.pipe for worker in workers]
         sentinels: list[Any] = [worker.sentinel for worker in workers]
-        remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+        until = deadline if self._quiet_until is None else self._quiet_until
+        remaining = None if until is None else max(0.0, until - time.monotonic())
         ready = wait([*pipes, *sentinels, self._wake_pipe[0]], remaining)
+        if not ready and self._quiet_until is not None:
+            self._quiet_until = None
+            self._first_wait.say(f"the first batch of {self._describe_workers()}", self._share.draw(step))
+            return
         if not ready:
             draw = self._share.draw(step)
             raise WorkerError(
@@ -190,6 +201,11 @@ class _Run:
                     self._replace(worker)
                 else:
                     self._accept(worker, answer)
+
+    def _describe_workers(self) -> str:
+        n_starting = sum(not worker.has_started for worker in self._pool.workers)
+        state = f", {n_starting} still starting" if n_starting else ""
+        return f"{count(self._pool.n_workers, 'worker process')} (start_method={self._pool.method!r}{state})"
 
     def _accept(self, worker: WorkerProcess, answer: Answer) -> None:
         if not answer.number:

@@ -49,7 +49,8 @@ class WorkerPool:
         self.numbers: Iterator[int] = itertools.count(1)
         """Numbers of requests."""
         self._starts: Iterator[int] = itertools.count()
-        self._method = options.start_method or mp.get_start_method()
+        self.method = options.start_method or mp.get_start_method()
+        """How workers start."""
         self._ring: Ring | None = None
         weakref.finalize(self, end_processes, self.workers)
 
@@ -91,8 +92,8 @@ class WorkerPool:
     def _start_worker(self, number: int) -> WorkerProcess:
         # Other seeds for each start: a worker that takes the place of another must not repeat its random numbers.
         seed = key_for(self.plan.seed, "workers", next(self._starts)) >> 1
-        place = WorkerPlace(number, self.n_workers, seed, self._method)
-        specification = Specification(self.plan, self.world, self.maker, self._method, self.options.worker_init)
+        place = WorkerPlace(number, self.n_workers, seed, self.method)
+        specification = Specification(self.plan, self.world, self.maker, self.method, self.options.worker_init)
         others = [worker for worker in self.workers if worker.number != number]
         return WorkerProcess(place, specification, self.ring, others)
 
