@@ -90,12 +90,13 @@ def table_field(field: str, thing: Thing, column: str | None, file: Path) -> Eve
         times = np.asarray(table["timestamp"].data[:], np.float64)
         values = None if column is None else np.asarray(table[column].data[:])
     if values is None:
-        return Counts(field, thing.path, *_sort(times))
+        return Counts(field, thing.path, times[_order(times)])
     if values.dtype.kind not in "iufb" or values.shape != times.shape:
         raise SourceError(
             f"{field} must be a column of one number per event, but {column} of {thing.path} in {file} is not."
         )
-    return EventValues(field, f"{thing.path}/{column}", *_sort(times, values))
+    order = _order(times)
+    return EventValues(field, f"{thing.path}/{column}", times[order], values[order].astype(np.float64))
 
 
 def annotation_field(field: str, found: Entry | Thing, file: Path) -> EventField:
@@ -103,7 +104,7 @@ def annotation_field(field: str, found: Entry | Thing, file: Path) -> EventField
     timed = found.series if isinstance(found, Entry) else found.value
     with wrap_read_errors(file, f"the timestamps of {found.path}"):
         times = np.asarray(timed.timestamps[:], np.float64)
-    return Counts(field, found.path, *_sort(times))
+    return Counts(field, found.path, times[_order(times)])
 
 
 def interval_field(field: str, entry: Entry, file: Path) -> EventField:
@@ -117,11 +118,10 @@ def interval_field(field: str, entry: Entry, file: Path) -> EventField:
     return Rows(field, entry.path, stamps[begins], stops, marks[begins])
 
 
-def _sort(times: NDArray[np.float64], values: NDArray[Any] | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the finite times in order, and the values that belong to them."""
+def _order(times: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the numbers of the finite times, in order of time."""
     known = np.flatnonzero(np.isfinite(times))
-    order = known[np.argsort(times[known], kind="stable")]
-    return times[order], (np.ones(len(times)) if values is None else values.astype(np.float64))[order]
+    return known[np.argsort(times[known], kind="stable")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,6 @@ class Counts:
     field: str
     path: str
     times: NDArray[np.float64]
-    weights: NDArray[np.float64]
 
     @property
     def bounds(self) -> tuple[float, float]:
