@@ -241,7 +241,7 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     _run(num_epochs=2, checkpoint_dir=tmp_path)
     with pytest.raises(ResumeError, match=r"learning_rate was 0\.01 and is 0\.5"):
         _run(num_epochs=3, checkpoint_dir=tmp_path, learning_rate=0.5)
-    with pytest.raises(ResumeError, match="2 epochs are done, but num_epochs is 1"):
+    with pytest.raises(ResumeError, match="2 epochs done, but num_epochs is 1"):
         _run(num_epochs=1, checkpoint_dir=tmp_path)
     engine = TrainingEngine(Small, CLASSES, {**PLAIN, "checkpoint_dir": tmp_path})
     with pytest.raises(ResumeError, match="items was"):
