@@ -18,13 +18,15 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 import penstock as ps
 from bench.measure import Contender, measured, printed, saved
 
-__all__ = ["BATCH", "KEPT", "LARGE", "SMALL", "epoch_rate", "run"]
+__all__ = ["BATCH", "KEPT", "LARGE", "SMALL", "epoch_rate", "print_keeping", "run"]
 
 BATCH = 32
 LARGE = {"spikes": (100, 96), "behavior": (100, 2), "lfp": (64, 1000)}
 SMALL = {"image": (16, 16), "label": ()}
 KEPT = {"large": "behavior", "small": "label"}
 """The small field of each batch that a training keeps for its metrics."""
+EXECUTORS = {"inline": (0, "auto"), "2 threads": (2, "threads"), "2 processes": (2, "processes")}
+KEEPING_EPOCHS = 10
 PYTHON_ITEMS, ITEM_SECONDS = 800, 0.005
 
 
@@ -39,9 +41,6 @@ def run(folder: Path, out: Path, repeats: int) -> None:
                 Contender("penstock inline", penstock, (data, 0, "auto")),
                 Contender("penstock 2 threads", penstock, (data, 2, "threads")),
                 Contender("penstock 2 processes", penstock, (data, 2, "processes")),
-                Contender("penstock inline, keeping labels", penstock, (data, 0, "auto", KEPT[name])),
-                Contender("penstock 2 threads, keeping labels", penstock, (data, 2, "threads", KEPT[name])),
-                Contender("penstock 2 processes, keeping labels", penstock, (data, 2, "processes", KEPT[name])),
                 Contender("torch DataLoader 0", torch_loader, (data, 0)),
                 Contender("torch DataLoader 2", torch_loader, (data, 2)),
             ],
@@ -49,6 +48,7 @@ def run(folder: Path, out: Path, repeats: int) -> None:
         )
         printed(f"{name}: shuffled delivery from a memory map, batch {BATCH}", "items", results)
         saved(out, f"delivery {name}", results)
+        print_keeping(f"{name} items", {which: _loader(data, *how) for which, how in EXECUTORS.items()}, KEPT[name])
     for name, measure, limit_of, unit in (
         ("python", python_rate, python_limit, "items"),
         ("first batch", first_batch, None, "first batches"),
@@ -116,15 +116,34 @@ def limit(folder: Path, buffers: int) -> float:
     return rate
 
 
-def penstock(folder: Path, num_workers: int, executor: str, kept: str | None = None) -> float:
+def print_keeping(title: str, loaders: dict[str, ps.Loader], kept: str) -> None:
+    """Print how much slower epochs are in which a field of every batch is kept, in turn with epochs without that."""
+    print(
+        f"\n## {title}: keeping the labels of an epoch\n\n| loader | rate, of that without keeping | lowest – highest |"
+    )
+    print("|---|---|---|")
+    for name, loader in loaders.items():
+        with loader:
+            epoch_rate(loader)
+            pairs = [(epoch_rate(loader), epoch_rate(loader, kept)) for _ in range(KEEPING_EPOCHS)]
+        without, keeping = (np.array(rates) for rates in zip(*pairs, strict=True))
+        spread = keeping / without
+        print(f"| {name} | {np.median(keeping) / np.median(without):.2f} | {spread.min():.2f} – {spread.max():.2f} |")
+
+
+def penstock(folder: Path, num_workers: int, executor: str) -> float:
     """Iterate a loader; the second of two epochs counts."""
+    with _loader(folder, num_workers, executor) as loader:
+        for _ in loader:
+            pass
+        return epoch_rate(loader)
+
+
+def _loader(folder: Path, num_workers: int, executor: str) -> ps.Loader:
     source = ps.ArraySource(_arrays(folder))
     plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH, seed=1, tail="drop")
     options = ps.RunOptions(executor=executor, persistent=True)  # type: ignore[arg-type]  # a literal by construction
-    with ps.Loader(source, plan, num_workers=num_workers, options=options) as loader:
-        for _ in loader:
-            pass
-        return epoch_rate(loader, kept)
+    return ps.Loader(source, plan, num_workers=num_workers, options=options)
 
 
 class _Rows(Dataset[dict[str, torch.Tensor]]):

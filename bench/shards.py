@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
-from bench.delivery import BATCH, KEPT, LARGE, SMALL, epoch_rate
+from bench.delivery import BATCH, KEPT, LARGE, SMALL, epoch_rate, print_keeping
 from bench.measure import Contender, measured, peak_private_mb, printed, saved
 from bench.shard_data import Shapes, samples, warm, write_rate
 from bench.shard_peers import readers, writers
@@ -40,8 +40,6 @@ def run(folder: Path, out: Path, repeats: int) -> None:
             Contender("first epoch, 2 threads", penstock, (shards, fields, 2, 0)),
             Contender("later epochs", penstock, (shards, fields, 0, 1)),
             Contender("later epochs, 2 threads", penstock, (shards, fields, 2, 1)),
-            Contender("later epochs, keeping labels", keeping, (shards, fields, 0, KEPT[name])),
-            Contender("later epochs, 2 threads, keeping labels", keeping, (shards, fields, 2, KEPT[name])),
             Contender("later epochs, with metadata", penstock, (shards, None, 0, 1)),
             Contender("verify=always", penstock, (shards, fields, 0, 1, "always")),
             Contender("WebDatasetLoader, sample by sample, with metadata", sample_by_sample, (shards,)),
@@ -50,6 +48,8 @@ def run(folder: Path, out: Path, repeats: int) -> None:
         results = measured(reading, repeats)
         printed(f"shards {name}: shuffled reading, batch {BATCH}", "items", results)
         saved(out, f"shards {name} reading", results)
+        loaders = {f"{n} threads" if n else "inline": _loader(shards, fields, n) for n in (0, 2)}
+        print_keeping(f"shards {name}", loaders, KEPT[name])
         _run_writing(folder, out, repeats, name)
     _run_opening(folder)
 
@@ -152,14 +152,6 @@ def penstock(folder: Path, fields: list[str] | None, num_workers: int, epoch: in
             for _ in loader:
                 pass
         return epoch_rate(loader)
-
-
-def keeping(folder: Path, fields: list[str], num_workers: int, kept: str) -> float:
-    """Iterate a loader and keep one field of every batch; the second of two epochs counts."""
-    with _loader(folder, fields, num_workers) as loader:
-        for _ in loader:
-            pass
-        return epoch_rate(loader, kept)
 
 
 def _loader(folder: Path, fields: list[str] | None, num_workers: int, verify: Any = "first") -> ps.Loader:
