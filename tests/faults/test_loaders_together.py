@@ -1,8 +1,10 @@
 """Several loaders at once, nested or in threads, do not mix, and leave the user's state alone."""
 
+import logging
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -32,6 +34,25 @@ def test_a_loader_works_inside_the_loop_of_another(options: RunOptions) -> None:
             assert batch["x"].tolist() == planned_items(PLAN)[n]
             if n % 7 == 0:
                 assert delivered_items(inner) == planned_items(small)
+
+
+class MakesLoaders(torch.utils.data.IterableDataset):
+    """Makes a Loader in each of torch's workers, as if torch would share its batches out; yields what is logged."""
+
+    def __iter__(self) -> Iterator[str]:
+        said: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("penstock").addHandler(handler)
+        Loader(SOURCE, PLAN).close()
+        yield from said
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_a_loader_in_each_of_several_workers_of_torch_is_warned_of(num_workers: int) -> None:
+    said = list(torch.utils.data.DataLoader(MakesLoaders(), batch_size=None, num_workers=num_workers))
+    begins = [message.partition(":")[0] for message in said]
+    assert begins == [f"A Loader was made in worker {n} of 2" for n in range(num_workers if num_workers > 1 else 0)]
 
 
 def kill_an_outer_worker(options: RunOptions) -> tuple[list[Any], list[Any]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
 from penstock.core.errors import LoaderError, OptionError
 from penstock.core.protocols import Observer, Source, Transform
@@ -85,6 +86,8 @@ class Loader:
         self._options = options or RunOptions()
         self._num_workers = num_workers
         self._device = resolve_device(device)
+        if world is None:
+            _warn_in_worker()
         world = world or current_world()
         if world.workers != 1:
             raise OptionError(f"world must not name a worker, got {world!r}. Use World(rank, size).")
@@ -345,6 +348,17 @@ def _check_plan(source: Source, plan: BatchPlan) -> None:
         )
     if plan.tail == "pad" and MASK in source.fields:
         raise OptionError(f"tail='pad' adds a field {MASK!r}, but {source!r} already has one. Rename that field.")
+
+
+def _warn_in_worker() -> None:
+    """Warn if this process is one of several workers of another loader, each of which would deliver all batches."""
+    info = get_worker_info()
+    if info is not None and info.num_workers > 1:
+        _LOG.warning(
+            "A Loader was made in worker %s of %s: each worker that makes one delivers all batches, so every batch "
+            "comes several times. Use the Loader itself, with num_workers=%s, in place of torch's DataLoader.",
+            info.id, info.num_workers, info.num_workers,
+        )  # fmt: skip
 
 
 def _ignore(stage: str, seconds: float, nbytes: int) -> None:
