@@ -66,7 +66,7 @@ def test_an_nwb_file_is_listed_with_rates_units_spans_and_gaps() -> None:
     }
     assert found["further_fields"] == ["--field 'sync_pulse=acquisition/sync pulse'"]
     lines = run("inspect 'my session.nwb'").stdout.splitlines()
-    assert lines[0] == "my session.nwb: NWB file, 4 contents"
+    assert lines[0] == "my session.nwb: NWB file, 4 entries"
     assert lines[3].split() == [
         "processing/behavior/BehavioralTimeSeries/speed",
         *("TimeSeries", "(300,)", "50", "Hz", "m", "0–6.48", "s", "1", "gap"),
@@ -94,6 +94,7 @@ def save_zarr(path: str) -> str:
     group.create_array("traces/v", shape=(6, 2), dtype="f4")[...] = 1 + np.arange(12).reshape(6, 2)
     group.create_array("traces/stimulus", shape=(6,), dtype="f4")[...] = 1 + np.arange(6)
     group.create_array("cells", shape=(2,), dtype="i4")[...] = [5, 6]
+    group.create_array("two words", shape=(6, 2), dtype="f4")[...] = 7
     return path
 
 
@@ -121,6 +122,10 @@ def test_the_printed_command_runs(save: Callable[[str], str], path: str, fields:
 def test_what_cannot_become_a_field_is_said() -> None:
     save_npz("a.npz")
     assert "rate cannot become a field: a single value has no rows\n" in run("inspect a.npz").stdout
+    zarr.open_group("empty.zarr", mode="w").create_array("x", shape=(0, 3), dtype="f4")
+    said = run("inspect empty.zarr").stdout
+    assert "x cannot become a field: it is empty\n" in said
+    assert "Convert it" not in said
 
 
 def test_an_image_is_listed_by_its_levels_and_needs_no_conversion() -> None:

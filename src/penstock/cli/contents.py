@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["inspect_recording"]
 
-_KINDS = {"nwb": "NWB file", "npy": "array", "npz": "npz archive", "audio": "sound", "volume": "OME-NGFF volume"}
+_KINDS = {"nwb": "NWB file", "npy": "array", "npz": "npz archive", "audio": "audio file", "volume": "OME-NGFF volume"}
 _BIN_SECONDS, _BINS = 0.01, 100  # of a window of NWB, if nothing else is asked for
 
 
@@ -33,7 +33,7 @@ def inspect_recording(where: str, *, as_json: bool) -> None:
         found = [{**asdict(content), "name": content.name} for content in contents]
         print_json({"path": where, "kind": kind, "contents": found, "command": command, "further_fields": more})
         return
-    typer.echo(f"{where}: {_KINDS.get(kind, 'zarr store')}, {count(len(contents), 'content')}")
+    typer.echo(f"{where}: {_KINDS.get(kind, 'zarr store')}, {count(len(contents), 'entry')}")
     _print_contents(contents)
     for content in contents:
         if content.problem is not None:
@@ -91,14 +91,18 @@ def _suggest(path: Path, kind: str, contents: "Sequence[Content]") -> tuple[str 
     return _suggest_arrays(path, usable, n_arrays=len(contents)), []
 
 
-def _suggest_arrays(path: Path, usable: "Sequence[Content]", *, n_arrays: int) -> str:
+def _suggest_arrays(path: Path, usable: "Sequence[Content]", *, n_arrays: int) -> str | None:
     """Name the largest set of arrays that lie in one group and have equally many rows."""
     if not usable[0].path:
         return _command(path)
     together: dict[tuple[str, int], list[str]] = defaultdict(list)
     for content in usable:
+        if re.search(r"[,\s]", content.path):  # --fields could not name it
+            continue
         inner = PurePosixPath(content.path)
         together[str(inner.parent), content.shape[0]].append(inner.name)
+    if not together:
+        return None
     (parent, _), names = max(together.items(), key=lambda entry: len(entry[1]))
     folder = path if parent == "." else path / parent
     return _command(folder, *([] if len(names) == n_arrays else ["--fields", ",".join(names)]))

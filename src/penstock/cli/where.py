@@ -30,7 +30,7 @@ def is_recording(where: str) -> bool:
     """Return whether a path is that of one recording, which `penstock convert` could read."""
     path = Path(where)
     if not path.is_dir():
-        return path.is_file() and path.suffix.lower() in _RECORDINGS
+        return path.is_file() and path.name.lower().endswith((*_RECORDINGS, ".zarr.zip"))
     return path.suffix.lower() in (".zarr", ".nwb") or any((path / name).exists() for name in _ZARR)
 
 

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from penstock.convert.content import Content
 from penstock.convert.formats import detect_kind
@@ -65,16 +68,23 @@ def _describe_npy(path: Path) -> Content:
 def _describe_header(name: str, header: NpyHeader | str) -> Content:
     if isinstance(header, str):
         return Content(name, "array", (), problem=header)
-    problem = None if header.shape else "a single value has no rows"
-    return Content(name, str(header.dtype), header.shape, problem=problem)
+    return Content(name, str(header.dtype), header.shape, problem=_find_problem(header.dtype, header.shape))
 
 
 def _describe_arrays(path: Path) -> Iterator[Content]:
     for name, array in list_arrays(path):
         unit = array.attrs.get("units", array.attrs.get("unit"))
         shape = tuple(int(size) for size in array.shape)
-        problem = None if shape and all(shape) else "it is empty" if shape else "a single value has no rows"
-        yield Content(name, str(array.dtype), shape, unit=unit if isinstance(unit, str) else None, problem=problem)
+        unit = unit if isinstance(unit, str) else None
+        yield Content(name, str(array.dtype), shape, unit=unit, problem=_find_problem(np.dtype(array.dtype), shape))
+
+
+def _find_problem(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str | None:
+    if not shape:
+        return "a single value has no rows"
+    if not all(shape):
+        return "it is empty"
+    return "its values have no fixed size" if dtype.hasobject or dtype.kind == "T" else None
 
 
 def _has_images(path: Path) -> bool:
