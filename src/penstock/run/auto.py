@@ -46,6 +46,7 @@ def choose_executor(
     """
     began = time.perf_counter()
     alone = _make_together(list(itertools.islice(draws, 1)), maker, record, first_wait)
+    first_wait.end()
     if alone.seconds < _SHORT_SECONDS or alone.busy_cpus > _OWN_THREADS or alone.has_failed:
         yield alone.batches, "threads"
         return

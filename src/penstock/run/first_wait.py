@@ -15,11 +15,15 @@ _MAX_SOURCE = 120  # characters
 
 
 class FirstWait:
-    """The wait for the first batch of an iteration. The log names it once, however often it is asked to."""
+    """The wait for the first batch of an iteration. The log names it at most once, and never after it is over."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._is_said = False
+        self._is_over = False
+
+    def end(self) -> None:
+        """Say nothing from now on: the first batch is there."""
+        self._is_over = True
 
     def say(self, what: str, draw: Draw | None) -> None:
         """Say that the consumer has waited for `QUIET_SECONDS`.
@@ -31,9 +35,9 @@ class FirstWait:
         draw
             What the first batch is made of; None if that is not known yet.
         """
-        if self._is_said:
+        if self._is_over:
             return
-        self._is_said = True
+        self._is_over = True
         source = repr(self._source)
         if len(source) > _MAX_SOURCE:
             source = source[: _MAX_SOURCE - 1] + "…"

@@ -132,6 +132,7 @@ def _take_batches(handoff: Handoff, tasks: "_Tasks", setup: ThreadSetup, first_w
             ) from None
         if results is None:
             return
+        first_wait.end()
         tasks.forget(number)
         for result in results:
             if isinstance(result, Failure):

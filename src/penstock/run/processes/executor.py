@@ -123,6 +123,7 @@ class _Run:
                 self._send_requests()
                 self._wait(step, deadline)
             result = self._results.pop(step)
+            self._first_wait.end()
             if isinstance(result, Failure):
                 return [], result
             request, answer = result
