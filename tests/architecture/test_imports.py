@@ -43,6 +43,7 @@ BANNED_IN_PURE = {"torch", "zarr", "h5py", "tarfile", "threading", "multiprocess
 PURE_EXCEPTIONS = {
     "penstock.core.cache": "one cache for all rooms needs a lock; it reads nothing itself",
     "penstock.core.doors": "reads the stubs that list public names",
+    "penstock.core.limits": "reads one environment variable, which worker processes inherit",
 }
 
 # A recipe that needs a thread, a process or a position of its own means that the core lacks something.
