@@ -1,0 +1,629 @@
+"""The 67 fault cases, and the tests that check each of them.
+
+Each case ends in right data, or in one typed exception that names source, shard and sample within a stated time: never
+a hang, never silence. Tests are paths below `tests/`, of a file or of one test in it.
+"""
+
+from dataclasses import dataclass
+
+__all__ = ["CASES", "Case"]
+
+WRITING, DAMAGE, HOSTILE, STORAGE, WORKERS = "Writing", "Stored damage", "Hostile input", "Storage", "Workers"
+RESUME, RANKS, SHAPES, RESOURCES = "Order and resume", "Distributed", "Shapes and values", "Resources"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault, the tests that cause it, and what of it cannot be caused on one Linux machine."""
+
+    number: int
+    group: str
+    title: str
+    tests: tuple[str, ...]
+    why_not: str | None = None
+    """Why the case, or a part of it, cannot be run here, and what holds instead."""
+
+
+CASES: tuple[Case, ...] = (
+    # -- writing -------------------------------------------------------------------------------------------------------
+    Case(
+        1,
+        WRITING,
+        "kill -9 at more than 200 moments of a write, then resume: byte for byte the undisturbed dataset",
+        (
+            "faults/test_shard_killed.py::test_killed_before_any_change_of_a_file_the_reader_is_right_and_resuming_is_exact",
+            "faults/test_shard_killed.py::test_killed_at_any_function_call_resuming_is_exact",
+            "faults/test_shard_killed.py::test_ended_by_the_kernel_at_a_random_moment_resuming_is_exact",
+            "faults/test_convert_killed.py",
+            "files/test_staging.py::test_killed_at_any_step_a_reader_finds_the_old_or_the_new_and_resuming_completes_it",
+        ),
+    ),
+    Case(
+        2,
+        WRITING,
+        "kill -9 without resuming: the reader refuses, verify lists what was left",
+        (
+            "faults/test_shard_killed.py::test_killed_before_any_change_of_a_file_the_reader_is_right_and_resuming_is_exact",
+            "shard/test_verify.py::test_an_unfinished_write_is_reported",
+            "shard/test_verify.py::test_an_unfinished_write_alone_is_no_dataset",
+            "shard/test_verify.py::test_a_shard_that_the_manifest_does_not_list_is_reported",
+        ),
+    ),
+    Case(
+        3,
+        WRITING,
+        "full disk in the middle of a shard and of a manifest",
+        (
+            "shard/test_writer_disk.py::test_a_full_disk_in_the_middle_of_a_shard_is_an_error_that_resuming_recovers_from",
+            "shard/test_writer_disk.py::test_a_full_disk_at_the_manifest_leaves_the_previous_dataset",
+            "faults/test_convert_disk.py::test_a_full_disk_publishes_nothing_and_with_more_room_it_goes_on",
+            "faults/test_convert_disk.py::test_a_full_disk_leaves_the_old_dataset_as_it_is",
+        ),
+    ),
+    Case(
+        4,
+        WRITING,
+        "two writers, one folder: the second is refused",
+        (
+            "shard/test_writer_folder.py::test_a_second_writer_is_refused_while_the_first_lives",
+            "shard/test_writer_folder.py::test_a_second_writer_in_another_process_is_refused",
+            "convert/test_convert.py::test_a_conversion_at_work_keeps_others_out",
+            "files/test_locks.py",
+        ),
+    ),
+    Case(
+        5,
+        WRITING,
+        "a target that is read-only, vanishes, or takes no more files",
+        (
+            "faults/test_convert_disk.py::test_a_read_only_folder_is_named_and_stays_as_it_is",
+            "faults/test_convert_disk.py::test_a_disk_that_takes_no_more_files_publishes_all_or_nothing",
+            "shard/test_writer_disk.py::test_a_folder_that_may_not_be_written_is_an_error_that_names_it",
+            "shard/test_writer_disk.py::test_a_folder_that_vanishes_is_an_error",
+        ),
+    ),
+    Case(
+        6,
+        WRITING,
+        "an exception in the user's function: which input, nothing published",
+        (
+            "faults/test_convert_interrupted.py::test_an_error_of_the_inputs_own_code_publishes_nothing",
+            "convert/inputs/test_function.py::test_an_exception_of_the_function_is_its_own_with_a_note",
+            "shard/test_writer.py::test_an_exception_in_the_users_code_leaves_no_dataset",
+            "shard/test_writer.py::test_an_exception_leaves_the_previous_dataset",
+        ),
+    ),
+    Case(
+        7,
+        WRITING,
+        "SIGTERM, as Slurm sends it: a clean stop that can be resumed",
+        ("demo/test_story.py",),
+    ),
+    Case(
+        8,
+        WRITING,
+        "clock jumps and runs within the same second: the same bytes, no change unnoticed",
+        (
+            "shard/test_writer.py::test_the_same_samples_give_the_same_bytes",
+            "faults/test_shard_changes.py::test_a_shard_that_changes_between_two_reads_is_noticed",
+        ),
+    ),
+    Case(
+        9,
+        WRITING,
+        "keys that repeat, or have dots, unicode or `..`",
+        (
+            "shard/test_writer_samples.py::test_strange_ids_come_back_and_are_not_merged",
+            "shard/test_writer_samples.py::test_a_repeated_id_is_refused",
+            "shard/test_writer_samples.py::test_an_id_from_before_a_resume_is_remembered",
+            "shard/test_names.py",
+        ),
+    ),
+    Case(
+        10,
+        WRITING,
+        "a sample larger than a shard may be, an empty sample, no samples",
+        (
+            "shard/test_writer.py::test_a_sample_too_large_for_a_shard_is_refused_and_the_writer_continues",
+            "shard/test_writer.py::test_a_sample_that_fills_a_shard_exactly_is_written_and_one_byte_more_is_refused",
+            "shard/test_writer_samples.py::test_a_refused_sample_leaves_no_trace",
+            "shard/test_writer.py::test_without_samples_there_is_no_dataset",
+        ),
+    ),
+    # -- stored damage -------------------------------------------------------------------------------------------------
+    Case(
+        11,
+        DAMAGE,
+        "a shard truncated within a payload",
+        (
+            "faults/test_shard_damage.py::test_a_shard_truncated_anywhere_is_named",
+            "faults/test_shard_damage.py::test_a_compressed_shard_truncated_anywhere_is_named",
+            "shard/test_tar.py::test_every_shortened_archive_is_refused",
+        ),
+    ),
+    Case(
+        12,
+        DAMAGE,
+        "a shard truncated at the border of a member",
+        (
+            "faults/test_shard_damage.py::test_a_shard_truncated_anywhere_is_named",
+            "shard/test_tar.py::test_every_shortened_archive_is_refused",
+            "shard/test_tar.py::test_an_archive_that_ends_in_one_tar_block_of_zeros_is_truncated",
+        ),
+    ),
+    Case(
+        13,
+        DAMAGE,
+        "a flipped bit in the header of a member",
+        (
+            "faults/test_shard_damage.py::test_a_flipped_bit_in_any_byte_of_any_member_is_named_with_its_item",
+            "shard/test_tar.py::test_every_flipped_bit_of_a_header_is_refused_or_changes_nothing",
+        ),
+    ),
+    Case(
+        14,
+        DAMAGE,
+        "a flipped bit in a payload, at every byte of a small shard",
+        (
+            "faults/test_shard_damage.py::test_a_flipped_bit_in_any_byte_of_any_member_is_named_with_its_item",
+            "faults/test_shard_damage.py::test_any_damaged_byte_of_a_compressed_shard_is_named_or_makes_no_difference",
+            "shard/test_verify.py::test_every_flipped_byte_is_found",
+        ),
+    ),
+    Case(
+        15,
+        DAMAGE,
+        "a missing shard",
+        (
+            "faults/test_shard_damage.py::test_a_missing_shard_is_named_before_anything_is_read",
+            "faults/test_shard_damage.py::test_a_shard_that_goes_missing_later_is_named",
+        ),
+    ),
+    Case(
+        16,
+        DAMAGE,
+        "a shard too many, or of another dataset",
+        (
+            "faults/test_shard_damage.py::test_a_shard_of_another_dataset_is_named",
+            "shard/test_verify.py::test_a_shard_that_the_manifest_does_not_list_is_reported",
+            "shard/test_verify.py::test_a_shard_of_another_dataset_is_found",
+        ),
+    ),
+    Case(
+        17,
+        DAMAGE,
+        "a shard swapped with another valid one",
+        (
+            "faults/test_shard_damage.py::test_two_shards_that_were_swapped_are_named",
+            "shard/test_verify.py::test_swapped_shards_are_both_found",
+        ),
+    ),
+    Case(
+        18,
+        DAMAGE,
+        "a manifest older than its shards",
+        (
+            "faults/test_shard_damage.py::test_a_manifest_older_than_its_shards_is_noticed",
+            "shard/test_index_tars.py::test_an_archive_that_changed_is_noticed_and_can_be_indexed_again",
+        ),
+    ),
+    Case(
+        19,
+        DAMAGE,
+        "a manifest that is truncated or invalid",
+        (
+            "faults/test_shard_damage.py::test_a_truncated_manifest_is_refused",
+            "shard/test_manifest.py",
+        ),
+    ),
+    Case(
+        20,
+        DAMAGE,
+        "zarr: a missing chunk, a corrupt chunk, corrupt metadata",
+        ("faults/test_zarr_damage.py", "faults/test_zarr_metadata.py"),
+    ),
+    Case(
+        21,
+        DAMAGE,
+        "NWB and HDF5 files that are truncated or open for writing",
+        (
+            "convert/nwb/test_faults.py::test_a_truncated_file_is_named_wherever_it_ends",
+            "convert/nwb/test_faults.py::test_a_file_that_another_process_writes_to_is_refused_and_can_be_read_afterwards",
+            "source/stored/test_other_formats.py::test_a_dataset_that_is_gone_or_has_shrunk_is_a_read_error",
+            "source/stored/test_other_formats.py::test_a_damaged_chunk_of_a_dataset_is_a_read_error",
+        ),
+    ),
+    Case(
+        22,
+        DAMAGE,
+        "an audio header that lies about its length",
+        (
+            "convert/inputs/test_audio.py::test_headers_of_wav_files_are_believed_as_far_as_they_go",
+            "convert/inputs/test_audio.py::test_a_file_cut_anywhere_is_refused",
+            "shard/decoders/test_decode.py::test_a_sound_that_declares_too_many_frames_is_refused",
+        ),
+    ),
+    # -- hostile input -------------------------------------------------------------------------------------------------
+    Case(
+        23,
+        HOSTILE,
+        "pickles: a member, an object array in a .npy, a torch.load payload",
+        (
+            "faults/test_shard_hostile.py::test_a_hostile_member_is_reported_or_refused_with_its_item_and_nothing_runs",
+            "shard/test_pickles.py",
+        ),
+    ),
+    Case(
+        24,
+        HOSTILE,
+        "names that are absolute or have `../`",
+        (
+            "shard/test_tar.py::test_names_that_point_outside_are_refused",
+            "faults/test_shard_hostile.py::test_links_devices_and_names_that_point_outside_are_reported",
+        ),
+    ),
+    Case(
+        25,
+        HOSTILE,
+        "members that are links or devices",
+        (
+            "shard/test_tar.py::test_members_that_are_not_files_are_refused",
+            "faults/test_shard_hostile.py::test_links_devices_and_names_that_point_outside_are_reported",
+        ),
+    ),
+    Case(
+        26,
+        HOSTILE,
+        "tar bomb, absurd size, a million members, deep PAX headers",
+        (
+            "faults/test_shard_hostile.py::test_an_absurd_size_is_reported_and_takes_no_memory",
+            "faults/test_shard_hostile.py::test_an_item_of_very_many_members_is_indexed_in_seconds",
+            "shard/test_tar.py::test_endless_extension_headers_are_refused",
+            "shard/test_tar.py::test_an_extension_header_of_absurd_size_is_refused_before_it_is_read",
+        ),
+    ),
+    Case(
+        27,
+        HOSTILE,
+        "gzip, zstd and blosc bombs",
+        (
+            "faults/test_shard_hostile.py::test_a_gzip_bomb_is_reported_and_takes_no_memory",
+            "shard/test_compression.py::test_a_bomb_is_refused_before_it_takes_memory",
+            "shard/decoders/test_decode.py::test_a_bomb_is_refused",
+            "faults/test_zarr_damage.py::test_a_chunk_that_declares_a_huge_size_takes_no_memory",
+        ),
+    ),
+    Case(
+        28,
+        HOSTILE,
+        "a JSON bomb; NaN and Infinity in metadata",
+        (
+            "faults/test_shard_hostile.py::test_a_hostile_member_is_reported_or_refused_with_its_item_and_nothing_runs",
+            "shard/test_codec.py::test_values_that_json_would_change_are_refused_with_their_path",
+            "shard/test_codec.py::test_endless_nesting_is_refused",
+            "shard/test_codec_payloads.py::test_json_is_read_as_python_reads_it",
+        ),
+    ),
+    Case(
+        29,
+        HOSTILE,
+        "an address that would run a command",
+        ("faults/test_shard_hostile.py::test_an_address_is_never_a_command",),
+    ),
+    # -- storage -------------------------------------------------------------------------------------------------------
+    Case(
+        30,
+        STORAGE,
+        "5xx, 429, a reset in mid-body, a short read, a wrong Content-Length",
+        (),
+        "Shards are read from mounted file systems only; zarr over http is the one remote store.",
+    ),
+    Case(
+        31,
+        STORAGE,
+        "a store that stalls for 200 s: a deadline ends the wait",
+        (),
+        "Shards are read from mounted file systems only; zarr over http is the one remote store.",
+    ),
+    Case(
+        32,
+        STORAGE,
+        "credentials that expire in the middle of an epoch",
+        (),
+        "Shards are read from mounted file systems only; zarr over http is the one remote store.",
+    ),
+    Case(
+        33,
+        STORAGE,
+        "an object that is replaced during an epoch",
+        (
+            "faults/test_shard_changes.py::test_a_shard_that_changes_in_the_middle_of_an_epoch_gives_exact_items_or_an_error",
+            "faults/test_shard_changes.py::test_beside_a_process_that_changes_a_shard_every_item_is_exact_or_refused",
+        ),
+    ),
+    Case(
+        34,
+        STORAGE,
+        "a cache folder that is full, deleted under us, or shared by 4 processes",
+        (),
+        "There is no cache on disk: remote chunks are held in memory, within a budget, by each process.",
+    ),
+    Case(
+        35,
+        STORAGE,
+        "a stale NFS handle",
+        ("source/test_native.py::test_a_file_that_shrinks_under_its_map_ends_the_copy",),
+        "No NFS can be mounted here; the kernel answers a stale map with the SIGBUS of a file that shrinks.",
+    ),
+    # -- workers -------------------------------------------------------------------------------------------------------
+    Case(
+        36,
+        WORKERS,
+        "SIGKILL, SIGSEGV, out of memory or os._exit in a worker: replaced or raised, exact continuation",
+        (
+            "faults/test_worker_deaths.py",
+            "faults/test_worker_replacement.py::test_random_deaths_of_workers_change_nothing",
+        ),
+        "The kernel's end for a worker that takes all memory is its SIGKILL, which is sent here by hand.",
+    ),
+    Case(
+        37,
+        WORKERS,
+        "an exception in transform, collate, read-ahead thread or copy to the device",
+        (
+            "run/test_executors.py",
+            "run/test_threads.py",
+            "feed/test_device.py::test_an_error_of_the_copy_comes_once_after_the_batches_before_it",
+        ),
+        "There is no GPU here: the copy runs on a stand-in for its streams.",
+    ),
+    Case(
+        38,
+        WORKERS,
+        "a transform that hangs: the timeout names the sample",
+        ("faults/test_worker_hangs.py::test_a_hanging_transform_is_a_worker_error_that_names_the_items",),
+    ),
+    Case(
+        39,
+        WORKERS,
+        "a transform that cannot be pickled, under spawn",
+        ("faults/test_worker_pickling.py",),
+    ),
+    Case(
+        40,
+        WORKERS,
+        "fork after the parent used zarr, h5py, asyncio and threads",
+        (
+            "source/stored/test_workers.py::test_a_fork_after_a_read_has_threads_of_its_own",
+            "source/stored/test_workers.py::test_a_fork_in_the_middle_of_a_read_does_not_hang",
+            "source/stored/test_other_formats.py::test_a_fork_reads_while_a_thread_of_its_parent_reads",
+            "core/test_cache.py::test_a_forked_process_loads_what_a_thread_of_its_parent_was_loading",
+        ),
+    ),
+    Case(
+        41,
+        WORKERS,
+        "spawn, forkserver and fork",
+        (
+            "faults/test_worker_replacement.py::test_one_dead_worker_is_replaced_by_one_and_the_others_keep_running",
+            "laws/test_loader_order.py::test_worker_processes_give_the_same_order",
+            "laws/test_loader_order.py::test_spawned_worker_processes_give_the_same_order",
+        ),
+        "There is no macOS here; its start method, spawn, runs on Linux.",
+    ),
+    Case(
+        42,
+        WORKERS,
+        "a loader inside another, two at once, one inside a thread",
+        ("faults/test_loaders_together.py",),
+    ),
+    Case(
+        43,
+        WORKERS,
+        "Ctrl-C during an epoch, while workers start, while resuming",
+        ("faults/test_interrupts.py",),
+    ),
+    # -- order and resume ----------------------------------------------------------------------------------------------
+    Case(
+        44,
+        RESUME,
+        "workers 0 to 4 x ranks 1 to 4 x batch sizes: one global order",
+        (
+            "laws/test_loader_order.py::test_workers_0_to_4_and_ranks_1_to_4_give_one_order",
+            "laws/test_loader_order.py::test_the_order_depends_neither_on_workers_nor_on_ranks",
+        ),
+    ),
+    Case(
+        45,
+        RESUME,
+        "resume after every step of a small epoch",
+        (
+            "feed/test_resume.py",
+            "laws/test_plan_resume.py::test_resuming_yields_the_batches_that_were_left",
+        ),
+    ),
+    Case(
+        46,
+        RESUME,
+        "three resumes in a row with other workers, ranks and batch sizes",
+        (
+            "laws/test_loader_resume_changed.py",
+            "laws/test_plan_resume.py::test_a_batch_size_changed_again_and_again_still_delivers_every_item_once_in_order",
+            "plan/test_cursor.py::test_a_batch_size_may_change_three_times",
+        ),
+    ),
+    Case(
+        47,
+        RESUME,
+        "a state before the first batch, after the last, at the edge of an epoch, loaded twice, in another process",
+        ("feed/test_resume.py", "laws/test_loader_resume.py::test_a_killed_process_is_resumed_exactly"),
+    ),
+    Case(
+        48,
+        RESUME,
+        "a state of another dataset, seed or version is refused",
+        ("plan/test_cursor.py", "feed/test_resume.py"),
+    ),
+    Case(
+        49,
+        RESUME,
+        "batches made ahead and not delivered do not count",
+        ("run/test_executors.py", "run/test_auto.py::test_the_state_during_the_choice_counts_what_was_delivered"),
+    ),
+    Case(
+        50,
+        RESUME,
+        "resume with a list of bad items that has grown since",
+        ("faults/test_shard_substitutes.py",),
+    ),
+    Case(
+        51,
+        RESUME,
+        "augmentation has the same bits for any number of workers and after a resume",
+        (
+            "recipes/workersafe/test_workers.py",
+            "feed/test_collate.py::test_each_item_has_its_own_bits_wherever_it_is_made",
+            "laws/test_loader_resume_changed.py",
+        ),
+    ),
+    Case(
+        52,
+        RESUME,
+        "an index of 10⁹ samples: resume in less than 100 ms and 50 MB",
+        (
+            "laws/test_loader_resume.py::test_resuming_far_into_a_billion_items_costs_as_much_as_at_item_ten",
+            "laws/test_loader_resume.py::test_worker_processes_do_not_get_a_list_of_all_batches",
+        ),
+    ),
+    # -- distributed ---------------------------------------------------------------------------------------------------
+    Case(
+        53,
+        RANKS,
+        "uneven shards, 2 to 4 real gloo ranks: equally many steps, no hang",
+        (
+            "laws/test_loader_order.py::test_two_gloo_ranks_see_all_items_once_in_equally_many_steps",
+            "recipes/webdataset/test_ranks.py::test_two_gloo_ranks_see_all_samples_once_in_equally_many_steps",
+            "laws/test_plan_ranks.py",
+        ),
+    ),
+    Case(
+        54,
+        RANKS,
+        "fewer samples than ranks; fewer shards than ranks",
+        (
+            "laws/test_loader_order.py::test_fewer_batches_than_ranks_leave_no_rank_waiting",
+            "laws/test_loader_order.py::test_fewer_items_than_ranks_are_refused_on_construction",
+        ),
+    ),
+    Case(
+        55,
+        RANKS,
+        "one rank raises: the others stop",
+        (),
+        "No test yet.",
+    ),
+    Case(
+        56,
+        RANKS,
+        "a rank is killed, and the run restarts with fewer ranks",
+        ("laws/test_plan_ranks.py::test_another_number_of_ranks_resumes_where_the_first_stopped",),
+    ),
+    Case(
+        57,
+        RANKS,
+        "validation covers every sample exactly once",
+        (
+            "laws/test_plan_coverage.py",
+            "laws/test_plan_ranks.py::test_pad_shares_the_one_global_order_round_by_round_with_full_shapes_on_every_rank",
+            "laws/test_loader_order.py::test_two_gloo_ranks_see_all_items_once_in_equally_many_steps",
+        ),
+    ),
+    # -- shapes and values ---------------------------------------------------------------------------------------------
+    Case(
+        58,
+        SHAPES,
+        "a dataset or split of no samples",
+        (
+            "shard/test_writer.py::test_without_samples_there_is_no_dataset",
+            "source/test_array.py",
+            "source/test_dataset.py::test_a_dataset_of_length_0_is_refused",
+            "convert/test_splits.py::test_every_group_is_on_one_side_and_no_split_is_empty",
+            "convert/test_convert.py::test_a_split_by_time_that_leaves_a_split_empty_is_refused",
+        ),
+    ),
+    Case(
+        59,
+        SHAPES,
+        "a chunk larger than the dataset, a window longer than the recording, a batch larger than the dataset",
+        (
+            "plan/test_plan.py::test_a_batch_larger_than_the_data_is_padded_round_and_round",
+            "convert/nwb/test_windows.py::test_a_window_longer_than_the_recording_says_both_lengths",
+            "plan/test_orders.py::test_a_window_larger_than_the_data_is_refused_with_the_largest_that_fits",
+            "source/stored/test_select.py::test_a_last_chunk_that_extends_beyond_the_array_counts_as_a_whole_chunk",
+        ),
+    ),
+    Case(
+        60,
+        SHAPES,
+        "NaN, infinities and constant data in statistics (deviation 0)",
+        (
+            "transform/test_moments.py",
+            "transform/test_standardize.py::test_constant_channels_come_out_as_zeros_and_other_values_of_them_as_their_distance",
+            "convert/test_convert.py::test_statistics_are_those_of_the_training_split_without_nans",
+        ),
+    ),
+    Case(
+        61,
+        SHAPES,
+        "dtypes and byte orders, 0-d, bool, structured, more than 2³¹ elements",
+        (
+            "shard/test_codec.py::test_any_array_comes_back_and_numpy_itself_reads_it",
+            "shard/test_codec.py::test_arrays_come_back_bit_for_bit",
+            "shard/test_codec.py::test_records_and_titles_come_back",
+            "source/stored/test_source.py::test_every_type_and_byte_order_is_read",
+        ),
+    ),
+    Case(
+        62,
+        SHAPES,
+        "`len` is what iterating gives, for every tail",
+        (
+            "laws/test_plan_coverage.py::test_the_number_of_batches_is_what_iteration_yields",
+            "run/test_executors.py",
+        ),
+    ),
+    # -- resources -----------------------------------------------------------------------------------------------------
+    Case(
+        63,
+        RESOURCES,
+        "after exit, exception and Ctrl-C: no process, thread, file, shared memory or semaphore left",
+        ("faults/test_leaks.py", "faults/test_interrupts.py"),
+    ),
+    Case(
+        64,
+        RESOURCES,
+        "200 epochs: the memory of no process grows",
+        ("soak/test_epochs.py",),
+    ),
+    Case(
+        65,
+        RESOURCES,
+        "/dev/shm of 64 MB and 256 open files: works, or a clear message",
+        (
+            "source/tar/test_files.py::test_more_shards_than_files_may_be_open_are_read_in_turns",
+            "faults/test_shard_changes.py::test_more_shards_than_the_limit_of_open_files_are_read",
+        ),
+    ),
+    Case(
+        66,
+        RESOURCES,
+        "one CPU of a large machine: threads and workers are as many as may run",
+        ("observe/test_machine.py",),
+    ),
+    Case(
+        67,
+        RESOURCES,
+        "the interpreter ends within a second of close()",
+        ("faults/test_leaks.py::test_an_open_loader_does_not_keep_the_interpreter_alive",),
+    ),
+)
