@@ -1,6 +1,5 @@
-"""Only regular files are opened, and URLs are no paths."""
+"""URLs are no paths."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,23 +8,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.core.errors import OptionError, ReadError, SourceError
-from penstock.files.kinds import local_path, open_regular_file
+from penstock.core.errors import OptionError
+from penstock.files.kinds import local_path
 from penstock.shard.index_tars import index_archives
-
-
-def test_only_regular_files_are_opened(tmp_path: Path) -> None:
-    path = tmp_path / "numbers.bin"
-    path.write_bytes(bytes(range(8)))
-    with open_regular_file(path) as file:
-        assert os.pread(file.fileno(), 2, 6) == bytes([6, 7])
-    os.mkfifo(tmp_path / "pipe")
-    for wrong in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(SourceError, match=str(wrong)):
-            open_regular_file(wrong)
-    with pytest.raises(ReadError, match="missing"):
-        open_regular_file(tmp_path / "missing")
-
 
 URL = "s3://bucket/shards"
 

@@ -13,7 +13,7 @@ from penstock.convert.inputs.npz import list_headers
 from penstock.convert.inputs.zarr import list_arrays
 from penstock.convert.nwb.describe import describe_file
 from penstock.core.errors import SourceError
-from penstock.files.kinds import open_regular_file
+from penstock.files.regular import open_input
 from penstock.shard.codec import NpyHeader, parse_npy_header
 from penstock.source.audio.file import AudioFile
 from penstock.source.volume.attributes import read_ome
@@ -57,7 +57,7 @@ def _describe_sound(path: Path) -> Content:
 
 
 def _describe_npy(path: Path) -> Content:
-    with open_regular_file(path) as file:
+    with open_input(path) as file:
         head = file.read(HEAD_BYTES)
     try:
         return _describe_header("", parse_npy_header(head, path.stat().st_size))

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.core.errors import MissingDependency, ReadError, SourceError
 from penstock.core.text import cause
-from penstock.files.kinds import open_regular_file
+from penstock.files.regular import open_input
 
 __all__ = ["read_table"]
 
@@ -49,7 +49,7 @@ def read_table(path: Path) -> dict[str, list[Any]]:
 
 
 def _read_rows(path: Path, delimiters: str) -> list[list[str]]:
-    with open_regular_file(path) as file:
+    with open_input(path) as file:
         try:
             text = file.readall().decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -71,7 +71,7 @@ def _read_parquet(path: Path) -> dict[str, list[Any]]:
         from pyarrow import parquet  # noqa: PLC0415
     except ImportError as error:
         raise MissingDependency("pyarrow", "table", f"Reading {path}") from error
-    open_regular_file(path).close()
+    open_input(path).close()
     try:
         found = parquet.read_table(path).to_pydict()
     except (pa.ArrowException, OSError) as error:

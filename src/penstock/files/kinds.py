@@ -1,15 +1,12 @@
-"""Paths of this machine, and regular files for random access."""
+"""Paths of this machine: a URL is none."""
 
-import io
 import os
 import re
-import stat
 from pathlib import Path
 
-from penstock.core.errors import OptionError, ReadError, SourceError
-from penstock.core.text import cause
+from penstock.core.errors import OptionError
 
-__all__ = ["local_path", "open_regular_file"]
+__all__ = ["local_path"]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # with one slash, too: Path("s3://bucket") has no more
 
@@ -25,13 +22,3 @@ def local_path(where: str | os.PathLike[str]) -> Path:
             "example with rclone, or mount it."
         )
     return Path(where).absolute()
-
-
-def open_regular_file(path: Path) -> io.FileIO:
-    """Return an open, unbuffered regular file, which can be read at any position."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise SourceError(f"{path} must be a regular file, got a directory or a special file.")
-        return path.open("rb", buffering=0)
-    except OSError as error:
-        raise ReadError(f"Could not open {path}: {cause(error)}.") from error

@@ -21,7 +21,7 @@ from penstock.convert.windows import Windows, check_overlap
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError, SourceError
 from penstock.core.text import cause
-from penstock.files.kinds import open_regular_file
+from penstock.files.regular import open_input
 from penstock.shard.codec import parse_npy_header
 from penstock.shard.names import check_fields
 from penstock.source.chunked_rows import ChunkedRowReader
@@ -84,7 +84,7 @@ class NpyInput:
     def open(self) -> "RowRecording":
         """Open the file and read its header."""
         with ExitStack() as stack:
-            file = stack.enter_context(open_regular_file(self.path))
+            file = stack.enter_context(open_input(self.path))
             column = npy_column(file, 0, os.fstat(file.fileno()).st_size, str(self.path))
             columns = {"data": column}
             windows = cut_windows(columns, self.sequence_length, self.overlap, self.path)

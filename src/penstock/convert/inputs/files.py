@@ -14,7 +14,7 @@ from penstock.convert.inputs.arrays import check_numbers
 from penstock.convert.inputs.protocol import Sample
 from penstock.core.errors import OptionError, ReadError, SourceError
 from penstock.core.text import cause
-from penstock.files.kinds import open_regular_file
+from penstock.files.regular import open_input
 from penstock.shard.decoders.decode import decode
 from penstock.shard.decoders.images import IMAGES
 from penstock.shard.names import check_fields
@@ -114,7 +114,7 @@ def _field_name(path: Path) -> str:
 
 def _read_file(field: str, path: Path) -> dict[str, Any]:
     """Return the fields of one file."""
-    with open_regular_file(path) as file:
+    with open_input(path) as file:
         try:
             content = file.readall()
         except OSError as error:

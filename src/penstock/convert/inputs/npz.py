@@ -19,7 +19,7 @@ from pathlib import Path
 from penstock.convert.inputs.arrays import HEAD_BYTES, Column, RowRecording, check_rows, cut_windows, npy_column
 from penstock.core.errors import OptionError, ReadError, SourceError, WriteError
 from penstock.core.text import cause
-from penstock.files.kinds import open_regular_file
+from penstock.files.regular import open_input
 from penstock.shard.codec import NpyHeader, parse_npy_header
 from penstock.shard.names import check_fields
 
@@ -67,7 +67,7 @@ class NpzInput:
     def open(self) -> RowRecording:
         """Open the archive and unpack compressed members."""
         with ExitStack() as stack:
-            file = stack.enter_context(open_regular_file(self.path))
+            file = stack.enter_context(open_input(self.path))
             try:
                 with zipfile.ZipFile(file) as archive:
                     members, notes = _list_members(archive, self.path)
@@ -110,7 +110,7 @@ class NpzInput:
 def list_headers(path: Path) -> dict[str, NpyHeader | str]:
     """Return the header of each array of an archive; in place of one that cannot be read, the reason."""
     found: dict[str, NpyHeader | str] = {}
-    with open_regular_file(path) as file:
+    with open_input(path) as file:
         try:
             with zipfile.ZipFile(file) as archive:
                 for name, member in _list_members(archive, path)[0].items():

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import MissingDependency, OptionError, PenstockError, ReadError, SourceError
 from penstock.core.text import cause, count
-from penstock.files.kinds import open_regular_file
+from penstock.files.regular import open_input
 from penstock.source.audio.mp3 import count_frames
 from penstock.source.audio.resample import Resampler
 from penstock.source.chunked_rows import ChunkedRowReader
@@ -268,7 +268,7 @@ def _error_text(error: Exception) -> str:
 
 def _check_complete(path: Path, *, whole: bool) -> int:
     """Return the size of a file; raise SourceError if a wav or ogg file is truncated, which libsndfile ignores."""
-    with open_regular_file(path) as file:
+    with open_input(path) as file:
         size = os.fstat(file.fileno()).st_size
         head = os.pread(file.fileno(), 12, 0)
         try:
