@@ -8,7 +8,8 @@ import pytest
 from penstock_test_processes import exit_code, run_isolated
 
 from penstock.core.errors import WriteError
-from penstock.files.locks import FolderLock
+from penstock.files import locks
+from penstock.files.locks import FolderLock, lock_holder
 
 
 def test_a_locked_folder_refuses_another_writer_until_it_is_unlocked(tmp_path: Path) -> None:
@@ -67,3 +68,30 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(WriteError, match=rf"Could not open the folder {tmp_path}/file"):
         FolderLock(tmp_path / "file")
+
+
+def test_the_holder_of_a_lock_is_found_without_taking_it(tmp_path: Path) -> None:
+    assert lock_holder(tmp_path) is None
+    assert lock_holder(tmp_path / "nowhere") is None
+    lock = FolderLock(tmp_path)
+    assert lock_holder(tmp_path) == os.getpid()
+    assert lock.is_held
+    lock.release()
+    assert lock_holder(tmp_path) is None
+    FolderLock(tmp_path).release()  # it was not kept by asking
+
+
+def test_a_holder_that_proc_does_not_list_is_found_by_trying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "_LOCKS", tmp_path / "none")
+    lock = FolderLock(tmp_path)
+    assert lock_holder(tmp_path) == 0
+    lock.release()
+    assert lock_holder(tmp_path) is None
+
+
+def test_two_who_ask_do_not_see_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "_LOCKS", tmp_path / "none")
+    handle = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_SH)  # as lock_holder of another process
+    assert lock_holder(tmp_path) is None
+    os.close(handle)

@@ -165,6 +165,25 @@ def test_killed_at_any_step_a_reader_finds_the_old_or_the_new_and_resuming_compl
     assert [version for n, version in enumerate(seen) if n == 0 or seen[n - 1] != version] == stages
 
 
+def test_what_is_only_begun_or_published_can_be_removed_by_hand(case: Case) -> None:
+    seen = set()
+    for at in range(1, case.ticks + 1):
+        writer = case.killed(at)
+        progress, version = writer.staging.progress, writer.read()
+        seen.add(progress)
+        if progress == "publishing":
+            continue  # it may hold the only copy of the old version
+        before = tree(writer.folder)
+        for name in (".writing", ".written"):
+            shutil.rmtree(writer.folder / name, ignore_errors=True)
+        assert version == ("new" if progress == "published" else writer.read())
+        assert writer.read() == version, f"killed at {at}, {progress}"
+        rest = {name for name in tree(writer.folder) if name not in case.whole}
+        old = {name for name in before if not name.startswith(".")} if version == "old" else set()
+        assert rest <= old, f"killed at {at}, {progress}"
+    assert seen == {"none", "begun", "publishing", "published"}
+
+
 def test_killed_again_while_it_resumes_it_is_completed_all_the_same(case: Case) -> None:
     moments = random.Random("again")
     for at in range(1, case.ticks + 1):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.observe import machine
-from penstock.observe.machine import Machine, resident_bytes, this_machine
+from penstock.observe.machine import Limits, Machine, find_limits, resident_bytes, this_machine
 
 MIB = 1 << 20
 
@@ -75,6 +75,23 @@ def test_files_that_are_merely_cached_do_not_count_as_used(tmp_path: Path) -> No
     stat = f"anon 5\ninactive_file {70 * MIB}\nactive_file {5 * MIB}\n"
     files = {"memory.max": f"{100 * MIB}", "memory.current": f"{90 * MIB}", "memory.stat": stat}
     assert this_machine(*system(tmp_path, "0::/\n", files)).memory_bytes == 80 * MIB
+
+
+@pytest.mark.usefixtures("large")
+def test_limits_are_named_with_the_group_that_sets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    version_2 = {"job/cpu.max": "250000 100000", "job/step/cpu.max": "max 100000", "job/memory.max": f"{9 * MIB}"}
+    groups, own = system(tmp_path / "2", "0::/job/step\n", version_2)
+    assert find_limits(groups, own) == Limits(128, 64, 2.5, f"{groups}/job", 9 * MIB, f"{groups}/job")
+    version_1 = {
+        "memory/memory.limit_in_bytes": f"{(1 << 63) - 4096}\n",
+        "memory/job/memory.limit_in_bytes": f"{7 * MIB}\n",
+        "cpu/cpu.cfs_quota_us": "-1\n",
+        "cpu/cpu.cfs_period_us": "100000\n",
+    }
+    groups, own = system(tmp_path / "1", "7:memory:/job\n3:cpu,cpuacct:/share\n", version_1)
+    assert find_limits(groups, own) == Limits(128, 64, None, "", 7 * MIB, f"{groups}/memory/job")
+    assert find_limits(tmp_path / "none", tmp_path / "nothing") == Limits(128, 64, None, "", None, "")
 
 
 @pytest.mark.usefixtures("large")

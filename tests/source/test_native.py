@@ -42,6 +42,15 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     native._library = real
 
 
+@pytest.mark.parametrize("library", [(64, ()), (256, ())], indirect=True, ids=str)
+def test_the_library_says_which_version_of_the_checksum_it_runs(
+    library: ctypes.CDLL, request: pytest.FixtureRequest
+) -> None:
+    width = request.node.callspec.params["library"][0]
+    has_avx2 = " avx2 " in f"{Path('/proc/cpuinfo').read_text()} ".replace("\n", " ")
+    assert native.checksum_version() == ("avx2" if width == 256 and has_avx2 else "portable")
+
+
 class Stored:
     """A file of random bytes, mapped."""
 

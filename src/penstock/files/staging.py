@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 from penstock.core.errors import WriteError
 from penstock.core.text import cause
@@ -58,6 +59,17 @@ class Staging:
             with suppress(FileNotFoundError):
                 return (self.folder / name).read_text()
         return None
+
+    @property
+    def progress(self) -> Literal["none", "begun", "publishing", "published"]:
+        """How far a write came. While it is publishing, the folder may hold the only copy of the previous commit."""
+        if not self.folder.exists():
+            return "none"
+        has_finished = (self.folder / _FINISHED).exists()
+        if has_finished and not self.commit.exists():
+            return "published"
+        is_prepared = self.commit.is_file() or self.replaced.exists()
+        return "publishing" if has_finished or is_prepared else "begun"
 
     def begin(self, options: str, notes: Mapping[str, bytes] | None = None) -> None:
         """Begin or resume a write: remove temporary files of killed writers, then store notes and options."""

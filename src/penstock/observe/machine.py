@@ -6,12 +6,13 @@ from pathlib import Path
 
 from penstock.core.text import count
 
-__all__ = ["Machine", "resident_bytes", "this_machine"]
+__all__ = ["Limits", "Machine", "find_limits", "resident_bytes", "this_machine"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
 _SHARED = Path("/dev/shm")  # noqa: S108  # where torch's workers put their batches
 _UNLIMITED = 1 << 63
+_NO_LIMIT = 1 << 62  # version 1 writes the largest multiple of a page for "no limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,40 @@ class Machine:
         return (
             f"{count(self.cpus, 'CPU')}, {self.memory_bytes / 1e9:.1f} GB free, {self.shared_bytes / 1e9:.1f} GB shared"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What limits this process, and where the limit is set."""
+
+    cpus: int
+    """CPUs of the machine."""
+
+    affinity: int
+    """CPUs that the scheduler may use for this process."""
+
+    quota: float | None
+    """CPUs that its cgroups allow on average; None if they set no limit."""
+
+    quota_group: str
+    """The directory of the group that sets it; empty if none does."""
+
+    memory_bytes: int | None
+    """Memory that its cgroups allow; None if they set no limit."""
+
+    memory_group: str
+
+
+def find_limits(cgroup: Path = _CGROUP, own: Path = _OWN_CGROUP) -> Limits:
+    """Return the narrowest limits of this process's control group (version 1 or 2) and of all groups above it."""
+    quotas = [(quota, str(group)) for group in _groups(cgroup, own, "cpu") if (quota := _quota(group)) is not None]
+    memory = [
+        (limit, str(group))
+        for group in _groups(cgroup, own, "memory")
+        if (limit := _memory_limit(group)) is not None and limit < _NO_LIMIT
+    ]
+    cpus = min(quotas, default=(None, ""))
+    return Limits(os.cpu_count() or 1, _affinity(), *cpus, *min(memory, default=(None, "")))
 
 
 def this_machine(cgroup: Path = _CGROUP, own: Path = _OWN_CGROUP) -> Machine:
@@ -90,32 +125,44 @@ def _groups(cgroup: Path, own: Path, controller: str) -> list[Path]:
     return found or [cgroup, cgroup / controller]
 
 
+def _memory_limit(group: Path) -> int | None:
+    limit = _read_number(group / "memory.max")
+    return _read_number(group / "memory.limit_in_bytes") if limit is None else limit  # the latter: version 1
+
+
 def _free_in_group(group: Path) -> int:
     """Return the memory that a control group may still take."""
-    limit, used = _read_number(group / "memory.max"), _read_number(group / "memory.current")
-    if limit is None:  # version 1
-        limit, used = _read_number(group / "memory.limit_in_bytes"), _read_number(group / "memory.usage_in_bytes")
+    limit, used = _memory_limit(group), _read_number(group / "memory.current")
     if limit is None:
         return _UNLIMITED
+    if used is None:  # version 1
+        used = _read_number(group / "memory.usage_in_bytes")
     # The page cache counts as used, but is freed when memory is needed.
     kept = {name: int(size) for name, size in (line.split() for line in _read_lines(group / "memory.stat"))}
     cached = kept.get("total_inactive_file", kept.get("inactive_file", 0))
     return max(0, limit - max(0, (used or 0) - cached))
 
 
-def _cpus(cgroup: Path, own: Path) -> int:
+def _quota(group: Path) -> float | None:
+    """Return the CPUs that a control group allows on average."""
+    words = _read_words(group / "cpu.max")
+    if not words:  # version 1
+        words = [*_read_words(group / "cpu.cfs_quota_us"), *_read_words(group / "cpu.cfs_period_us")]
+    if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]) > 0:
+        return int(words[0]) / int(words[1])
+    return None
+
+
+def _affinity() -> int:
     try:
-        allowed = len(os.sched_getaffinity(0))
+        return len(os.sched_getaffinity(0))
     except AttributeError:  # not on this system
-        allowed = os.cpu_count() or 1
-    for group in _groups(cgroup, own, "cpu"):
-        quota = _read_words(group / "cpu.max")
-        if not quota:  # version 1
-            quota = [*_read_words(group / "cpu.cfs_quota_us"), *_read_words(group / "cpu.cfs_period_us")]
-        if len(quota) == 2 and quota[0].isdigit() and int(quota[1]) > 0:
-            # Less than one CPU still runs, so the result is at least 1.
-            allowed = min(allowed, int(quota[0]) // int(quota[1]))
-    return max(1, allowed)
+        return os.cpu_count() or 1
+
+
+def _cpus(cgroup: Path, own: Path) -> int:
+    quotas = [quota for group in _groups(cgroup, own, "cpu") if (quota := _quota(group)) is not None]
+    return max(1, int(min([_affinity(), *quotas])))  # less than one CPU still runs
 
 
 def _free_memory() -> int:

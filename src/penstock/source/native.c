@@ -266,6 +266,12 @@ static add_stripes *choose_add_stripes(void)
     return add_scalar;
 }
 
+/* Return the name of the version that this CPU runs. */
+const char *penstock_checksum_version(void)
+{
+    return choose_add_stripes() == add_scalar ? "portable" : "avx2";
+}
+
 static uint64_t merge_lanes(const uint64_t lanes[8], uint64_t length)
 {
     uint64_t found = length * PRIME64[0];

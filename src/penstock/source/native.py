@@ -22,6 +22,7 @@ __all__ = [
     "ExpectedChecksums",
     "FileMap",
     "StoredItems",
+    "checksum_version",
     "copy_items",
     "copy_rows",
     "find_changed_shards",
@@ -181,6 +182,15 @@ def find_changed_shards(shards: _Int64s) -> NDArray[np.bool_]:
     return changed
 
 
+def checksum_version() -> str:
+    """Return which version of the checksum loop the C code runs on this CPU: "avx2" or "portable".
+
+    Raises PenstockError if the library cannot be loaded, or was compiled from another source.
+    """
+    name: bytes = _library().penstock_checksum_version()
+    return name.decode()
+
+
 def _address(array: NDArray[Any] | None) -> int | None:
     """Return the address of a contiguous array."""
     assert array is None or array.flags.c_contiguous, "the C code does not support strides"
@@ -220,4 +230,6 @@ def _open_library(path: Path) -> ctypes.CDLL:
     )  # fmt: skip
     library.penstock_changed.restype = None
     library.penstock_changed.argtypes = (number, pointer, pointer)
+    library.penstock_checksum_version.restype = ctypes.c_char_p
+    library.penstock_checksum_version.argtypes = ()
     return library
