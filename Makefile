@@ -13,7 +13,7 @@ CELLMAP := .venv-cellmap
 # The site is built from the text of the package, which is not imported: an environment without torch.
 DOCS := .venv-docs
 
-.PHONY: help test test-all test-browser test-cellmap mutants lint types demo picture docs bench soak format clean
+.PHONY: help test test-all test-browser test-cellmap mutants lint types demo picture docs bench soak faults format clean
 
 help:
 	@echo "make test    format, lint, types, architecture, and all tests but the slow ones (under 4 minutes)"
@@ -25,6 +25,7 @@ help:
 	@echo "make docs    the documentation as a site, in site/ (open site/index.html)"
 	@echo "make bench   speed and memory, as ratios to limits measured in the same run"
 	@echo "make soak    the same laws over many more random cases, and 200 epochs for leaks"
+	@echo "make faults  kills, full disks, damage and hostile input at random, counted (about 20 minutes)"
 	@echo "make format  let ruff format and mend"
 
 # Stale when what it was made from is newer.
@@ -100,6 +101,10 @@ bench: $(READY) $(LIBRARY)
 
 soak: $(READY) $(LIBRARY)
 	PENSTOCK_SOAK=1 $(BIN)/pytest -q tests/laws tests/soak --timeout=3600
+
+# Parts, --minutes and --seed: FAULTS="kills --minutes 5 --seed 3". Writes the table of docs/explanation/guarantees.md.
+faults: $(READY) $(LIBRARY)
+	$(BIN)/python -m tests.campaign --write $(FAULTS)
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -22,8 +22,10 @@ __all__ = [
     "exit_code",
     "is_group_gone",
     "read_answer",
+    "receive",
     "run_isolated",
     "run_side_by_side",
+    "start_case",
     "start_script",
 ]
 
@@ -41,12 +43,13 @@ def run_isolated(case: Callable[..., Any], *args: Any, seconds: float = 40.0) ->
 def run_side_by_side(*cases: tuple[Any, ...], seconds: float = 40.0) -> list[Any]:
     """Run several `(case, *args)` at once, each as in `run_isolated`; for example ranks, without importing again."""
     with ExitStack() as stack:
-        processes = [stack.enter_context(_fork(*case)) for case in cases]
-        return [_receive(case[0].__name__, *process, seconds) for case, process in zip(cases, processes, strict=True)]
+        processes = [stack.enter_context(start_case(*case)) for case in cases]
+        return [receive(case[0].__name__, *process, seconds) for case, process in zip(cases, processes, strict=True)]
 
 
 @contextmanager
-def _fork(case: Callable[..., Any], *args: Any) -> Iterator[tuple[Any, Any]]:
+def start_case(case: Callable[..., Any], *args: Any) -> Iterator[tuple[Any, Any]]:
+    """Start `case` in a forked process; give the process, and the connection for `receive`. Both end with the block."""
     receiving, sending = mp.Pipe(duplex=False)
     process = mp.get_context("fork").Process(target=_run_case, args=(sending, case, args))
     process.start()
@@ -59,7 +62,8 @@ def _fork(case: Callable[..., Any], *args: Any) -> Iterator[tuple[Any, Any]]:
         receiving.close()
 
 
-def _receive(name: str, process: Any, receiving: Any, seconds: float) -> Any:
+def receive(name: str, process: Any, receiving: Any, seconds: float) -> Any:
+    """Return the result of a case; one that has none after `seconds`, raised or died is an AssertionError."""
     if not receiving.poll(seconds):
         raise AssertionError(f"{name} hangs: no result within {seconds} s")
     try:
