@@ -54,7 +54,7 @@ def start_killer(script: str) -> Iterator[Killer]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": PARTS},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([PARTS, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)},
     )
     try:
         yield Killer(process)

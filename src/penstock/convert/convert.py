@@ -28,10 +28,9 @@ from penstock.convert.splits import WHOLE, Split
 from penstock.core.errors import ConversionError, OptionError, SourceError, WriteError
 from penstock.files.kinds import local_path
 from penstock.files.locks import FolderLock
-from penstock.files.staging import refuse_links, remove_staging
+from penstock.files.staging import WRITING, refuse_links, remove_staging
 from penstock.shard.manifest import MANIFEST, FieldInfo, Manifest, ShardEntry
 from penstock.shard.publish import (
-    WRITING,
     clear_unfinished,
     find_finished_shard,
     finish_publication,

@@ -1,7 +1,7 @@
 """The one protocol of publication: files are written into a staging folder, and appear at their place all at once.
 
 FOLDER/options.json   a write has begun, with these options
-FOLDER/NAME           a file that is finished
+FOLDER/NAME           a file or folder that is finished
 FOLDER/COMMIT         a finished file or folder whose rename to its place, the last one, publishes all files
 FOLDER/replaced       the previous commit, with the suffix of COMMIT
 FOLDER/finished.json  the options, from just before the commit on
@@ -20,7 +20,10 @@ from penstock.core.errors import WriteError
 from penstock.core.text import cause
 from penstock.files.durable import remove_asides, sync, write_aside
 
-__all__ = ["Staging", "refuse_links", "remove_staging"]
+__all__ = ["WRITING", "Staging", "describe_unfinished", "is_half_published", "refuse_links", "remove_staging"]
+
+WRITING = ".writing"
+"""Name of the staging folder of what is published inside a folder: a dataset, a simulation."""
 
 _OPTIONS, _FINISHED = "options.json", "finished.json"
 _SYNCS = 8  # concurrent syncs: a journal commits them together, and waiting for a disk takes no CPU
@@ -88,7 +91,10 @@ class Staging:
                 write_aside(self.commit, commit)
 
     def publish(self, names: Iterable[str] = (), stale: Iterable[str] = ()) -> None:
-        """Move files to their place, remove stale ones there, then move the commit; also after a kill in between."""
+        """Move files and folders to their place, remove stale files there, then move the commit.
+
+        Idempotent: after a kill in between, it completes the publication.
+        """
         place = self.target.parent
         with self._name_place_in_errors(" Continue with resume=True."):
             if os.path.lexists(self.target):
@@ -97,7 +103,7 @@ class Staging:
                 sync(place)
             for name in names:
                 with suppress(FileNotFoundError):  # it was moved before the kill
-                    (self.folder / name).replace(place / name)
+                    _move(self.folder / name, place / name)
             for name in stale:
                 (place / name).unlink(missing_ok=True)
             with suppress(FileNotFoundError):
@@ -150,11 +156,36 @@ def refuse_links(*paths: Path) -> None:
             raise WriteError(f"{path} must be a folder of Penstock, got a symbolic link. Remove the link.")
 
 
+def describe_unfinished(folder: Path) -> str:
+    """Return what to do about an unfinished write in `folder`; empty if there is none."""
+    if not (folder / WRITING).is_dir():
+        return ""
+    return (
+        "a writer has not finished there. Run it again with resume=True to continue, or with resume=False to start "
+        "over."
+    )
+
+
+def is_half_published(folder: Path) -> bool:
+    """Return whether a folder that is staged in `folder` is not at its place."""
+    try:
+        staged = list((folder / WRITING).iterdir())
+    except OSError:
+        return False
+    return any(path.is_dir() and path.stem != "replaced" and not (folder / path.name).exists() for path in staged)
+
+
 def remove_staging(staging: Path, aside: Path) -> None:
     """Remove a staging folder. It is renamed to `aside` first, so that half of it is never taken for all of it."""
     shutil.rmtree(aside, ignore_errors=True)
     staging.replace(aside)
     shutil.rmtree(aside)
+
+
+def _move(path: Path, target: Path) -> None:
+    if path.is_dir():
+        _remove(target)  # a folder cannot be renamed over one that is not empty
+    path.replace(target)
 
 
 def _remove(path: Path) -> None:

@@ -21,6 +21,7 @@ from penstock.core.errors import DamageError, SourceError
 from penstock.core.text import count
 from penstock.core.types import Field
 from penstock.files.kinds import local_path
+from penstock.files.staging import describe_unfinished
 from penstock.shard.compression import COMPRESSIONS, Compression
 from penstock.shard.side_index import SideIndex, index_name, parse_dtype, parse_int, parse_shape, parse_text
 from penstock.shard.table import ShardEntry, ShardTable, read_table
@@ -263,11 +264,9 @@ def _make_not_found_error(path: Path) -> SourceError:
     if not folder.is_dir():
         return SourceError(f"No shards found: the folder {folder} does not exist.")
     archives = sorted(entry.name for entry in folder.iterdir() if ".tar" in entry.suffixes or entry.suffix == ".tgz")
-    if (folder / ".writing").is_dir():
-        return SourceError(
-            f"No dataset in {folder}: a writer has not finished there. Run it again with resume=True to continue, or "
-            "with resume=False to start over."
-        )
+    unfinished = describe_unfinished(folder)
+    if unfinished:
+        return SourceError(f"No dataset in {folder}: {unfinished}")
     if archives:
         return SourceError(
             f"No manifest {path.name} in {folder}, which holds {count(len(archives), 'archive')} ({archives[0]}"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from penstock.core.errors import DamageError, SourceError
 from penstock.files.durable import write_aside
-from penstock.files.staging import Staging
+from penstock.files.staging import WRITING, Staging
 from penstock.shard.compression import Compression
 from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry
 from penstock.shard.shard_file import make_entry
@@ -27,7 +27,6 @@ from penstock.shard.side_index import SideIndex, index_name
 from penstock.shard.table import table_path
 
 __all__ = [
-    "WRITING",
     "clear_unfinished",
     "find_finished_shard",
     "find_finished_shards",
@@ -38,7 +37,6 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger("penstock")
-WRITING = ".writing"
 _STALE = "stale.json"
 
 

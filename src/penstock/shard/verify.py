@@ -9,10 +9,10 @@ import numpy as np
 import xxhash
 
 from penstock.core.errors import DamageError
+from penstock.files.staging import WRITING
 from penstock.shard.compression import DecompressedStream, max_decompressed_bytes
 from penstock.shard.index_tars import ARCHIVE, Problem
 from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry, manifest_path
-from penstock.shard.publish import WRITING
 from penstock.shard.side_index import MISSING, SideIndex
 from penstock.shard.tar import Readable
 

@@ -1,5 +1,6 @@
 """Simulations on disk: written, read column by column, and rejected with a reason."""
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from penstock_test_parts import own_threads
 
-from penstock import DamageError, OptionError, SourceError, Span
+from penstock import DamageError, OptionError, ResumeError, SourceError, Span, WriteError
 from penstock.recipes.streams import (
     DataSplit,
     FlyVisSim,
@@ -69,7 +70,9 @@ def test_the_columns_have_fixed_numbers() -> None:
 
 
 def test_a_writer_says_what_does_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"metadata must have shape \(neurons, 5\), got \(3, 4\)"):
+    with pytest.raises(
+        OptionError, match=r"metadata must have shape \(neurons, 5\), of 1 to \d+ neurons, got \(3, 4\)"
+    ):
         SimulationWriter(tmp_path / "a", np.zeros((3, 4)), 10)
     with pytest.raises(OptionError, match="total_timesteps must be an integer >= 1, got 0"):
         SimulationWriter(tmp_path / "b", np.zeros((3, 5)), 0)
@@ -79,13 +82,90 @@ def test_a_writer_says_what_does_not_fit(tmp_path: Path) -> None:
     writer.append(np.zeros((6, 3, 4)))
     with pytest.raises(OptionError, match="At most total_timesteps=10 steps can be appended, got 11"):
         writer.append(np.zeros((5, 3, 4)))
-    with pytest.raises(OptionError, match=r"total_timesteps=10 steps must be appended before close\(\), got 6"):
+    with pytest.raises(
+        OptionError, match=r"total_timesteps=10 steps must be appended before close\(\), got 6\. Nothing"
+    ):
         writer.close()
 
 
 def test_a_block_that_fails_is_not_told_that_steps_are_missing(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="mine"), SimulationWriter(tmp_path / "a", np.zeros((3, 5)), 10):
         raise KeyError("mine")
+
+
+# -- resuming ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_writer_that_resumes_says_from_which_step_on(tmp_path: Path, simulation: Path) -> None:
+    writer = SimulationWriter(tmp_path / "sim", metadata(), TIME)
+    for start in range(0, 3500, 500):
+        writer.append(frames(start, start + 500))
+    with pytest.raises(KeyError), writer:
+        raise KeyError
+    with pytest.raises(WriteError, match=r"this writer of .*sim was closed before it was complete"):
+        writer.append(frames(3500, 4000))
+    with SimulationWriter(tmp_path / "sim", metadata(), TIME, resume=True) as writer:
+        assert writer.written == 2000, "steps that filled no chunk must be given again"
+        with pytest.raises(OptionError, match=r"2000 of 4500 steps are stored\. .* start=2000 to continue, or start=0"):
+            writer.append(frames(2000, 2500))
+        with pytest.raises(OptionError, match="start must be <= 2000, the number of steps that are stored, got 2001"):
+            writer.append(frames(2001, 2500), start=2001)
+        writer.append(frames(2000, 2500), start=2000)
+        with pytest.raises(OptionError, match=r"start must be 2500, the step after the last one .*, got 2000"):
+            writer.append(frames(2000, 2500), start=2000)
+        writer.append(frames(2500, TIME))
+    assert _contents(tmp_path / "sim") == _contents(simulation)
+
+
+def test_steps_that_are_stored_are_skipped_if_all_are_given_again(tmp_path: Path, simulation: Path) -> None:
+    writer = SimulationWriter(tmp_path / "sim", metadata(), TIME)
+    writer.append(frames(0, 4100))
+    with pytest.raises(WriteError, match="Another writer is at work"):
+        SimulationWriter(tmp_path / "sim", metadata(), TIME, resume=True)
+    del writer  # without an end, as if its process had died
+    gc.collect()
+    for _ in range(2):  # the second time, it is complete
+        with SimulationWriter(tmp_path / "sim", metadata(), TIME, resume=True) as writer:
+            for start in range(0, TIME, 900):
+                writer.append(frames(start, start + 900), start=start)
+    assert writer.written == TIME
+    writer.close()
+    assert _contents(tmp_path / "sim") == _contents(simulation)
+
+
+def test_resuming_another_simulation_is_refused(tmp_path: Path) -> None:
+    for complete in (False, True):
+        with pytest.raises(ResumeError, match=r"metadata (and|or) .*total_timesteps"):
+            SimulationWriter(_begun(tmp_path / f"{complete}", complete), metadata(), TIME + 1, resume=True)
+        with pytest.raises(ResumeError, match=r"metadata (and|or) .*total_timesteps"):
+            SimulationWriter(tmp_path / f"{complete}", metadata() + 1, TIME, resume=True)
+    with pytest.raises(OptionError, match="At most one of resume and overwrite"):
+        SimulationWriter(tmp_path / "False", metadata(), TIME, resume=True, overwrite=True)
+
+
+def test_a_simulation_is_replaced_only_on_request_and_when_the_next_one_is_complete(tmp_path: Path) -> None:
+    folder = _begun(tmp_path / "sim", complete=True)
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(WriteError, match=r"sim holds a simulation already\. Replace it with overwrite=True"):
+        SimulationWriter(folder, metadata(), TIME)
+    with SimulationWriter(folder, metadata() + 1, 5, overwrite=True) as writer:
+        assert np.array_equal(load_column_slice(folder, 3, 0, TIME), frames(0, TIME)[..., 0])
+        writer.append(frames(7, 12))
+    assert np.array_equal(load_column_slice(folder, 3, 0, 5), frames(7, 12)[..., 0])
+    assert np.array_equal(load_metadata(folder), metadata() + 1)
+    assert sorted(path.name for path in folder.iterdir()) == ["metadata.zarr", "notes.txt", "timeseries.zarr"]
+
+
+def _begun(folder: Path, complete: bool) -> Path:
+    writer = SimulationWriter(folder, metadata(), TIME)
+    writer.append(frames(0, TIME))
+    if complete:
+        writer.close()
+    return folder
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ DIR/timeseries.zarr   (time, neurons, 4) float32: dynamic columns, in chunks of 
 import os
 from dataclasses import dataclass
 from enum import IntEnum
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.checks import check_integer
-from penstock.core.errors import MissingDependency, OptionError, SourceError
+from penstock.core.errors import OptionError, SourceError
 from penstock.core.types import Span
+from penstock.files.staging import describe_unfinished
 from penstock.recipes.streams.rows import SourceFunction
 from penstock.source.stored.source import ZarrSource
 
 __all__ = [
+    "DYNAMIC",
+    "SERIES",
+    "STATIC",
+    "STATIC_FILE",
     "DataSplit",
     "FlyVisSim",
     "NeuronData",
-    "SimulationWriter",
     "create_zarr_loader",
     "load_column_slice",
     "load_metadata",
 ]
 
 _Path = str | os.PathLike[str]
-_CHUNK_ROWS = 2000
-_SERIES, _STATIC = "timeseries.zarr", "metadata.zarr"
+SERIES, STATIC_FILE = "timeseries.zarr", "metadata.zarr"
 
 
 class FlyVisSim(IntEnum):
@@ -49,8 +51,8 @@ class FlyVisSim(IntEnum):
     FLUORESCENCE = 8
 
 
-_DYNAMIC = (FlyVisSim.VOLTAGE, FlyVisSim.STIMULUS, FlyVisSim.CALCIUM, FlyVisSim.FLUORESCENCE)
-_FIXED = (FlyVisSim.INDEX, FlyVisSim.XPOS, FlyVisSim.YPOS, FlyVisSim.GROUP_TYPE, FlyVisSim.TYPE)
+DYNAMIC = (FlyVisSim.VOLTAGE, FlyVisSim.STIMULUS, FlyVisSim.CALCIUM, FlyVisSim.FLUORESCENCE)
+STATIC = (FlyVisSim.INDEX, FlyVisSim.XPOS, FlyVisSim.YPOS, FlyVisSim.GROUP_TYPE, FlyVisSim.TYPE)
 
 
 def load_column_slice(
@@ -67,7 +69,7 @@ def load_column_slice(
     neuron_limit
         Return the first `neuron_limit` neurons; None: all.
     """
-    source = ZarrSource(_folder(path), {"data": (_SERIES, _neurons(neuron_limit), _column(column))})
+    source = ZarrSource(_folder(path), {"data": (SERIES, _neurons(neuron_limit), _column(column))})
     try:
         if not 0 <= time_start <= time_end <= len(source.index):
             raise OptionError(
@@ -82,7 +84,7 @@ def load_column_slice(
 
 def load_metadata(path: _Path) -> NDArray[np.float32]:
     """Return the static columns, (neurons, 5): index, x, y, group and type."""
-    source = ZarrSource(_folder(path), {"data": _STATIC})
+    source = ZarrSource(_folder(path), {"data": STATIC_FILE})
     try:
         found: NDArray[np.float32] = np.asarray(source.read(Span(0, len(source.index)))["data"])
         return found
@@ -106,8 +108,8 @@ def create_zarr_loader(data_path: _Path, column_idx: int, stim_column_idx: int, 
     """
     folder = _folder(data_path)
     data, stim = (
-        (_SERIES, slice(None), _column(column_idx)),
-        (_SERIES, _neurons(num_stim_dims), _column(stim_column_idx)),
+        (SERIES, slice(None), _column(column_idx)),
+        (SERIES, _neurons(num_stim_dims), _column(stim_column_idx)),
     )
     return SourceFunction(ZarrSource(folder, {"data": data, "stim": stim}))
 
@@ -115,16 +117,19 @@ def create_zarr_loader(data_path: _Path, column_idx: int, stim_column_idx: int, 
 def _folder(path: _Path) -> Path:
     folder = Path(path)
     folder = folder.with_suffix("") if folder.suffix in (".npy", ".zarr") else folder
-    if not (folder / _SERIES).exists():
-        raise SourceError(f"No simulation in {folder}: {_SERIES} is missing. Pass the folder of a simulation.")
+    if not (folder / SERIES).exists():
+        raise SourceError(
+            f"No simulation in {folder}: "
+            f"{describe_unfinished(folder) or f'{SERIES} is missing. Pass the folder of a simulation.'}"
+        )
     return folder
 
 
 def _column(column: int) -> int:
     try:
-        return _DYNAMIC.index(FlyVisSim(column))
+        return DYNAMIC.index(FlyVisSim(column))
     except ValueError as error:
-        names = ", ".join(f"{entry.name} ({entry.value})" for entry in _DYNAMIC)
+        names = ", ".join(f"{entry.name} ({entry.value})" for entry in DYNAMIC)
         raise OptionError(
             f"column must be one of {names}, got {column!r}. For static columns, use load_metadata()."
         ) from error
@@ -150,7 +155,7 @@ class NeuronData:
     @classmethod
     def from_metadata(cls, metadata: NDArray[Any]) -> "NeuronData":
         """Return the neurons of the array from `load_metadata`."""
-        columns = {column: metadata[:, place] for place, column in enumerate(_FIXED)}
+        columns = {column: metadata[:, place] for place, column in enumerate(STATIC)}
         types = columns[FlyVisSim.TYPE].astype(np.uint8)
         present = np.unique(types)
         if not np.array_equal(present, np.arange(len(present))):
@@ -185,82 +190,3 @@ class DataSplit:
                 f"Training and validation must not overlap, got {self.train_start} to {self.train_end} and "
                 f"{self.validation_start} to {self.validation_end}."
             )
-
-
-class SimulationWriter:
-    """Writes a simulation, one time range after the other.
-
-    Parameters
-    ----------
-    path
-        The folder, which is created.
-    metadata
-        (neurons, 5): index, x, y, group and type.
-    total_timesteps
-        Time steps to write in total.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> writer = SimulationWriter(tempfile.mkdtemp() + "/sim", np.zeros((3, 5)), total_timesteps=4)
-    >>> writer.append(np.ones((4, 3, 4)))
-    >>> writer.close()
-    """
-
-    def __init__(self, path: _Path, metadata: NDArray[Any], total_timesteps: int) -> None:
-        try:
-            zarr, numcodecs = import_module("zarr"), import_module("numcodecs")
-        except ImportError as error:
-            raise MissingDependency("zarr", "zarr", "Writing zarr stores") from error
-        metadata = np.asarray(metadata, np.float32)
-        if metadata.ndim != 2 or metadata.shape[1] != len(_FIXED):
-            raise OptionError(f"metadata must have shape (neurons, {len(_FIXED)}), got {metadata.shape}.")
-        self._n_neurons, self._total = len(metadata), check_integer("total_timesteps", total_timesteps, at_least=1)
-        folder = Path(path)
-        shared: Any = {"dtype": "float32", "zarr_format": 2, "compressors": numcodecs.Blosc("zstd", 3, 2)}
-        static = zarr.create_array(folder / _STATIC, shape=metadata.shape, chunks=metadata.shape, **shared)
-        static[:] = metadata
-        shape, chunks = (self._total, self._n_neurons, len(_DYNAMIC)), (_CHUNK_ROWS, self._n_neurons, 1)
-        self._array: Any = zarr.create_array(folder / _SERIES, shape=shape, chunks=chunks, **shared)
-        self._waiting: list[NDArray[np.float32]] = []
-        self._written = 0
-
-    def append(self, frames: NDArray[Any]) -> None:
-        """Append time steps: (time, neurons, 4), of voltage, stimulus, calcium and fluorescence."""
-        frames = np.asarray(frames, np.float32)
-        if frames.ndim != 3 or frames.shape[1:] != (self._n_neurons, len(_DYNAMIC)):
-            raise OptionError(f"frames must have shape (time, {self._n_neurons}, {len(_DYNAMIC)}), got {frames.shape}.")
-        waiting = sum(map(len, self._waiting))
-        if self._written + waiting + len(frames) > self._total:
-            raise OptionError(
-                f"At most total_timesteps={self._total} steps can be appended, got "
-                f"{self._written + waiting + len(frames)}."
-            )
-        self._waiting.append(frames)
-        if waiting + len(frames) >= _CHUNK_ROWS:
-            self._flush(whole=True)
-
-    def _flush(self, *, whole: bool) -> None:
-        """Write the buffered steps; with `whole`, only whole chunks, so that no chunk is written twice."""
-        empty = np.empty((0, self._n_neurons, len(_DYNAMIC)), np.float32)
-        frames = np.concatenate([empty, *self._waiting])
-        count = len(frames) - len(frames) % _CHUNK_ROWS if whole else len(frames)
-        self._array[self._written : self._written + count] = frames[:count]
-        self._written += count
-        self._waiting = [frames[count:]] if count < len(frames) else []
-
-    def close(self) -> None:
-        """Write the rest; raise OptionError if steps are missing."""
-        self._flush(whole=False)
-        if self._written < self._total:
-            raise OptionError(
-                f"total_timesteps={self._total} steps must be appended before close(), got {self._written}. The rest "
-                "is zeros."
-            )
-
-    def __enter__(self) -> "SimulationWriter":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import SourceError
+from penstock.files.staging import describe_unfinished
 from penstock.source.stored.hdf5 import Hdf5Array
 from penstock.source.stored.n5 import refuse_n5
 from penstock.source.stored.npy import NpyArray
@@ -72,7 +73,8 @@ def open_array(where: str) -> StoredArray:
     if file is not None:
         return Hdf5Array.open(file, str(path.relative_to(file)))
     if not path.exists():
-        raise SourceError(f"No array at {where}.")
+        unfinished = describe_unfinished(path.parent)
+        raise SourceError(f"No array at {where}{unfinished and ': '}{unfinished or '.'}")
     refuse_n5(str(path))
     try:
         return open_zarr(path)

@@ -13,6 +13,7 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
+from penstock.files.staging import describe_unfinished, is_half_published
 from penstock.source.checks import allocate_block, check_items, check_out, check_span
 from penstock.source.read_pool import ReadPool
 from penstock.source.stored.n5 import refuse_n5
@@ -201,9 +202,11 @@ def _find_arrays(path: str) -> dict[str, str]:
     if "://" in path or not folder.is_dir() or _is_zarr_array(folder):
         return {"data": path}
     found = {entry.name: str(entry) for entry in sorted(folder.iterdir()) if _is_zarr_array(entry)}
-    if not found:
+    if not found or is_half_published(folder):
         refuse_n5(path)
-        raise SourceError(f"No zarr arrays in {path}. Give the folder of the arrays, or of one of them.")
+        unfinished = describe_unfinished(folder)
+        advice = f": {unfinished}" if unfinished else ". Give the folder of the arrays, or of one of them."
+        raise SourceError(f"No zarr arrays in {path}{advice}")
     return found
 
 

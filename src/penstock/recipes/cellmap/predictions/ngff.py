@@ -5,29 +5,31 @@ Every file is written aside and renamed, so that it is complete or missing. As i
 """
 
 import itertools
-import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.errors import MissingDependency, OptionError, WriteError
-from penstock.core.text import cause
-from penstock.files.durable import write_aside
+from penstock.core.errors import OptionError
+from penstock.source.stored.zarr.chunk_files import (
+    MAX_CHUNK_BYTES,
+    array_metadata,
+    compressor,
+    is_whole_chunk,
+    write_chunk,
+    write_file,
+    write_json,
+)
 from penstock.source.stored.zarr.local import open_zarr
 from penstock.source.volume.ngff import Axis
 
 __all__ = ["Coordinates", "ImageLayout", "ImageStore", "downsample"]
 
 Coordinates = tuple[int, ...]
-_MOST_BYTES = (1 << 31) - 17  # largest chunk that blosc accepts
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class ImageLayout:
 
     def __post_init__(self) -> None:
         n_bytes = math.prod(self.chunk) * np.dtype(self.dtype).itemsize
-        if n_bytes > _MOST_BYTES:
+        if n_bytes > MAX_CHUNK_BYTES:
             raise OptionError(f"Chunks must be smaller than 2 GB, got {self.chunk} {self.dtype} with {n_bytes} bytes.")
 
     @property
@@ -120,23 +122,16 @@ class ImageStore:
 
     def write_chunk(self, array: str, chunk: Coordinates, values: NDArray[Any]) -> None:
         """Store one whole chunk of the array `array`."""
-        self.write_file(self._path(array, chunk), _compressor().encode(np.ascontiguousarray(values)))
+        write_chunk(self._path(array, chunk), values, self._aside)
 
     def has_chunk(self, array: str, chunk: Coordinates) -> bool:
         """Return whether a chunk exists and has the length stated in its header."""
-        # A power cut may leave a file name without content.
-        try:
-            with self._path(array, chunk).open("rb") as file:
-                head = file.read(16)
-                size = os.fstat(file.fileno()).st_size
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return len(head) == 16 and int.from_bytes(head[12:], "little") == size
+        return is_whole_chunk(self._path(array, chunk))
 
     def read_chunk(self, array: str, chunk: Coordinates, like: NDArray[Any]) -> NDArray[Any]:
         """Return a stored chunk, with the shape and dtype of `like`."""
         stored = self._path(array, chunk).read_bytes()
-        return np.frombuffer(_compressor().decode(stored), like.dtype).reshape(like.shape)
+        return np.frombuffer(compressor().decode(stored), like.dtype).reshape(like.shape)
 
     def write_levels(self, levels: tuple[ImageLayout, ...]) -> None:
         """Write all levels but the first, each from the one before, chunk by chunk."""
@@ -158,14 +153,10 @@ class ImageStore:
 
     def write_file(self, path: Path, content: bytes) -> None:
         """Write a file so that it is complete or missing."""
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise WriteError(f"Could not write {path}: {cause(error)}") from error
-        write_aside(path, content, lasting=False, folder=self._aside)
+        write_file(path, content, self._aside)
 
     def _write_json(self, path: Path, content: Mapping[str, Any]) -> None:
-        self.write_file(path, json.dumps(content, indent=1).encode())
+        write_json(path, content, self._aside)
 
     def _path(self, array: str, chunk: Coordinates) -> Path:
         return self.folder / array / "/".join(map(str, chunk))
@@ -215,26 +206,5 @@ def downsample(values: NDArray[Any], factors: tuple[int, ...], method: Literal["
 
 
 def _zarr_metadata(level: ImageLayout) -> dict[str, Any]:
-    """Return the zarr v2 metadata of an array."""
-    return {
-        "zarr_format": 2,
-        "shape": list(level.shape),
-        "chunks": list(level.chunk),
-        "dtype": np.dtype(level.dtype).newbyteorder("<").str,
-        "compressor": _compressor().get_config(),
-        "fill_value": "NaN" if math.isnan(level.fill) else 0,
-        "order": "C",
-        "filters": None,
-        "dimension_separator": "/",
-    }
-
-
-@cache
-def _compressor() -> Any:
-    try:
-        numcodecs: Any = import_module("numcodecs")
-    except ImportError as error:
-        raise MissingDependency("numcodecs", "zarr", "Writing zarr stores") from error
-    # Threads of blosc do not survive a fork, and would add to ours; zarr-python disables them, too.
-    numcodecs.blosc.use_threads = False
-    return numcodecs.Blosc("zstd", 3, 2)
+    fill = "NaN" if math.isnan(level.fill) else 0
+    return array_metadata(level.shape, level.chunk, level.dtype, fill=fill, separator="/")

@@ -1,0 +1,172 @@
+"""A simulation whose writer is killed, at any moment: nothing half is ever read, and resuming gives the same bytes."""
+
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from penstock_test_killer import Killer, start_killer
+
+from penstock import SourceError, Span, WriteError, ZarrSource
+from penstock.recipes.streams import FlyVisSim, SimulationWriter, create_zarr_loader, load_column_slice, load_metadata
+
+SOAK = 10 if os.environ.get("PENSTOCK_SOAK") == "1" else 1
+STEPS, NEURONS = 2500, 2  # a whole chunk, and one that is filled up
+
+SCRIPT = """
+import numpy as np
+from penstock_test_killer import serve
+from penstock.recipes.streams import SimulationWriter
+
+STEPS, NEURONS = 2500, 2
+
+def frames(start, stop, shift):
+    time, neuron, column = np.ogrid[start:stop, 0:NEURONS, 0:4]
+    return (shift + 10 * time + 4 * neuron + column + 1).astype(np.float32)
+
+def write(folder, shift=0, again=True, step=700, **options):
+    static = np.arange(NEURONS * 5).reshape(NEURONS, 5) + shift
+    with SimulationWriter(folder, static, STEPS, **options) as writer:
+        found = writer.written
+        for start in range(0 if again else found, STEPS, step):
+            writer.append(frames(start, min(start + step, STEPS), shift), start=start)
+    return found
+
+serve(write)
+"""
+
+
+@pytest.fixture(scope="module")
+def killer() -> Iterator[Killer]:
+    with start_killer(SCRIPT) as killer:
+        yield killer
+
+
+def expected(shift: int = 0) -> np.ndarray:
+    time, neuron, column = np.ogrid[0:STEPS, 0:NEURONS, 0:4]
+    return (shift + 10 * time + 4 * neuron + column + 1).astype(np.float32)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def visible(folder: Path) -> dict[str, bytes]:
+    return {name: content for name, content in tree(folder).items() if not name.startswith(".wri")}
+
+
+READERS: dict[str, Any] = {
+    "a column": lambda folder: load_column_slice(folder, FlyVisSim.VOLTAGE, 0, STEPS),
+    "the loader": lambda folder: create_zarr_loader(folder, 3, 4, 1)(0, STEPS)[0],
+    "the source": lambda folder: ZarrSource(folder, {"x": ("timeseries.zarr", slice(None), 0)}).read(Span(0, STEPS))[
+        "x"
+    ],
+    "the metadata": load_metadata,
+    "all arrays": ZarrSource,
+}
+
+
+def check_readers(folder: Path, wholes: list[dict[str, bytes]]) -> None:
+    """Check that readers see a whole simulation or refuse with what to do."""
+    if visible(folder) in wholes:
+        shift = 1000 * wholes.index(visible(folder))
+        assert np.array_equal(load_column_slice(folder, 3, 0, STEPS), expected(shift)[..., 0])
+        assert load_metadata(folder).ravel().tolist() == list(range(shift, shift + NEURONS * 5))
+        return
+    for name, read in READERS.items():
+        with pytest.raises(SourceError) as caught:
+            read(folder)
+        if folder.exists() and (folder / ".writing").exists():
+            assert "a writer has not finished there. Run it again with resume=True" in str(caught.value), name
+
+
+@pytest.mark.parametrize("before", ["nothing", "another simulation"])
+def test_killed_before_any_change_of_a_file_readers_refuse_and_resuming_is_exact(
+    before: str, killer: Killer, tmp_path: Path
+) -> None:
+    wholes = []
+    for shift in (0, 1000):
+        killer.run(folder=str(tmp_path / f"whole{shift}"), shift=shift)
+        wholes.append(tree(tmp_path / f"whole{shift}"))
+    options = {"overwrite": True} if before != "nothing" else {}
+    if before != "nothing":
+        shutil.copytree(tmp_path / "whole0", tmp_path / "counted")
+    ticks, outcomes = killer.run(folder=str(tmp_path / "counted"), **options)["count"], set()
+    moments = range(1, ticks + 1) if SOAK > 1 else [*range(1, ticks - 24, 5), *range(ticks - 24, ticks + 1)]
+    for at in moments:
+        folder = tmp_path / f"{at}"
+        if before != "nothing":
+            shutil.copytree(tmp_path / "whole0", folder)
+        assert killer.run(at=at, folder=str(folder), shift=1000, **options)["killed"] == signal.SIGKILL
+        outcomes.add(next((number for number, whole in enumerate(wholes) if visible(folder) == whole), "none"))
+        check_readers(folder, wholes)
+        # A writer that was killed before it left a trace has left the previous simulation: start over.
+        begun = visible(folder) != wholes[0] or (folder / ".writing" / "options.json").exists()
+        how = {"resume": True} if begun else options
+        found = killer.run(folder=str(folder), shift=1000, again=bool(at & 2), step=1300, **how)["value"]
+        assert found in (0, 2000, STEPS)
+        assert tree(folder) == wholes[1], f"resumed after a kill at {at}"
+    assert ticks > 60
+    assert outcomes == {"none", 1, *([0] if options else [])}, "the moments cover the whole write"
+
+
+def test_killed_at_any_function_call_resuming_is_exact(killer: Killer, tmp_path: Path) -> None:
+    ticks = killer.run(clock="events", folder=str(tmp_path / "whole"))["count"]
+    whole = tree(tmp_path / "whole")
+    moments = random.Random(0)
+    for number in range(8 * SOAK):
+        at = 1 + (number * ticks + moments.randrange(ticks)) // (8 * SOAK)
+        folder = tmp_path / f"{number}"
+        assert killer.run(at=at, clock="events", folder=str(folder))["killed"] == signal.SIGKILL
+        check_readers(folder, [whole])
+        killer.run(folder=str(folder), resume=True)
+        assert tree(folder) == whole, f"resumed after a kill at {at}"
+
+
+def test_killed_by_kill_9_from_outside_resuming_is_exact(killer: Killer, tmp_path: Path) -> None:
+    killer.run(folder=str(tmp_path / "whole"))
+    script = SCRIPT.replace("serve(write)", f"write({str(tmp_path / 'sim')!r}, step=50)")
+    script = script.replace("    with Sim", "    print('begun', flush=True)\n    with Sim")
+    process = subprocess.Popen([sys.executable, "-c", script.replace("from penstock_test_killer import serve", "")],
+                               stdout=subprocess.PIPE)  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.readline()
+    while not (tmp_path / "sim" / ".writing" / "timeseries.zarr" / "0.0.0").exists() and process.poll() is None:
+        pass
+    process.kill()
+    process.communicate()
+    check_readers(tmp_path / "sim", [tree(tmp_path / "whole")])
+    killer.run(folder=str(tmp_path / "sim"), resume=True)
+    assert tree(tmp_path / "sim") == tree(tmp_path / "whole")
+
+
+def test_a_full_disk_is_a_write_error_and_publishes_nothing(killer: Killer, tmp_path: Path) -> None:
+    static = np.arange(NEURONS * 5).reshape(NEURONS, 5)
+    writer = SimulationWriter(tmp_path / "sim", static, STEPS)
+    writer.append(expected()[:2000])
+    before = tree(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        writer.append(expected()[2000:])
+        with pytest.raises(WriteError, match=r"Could not write .*1\.0\.0.*File too large.* continue with resume=True"):
+            writer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert tree(tmp_path) == before
+    with pytest.raises(WriteError, match="has failed"):
+        writer.append(expected()[2000:])
+    check_readers(tmp_path / "sim", [])
+    with SimulationWriter(tmp_path / "sim", static, STEPS, resume=True) as writer:
+        assert writer.written == 2000
+        writer.append(expected()[2000:], start=2000)
+    killer.run(folder=str(tmp_path / "whole"))
+    assert tree(tmp_path / "sim") == tree(tmp_path / "whole")
