@@ -1,15 +1,16 @@
 """The parts of the campaign, in the order in which they run, and their shares of the time."""
 
 from tests.campaign.flips import FLIPS
+from tests.campaign.fuzz.part import run_fuzz
 from tests.campaign.result import Part, Result, Say
 from tests.campaign.trials import Trials
 
 __all__ = ["PARTS", "SHARES", "run_selection"]
 
-PARTS: dict[str, Part] = {"flips": FLIPS}
+PARTS: dict[str, Part] = {"flips": FLIPS, "fuzz": run_fuzz}
 """A part is `(budget_seconds, seed, say) -> list[Result]`."""
 
-SHARES: dict[str, float] = {}
+SHARES: dict[str, float] = {"fuzz": 8}
 """Parts of the time; 1 if it is not named."""
 
 
