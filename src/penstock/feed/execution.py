@@ -1,9 +1,11 @@
 """Which executor makes the batches of a loader, how many at a time and how far ahead."""
 
+import threading
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
+from penstock.core.errors import LoaderError
 from penstock.feed.memory import MemoryEstimate, max_window_items, window_capacity
 from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor
@@ -39,6 +41,9 @@ class Execution:
         self.maker = replace(maker, windows_held=self._window_capacity(self.executor)[0])
         """Makes batches in this process."""
         self._pool: WorkerPool | None = None
+        self._is_closed = False
+        self._starting = threading.RLock()
+        """Held while workers start, so that another thread that closes the loader ends all of them."""
 
     def run(
         self, start: Cursor, record: Record, first_wait: FirstWait
@@ -47,6 +52,14 @@ class Execution:
         if self.executor == "auto":
             choosing = _Choosing(self, start, record, first_wait)
             return choosing.batches(), choosing.wake
+        with self._starting:
+            if self._is_closed:
+                raise LoaderError("This iteration has ended: the loader was closed.")
+            return self._start(start, record, first_wait)
+
+    def _start(
+        self, start: Cursor, record: Record, first_wait: FirstWait
+    ) -> tuple[Generator[Any, None, None], Callable[[], None] | None]:
         if self.executor == "inline":
             draws = self.share(start).draws()
             return run_inline(draws, self.maker, group_size=self._group_size, record=record), None
@@ -67,7 +80,7 @@ class Execution:
         self._group_size = _group_size(plan.passes, self.maker)
         windows = self._window_capacity(self.executor)[0]
         if windows or self.maker.windows_held or plan.seed != self.maker.seed:
-            self.close()
+            self._end_workers()
             self._pool, self.maker = None, replace(self.maker, seed=plan.seed, windows_held=windows)
         elif self._pool is not None:
             self._pool.plan = plan
@@ -86,9 +99,10 @@ class Execution:
         return MemoryEstimate(batch_bytes, held, window_bytes, windows, device_bytes=0, cache_bytes=cache_bytes)
 
     def close(self) -> None:
-        """End all worker processes."""
-        if self._pool is not None:
-            self._pool.end()
+        """End all worker processes, and start none from now on."""
+        with self._starting:
+            self._is_closed = True
+            self._end_workers()
 
     def choose(self, executor: Executor) -> None:
         """Use `executor` from now on."""
@@ -99,6 +113,10 @@ class Execution:
     def share(self, start: Cursor) -> Share:
         """Return the share of this rank from `start` on."""
         return self._plan.epoch(start.epoch, start.origin).share(self._world, start.batch)
+
+    def _end_workers(self) -> None:
+        if self._pool is not None:
+            self._pool.end()
 
     def _run_in_threads(
         self, start: Cursor, record: Record, first_wait: FirstWait

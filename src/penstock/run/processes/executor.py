@@ -117,9 +117,11 @@ class _Run:
         may_tell = step == 0 and (timeout is None or timeout > QUIET_SECONDS)
         self._quiet_until = time.monotonic() + QUIET_SECONDS if may_tell else None
         with self._pool.lock:
-            while step not in self._results:
+            while True:
                 if self._is_stopped or self._pool.current_run is not self:
                     return None
+                if step in self._results:
+                    break
                 self._send_requests()
                 self._wait(step, deadline)
             result = self._results.pop(step)

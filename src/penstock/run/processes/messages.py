@@ -5,11 +5,13 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import reduction
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from penstock.core.errors import OptionError, WorkerError
 from penstock.plan.batch_plan import BatchPlan
@@ -17,6 +19,7 @@ from penstock.plan.cursor import Cursor
 from penstock.plan.world import World
 from penstock.run.make_batch import BatchMaker
 from penstock.run.processes.ring import Packed
+from penstock.run.processes.shared_pages import SharedPages
 
 __all__ = ["Answer", "NewPlan", "RemoteError", "Request", "Specification"]
 
@@ -94,6 +97,7 @@ class Specification:
     maker: BatchMaker
     method: str
     worker_init: Callable[[int], None] | None = None
+    _pages: SharedPages = field(init=False, repr=False, compare=False)
 
     def unpickle(self) -> "Specification":
         """Return the specification itself."""
@@ -114,7 +118,12 @@ class Specification:
                 "workers cannot import: a notebook or an interactive session. Define it in a module, or use "
                 "start_method='fork' or executor='threads'."
             )
-        return _PickledSpecification, (stream.getvalue(),)
+        # Not through the pipe by which a process receives its arguments: if it is killed meanwhile, the other side may
+        # wait for ever until it has read them. The memory is kept until the process has inherited it.
+        pickled = np.frombuffer(stream.getbuffer(), np.uint8)
+        object.__setattr__(self, "_pages", SharedPages(len(pickled)))
+        self._pages.memory[:] = pickled
+        return _PickledSpecification, (self._pages,)
 
     def _find_unpicklable(self, error: Exception) -> OptionError:
         parts = {
@@ -139,10 +148,10 @@ class Specification:
 class _PickledSpecification:
     """A specification in a process that was not forked."""
 
-    pickled: bytes
+    pickled: SharedPages
 
     def unpickle(self) -> Specification:
-        return Specification(*pickle.loads(self.pickled))
+        return Specification(*pickle.loads(self.pickled.memory.data))
 
 
 class _Pickler(reduction.ForkingPickler):

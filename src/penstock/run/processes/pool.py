@@ -66,7 +66,8 @@ class WorkerPool:
         """Start the workers, unless they run."""
         try:
             while len(self.workers) < self.n_workers:
-                self.workers.append(self._start_worker(len(self.workers)))
+                self.workers.append(self._make_worker(len(self.workers)))
+                self._start(self.workers[-1])
         except BaseException:
             self.end()
             raise
@@ -74,7 +75,8 @@ class WorkerPool:
     def replace(self, worker: WorkerProcess) -> None:
         """Start another worker in the place of one that has died."""
         end_processes([worker])
-        self.workers[worker.number] = self._start_worker(worker.number)
+        self.workers[worker.number] = self._make_worker(worker.number)
+        self._start(self.workers[worker.number])
 
     def skip_requests(self) -> None:
         """Let the workers skip all requests that they have not begun."""
@@ -85,17 +87,19 @@ class WorkerPool:
     def end(self) -> None:
         """End all workers; the next run starts new ones. Batches in use stay valid."""
         with self.lock:
-            workers, self.workers[:] = list(self.workers), []
+            end_processes(self.workers)
+            self.workers.clear()
             self._ring = None
-            end_processes(workers)
 
-    def _start_worker(self, number: int) -> WorkerProcess:
+    def _start(self, worker: WorkerProcess) -> None:
+        worker.start([other for other in self.workers if other is not worker])
+
+    def _make_worker(self, number: int) -> WorkerProcess:
         # Other seeds for each start: a worker that takes the place of another must not repeat its random numbers.
         seed = key_for(self.plan.seed, "workers", next(self._starts)) >> 1
         place = WorkerPlace(number, self.n_workers, seed, self.method)
         specification = Specification(self.plan, self.world, self.maker, self.method, self.options.worker_init)
-        others = [worker for worker in self.workers if worker.number != number]
-        return WorkerProcess(place, specification, self.ring, others)
+        return WorkerProcess(place, specification, self.ring)
 
 
 def _keep_block(block: Block, mask: NDArray[np.bool_] | None) -> tuple[Block, NDArray[np.bool_] | None]:

@@ -19,6 +19,7 @@ from penstock.run.processes.worker import WorkerPlace, run_worker
 __all__ = ["WorkerProcess", "end_processes"]
 
 _GRACE_SECONDS, _TERMINATE_SECONDS = 0.2, 0.3  # Ctrl-C ends a program within a second
+_MAX_STARTS = 10  # of a worker that is killed each time before it has its arguments
 # A worker forked by another thread between the creation of a pipe and the closing of its end would keep it open.
 _STARTING = threading.Lock()
 os.register_at_fork(after_in_child=lambda: globals().update(_STARTING=threading.Lock()))
@@ -27,47 +28,59 @@ os.register_at_fork(after_in_child=lambda: globals().update(_STARTING=threading.
 class WorkerProcess:
     """A process that answers requests.
 
-    1. It dies: its sentinel becomes ready, and so does its pipe; `receive` returns what it had answered, then None.
+    1. It dies: its sentinel becomes ready; `receive` returns what it had answered, then None.
+    2. It is killed while it receives its arguments: it is started again.
+    3. Starting it is interrupted: `end_processes` ends what there is of it.
     """
 
-    def __init__(
-        self, place: WorkerPlace, specification: Specification, ring: Ring, others: Iterable["WorkerProcess"]
-    ) -> None:
+    def __init__(self, place: WorkerPlace, specification: Specification, ring: Ring) -> None:
         self.number = place.number
         self.requests: dict[int, Request] = {}
         """Requests without an answer, by number, oldest first."""
         self.plan = specification.plan
         """The plan that it has."""
+        self.method = specification.method
+        """How it is started."""
+        self._arguments = (place, specification, ring)
         self._board = ring.board[2 * place.number : 2 * place.number + 2]
         self._board[:] = STARTING
-        self.method = method = specification.method
-        """How it was started."""
-        starting: Any = mp.get_context(method)
+        self._owner = os.getpid()
+        self._process: Any = None
+        self._pidfd: int | None = None
+        """Tells the end of the process itself. A pipe does not: other processes may have inherited its ends."""
+
+    def start(self, others: Iterable["WorkerProcess"]) -> None:
+        """Start the process; `others` are the running workers, whose pipes it would inherit."""
+        starting: Any = mp.get_context(self.method)
         with _STARTING:
             self.pipe, its_end = starting.Pipe()
-            inherited = [*(other.pipe for other in others), self.pipe] if method == "fork" else []
-            arguments = (place, specification, ring, its_end, inherited)
-            self._process: Any = starting.Process(
-                target=run_worker, args=arguments, name=f"penstock-worker-{place.number}", daemon=True
+            inherited = [*(other.pipe for other in others), self.pipe] if self.method == "fork" else []
+            process = starting.Process(
+                target=run_worker,
+                args=(*self._arguments, its_end, inherited),
+                name=f"penstock-worker-{self.number}",
+                daemon=True,
             )
             # The worker inherits it, so that Ctrl-C does not interrupt its imports; here, it is delivered afterwards.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
-                self._process.start()
+                _start_process(process)
+                self._process = process
+                self._pidfd = _open_pidfd(process.pid)
             except BaseException as error:
                 self.pipe.close()
                 if isinstance(error, OSError):
                     raise WorkerError(f"Worker {self.number} could not be started: {error}") from error
                 raise
             finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                del self._arguments
                 its_end.close()
-        self._owner = os.getpid()
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     @property
     def sentinel(self) -> int:
         """Ready if the process has ended."""
-        sentinel: int = self._process.sentinel
+        sentinel: int = self._process.sentinel if self._pidfd is None else self._pidfd
         return sentinel
 
     @property
@@ -126,15 +139,38 @@ class WorkerProcess:
     @property
     def exit_code(self) -> int:
         """Exit code of a process that has ended, or closed its pipe; negative if a signal killed it."""
-        self._process.kill()  # no effect if it is dead; one that closed its pipe and lives on is not waited for
+        self._kill()  # no effect if it is dead; one that closed its pipe and lives on is not waited for
         self._process.join()
         code: int = self._process.exitcode
         return code
 
+    def _kill(self) -> None:
+        """Kill the process, and wait until it is dead."""
+        if self._pidfd is None:
+            self._process.kill()
+            return
+        # The process that forked it may be dead, too. Its own end is then unknown to Python, which takes it for dead.
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        wait([self._pidfd])
+
+    def _close(self) -> None:
+        """Kill the process if it runs, and forget it."""
+        self._kill()
+        self._process.join()
+        self._process.close()
+        self._process = None
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
 
 def end_processes(processes: list[WorkerProcess]) -> None:
-    """End processes: idle ones at once, busy ones after the batch they are making, or killed after 0.2 seconds."""
-    own = [process for process in processes if process._owner == os.getpid()]  # a fork must leave them alone
+    """End processes: idle ones at once, busy ones after the batch they are making, or killed after 0.2 seconds.
+
+    Those that have not started, or were ended before, are left out; a process that was forked leaves all of them alone.
+    """
+    own = [process for process in processes if process._owner == os.getpid() and process._process is not None]
     try:
         for process in own:
             process.skip_requests(before=1 << 62)
@@ -145,9 +181,7 @@ def end_processes(processes: list[WorkerProcess]) -> None:
         _wait_for(own, _TERMINATE_SECONDS)
     finally:
         for process in own:
-            process._process.kill()
-            process._process.join()
-            process._process.close()
+            process._close()
 
 
 def _wait_for(processes: list[WorkerProcess], seconds: float) -> None:
@@ -155,3 +189,24 @@ def _wait_for(processes: list[WorkerProcess], seconds: float) -> None:
     left: set[Any] = {process.sentinel for process in processes}
     while left and (remaining := deadline - time.monotonic()) > 0:
         left.difference_update(wait(left, remaining))
+
+
+def _start_process(process: Any) -> None:
+    for n_left in reversed(range(_MAX_STARTS)):
+        try:
+            process.start()
+        except (ConnectionError, EOFError):  # killed before it had read its arguments, or the server that forks it was
+            if not n_left:
+                raise
+        else:
+            return
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """Return a file that is ready when the process has ended; None if it has, or if the system has none."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None

@@ -3,12 +3,13 @@
 A worker holds no position: it works out the draws of each request, so another process can make the same batches again.
 """
 
+import fcntl
 import os
 import random
 import signal
 from collections.abc import Iterator
 from multiprocessing import parent_process
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,10 +59,28 @@ def run_worker(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    _die_with_consumer()
     try:
         _Worker(place, specification, ring, pipe).run()
     except (EOFError, ConnectionError):
         return  # the consumer is gone
+
+
+def _die_with_consumer() -> None:
+    """Let the kernel kill this process if the consumer's process is gone, whatever either of them is doing.
+
+    The consumer holds the other end of a pipe that nothing is written to. It is inherited by workers that are forked
+    later, so that these go first. Without such signals, a worker notices it when the batch it makes is done.
+    """
+    parent = parent_process()
+    if parent is None or not hasattr(fcntl, "F_SETSIG"):
+        return
+    pipe = parent.sentinel
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    if wait([pipe], timeout=0):
+        os._exit(1)
 
 
 class _Worker:
@@ -170,3 +189,10 @@ def _prepare_process(place: WorkerPlace, dataset: Any) -> None:
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=place.number, num_workers=place.workers, seed=place.seed, dataset=dataset
     )
+    # In a worker, torch's default_collate makes batches in files in /dev/shm, which stay there if it is killed at the
+    # wrong moment. Batches leave this process through the ring.
+    torch.UntypedStorage._new_shared = classmethod(_new_storage)  # type: ignore[assignment, method-assign]
+
+
+def _new_storage(cls: type[torch.UntypedStorage], size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
+    return cls(size, device=device)
