@@ -28,6 +28,7 @@ from penstock.convert.splits import WHOLE, Split
 from penstock.core.errors import ConversionError, OptionError, SourceError, WriteError
 from penstock.files.kinds import local_path
 from penstock.files.locks import FolderLock
+from penstock.files.regular import read_regular
 from penstock.files.staging import WRITING, refuse_links, remove_staging
 from penstock.shard.manifest import MANIFEST, FieldInfo, Manifest, ShardEntry
 from penstock.shard.publish import (
@@ -242,7 +243,7 @@ def _read_skipped(inputs: Sequence[Input], output: Path, options: ConvertOptions
     folder = output / options.split.names[0]
     if (folder / WRITING).exists():
         noted = folder / WRITING / _SKIPPED
-        skipped = json.loads(noted.read_bytes()) if noted.exists() else []
+        skipped = json.loads(read_regular(noted)) if noted.exists() else []
     else:
         complete = read_published(folder)
         skipped = [] if complete is None else complete.metadata.get("conversion", {}).get("skipped", [])

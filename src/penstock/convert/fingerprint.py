@@ -8,6 +8,7 @@ import xxhash
 
 from penstock.core.errors import SourceError
 from penstock.core.text import cause
+from penstock.files.regular import open_regular
 
 __all__ = ["Stamp", "fingerprint", "read_stamp"]
 
@@ -43,7 +44,7 @@ def fingerprint(*paths: Path) -> str:
         for root, file in [(path, file) for path in paths for file in _metadata_files(path)]:
             size = file.stat().st_size
             digest.update(f"{file.relative_to(root)}:{size};".encode())
-            with file.open("rb") as stream:
+            with open_regular(file) as stream:
                 for start in _slice_starts(size):
                     stream.seek(start)
                     digest.update(stream.read(_SLICE_BYTES))

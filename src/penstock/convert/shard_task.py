@@ -22,6 +22,7 @@ from penstock.core.cache import SharedCache
 from penstock.core.errors import OptionError, PenstockError, ReadError, SourceError, WriteError
 from penstock.core.text import cause, name_once
 from penstock.files.durable import write_aside
+from penstock.files.regular import read_regular
 from penstock.shard.names import automatic_key, encode_key, is_automatic
 from penstock.shard.sample_form import SampleForm
 from penstock.shard.shard_file import ShardFile
@@ -134,14 +135,14 @@ def write_task(task: Task) -> int:
 
 def read_statistics(writing: Path, name: str) -> dict[str, Moments]:
     """Return the statistics that were computed while a shard was written."""
-    stored = json.loads(_statistics_path(writing, name).read_bytes())
+    stored = json.loads(read_regular(_statistics_path(writing, name)))
     return {field: Moments.from_json(moment) for field, moment in stored.items()}
 
 
 def read_empty(writing: Path, name: str) -> Counter[str]:
     """Return, by field, the number of items of a shard in which the field is NaN throughout."""
     try:
-        return Counter(json.loads(_empty_path(writing, name).read_bytes()))
+        return Counter(json.loads(read_regular(_empty_path(writing, name))))
     except FileNotFoundError:
         return Counter()
 

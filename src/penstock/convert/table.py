@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.core.errors import MissingDependency, ReadError, SourceError
+from penstock.core.errors import MissingDependency, PenstockError, ReadError, SourceError
 from penstock.core.text import cause
 from penstock.files.regular import open_input
 
@@ -71,9 +71,11 @@ def _read_parquet(path: Path) -> dict[str, list[Any]]:
         from pyarrow import parquet  # noqa: PLC0415
     except ImportError as error:
         raise MissingDependency("pyarrow", "table", f"Reading {path}") from error
-    open_input(path).close()
     try:
-        found = parquet.read_table(path).to_pydict()
+        with open_input(path) as file:
+            found = parquet.read_table(file).to_pydict()
+    except PenstockError:
+        raise
     except (pa.ArrowException, OSError) as error:
         raise SourceError(f"Could not read {path} as a Parquet table: {error}.") from error
     columns = {name: [_to_plain(value) for value in values] for name, values in found.items() if not _INDEX.match(name)}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.demo.story import Story
+from penstock.files.regular import open_regular, read_regular
 from penstock.plan.plan import Plan
 from penstock.shard.index_tars import Problem
 from penstock.shard.manifest import Manifest, manifest_path
@@ -40,9 +41,9 @@ def copy_damaged(healthy: Path, copy: Path, item: int) -> Damage:
         row -= shard.n_items
     path = copy / shard.name
     # Located with Python's tarfile, not with the reader under test.
-    with tarfile.open(path) as archive:
+    with open_regular(path) as file, tarfile.open(fileobj=file) as archive:
         member = [entry for entry in archive if entry.name.endswith(f".{_FIELD}.npy")][row]
-    content = bytearray(path.read_bytes())
+    content = bytearray(read_regular(path))
     byte = member.offset_data + member.size - member.size // 4
     content[byte] ^= 1
     path.unlink()  # the healthy dataset may share the file

@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.demo.story import Story
 from penstock.demo.task import Task, digest
+from penstock.files.regular import open_regular, read_regular
 from penstock.plan.plan import Plan
 from penstock.shard.manifest import Manifest, manifest_path
 
@@ -21,7 +22,7 @@ def numbers_by_digest(folder: Path) -> dict[str, int]:
     found: dict[str, int] = {}
     count = 0
     for shard in Manifest.read(manifest_path(folder)).shards:
-        with tarfile.open(folder / shard.name) as archive:
+        with open_regular(folder / shard.name) as shard_file, tarfile.open(fileobj=shard_file) as archive:
             for member in archive:
                 if member.name.endswith(".behavior.npy") and (file := archive.extractfile(member)) is not None:
                     found[digest(np.load(io.BytesIO(file.read())))] = count
@@ -67,7 +68,7 @@ def compare(whole: Task, killed: Task, resumed: Task, plan: Plan, story: Story) 
     reports, hashes = [whole.report(), resumed.report()], [plan.order_hash(epoch) for epoch in epochs]
     holds = all(report["order_hashes"] == hashes for report in reports)
     story.check("Same hash of each epoch's order", holds=holds, detail=", ".join(entry[:8] for entry in hashes))
-    weights = [np.load(task.path("weights.npy")) for task in (whole, resumed)]
+    weights = [np.load(io.BytesIO(read_regular(task.path("weights.npy")))) for task in (whole, resumed)]
     holds = weights[0].tobytes() == weights[1].tobytes()
     story.check("Same weights at the end", holds=holds, detail=f"{weights[0].size:,} numbers, bit for bit")
     used, budget = max(report["private_bytes"] for report in reports) / 1e6, whole.scale.memory_bytes / 1e6

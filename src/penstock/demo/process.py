@@ -16,6 +16,7 @@ from typing import Self
 from penstock.core.errors import PenstockError
 from penstock.demo.story import Story
 from penstock.demo.task import Task
+from penstock.files.regular import read_regular
 
 __all__ = ["Process", "Processes"]
 
@@ -65,7 +66,7 @@ class Process:
                     time.sleep(0.002)
         expected = None if kill_at is None else -signal.SIGKILL
         if self._popen.returncode != expected:
-            lines = self._errors.read_text().strip().splitlines() or [f"exit code {self._popen.returncode}"]
+            lines = read_regular(self._errors).decode().strip().splitlines() or [f"exit code {self._popen.returncode}"]
             raise PenstockError(f"Process {self.number} of the demo ({task.name}) failed: {lines[-1]}")
 
     def end(self) -> None:

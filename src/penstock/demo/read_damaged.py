@@ -9,6 +9,7 @@ import xxhash
 from penstock.core.errors import DamageError
 from penstock.demo.task import ALL_FIELDS, Task, plan_over
 from penstock.feed.loader import Loader
+from penstock.files.regular import read_regular
 from penstock.run.options import RunOptions
 from penstock.source.tar.source import TarSource
 
@@ -37,7 +38,7 @@ def read_damaged(task: Task) -> None:
     replaced = _read(TarSource(task.damaged, fields=ALL_FIELDS, on_error="substitute"), task)
     healthy = _read(TarSource(task.shards("train"), fields=ALL_FIELDS), task)
     quarantine = task.damaged / "quarantine.jsonl"
-    listed = [json.loads(line) for line in quarantine.read_text().splitlines()] if quarantine.exists() else []
+    listed = [json.loads(line) for line in read_regular(quarantine).splitlines()] if quarantine.exists() else []
     task.write_report(
         {"error": error, "log": log.lines, "quarantine": listed, "replaced": replaced, "healthy": healthy}
     )

@@ -10,6 +10,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock.files.durable import write_aside
+from penstock.files.regular import read_regular
 from penstock.plan.orders import Shuffle
 from penstock.plan.plan import Plan
 from penstock.source.tar.source import TarSource
@@ -142,7 +143,7 @@ class Task:
     def steps(self) -> list[dict[str, Any]]:
         """Return the log of the training: number, item digests and loss of each step."""
         # A kill in the middle of a write leaves half a line, which does not count.
-        return [json.loads(line) for line in self.path("steps").read_bytes().split(b"\n")[:-1]]
+        return [json.loads(line) for line in read_regular(self.path("steps")).split(b"\n")[:-1]]
 
     @property
     def report_path(self) -> Path:
@@ -151,7 +152,7 @@ class Task:
 
     def report(self) -> dict[str, Any]:
         """Return the results."""
-        return dict(json.loads(self.report_path.read_text()))
+        return dict(json.loads(read_regular(self.report_path)))
 
     def write_report(self, found: dict[str, Any]) -> None:
         """Write the results, atomically: the task is done."""

@@ -17,6 +17,7 @@ from penstock.core.seeds import generator_for
 from penstock.demo.task import BINS, FIELDS, QUICK, Scale, Task, digest, source_and_plan
 from penstock.feed.loader import Loader
 from penstock.files.durable import write_aside
+from penstock.files.regular import read_regular
 from penstock.observe.timing import Timings
 from penstock.observe.watcher import watch
 from penstock.plan.orders import Sequential
@@ -59,7 +60,7 @@ class _Training:
         self._parts: dict[str, Any] = {"model": self.model, "optimizer": self._optimizer, "loader": loader}
         self.step = 0
         if task.resume:
-            saved = torch.load(replace(task, name=task.resume).path("checkpoint.pt"))
+            saved = torch.load(io.BytesIO(read_regular(replace(task, name=task.resume).path("checkpoint.pt"))))
             self.step = saved["step"]
             for name, part in self._parts.items():
                 part.load_state_dict(saved[name])
@@ -169,7 +170,7 @@ def _warm_up(scale: Scale) -> None:
 def _private_bytes() -> int:
     """Return the private memory of this process (RssAnon); 0 if unknown."""
     status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
+    lines = read_regular(status).decode().splitlines() if status.exists() else []
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:")), 0)
 
 

@@ -63,7 +63,7 @@ def remove_asides(folder: Path) -> None:
 
 def sync(path: Path) -> None:
     """Flush the content of a file, or the names in a folder, to storage."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: a FIFO would block forever
     try:
         os.fsync(handle)
     finally:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from penstock.core.errors import WriteError
 from penstock.core.text import cause
+from penstock.files.regular import read_regular
 
 __all__ = ["FolderLock", "lock_holder"]
 
@@ -23,7 +24,7 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise WriteError(f"Could not open the folder {folder}: {cause(error)}.") from error
         try:
@@ -81,7 +82,7 @@ def _find_holder(found: os.stat_result) -> int | None:
     """Return the holder that /proc/locks lists, in lines such as `1: FLOCK  ADVISORY  WRITE 77 fe:01:1234 0 EOF`."""
     place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     try:
-        lines = _LOCKS.read_text().splitlines()
+        lines = read_regular(_LOCKS).decode().splitlines()
     except OSError:
         return None
     for words in map(str.split, lines):

@@ -12,7 +12,16 @@ import stat
 from penstock.core.errors import ReadError, SourceError
 from penstock.core.text import cause
 
-__all__ = ["NotRegularError", "check_regular", "open_descriptor", "open_input", "open_regular", "read_regular"]
+__all__ = [
+    "NotRegularError",
+    "check_regular",
+    "check_tree",
+    "open_descriptor",
+    "open_input",
+    "open_list",
+    "open_regular",
+    "read_regular",
+]
 
 _Path = str | os.PathLike[str]
 
@@ -73,6 +82,42 @@ def read_regular(path: _Path, max_bytes: int | None = _MAX_BYTES) -> bytes:
 def check_regular(path: _Path) -> None:
     """Raise OSError unless `path` is a regular file that can be read: before a library opens it by its path."""
     os.close(open_descriptor(path)[0])
+
+
+def check_tree(folder: _Path) -> None:
+    """Raise NotRegularError if there is anything but folders and regular files in a folder, at any depth."""
+    seen: set[tuple[int, int]] = set()  # a link may lead back to a folder above it
+    left = [os.fspath(folder)]
+    while left:
+        here = left.pop()
+        status = os.stat(here)  # noqa: PTH116  # a string
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        with os.scandir(here) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    left.append(entry.path)
+                elif not entry.is_file() and os.path.exists(entry.path):  # noqa: PTH110  # or a link to nothing
+                    raise NotRegularError(entry.stat().st_mode, entry.path)
+
+
+def open_list(path: _Path) -> int:
+    """Open a regular file to read it and to append lines, and create it if needed; a symbolic link is not followed."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    try:
+        handle = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "It must be a regular file, got a symbolic link", os.fspath(path)) from error
+        if error.errno == errno.ENXIO:
+            raise NotRegularError(os.stat(path).st_mode, path) from error  # noqa: PTH116
+        raise
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise NotRegularError(mode, path)
+    return handle
 
 
 def open_input(path: _Path) -> io.FileIO:

@@ -19,6 +19,7 @@ from typing import Literal
 from penstock.core.errors import WriteError
 from penstock.core.text import cause
 from penstock.files.durable import remove_asides, sync, write_aside
+from penstock.files.regular import read_regular
 
 __all__ = ["WRITING", "Staging", "describe_unfinished", "is_half_published", "refuse_links", "remove_staging"]
 
@@ -59,8 +60,14 @@ class Staging:
     def options(self) -> str | None:
         """The options of an unfinished write; None if there is none."""
         for name in (_OPTIONS, _FINISHED):
-            with suppress(FileNotFoundError):
-                return (self.folder / name).read_text()
+            try:
+                return read_regular(self.folder / name).decode()
+            except FileNotFoundError:
+                continue
+            except (OSError, UnicodeError) as error:
+                raise WriteError(
+                    f"Could not read {self.folder / name}: {cause(error)}. Remove {self.folder}."
+                ) from error
         return None
 
     @property

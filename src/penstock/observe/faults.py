@@ -6,6 +6,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from penstock.files.regular import read_regular
+
 __all__ = ["WarningNotes", "read_quarantine"]
 
 _MAX_KEPT = 100  # warnings, and entries of a quarantine, that are kept; all are counted
@@ -55,7 +57,7 @@ def read_quarantine(path: Path, fingerprint: str) -> dict[str, Any]:
     """
     entries: dict[int, dict[str, Any]] = {}
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_regular(path).splitlines()
     except (FileNotFoundError, NotADirectoryError):
         lines = []
     except OSError as error:

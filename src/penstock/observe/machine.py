@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.core.text import count
+from penstock.files.regular import read_regular
 
 __all__ = ["Limits", "Machine", "find_limits", "resident_bytes", "this_machine"]
 
@@ -192,6 +193,6 @@ def _read_words(path: Path) -> list[str]:
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        return read_regular(path).decode().splitlines()
     except OSError:
         return []

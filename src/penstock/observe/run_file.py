@@ -15,6 +15,7 @@ from penstock.core.errors import DamageError, OptionError, PenstockError, Source
 from penstock.core.text import cause
 from penstock.core.version import __version__
 from penstock.files.durable import write_aside
+from penstock.files.regular import open_regular, read_regular
 from penstock.observe.curves import Curve
 from penstock.observe.faults import WarningNotes, read_quarantine
 from penstock.observe.plot import WatchTraces
@@ -97,7 +98,7 @@ def write_run(path: str | os.PathLike[str], result: WatchResult) -> None:
 def is_run_file(path: Path) -> bool:
     """Return whether a file begins like a run file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return f'"{_KEY}"'.encode() in file.read(64)
     except OSError:
         return False
@@ -110,7 +111,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
         if path.stat().st_size > _MAX_BYTES:
             size = path.stat().st_size
             raise SourceError(f"{path} is not a run file: those have at most {_MAX_BYTES:,} bytes, got {size:,}.")
-        stored = json.loads(path.read_bytes())
+        stored = json.loads(read_regular(path, _MAX_BYTES))
     except FileNotFoundError as error:
         raise OptionError(f"There is no run file {path}. Write one with Watch.save(path).") from error
     except OSError as error:

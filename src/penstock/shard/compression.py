@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
 from penstock.core.errors import DamageError
+from penstock.files.regular import open_regular
 
 __all__ = [
     "COMPRESSIONS",
@@ -55,7 +56,7 @@ def make_compressor(compression: Compression) -> Compressor | None:
 
 def detect_compression(path: Path) -> Compression:
     """Return the compression of a file, detected from its first bytes; file names are often wrong."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         head = file.read(8)
     return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "none")
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from penstock.core.errors import DamageError, SourceError
-from penstock.core.text import count
+from penstock.core.text import cause, count
 from penstock.files.durable import write_aside
 from penstock.files.kinds import local_path
+from penstock.files.regular import open_regular
 from penstock.shard.codec import NpyHeader, parse_npy_header
 from penstock.shard.compression import DecompressedStream, detect_compression, max_decompressed_bytes
 from penstock.shard.manifest import MANIFEST, METADATA, FieldInfo, Manifest, manifest_path
@@ -64,7 +65,7 @@ def expand_archives(where: str | os.PathLike[str]) -> list[Path]:
         found = sorted(path.parent.glob(path.name))
     else:
         found = [path]
-    missing = [entry for entry in found if not entry.is_file()]
+    missing = [entry for entry in found if not entry.exists()]
     if missing:
         raise SourceError(
             f"All archives of {where} must exist, but {len(missing)} of {len(found)} are missing: {missing[0]}, …."
@@ -155,16 +156,17 @@ def index_archives(
 
 def _index_archive(archive: Path) -> tuple[SideIndex | None, list[Problem], list[str]]:
     """Read an archive; return its side index, or None if it is unusable, its problems and what was skipped."""
-    compression, size = detect_compression(archive), archive.stat().st_size
     builder = SideIndexBuilder()
     problems: list[Problem] = []
     hidden: list[str] = []
-    with archive.open("rb") as file:
-        stream: Readable = file
-        if compression != "none":
-            stream = DecompressedStream(file, compression, archive.name, max_decompressed_bytes(size))
-        counted = _CountingStream(stream)
-        try:
+    try:
+        compression = detect_compression(archive)
+        with open_regular(archive) as file:
+            stream: Readable = file
+            if compression != "none":
+                limit = max_decompressed_bytes(os.fstat(file.fileno()).st_size)
+                stream = DecompressedStream(file, compression, archive.name, limit)
+            counted = _CountingStream(stream)
             found = _visible_members(read_members(counted, archive.name), hidden)
             for key, suffix, member in _group_members(found, archive.name, problems):
                 if key is not None:
@@ -174,8 +176,10 @@ def _index_archive(archive: Path) -> tuple[SideIndex | None, list[Problem], list
                     continue
                 npy = _read_npy_header(suffix, member, archive.name, builder.n_items - 1, problems)
                 builder.add(suffix, (member.begin, member.offset, member.size), member.checksum, npy)
-        except DamageError as error:
-            return None, [*problems, Problem(archive.name, error.item, error.reason)], hidden
+    except DamageError as error:
+        return None, [*problems, Problem(archive.name, error.item, error.reason)], hidden
+    except OSError as error:
+        return None, [*problems, Problem(archive.name, None, f"it cannot be read: {cause(error)}")], hidden
     if not builder.n_items:
         return (
             None,

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from penstock.core.errors import DamageError, SourceError
-from penstock.core.text import count
+from penstock.core.errors import DamageError, ReadError, SourceError
+from penstock.core.text import cause, count
 from penstock.core.types import Field
 from penstock.files.kinds import local_path
+from penstock.files.regular import read_regular
 from penstock.files.staging import describe_unfinished
 from penstock.shard.compression import COMPRESSIONS, Compression
 from penstock.shard.side_index import SideIndex, index_name, parse_dtype, parse_int, parse_shape, parse_text
@@ -170,9 +171,11 @@ class Manifest:
             except (SourceError, *_MALFORMED):
                 pass  # the manifest itself may be valid
         try:
-            stored = json.loads(path.read_bytes())
+            stored = json.loads(read_regular(path))
         except FileNotFoundError as error:
             raise _make_not_found_error(path) from error
+        except OSError as error:
+            raise ReadError(f"Could not read the manifest {path}: {cause(error)}.") from error
         except (ValueError, RecursionError) as error:
             raise DamageError(str(path), None, f"the manifest is not valid JSON (truncated?): {error}") from error
         _check_format(stored, path)
@@ -209,7 +212,7 @@ class Manifest:
         entry = self.shards[number]
         path = self.folder / index_name(entry.name)
         try:
-            stored = path.read_bytes()
+            stored = read_regular(path, max_bytes=None)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from penstock.core.errors import DamageError, SourceError
 from penstock.files.durable import write_aside
+from penstock.files.regular import NotRegularError, read_regular
 from penstock.files.staging import WRITING, Staging
 from penstock.shard.compression import Compression
 from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry
@@ -67,10 +68,10 @@ def find_finished_shards(
 def find_finished_shard(writing: Path, name: str, compression: Compression) -> tuple[ShardEntry, SideIndex] | None:
     """Return a shard that was written completely; None if it was not."""
     try:
-        stored = (writing / index_name(name)).read_bytes()
+        stored = read_regular(writing / index_name(name), max_bytes=None)
         side_index = SideIndex.from_bytes(stored, name)
         entry = make_entry(writing / name, side_index, stored, compression)
-    except (FileNotFoundError, DamageError):
+    except (FileNotFoundError, NotRegularError, DamageError):
         return None
     return None if compression == "none" and entry.stored_bytes != entry.tar_bytes else (entry, side_index)
 
@@ -93,7 +94,7 @@ def finish_publication(folder: Path, shard_name: Callable[[int], str]) -> None:
         _LOG.warning("Replacing the dataset of %s items in %s.", before.n_items, folder)
     manifest = Manifest.read(staging.commit)
     names = _file_names(_shard_names(manifest))
-    table, place = manifest.table_bytes(staging.commit.read_bytes()), table_path(staging.commit)
+    table, place = manifest.table_bytes(read_regular(staging.commit)), table_path(staging.commit)
     if table is not None:
         write_aside(place, table)
         names.append(place.name)
@@ -119,7 +120,7 @@ def clear_unfinished(folder: Path) -> None:
 def _read_stale(staging: Staging) -> list[str]:
     """Return the shards of the dataset that is being replaced, and those that an unfinished write left."""
     try:
-        stored = json.loads((staging.folder / _STALE).read_bytes())
+        stored = json.loads(read_regular(staging.folder / _STALE))
         noted = [name for name in stored if Path(name).name == name]
     except (OSError, ValueError, TypeError):
         noted = []

@@ -7,7 +7,6 @@ manifest stays the truth: a table that is missing, damaged or of another manifes
 
 import itertools
 import os
-import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock.core.errors import DamageError
+from penstock.files.regular import open_regular, read_regular
 from penstock.shard.compression import COMPRESSIONS, Compression, max_decompressed_bytes
 from penstock.shard.side_index import SideIndex, index_name
 from penstock.shard.tar import TAR_BLOCK
@@ -246,24 +246,11 @@ def table_path(manifest: Path) -> Path:
 def read_table(manifest: Path) -> tuple[ShardTable, bytes] | None:
     """Return the shard table of a manifest, and the manifest's other keys as JSON; None if there is no valid table."""
     try:
-        with manifest.open("rb") as file:
-            stored = _read_regular_file(table_path(manifest), max_bytes=os.fstat(file.fileno()).st_size)
+        with open_regular(manifest) as file:
+            stored = read_regular(table_path(manifest), max_bytes=os.fstat(file.fileno()).st_size)
             digest = xxhash.xxh3_128()
             while content := file.read(_HASHED_BYTES):
                 digest.update(content)
         return ShardTable.from_bytes(stored, digest.digest())
     except (OSError, ValueError):
         return None
-
-
-def _read_regular_file(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a file; raise ValueError if it is too large or no regular file."""
-    # O_NONBLOCK: opening a named pipe would block forever.
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > max_bytes:
-            raise ValueError(f"{path} is no shard table")
-        return os.read(file, status.st_size)
-    finally:
-        os.close(file)

@@ -9,6 +9,7 @@ import numpy as np
 import xxhash
 
 from penstock.core.errors import DamageError
+from penstock.files.regular import open_regular
 from penstock.files.staging import WRITING
 from penstock.shard.compression import DecompressedStream, max_decompressed_bytes
 from penstock.shard.index_tars import ARCHIVE, Problem
@@ -70,12 +71,13 @@ def _verify_shard(manifest: Manifest, number: int, start: int) -> list[Problem]:
     try:
         side_index = manifest.side_index(number)
         path = manifest.folder / entry.name
-        size = path.stat().st_size
         problems = []
-        if size != entry.stored_bytes:
-            what = "truncated" if size < entry.stored_bytes else "longer than it was written"
-            problems.append(Problem(entry.name, None, f"{what}: {size} bytes, but {entry.stored_bytes} were written"))
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != entry.stored_bytes:
+                what = "truncated" if size < entry.stored_bytes else "longer than it was written"
+                reason = f"{what}: {size} bytes, but {entry.stored_bytes} were written"
+                problems.append(Problem(entry.name, None, reason))
             stream: Readable = file
             if entry.compression != "none":
                 stream = DecompressedStream(file, entry.compression, entry.name, max_decompressed_bytes(size))

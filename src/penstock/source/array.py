@@ -13,6 +13,7 @@ from penstock.core.errors import ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.text import cause
 from penstock.core.types import UNNAMED, Block, Field, Span
+from penstock.files.regular import check_regular
 from penstock.source.checks import allocate_block, check_items, check_span
 from penstock.source.native import copy_rows
 
@@ -155,6 +156,7 @@ class _MappedArray:
     def open(self, name: str) -> NDArray[Any]:
         """Map the file; raise ReadError if that fails."""
         try:
+            check_regular(self.path)
             raw = np.memmap(self.path, np.uint8, mode="r")
             return np.ndarray(self.shape, self.dtype, buffer=raw.data, offset=self.offset, strides=self.strides)
         except (OSError, ValueError, TypeError) as error:

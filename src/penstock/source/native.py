@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import PenstockError, ReadError
+from penstock.files.regular import read_regular
 
 __all__ = [
     "ExpectedChecksums",
@@ -206,7 +207,7 @@ def _load_library(folder: Path) -> ctypes.CDLL:
     library, source = _open_library(folder / "libnative.so"), folder / "native.c"
     # In a clone, the source may be newer than the library. A wheel has no source.
     if source.exists():
-        wanted = int(hashlib.sha256(source.read_bytes()).hexdigest()[:16], 16)
+        wanted = int(hashlib.sha256(read_regular(source)).hexdigest()[:16], 16)
         if ctypes.c_uint64.in_dll(library, "penstock_source_digest").value != wanted:
             raise PenstockError(
                 f"{source} has changed since it was compiled. Run `pip install -e .` (or `make` in a clone)."

@@ -15,6 +15,7 @@ from penstock.convert.inputs.npz import check_lengths, normalize_fields
 from penstock.core.checks import check_integer
 from penstock.core.errors import MissingDependency, ReadError, SourceError
 from penstock.core.text import count
+from penstock.files.regular import check_regular, check_tree
 from penstock.source.chunked_rows import ChunkedRowReader
 
 __all__ = ["ZarrInput", "list_arrays"]
@@ -133,7 +134,9 @@ def _open_store(path: Path, stack: ExitStack) -> Any:
         raise ReadError(f"Could not open {path}: no such file or folder.")
     try:
         if path.is_dir():
+            check_tree(path)
             return zarr.open(zarr.storage.LocalStore(path, read_only=True), mode="r")
+        check_regular(path)
         store = zarr.storage.ZipStore(path, mode="r")
         node = zarr.open(store, mode="r")
     except Exception as error:  # a malformed store can make zarr raise anything

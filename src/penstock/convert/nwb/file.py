@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.core.errors import MissingDependency, PenstockError, ReadError, SourceError
 from penstock.core.text import cause, count
+from penstock.files.regular import check_tree, open_regular
 
 __all__ = ["Entry", "NWBFile", "Thing", "open_nwb", "wrap_read_errors"]
 
@@ -143,7 +144,7 @@ def _hdf5_io(path: Path) -> Any:
     except ImportError as error:
         raise MissingDependency("pynwb", "nwb", "Reading NWB files") from error
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             head = stream.read(len(_HDF5))
     except OSError as error:
         raise ReadError(f"Could not open {path}: {cause(error)}") from error
@@ -168,6 +169,7 @@ def _zarr_io(path: Path) -> Any:
     except ImportError as error:
         raise MissingDependency("hdmf-zarr", "nwb-zarr", "Reading NWB files that are zarr folders") from error
     try:
+        check_tree(path)
         return NWBZarrIO(str(path), mode="r")
     except Exception as error:
         raise SourceError(f"Could not open the folder {path} as NWB in zarr: {error}") from error

@@ -4,7 +4,6 @@ import csv
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from penstock.core.errors import OptionError, PenstockError
 from penstock.core.text import cause
+from penstock.files.regular import read_regular
 from penstock.recipes.cellmap.checks import check_numbers
 from penstock.recipes.cellmap.dataset import Arrays, CellMapDataset
 from penstock.recipes.cellmap.sampling import ClassBalancedSampler, MutableSubsetRandomSampler, crop_weights, seed_of
@@ -287,8 +287,8 @@ class CellMapDataSplit:
         """Return the rows of a CSV file by split; paths are taken as they are."""
         found: dict[str, list[dict[str, str]]] = {}
         try:
-            rows = list(csv.reader(Path(path).read_text().splitlines()))
-        except OSError as error:
+            rows = list(csv.reader(read_regular(path).decode().splitlines()))
+        except (OSError, UnicodeError) as error:
             raise OptionError(f"Could not read the split {os.fspath(path)}: {cause(error)}.") from error
         for number, row in enumerate(rows, start=1):
             cells = [cell.strip() for cell in row]

@@ -29,6 +29,7 @@ from torch.utils.data import TensorDataset
 from penstock.convert.table import read_table
 from penstock.core.errors import OptionError, ReadError, SourceError
 from penstock.core.text import cause
+from penstock.files.regular import open_regular
 from penstock.recipes.crossval.config import DEFAULTS, SINGLE_FOLD_DEFAULTS, check_config
 from penstock.recipes.crossval.engine import TrainingEngine
 from penstock.recipes.crossval.folds import Fold, best_grouped_folds, best_grouped_split, stratified_folds
@@ -212,7 +213,7 @@ def _read_file(path: Path) -> dict[str, Any]:
             "np.savez(path, features=…, labels=…, authors=…)."
         )
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as stored:
             unknown = sorted(set(stored.files) - set(_NEEDED) - set(_OPTIONAL))
             if unknown:
                 _LOG.warning("%s also has %s, which is ignored.", path, ", ".join(unknown))

@@ -24,6 +24,7 @@ from penstock.core.errors import OptionError, ReadError, ResumeError
 from penstock.core.seeds import key_for
 from penstock.core.text import count
 from penstock.files.durable import write_aside
+from penstock.files.regular import open_regular
 from penstock.observe.progress import track_progress
 from penstock.recipes.crossval.results import accuracy_and_f1
 from penstock.recipes.workersafe.torch_loader import end_iterator
@@ -270,7 +271,8 @@ class FoldTraining:
         if self._checkpoint is None or not self._checkpoint.exists():
             return
         try:
-            stored = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
+            with open_regular(self._checkpoint) as file:
+                stored = torch.load(file, map_location="cpu", weights_only=True)
             identity, done = json.loads(stored["identity"]), stored["history"]["total_epochs"]
         except Exception as error:
             raise ReadError(

@@ -19,6 +19,7 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.core.seeds import check_seed, generator_for
 from penstock.files.durable import write_aside
+from penstock.files.regular import read_regular
 from penstock.observe.machine import this_machine
 from penstock.observe.progress import track_progress
 from penstock.recipes.crossval.attempts import Attempts, Task
@@ -321,7 +322,7 @@ def _best_attempt(task: Task, seeds: range) -> tuple[float, int]:
 def _read_cache(cache: Path) -> dict[str, Any]:
     """Return the cached seeds. A wrong seed gives valid folds that are not the best."""
     try:
-        stored = json.loads(cache.read_bytes())
+        stored = json.loads(read_regular(cache))
         if stored["format"] == _FORMAT:
             return dict(stored["seeds"])
         reason = f"it is a {stored['format']!r}"

@@ -22,6 +22,7 @@ from penstock.core.errors import OptionError, ResumeError, WriteError
 from penstock.files.durable import write_aside
 from penstock.files.kinds import local_path
 from penstock.files.locks import FolderLock
+from penstock.files.regular import read_regular
 from penstock.files.staging import WRITING, Staging
 from penstock.recipes.streams.simulations import DYNAMIC, SERIES, STATIC, STATIC_FILE, load_metadata
 from penstock.source.stored.zarr.chunk_files import (
@@ -213,7 +214,7 @@ class SimulationWriter:
 
     def _check_same(self) -> None:
         try:
-            shape = json.loads((self._staging.target / _METADATA).read_bytes())["shape"]
+            shape = json.loads(read_regular(self._staging.target / _METADATA))["shape"]
             is_same = shape[0] == self._total and np.array_equal(
                 load_metadata(self.folder), self._static, equal_nan=True
             )

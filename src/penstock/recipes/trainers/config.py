@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader
 
 from penstock.core.errors import MissingDependency, OptionError
+from penstock.files.regular import open_regular
 from penstock.recipes.chunked.audio import ChunkedQuantizedAutoregressiveAudio
 from penstock.recipes.chunked.datasets import ChunkedSequenceDataset
 from penstock.recipes.trainers.lightning import PenstockDataModule
@@ -94,7 +95,8 @@ def _read_sections(config: Any) -> dict[str, dict[str, Any]]:
         raise MissingDependency("omegaconf", "yaml", "build_from_config") from error
     try:
         if isinstance(config, str | Path):
-            config = OmegaConf.load(config)
+            with open_regular(config) as file:
+                config = OmegaConf.load(file)
         elif isinstance(config, Mapping) and not OmegaConf.is_config(config):
             config = OmegaConf.create(dict(config))
         if not OmegaConf.is_dict(config):

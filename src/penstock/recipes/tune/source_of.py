@@ -7,6 +7,7 @@ import numpy as np
 from penstock.core.errors import SourceError
 from penstock.core.protocols import Source
 from penstock.core.text import cause
+from penstock.files.regular import check_regular
 from penstock.source.array import ArraySource
 from penstock.source.stored.source import ZarrSource
 from penstock.source.tar.source import TarSource
@@ -29,6 +30,7 @@ def source_of(where: str) -> Source:
     path = Path(where)
     if path.suffix == ".npy":
         try:
+            check_regular(path)
             return ArraySource({path.stem or "x": np.load(path, mmap_mode="r", allow_pickle=False)})
         except FileNotFoundError as error:
             raise SourceError(f"No file {where}. Check the path.") from error

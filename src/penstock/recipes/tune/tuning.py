@@ -10,6 +10,7 @@ from typing import Any
 from penstock.core.errors import OptionError
 from penstock.core.text import count
 from penstock.files.durable import write_aside
+from penstock.files.regular import read_regular
 from penstock.observe.machine import Machine, this_machine
 from penstock.run.options import Executor, RunOptions
 
@@ -221,7 +222,7 @@ class Tuning:
     def load(cls, path: str | os.PathLike[str]) -> "Tuning":
         """Read a file written by `save`; raise OptionError if the machine now has another number of CPUs."""
         try:
-            found = json.loads(Path(path).read_text())
+            found = json.loads(read_regular(path))
             _check_version(path, found["version"])
             trials = tuple(
                 Trial(

@@ -27,6 +27,7 @@ from penstock.feed.loader import Loader
 from penstock.feed.ranks import current_world
 from penstock.feed.torch_options import TorchOptions
 from penstock.files.durable import write_aside
+from penstock.files.regular import read_regular
 from penstock.plan.orders import Sequential, WindowShuffle, shuffle_within
 from penstock.plan.plan import Plan
 from penstock.recipes.webdataset.collate import collate_samples, collate_webdataset
@@ -283,7 +284,7 @@ class ResumableWebDatasetLoader(WebDatasetLoader):
         if self._path is None:
             raise OptionError("checkpoint_path must be set to load a checkpoint, got None. Or use set_state().")
         try:
-            state = json.loads(self._path.read_bytes())
+            state = json.loads(read_regular(self._path))
         except (OSError, ValueError) as error:
             raise ResumeError(
                 f"Could not read the checkpoint {self._path}: {cause(error)}. Remove it to start from the beginning."

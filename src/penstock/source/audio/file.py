@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import MissingDependency, OptionError, PenstockError, ReadError, SourceError
 from penstock.core.text import cause, count
-from penstock.files.regular import open_input
+from penstock.files.regular import open_input, read_regular
 from penstock.source.audio.mp3 import count_frames
 from penstock.source.audio.resample import Resampler
 from penstock.source.chunked_rows import ChunkedRowReader
@@ -129,7 +129,9 @@ class AudioFile:
     def _count_mp3_frames(self) -> int:
         """Return the number of frames that can be decoded; raise SourceError if some are missing or out of reach."""
         try:
-            found = count_frames(self._path.read_bytes())
+            found = count_frames(read_regular(self._path, max_bytes=None))
+        except OSError as error:
+            raise ReadError(f"Could not read {self._path}: {cause(error)}.") from error
         except ValueError as error:
             raise SourceError(f"{self._path} is damaged or truncated: {error}.") from error
         declared = int(self._file.frames)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import MissingDependency, ReadError, SourceError
 from penstock.core.text import cause
+from penstock.files.regular import check_regular
 from penstock.source.stored.zarr.local import Selection
 
 __all__ = ["Hdf5Array"]
@@ -112,6 +113,7 @@ def _open_hdf5(path: Path) -> Any:
     except ImportError as error:
         raise MissingDependency("h5py", "nwb", "Reading HDF5 files") from error
     try:
+        check_regular(path)
         return h5py.File(path, "r")
     except OSError as error:
         raise SourceError(f"Could not open {path}: {cause(error)}.") from error

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import ReadError, SourceError
 from penstock.core.text import cause
+from penstock.files.regular import check_regular, open_descriptor, open_regular
 from penstock.source.stored.zarr.local import Selection, read_into
 
 __all__ = ["NpyArray"]
@@ -35,6 +36,7 @@ class NpyArray:
         """Read the header."""
         try:
             status = path.stat()
+            check_regular(path)
             mapped = np.lib.format.open_memmap(path, mode="r")
         except Exception as error:  # NumPy evaluates the header, which may raise anything
             raise SourceError(f"{path} must be a .npy file that can be memory-mapped: {error}.") from error
@@ -84,7 +86,7 @@ class NpyArray:
 
     def fingerprint_bytes(self) -> bytes:
         """Return some bytes of the file, at regular distances."""
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             found = [os.pread(file.fileno(), 1024, place) for place in range(0, self.n_bytes, 1 + self.n_bytes // 16)]
         return b"".join(found)
 
@@ -100,7 +102,7 @@ class NpyArray:
         rows = out if direct else np.empty((stop - start, *self.shape[1:]), self.stored_dtype)
         target = rows.reshape(-1).view(np.uint8)
         try:
-            handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            handle, _ = open_descriptor(self.path)
             try:
                 found = read_into(handle, target, self.offset + start * self._row_bytes)
             finally:

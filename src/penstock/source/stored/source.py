@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.index import Index
+from penstock.core.text import cause
 from penstock.core.types import Block, Field, Span
+from penstock.files.regular import read_regular
 from penstock.files.staging import describe_unfinished, is_half_published
 from penstock.source.checks import allocate_block, check_items, check_out, check_span
 from penstock.source.read_pool import ReadPool
@@ -212,7 +214,10 @@ def _find_arrays(path: str) -> dict[str, str]:
 
 def _is_zarr_array(folder: Path) -> bool:
     metadata = folder / "zarr.json"
-    return (folder / ".zarray").exists() or (metadata.exists() and b'"array"' in metadata.read_bytes())
+    try:
+        return (folder / ".zarray").exists() or (metadata.exists() and b'"array"' in read_regular(metadata))
+    except OSError as error:
+        raise SourceError(f"Could not read {metadata}: {cause(error)}.") from error
 
 
 def _parse_selection(

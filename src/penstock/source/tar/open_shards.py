@@ -7,12 +7,12 @@ copies from the maps, and returns how much it could copy.
 import errno
 import os
 import resource
-import stat
 import struct
 from collections.abc import Collection
 from typing import BinaryIO
 
 from penstock.core.errors import DamageError, ReadError
+from penstock.files.regular import open_descriptor
 from penstock.shard.compression import DecompressedStream, max_decompressed_bytes
 from penstock.shard.side_index import MISSING, SideIndexHead, index_name, parse_head
 from penstock.shard.table import ShardEntry
@@ -50,13 +50,11 @@ class OpenShard:
     def __init__(self, folder: str, number: int, entry: ShardEntry) -> None:
         self.handle, self.name, self.number = -1, entry.name, number
         try:
-            self.handle, found = _open_file(f"{folder}/{entry.name}")
+            self.handle, found = open_descriptor(f"{folder}/{entry.name}")
         except OSError as error:
             if error.errno in RESOURCE_ERRORS:
                 raise
             raise DamageError(entry.name, None, f"the shard could not be opened: {error}") from error
-        if not stat.S_ISREG(found.st_mode):
-            raise DamageError(entry.name, None, "it is not a regular file")
         self.identity = _identity(found)
         _check_size(entry, found.st_size)
         if entry.compression != "none":
@@ -103,14 +101,11 @@ class SideIndexFile:
     def __init__(self, folder: str, entry: ShardEntry) -> None:
         name = index_name(entry.name)
         try:
-            self._handle, found = _open_file(f"{folder}/{name}")
+            self._handle, found = open_descriptor(f"{folder}/{name}")
         except OSError as error:
             if error.errno in RESOURCE_ERRORS:
                 raise
             raise DamageError(entry.name, None, f"its side index {name} cannot be read: {error}") from error
-        if not stat.S_ISREG(found.st_mode):
-            os.close(self._handle)
-            raise DamageError(entry.name, None, f"its side index {name} is not a regular file")
         self._n_bytes, self.identity = found.st_size, _identity(found)
 
     def __enter__(self) -> "SideIndexFile":
@@ -133,12 +128,6 @@ class SideIndexFile:
                 content = os.pread(self._handle, n_bytes, 0)
         self.head: SideIndexHead = parse_head(content)
         self.map = FileMap(self._handle, self._n_bytes)
-
-
-def _open_file(path: str) -> tuple[int, os.stat_result]:
-    # O_NONBLOCK: opening a named pipe in place of a file would block forever.
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    return handle, os.fstat(handle)
 
 
 def _identity(found: os.stat_result) -> int:

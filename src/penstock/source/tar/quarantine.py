@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from penstock.core.errors import DamageError, OptionError
+from penstock.core.errors import DamageError, OptionError, ReadError, WriteError
+from penstock.core.text import cause
+from penstock.files.regular import open_list, read_regular
 
 __all__ = ["Quarantine"]
 
@@ -23,18 +25,22 @@ class Quarantine:
     def __init__(self, path: str | os.PathLike[str], fingerprint: str, max_items: int) -> None:
         self.path, self._fingerprint, self._max_items = Path(path).absolute(), fingerprint, max_items
         where = self.path if self.path.exists() else self.path.parent
-        if not os.access(where, os.W_OK) or self.path.is_dir():
+        is_special = os.path.lexists(self.path) and (self.path.is_symlink() or not self.path.is_file())
+        if not os.access(where, os.W_OK) or is_special:
+            what = ", a link or a special file" if is_special else ""
             raise OptionError(
-                f"quarantine must be a writable file for on_error='substitute', got {self.path}. "
+                f"quarantine must be a writable file for on_error='substitute', got {self.path}{what}. "
                 "Choose another file with quarantine=..."
             )
 
     def items(self) -> set[int]:
         """Return the bad items of this dataset that any process has found."""
         try:
-            lines = self.path.read_bytes().splitlines()
+            lines = read_regular(self.path, max_bytes=None).splitlines()
         except FileNotFoundError:
             return set()
+        except OSError as error:
+            raise ReadError(f"Could not read the list of bad items {self.path}: {cause(error)}.") from error
         return {entry["item"] for line in lines if (entry := self._parse_entry(line)) is not None}
 
     def _parse_entry(self, line: bytes) -> dict[str, Any] | None:
@@ -49,7 +55,10 @@ class Quarantine:
     def add(self, item: int, shard: str, error: DamageError) -> None:
         """Record a bad item; raise DamageError if there are too many."""
         entry = {"item": item, "shard": shard, "reason": error.reason, "fingerprint": self._fingerprint}
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            handle = open_list(self.path)
+        except OSError as failure:
+            raise WriteError(f"Could not write the list of bad items {self.path}: {cause(failure)}.") from failure
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)  # counting and adding must be atomic across processes and threads
             bad = self.items()

@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from penstock.core.errors import SourceError
+from penstock.files.regular import read_regular
 from penstock.source.stored.n5 import refuse_n5
 from penstock.source.stored.zarr.zarr_python import read_remote_attributes
 
@@ -22,7 +23,7 @@ def read_attributes(where: str) -> Mapping[str, Any]:
         raise SourceError(f"No volume at {where}: the path does not exist.")
     for name in ("zarr.json", ".zattrs"):
         try:
-            content = json.loads((folder / name).read_bytes())
+            content = json.loads(read_regular(folder / name))
             found: Any = content.get("attributes", {}) if name == "zarr.json" else content
         except (FileNotFoundError, NotADirectoryError):
             continue

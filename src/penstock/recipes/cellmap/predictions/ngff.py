@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
+from penstock.files.regular import read_regular
 from penstock.source.stored.zarr.chunk_files import (
     MAX_CHUNK_BYTES,
     array_metadata,
@@ -130,7 +131,7 @@ class ImageStore:
 
     def read_chunk(self, array: str, chunk: Coordinates, like: NDArray[Any]) -> NDArray[Any]:
         """Return a stored chunk, with the shape and dtype of `like`."""
-        stored = self._path(array, chunk).read_bytes()
+        stored = read_regular(self._path(array, chunk))
         return np.frombuffer(compressor().decode(stored), like.dtype).reshape(like.shape)
 
     def write_levels(self, levels: tuple[ImageLayout, ...]) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from penstock.core.errors import OptionError, ResumeError, WriteError
 from penstock.core.text import cause
 from penstock.files.locks import FolderLock
+from penstock.files.regular import read_regular
 from penstock.files.staging import Staging
 from penstock.recipes.cellmap.predictions.ngff import Coordinates, ImageLayout, ImageStore
 
@@ -219,7 +220,7 @@ def begin_images(images: Sequence[UnfinishedImage], *, overwrite: bool, resume: 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        return _parse_object(path.read_bytes())
+        return _parse_object(read_regular(path))
     except OSError:
         return None
 

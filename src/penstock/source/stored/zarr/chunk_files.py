@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from penstock.core.errors import MissingDependency, WriteError
 from penstock.core.text import cause
 from penstock.files.durable import write_aside
+from penstock.files.regular import open_regular
 
 __all__ = [
     "MAX_CHUNK_BYTES",
@@ -58,7 +59,7 @@ def is_whole_chunk(path: Path) -> bool:
     """Return whether a chunk exists and has the length stated in its header."""
     # A power cut may leave a file name without content.
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(16)
             size = os.fstat(file.fileno()).st_size
     except (FileNotFoundError, NotADirectoryError):
