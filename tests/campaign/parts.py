@@ -2,15 +2,16 @@
 
 from tests.campaign.flips import FLIPS
 from tests.campaign.fuzz.part import run_fuzz
+from tests.campaign.kills.all import KILLS
 from tests.campaign.result import Part, Result, Say
 from tests.campaign.trials import Trials
 
 __all__ = ["PARTS", "SHARES", "run_selection"]
 
-PARTS: dict[str, Part] = {"flips": FLIPS, "fuzz": run_fuzz}
+PARTS: dict[str, Part] = {"kills": KILLS, "flips": FLIPS, "fuzz": run_fuzz}
 """A part is `(budget_seconds, seed, say) -> list[Result]`."""
 
-SHARES: dict[str, float] = {"fuzz": 8}
+SHARES: dict[str, float] = {"kills": 10, "flips": 2, "fuzz": 8}
 """Parts of the time; 1 if it is not named."""
 
 

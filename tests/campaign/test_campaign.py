@@ -119,8 +119,9 @@ def test_a_choice_that_is_not_there_is_answered_with_those_that_are() -> None:
 
 # -- the parts ---------------------------------------------------------------------------------------------------------
 
+HEAVY = ("dask", "spawn", "forkserver", "predictions", "processes")
 KINDS = [
-    pytest.param(part, kind.name, id=f"{name}-{kind.name}")
+    pytest.param(part, kind.name, id=f"{name}-{kind.name}", marks=[pytest.mark.slow] * kind.name.endswith(HEAVY))
     for name, part in PARTS.items()
     if isinstance(part, Trials)
     for kind in part.kinds

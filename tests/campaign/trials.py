@@ -3,11 +3,17 @@
 1. A trial returns: it counts, as often as it says.
 2. It raises: a failure, with its traceback and the command that repeats it.
 3. It dies, or takes longer than its kind allows: a failure; whatever it started is ended.
+4. It leaves a process, a temporary file, or anything in /dev/shm, which is its own where the system allows it: a
+   failure.
 """
 
+import faulthandler
+import gc
+import logging
 import os
 import random
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -15,14 +21,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import ModuleType
 
-from penstock_test_processes import receive, start_case
+from penstock_test_mounts import enter_mount_namespace, mount_tmpfs
+from penstock_test_parts import eventually
+from penstock_test_processes import receive, session_members, start_case
 
 from tests.campaign.result import Result, Say
 
 __all__ = ["Kind", "Trials"]
 
 _AT_ONCE = 2
+_LINES = 12  # of a traceback, of a failure
+_SHARED = Path("/dev/shm")
 Run = Callable[[random.Random, Path, int], int | None]
 
 
@@ -42,6 +53,8 @@ class Kind:
         Number of trials after which all has been tried; None: never.
     seconds
         A trial that takes longer is a failure.
+    leaves
+        Beginnings of names of temporary files that Python, or another package, leaves behind when it is killed.
     """
 
     name: str
@@ -51,6 +64,7 @@ class Kind:
     share: float = 1.0
     most: int | None = None
     seconds: float = 120.0
+    leaves: tuple[str, ...] = ()
 
 
 @dataclass
@@ -143,10 +157,17 @@ class _Trial:
         repeat = f'Repeat: python -m tests.campaign "{self.name}" --seed {self.seed}'
         try:
             assert self.receiving.poll(), f"no result within {self.account.kind.seconds:g} s"
-            self.account.trials += receive(self.name, self.process, self.receiving, seconds=0)
+            counted = receive(self.name, self.process, self.receiving, seconds=0)
+            self.process.join()
+            assert eventually(lambda: not session_members(self.process.pid), 10), "processes are left"
+            names = [path.name for path in (self.folder / "tmp").iterdir()]
+            left = [name for name in names if not name.startswith(self.account.kind.leaves)]
+            assert left == [], f"temporary files are left: {left}"
+            self.account.trials += counted
         except AssertionError as error:
             self.account.trials += 1
-            self.account.failures.append(f"{self.name}: {error}\n{repeat}")
+            last = str(error).strip().splitlines()[-_LINES:]
+            self.account.failures.append("\n".join([f"{self.name}: {last[0]}", *last[1:], repeat]))
             say(self.account.failures[-1], always=True)
         finally:
             self._ended.close()
@@ -155,6 +176,18 @@ class _Trial:
 
 
 def _run_trial(run: Run, seed: str, folder: Path, number: int) -> int:
-    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-    counted = run(random.Random(seed), folder, number)
+    # Workers that are spawned import the main module again, which is the campaign or pytest.
+    sys.modules["__main__"] = ModuleType("__main__")
+    logging.disable()
+    faulthandler.disable()
+    is_private = enter_mount_namespace() is None
+    if is_private:
+        mount_tmpfs(_SHARED, "size=1g")
+    (folder / "tmp").mkdir()
+    (folder / "data").mkdir()
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder / "tmp")
+    counted = run(random.Random(seed), folder / "data", number)
+    gc.collect()
+    if is_private:
+        assert eventually(lambda: not any(_SHARED.iterdir())), f"left: {list(_SHARED.iterdir())}"
     return 1 if counted is None else counted

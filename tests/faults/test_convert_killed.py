@@ -10,6 +10,7 @@ import pytest
 from penstock_convert_parts import Row, Taped, has_happened, held, mend, mishap, read, rows, tapes, tree, visible
 from penstock_test_killer import Killer, start_killer
 from penstock_test_parts import eventually
+from penstock_test_processes import session_members
 
 from penstock.convert.convert import convert
 from penstock.convert.engines import LocalEngine
@@ -145,19 +146,6 @@ def test_killed_while_replacing_a_dataset_a_reader_sees_the_old_the_new_or_none(
     assert "old" in seen
 
 
-def members(session: int) -> list[int]:
-    """Return the processes of a session."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split() if entry.name.isdigit() else []
-        except OSError:
-            continue
-        if fields and fields[3] == str(session) and fields[0] not in "ZX":
-            found.append(int(entry.name))
-    return found
-
-
 @pytest.mark.parametrize("case", ["plain", "shuffled"])
 def test_workers_of_a_process_that_is_killed_end_and_keep_nobody_out(
     case: str, conversions: Conversions, inputs: list[Taped], tmp_path: Path
@@ -166,12 +154,12 @@ def test_workers_of_a_process_that_is_killed_end_and_keep_nobody_out(
     mishap(inputs[1], "hold", 3)
     parent = conversions.begin(inputs, tmp_path / "out", case, workers=2)
     assert eventually(lambda: held(inputs[1].path))
-    assert eventually(lambda: len(members(parent)) == 3), "the process and its two workers"
+    assert eventually(lambda: len(session_members(parent)) == 3), "the process and its two workers"
     with pytest.raises(WriteError, match="Another writer is at work"):
         convert(inputs, tmp_path / "out", options_of(case), existing="resume")
     os.kill(parent, signal.SIGKILL)
     try:
-        assert eventually(lambda: members(parent) == []), "a worker has outlived its parent"
+        assert eventually(lambda: session_members(parent) == []), "a worker has outlived its parent"
     finally:
         mend(inputs[1])
     assert conversions.answer()["killed"] == signal.SIGKILL
@@ -188,7 +176,7 @@ def test_ctrl_c_ends_the_workers_and_leaves_what_was_finished(
     assert eventually(lambda: held(inputs[2].path))
     os.killpg(parent, signal.SIGINT)  # as a terminal does: the workers get it as well
     try:
-        assert eventually(lambda: members(parent) == [])
+        assert eventually(lambda: session_members(parent) == [])
     finally:
         mend(inputs[2])
     with pytest.raises(AssertionError, match="KeyboardInterrupt"):

@@ -115,3 +115,14 @@ def test_temporary_files_of_killed_writers_are_removed_and_no_others(tmp_path: P
         path.touch()
     remove_asides(tmp_path)
     assert set(tmp_path.iterdir()) == kept
+
+
+def test_of_a_folder_that_others_use_only_the_temporary_files_of_the_given_names_are_removed(tmp_path: Path) -> None:
+    for name in ("a.index", "b.index"):
+        os.close(create_aside(tmp_path / name)[0])
+    for name in ("a.index", "a.index.part", ".a.index.aside", "download.part", "mine.aside"):
+        (tmp_path / name).touch()
+    kept = {path for path in tmp_path.iterdir() if not path.name.startswith(".a.index.") or len(path.name) < 20}
+    remove_asides(tmp_path, {"a.index"})
+    assert set(tmp_path.iterdir()) == kept
+    assert len(kept) == 6

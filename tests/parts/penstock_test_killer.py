@@ -15,9 +15,11 @@ from typing import Any
 
 from penstock_test_processes import PARTS, Clock, count_calls
 
-__all__ = ["Killer", "serve", "start_killer"]
+__all__ = ["Job", "Killer", "serve", "start_killer"]
 
 CHANGES = ("rename", "replace", "fsync", "writev", "write", "unlink", "rmdir", "mkdir", "open")
+
+_MOST_BYTES = 1 << 16  # of an answer: what a pipe holds
 
 
 class Killer:
@@ -54,7 +56,7 @@ def start_killer(script: str) -> Iterator[Killer]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([PARTS, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)},
+        env={**os.environ, "PYTHONPATH": PARTS},
     )
     try:
         yield Killer(process)
@@ -65,19 +67,35 @@ def start_killer(script: str) -> Iterator[Killer]:
 def serve(run: Callable[..., Any]) -> None:
     """Run the jobs that come in; called by the script."""
     for line in sys.stdin:
+        job = Job(run, **json.loads(line))
+        print(json.dumps({"pid": job.pid}), flush=True)
+        print(json.dumps(job.answer()), flush=True)
+
+
+class Job:
+    """A function that runs in a forked process, in a session of its own, and dies at tick `at` of a clock; 0: never."""
+
+    def __init__(self, run: Callable[..., Any], *, job: dict[str, Any], at: float = 0, clock: str = "changes") -> None:
         reading, writing = os.pipe()
-        pid = os.fork()
-        if pid == 0:
+        self.pid = os.fork()
+        if self.pid == 0:
             os.close(reading)
-            _run_job(run, writing, **json.loads(line))
+            _run_job(run, writing, at=at, clock=clock, job=job)
             os._exit(0)
         os.close(writing)
-        print(json.dumps({"pid": pid}), flush=True)
-        with os.fdopen(reading) as pipe:
-            answer = pipe.read()
-        _, status = os.waitpid(pid, 0)
+        self._pipe = reading
+
+    def answer(self) -> dict[str, Any]:
+        """Wait for the end; return the signal that killed the job, or its value or error, and the ticks."""
+        _, status = os.waitpid(self.pid, 0)
         killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        print(json.dumps({"killed": killed, **json.loads(answer or "{}")}), flush=True)
+        os.set_blocking(self._pipe, False)  # processes that the job started may hold it open
+        try:
+            found = os.read(self._pipe, _MOST_BYTES)
+        except BlockingIOError:
+            found = b""
+        os.close(self._pipe)
+        return {"killed": killed, **json.loads(found or b"{}")}
 
 
 def _run_job(run: Callable[..., Any], out: int, *, at: float, clock: str, job: dict[str, Any]) -> None:

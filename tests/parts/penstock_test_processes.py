@@ -25,11 +25,13 @@ __all__ = [
     "receive",
     "run_isolated",
     "run_side_by_side",
+    "session_members",
     "start_case",
     "start_script",
 ]
 
-PARTS = str(Path(__file__).parent)
+PARTS = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+"""The PYTHONPATH of processes that import these modules."""
 
 
 def run_isolated(case: Callable[..., Any], *args: Any, seconds: float = 40.0) -> Any:
@@ -100,6 +102,19 @@ def is_group_gone(pid: int) -> bool:
     return False
 
 
+def session_members(session: int) -> list[int]:
+    """Return the processes of a session; dead ones that nobody reaped do not count."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split() if entry.name.isdigit() else []
+        except OSError:
+            continue
+        if fields and fields[3] == str(session) and fields[0] not in "ZX":
+            found.append(int(entry.name))
+    return found
+
+
 def _run_alone(case: Callable[..., Any], args: tuple[Any, ...]) -> None:
     os.setsid()
     case(*args)
@@ -156,15 +171,15 @@ def read_answer(process: subprocess.Popen[str], seconds: float = 60.0) -> Any:
 
 
 class Clock:
-    """Counts ticks, and kills this process at tick `last`; 0 or less: never."""
+    """Counts ticks, and kills this process, but none that it forks, at tick `last`; 0 or less: never."""
 
     def __init__(self, last: float) -> None:
-        self.count, self.last = 0, last
+        self.count, self.last, self._process = 0, last, os.getpid()
 
     def tick(self) -> None:
         self.count += 1
-        if self.count == self.last:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.count == self.last and os.getpid() == self._process:
+            os.kill(self._process, signal.SIGKILL)
 
 
 def count_calls(clock: Clock, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeVar
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import MissingDependency, WorkerError
+from penstock.core.text import count
 
 __all__ = ["DaskEngine", "Engine", "LocalEngine"]
 
@@ -212,8 +213,14 @@ class DaskEngine:
             local = {"n_workers": self.workers, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
             # Any free port, even without a dashboard: two conversions on one machine would collide at the default port.
             ports = {"dashboard_address": ":0"}
-            cluster = self._open.enter_context(distributed.LocalCluster(**local, scheduler_kwargs=ports))
-            return self._open.enter_context(distributed.Client(cluster))
+            try:
+                cluster = self._open.enter_context(distributed.LocalCluster(**local, scheduler_kwargs=ports))
+                return self._open.enter_context(distributed.Client(cluster))
+            except (OSError, RuntimeError) as error:  # what dask raises if one of its processes dies meanwhile
+                raise WorkerError(
+                    f"A dask cluster of {count(self.workers, 'worker')} could not be started here: {error} Convert "
+                    "again, or without dask."
+                ) from error
         file = self.scheduler.endswith(".json")
         try:
             with _log_if_long(f"Waiting for the dask scheduler {'of the file' if file else 'at'} {self.scheduler}."):

@@ -1,7 +1,9 @@
 """Atomic writes that survive a power cut."""
 
 import os
+import re
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 
 from penstock.core.errors import WriteError
@@ -9,6 +11,7 @@ from penstock.core.errors import WriteError
 __all__ = ["create_aside", "remove_asides", "sync", "write_all", "write_aside"]
 
 _SUFFIXES = (".aside", ".part")  # `.part` was the suffix of shards that earlier versions wrote
+_ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{16}\.aside", re.S)
 _NAME_BYTES = 200  # with the rest, a file name stays below the 255 bytes that file systems allow
 
 
@@ -54,10 +57,17 @@ def write_all(handle: int, content: memoryview) -> None:
         content = content[written:]
 
 
-def remove_asides(folder: Path) -> None:
-    """Remove the temporary files that killed writers left in a folder; no writer may be at work there."""
+def remove_asides(folder: Path, names: Collection[str] | None = None) -> None:
+    """Remove the temporary files that killed writers left in a folder; no writer may be at work there.
+
+    Parameters
+    ----------
+    names
+        Remove those of the files with these names; None: all, in a folder that holds nothing of others.
+    """
     for path in folder.iterdir():
-        if path.suffix in _SUFFIXES:
+        found = _ASIDE.fullmatch(path.name)
+        if path.suffix in _SUFFIXES if names is None else found is not None and found[1] in names:
             path.unlink(missing_ok=True)
 
 

@@ -11,17 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.core.errors import DamageError, SourceError
+from penstock.core.errors import DamageError, SourceError, WriteError
 from penstock.core.text import cause, count
-from penstock.files.durable import write_aside
+from penstock.files.durable import remove_asides, write_aside
 from penstock.files.kinds import local_path
+from penstock.files.locks import FolderLock
 from penstock.files.regular import open_regular
 from penstock.shard.codec import NpyHeader, parse_npy_header
 from penstock.shard.compression import DecompressedStream, detect_compression, max_decompressed_bytes
 from penstock.shard.manifest import MANIFEST, METADATA, FieldInfo, Manifest, manifest_path
 from penstock.shard.names import field_names, fold_extension, split_name
 from penstock.shard.shard_file import write_index
-from penstock.shard.side_index import MISSING, SideIndex, SideIndexBuilder
+from penstock.shard.side_index import MISSING, SideIndex, SideIndexBuilder, index_name
 from penstock.shard.table import table_path
 from penstock.shard.tar import Member, Readable, read_members
 
@@ -142,16 +143,30 @@ def index_archives(
         problems += _find_missing_members(indexed)
     if problems:
         return None, problems
+    lock = FolderLock(archives[0].parent)
+    try:
+        return _write(path, indexed), []
+    finally:
+        lock.release()
+
+
+def _write(path: Path, indexed: list[tuple[Path, SideIndex]]) -> Manifest:
+    """Write side indexes, then the manifest, whose path is given; remove what one that was killed left behind."""
+    folder = indexed[0][0].parent
+    try:
+        remove_asides(folder, {path.name, table_path(path).name, *(index_name(archive.name) for archive, _ in indexed)})
+    except OSError as error:
+        raise WriteError(f"Could not write to {folder}: {cause(error)}.") from error
     shards = [write_index(archive, side_index, detect_compression(archive)) for archive, side_index in indexed]
     fields = _merge_columns([side_index for _, side_index in indexed])
-    manifest = Manifest(archives[0].parent, fields, tuple(shards), None, "as found")
+    manifest = Manifest(folder, fields, tuple(shards), None, "as found")
     _keep_other_manifest(path)
     stored = manifest.to_bytes()
     table = manifest.table_bytes(stored)
     if table is not None:
         write_aside(table_path(path), table)
     write_aside(path, stored)
-    return manifest, []
+    return manifest
 
 
 def _index_archive(archive: Path) -> tuple[SideIndex | None, list[Problem], list[str]]:
