@@ -55,9 +55,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     },
     "shard/index_tars.py": {r"max\(2, workers\)": "results come in order with any number of threads"},
     "shard/manifest.py": {"initial=1": "a manifest without shards is refused anyway"},
-    "shard/pickles.py": {
-        "default=1": "neither 0 nor 1 is below 0",
-        r"zip\(.*strict=False": "all have two values",
+    "shard/pickles/resolve.py": {"_SMALL_BYTES, _TEXT_BYTES": "about how much memory a small object takes"},
+    "shard/pickles/unpickler.py": {
+        "_CALL_BYTES, _SET_BYTES": "about how much memory a small object takes",
+        "_MAX_LETTERS = ": "how much of a name is shown",
     },
     "shard/shard_file.py": {
         "_JOIN_BYTES": "joined or not, the same bytes are written",

@@ -17,8 +17,9 @@ import pytest
 import torch
 from penstock_test_parts import run_isolated
 
-from penstock.shard import pickles
-from penstock.shard.pickles import PickleRefused, unpickle
+from penstock.shard.pickles import tensors as pickles
+from penstock.shard.pickles.unpickle import unpickle
+from penstock.shard.pickles.unpickler import PickleRefused
 
 PROTOCOLS = range(2, pickle.HIGHEST_PROTOCOL + 1)
 
@@ -202,7 +203,7 @@ def test_a_reference_to_something_outside_is_refused() -> None:
 )
 def test_a_pickle_cannot_change_the_unpickler_itself(name: str) -> None:
     module, _, attribute = name.partition(" ")
-    function = pickles._ALLOWED[module, attribute]
+    function = pickles.ALL_NAMES[module, attribute]
     before = (getattr(function, "__defaults__", None), dict(getattr(function, "__dict__", {})))
     # BUILD sets attributes of whatever lies on the stack: first those of the pair's dict, by setattr.
     state = pickle.dumps((None, {"__defaults__": (b"changed",), "planted": 1}), protocol=2)[2:-1]

@@ -9,7 +9,10 @@ import os
 
 from penstock.core.errors import OptionError, PenstockError, SourceError
 
-__all__ = ["check_expansion", "expansion_reason", "max_item_bytes"]
+__all__ = ["MAX_DEPTH", "check_expansion", "expansion_reason", "max_item_bytes"]
+
+MAX_DEPTH = 100
+"""How deep values may be nested. Whoever copies, compares or sends them calls itself once for each level."""
 
 _VARIABLE = "PENSTOCK_MAX_ITEM_BYTES"
 _DEFAULT_BYTES = 256 << 20
@@ -61,4 +64,5 @@ def check_expansion(
     >>> check_expansion("a.wav", n_bytes=7_000_000, stored_bytes=300)
     """
     if n_bytes > max_item_bytes(stored_bytes):
-        raise error(f"{expansion_reason(what, n_bytes, stored_bytes)}.")
+        end = "." if issubclass(error, PenstockError) else ""  # decoders raise a reason, not a sentence
+        raise error(expansion_reason(what, n_bytes, stored_bytes) + end)

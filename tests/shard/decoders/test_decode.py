@@ -49,7 +49,7 @@ def test_damaged_compression_is_refused(stored: bytes) -> None:
 
 def test_a_bomb_is_refused() -> None:
     piece = gzip.compress(bytes(1 << 24), 1)
-    with pytest.raises(ValueError, match="more than 268435456 bytes, which looks like a decompression bomb"):
+    with pytest.raises(ValueError, match=r"it would take more than 268,435,456 bytes .*PENSTOCK_MAX_ITEM_BYTES"):
         decode("txt.gz", piece * 17)
 
 
@@ -68,6 +68,22 @@ def test_msgpack_is_read_as_the_package_reads_it(extension: str) -> None:
 def test_malformed_msgpack_is_refused(stored: bytes) -> None:
     with pytest.raises(ValueError, match=r"it is not valid msgpack: \S"):
         decode("mp", stored)
+
+
+@pytest.mark.parametrize("extension", ["mp", "json", "cbor"])
+def test_values_may_be_nested_100_deep_and_no_deeper(extension: str) -> None:
+    begin, end = {"mp": (b"\x91", b""), "json": (b"[", b"]"), "cbor": (b"\x81", b"")}[extension]
+    one = {"mp": b"\x07", "json": b"7", "cbor": b"\x07"}[extension]
+    found = decode(extension, begin * 100 + one + end * 100)
+    for _ in range(100):
+        (found,) = found
+    assert found == 7
+    with pytest.raises(ValueError, match="nested more than 100 deep"):
+        decode(extension, begin * 101 + one + end * 101)
+
+
+def test_brackets_in_texts_are_not_nesting() -> None:
+    assert decode("json", b'["' + b"[" * 1000 + b'", {"a": {"b": [1]}}]') == ["[" * 1000, {"a": {"b": [1]}}]
 
 
 # -- sounds ------------------------------------------------------------------------------------------------------------
@@ -93,7 +109,7 @@ def test_a_sound_that_declares_too_many_frames_is_refused() -> None:
     stored = bytearray(sound("FLAC"))
     stored[21] |= 0x0F  # the upper bits of the number of frames
     stored[22:26] = b"\xff" * 4
-    with pytest.raises(ValueError, match="68719476735 frames of 2 channels look like a decompression bomb"):
+    with pytest.raises(ValueError, match="its sound of 68,719,476,735 frames and 2 channels would take"):
         decode("flac", bytes(stored))
 
 

@@ -8,14 +8,17 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from penstock.core.limits import MAX_DEPTH
+
 __all__ = ["Tag", "decode_cbor"]
 
-_MAX_DEPTH = 100
 _BREAK = object()
 _INDEFINITE = 31
 _SIMPLE = {20: False, 21: True, 22: None, 23: None}
 _FLOATS = {25: ">e", 26: ">f", 27: ">d"}
 _BIGNUM, _NEGATIVE_BIGNUM = 2, 3
+_KEYS = (str, bytes, int, float, bool, type(None))
+_MAX_KEY = 1 << 64  # larger integers can be chosen so that all have the same hash
 
 
 class Tag(NamedTuple):
@@ -28,10 +31,7 @@ class Tag(NamedTuple):
 def decode_cbor(payload: bytes) -> Any:
     """Return the value; raise ValueError if it is malformed, nested too deeply, or followed by other bytes."""
     reader = _Reader(payload)
-    try:
-        value = reader.read_item(0)
-    except TypeError as error:  # a list as a key
-        raise ValueError(f"a key of a map is not hashable: {error}") from error
+    value = reader.read_item(0)
     if value is _BREAK or reader.position != len(payload):
         raise ValueError(f"bytes follow its value, at byte {reader.position}")
     return value
@@ -44,8 +44,8 @@ class _Reader:
 
     def read_item(self, depth: int) -> Any:
         """Return the next value, or _BREAK at the end of an indefinite one."""
-        if depth > _MAX_DEPTH:
-            raise ValueError(f"its values are nested more than {_MAX_DEPTH} deep")
+        if depth > MAX_DEPTH:
+            raise ValueError(f"its values are nested more than {MAX_DEPTH} deep")
         kind, low = divmod(self._take(1)[0], 32)
         if kind == 7:
             return self._read_simple(low)
@@ -94,7 +94,11 @@ class _Reader:
 
     def _read_pair(self, depth: int) -> Any:
         key = self.read_item(depth)
-        return _BREAK if key is _BREAK else (key, self._read_value(depth))
+        if key is _BREAK:
+            return _BREAK
+        if type(key) not in _KEYS or (type(key) is int and not -_MAX_KEY <= key < _MAX_KEY):
+            raise ValueError(f"a key of a map must be text, bytes or a number of 64 bits, got a {type(key).__name__}")
+        return key, self._read_value(depth)
 
     def _read_many(self, count: int | None, read: Callable[[], Any]) -> list[Any]:
         """Read `count` values; None: up to the break. Each takes at least a byte, so no count can allocate memory."""

@@ -2,20 +2,21 @@
 
 import io
 import pickle
-import zipfile
 from collections.abc import Callable
 from typing import Any
 
 from numpy.typing import NDArray
 
 from penstock.core.errors import DamageError, MissingDependency, OptionError
+from penstock.core.limits import MAX_DEPTH, expansion_reason, max_item_bytes
 from penstock.shard.codec import decode_json, decode_npy
 from penstock.shard.compression import DecompressedStream
 from penstock.shard.decoders.audio import AUDIO, decode_audio
 from penstock.shard.decoders.cbor import decode_cbor
 from penstock.shard.decoders.images import IMAGE_MODES, IMAGES, decode_image
 from penstock.shard.decoders.tenbin import decode_tenbin
-from penstock.shard.pickles import unpickle
+from penstock.shard.decoders.zips import BoundedZip
+from penstock.shard.pickles.unpickle import load_tensors, unpickle
 
 __all__ = ["Decoding", "check_decoding", "decode", "is_uncompressed"]
 
@@ -24,11 +25,13 @@ Decoding = bool | str
 images and sounds as bytes. False: leave everything as bytes."""
 
 _BASIC = "basic"
-_MAX_RATIO, _ALWAYS_ALLOWED_BYTES = 100, 1 << 28  # bounds of a decompressed member
+_NESTING = (list, dict)
+_PICKLES, _TENSORS = ("pyd", "pkl", "pickle"), ("pt", "pth")
 
 
 def check_decoding(decoding: Decoding) -> None:
-    """Raise OptionError unless `decoding` is a bool, "basic" or a mode of images."""
+    """Raise OptionError unless `decoding` is a bool, "basic" or a mode of images, and the limit of items is valid."""
+    max_item_bytes(0)  # an invalid limit is not the fault of the item that is decoded first
     if not isinstance(decoding, bool) and decoding not in (_BASIC, *IMAGE_MODES):
         modes = ", ".join(map(repr, IMAGE_MODES))
         raise OptionError(f"decode must be True, False, {_BASIC!r} or a mode of images ({modes}), got {decoding!r}.")
@@ -51,8 +54,10 @@ def decode(
         if kind == "npy":
             return decode_npy(payload)
         content = bytes(payload)
-        if kind in ("pyd", "pkl", "pickle"):
+        if kind in _PICKLES:
             return pickle.loads(content) if allow_pickle else unpickle(content)
+        if kind in _TENSORS:
+            return _load_any(content) if allow_pickle else load_tensors(content)
         if kind in (*IMAGES, *AUDIO):
             return content if decoding == _BASIC else _decode_media(kind, content, decoding)
         decoder = _DECODERS.get(kind)
@@ -69,37 +74,33 @@ def is_uncompressed(extension: str, decoding: Decoding = True) -> bool:
     return decoding is False or (kind not in ("npz", "gz") and (kind not in (*IMAGES, *AUDIO) or decoding == _BASIC))
 
 
-def _max_bytes(payload: bytes) -> int:
-    return max(_ALWAYS_ALLOWED_BYTES, _MAX_RATIO * len(payload))
-
-
 def _decompress(payload: bytes) -> bytes:
-    limit = _max_bytes(payload)
-    stream = DecompressedStream(io.BytesIO(payload), "gz", "", limit)
+    limit = max_item_bytes(len(payload))
+    stream = DecompressedStream(io.BytesIO(payload), "gz", "", limit + 1)
     try:
-        return stream.read(limit + 1)
+        content = stream.read(limit + 1)
     except DamageError as error:
-        raise ValueError(error.reason.partition(";")[0]) from error
+        raise ValueError(error.reason) from error
+    if len(content) > limit:
+        raise ValueError(expansion_reason("it", None, len(payload)))
+    return content
 
 
 def _decode_media(kind: str, payload: bytes, decoding: Decoding) -> Any:
     if kind in AUDIO:
-        return decode_audio(payload, _max_bytes(payload))
+        return decode_audio(payload)
     return decode_image(payload, None if decoding is True else str(decoding))
 
 
 def _decode_npz(payload: bytes) -> dict[str, NDArray[Any]]:
-    with zipfile.ZipFile(io.BytesIO(payload)) as archive:
-        total = sum(entry.file_size for entry in archive.infolist())
-        if total > _max_bytes(payload):
-            raise ValueError(f"it decompresses to {total} bytes, which looks like a decompression bomb")
-        return {name.removesuffix(".npy"): decode_npy(archive.read(name)) for name in archive.namelist()}
+    archive = BoundedZip(payload)
+    return {name.removesuffix(".npy"): decode_npy(archive.read(name)) for name in archive.names}
 
 
-def _decode_tensors(payload: bytes) -> Any:
+def _load_any(payload: bytes) -> Any:
     import torch  # noqa: PLC0415
 
-    return torch.load(io.BytesIO(payload), weights_only=True)
+    return torch.load(io.BytesIO(payload), map_location="cpu", weights_only=False)
 
 
 def _decode_text(payload: bytes) -> str:
@@ -120,18 +121,34 @@ def _decode_msgpack(payload: bytes) -> Any:
     except ImportError as error:
         raise MissingDependency("msgpack", "", "Decoding .mp members") from error
     try:
-        return msgpack.unpackb(payload)  # it bounds every length by that of the payload
+        value = msgpack.unpackb(payload)  # it bounds every length by that of the payload
     except ValueError as error:
         raise ValueError(f"it is not valid msgpack: {str(error) or type(error).__name__}") from error
+    return _check_depth(value) if len(payload) > MAX_DEPTH else value
+
+
+def _decode_json(payload: bytes) -> Any:
+    value = decode_json(payload)
+    return _check_depth(value) if payload.count(b"[") + payload.count(b"{") > MAX_DEPTH else value
+
+
+def _check_depth(value: Any) -> Any:
+    """Return the value, or raise ValueError if lists and mappings in it are nested too deeply."""
+    level = [value] if type(value) in _NESTING else []
+    for _ in range(MAX_DEPTH):
+        parts = (part for parent in level for part in (parent.values() if type(parent) is dict else parent))
+        level = [part for part in parts if type(part) in _NESTING]
+        if not level:
+            return value
+    raise ValueError(f"its values are nested more than {MAX_DEPTH} deep")
 
 
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "npz": _decode_npz,
-    "json": decode_json,
-    "jsn": decode_json,
+    "json": _decode_json,
+    "jsn": _decode_json,
     **dict.fromkeys(("txt", "text", "transcript"), _decode_text),
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _decode_class),
-    **dict.fromkeys(("pt", "pth"), _decode_tensors),
     **dict.fromkeys(("mp", "msg", "msgpack"), _decode_msgpack),
     **dict.fromkeys(("ten", "tb", "tenbin"), decode_tenbin),
     "cbor": decode_cbor,

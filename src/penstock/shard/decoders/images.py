@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.core.errors import MissingDependency
+from penstock.core.limits import check_expansion
 
 __all__ = ["IMAGES", "IMAGE_MODES", "decode_image"]
 
@@ -39,6 +40,14 @@ IMAGE_MODES: dict[str, tuple[_Form, bool, str]] = {
 """Name to the type of the result, whether its values are float32 from 0 to 1, and the mode of Pillow."""
 
 
+def _pixel_bytes(stored: str, requested: str | None) -> int:
+    """Return how many bytes a pixel takes; 4 for modes of Pillow that are rare."""
+    if requested is None:
+        return {"1": 1, "L": 1, "LA": 2, "I;16": 2, "P": 3, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3}.get(stored, 4)
+    _, is_float, colours = IMAGE_MODES[requested]
+    return len(colours) * (4 if is_float else 1)
+
+
 def decode_image(payload: bytes, mode: str | None = None) -> Any:
     """Return the pixels of an image: (height, width, colours), (colours, height, width) as a torch tensor.
 
@@ -52,9 +61,15 @@ def decode_image(payload: bytes, mode: str | None = None) -> Any:
     except ImportError as error:
         raise MissingDependency("Pillow", "image", "Decoding images") from error
     with Image.open(io.BytesIO(payload)) as image:
-        limit = Image.MAX_IMAGE_PIXELS  # None: the user has switched Pillow's limit off
-        if limit is not None and image.width * image.height > limit:
-            raise ValueError(f"its {image.width} × {image.height} pixels look like a decompression bomb")
+        n_pixels, limit = image.width * image.height, Image.MAX_IMAGE_PIXELS
+        if limit is not None and n_pixels > limit:
+            raise ValueError(
+                f"its {image.width} × {image.height} pixels are more than Pillow allows; if they are valid, set "
+                "PIL.Image.MAX_IMAGE_PIXELS to the number of pixels to allow, or to None"
+            )
+        pixel_bytes = _pixel_bytes(image.mode, mode)
+        what = f"its image of {image.width} × {image.height} pixels"
+        check_expansion(what, pixel_bytes * n_pixels, len(payload), error=ValueError)
         if mode is None:
             return np.array(image.convert("RGB") if image.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV") else image)
         form, is_float, colours = IMAGE_MODES[mode]
