@@ -196,6 +196,12 @@ def test_a_folder_names_its_archives_in_order(tmp_path: Path) -> None:
         ("*.tar", "No shards found"),
         ("a-{a..c}.tar", "brace range must be"),
         ("a-{5..2}.tar", "No shards found"),
+        ("a-{0..99999999999}.tar", "at most 250,000 archives"),
+        ("{0..9999}{0..9999}.tar", "at most 250,000 archives"),
+        ("{a}" * 17, "at most 16 braces, got 17"),
+        (f"{{{'9' * 200}..1}}", "brace range must be"),
+        ("a**", "must be a folder, an archive or a pattern of archives: Invalid pattern"),
+        ("*" * 300, "must be a folder, an archive or a pattern of archives: File name too long"),
     ],
 )
 def test_a_pattern_that_names_nothing_is_refused(pattern: str, match: str, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Indexing of existing tar archives: a side index for each and a manifest; the archives stay unchanged."""
 
+import itertools
 import logging
 import os
 import re
@@ -33,6 +34,8 @@ ARCHIVE = re.compile(r"\.(tar|tar\.gz|tar\.bz2|tar\.xz|tgz)$")
 
 _LOG = logging.getLogger("penstock")
 _BRACES = re.compile(r"\{([^{}]*)\}")
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_MAX_BRACES, _MAX_ARCHIVES = 16, 250_000  # the largest public dataset of tar archives has 231,350
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +55,17 @@ def expand_archives(where: str | os.PathLike[str]) -> list[Path]:
 
     Examples
     --------
-    >>> [path.name for path in _expand_braces("train-{000008..000010}.tar")]
+    >>> list(_expand_braces("train-{000008..000010}.tar"))
     ['train-000008.tar', 'train-000009.tar', 'train-000010.tar']
     """
     path = local_path(where)
-    if path.is_dir():
-        found = sorted(
-            entry for entry in path.iterdir() if ARCHIVE.search(entry.name) and not entry.name.startswith(".")
-        )
-    elif "{" in path.name:
-        found = list(_expand_braces(str(path)))
-    elif any(letter in path.name for letter in "*?["):
-        found = sorted(path.parent.glob(path.name))
-    else:
-        found = [path]
-    missing = [entry for entry in found if not entry.exists()]
+    try:
+        found = _find_archives(path)
+        missing = [entry for entry in found if not entry.exists()]
+    except SourceError:
+        raise
+    except (OSError, ValueError) as error:  # a name that is too long, or no valid pattern
+        raise SourceError(f"{where} must be a folder, an archive or a pattern of archives: {cause(error)}.") from error
     if missing:
         raise SourceError(
             f"All archives of {where} must exist, but {len(missing)} of {len(found)} are missing: {missing[0]}, …."
@@ -76,17 +75,34 @@ def expand_archives(where: str | os.PathLike[str]) -> list[Path]:
     return found
 
 
-def _expand_braces(pattern: str) -> Iterator[Path]:
+def _find_archives(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(
+            entry for entry in path.iterdir() if ARCHIVE.search(entry.name) and not entry.name.startswith(".")
+        )
+    if "{" in path.name:
+        names = list(itertools.islice(_expand_braces(str(path)), _MAX_ARCHIVES + 1))
+        if len(names) > _MAX_ARCHIVES:
+            raise SourceError(f"A pattern must name at most {_MAX_ARCHIVES:,} archives, but {path.name} names more.")
+        return [Path(name) for name in names]
+    if any(letter in path.name for letter in "*?["):
+        return sorted(path.parent.glob(path.name))
+    return [path]
+
+
+def _expand_braces(pattern: str) -> Iterator[str]:
+    if pattern.count("{") > _MAX_BRACES:
+        raise SourceError(f"A pattern must have at most {_MAX_BRACES} braces, got {pattern.count('{')}.")
     match = _BRACES.search(pattern)
     if match is None:
-        yield Path(pattern)
+        yield pattern
         return
     first, dots, last = match[1].partition("..")
-    if dots and not (first.isdigit() and last.isdigit()):
+    if dots and not (_NUMBER.fullmatch(first) and _NUMBER.fullmatch(last)):
         raise SourceError(f"A brace range must be like {{000000..000009}} or {{a,b}}, got {{{match[1]}}}.")
     width = len(first) if first.startswith("0") else 0
-    choices = [f"{n:0{width}d}" for n in range(int(first), int(last) + 1)] if dots else match[1].split(",")
-    for choice in choices:
+    numbers = (f"{n:0{width}d}" for n in range(int(first), int(last) + 1)) if dots else None
+    for choice in match[1].split(",") if numbers is None else numbers:
         yield from _expand_braces(pattern[: match.start()] + choice + pattern[match.end() :])
 
 

@@ -314,7 +314,7 @@ class Moments:
                 np.array([float(value) for value in stored[name]])
                 for name in ("origin", "offset", "squares", "minimum", "maximum")
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, OptionError):
                 raise
             raise OptionError(

@@ -13,13 +13,14 @@ import penstock
 __all__ = ["Coverage"]
 
 _FOLDER = penstock.__path__[0]
+_MAX_EVENTS = 20_000  # of one input; a long loop would take many times as long, and reaches nothing new
 
 
 class Coverage:
     """The lines that were reached since it was made. Use as a context around one input; `is_fresh` is the result."""
 
     def __init__(self) -> None:
-        self.is_fresh = False
+        self.is_fresh, self._n_events = False, 0
         self._left: dict[CodeType, set[int]] = {}
         self._reached: set[object] = set()
 
@@ -35,7 +36,7 @@ class Coverage:
             self.is_fresh = True
 
     def __enter__(self) -> None:
-        self.is_fresh = False
+        self.is_fresh, self._n_events = False, 0
         sys.settrace(self._enter_function)
 
     def __exit__(self, *_: object) -> None:
@@ -48,7 +49,10 @@ class Coverage:
         return self._visit_line if left else None
 
     def _visit_line(self, frame: FrameType, event: str, _: Any) -> Any:
-        if event == "line":
+        self._n_events += 1
+        if self._n_events > _MAX_EVENTS:
+            sys.settrace(None)
+        elif event == "line":
             left = self._left[frame.f_code]
             if frame.f_lineno in left:
                 left.discard(frame.f_lineno)

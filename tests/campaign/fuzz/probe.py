@@ -4,7 +4,7 @@ What counts as a finding:
 
 1. `escaped`: an error that the target does not list, or one that it lists, made of a MemoryError (`memory`).
 2. `wrote`: a file opened for writing, a process started or a network connection made.
-3. `warned`: a value, but with a warning, which nobody sees in a training. Before an error, a warning is harmless.
+3. `warned`: a value, but with a warning that the target does not list: nobody sees it in a training.
 4. `wrong`: a value that differs from the one that the input holds.
 5. `slow`, `hung`, `crashed`: the process is ended, by the timers that are set here or by the system; `supervise.py`
    sees that.
@@ -96,7 +96,7 @@ class Probe:
             found = "wrong", error
         except self.target.errors as error:
             self._seen = [line for line in self._seen if not line.startswith("warned")]
-            if any(isinstance(cause, MemoryError) for cause in _causes(error)):
+            if any(_is_out_of_memory(cause) for cause in _causes(error)):
                 found = "memory", error
             for cause in _causes(error):
                 self.coverage.note(_template(cause))
@@ -135,7 +135,7 @@ class Probe:
 
     def _note_write(self, path: str | bytes) -> None:
         full = os.path.realpath(os.fsdecode(path))
-        inside = full.startswith(f"{self._folder}/") and any(
+        inside = f"{full}/".startswith(f"{self._folder}/") and any(
             fnmatch.fnmatch(os.path.relpath(full, self._folder), pattern) for pattern in self.target.writes
         )
         if not inside and full != os.devnull:
@@ -151,6 +151,12 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Return whether too much memory was asked for; Python's parser says the same of a text that is nested deeply."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, MemoryError) and not (frames and frames[-1].filename.endswith("/ast.py"))
 
 
 def _template(error: BaseException) -> str:

@@ -328,7 +328,7 @@ def _read_cache(cache: Path) -> dict[str, Any]:
         reason = f"it is a {stored['format']!r}"
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         reason = str(error)
     _LOG.warning("The cache of folds %s is not usable and will be replaced: %s", cache, reason)
     return {}

@@ -242,7 +242,7 @@ class Tuning:
             )
         except OptionError:  # of another version
             raise
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise OptionError(
                 f"Could not read {path} as a tuning: {error!r}. Make one with `penstock tune`."
             ) from error

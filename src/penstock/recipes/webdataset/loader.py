@@ -285,7 +285,7 @@ class ResumableWebDatasetLoader(WebDatasetLoader):
             raise OptionError("checkpoint_path must be set to load a checkpoint, got None. Or use set_state().")
         try:
             state = json.loads(read_regular(self._path))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ResumeError(
                 f"Could not read the checkpoint {self._path}: {cause(error)}. Remove it to start from the beginning."
             ) from error

@@ -188,6 +188,8 @@ _CBOR = (
     b"\x7f\x61a\xff",
 )
 _ERROR = (ValueError,)
+# About tags of a TIFF file; if pixels are missing, Pillow raises.
+_TAGS = ("Tag data larger than file", "Corrupt EXIF data", "Truncated File Read", "Metadata Warning")
 
 DECODERS = (
     Target(
@@ -208,6 +210,7 @@ DECODERS = (
         (mutate_zip(mutate_pickle), mutate_pickle),
         (b"PK\5\6",),
         weight=0.7,
+        warnings=("Detected pickle protocol",),  # torch, of one that it reads all the same
     ),
     Target("pickle", _decode_all("pyd"), _pickles, _ERROR, (mutate_pickle, mutate_pickle), weight=3),
     Target("json", _decode_all("json", check=_check_json), _json_seeds, _ERROR, (mutate_json,), (b"[" * 3000, b"\xff")),
@@ -236,7 +239,16 @@ DECODERS = (
         (),
         (b"~TenBin~",),
     ),
-    Target("image", _decode_all("png"), _images, _ERROR, (), (b"IHDR", b"IDAT", b"\xff\xc0", b"\xff\xda"), weight=2),
+    Target(
+        "image",
+        _decode_all("png"),
+        _images,
+        _ERROR,
+        (),
+        (b"IHDR", b"IDAT", b"\xff\xc0", b"\xff\xda"),
+        weight=1,
+        warnings=_TAGS,
+    ),
     Target(
         "sound", _decode_all("wav"), sounds, _ERROR, (mutate_chunk,), (b"data", b"fmt ", b"fLaC", b"OggS"), weight=1
     ),
