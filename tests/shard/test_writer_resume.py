@@ -85,6 +85,7 @@ def test_resuming_with_other_fields_is_refused(tmp_path: Path) -> None:
         writer.write(sample(number), None, None)
     writer.abandon()
     resumed = ShardWriter(tmp_path, WriteOptions(3), resume=True)
+    assert resumed.written == 3
     for bad in ({"x": np.zeros(2, np.int32)}, {"x": np.zeros(2), "note": "a"}, {"x": "a", "note": "a"}):
         with pytest.raises(OptionError, match=r"(Sample|sample) 3"):
             resumed.write(bad, None, None)

@@ -1,20 +1,24 @@
 """Turning samples into members of a shard, with the same fields and dtypes in all of them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import xxhash
 
 from penstock.core.errors import OptionError
+from penstock.files.regular import read_regular
 from penstock.shard.codec import ArrayFormat, Payload, encode, json_bytes
 from penstock.shard.manifest import METADATA, FieldInfo
 from penstock.shard.names import check_fields, check_name_length, member_suffix
-from penstock.shard.shard_file import ShardFile
+from penstock.shard.shard_file import MemberLayouts, ShardFile
+from penstock.shard.side_index import SideIndex, index_name
 from penstock.shard.tar import TAR_BLOCK, padded_size
 
-__all__ = ["RESERVED_KEYS", "Members", "SampleForm"]
+__all__ = ["RESERVED_KEYS", "Members", "SampleForm", "StoredSamples"]
 
 RESERVED_KEYS = ("sample_id", "modalities", "shard_idx", "sample_idx_in_shard")
 """Names in the metadata of a sample that the writer sets."""
@@ -54,10 +58,7 @@ class SampleForm:
 
     def add(self, members: "Members", shard: ShardFile, shard_number: int) -> None:
         """Add a sample to a shard. The first one determines the fields and dtypes of all that follow."""
-        place = b'"shard_idx":%d,"sample_idx_in_shard":%d' % (shard_number, shard.n_items)
-        metadata = members.before + place + members.after
-        payloads = [*members.payloads.values(), Payload("json", (metadata,), len(metadata))]
-        shard.add(members.key, (*members.suffixes.values(), _METADATA), payloads)
+        shard.add(*members.place_in(shard_number, shard.n_items))
         if not self._suffixes:
             self._suffixes = dict(members.suffixes)
             self._dtypes = {name: payload.dtype for name, payload in members.payloads.items()}
@@ -84,6 +85,45 @@ class SampleForm:
         return payloads
 
 
+class StoredSamples:
+    """The samples of finished shards, to compare others with.
+
+    Parameters
+    ----------
+    folder
+        Where the shards are.
+    shards
+        Name and number of items of each.
+    """
+
+    def __init__(self, folder: Path, shards: Sequence[tuple[str, int]]) -> None:
+        self._folder, self._names = folder, [name for name, _ in shards]
+        self._ends = np.cumsum([n_items for _, n_items in shards])
+        self._layouts = MemberLayouts()
+        self._open: tuple[int, SideIndex] | None = None
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def first_shard_items(self) -> int:
+        """Items of the first shard."""
+        return int(self._ends[0])
+
+    def has(self, number: int, members: "Members") -> bool:
+        """Return whether sample `number` is stored with exactly these bytes."""
+        shard = int(np.searchsorted(self._ends, number, side="right"))
+        row = number - (int(self._ends[shard - 1]) if shard else 0)
+        stored = {column.suffix: int(column.checksums[row]) for column in self._side_index(shard).columns}
+        return self._layouts.checksums(*members.place_in(shard, row)) == stored
+
+    def _side_index(self, shard: int) -> SideIndex:
+        if self._open is None or self._open[0] != shard:
+            name = index_name(self._names[shard])
+            self._open = shard, SideIndex.from_bytes(read_regular(self._folder / name), name)
+        return self._open[1]
+
+
 class Members(NamedTuple):
     """The members of one sample, encoded; the last one, its metadata, still lacks the place in the shard."""
 
@@ -92,6 +132,21 @@ class Members(NamedTuple):
     payloads: Mapping[str, Payload]
     before: bytes
     after: bytes
+
+    def place_in(self, shard_number: int, row: int) -> tuple[str, tuple[str, ...], list[Payload]]:
+        """Return the key, suffixes and payloads of all members of an item that is number `row` of a shard."""
+        place = b'"shard_idx":%d,"sample_idx_in_shard":%d' % (shard_number, row)
+        metadata = self.before + place + self.after
+        payloads = [*self.payloads.values(), Payload("json", (metadata,), len(metadata))]
+        return self.key, (*self.suffixes.values(), _METADATA), payloads
+
+    def content_hash(self) -> int:
+        """Return a hash of the fields and of the user's metadata, without key, id and place."""
+        digest = xxhash.xxh3_64(self.after)
+        for payload in self.payloads.values():
+            for content in payload.buffers:
+                digest.update(content)
+        return digest.intdigest()
 
     @property
     def most_bytes(self) -> int:

@@ -14,7 +14,7 @@ from penstock.shard.manifest import ShardEntry
 from penstock.shard.side_index import SideIndex, SideIndexBuilder, index_name
 from penstock.shard.tar import END, TAR_BLOCK, HeaderTemplate, byte_sum
 
-__all__ = ["ShardFile", "make_entry", "write_index"]
+__all__ = ["MemberLayouts", "ShardFile", "make_entry", "write_index"]
 
 # Smaller members are joined first: calls cost more than copies.
 _JOIN_BYTES = 1 << 16
@@ -43,6 +43,44 @@ def make_entry(shard: Path, side_index: SideIndex, stored: bytes, compression: C
     return ShardEntry(shard.name, side_index.n_items, side_index.tar_bytes, shard.stat().st_size, digest, compression)
 
 
+class MemberLayouts:
+    """Makes the members of an item as they lie in an archive: header, payload, padding."""
+
+    def __init__(self) -> None:
+        self._templates: dict[tuple[str, int, tuple[int, ...] | None], tuple[HeaderTemplate, NpyHeader | None]] = {}
+
+    def members(
+        self, key: str, suffixes: Sequence[str], payloads: Sequence[Payload]
+    ) -> list[tuple[str, HeaderTemplate, NpyHeader | None, Sequence[bytes | memoryview]]]:
+        """Return the suffix of each member, what it has in common with others, and its bytes."""
+        name = key.encode()
+        key_sum, templates = byte_sum(name), self._templates
+        members: list[tuple[str, HeaderTemplate, NpyHeader | None, Sequence[bytes | memoryview]]] = []
+        for suffix, payload in zip(suffixes, payloads, strict=True):
+            template, npy = templates.get((suffix, payload.size, payload.shape)) or self._make_template(suffix, payload)
+            members.append(
+                (suffix, template, npy, (template.header(name, key_sum), *payload.buffers, template.padding))
+            )
+        return members
+
+    def checksums(self, key: str, suffixes: Sequence[str], payloads: Sequence[Payload]) -> dict[str, int]:
+        """Return the checksum of each member, by suffix, as in the side index of a shard."""
+        return {
+            suffix: xxhash.xxh3_64_intdigest(b"".join(buffers))
+            for suffix, _, _, buffers in self.members(key, suffixes, payloads)
+        }
+
+    def _make_template(self, suffix: str, payload: Payload) -> tuple[HeaderTemplate, NpyHeader | None]:
+        npy = None
+        if payload.dtype is not None and payload.shape is not None:
+            offset = len(payload.buffers[0]) if payload.extension == "npy" else 0
+            npy = NpyHeader(payload.dtype, payload.shape, fortran_order=False, data_offset=offset)
+        template = HeaderTemplate(f".{suffix}", payload.size), npy
+        if len(self._templates) < _MAX_TEMPLATES:  # texts may all differ in length
+            self._templates[suffix, payload.size, payload.shape] = template
+        return template
+
+
 class ShardFile:
     """Writes one shard, item by item; `close` completes it, and the end of a `with` block discards it otherwise.
 
@@ -55,7 +93,7 @@ class ShardFile:
         self._compressor = make_compressor(compression)
         self._buffer, self._buffered = bytearray(_WRITE_BYTES), 0
         self._written = self._writeback = 0
-        self._templates: dict[tuple[str, int, tuple[int, ...] | None], tuple[HeaderTemplate, NpyHeader | None]] = {}
+        self._layouts = MemberLayouts()
         self.builder = SideIndexBuilder()
         self.tar_bytes = 0
 
@@ -72,15 +110,10 @@ class ShardFile:
 
     def add(self, key: str, suffixes: Sequence[str], payloads: Sequence[Payload]) -> None:
         """Add one item."""
-        name = key.encode()
-        key_sum, templates, begin = byte_sum(name), self._templates, self.tar_bytes
+        begin = self.tar_bytes
         # Make all headers first: an invalid name raises before anything is written.
-        members = []
-        for suffix, payload in zip(suffixes, payloads, strict=True):
-            template, npy = templates.get((suffix, payload.size, payload.shape)) or self._make_template(suffix, payload)
-            buffers = (template.header(name, key_sum), *payload.buffers, template.padding)
-            members.append((suffix, template, npy, buffers))
-        self.builder.begin_item(name)
+        members = self._layouts.members(key, suffixes, payloads)
+        self.builder.begin_item(key.encode())
         for suffix, template, npy, buffers in members:
             if template.size < _JOIN_BYTES:
                 content = b"".join(buffers)
@@ -113,16 +146,6 @@ class ShardFile:
             os.close(self._handle)
             self._handle = -1
         self._path.unlink(missing_ok=True)
-
-    def _make_template(self, suffix: str, payload: Payload) -> tuple[HeaderTemplate, NpyHeader | None]:
-        npy = None
-        if payload.dtype is not None and payload.shape is not None:
-            offset = len(payload.buffers[0]) if payload.extension == "npy" else 0
-            npy = NpyHeader(payload.dtype, payload.shape, fortran_order=False, data_offset=offset)
-        template = HeaderTemplate(f".{suffix}", payload.size), npy
-        if len(self._templates) < _MAX_TEMPLATES:  # texts may all differ in length
-            self._templates[suffix, payload.size, payload.shape] = template
-        return template
 
     def _append_all(self, buffers: Sequence[bytes | memoryview]) -> tuple[int, int]:
         """Append one member without joining its buffers; return its checksum and its length."""

@@ -8,7 +8,7 @@ import json
 import os
 import string
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -32,7 +32,7 @@ from penstock.shard.publish import (
     read_published,
     stage,
 )
-from penstock.shard.sample_form import Members, SampleForm
+from penstock.shard.sample_form import Members, SampleForm, StoredSamples
 from penstock.shard.shard_file import ShardFile
 from penstock.shard.side_index import SideIndex
 from penstock.shard.tar import END
@@ -87,6 +87,9 @@ class ShardWriter:
     3. The process is killed at any moment: there is no dataset, the previous one or the new one.
     4. A second writer on the same folder: refused while the first one lives.
     5. A dataset in the folder: WriteError, unless `overwrite` or `resume`; it is replaced when the new one is complete.
+    6. After `resume=True`, samples may come from number `written` on, or from the beginning, if nobody has asked for
+       `written` before the first of them: those that are stored are compared and skipped. Others than the stored ones,
+       or fewer of them: OptionError.
     """
 
     _ended = "never started"
@@ -106,8 +109,8 @@ class ShardWriter:
         self._form = SampleForm(options.array_format)
         self._keys: set[int] | None = None
         self._open: ShardFile | None = None
-        self.written = 0
-        """Number of samples so far. After `resume=True`, continue with the sample of this number."""
+        self._n_written = 0
+        self._resumed: _Resumed | None = None
         try:
             self._ended = ""
             self._begin(resume=resume, overwrite=overwrite)
@@ -115,16 +118,25 @@ class ShardWriter:
             self.abandon()
             raise
 
+    @property
+    def written(self) -> int:
+        """Number of samples so far. After `resume=True`, the number of the sample to continue with."""
+        if self._resumed is not None and not self._resumed.n_given:
+            self._resumed.continues = True
+        return self._n_written
+
     def write(self, sample: Mapping[str, Any], sample_id: str | None, metadata: Mapping[str, Any] | None) -> None:
         """Add one sample."""
+        if self._resumed is not None and self._is_stored(sample, sample_id, metadata):
+            return
         if self._ended:
             raise WriteError(f"Could not write a sample: this writer of {self.folder} {self._ended}. Create a new one.")
         key, key_hash = self._new_key(sample_id)
-        members = self._form.encode(sample, self.written, key, sample_id or key, metadata)
+        members = self._form.encode(sample, self._n_written, key, sample_id or key, metadata)
         try:
             shard = self._open_shard_for(members)
             self._form.add(members, shard, len(self._shards))
-            self.written += 1
+            self._n_written += 1
             if self._keys is not None:
                 self._keys.add(key_hash)
             if shard.n_items == self.options.shard_size:
@@ -134,13 +146,19 @@ class ShardWriter:
 
     def commit(self) -> Manifest:
         """Publish the dataset, and return its manifest."""
+        if self._resumed is not None and self._resumed.n_given and not self._resumed.continues:
+            raise OptionError(
+                f"Of the {count(len(self._resumed.stored), 'sample')} that were in {self.folder} before resume=True, "
+                f"only the first {self._resumed.n_given} were written again. Write all of them, or start over with "
+                "overwrite=True."
+            )
         if self._ended == _COMPLETE:
             return Manifest.read(self.folder / MANIFEST)
         if self._ended:
             raise WriteError(
                 f"Could not publish the dataset: this writer of {self.folder} {self._ended}. Create a new one."
             )
-        if not self.written:
+        if not self._n_written:
             raise OptionError("A dataset must have at least one sample, but no samples were written.")
         try:
             if self._open is not None and self._open.n_items:
@@ -164,8 +182,8 @@ class ShardWriter:
     def __del__(self) -> None:
         if not self._ended and self._lock.is_held:  # a forked child has a copy, but not the lock
             warnings.warn(
-                f"A writer of {self.folder} with {count(self.written, 'sample')} was dropped without finalize(), so no "
-                "dataset was published. Use it in a `with` statement, or continue with resume=True.",
+                f"A writer of {self.folder} with {count(self._n_written, 'sample')} was dropped without finalize(), so "
+                "no dataset was published. Use it in a `with` statement, or continue with resume=True.",
                 ResourceWarning,
                 stacklevel=1,
             )
@@ -184,7 +202,9 @@ class ShardWriter:
             complete = None if staging.folder.exists() else read_published(self.folder)
             if complete is not None:
                 self._check_same(complete)
-                self.written, self._ended = complete.n_items, _COMPLETE
+                self._n_written, self._ended = complete.n_items, _COMPLETE
+                self._form = SampleForm(self.options.array_format, complete.fields)
+                self._resume_after(self.folder, complete.shards)
                 self._lock.release()
                 return
             if staging.options not in (None, options):
@@ -205,10 +225,15 @@ class ShardWriter:
         keys: list[int] = []
         for entry, side_index in find_finished_shards(writing, self.options.shard_name, self.options.compression):
             self._add_shard(entry, side_index)
-            self.written += entry.n_items
+            self._n_written += entry.n_items
             keys += side_index.keys.tolist()
         if any(key != _hash_key(automatic_key(number)) for number, key in enumerate(keys)):
             self._keys = set(keys)
+        self._resume_after(writing, self._shards)
+
+    def _resume_after(self, folder: Path, shards: Sequence[ShardEntry]) -> None:
+        if shards:
+            self._resumed = _Resumed(StoredSamples(folder, [(shard.name, shard.n_items) for shard in shards]))
 
     def _check_same(self, complete: Manifest) -> None:
         """Raise OptionError if the complete dataset was written with other options than this writer's."""
@@ -246,8 +271,8 @@ class ShardWriter:
             needed = members.most_bytes + len(END)
             if needed > limit:
                 raise OptionError(
-                    f"A sample must fit into a shard of {limit} bytes, but sample {self.written} needs {needed}. Raise "
-                    "max_shard_bytes."
+                    f"A sample must fit into a shard of {limit} bytes, but sample {self._n_written} needs {needed}. "
+                    "Raise max_shard_bytes."
                 )
             if self._open is not None and self._open.tar_bytes + needed > limit:
                 self._close_shard()
@@ -270,18 +295,66 @@ class ShardWriter:
 
     # -- one sample ----------------------------------------------------------------------------------------------------
 
+    def _is_stored(self, sample: Mapping[str, Any], sample_id: str | None, metadata: Mapping[str, Any] | None) -> bool:
+        """Compare a sample that comes after `resume=True`; return whether it is stored already, and to be skipped."""
+        assert self._resumed is not None, "called only after resuming"
+        resumed, number = self._resumed, self._resumed.n_given
+        key = automatic_key(number) if sample_id is None else encode_key(sample_id)
+        named = self._n_written if resumed.continues else number
+        members = self._form.encode(sample, named, key, sample_id or key, metadata)
+        is_same = resumed.stored.has(number, members)
+        if sample_id is not None and is_same:
+            resumed.continues = False  # ids are unique: this one cannot be that of another sample
+        if not resumed.continues:
+            if not is_same:
+                raise OptionError(
+                    f"With resume=True, samples must come from number {self._n_written} on (writer.written), or all of "
+                    f"them again from the beginning, but the sample that was given as number {number} differs from the "
+                    f"one in {self.folder}. Write the same samples, or start over with overwrite=True."
+                )
+            resumed.n_given += 1
+            if resumed.n_given == len(resumed.stored):
+                self._resumed = None
+            return True
+        resumed.n_given += 1
+        resumed.contents.add(members.content_hash())
+        if is_same and resumed.n_given < resumed.stored.first_shard_items:
+            return False
+        self._resumed = None
+        if is_same and len(resumed.contents) > 1:  # samples that are all alike say nothing
+            self.abandon()
+            raise OptionError(
+                f"The {resumed.n_given} samples that were written after resume=True are the first ones in "
+                f"{self.folder} again. After asking for writer.written, continue with the sample of that number, "
+                f"{len(resumed.stored)}; to write all of them again from the beginning, do not ask for it before."
+            )
+        return False
+
     def _new_key(self, sample_id: str | None) -> tuple[str, int]:
         """Return a key that no sample has yet, and its hash."""
+        number = self._n_written
         if sample_id is None and self._keys is None:
-            return automatic_key(self.written), 0
+            return automatic_key(number), 0
         if self._keys is None:
             # Automatic keys never repeat. From the first id that the user gives, remember every key.
-            self._keys = {_hash_key(automatic_key(number)) for number in range(self.written)}
-        key = automatic_key(self.written) if sample_id is None else encode_key(sample_id)
+            self._keys = {_hash_key(automatic_key(earlier)) for earlier in range(number)}
+        key = automatic_key(number) if sample_id is None else encode_key(sample_id)
         key_hash = _hash_key(key)
         if key_hash in self._keys:
-            raise OptionError(f"sample_id must be unique, got {sample_id or key!r} again for sample {self.written}.")
+            raise OptionError(f"sample_id must be unique, got {sample_id or key!r} again for sample {number}.")
         return key, key_hash
+
+
+@dataclass(slots=True)
+class _Resumed:
+    """The samples of an earlier writer, until it is clear that those that come are others."""
+
+    stored: StoredSamples
+    continues: bool = False
+    """Whether somebody asked for `written` before the first sample, and so knows which one is next."""
+    n_given: int = 0
+    contents: set[int] = field(default_factory=set)
+    """Hashes of the samples that were given to a writer that continues."""
 
 
 def merge_fields(fields: Mapping[str, FieldInfo], side_index: SideIndex) -> dict[str, FieldInfo]:

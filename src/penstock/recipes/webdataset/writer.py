@@ -35,7 +35,9 @@ class WebDatasetWriter:
     metadata
         Metadata of the whole dataset, kept in the manifest.
     resume
-        Continue after the shards that a killed writer completed: they hold the first `written` samples.
+        Continue after the shards that a killed writer completed: they hold the first `written` samples. Write the
+        samples from number `written` on; or, without asking for `written`, all of them from the beginning: those that
+        are stored are compared and skipped. OptionError if the samples are others.
     overwrite
         Replace an existing dataset at the moment when the new one is complete; False: raise WriteError.
 
@@ -70,7 +72,10 @@ class WebDatasetWriter:
 
     @property
     def written(self) -> int:
-        """Samples written so far; after `resume=True`, the number of the next sample to write."""
+        """Samples written so far; after `resume=True`, the number of the next sample to write.
+
+        Whoever asks for it before the first sample is expected to continue there.
+        """
         return self._writer.written
 
     def write_sample(
