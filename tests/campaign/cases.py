@@ -97,14 +97,18 @@ CASES: tuple[Case, ...] = (
         7,
         WRITING,
         "SIGTERM, as Slurm sends it: a clean stop that can be resumed",
-        ("demo/test_story.py",),
+        (
+            "faults/test_stopped.py",
+            "faults/test_convert_killed.py::test_workers_of_a_process_that_is_killed_end_and_keep_nobody_out",
+            "demo/test_story.py::test_a_signal_ends_the_demo_with_all_its_processes_and_removes_the_files",
+        ),
     ),
     Case(
         8,
         WRITING,
         "clock jumps and runs within the same second: the same bytes, no change unnoticed",
         (
-            "shard/test_writer.py::test_the_same_samples_give_the_same_bytes",
+            "faults/test_clock.py",
             "faults/test_shard_changes.py::test_a_shard_that_changes_between_two_reads_is_noticed",
         ),
     ),
@@ -277,7 +281,8 @@ CASES: tuple[Case, ...] = (
         "tar bomb, absurd size, a million members, deep PAX headers",
         (
             "faults/test_shard_hostile.py::test_an_absurd_size_is_reported_and_takes_no_memory",
-            "faults/test_shard_hostile.py::test_an_item_of_very_many_members_is_indexed_in_seconds",
+            "faults/test_shard_hostile.py::test_very_many_items_are_indexed",
+            "faults/test_shard_hostile.py::test_an_item_of_very_many_members_is_read_or_refused",
             "shard/test_tar.py::test_endless_extension_headers_are_refused",
             "shard/test_tar.py::test_an_extension_header_of_absurd_size_is_refused_before_it_is_read",
         ),
@@ -315,22 +320,30 @@ CASES: tuple[Case, ...] = (
         30,
         STORAGE,
         "5xx, 429, a reset in mid-body, a short read, a wrong Content-Length",
-        (),
-        "Shards are read from mounted file systems only; zarr over http is the one remote store.",
+        (
+            "faults/test_http_store.py::test_whatever_the_server_answers_rows_are_right_or_an_error_names_them",
+            "faults/test_http_store.py::test_a_fault_that_passes_costs_nothing_but_time",
+        ),
+        "Zarr arrays over HTTP; shards are read from file systems only.",
     ),
     Case(
         31,
         STORAGE,
         "a store that stalls for 200 s: a deadline ends the wait",
-        (),
-        "Shards are read from mounted file systems only; zarr over http is the one remote store.",
+        (
+            "faults/test_http_store.py::test_a_server_that_stalls_is_a_read_error_after_the_stated_time",
+            "faults/test_http_store.py::test_a_batch_that_waits_for_a_stalled_server_is_named_when_its_time_is_over",
+        ),
+        "Zarr arrays over HTTP, with a shorter deadline than the one of two minutes.",
     ),
     Case(
         32,
         STORAGE,
         "credentials that expire in the middle of an epoch",
-        (),
-        "Shards are read from mounted file systems only; zarr over http is the one remote store.",
+        (
+            "faults/test_http_store.py::test_credentials_that_expire_in_mid_epoch_are_an_error_and_with_others_it_resumes",
+        ),
+        "A server that begins to answer 401 and 403; no cloud account can be used here.",
     ),
     Case(
         33,
@@ -340,6 +353,7 @@ CASES: tuple[Case, ...] = (
             "faults/test_shard_changes.py::test_a_shard_that_changes_in_the_middle_of_an_epoch_gives_exact_items_or_an_error",
             "faults/test_shard_changes.py::test_beside_a_process_that_changes_a_shard_every_item_is_exact_or_refused",
         ),
+        "Shards and local arrays. A remote chunk that is replaced by a valid one is read: stores keep no checksums.",
     ),
     Case(
         34,
@@ -394,6 +408,7 @@ CASES: tuple[Case, ...] = (
         WORKERS,
         "fork after the parent used zarr, h5py, asyncio and threads",
         (
+            "faults/test_fork_after_use.py",
             "source/stored/test_workers.py::test_a_fork_after_a_read_has_threads_of_its_own",
             "source/stored/test_workers.py::test_a_fork_in_the_middle_of_a_read_does_not_hang",
             "source/stored/test_other_formats.py::test_a_fork_reads_while_a_thread_of_its_parent_reads",
@@ -421,7 +436,7 @@ CASES: tuple[Case, ...] = (
         43,
         WORKERS,
         "Ctrl-C during an epoch, while workers start, while resuming",
-        ("faults/test_interrupts.py",),
+        ("faults/test_interrupts.py", "faults/test_stopped.py"),
     ),
     # -- order and resume ----------------------------------------------------------------------------------------------
     Case(
@@ -474,7 +489,10 @@ CASES: tuple[Case, ...] = (
         50,
         RESUME,
         "resume with a list of bad items that has grown since",
-        ("faults/test_shard_substitutes.py",),
+        (
+            "faults/test_shard_substitutes.py::test_resuming_is_exact_when_more_items_are_bad_than_before",
+            "faults/test_shard_substitutes.py::test_order_and_resume_are_exact_with_substitutes",
+        ),
     ),
     Case(
         51,
@@ -491,7 +509,7 @@ CASES: tuple[Case, ...] = (
         RESUME,
         "an index of 10⁹ samples: resume in less than 100 ms and 50 MB",
         (
-            "laws/test_loader_resume.py::test_resuming_far_into_a_billion_items_costs_as_much_as_at_item_ten",
+            "laws/test_loader_resume.py::test_resuming_far_into_a_billion_items_takes_less_than_100_ms_and_50_mb",
             "laws/test_loader_resume.py::test_worker_processes_do_not_get_a_list_of_all_batches",
         ),
     ),
@@ -501,7 +519,7 @@ CASES: tuple[Case, ...] = (
         RANKS,
         "uneven shards, 2 to 4 real gloo ranks: equally many steps, no hang",
         (
-            "laws/test_loader_order.py::test_two_gloo_ranks_see_all_items_once_in_equally_many_steps",
+            "faults/test_ranks.py::test_ranks_over_uneven_shards_make_equally_many_steps_and_share_the_order",
             "recipes/webdataset/test_ranks.py::test_two_gloo_ranks_see_all_samples_once_in_equally_many_steps",
             "laws/test_plan_ranks.py",
         ),
@@ -511,6 +529,7 @@ CASES: tuple[Case, ...] = (
         RANKS,
         "fewer samples than ranks; fewer shards than ranks",
         (
+            "faults/test_ranks.py::test_fewer_shards_or_items_than_ranks_leave_no_rank_waiting",
             "laws/test_loader_order.py::test_fewer_batches_than_ranks_leave_no_rank_waiting",
             "laws/test_loader_order.py::test_fewer_items_than_ranks_are_refused_on_construction",
         ),
@@ -519,14 +538,16 @@ CASES: tuple[Case, ...] = (
         55,
         RANKS,
         "one rank raises: the others stop",
-        (),
-        "No test yet.",
+        ("faults/test_ranks.py::test_when_one_rank_raises_the_others_stop",),
     ),
     Case(
         56,
         RANKS,
         "a rank is killed, and the run restarts with fewer ranks",
-        ("laws/test_plan_ranks.py::test_another_number_of_ranks_resumes_where_the_first_stopped",),
+        (
+            "faults/test_ranks.py::test_a_rank_is_killed_and_fewer_ranks_resume_where_all_of_them_stood",
+            "laws/test_plan_ranks.py::test_another_number_of_ranks_resumes_where_the_first_stopped",
+        ),
     ),
     Case(
         57,
@@ -536,6 +557,7 @@ CASES: tuple[Case, ...] = (
             "laws/test_plan_coverage.py",
             "laws/test_plan_ranks.py::test_pad_shares_the_one_global_order_round_by_round_with_full_shapes_on_every_rank",
             "laws/test_loader_order.py::test_two_gloo_ranks_see_all_items_once_in_equally_many_steps",
+            "faults/test_ranks.py::test_ranks_over_uneven_shards_make_equally_many_steps_and_share_the_order",
         ),
     ),
     # -- shapes and values ---------------------------------------------------------------------------------------------
@@ -581,6 +603,7 @@ CASES: tuple[Case, ...] = (
             "shard/test_codec.py::test_arrays_come_back_bit_for_bit",
             "shard/test_codec.py::test_records_and_titles_come_back",
             "source/stored/test_source.py::test_every_type_and_byte_order_is_read",
+            "source/test_large.py",
         ),
     ),
     Case(
@@ -597,7 +620,7 @@ CASES: tuple[Case, ...] = (
         63,
         RESOURCES,
         "after exit, exception and Ctrl-C: no process, thread, file, shared memory or semaphore left",
-        ("faults/test_leaks.py", "faults/test_interrupts.py"),
+        ("faults/test_leaks.py", "faults/test_interrupts.py", "faults/test_stopped.py"),
     ),
     Case(
         64,
@@ -610,6 +633,7 @@ CASES: tuple[Case, ...] = (
         RESOURCES,
         "/dev/shm of 64 MB and 256 open files: works, or a clear message",
         (
+            "faults/test_small_machine.py::test_batches_larger_than_dev_shm_arrive_with_256_open_files",
             "source/tar/test_files.py::test_more_shards_than_files_may_be_open_are_read_in_turns",
             "faults/test_shard_changes.py::test_more_shards_than_the_limit_of_open_files_are_read",
         ),
@@ -618,12 +642,16 @@ CASES: tuple[Case, ...] = (
         66,
         RESOURCES,
         "one CPU of a large machine: threads and workers are as many as may run",
-        ("observe/test_machine.py",),
+        ("faults/test_small_machine.py::test_one_cpu_of_several_is_noticed_and_enough", "observe/test_machine.py"),
+        "One CPU of the two that there are here, by affinity and by a control group.",
     ),
     Case(
         67,
         RESOURCES,
         "the interpreter ends within a second of close()",
-        ("faults/test_leaks.py::test_an_open_loader_does_not_keep_the_interpreter_alive",),
+        (
+            "faults/test_small_machine.py::test_nothing_keeps_the_interpreter_after_close",
+            "faults/test_leaks.py::test_an_open_loader_does_not_keep_the_interpreter_alive",
+        ),
     ),
 )

@@ -146,10 +146,19 @@ def test_killed_while_replacing_a_dataset_a_reader_sees_the_old_the_new_or_none(
     assert "old" in seen
 
 
+HOW = {
+    "kill -9": (os.kill, signal.SIGKILL),
+    "SIGTERM": (os.kill, signal.SIGTERM),
+    "SIGTERM to all, as Slurm does": (os.killpg, signal.SIGTERM),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("case", ["plain", "shuffled"])
 def test_workers_of_a_process_that_is_killed_end_and_keep_nobody_out(
-    case: str, conversions: Conversions, inputs: list[Taped], tmp_path: Path
+    case: str, how: str, conversions: Conversions, inputs: list[Taped], tmp_path: Path
 ) -> None:
+    send, sent = HOW[how]
     convert(inputs, tmp_path / "whole", options_of(case))
     mishap(inputs[1], "hold", 3)
     parent = conversions.begin(inputs, tmp_path / "out", case, workers=2)
@@ -157,12 +166,12 @@ def test_workers_of_a_process_that_is_killed_end_and_keep_nobody_out(
     assert eventually(lambda: len(session_members(parent)) == 3), "the process and its two workers"
     with pytest.raises(WriteError, match="Another writer is at work"):
         convert(inputs, tmp_path / "out", options_of(case), existing="resume")
-    os.kill(parent, signal.SIGKILL)
+    send(parent, sent)
     try:
         assert eventually(lambda: session_members(parent) == []), "a worker has outlived its parent"
     finally:
         mend(inputs[1])
-    assert conversions.answer()["killed"] == signal.SIGKILL
+    assert conversions.answer()["killed"] == sent
     assert visible(tmp_path / "out") == set()
     convert(inputs, tmp_path / "out", options_of(case), engine=LocalEngine(2), existing="resume")
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")

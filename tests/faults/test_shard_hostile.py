@@ -8,6 +8,7 @@ import os
 import pickle
 import resource
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from penstock import TarSource
 from penstock.core.errors import DamageError, OptionError, PenstockError, SourceError
 from penstock.shard.index_tars import index_archives
 from penstock.shard.verify import verify_shards
+
+SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
 
 
 class Calls:
@@ -188,11 +191,30 @@ def test_an_absurd_size_is_reported_and_takes_no_memory(tmp_path: Path) -> None:
     assert megabytes < 100
 
 
-def test_an_item_of_very_many_members_is_indexed_in_seconds(tmp_path: Path) -> None:
-    blocks = [tarfile.TarInfo(f"a.{number}").tobuf() for number in range(10_000)]
-    (tmp_path / "a.tar").write_bytes(b"".join(blocks) + bytes(1024))
-    outcome, megabytes = run_isolated(index_within, tmp_path, 6)
-    assert outcome
+COUNTS = [10_000, pytest.param(1_000_000, marks=pytest.mark.skipif(not SOAK, reason="slow; run with PENSTOCK_SOAK=1"))]
+
+
+def write_members(path: Path, names: Iterable[str]) -> None:
+    with path.open("wb") as out:
+        out.writelines(tarfile.TarInfo(name).tobuf() for name in names)
+        out.write(bytes(1024))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("count", COUNTS)
+def test_very_many_items_are_indexed(count: int, tmp_path: Path) -> None:
+    write_members(tmp_path / "a.tar", (f"{number}.bin" for number in range(count)))
+    outcome, megabytes = run_isolated(index_within, tmp_path, 6, seconds=800)
+    assert outcome == "{'bin': array([b''], dtype=object)}"
+    assert megabytes < 300 + count // 1000
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("count", COUNTS)
+def test_an_item_of_very_many_members_is_read_or_refused(count: int, tmp_path: Path) -> None:
+    write_members(tmp_path / "a.tar", (f"a.{number}" for number in range(count)))
+    outcome, megabytes = run_isolated(index_within, tmp_path, 6, seconds=800)
+    assert ("more than 10,000 extensions" in outcome) == (count > 10_000)
     assert megabytes < 300
 
 

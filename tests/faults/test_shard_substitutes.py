@@ -138,6 +138,33 @@ def test_order_and_resume_are_exact_with_substitutes(kind: str, originals: Path,
 
 
 @pytest.mark.parametrize("run", RUNS)
+def test_resuming_is_exact_when_more_items_are_bad_than_before(run: str, folder: Path) -> None:
+    """Items that turn bad between two parts of a run are replaced; whatever else was to come, comes."""
+    with loader_of(folder, "inline") as loader:
+        healthy = [first_values(loader) for _ in range(2)]
+    flip(folder / SECOND, 5)  # item 2
+    with loader_of(folder, run) as loader:
+        first = first_values(islice(loader, 1))
+        state = json.loads(json.dumps(loader.state_dict()))
+    # Another process finds one more before this one resumes: item 5, which is the second of the last shard.
+    flip(folder / "shard_000002.tar", ITEM_BYTES + 5)
+    TarSource(folder, on_error="substitute").take(np.array([5, 2]))
+    assert sorted(number for number, _ in read_quarantine(folder)) == [2, 5]
+    found = []
+    for again in RUNS:
+        with loader_of(folder, again) as loader:
+            loader.load_state_dict(state)
+            rest = [first_values(loader), first_values(loader)]
+        found.append(rest)
+    assert found[0] == found[1] == found[2]
+    for one, other in ((healthy[0][:1], first), (healthy[0][1:], found[0][0]), (healthy[1], found[0][1])):
+        bad = {2.0} if other is first else {2.0, 5.0}
+        for was, is_now in zip(np.ravel(one).tolist(), np.ravel(other).tolist(), strict=True):
+            assert (was == is_now) == (was not in bad)
+    assert len(read_quarantine(folder)) == 2
+
+
+@pytest.mark.parametrize("run", RUNS)
 def test_an_error_reaches_the_consumer_with_shard_and_item(run: str, folder: Path) -> None:
     flip(folder / SECOND, ITEM_BYTES + 5)
     source = TarSource(folder, fields=["x"])

@@ -29,6 +29,8 @@ from penstock.shard.tar import Member, Readable, read_members
 
 __all__ = ["ARCHIVE", "Problem", "expand_archives", "index_archives"]
 
+_MOST_FIELDS = 10_000  # a million members of one item would take minutes and gigabytes
+
 ARCHIVE = re.compile(r"\.(tar|tar\.gz|tar\.bz2|tar\.xz|tgz)$")
 """The file name extensions of archives."""
 
@@ -190,6 +192,7 @@ def _index_archive(archive: Path) -> tuple[SideIndex | None, list[Problem], list
     builder = SideIndexBuilder()
     problems: list[Problem] = []
     hidden: list[str] = []
+    fields: set[str] = set()
     try:
         compression = detect_compression(archive)
         with open_regular(archive) as file:
@@ -202,6 +205,10 @@ def _index_archive(archive: Path) -> tuple[SideIndex | None, list[Problem], list
             for key, suffix, member in _group_members(found, archive.name, problems):
                 if key is not None:
                     builder.begin_item(key.encode(errors="surrogateescape"))
+                fields.add(suffix)
+                if len(fields) > _MOST_FIELDS:
+                    reason = f"its members have more than {_MOST_FIELDS:,} extensions; each is a field of the dataset"
+                    return None, [*problems, Problem(archive.name, builder.n_items - 1, reason)], hidden
                 if builder.has(suffix):
                     problems.append(Problem(archive.name, builder.n_items - 1, f"{member.name!r} appears twice"))
                     continue

@@ -4,6 +4,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from penstock.core.errors import DamageError, MissingDependency, OptionError, Re
 from penstock.source.stored.zarr.local import Selection
 
 __all__ = ["ZarrPythonArray", "read_remote_attributes"]
+
+_REQUEST_SECONDS, _RETRY_SECONDS = 30.0, 120.0
+"""How long one request may take, and how long those that fail or stall are repeated."""
 
 _OBSTORE_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "http", "https", "file")
 
@@ -88,7 +92,7 @@ class ZarrPythonArray:
         except DamageError:
             raise
         except Exception as error:  # zarr and its storage clients may raise anything
-            raise ReadError(f"Could not read rows {start}–{stop - 1} of {self.where}: {error}") from error
+            raise ReadError(f"Could not read rows {start}–{stop - 1} of {self.where}: {_say(error)}") from error
         return out.nbytes
 
     def _check_chunks_exist(self, array: Any, bounds: Selection) -> None:
@@ -115,15 +119,23 @@ def _open_node(where: str, kind: str = "array") -> Any:
     try:
         return zarr.open_array(store, mode="r") if kind == "array" else zarr.open_group(store, mode="r")
     except Exception as error:  # zarr and its storage clients may raise anything
-        raise SourceError(f"Could not open {where} as a zarr {kind}: {error}") from error
+        raise SourceError(f"Could not open {where} as a zarr {kind}: {_say(error)}") from error
 
 
 def _open_remote_store(zarr: Any, where: str) -> Any:
     """Open a store at a URL: with obstore if it is installed and supports the scheme, else with fsspec."""
     try:
-        if where.partition("://")[0] in _OBSTORE_SCHEMES:
+        scheme = where.partition("://")[0]
+        if scheme in _OBSTORE_SCHEMES:
             obstore: Any = import_module("obstore.store")
-            return zarr.storage.ObjectStore(obstore.from_url(where), read_only=True)
+            # Other schemes have options of their own in the environment (AWS_ALLOW_HTTP), which these would replace.
+            client = {"allow_http": scheme == "http", "timeout": timedelta(seconds=_REQUEST_SECONDS)}
+            remote = obstore.from_url(
+                where,
+                client_options=client if scheme in ("http", "https") else None,
+                retry_config={"retry_timeout": timedelta(seconds=_RETRY_SECONDS)},
+            )
+            return zarr.storage.ObjectStore(remote, read_only=True)
     except ImportError:
         pass
     except Exception as error:  # for example missing credentials
@@ -134,6 +146,11 @@ def _open_remote_store(zarr: Any, where: str) -> Any:
         raise MissingDependency("obstore", "s3", f"Reading {where}") from error
     except Exception as error:  # for example an unknown scheme
         raise OptionError(f"Could not open {where}: {error}") from error
+
+
+def _say(error: Exception) -> str:
+    """Return the message of an error without the internals that obstore adds."""
+    return str(error).partition("\n\nDebug source:")[0]
 
 
 def _metadata_stamp(where: str) -> tuple[int, int] | None:

@@ -1,0 +1,178 @@
+"""Real gloo ranks over uneven shards: equally many steps, and an end for all when one of them raises or is killed."""
+
+import json
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from penstock_test_parts import Mishap, MishapAt, planned_items, run_side_by_side
+from penstock_test_shards import archive, index_folder, npy
+
+from penstock import Loader, Plan, PlanError, RunOptions, Shuffle, TarSource
+
+SIZES = (1, 9, 4, 7, 2)  # items of each shard
+THREADS = RunOptions(executor="threads")
+
+
+def write_uneven(folder: Path, sizes: tuple[int, ...] = SIZES) -> Path:
+    """Write shards of these sizes; x of item i is i."""
+    folder.mkdir()
+    first = 0
+    for number, size in enumerate(sizes):
+        samples = [{"x.npy": npy(np.int64(item))} for item in range(first, first + size)]
+        archive(folder / f"shard_{number}.tar", samples, first)
+        first += size
+    index_folder(folder)
+    return folder
+
+
+def join_group(store: str, rank: int, size: int) -> None:
+    limit = timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
+
+
+def make_plan(source: TarSource, tail: Any) -> Plan:
+    return Plan(source.index, Shuffle(), batch_size=2, seed=9, tail=tail)
+
+
+def real(batch: Any) -> list[int]:
+    return [int(x) for x in (batch["x"][batch["mask"]] if "mask" in batch else batch["x"])]
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+def walk(store: str, rank: int, size: int, folder: Path, tails: list[str]) -> dict[str, Any]:
+    """Return the length and the batches of one rank for each tail, or why a loader was refused."""
+    join_group(store, rank, size)
+    source, found = TarSource(folder, fields=["x"]), {}
+    for tail in tails:
+        try:
+            loader = Loader(source, make_plan(source, tail), num_workers=1, options=THREADS)
+        except PlanError as error:
+            found[tail] = str(error)
+            continue
+        batches = []
+        with loader:
+            for batch in loader:
+                dist.all_reduce(torch.ones(1))  # a rank with another number of steps would leave the others waiting
+                batches.append(real(batch))
+        found[tail] = (len(loader), batches)
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def walk_together(tmp_path: Path, folder: Path, size: int, tails: list[str]) -> list[dict[str, Any]]:
+    cases = [(walk, str(tmp_path / "store"), rank, size, folder, tails) for rank in range(size)]
+    return run_side_by_side(*cases, seconds=100)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ranks_over_uneven_shards_make_equally_many_steps_and_share_the_order(size: int, tmp_path: Path) -> None:
+    folder = write_uneven(tmp_path / "set")
+    found = walk_together(tmp_path, folder, size, ["pad", "short", "drop"])
+    for tail in ("pad", "short", "drop"):
+        lengths = [rank[tail][0] for rank in found]
+        batches = [rank[tail][1] for rank in found]
+        assert {*lengths, *map(len, batches)} == {lengths[0]}
+        order = [item for step in zip(*batches, strict=True) for batch in step for item in batch]
+        wanted = [item for batch in planned_items(make_plan(TarSource(folder), "short")) for item in batch]
+        assert order == (wanted[: len(order)] if tail == "drop" else wanted)
+        assert len(wanted) - len(order) < 2 * size if tail == "drop" else sorted(order) == list(range(sum(SIZES)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "size"), [((5, 6), 4), ((3,), 4), ((1,), 2)], ids=["few shards", "few items", "one item"]
+)
+def test_fewer_shards_or_items_than_ranks_leave_no_rank_waiting(
+    sizes: tuple[int, ...], size: int, tmp_path: Path
+) -> None:
+    found = walk_together(tmp_path, write_uneven(tmp_path / "set", sizes), size, ["pad", "short", "drop"])
+    for tail in ("pad", "short", "drop"):
+        ranks = [rank[tail] for rank in found]
+        if tail == "short" and sum(sizes) < size:
+            assert {"an item for each of the" in refusal for refusal in ranks} == {True}
+            continue
+        assert {length for length, _ in ranks} == {ranks[0][0]}
+        items = sorted(item for _, batches in ranks for batch in batches for item in batch)
+        assert items == (list(range(sum(sizes))) if tail != "drop" else sorted(set(items)))
+
+
+# -- one of them fails -------------------------------------------------------------------------------------------------
+
+
+def train_until_one_raises(store: str, rank: int, folder: Path) -> tuple[str, int, float]:
+    """Return how this rank ended, after how many steps, and when."""
+    join_group(store, rank, 3)
+    source = TarSource(folder, fields=["x"])
+    plan = make_plan(source, "pad")
+    transform = MishapAt(in_transform=planned_items(plan)[3 * 2 + 1][0])  # step 2 of rank 1
+    steps = 0
+    try:
+        with Loader(source, plan, transform=transform, num_workers=2, options=THREADS) as loader:
+            for _ in loader:
+                dist.all_reduce(torch.ones(1))
+                steps += 1
+    except Exception as error:
+        return type(error).__name__, steps, time.monotonic()
+    return "the end", steps, time.monotonic()
+
+
+def test_when_one_rank_raises_the_others_stop(tmp_path: Path) -> None:
+    folder = write_uneven(tmp_path / "set")
+    cases = [(train_until_one_raises, str(tmp_path / "store"), rank, folder) for rank in (1, 0, 2)]
+    failed, *others = run_side_by_side(*cases, seconds=100)
+    assert failed[:2] == (Mishap.__name__, 2)
+    for kind, steps, when in others:
+        # Its connections are closed as soon as it has ended: nobody waits until the group's own timeout of a minute.
+        assert (kind, steps) == ("RuntimeError", 2)
+        assert when - failed[2] < 30
+
+
+def train(store: str, rank: int, size: int, folder: Path, stop: int) -> list[list[int]]:
+    """Train from the saved state; rank 0 saves it after each step. The last of three ranks is killed in step `stop`."""
+    join_group(store, rank, size)
+    source, saved = TarSource(folder / "set", fields=["x"]), folder / "state.json"
+    with Loader(source, make_plan(source, "pad"), num_workers=1, options=THREADS) as loader:
+        if saved.exists():
+            loader.load_state_dict(json.loads(saved.read_text()))
+        batches = []
+        try:
+            for step, batch in enumerate(loader):
+                if (rank, step) == (2, stop):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                dist.all_reduce(torch.ones(1))
+                batches.append(real(batch))
+                (folder / f"log_{size}_{rank}").write_text(json.dumps(batches))
+                if rank == 0:
+                    (folder / "next").write_text(json.dumps(loader.state_dict()))
+                    (folder / "next").replace(saved)
+        except RuntimeError:  # the connection to the one that was killed
+            return batches
+    dist.barrier()
+    dist.destroy_process_group()
+    return batches
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_a_rank_is_killed_and_fewer_ranks_resume_where_all_of_them_stood(after: int, tmp_path: Path) -> None:
+    write_uneven(tmp_path / "set")
+    stop = 2
+    cases = [(train, str(tmp_path / "store"), rank, 3, tmp_path, stop) for rank in range(3)]
+    with pytest.raises(AssertionError, match="died with exit code -9"):
+        run_side_by_side(*cases, seconds=100)
+    before = [json.loads((tmp_path / f"log_3_{rank}").read_text()) for rank in range(3)]
+    assert [len(batches) for batches in before] == [stop] * 3
+    cases = [(train, str(tmp_path / "again"), rank, after, tmp_path, -1) for rank in range(after)]
+    rest = run_side_by_side(*cases, seconds=100)
+    found = [item for ranks in (before, rest) for step in zip(*ranks, strict=True) for batch in step for item in batch]
+    wanted = [item for batch in planned_items(make_plan(TarSource(tmp_path / "set"), "short")) for item in batch]
+    assert found == wanted
