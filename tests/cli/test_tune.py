@@ -55,7 +55,7 @@ def test_a_missing_or_invalid_path_is_one_sentence(tmp_path: Path) -> None:
     for where, said in (
         ("nowhere", "nowhere"),
         ("nowhere.npy", "No such file or folder: "),
-        ("broken.npy", "as an npy file"),
+        ("broken.npy", "must be a .npy file"),
     ):
         done = RUN.invoke(app, ["tune", str(tmp_path / where)])
         assert done.exit_code == 2

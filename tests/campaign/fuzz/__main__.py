@@ -11,6 +11,7 @@ from pathlib import Path
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+os.environ["PENSTOCK_MAX_ITEM_BYTES"] = str(1 << 24)  # far below the memory that a process may take
 
 from tests.campaign.fuzz.probe import Finding  # noqa: E402
 from tests.campaign.fuzz.supervise import Outcome, fuzz_targets  # noqa: E402

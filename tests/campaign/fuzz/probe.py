@@ -31,7 +31,7 @@ __all__ = ["Finding", "Probe"]
 
 PROCESSOR_SECONDS = 5  # for one input of at most 128 KiB, whatever else runs on the machine
 WALL_SECONDS = 120  # only for what waits without using a processor, such as opening a pipe
-MEMORY_BYTES = 1 << 30  # beside what the process has after all imports
+MEMORY_BYTES = 1 << 29  # beside what the process has after all imports
 
 _SOURCE = str(Path(penstock.__path__[0]))
 _STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect", "pty.spawn")

@@ -288,7 +288,7 @@ class CellMapDataSplit:
         found: dict[str, list[dict[str, str]]] = {}
         try:
             rows = list(csv.reader(read_regular(path).decode().splitlines()))
-        except (OSError, UnicodeError) as error:
+        except (OSError, UnicodeError, csv.Error) as error:
             raise OptionError(f"Could not read the split {os.fspath(path)}: {cause(error)}.") from error
         for number, row in enumerate(rows, start=1):
             cells = [cell.strip() for cell in row]

@@ -16,6 +16,7 @@ Examples
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +27,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from penstock.convert.inputs.npz import list_headers
 from penstock.convert.table import read_table
 from penstock.core.errors import OptionError, ReadError, SourceError
+from penstock.core.limits import check_expansion
 from penstock.core.text import cause
 from penstock.files.regular import open_regular
 from penstock.recipes.crossval.config import DEFAULTS, SINGLE_FOLD_DEFAULTS, check_config
@@ -213,13 +216,23 @@ def _read_file(path: Path) -> dict[str, Any]:
             "np.savez(path, features=…, labels=…, authors=…)."
         )
     try:
+        headers = list_headers(path)
+    except SourceError as error:
+        raise ReadError(f"Could not read {path}: {error}") from error
+    found = [header for header in headers.values() if not isinstance(header, str)]
+    n_bytes = sum(math.prod(header.shape) * header.dtype.itemsize for header in found)
+    check_expansion(f"The arrays of {path}", n_bytes, path.stat().st_size)
+    unknown = sorted(set(headers) - set(_NEEDED) - set(_OPTIONAL))
+    if unknown:
+        _LOG.warning("%s also has %s, which is ignored.", path, ", ".join(unknown))
+    wrong = {name: reason for name, reason in headers.items() if isinstance(reason, str) and name not in unknown}
+    if wrong:
+        raise ReadError(f"Could not read {path}: {'; '.join(f'{name}: {reason}' for name, reason in wrong.items())}.")
+    try:
         with open_regular(path) as file, np.load(file, allow_pickle=False) as stored:
-            unknown = sorted(set(stored.files) - set(_NEEDED) - set(_OPTIONAL))
-            if unknown:
-                _LOG.warning("%s also has %s, which is ignored.", path, ", ".join(unknown))
-            return {name: stored[name] if name in stored.files else None for name in (*_NEEDED, *_OPTIONAL)}
-    except (OSError, ValueError) as error:
-        raise ReadError(f"Could not read {path}: {cause(error)}") from error
+            return {name: stored[name] if name in headers else None for name in (*_NEEDED, *_OPTIONAL)}
+    except Exception as error:  # a damaged archive can make zipfile and NumPy raise anything
+        raise ReadError(f"Could not read {path}: {cause(error)}.") from error
 
 
 def _read_columns(path: Path) -> dict[str, Any]:

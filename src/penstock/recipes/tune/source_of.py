@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from penstock.core.errors import SourceError
 from penstock.core.protocols import Source
 from penstock.core.text import cause
-from penstock.files.regular import check_regular
 from penstock.source.array import ArraySource
+from penstock.source.stored.npy import map_npy
 from penstock.source.stored.source import ZarrSource
 from penstock.source.tar.source import TarSource
 
@@ -30,11 +28,10 @@ def source_of(where: str) -> Source:
     path = Path(where)
     if path.suffix == ".npy":
         try:
-            check_regular(path)
-            return ArraySource({path.stem or "x": np.load(path, mmap_mode="r", allow_pickle=False)})
+            return ArraySource({path.stem or "x": map_npy(path)})
         except FileNotFoundError as error:
             raise SourceError(f"No file {where}. Check the path.") from error
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise SourceError(f"Could not read {where} as an npy file: {cause(error)}") from error
     if any((path / name).is_file() for name in _ZARR_FILES):
         return ZarrSource(where)

@@ -2,6 +2,7 @@
 
 from tests.campaign.fuzz.target import Target
 from tests.campaign.fuzz.targets.archives import ARCHIVES
+from tests.campaign.fuzz.targets.conversions import CONVERSIONS
 from tests.campaign.fuzz.targets.decoders import DECODERS
 from tests.campaign.fuzz.targets.saved import SAVED
 from tests.campaign.fuzz.targets.shards import SHARDS
@@ -16,8 +17,9 @@ GROUPS: dict[str, tuple[tuple[int, ...], tuple[Target, ...]]] = {
     "files of a dataset": ((13, 14, 16, 18, 19, 28), SHARDS),
     "members of shards": ((23, 27, 28), DECODERS),
     "stored arrays and images": ((20, 21), STORES),
+    "recordings and tables to convert": ((21, 23, 27), CONVERSIONS),
     "audio files": ((22,), SOUNDS),
-    "saved states, results and tables": ((48,), (*SAVED, *TRAINERS)),
+    "saved states and results": ((48,), (*SAVED, *TRAINERS)),
 }
 """What is parsed, the numbers of the fault cases, and the parsers."""
 

@@ -1,9 +1,8 @@
-"""Files that Penstock itself saves and reads again, and tables and texts that people write.
+"""Files that Penstock itself saves and reads again.
 
 The files that an earlier version wrote (`tests/compatibility`) are the inputs to begin with.
 """
 
-import io
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -12,32 +11,22 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-from pyarrow import parquet
-
-from penstock.convert.splits import Split, parse_split
-from penstock.convert.table import read_table
 from penstock.core.errors import (
     DamageError,
     OptionError,
-    ReadError,
     ResumeError,
-    SourceError,
     WriteError,
 )
 from penstock.observe.faults import read_quarantine
 from penstock.observe.machine import this_machine
 from penstock.observe.run_file import is_run_file, read_run
-from penstock.recipes.cellmap.multi import CellMapDataSplit
-from penstock.recipes.crossval.cross_validation import _read_file as read_features
 from penstock.recipes.tune.tuning import Tuning
 from penstock.report.build import gather_report
 from penstock.report.page.render import render_page
 from penstock.source.tar.quarantine import Quarantine
 from penstock.transform.moments import Moments
 from tests.campaign.fuzz.mutate import Mutation
-from tests.campaign.fuzz.structures import mutate_json, mutate_npy, mutate_zip
+from tests.campaign.fuzz.structures import mutate_json
 from tests.campaign.fuzz.target import (
     Run,
     SkippedInput,
@@ -210,50 +199,8 @@ def _prepare_unfinished(folder: Path) -> Run:
     return run
 
 
-# -- tables and texts --------------------------------------------------------------------------------------------------
-
-_TABLES = (
-    b"name,age,label\na,1,x\nb,2.5,y\n",
-    b'name;age\n"a;b";1\n',
-    b",x\n0,1e5\n1,nan\n",
-    "\ufeffä\tb\n1\t2\n".encode(),
-)
-
-
-@cache
-def _parquets() -> Sequence[bytes]:
-    table = pa.table({"a": [1, 2, None], "b": ["x", "y", "z"], "c": [[1.5], [], None]})
-    out = pa.BufferOutputStream()
-    parquet.write_table(table, out)
-    return [out.getvalue().to_pybytes()]
-
-
-def _read_split(path: Path) -> None:
-    CellMapDataSplit.from_csv(path)
-
-
-def _prepare_text(_: Path) -> Run:
-    def run(content: bytes) -> None:
-        try:
-            text = content.decode()
-        except UnicodeDecodeError as error:
-            raise SkippedInput from error
-        split = Split(parse_split(text))
-        if abs(sum(share for _, share in split.shares) - 1) > 1e-5:
-            raise WrongValueError("the shares do not add up to 1")
-
-    return run
-
-
-def _features() -> Sequence[bytes]:
-    out = io.BytesIO()
-    np.savez(out, features=np.arange(8.0).reshape(4, 2), labels=np.array([0, 1, 0, 1]), authors=np.array(list("abab")))
-    return [out.getvalue()]
-
-
 _JSON: tuple[Mutation, ...] = (mutate_json, mutate_json)
 _STATE: tuple[Mutation, ...] = (select_file(mutate_json), select_file(mutate_json))
-_SPLITS = (b"split,raw,gt\ntrain,/a/b,/c/d\nvalidate,/e,/f\n", b"train,/a,b,/c,d\n")
 
 SAVED = (
     Target("state", _prepare_states, _states, (ResumeError,), _STATE, (b"null", b"1" + b"0" * 30), weight=1),
@@ -296,41 +243,5 @@ SAVED = (
         _STATE,
         weight=0.1,
         writes=("*",),
-    ),
-    Target(
-        "table",
-        read_file("x.csv", read_table),
-        lambda: _TABLES,
-        (SourceError, ReadError),
-        (),
-        (b'"', b"\0", b"9" * 400),
-        weight=1,
-    ),
-    Target("parquet", read_file("x.parquet", read_table), _parquets, (SourceError, ReadError), weight=0.5),
-    Target(
-        "features",
-        read_file("x.npz", read_features),
-        _features,
-        (SourceError, ReadError),
-        (mutate_zip(mutate_npy),),
-        weight=0.5,
-    ),
-    Target(
-        "split-csv",
-        read_file("x.csv", _read_split),
-        lambda: _SPLITS,
-        (OptionError,),
-        (),
-        (b'"', b"\0", b","),
-        weight=0.3,
-    ),
-    Target(
-        "split-text",
-        _prepare_text,
-        lambda: [b"train=0.8,val=0.2", b"a=1"],
-        (OptionError,),
-        (),
-        (b"nan", b"inf", b"1e-400", b"=", b","),
-        weight=0.3,
     ),
 )
