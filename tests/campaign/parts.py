@@ -1,5 +1,7 @@
 """The parts of the campaign, in the order in which they run, and their shares of the time."""
 
+from tests.campaign.changes import CHANGES
+from tests.campaign.disks import DISKS
 from tests.campaign.flips import FLIPS
 from tests.campaign.fuzz.part import run_fuzz
 from tests.campaign.kills.all import KILLS
@@ -8,10 +10,10 @@ from tests.campaign.trials import Trials
 
 __all__ = ["PARTS", "SHARES", "run_selection"]
 
-PARTS: dict[str, Part] = {"kills": KILLS, "flips": FLIPS, "fuzz": run_fuzz}
+PARTS: dict[str, Part] = {"kills": KILLS, "disks": DISKS, "changes": CHANGES, "flips": FLIPS, "fuzz": run_fuzz}
 """A part is `(budget_seconds, seed, say) -> list[Result]`."""
 
-SHARES: dict[str, float] = {"kills": 10, "flips": 2, "fuzz": 8}
+SHARES: dict[str, float] = {"kills": 10, "disks": 3, "changes": 3, "flips": 2, "fuzz": 8}
 """Parts of the time; 1 if it is not named."""
 
 

@@ -25,11 +25,11 @@ from types import ModuleType
 
 from penstock_test_mounts import enter_mount_namespace, mount_tmpfs
 from penstock_test_parts import eventually
-from penstock_test_processes import receive, session_members, start_case
+from penstock_test_processes import receive, run_isolated, session_members, start_case
 
 from tests.campaign.result import Result, Say
 
-__all__ = ["Kind", "Trials"]
+__all__ = ["Kind", "Run", "Trials"]
 
 _AT_ONCE = 2
 _LINES = 12  # of a traceback, of a failure
@@ -105,6 +105,12 @@ class Trials:
         accounts = [_Account(kind) for kind in self.kinds]
         deadline = time.monotonic() + budget_seconds
         running: list[_Trial] = []
+        if (why := run_isolated(enter_mount_namespace)) is not None:
+            say(
+                f"nothing may be mounted here ({why}): files that are left in /dev/shm are not noticed, and disks are "
+                "not full, but files are limited in size",
+                always=True,
+            )
         with tempfile.TemporaryDirectory(prefix="faults-") as home:
             while True:
                 while len(running) < _AT_ONCE and (account := self._next(accounts, deadline)):

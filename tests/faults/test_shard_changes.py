@@ -30,6 +30,8 @@ from penstock_test_shards import (
 )
 
 from penstock import Loader, Plan, Shuffle, TarSource, WindowShuffle
+from penstock.source.tar import engine
+from penstock.source.tar.request import Request
 
 SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
 originals = penstock_test_shards.originals
@@ -138,6 +140,18 @@ def test_touching_a_shard_repeatedly_is_tolerated(folder: Path) -> None:
     for _ in range(20):
         touch(folder / SECOND)
         assert facts(source.take(ALL)) == list(range(N_ITEMS))
+
+
+def test_a_shard_that_was_just_written_to_is_verified_at_each_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Dates are those of the last tick of a clock: another write within the same tick does not change them.
+    monkeypatch.setattr(Request, "find_changed", lambda _: [])
+    monkeypatch.setattr(engine, "_SETTLED_NS", 10**18)
+    source = TarSource(folder)
+    assert facts(source.take(ALL)) == list(range(N_ITEMS))
+    rewrite_in_place(folder / SECOND)
+    assert damage_of(source).item == 2
 
 
 @pytest.mark.parametrize("change", [*NOTICED, *HARMLESS], ids=lambda change: change.__name__)

@@ -187,6 +187,27 @@ class TestMapThatShrinks:
         path.write_bytes(whole)
         assert source.take(np.array([3, 20]))["x"].tolist() == self.ROWS[[3, 20]].tolist()
 
+    def test_what_is_gone_within_a_page_is_an_error_and_not_zeros(
+        self, saved: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        small = encoded(64, (4,), "i4")  # in one page, which stays there until nothing of it is left
+        source = ArraySource({"x": saved(small)})
+        os.truncate(tmp_path / "array.npy", 128 + 10 * 16 + 3)
+        assert source.take(np.array([9, 0]))["x"].tolist() == small[[9, 0]].tolist()
+        assert source.read(Span(0, 10))["x"].tolist() == small[:10].tolist()
+        for gone in (lambda: source.take(np.array([3, 10, 5])), lambda: source.read(Span(9, 12))):
+            with pytest.raises(ReadError, match=r"item 10 of field 'x'.*array\.npy was truncated"):
+                gone()
+
+    def test_a_file_that_was_replaced_is_still_read_as_it_was(self, saved: Callable[..., Any], tmp_path: Path) -> None:
+        small = encoded(64, (4,), "i4")
+        source = ArraySource({"x": saved(small)})
+        (tmp_path / "short").write_bytes(b"short")
+        (tmp_path / "short").replace(tmp_path / "array.npy")
+        assert source.take(np.array([63, 0]))["x"].tolist() == small[[63, 0]].tolist()
+        (tmp_path / "array.npy").unlink()
+        assert source.read(Span(60, 64))["x"].tolist() == small[60:].tolist()
+
     @pytest.mark.parametrize("num_workers", [0, 2])
     def test_a_loader_ends_with_that_error(self, saved: Callable[..., Any], tmp_path: Path, num_workers: int) -> None:
         source = ArraySource({"x": saved(self.ROWS)})

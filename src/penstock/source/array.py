@@ -1,7 +1,9 @@
 """Items from NumPy arrays and memory maps: one field per array."""
 
 import hashlib
+import math
 import mmap
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +55,7 @@ class ArraySource:
         checked = _check_arrays(arrays)
         self._open: dict[str, NDArray[Any]] | None = checked
         self._arrays = {name: _MappedArray.locate(array) or array for name, array in checked.items()}
+        self._files = self._find_files()
         self.fields: dict[str, Field] = {
             name: Field(array.dtype.newbyteorder("="), array.shape[1:]) for name, array in checked.items()
         }
@@ -74,7 +77,7 @@ class ArraySource:
             if len(span) and self._can_copy_bytes(name, array, target, len(span)):
                 # The items are contiguous: copy them as one row; if that fails, one by one to find the missing one.
                 first = np.array([span.start * (array.nbytes // len(array))])
-                if not copy_rows(array, first, target.reshape(1, -1)):
+                if not copy_rows(array, first, target.reshape(1, -1)) or self._n_stored(name) < span.stop:
                     self._copy_mapped(name, array, np.arange(span.start, span.stop), target)
             else:
                 np.copyto(target, array[span.start : span.stop])
@@ -104,6 +107,8 @@ class ArraySource:
     def _copy_mapped(self, name: str, array: NDArray[Any], items: NDArray[np.int64], target: NDArray[Any]) -> None:
         """Copy items from a memory map; if the file was truncated, raise ReadError for the first missing item."""
         n_copied = copy_rows(array, items * (array.nbytes // len(array)), target)
+        missing = np.flatnonzero(items >= self._n_stored(name))
+        n_copied = min(n_copied, int(missing[0])) if len(missing) else n_copied
         if n_copied < len(target):
             mapped = self._arrays[name]
             assert isinstance(mapped, _MappedArray), "called for memory maps only"
@@ -111,6 +116,12 @@ class ArraySource:
                 f"Could not read item {items[n_copied]} of field {name!r}: {mapped.path} was truncated since it was "
                 "opened, or the disk failed. Restore the file, and resume from a saved state."
             )
+
+    def _n_stored(self, name: str) -> int:
+        """Return how many items the file of a contiguous memory map has now: past its end, a page reads as zeros."""
+        mapped = self._arrays[name]
+        assert isinstance(mapped, _MappedArray), "called for memory maps only"
+        return mapped.n_stored(self._files.get(name))
 
     def close(self) -> None:
         """Close memory maps; the next read opens them again."""
@@ -126,8 +137,13 @@ class ArraySource:
                 name: array.open(name) if isinstance(array, _MappedArray) else array
                 for name, array in self._arrays.items()
             }
+            self._files = self._find_files()
             self._open = arrays
         return arrays
+
+    def _find_files(self) -> dict[str, tuple[int, int] | None]:
+        """Return which file each memory map is of: another one may take its name."""
+        return {name: array.file() for name, array in self._arrays.items() if isinstance(array, _MappedArray)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +168,25 @@ class _MappedArray:
         # A view inherits the `offset` attribute of its map, so compute the offset from the addresses.
         offset = root.offset + array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
         return cls(str(root.filename), int(offset), array.dtype, array.shape, array.strides)
+
+    def file(self) -> tuple[int, int] | None:
+        """Return which file has the name now; None if there is none."""
+        try:
+            found = os.stat(self.path)  # noqa: PTH116  # once per read: a Path takes twice as long
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def n_stored(self, file: tuple[int, int] | None) -> int:
+        """Return how many rows of the array, which is contiguous, `file` has now; all, if it has another name now."""
+        try:
+            found = os.stat(self.path)  # noqa: PTH116
+        except OSError:
+            return self.shape[0]
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        if (found.st_dev, found.st_ino) != file or not row_bytes:
+            return self.shape[0]
+        return min(self.shape[0], max(0, (found.st_size - self.offset) // row_bytes))
 
     def open(self, name: str) -> NDArray[Any]:
         """Map the file; raise ReadError if that fails."""

@@ -14,6 +14,7 @@ from penstock_test_shards import archive, npy
 from penstock import TarSource
 from penstock.core.errors import SourceError
 from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter
+from penstock.recipes.streams import FlyVisSim, SimulationWriter, load_column_slice
 from penstock.recipes.webdataset import WebDatasetWriter
 from penstock.shard.index_tars import index_archives
 from penstock.shard.writer import ShardWriter, WriteOptions
@@ -85,6 +86,7 @@ def _named(number: int) -> dict[str, Any]:
     return {f"{name}.npy": value for name, value in _sample(number).items()}
 
 
+_COLUMNS = (FlyVisSim.VOLTAGE, FlyVisSim.FLUORESCENCE)
 _SHAPE, _PATCH = (13, 20, 17), {"shape": (6, 8, 8), "scale": (8, 4, 4)}
 _BOUNDS = {"gt": {"z": [0, 64], "y": [0, 64], "x": [0, 32]}}
 
@@ -118,9 +120,30 @@ def _kill_a_writer_of_predictions(rng: random.Random, folder: Path, number: int)
     return kill_and_resume(Work(run, read, files), rng, folder)
 
 
+def _kill_a_simulation_writer(rng: random.Random, folder: Path, number: int) -> int:
+    n_steps, n_neurons = rng.randint(1, 9000), rng.randint(1, 3)
+    about = np.arange(5 * n_neurons, dtype=np.float32).reshape(n_neurons, 5)
+    steps = np.arange(n_steps * n_neurons * 4, dtype=np.float32).reshape(n_steps, n_neurons, 4)
+    stride = rng.randint(500, 3000)
+
+    def run(place: Path) -> None:
+        with SimulationWriter(place, about, n_steps, resume=True) as writer:
+            for start in range(writer.written, n_steps, stride):
+                writer.append(steps[start : start + stride], start=start)
+
+    def read(place: Path) -> Any:
+        try:
+            return [load_column_slice(place, column, 0, n_steps).tobytes() for column in _COLUMNS]
+        except SourceError:
+            return None
+
+    return kill_and_resume(Work(run, read), rng, folder)
+
+
 WRITERS = [
     Kind("shard-writer", "kill -9 of a ShardWriter", (1, 2), _kill_a_shard_writer, share=2),
     Kind("webdataset-writer", "kill -9 of a WebDatasetWriter", (1, 2), _kill_a_webdataset_writer),
+    Kind("simulation-writer", "kill -9 of a SimulationWriter", (1, 2), _kill_a_simulation_writer),
     Kind("index", "kill -9 of `penstock index`", (1, 2), _kill_an_index),
     Kind("predictions", "kill -9 of a writer of predictions", (1, 2), _kill_a_writer_of_predictions),
 ]

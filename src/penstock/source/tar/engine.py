@@ -5,6 +5,7 @@ shard. One call reads all stored ones of a batch; one call copies an extent of a
 """
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,6 +30,9 @@ _Int64s = NDArray[np.int64]
 
 Verify = Literal["first", "always", "never"]
 
+# A file that was just written to can be written to again without a new date: dates are those of the last tick of a
+# clock. Ticks take 10 ms at most, on some network file systems a second.
+_SETTLED_NS = 2_000_000_000
 _MAX_ATTEMPTS = 3  # for shards that are written to while they are read
 _SORT_FROM = 64  # items
 _DECOMPRESSED_BYTES = 512 << 20  # decompressed shards in the cache; at least one shard
@@ -128,6 +132,7 @@ class ShardEngine:
         shards, items, places = numbers
         rows, which = items - self.spec.borders[shards], np.searchsorted(present, shards)
         for _ in range(_MAX_ATTEMPTS):
+            began_ns = time.time_ns()
             open_shards = [self._shards.find(number) or self._open(number, items, shards) for number in present]
             as_of = self._verified.changes
             if verify == "first":
@@ -140,7 +145,8 @@ class ShardEngine:
             changed = request.find_changed()
             if not changed:
                 if verify == "first" and unverified.any():
-                    self._verified.mark(shards, rows, as_of)
+                    settled = np.array([began_ns - shard.changed_ns > _SETTLED_NS for shard in open_shards])[which]
+                    self._verified.mark(shards[settled], rows[settled], as_of)
                 return
             self._drop(changed)
         raise DamageError(self.spec.manifest.shards[changed[0]].name, None, "it is being written to while it is read")

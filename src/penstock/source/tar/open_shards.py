@@ -43,8 +43,8 @@ class OpenShard:
     """One open shard; the file is closed when the last reader drops its reference."""
 
     __slots__ = (
-        "_index", "_map", "all_columns", "columns", "handle", "identity", "index_row", "keys_at", "layout", "name",
-        "number", "row", "table_row",
+        "_index", "_map", "all_columns", "changed_ns", "columns", "handle", "identity", "index_row", "keys_at",
+        "layout", "name", "number", "row", "table_row",
     )  # fmt: skip
 
     def __init__(self, folder: str, number: int, entry: ShardEntry) -> None:
@@ -55,7 +55,7 @@ class OpenShard:
             if error.errno in RESOURCE_ERRORS:
                 raise
             raise DamageError(entry.name, None, f"the shard could not be opened: {error}") from error
-        self.identity = _identity(found)
+        self.identity, self.changed_ns = _identity(found), found.st_ctime_ns
         _check_size(entry, found.st_size)
         if entry.compression != "none":
             compressed, self.handle = self.handle, _decompress(self.handle, entry)
