@@ -1,11 +1,15 @@
 """The campaign in a short form, and its table: a case has a test or a reason, the page shows what was counted."""
 
+import os
 import re
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from penstock_test_mounts import enter_mount_namespace
+from penstock_test_processes import run_isolated
 
 from tests.campaign.cases import CASES
 from tests.campaign.parts import PARTS
@@ -84,21 +88,46 @@ def test_a_trial_that_raises_dies_or_hangs_is_a_failure_that_says_how_to_repeat_
         if number == 1:
             raise ValueError("wrong bytes")
         if number == 2:
-            import os
-
             os._exit(9)
-        if number == 3:
-            time.sleep(1000)
+
+    def hang(rng: Any, folder: Path, number: int) -> None:
+        time.sleep(1000)
 
     said = Said()
-    (result,) = Trials("p", [Kind("k", "what", (1,), fail, most=5, seconds=3)])(60.0, 8, said)
-    assert result.trials == 5
-    assert [failure.splitlines()[-1] for failure in result.failures] == [
-        f'Repeat: python -m tests.campaign "p/k/{number}" --seed 8' for number in (1, 2, 3)
+    kinds = [Kind("fails", "what", (1,), fail, most=4), Kind("hangs", "what", (1,), hang, most=1, seconds=0.2)]
+    fails, hangs = Trials("p", kinds)(60.0, 8, said)
+    assert (fails.trials, hangs.trials) == (4, 1)
+    found = [*fails.failures, *hangs.failures]
+    assert [failure.splitlines()[-1] for failure in found] == [
+        f'Repeat: python -m tests.campaign "p/{name}" --seed 8' for name in ("fails/1", "fails/2", "hangs/0")
     ]
-    assert said.always == result.failures
-    for failure, text in zip(result.failures, ("wrong bytes", "exit code 9", "no result within 3 s"), strict=True):
+    assert sorted(said.always) == sorted(found)
+    for failure, text in zip(found, ("wrong bytes", "exit code 9", "no result within 0.2 s"), strict=True):
         assert text in failure
+
+
+@pytest.mark.slow  # waits for what might still go away
+def test_a_trial_that_leaves_something_behind_is_a_failure() -> None:
+    def leave(rng: Any, folder: Path, number: int) -> None:
+        if number == 0:
+            tempfile.mkstemp(prefix="left")
+        elif number == 1 and os.fork() == 0:
+            time.sleep(1000)
+
+    (result,) = Trials("p", [Kind("k", "what", (1,), leave, most=3)])(60.0, 8, Said())
+    assert result.trials == 3
+    assert ["left" in failure for failure in result.failures] == [True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(run_isolated(enter_mount_namespace) is not None, reason="nothing may be mounted here")
+def test_a_trial_that_leaves_shared_memory_behind_is_a_failure() -> None:
+    def leave(rng: Any, folder: Path, number: int) -> None:
+        Path("/dev/shm/of-a-trial").touch()
+
+    (result,) = Trials("p", [Kind("k", "what", (1,), leave, most=1)])(60.0, 8, Said())
+    assert ["/dev/shm/of-a-trial" in failure for failure in result.failures] == [True]
+    assert not Path("/dev/shm/of-a-trial").exists()
 
 
 def test_the_time_is_shared_among_kinds_and_each_is_tried_once() -> None:
@@ -119,9 +148,14 @@ def test_a_choice_that_is_not_there_is_answered_with_those_that_are() -> None:
 
 # -- the parts ---------------------------------------------------------------------------------------------------------
 
-HEAVY = ("dask", "spawn", "forkserver", "predictions", "processes")
+QUICK = {
+    "kills": ("shard-writer", "training-threads", "worker-fork"),
+    "disks": ("shards", "tuning", "checkpoint", "quarantine"),
+    "changes": ("shard-threads", "npy-map-threads"),
+    "flips": ("shard-gz", "manifest", "index", "zarr-crc32c"),
+}
 KINDS = [
-    pytest.param(part, kind.name, id=f"{name}-{kind.name}", marks=[pytest.mark.slow] * kind.name.endswith(HEAVY))
+    pytest.param(part, kind.name, id=f"{name}-{kind.name}", marks=[pytest.mark.slow] * (kind.name not in QUICK[name]))
     for name, part in PARTS.items()
     if isinstance(part, Trials)
     for kind in part.kinds

@@ -1,6 +1,7 @@
 """Bad items are replaced within a budget and listed once; order and resume stay exact for every executor."""
 
 import json
+import resource
 import shutil
 import threading
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import penstock_test_shards
 import pytest
+from penstock_test_parts import run_isolated
 from penstock_test_shards import (
     ALL,
     ITEM_BYTES,
@@ -25,7 +27,7 @@ from penstock_test_shards import (
 )
 
 from penstock import Loader, Plan, Shuffle, TarSource
-from penstock.core.errors import DamageError
+from penstock.core.errors import DamageError, WriteError
 
 originals = penstock_test_shards.originals
 folder = penstock_test_shards.folder
@@ -243,3 +245,23 @@ def test_starting_to_read_keeps_entries_just_listed_by_others(folder: Path) -> N
         run_at_once(4, work)
         assert read_quarantine(folder) == [(2, SECOND)]
         (folder / "quarantine.jsonl").unlink()
+
+
+def take_within(folder: Path, limit: int) -> str:
+    """Substitute where no file may have more than `limit` bytes; return the error."""
+    source = TarSource(folder, on_error="substitute")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        source.take(ALL)
+    except WriteError as error:
+        return str(error)
+    return "read"
+
+
+def test_a_full_disk_at_the_list_of_bad_items_is_an_error_and_leaves_no_half_line(folder: Path) -> None:
+    flip(folder / SECOND, 600)
+    for limit in (0, 20):
+        assert "Could not write the list of bad items" in run_isolated(take_within, folder, limit)
+        assert (folder / "quarantine.jsonl").read_bytes() == b""
+    assert run_isolated(take_within, folder, 10_000) == "read"
+    assert read_quarantine(folder) == [(2, SECOND)]

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.core.errors import DamageError, OptionError, ReadError, WriteError
 from penstock.core.text import cause
+from penstock.files.durable import write_all
 from penstock.files.regular import open_list, read_regular
 
 __all__ = ["Quarantine"]
@@ -69,7 +70,12 @@ class Quarantine:
                 return
             size = os.fstat(handle).st_size
             truncated = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
-            os.write(handle, (b"\n" if truncated else b"") + json.dumps(entry).encode() + b"\n")
+            line = (b"\n" if truncated else b"") + json.dumps(entry).encode() + b"\n"
+            try:
+                write_all(handle, memoryview(line))
+            except OSError as failure:
+                os.ftruncate(handle, size)
+                raise WriteError(f"Could not write the list of bad items {self.path}: {cause(failure)}.") from failure
         finally:
             os.close(handle)
         _LOG.warning("Item %s in %s is damaged and substituted: %s (see %s).", item, shard, error.reason, self.path)
