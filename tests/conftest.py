@@ -48,6 +48,8 @@ SLOW = (
     "demo/test_story.py",
     "docs/test_notebooks.py",
     "docs/test_snippets.py",
+    "doctor/test_examination.py",
+    "doctor/test_leftovers.py",
     "faults",
     "laws/test_loader",
     "packaging",

@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "observe": {*_FILES, "plan", "run"},
     "convert": {*_READ, "plan", "observe"},
     "report": {*_READ, "plan", "observe"},
+    "doctor": {*_FILES, "source", "observe"},
     "recipes": {"core"},  # the folder's door alone
     "recipes.chunked": _BELOW_RECIPES,
     "recipes.streams": _BELOW_RECIPES,
@@ -35,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "recipes.crossval": {*_BELOW_RECIPES, "recipes.workersafe"},
     "demo": _BELOW_RECIPES,
     "aliases": set(),
-    "cli": {*_BELOW_RECIPES, "recipes.tune", "recipes.webdataset", "demo"},
+    "cli": {*_BELOW_RECIPES, "doctor", "recipes.tune", "recipes.webdataset", "demo"},
     "__main__": {"cli"},
 }
 

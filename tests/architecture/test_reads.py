@@ -27,6 +27,7 @@ EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
     ("penstock.files.regular", "FileIO"): (2, _OPEN),
     ("penstock.files.durable", "os.open"): (2, "creates a file; opens a file or folder to sync it, without blocking"),
     ("penstock.files.locks", "os.open"): (2, "opens folders"),
+    ("penstock.doctor.storage", "os.open"): (1, "creates a file without a name, to write to"),
     ("penstock.core.doors", "open"): (1, _OURS),
     ("penstock.cli.errors", "os.open"): (1, "opens /dev/null"),
     ("penstock.convert.inputs.npz", "ZipFile"): (2, _OPEN),

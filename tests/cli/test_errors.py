@@ -323,7 +323,7 @@ def test_a_closed_pipe_is_no_error_message(folder: Path) -> None:
 
 
 def test_the_conversion_script_reports_errors_like_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.cli.script import run_script
+    from penstock.cli.main import run_script
 
     monkeypatch.setattr("sys.argv", ["convert_to_shards.py", "--input", "absent.npy", "--output", "out"])
     errors = io.StringIO()

@@ -138,8 +138,9 @@ def _describe(error: BaseException) -> tuple[str, str, list[str], int]:
     if isinstance(error, MemoryError):
         return kind, "Out of memory. Use fewer workers, or smaller batches or shards.", [], _FAILED
     advice = [
-        "Run the same command with --debug to see the traceback, and report it together with the command and this "
-        f"line: penstock {__version__}, Python {platform.python_version()}, {platform.platform()}."
+        "Run the same command with --debug to see the traceback, and report it together with the command, the output "
+        f"of `penstock doctor --json` and this line: penstock {__version__}, Python {platform.python_version()}, "
+        f"{platform.platform()}."
     ]
     return kind, f"This is a bug in Penstock: {kind}: {error}", advice, _BUG
 

@@ -8,6 +8,7 @@ import typer
 
 from penstock.cli.convert import convert
 from penstock.cli.data import index, inspect, verify
+from penstock.cli.doctor import doctor
 from penstock.cli.errors import EXIT_CODES, Commands, ProblemsFound
 from penstock.cli.groups import GroupedCommand
 from penstock.cli.options import Json, Quiet, format_examples
@@ -17,7 +18,7 @@ from penstock.cli.tune import tune
 from penstock.core.version import __version__
 from penstock.observe.progress import is_terminal
 
-__all__ = ["app"]
+__all__ = ["app", "run_script"]
 
 # Plain text unless stdout is a terminal, which also saves the time to import rich.
 _RICH = is_terminal(sys.stdout)
@@ -81,5 +82,10 @@ def demo(
         raise ProblemsFound
 
 
-for command in (convert, index, inspect, verify, tune, report, demo):
+for command in (convert, index, inspect, verify, tune, report, doctor, demo):
     app.command(cls=GroupedCommand, epilog=format_examples(command.__name__, rich=_RICH))(command)
+
+
+def run_script() -> None:
+    """Run `penstock convert` with the arguments of `scripts/convert_to_shards.py`."""
+    app(["convert", *sys.argv[1:]], prog_name="penstock")

@@ -48,6 +48,12 @@ EXAMPLES = {
         "penstock report shards",
         "penstock report shards --output shards.html",
     ),
+    "doctor": (
+        "penstock doctor",
+        "penstock doctor shards",
+        "penstock doctor shards --json > doctor.json",
+        "penstock doctor shards --json | jq '.findings[] | select(.level == \"problem\")'",
+    ),
     "demo": (
         "penstock demo",
         "penstock demo --quick --keep demo-files",

@@ -4,14 +4,17 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import typer
 
 from penstock.observe.progress import is_terminal
 
-__all__ = ["print_json", "print_table", "tables_on"]
+__all__ = ["print_json", "print_report", "print_table", "tables_on"]
+
+_LEVEL_STYLES = {"ok": "green", "note": "blue", "warning": "yellow", "problem": "bold red"}
+_LEVEL_WIDTH = len("warning")
 
 
 def tables_on(*, err: bool = False) -> bool:
@@ -49,3 +52,42 @@ def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _replace_non_finite(entry) for key, entry in value.items()}
     return [_replace_non_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def print_report(sections: Mapping[str, Sequence[Sequence[str]]]) -> None:
+    """Print sections of entries (level, text, advice, command); advice and command are shown below the text.
+
+    On a terminal, text is wrapped to its width, and levels are coloured. A command stays one line, to be copied.
+    """
+    show = _print_entry if tables_on() else _echo_entry
+    for title, entries in sections.items():
+        if entries:
+            typer.secho(title, bold=tables_on() and not os.environ.get("NO_COLOR"))
+            for level, text, advice, command in entries:
+                show(level, text, advice, command if advice else "")
+            typer.echo()
+
+
+def _echo_entry(level: str, text: str, advice: str, command: str) -> None:
+    typer.echo(f"  {level:<{_LEVEL_WIDTH}}  {text}")
+    for line in (advice, command and f"$ {command}"):
+        if line:
+            typer.echo(f"{'':<{_LEVEL_WIDTH + 4}}{line}")
+
+
+def _print_entry(level: str, text: str, advice: str, command: str) -> None:
+    from rich.console import Console  # noqa: PLC0415  # only on a terminal
+    from rich.padding import Padding  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    console, is_plain = Console(highlight=False), bool(os.environ.get("NO_COLOR"))
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(width=_LEVEL_WIDTH)
+    grid.add_column(ratio=1)
+    grid.add_row(Text(level, style="" if is_plain else _LEVEL_STYLES[level]), Text(text))
+    if advice:
+        grid.add_row("", Text(advice, style="" if is_plain else "italic"))
+    console.print(Padding(grid, (0, 0, 0, 2)))
+    if command:
+        console.print(Text(f"{'':<{_LEVEL_WIDTH + 4}}$ {command}", style="" if is_plain else "cyan"), soft_wrap=True)

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from penstock.shard.manifest import Manifest
+from penstock.core.text import cause
+from penstock.shard.manifest import Manifest, ShardEntry
 
-__all__ = ["find_problems", "summarize"]
+__all__ = ["find_problem", "find_problems", "summarize"]
 
 
 def summarize(manifest: Manifest) -> dict[str, Any]:
@@ -31,11 +32,15 @@ def summarize(manifest: Manifest) -> dict[str, Any]:
 
 def find_problems(manifest: Manifest) -> list[str]:
     """Return the shards that are missing or have changed size. `penstock verify` checks every byte."""
-    found = []
-    for shard in manifest.shards:
-        path = manifest.folder / shard.name
-        if not path.exists():
-            found.append(f"{shard.name} is missing")
-        elif path.stat().st_size != shard.stored_bytes:
-            found.append(f"{shard.name} has {path.stat().st_size} bytes, but {shard.stored_bytes} were written")
-    return found
+    return [problem for shard in manifest.shards if (problem := find_problem(manifest, shard))]
+
+
+def find_problem(manifest: Manifest, shard: ShardEntry) -> str:
+    """Return what is wrong with a shard at first sight: it is missing, or has another size; empty if nothing is."""
+    try:
+        size = (manifest.folder / shard.name).stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{shard.name} is missing"
+    except OSError as error:
+        return f"{shard.name} cannot be found: {cause(error)}"
+    return "" if size == shard.stored_bytes else f"{shard.name} has {size} bytes, but {shard.stored_bytes} were written"

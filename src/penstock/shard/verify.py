@@ -1,8 +1,10 @@
 """Verification of every byte of a dataset against its checksums."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +19,10 @@ from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry, manifest_pat
 from penstock.shard.side_index import MISSING, SideIndex
 from penstock.shard.tar import Readable
 
-__all__ = ["verify_shards"]
+__all__ = ["Sample", "verify_sample", "verify_shards"]
 
 _MAX_LISTED = 1000  # problems of one shard; the rest are counted
+_SAMPLED_ITEMS = 4  # of one shard
 
 
 def verify_shards(
@@ -48,6 +51,83 @@ def verify_shards(
             if len(found) > _MAX_LISTED:
                 problems.append(Problem(shard.name, None, f"and {len(found) - _MAX_LISTED} more"))
     return manifest, problems
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a look at some items of some shards found."""
+
+    n_shards: int
+    n_items: int
+    n_bytes: int
+    problems: tuple[Problem, ...]
+
+
+def verify_sample(
+    manifest: Manifest,
+    *,
+    max_bytes: int,
+    max_seconds: float,
+    max_shards: int = 64,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Sample:
+    """Check the side indexes of some shards, spread evenly, and the checksums of some of their items.
+
+    Parameters
+    ----------
+    max_bytes, max_seconds
+        Stop after these. Items, and compressed shards, that are larger than what is left of the bytes are skipped.
+    progress
+        Called with the number of bytes read of each shard.
+    """
+    total = len(manifest.shards)
+    numbers = np.unique(np.linspace(0, total - 1, min(total, max_shards)).astype(np.int64)).tolist()
+    starts = np.concatenate([[0], np.cumsum(manifest.table.n_items)])
+    until = time.monotonic() + max_seconds
+    n_shards = n_items = n_bytes = 0
+    problems: list[Problem] = []
+    for number in numbers:
+        if n_bytes >= max_bytes or time.monotonic() > until:
+            break
+        found = _sample_shard(manifest, number, int(starts[number]), max_bytes - n_bytes)
+        n_shards, n_items, n_bytes = n_shards + 1, n_items + found.n_items, n_bytes + found.n_bytes
+        problems += found.problems
+        progress(found.n_bytes)
+    return Sample(n_shards, n_items, n_bytes, tuple(problems[:_MAX_LISTED]))
+
+
+def _sample_shard(manifest: Manifest, number: int, start: int, max_bytes: int) -> Sample:
+    """Check some items of a shard; a compressed one is checked as a whole."""
+    entry = manifest.shards[number]
+    try:
+        if entry.compression != "none":
+            is_small = entry.tar_bytes <= max_bytes
+            found = _verify_shard(manifest, number, start) if is_small else []
+            return Sample(1, entry.n_items * is_small, entry.tar_bytes * is_small, tuple(found))
+        side_index = manifest.side_index(number)
+        with open_regular(manifest.folder / entry.name) as file:
+            return _sample_items(file.fileno(), side_index, entry, start, max_bytes)
+    except DamageError as error:
+        return Sample(1, 0, 0, (Problem(entry.name, error.item, error.reason),))
+    except OSError as error:
+        return Sample(1, 0, 0, (Problem(entry.name, None, f"it cannot be read: {error.strerror or error}"),))
+
+
+def _sample_items(file: int, side_index: SideIndex, entry: ShardEntry, start: int, max_bytes: int) -> Sample:
+    rows = np.unique(np.linspace(0, side_index.n_items - 1, _SAMPLED_ITEMS).astype(np.int64))
+    checked, n_bytes, problems = set[int](), 0, list[Problem]()
+    for column in side_index.columns:
+        for row, begin, end in zip(rows.tolist(), column.begins.at(rows), column.ends(rows), strict=True):
+            size = int(end) - int(begin)
+            if begin == MISSING or size > max_bytes - n_bytes:
+                continue
+            content = os.pread(file, size, int(begin))
+            n_bytes += size
+            checked.add(row)
+            if xxhash.xxh3_64_intdigest(content) != column.checksums[row]:
+                reason = f"the checksum of {column.suffix!r} does not match its bytes"
+                problems.append(Problem(entry.name, start + row, reason))
+    return Sample(1, len(checked), n_bytes, tuple(problems))
 
 
 def _find_strays(manifest: Manifest, path: Path) -> Iterator[Problem]:

@@ -1,0 +1,53 @@
+"""The page about security says what the code does: its limits are the constants, its tests are there."""
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+from penstock_tree import MODULES, parse
+
+_ROOT = Path(__file__).parents[2]
+_PAGE = _ROOT / "docs" / "explanation" / "security.md"
+_ROW = re.compile(r"^\| (.+?) \| ([\d,]+)[^|]* \| `(penstock[\w.]+)\.(\w+)` \|$", re.M)
+_CONNECTING = {"socket", "ssl", "http", "urllib", "ftplib", "smtplib", "requests", "httpx", "aiohttp", "websockets"}
+
+
+def test_the_limits_of_the_page_are_those_of_the_code() -> None:
+    table = _PAGE.read_text().split("## Limits")[1].split("\n## ")[0]
+    rows = _ROW.findall(table)
+    assert len(rows) == len(re.findall(r"^\| ", table, re.M)) - 1  # and the head
+    wrong = [
+        f"{what}: {number} on the page, {value:,} in {module}.{name}"
+        for what, number, module, name in rows
+        if (value := getattr(importlib.import_module(module), name)) != int(number.replace(",", ""))
+    ]
+    assert wrong == []
+
+
+def test_every_attack_is_linked_to_a_test() -> None:
+    table = _PAGE.read_text().split("## What is defended")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (?!---|attack)(.*?) \| .* \| (.*) \|$", table, re.M)
+    assert len(rows) > 10
+    for attack, proof in rows:
+        links = re.findall(r"\]\(([^)]+)\)", proof)
+        assert links, attack
+        assert all((_PAGE.parent / link).resolve().is_relative_to(_ROOT / "tests") for link in links)
+        assert all((_PAGE.parent / link).resolve().exists() for link in links), attack
+
+
+def test_the_root_has_the_page_that_github_shows() -> None:
+    assert "docs/explanation/security.md" in (_ROOT / "SECURITY.md").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(_CONNECTING))
+def test_no_module_opens_a_connection_of_its_own(name: str) -> None:
+    found = [
+        module
+        for module, path in MODULES.items()
+        for node in ast.walk(parse(path))
+        if (isinstance(node, ast.Import) and any(alias.name.split(".")[0] == name for alias in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == name)
+    ]
+    assert found == []
