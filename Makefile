@@ -13,13 +13,14 @@ CELLMAP := .venv-cellmap
 # The site is built from the text of the package, which is not imported: an environment without torch.
 DOCS := .venv-docs
 
-.PHONY: help test test-all test-browser test-cellmap mutants lint types demo picture docs bench soak faults format clean
+.PHONY: help test test-all test-browser test-sanitize test-cellmap mutants lint types demo picture docs bench soak faults format clean
 
 help:
 	@echo "make test    format, lint, types, architecture, and all tests but the slow ones (under 4 minutes)"
 	@echo "make test-all        everything CI checks, the slow tests included (about 10 minutes)"
 	@echo "make test-browser    the report in a headless Chromium (apt-get install chromium)"
 	@echo "make test-cellmap    our loader over the datasets of the cellmap-data package"
+	@echo "make test-sanitize   the C part with AddressSanitizer and UBSan (about 2 minutes; needs the libasan of gcc)"
 	@echo "make mutants small random changes of the code, and which of them no test notices (about 20 minutes)"
 	@echo "make demo    generate data, train, be killed, resume bit-equal (under 2 minutes)"
 	@echo "make docs    the documentation as a site, in site/ (open site/index.html)"
@@ -62,6 +63,10 @@ test-all: lint types $(LIBRARY) $(NWB_ZARR)/.ready
 # In `make test-all` they run if there is a browser, and are skipped otherwise; here they fail without one.
 test-browser: $(READY) $(LIBRARY)
 	PENSTOCK_BROWSER_TESTS=1 $(BIN)/pytest -q -n 0 tests/browser
+
+# Compiled in a copy of the tree, so that the package itself knows nothing of it.
+test-sanitize: $(READY)
+	$(BIN)/python scripts/sanitize.py
 
 $(CELLMAP)/.ready: constraints-cellmap.txt
 	@echo "Setting up $(CELLMAP) (about two minutes, more than a gigabyte) ..."

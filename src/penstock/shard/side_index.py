@@ -127,7 +127,9 @@ class Column:
         rows = np.array([0, n_items - 1]) if regular else np.arange(n_items)
         begins, offsets, sizes = self.begins.at(rows), self.offsets.at(rows), self.sizes.at(rows)
         is_present = begins != MISSING
-        wrong = (offsets <= begins) | (sizes < 0) | (offsets + -(-sizes // TAR_BLOCK) * TAR_BLOCK > tar_bytes)
+        wrong = (
+            (offsets < begins + TAR_BLOCK) | (sizes < 0) | (offsets + -(-sizes // TAR_BLOCK) * TAR_BLOCK > tar_bytes)
+        )
         if (wrong & is_present).any() or (regular and not is_present.all()):
             raise ValueError(f"{self.suffix!r} lies outside the archive")
         if self.shape is not None and self.dtype is not None and self.extension == "npy":

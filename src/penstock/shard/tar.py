@@ -16,6 +16,7 @@ from penstock.core.errors import DamageError, OptionError
 
 __all__ = [
     "END",
+    "MAX_HEADER_BYTES",
     "MAX_NAME",
     "TAR_BLOCK",
     "HeaderTemplate",
@@ -39,6 +40,8 @@ MAX_NAME = 100
 _MAX_SIZE = 8**11 - 1  # eleven octal digits
 _MAX_EXTENSION_BYTES = 1 << 20  # a long name or a PAX header; anything larger is an attack or an accident
 _MAX_EXTENSIONS = 8  # extension headers before one member
+MAX_HEADER_BYTES = TAR_BLOCK + _MAX_EXTENSIONS * (TAR_BLOCK + _MAX_EXTENSION_BYTES)
+"""Size of all headers of a member, at most."""
 _HEAD_BYTES = 1 << 16  # of each payload, kept in `Member.head`: the header of a .npy fits
 _READ_BYTES = 1 << 20
 

@@ -3,10 +3,14 @@
  * Reading from the map of a truncated file raises SIGBUS, which normally ends the process. Here it ends only the copy:
  * the items before it are valid. A SIGBUS from anywhere else is passed to the handler that was installed before.
  *
+ * Where members lie comes from files, so nothing is read or written before it is checked here, whatever Python checked:
+ * every byte lies within its map and within its target.
+ *
  * Called through ctypes, which releases the GIL; nothing here depends on Python.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <limits.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -42,6 +46,12 @@ struct member {
     int64_t data;
     int64_t n_bytes; /* of the data */
     int64_t end;     /* of the padding */
+};
+
+/* The array that the data of one member of all items are copied into. */
+struct target {
+    uint8_t *first;
+    int64_t n_bytes;
 };
 
 /* -- catch SIGBUS during a copy ------------------------------------------------------------------------------------ */
@@ -100,7 +110,7 @@ static void stream(uint8_t *to, const uint8_t *from, int64_t n_bytes)
 {
     int64_t at = 0;
 #if defined(__x86_64__)
-    int64_t head = -(intptr_t)to & (LINE - 1);
+    int64_t head = (int64_t)(-(uintptr_t)to & (LINE - 1));
     if (head > n_bytes)
         head = n_bytes;
     memcpy(to, from, (size_t)head);
@@ -127,6 +137,7 @@ static void fence_streams(void)
 /* -- XXH3, 64 bits, without a seed, for inputs of more than 240 bytes ---------------------------------------------- */
 
 enum { STRIPE = 64, BLOCK_STRIPES = 16, KEY_BYTES = 192, LAST_KEY = KEY_BYTES - STRIPE - 7, MERGE_KEY = 11 };
+enum { LEAST_SUMMED = 241 }; /* bytes */
 
 static const uint64_t PRIME32[] = {0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D};
 static const uint64_t PRIME64[] = {0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63,
@@ -333,7 +344,7 @@ static uint64_t copy_and_sum(const struct member_copy *member, add_stripes *add)
     return merge_lanes(xxh3.lanes, (uint64_t)member->length);
 }
 
-/* -- called from Python ------------------------------------------------------------------------------------------- */
+/* -- check all that is given --------------------------------------------------------------------------------------- */
 
 /* The members of every item: the same table for all items, or one row per item. */
 struct members {
@@ -353,104 +364,150 @@ static int64_t extent_bytes(const struct members *members, int64_t item)
     return members_of(members, item)[members->count - 1].end;
 }
 
+/* Which items to copy, from where and to where. */
+struct request {
+    int64_t n_items, n_shards;
+    const struct shard *shards;
+    const int64_t *shard, *begin, *place;
+    const struct target *targets;
+    const uint8_t *unverified;
+};
+
+/* Whether a member lies within an extent, and is long enough for the checksum if that is computed. */
+static int is_member_valid(const struct member *member, int64_t extent, int summed)
+{
+    return member->begin >= 0 && member->data >= member->begin && member->end >= member->data &&
+           member->end <= extent && member->n_bytes >= 0 && member->n_bytes <= member->end - member->data &&
+           (!summed || member->end - member->begin >= LEAST_SUMMED);
+}
+
+/* Return how many rows all targets have; 0 if a member that is the same for all items is not valid. */
+static int64_t count_rows(const struct request *request, const struct members *members)
+{
+    int64_t rows = INT64_MAX;
+    for (int64_t n = 0; n < members->count; n++) {
+        const struct member *member = members->first + n;
+        const struct target *target = request->targets + n;
+        if (!is_member_valid(member, extent_bytes(members, 0), request->unverified != NULL) || target->n_bytes < 0)
+            return 0;
+        if (!member->n_bytes)
+            continue;
+        int64_t fit = target->first ? target->n_bytes / member->n_bytes : 0;
+        rows = fit < rows ? fit : rows;
+    }
+    return rows;
+}
+
+/* Whether a shard has a map, of the size that it says. */
+static int is_mapped(const struct shard *shard)
+{
+    return shard->n_bytes >= 0 && (shard->map || !shard->n_bytes) &&
+           (uintptr_t)shard->n_bytes <= UINTPTR_MAX - (uintptr_t)shard->map;
+}
+
+/* Return the number of items before the first one whose bytes are not within its shard or do not fit into a target. */
+static int64_t count_valid(const struct request *request, const struct members *members)
+{
+    if (request->n_items <= 0 || members->count < 1 || request->targets->n_bytes < 0)
+        return 0;
+    int64_t rows = members->one_each ? 0 : count_rows(request, members);
+    int64_t item = 0, mapped = -1; /* the shard of the item before */
+    for (; item < request->n_items; item++) {
+        int64_t shard = request->shard[item], place = request->place[item], begin = request->begin[item];
+        if (shard < 0 || shard >= request->n_shards || (shard != mapped && !is_mapped(request->shards + shard)))
+            break;
+        mapped = shard;
+        if (members->one_each) {
+            const struct member *member = members_of(members, item);
+            int summed = request->unverified && request->unverified[item];
+            const struct target *target = request->targets;
+            if (!is_member_valid(member, member->end, summed) || place > target->n_bytes - member->n_bytes ||
+                (member->n_bytes && !target->first))
+                break;
+        } else if (place >= rows) {
+            break;
+        }
+        if (place < 0 || begin < 0 || begin > request->shards[shard].n_bytes - extent_bytes(members, item))
+            break;
+    }
+    return item;
+}
+
+/* -- copy items ---------------------------------------------------------------------------------------------------- */
+
 /* Start reading all items that are not in the page cache. Page faults alone would alternate reading and copying. */
-static void request_readahead(int64_t n_items, const struct shard *shards, const int64_t *shard, const int64_t *begin,
-                              const struct members *members)
+static void request_readahead(const struct request *request, int64_t n_items, const struct members *members)
 {
     for (int64_t item = 0; item < n_items; item++) {
-        const int64_t n_bytes = extent_bytes(members, item);
-        int file = (int)shards[shard[item]].file;
-        if (file < 0 || n_bytes < READAHEAD_BYTES)
+        const int64_t n_bytes = extent_bytes(members, item), begin = request->begin[item];
+        const int64_t file = request->shards[request->shard[item]].file;
+        if (file < 0 || file > INT_MAX || n_bytes < READAHEAD_BYTES)
             continue;
         uint8_t byte;
         struct iovec place = {&byte, 1};
-        if (preadv2(file, &place, 1, begin[item], RWF_NOWAIT) != 1)
-            posix_fadvise(file, begin[item], n_bytes, POSIX_FADV_WILLNEED);
+        if (preadv2((int)file, &place, 1, begin, RWF_NOWAIT) != 1)
+            posix_fadvise((int)file, begin, n_bytes, POSIX_FADV_WILLNEED);
     }
 }
 
-/* Load the beginning of an item into the caches while the item before it is copied. A prefetch never faults, so the
- * address need not be valid. */
-static void prefetch_item(uintptr_t extent, int64_t n_bytes)
+/* Load the beginning of an item into the caches while the item before it is copied. */
+static void prefetch_item(const uint8_t *extent, int64_t n_bytes)
 {
     for (int64_t at = 0; at < n_bytes && at < AHEAD_BYTES; at += LINE)
-        __builtin_prefetch((const void *)(extent + (uintptr_t)at));
+        __builtin_prefetch(extent + at);
 }
 
 /* Copy the members of one item, whose bytes begin at `extent`.
  *
- * place: the row of the item in every target; with one_each, the byte of the target where it begins.
- * checksums: NULL, or for each member the checksums of all items of the shard; `number` selects that of the item.
+ * checksums: NULL, or the checksum of its first member, with that of the next `step` numbers further.
  *
  * Returns the first member whose checksum does not match, or -1.
  */
-static int64_t copy_item(const uint8_t *extent, const struct members *members, int64_t item, uint8_t *const *targets,
-                         int64_t place, const uint64_t *const *checksums, int64_t number)
+static int64_t copy_item(const uint8_t *extent, const struct members *members, int64_t item,
+                         const struct target *targets, int64_t place, const uint64_t *checksums, int64_t step)
 {
     add_stripes *add = choose_add_stripes();
     for (int64_t n = 0; n < members->count; n++) {
         const struct member *member = members_of(members, item) + n;
-        uint8_t *target = targets[n] + place * (members->one_each ? 1 : member->n_bytes);
         int streamed = members->streamed && member->n_bytes >= STREAMED_MEMBER;
+        /* Without data, there may be no target. */
+        uint8_t *target = member->n_bytes ? targets[n].first + place * (members->one_each ? 1 : member->n_bytes) : NULL;
         if (checksums) {
             int64_t data = member->data - member->begin;
             struct member_copy copy = {
                 extent + member->begin, target, member->end - member->begin, data, data + member->n_bytes, streamed};
-            if (copy_and_sum(&copy, add) != checksums[n][number])
+            if (copy_and_sum(&copy, add) != checksums[n * step])
                 return n;
-        } else if (streamed) {
+        } else if (streamed && target) {
             stream(target, extent + member->data, member->n_bytes);
-        } else {
+        } else if (target) {
             memcpy(target, extent + member->data, (size_t)member->n_bytes);
         }
     }
     return -1;
 }
 
-/* Copy the members of items into rows of the target arrays.
- *
- * shard, begin: for each item, its row in `shards` and the offset of its extent there.
- * one_each: 1 if every item has a single member of its own size. `place` is then a byte offset in the only target.
- * target: for each member, an array whose rows have the member's n_bytes.
- * place: for each item, its row in the targets.
- * unverified: NULL, or for each item whether to compare checksums. Members must have more than 240 bytes.
- * checksums: with unverified, (shards, members): the checksums of all items of a shard.
- * number: with unverified, the number of each item in its shard.
- *
- * Returns the number of items copied. If it is less than n_items, `wrong` is the member of the next item whose checksum
- * does not match, or -1 if that item reaches beyond its shard or cannot be read. Returns -1 if SIGBUS cannot be caught.
- */
-int64_t penstock_copy(int64_t n_items, const struct shard *shards, const int64_t *shard, const int64_t *begin,
-                      int64_t n_members, const struct member *first_member, int64_t one_each, uint8_t *const *target,
-                      const int64_t *place, const uint8_t *unverified, const uint64_t *const *checksums,
-                      const int64_t *number, int64_t *wrong)
+/* Copy the first `n_items` items, which are valid; return how many were copied, and set `wrong` as penstock_copy does. */
+__attribute__((noinline)) /* so that no variable is changed between sigsetjmp and siglongjmp but the volatile one */
+static int64_t copy_valid(const struct request *request, int64_t n_items, const struct members *members,
+                          const uint64_t *checksums, int64_t *wrong)
 {
     struct guarded_read mine;
     volatile int64_t item = 0;
-    struct members members = {first_member, n_members, one_each != 0, 0};
-    if (!one_each) /* members of varying size are decoded right after, so they should stay in the caches */
-        members.streamed = n_items * extent_bytes(&members, 0) >= STREAMED_BATCH;
-    *wrong = -1;
-    if (!install_handler())
-        return -1;
-    request_readahead(n_items, shards, shard, begin, &members);
     if (!sigsetjmp(mine.escape, 0)) {
         for (; item < n_items && *wrong < 0; item += *wrong < 0) {
-            const struct shard *from = shards + shard[item];
-            const int64_t n_bytes = extent_bytes(&members, item);
-            if (begin[item] < 0 || begin[item] > from->n_bytes - n_bytes)
-                break;
-            const uint8_t *extent = from->map + begin[item];
-            int verify = unverified && unverified[item];
+            const int64_t *shard = request->shard + item, *begin = request->begin + item;
+            const int64_t n_bytes = extent_bytes(members, item);
+            const uint8_t *extent = request->shards[*shard].map + *begin;
+            int verify = request->unverified && request->unverified[item];
             if (verify && item + 1 < n_items && n_bytes < READAHEAD_BYTES) /* memcpy overlaps items by itself */
-                prefetch_item((uintptr_t)shards[shard[item + 1]].map + (uintptr_t)begin[item + 1],
-                              extent_bytes(&members, item + 1));
+                prefetch_item(request->shards[shard[1]].map + begin[1], extent_bytes(members, item + 1));
             mine.low = (uintptr_t)extent;
-            mine.high = (uintptr_t)(extent + n_bytes);
+            mine.high = mine.low + (uintptr_t)n_bytes;
             current_read = &mine;
             atomic_signal_fence(memory_order_seq_cst); /* all reads happen while current_read is set */
-            *wrong = copy_item(extent, &members, item, target, place[item],
-                               verify ? checksums + shard[item] * n_members : NULL, verify ? number[item] : 0);
+            *wrong = copy_item(extent, members, item, request->targets, request->place[item],
+                               verify ? checksums + item : NULL, request->n_items);
             atomic_signal_fence(memory_order_seq_cst);
             current_read = NULL;
         }
@@ -460,13 +517,56 @@ int64_t penstock_copy(int64_t n_items, const struct shard *shards, const int64_t
     return item;
 }
 
+/* -- called from Python ------------------------------------------------------------------------------------------- */
+
+enum { UNREADABLE = -1, INVALID = -2 };
+
+/* Copy the members of items into rows of the target arrays.
+ *
+ * shard, begin: for each item, its row in `shards` and the offset of its extent there.
+ * one_each: 1 if every item has a single member of its own size. `place` is then a byte offset in the only target.
+ * targets: for each member, an array whose rows have the member's n_bytes.
+ * place: for each item, its row in the targets.
+ * unverified: NULL, or for each item whether to compare checksums. Members must have more than 240 bytes.
+ * checksums: with unverified, (members, items): the checksum of each member of each item.
+ *
+ * Returns the number of items copied. If it is less than n_items, `wrong` is the member of the next item whose checksum
+ * does not match, UNREADABLE if that item cannot be read, or INVALID if it does not lie within its shard or does not
+ * fit into the targets. Returns -1 if SIGBUS cannot be caught.
+ */
+int64_t penstock_copy(int64_t n_items, int64_t n_shards, const struct shard *shards, const int64_t *shard,
+                      const int64_t *begin, int64_t n_members, const struct member *first_member, int64_t one_each,
+                      const struct target *targets, const int64_t *place, const uint8_t *unverified,
+                      const uint64_t *checksums, int64_t *wrong)
+{
+    const struct request request = {n_items, n_shards, shards, shard, begin, place, targets, unverified};
+    struct members members = {first_member, n_members, one_each != 0, 0};
+    const int64_t n_valid = count_valid(&request, &members);
+    int64_t batch_bytes;
+    if (!one_each && n_valid) /* members of varying size are decoded right after, so they should stay in the caches */
+        members.streamed = __builtin_mul_overflow(n_valid, extent_bytes(&members, 0), &batch_bytes) ||
+                           batch_bytes >= STREAMED_BATCH;
+    *wrong = UNREADABLE;
+    if (!install_handler())
+        return -1;
+    request_readahead(&request, n_valid, &members);
+    const int64_t n_copied = copy_valid(&request, n_valid, &members, checksums, wrong);
+    if (n_copied == n_valid && n_valid < n_items)
+        *wrong = INVALID;
+    return n_copied;
+}
+
 /* Set changed[n] to whether the file of shard n was written to since it was mapped. */
 void penstock_changed(int64_t n_shards, const struct shard *shards, uint8_t *changed)
 {
     for (int64_t n = 0; n < n_shards; n++) {
         struct stat now;
+        const int64_t file = shards[n].file;
+        changed[n] = 1;
+        if (file < 0 || file > INT_MAX || fstat((int)file, &now))
+            continue;
         /* Compare ctime, not mtime: copying programs may set mtime back. */
-        changed[n] = fstat((int)shards[n].file, &now) || now.st_size != shards[n].n_bytes ||
-                     now.st_ctim.tv_sec * 1000000000 + now.st_ctim.tv_nsec != shards[n].changed_ns;
+        uint64_t changed_ns = (uint64_t)now.st_ctim.tv_sec * 1000000000 + (uint64_t)now.st_ctim.tv_nsec;
+        changed[n] = now.st_size != shards[n].n_bytes || changed_ns != (uint64_t)shards[n].changed_ns;
     }
 }

@@ -20,6 +20,7 @@ from penstock.core.errors import PenstockError, ReadError
 from penstock.files.regular import read_regular
 
 __all__ = [
+    "INVALID",
     "ExpectedChecksums",
     "FileMap",
     "StoredItems",
@@ -31,6 +32,9 @@ __all__ = [
 ]
 
 _Int64s = NDArray[np.int64]
+
+INVALID = -2
+"""`copy_items`: an item that does not lie within its shard."""
 
 _ONE_NUMBER = np.array([[0, 0, 8, 8]], np.int64)
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -121,21 +125,21 @@ def copy_items(
 
     Returns
     -------
-    Number of items copied, and -1. If fewer than all were copied: -1 if the next item is not within its shard or cannot
-    be read, else the number of the member of the next item whose checksum does not match.
+    Number of items copied, and -1. If fewer than all were copied: the number of the member of the next item whose
+    checksum does not match, -1 if that item cannot be read, or `INVALID` if it does not lie within its shard.
     """
-    addresses = np.array([target.ctypes.data for target in targets], np.int64)
-    sums = rows = unverified = None
+    n_items = len(stored.begins)
+    assert len(stored.which) == len(places) == n_items, "one shard and one place for each item"
+    rooms = np.array([(_address(target), target.nbytes) for target in targets], np.int64)
+    sums = unverified = None
     if expected is not None:
-        # For each shard, where the checksums of each member begin: the same for all.
-        first = expected.sums.ctypes.data + np.arange(len(expected.sums)) * expected.sums.strides[0]
-        sums, rows = np.tile(first, (len(stored.shards), 1)), np.arange(len(stored.begins))
-        unverified = expected.unverified
+        sums, unverified = expected.sums, expected.unverified
+        assert sums.shape == (len(targets), n_items), "one checksum for each member of each item"
     wrong = ctypes.c_int64()
     n_copied: int = _library().penstock_copy(
-        len(stored.begins), _address(stored.shards), _address(stored.which), _address(stored.begins),
-        1 if one_each else len(members), _address(members), one_each, _address(addresses), _address(places),
-        _address(unverified), _address(sums), _address(rows), ctypes.byref(wrong),
+        n_items, len(stored.shards), _address(stored.shards), _address(stored.which), _address(stored.begins),
+        len(targets), _address(members), one_each, _address(rooms), _address(places),
+        _address(unverified), _address(sums), ctypes.byref(wrong),
     )  # fmt: skip
     if n_copied < 0:
         raise ReadError("Could not install the SIGBUS handler that protects reads from memory maps: sigaction failed.")
@@ -194,7 +198,7 @@ def checksum_version() -> str:
 
 def _address(array: NDArray[Any] | None) -> int | None:
     """Return the address of a contiguous array."""
-    assert array is None or array.flags.c_contiguous, "the C code does not support strides"
+    assert array is None or (array.flags.c_contiguous and array.flags.aligned), "the C code does not support strides"
     return None if array is None else array.ctypes.data
 
 
@@ -212,22 +216,25 @@ def _load_library(folder: Path) -> ctypes.CDLL:
             raise PenstockError(
                 f"{source} has changed since it was compiled. Run `pip install -e .` (or `make` in a clone)."
             )
-    return library
+    return _declare_functions(library)
 
 
 def _open_library(path: Path) -> ctypes.CDLL:
     try:
-        library = ctypes.CDLL(str(path))
+        return ctypes.CDLL(str(path))
     except OSError as error:
         raise PenstockError(
             f"Could not load the compiled library of Penstock: {error}. Install Penstock again, with a C compiler: "
             "`pip install --force-reinstall --no-deps penstock`, or `pip install -e .` in a clone."
         ) from error
+
+
+def _declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     library.penstock_copy.restype = number
     library.penstock_copy.argtypes = (
-        number, pointer, pointer, pointer, number, pointer, number,
-        pointer, pointer, pointer, pointer, pointer, pointer,
+        number, number, pointer, pointer, pointer, number, pointer, number,
+        pointer, pointer, pointer, pointer, pointer,
     )  # fmt: skip
     library.penstock_changed.restype = None
     library.penstock_changed.argtypes = (number, pointer, pointer)

@@ -11,8 +11,15 @@ from numpy.typing import NDArray
 from penstock.core.errors import DamageError
 from penstock.shard.names import split_name
 from penstock.shard.side_index import MISSING
-from penstock.shard.tar import TAR_BLOCK, plain_name, read_name
-from penstock.source.native import ExpectedChecksums, StoredItems, copy_items, find_changed_shards, read_numbers
+from penstock.shard.tar import MAX_HEADER_BYTES, TAR_BLOCK, plain_name, read_name
+from penstock.source.native import (
+    INVALID,
+    ExpectedChecksums,
+    StoredItems,
+    copy_items,
+    find_changed_shards,
+    read_numbers,
+)
 from penstock.source.tar.layout import Extent
 from penstock.source.tar.open_shards import NO_COLUMN, OpenShard
 
@@ -109,8 +116,7 @@ class Request:
             expected=self._checksums(checksums_at),
         )
         if n_copied < len(begins):
-            suffix = extent.suffixes[wrong] if wrong >= 0 else None
-            raise self._copy_error(n_copied, int(begins[n_copied]), extent.members[-1][3], suffix)
+            raise self._copy_error(n_copied, int(begins[n_copied]), extent.members[-1][3], wrong, extent.suffixes)
 
     def payloads(self, suffix: str) -> Iterator[tuple[int, memoryview | None]]:
         """Yield (number in the request, payload of the member), verified if needed; None for items without the member.
@@ -146,7 +152,7 @@ class Request:
         members = np.stack([np.zeros_like(sizes), np.zeros_like(sizes), sizes, sizes], axis=1)
         content = np.empty(int(sizes.sum()), np.uint8)
         stops = sizes.cumsum()
-        n_copied, _ = copy_items(
+        n_copied, wrong = copy_items(
             StoredItems(self._table, self._which, begins),
             members,
             targets=[content],
@@ -155,7 +161,7 @@ class Request:
             one_each=True,
         )
         if n_copied < len(begins):
-            raise self._copy_error(n_copied, int(begins[n_copied]), int(sizes[n_copied]), None)
+            raise self._copy_error(n_copied, int(begins[n_copied]), int(sizes[n_copied]), wrong, ())
         keys_at = np.array([shard.keys_at for shard in self.open_shards])[self._which]
         hashes = self._read_index(keys_at, np.arange(len(begins))).view(np.uint64).tolist()
         headers, places = content.tobytes(), self.places.tolist()
@@ -189,8 +195,9 @@ class Request:
             begins[fresh], sizes[fresh] = found[fresh], (self.numbers_at(places[:, 3:6]) - found)[fresh]
             if MISSING not in begins:
                 break
-        if (sizes < TAR_BLOCK).any():  # a side index that was forged
-            raise self.damage(int(np.argmin(sizes)), "its side index names no header of it")
+        forged = (sizes < TAR_BLOCK) | (sizes > MAX_HEADER_BYTES)
+        if forged.any():
+            raise self.damage(int(np.argmax(forged)), "its side index names no header of it")
         return begins, sizes
 
     def _copy_payloads(
@@ -208,10 +215,8 @@ class Request:
             one_each=True,
         )
         if n_copied < len(numbers):
-            wrong_suffix = suffix if wrong >= 0 else None
-            raise self._copy_error(
-                int(numbers[n_copied]), int(begins[n_copied]), int(members[n_copied, 3]), wrong_suffix
-            )
+            begin, n_bytes = int(begins[n_copied]), int(members[n_copied, 3])
+            raise self._copy_error(int(numbers[n_copied]), begin, n_bytes, wrong, (suffix,))
         return out
 
     def _checksums(self, at: _Int64s, numbers: _Int64s | None = None) -> ExpectedChecksums | None:
@@ -222,10 +227,12 @@ class Request:
         sums = self._read_index(at.T.ravel(), np.tile(numbers, at.shape[1]))
         return ExpectedChecksums(self._unverified[numbers], sums.view(np.uint64).reshape(at.shape[1], -1))
 
-    def _copy_error(self, number: int, begin: int, n_bytes: int, suffix: str | None) -> DamageError:
-        """Return the error for an item that was not copied: of another checksum, or without bytes."""
-        if suffix is not None:
-            return self.damage(number, f"the checksum of {suffix!r} does not match its bytes")
+    def _copy_error(self, number: int, begin: int, n_bytes: int, wrong: int, suffixes: Sequence[str]) -> DamageError:
+        """Return the error for an item that was not copied: of another checksum, without bytes, or not in the shard."""
+        if wrong >= 0:
+            return self.damage(number, f"the checksum of {suffixes[wrong]!r} does not match its bytes")
+        if wrong == INVALID:
+            return self.damage(number, "its side index points outside of the shard")
         handle = self.open_shards[int(self._which[number])].handle
         found = min(max(0, os.fstat(handle).st_size - begin), n_bytes)
         if found == n_bytes:
