@@ -23,7 +23,7 @@ def doctor(
     where: Annotated[
         str | None,
         typer.Argument(
-            metavar="[DIR|PATTERN]",
+            metavar="DIR|PATTERN",
             help="A folder to examine, too: of a dataset, of several, of a run, a zarr store; also as --input (-i).",
         ),
     ] = None,

@@ -25,7 +25,7 @@ _MOST_PIECES = 16
 _MOST_SECONDS = 1.0  # for each direction, as long as a piece takes no longer
 _LITTLE_SPACE = 1 << 30
 _SKEW_SECONDS = 2.0
-_IN_MEMORY = {"tmpfs", "ramfs"}
+_IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 _REMOTE = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "glusterfs", "9p"}
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
@@ -98,7 +98,7 @@ def _examine_space(folder: Path, kind: str, mount: str) -> Finding:
     where = f"{folder} is on {mount} ({kind}{', read-only' if facts['read_only'] else ''})"
     found = f"{where} with {free / 1e9:,.1f} GB free of {size / 1e9:,.1f} GB."
     is_full = free < _LITTLE_SPACE or (space.f_files > 0 and space.f_favail < 1000)
-    if not is_full or facts["read_only"]:
+    if not is_full or not size or facts["read_only"]:
         return Finding("storage.space", "ok", found, where=str(folder), facts=facts)
     return Finding(
         "storage.space",
