@@ -64,7 +64,9 @@ class AudioInput:
     def open(self) -> "_AudioRecording":
         """Open the file and check that it is complete."""
         with _open_track(self.path, self.rate_hz, self.channels) as track:
-            return _AudioRecording(track, self._cut(track), self.path, self.min_seconds, is_clip=False)
+            windows = self._cut(track)
+            track.check_item(windows.length)
+            return _AudioRecording(track, windows, self.path, self.min_seconds, is_clip=False)
 
     def _cut(self, track: AudioTrack) -> Windows:
         if _is_short(track, self.min_seconds):
@@ -118,6 +120,7 @@ class ClipInput:
             length = track.n_frames
             if self.clip_seconds is not None:
                 length = _n_frames("clip_seconds", self.clip_seconds, track, "clip")
+            track.check_item(min(length, track.n_frames))
             # As long as the item: what is missing in the file is filled with zeros.
             windows = Windows(0 if _is_short(track, self.min_seconds) else length, length)
             return _AudioRecording(track, windows, self.path, self.min_seconds, is_clip=True)

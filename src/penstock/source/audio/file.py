@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import MissingDependency, OptionError, PenstockError, ReadError, SourceError
+from penstock.core.limits import check_expansion
 from penstock.core.text import cause, count
 from penstock.files.regular import open_input, read_regular
 from penstock.source.audio.mp3 import count_frames
@@ -31,6 +32,7 @@ __all__ = [
     "AudioTrack",
     "Channels",
     "check_audio_options",
+    "check_item_bytes",
     "check_positive",
     "find_audio_files",
 ]
@@ -85,7 +87,7 @@ class AudioFile:
         except (ImportError, OSError) as error:  # OSError: libsndfile is missing
             raise MissingDependency("soundfile", "audio", "Reading audio") from error
         self.n_bytes = _check_complete(path, whole=whole)
-        self._path, self._mono, self._failure = path, mono, soundfile.SoundFileError
+        self.path, self._mono, self._failure = path, mono, soundfile.SoundFileError
         self._open: Callable[[], Any] = lambda: soundfile.SoundFile(path)
         try:
             self._file = self._open()
@@ -117,10 +119,10 @@ class AudioFile:
     def _check(self) -> None:
         n_frames, n_channels = self.stored_shape
         if self.container not in _FORMATS:
-            raise SourceError(f"{self._path} must be a wav, flac, ogg or mp3 file, got {self.container}; convert it.")
+            raise SourceError(f"{self.path} must be a wav, flac, ogg or mp3 file, got {self.container}; convert it.")
         if not 0 < n_frames < _MAX_FRAMES or not n_channels or self.rate_hz < 1:
             raise SourceError(
-                f"{self._path} declares {count(n_frames, 'frame')} of {count(n_channels, 'channel')} at "
+                f"{self.path} declares {count(n_frames, 'frame')} of {count(n_channels, 'channel')} at "
                 f"{self.rate_hz:.10g} Hz; it is empty, or its length was never written. Encode it again."
             )
         if self.container == "FLAC":  # libsndfile trusts the declared length; decode the last frame to check it
@@ -129,20 +131,20 @@ class AudioFile:
     def _count_mp3_frames(self) -> int:
         """Return the number of frames that can be decoded; raise SourceError if some are missing or out of reach."""
         try:
-            found = count_frames(read_regular(self._path, max_bytes=None))
+            found = count_frames(read_regular(self.path, max_bytes=None))
         except OSError as error:
-            raise ReadError(f"Could not read {self._path}: {cause(error)}.") from error
+            raise ReadError(f"Could not read {self.path}: {cause(error)}.") from error
         except ValueError as error:
-            raise SourceError(f"{self._path} is damaged or truncated: {error}.") from error
+            raise SourceError(f"{self.path} is damaged or truncated: {error}.") from error
         declared = int(self._file.frames)
         if found.declares_length and declared > found.n_audio_frames:
             raise SourceError(
-                f"{self._path} is damaged or truncated: it should have {declared} frames, but has "
+                f"{self.path} is damaged or truncated: it should have {declared} frames, but has "
                 f"{found.n_audio_frames}."
             )
         if declared < found.n_audio_frames - _SKIPPED_FRAMES:
             raise SourceError(
-                f"{self._path} has about {found.n_audio_frames} frames, of which libsndfile reads {declared}: its bit "
+                f"{self.path} has about {found.n_audio_frames} frames, of which libsndfile reads {declared}: its bit "
                 "rate varies, and it has no Xing header. Encode it again, such as with ffmpeg."
             )
         if found.declares_length:
@@ -157,7 +159,7 @@ class AudioFile:
         try:
             found: NDArray[np.float32] = self._file.read(n_frames, dtype="float32", always_2d=True)
         except (self._failure, OSError, ValueError) as error:
-            raise ReadError(f"Could not read {self._path}: {_error_text(error)}.") from error
+            raise ReadError(f"Could not read {self.path}: {_error_text(error)}.") from error
         return found
 
     def __getitem__(self, frames: slice) -> NDArray[np.float32]:
@@ -167,7 +169,7 @@ class AudioFile:
         return found
 
     def _decode(self, start: int, stop: int) -> NDArray[np.float32]:
-        where = f"frames {start}–{stop - 1} of {self._path}"
+        where = f"frames {start}–{stop - 1} of {self.path}"
         try:
             self._seek(start)
             found: NDArray[np.float32] = self._file.read(stop - start, dtype="float32", always_2d=True)
@@ -190,9 +192,7 @@ class AudioFile:
             self._file = self._open()
         while (left := frame - self._file.tell()) > 0:
             if not len(self._file.read(min(left, 1 << 16), dtype="float32")):
-                raise ReadError(
-                    f"Could not read frame {frame} of {self._path}: the file ends before it; it is damaged."
-                )
+                raise ReadError(f"Could not read frame {frame} of {self.path}: the file ends before it; it is damaged.")
 
     def close(self) -> None:
         """Close the file; idempotent."""
@@ -222,6 +222,10 @@ class AudioTrack:
             self.rate_hz = float(Fraction(file.rate_hz) * self._resampler.up / self._resampler.down)
             self.n_frames = self._resampler.n_out(len(file))
 
+    def check_item(self, n_frames: int) -> None:
+        """Raise SourceError if an item of so many frames would take more memory than one may."""
+        check_item_bytes(self.file.path, n_frames, self.file.shape[1], self.file.n_bytes)
+
     def frames(self, start: int, stop: int) -> NDArray[np.float32]:
         """Return a new array of frames [start, stop), of shape (frames, channels)."""
         if self._resampler is None:
@@ -242,6 +246,12 @@ def check_audio_options(rate_hz: float | None, channels: str) -> None:
         check_positive("rate_hz", rate_hz, "frames per second, such as 16000, or None for the rate of the file")
     if channels not in ("keep", "mono"):
         raise OptionError(f"channels must be one of 'keep', 'mono', got {channels!r}.")
+
+
+def check_item_bytes(path: object, n_frames: int, n_channels: int, stored_bytes: int) -> None:
+    """Raise SourceError if an item of an audio file would take too much memory: a low rate may be resampled to any."""
+    item = f"An item of {path} with {count(n_frames, 'frame')} of {count(n_channels, 'channel')}"
+    check_expansion(item, n_frames * n_channels * AudioFile.dtype.itemsize, stored_bytes)
 
 
 def check_positive(name: str, value: Any, unit: str) -> None:

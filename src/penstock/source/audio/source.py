@@ -19,7 +19,14 @@ from penstock.core.errors import OptionError, ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
 from penstock.files.kinds import local_path
-from penstock.source.audio.file import AudioFile, AudioTrack, Channels, check_audio_options, find_audio_files
+from penstock.source.audio.file import (
+    AudioFile,
+    AudioTrack,
+    Channels,
+    check_audio_options,
+    check_item_bytes,
+    find_audio_files,
+)
 from penstock.source.audio.resample import Resampler
 from penstock.source.checks import check_items, check_span
 
@@ -95,9 +102,12 @@ class AudioSource:
                 f"{self.files[int(self._totals.argmax())]}, has {self._totals.max()}. Use a smaller window_frames, or "
                 "tail='short'."
             )
-        shape = _common_shape(
-            self._totals, counts, window_frames, [1 if channels == "mono" else i.n_channels for i in infos]
-        )
+        n_channels = [1 if channels == "mono" else info.n_channels for info in infos]
+        for info, total, width in zip(infos, self._totals.tolist(), n_channels, strict=True):
+            check_item_bytes(
+                info.path, total if window_frames is None else min(total, window_frames), width, info.n_bytes
+            )
+        shape = _common_shape(self._totals, counts, window_frames, n_channels)
         self.fields: dict[str, Field] = {"audio": Field(np.dtype(np.float32 if shape else object), shape)}
         self.index = Index.from_sizes(counts, identity=_identity(infos, (window_frames, self.rate_hz, channels, tail)))
         self._tracks: _OpenTracks | None = None
