@@ -36,6 +36,7 @@ EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
     ("penstock.convert.inputs.zarr", "ZipStore"): (1, _CHECKED),
     ("penstock.convert.inputs.zarr", "zarr.open"): (2, _OPEN),
     ("penstock.convert.nwb.file", "NWBHDF5IO"): (1, _CHECKED),
+    ("penstock.convert.nwb.file", "h5py.File"): (1, _CHECKED),
     ("penstock.convert.nwb.file", "NWBZarrIO"): (1, _CHECKED),
     ("penstock.demo.damage", "tarfile.open"): (1, _OPEN),
     ("penstock.demo.damage", "shutil.copy2"): (1, "copies what the demo has written"),

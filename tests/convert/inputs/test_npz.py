@@ -178,3 +178,13 @@ def test_unpacking_takes_little_memory(tmp_path):
     tracemalloc.stop()
     recording.close()
     assert peak < 10e6
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_members_that_inflate_a_block_at_once_are_refused(tmp_path: Path, method: int) -> None:
+    out = io.BytesIO()
+    np.save(out, np.arange(10))
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", method) as archive:
+        archive.writestr("x.npy", out.getvalue())
+    with pytest.raises(SourceError, match=r"Members must be stored or deflated, but 'x\.npy' in .*a\.npz is not"):
+        NpzInput(tmp_path / "a.npz").open()

@@ -28,6 +28,7 @@ __all__ = ["NpzInput", "check_lengths", "list_headers", "normalize_fields"]
 _COPY_BYTES = 1 << 20
 _LOCAL = struct.Struct("<4s5H3L2H")  # signature, …, flags, method, …, lengths of name and extra
 _ENCRYPTED = 0x1
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # bzip2 and xz inflate a block at once, whatever its size
 _BROKEN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError, ValueError)
 
 
@@ -161,6 +162,11 @@ def _list_members(archive: zipfile.ZipFile, path: Path) -> tuple[dict[str, zipfi
             raise SourceError(
                 f"Names of members must not contain a slash or '..', but {path} has {name!r}. Save it under another "
                 "name."
+            )
+        if member.compress_type not in _METHODS:
+            raise SourceError(
+                f"Members must be stored or deflated, but {name!r} in {path} is not. Save it with np.savez or "
+                "np.savez_compressed."
             )
         if not name.endswith(".npy"):
             notes.append(f"The member {name!r} is left out: it is not an array.")

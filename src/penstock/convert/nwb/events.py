@@ -12,6 +12,7 @@ from penstock.convert.nwb.file import Entry, Thing, wrap_read_errors
 from penstock.convert.nwb.tables import Intervals
 from penstock.convert.nwb.times import CLOSE, read_times
 from penstock.core.errors import SourceError
+from penstock.source.stored.self_contained import check_read
 
 __all__ = ["EventField", "ShownImage", "StillImage", "Window", "annotation_field", "interval_field", "table_field"]
 
@@ -110,6 +111,7 @@ def annotation_field(field: str, found: Entry | Thing, file: Path) -> EventField
 def interval_field(field: str, entry: Entry, file: Path) -> EventField:
     """Return the number of the interval of each bin. An IntervalSeries has n where one begins, -n at its end."""
     times = read_times(entry, file)
+    check_read(entry.series.data, None, f"{entry.path} in {file}")
     with wrap_read_errors(file, entry.path):
         stamps, marks = times.stamps(0, times.n), np.asarray(entry.series.data[:], np.int64)
     begins = np.flatnonzero(marks > 0)
@@ -289,6 +291,7 @@ class ShownImage:
     def __init__(self, field: str, entry: Entry, file: Path) -> None:
         self.field, self._path, self._file = field, entry.path, file
         times = read_times(entry, file)
+        check_read(entry.series.data, None, f"{entry.path} in {file}")
         with wrap_read_errors(file, entry.path):
             self._times = times.stamps(0, times.n)
             self._shown = np.asarray(entry.series.data[:], np.int64)

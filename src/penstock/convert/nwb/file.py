@@ -12,6 +12,7 @@ import numpy as np
 from penstock.core.errors import MissingDependency, PenstockError, ReadError, SourceError
 from penstock.core.text import cause, count
 from penstock.files.regular import check_tree, open_regular
+from penstock.source.stored.self_contained import check_dataset, check_links, check_read
 
 __all__ = ["Entry", "NWBFile", "Thing", "open_nwb", "wrap_read_errors"]
 
@@ -25,7 +26,7 @@ def wrap_read_errors(file: Path, what: str, begin: float | None = None, end: flo
     """Turn any error of the reading libraries into a ReadError that names the object and the time range."""
     try:
         yield
-    except (PenstockError, MemoryError, AttributeError, NameError, AssertionError):
+    except PenstockError:
         raise
     except Exception as error:
         when = "" if begin is None or end is None else f", from {begin:.3f} to {end:.3f} s"
@@ -151,7 +152,10 @@ def _hdf5_io(path: Path) -> Any:
     if head != _HDF5:
         raise SourceError(f"An NWB file must be HDF5 or a zarr folder, but {path} begins with {head!r}.")
     try:
+        _check_content(path)
         return NWBHDF5IO(str(path), mode="r", load_namespaces=True)
+    except PenstockError:
+        raise
     except OSError as error:
         if isinstance(error, BlockingIOError) or "lock file" in str(error) or "already open for" in str(error):
             raise ReadError(
@@ -161,6 +165,24 @@ def _hdf5_io(path: Path) -> Any:
         raise ReadError(f"Could not open {path}: {cause(error)}") from error
     except Exception as error:
         raise SourceError(f"Could not read {path} as NWB: {error}") from error
+
+
+def _check_content(path: Path) -> None:
+    """Raise SourceError if the file refers to other files, or if anything in it expands beyond the limit of an item.
+
+    The data of a series are read in windows, each of which is checked. Everything else is read whole.
+    """
+    import h5py  # type: ignore[import-untyped]  # noqa: PLC0415  # it has no types
+
+    def check(name: str, node: Any) -> None:
+        if isinstance(node, h5py.Dataset):
+            check_dataset(node, path)
+            if name.rpartition("/")[2] != "data":
+                check_read(node, None, f"{name} in {path}")
+
+    with h5py.File(path, "r") as file:
+        check_links(file, path)
+        file.visititems(check)
 
 
 def _zarr_io(path: Path) -> Any:

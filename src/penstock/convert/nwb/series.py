@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from penstock.convert.nwb.file import Entry, wrap_read_errors
 from penstock.convert.nwb.times import CLOSE, Times, read_times
 from penstock.core.errors import SourceError
+from penstock.core.limits import check_expansion
 from penstock.source.audio.resample import Resampler
 from penstock.source.chunked_rows import ChunkedRowReader
+from penstock.source.stored.self_contained import check_read, stored_bytes
 
 __all__ = ["Binned", "Continuous", "Series"]
 
@@ -45,6 +47,14 @@ class Series:
                 )
             self._factors = self._factors * factors
         self._offset = float(entry.series.offset or 0.0)
+
+    def check_window(self, n_stored: int, n_rows: int) -> None:
+        """Raise SourceError if a window of frames takes more memory than an item may, as stored or resampled."""
+        data = self.entry.series.data
+        what = f"A window of {self.path} in {self.file}"
+        check_read(data, n_stored, what)
+        if hasattr(getattr(data, "id", None), "get_storage_size"):
+            check_expansion(what, 4 * n_rows * int(np.prod(self.shape)), stored_bytes(data))
 
     def values(self, start: int, stop: int) -> NDArray[np.float64]:
         """Return frames, with conversion and offset applied."""
@@ -121,7 +131,7 @@ class Continuous:
     def __init__(self, field: str, series: Series, seconds: float, rate_hz: float | None) -> None:
         self.field, self.series = field, series
         self._times = series.times
-        if self._times.rate <= 0:
+        if not 0 < self._times.rate < np.inf:
             raise SourceError(
                 f"A continuous series must have at least two frames, but {series.path} in {series.file} has no rate."
             )
@@ -133,6 +143,8 @@ class Continuous:
                 f"A window must have at least one frame, but {seconds:g} s have none of {series.path} at {self.rate:g} "
                 "Hz. Use longer windows."
             )
+        stored_frames = self.n_rows * self._times.rate / self.rate
+        series.check_window(min(int(stored_frames), self._times.n), self.n_rows)
         self._ends = np.append(self._times.begins[1:], self._times.n)
         # Times closer than this are the same. Times of a file that counts from 1970 have coarser steps.
         self._near = max(CLOSE / self._times.rate, 8 * float(np.spacing(abs(self._times.last))))

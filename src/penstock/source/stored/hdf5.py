@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.errors import MissingDependency, ReadError, SourceError
+from penstock.core.errors import MissingDependency, PenstockError, ReadError, SourceError
 from penstock.core.text import cause
 from penstock.files.regular import check_regular
+from penstock.source.stored.self_contained import check_dataset, check_links, check_read
 from penstock.source.stored.zarr.local import Selection
 
 __all__ = ["Hdf5Array"]
@@ -36,7 +38,7 @@ class Hdf5Array:
     @classmethod
     def open(cls, path: Path, name: str) -> "Hdf5Array":
         """Read the shape, dtype and chunks of a dataset."""
-        with _open_hdf5(path) as file:
+        with _open_hdf5(path) as file, _wrap_damage(path):
             found = file.get(name) if name != "." else None
             if found is None or not hasattr(found, "dtype"):
                 names: list[str] = []
@@ -44,6 +46,8 @@ class Hdf5Array:
                 raise SourceError(f"{path} has no dataset {name!r}; it has {', '.join(names[:20])}.")
             if not found.shape or found.dtype.kind not in "biufc":
                 raise SourceError(f"{path}/{name} must be a numeric array with rows, got {found.dtype} {found.shape}.")
+            check_dataset(found, path)
+            check_read(found, 1, f"A row of {path}/{name}")
             row_bytes = found.nbytes // max(1, found.shape[0])
             chunks = found.chunks or (max(1, (1 << 20) // max(1, row_bytes)), *found.shape[1:])
             return cls(path, name, found.shape, found.dtype.newbyteorder("="), chunks[0], chunks)
@@ -56,7 +60,7 @@ class Hdf5Array:
         with self._lock():
             try:
                 found = self._dataset().shape
-            except (OSError, RuntimeError, ValueError, KeyError) as error:
+            except Exception as error:  # h5py raises anything for a damaged file
                 raise ReadError(f"The array {self.path}/{self.name} is gone: {cause(error)}.") from error
         if found != self.shape:
             raise ReadError(
@@ -92,7 +96,7 @@ class Hdf5Array:
                     dataset.read_direct(out, key)
                 else:
                     out[...] = dataset[key]
-            except (OSError, RuntimeError, ValueError, KeyError) as error:
+            except Exception as error:  # h5py raises anything for a damaged file
                 rows = f"rows {start}–{stop - 1} of {self.path}/{self.name}"
                 raise ReadError(f"Could not read {rows}: {cause(error)}.") from error
         return out.nbytes
@@ -114,6 +118,24 @@ def _open_hdf5(path: Path) -> Any:
         raise MissingDependency("h5py", "nwb", "Reading HDF5 files") from error
     try:
         check_regular(path)
-        return h5py.File(path, "r")
+        file = h5py.File(path, "r")
     except OSError as error:
         raise SourceError(f"Could not open {path}: {cause(error)}.") from error
+    try:
+        with _wrap_damage(path):
+            check_links(file, path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+@contextmanager
+def _wrap_damage(path: Path) -> Iterator[None]:
+    """Turn whatever h5py raises for a damaged file into a SourceError that names it."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise SourceError(f"Could not read {path}; it is no valid HDF5 file, or damaged: {cause(error)}.") from error
