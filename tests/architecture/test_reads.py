@@ -55,7 +55,7 @@ EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
     ("penstock.source.array", "memmap"): (1, _CHECKED),
     ("penstock.source.audio.file", "SoundFile"): (1, _CHECKED),
     ("penstock.source.stored.hdf5", "h5py.File"): (1, _CHECKED),
-    ("penstock.source.stored.npy", "open_memmap"): (1, _CHECKED),
+    ("penstock.source.stored.npy", "memmap"): (1, _CHECKED),
     ("penstock.source.tar.open_shards", "open"): (2, _OPEN),
 }
 

@@ -227,18 +227,23 @@ def _to_plain(value: Any, where: str) -> Any:
     )
 
 
-def parse_npy_header(head: bytes, size: int) -> NpyHeader:
-    """Parse the first bytes of a `.npy` of `size` bytes; raise ValueError if they are invalid or it holds objects."""
+def parse_npy_header(head: bytes, size: int, *, exact: bool = True) -> NpyHeader:
+    """Parse the first bytes of a `.npy` of `size` bytes; raise ValueError if they are invalid or it holds objects.
+
+    With `exact=False`, other bytes may follow the array, as in a file to which `np.save` has appended another one.
+    """
     try:
         dtype, shape, fortran_order, offset = _parse_npy(head)
     except (KeyError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"its .npy header is malformed: {type(error).__name__}: {error}") from error
     if dtype.hasobject:
         raise ValueError("it holds an array of Python objects, which would have to be unpickled")
-    if any(not isinstance(length, int) or length < 0 for length in shape):
+    if dtype.subdtype is not None:  # no array has such a dtype, and NumPy and we would make another shape of it
+        raise ValueError(f"its .npy header has the invalid dtype {dtype}")
+    if any(type(length) is not int or length < 0 for length in shape):
         raise ValueError(f"its .npy header has an invalid shape {shape}")
     data_bytes = math.prod(shape) * dtype.itemsize
-    if data_bytes != size - offset:
+    if data_bytes > size - offset or (exact and data_bytes < size - offset):
         raise ValueError(
             f"{dtype} {shape} in its .npy header needs {data_bytes} bytes, but {size - offset} bytes of data follow"
         )

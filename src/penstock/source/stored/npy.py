@@ -13,24 +13,24 @@ from numpy.typing import NDArray
 from penstock.core.errors import ReadError, SourceError
 from penstock.core.text import cause
 from penstock.files.regular import open_descriptor, open_regular
+from penstock.shard.codec import parse_npy_header
 from penstock.source.stored.zarr.local import Selection, read_into
 
 __all__ = ["NpyArray", "map_npy"]
 
-_MAX_HEADER_BYTES = 1 << 16
+_HEAD_BYTES = 1 << 16
 
 
 def map_npy(path: Path) -> "np.memmap[Any, Any]":
     """Return the array of a `.npy` file, which is read on demand; raise SourceError if the file is none."""
     with open_regular(path) as file:
-        head = file.read(12)
-    # NumPy would allocate as many bytes as the file says that its header has.
-    header_bytes = int.from_bytes(head[8:10] if head[6:7] == b"\x01" else head[8:12], "little")
-    if header_bytes > _MAX_HEADER_BYTES:
-        raise SourceError(f"{path} must be a .npy file, but its header would have {header_bytes} bytes.")
+        head, size = file.read(_HEAD_BYTES), os.fstat(file.fileno()).st_size
     try:
-        mapped = np.lib.format.open_memmap(path, mode="r")
-    except Exception as error:  # NumPy evaluates the header, which may raise anything
+        # Not by NumPy, which allocates the length that a header declares, and ends the process for some shapes.
+        header = parse_npy_header(head, size, exact=False)
+        order: Any = "F" if header.fortran_order else "C"
+        mapped = np.memmap(path, header.dtype, "r", header.data_offset, header.shape, order)
+    except (ValueError, TypeError, OverflowError) as error:
         raise SourceError(f"{path} must be a .npy file that can be memory-mapped: {error}.") from error
     if not mapped.dtype.itemsize:
         raise SourceError(f"{path} must be a .npy file with values, got {mapped.dtype}.")
