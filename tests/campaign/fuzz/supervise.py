@@ -35,6 +35,7 @@ _TIMED = tuple(-number for number in _KINDS)
 _MAX_DEATHS = 20  # of one target; a parser that crashes on every input must not take all the time
 _MAX_KEPT = 400
 _LEAST_SECONDS = 1.0
+_QUICK_SECONDS = 0.2  # changes of an input that takes longer take as long
 
 
 @dataclass
@@ -261,17 +262,22 @@ def _work_once(target: Target, content: bytes, folder: Path) -> None:
 def _work(task: _Task, board: _Board, sending: Connection) -> None:
     rng, probe = random.Random(task.seed), Probe(task.target, task.folder, board.begin)
     _silence()
-    queue, known, n_given = [content for _, content in task.inputs], set(task.known), 0
+    queue: list[bytes] = []
+    known, n_given = set(task.known), 0
     while n_given < task.n_inputs and (n_given < len(task.inputs) or time.monotonic() < task.deadline):
         is_given = n_given < len(task.inputs)
         label, content = task.inputs[n_given] if is_given else ("", _draw(task.target, queue, rng))
         n_given += 1
+        began = time.process_time()
         finding = probe.try_input(content)
+        is_quick = time.process_time() - began < _QUICK_SECONDS
         if finding is not None:
             is_known = finding.reason in known
             known.add(finding.reason)
             sending.send(("again", 1) if is_known else ("finding", replace(_shrink(probe, finding), label=label)))
-        elif probe.coverage.is_fresh and not is_given and len(queue) < _MAX_KEPT:
+        elif is_given and is_quick:
+            queue.append(content)
+        elif probe.coverage.is_fresh and is_quick and not is_given and len(queue) < _MAX_KEPT:
             queue.append(content)
             sending.send(("kept", content))
         board.note(n_given, probe.coverage.n_reached)  # without the attempts to make a finding smaller
@@ -281,6 +287,8 @@ def _work(task: _Task, board: _Board, sending: Connection) -> None:
 
 def _draw(target: Target, queue: Sequence[bytes], rng: random.Random) -> bytes:
     """Return a change of an input; those that reached new lines last are taken more often."""
+    if not queue:
+        return rng.randbytes(rng.randrange(64))
     number = rng.randrange(len(queue))
     if rng.random() < 0.5:
         number = max(number, rng.randrange(len(queue)))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import scipy.signal  # noqa: F401  # resampling imports it, which would be traced
 
 from penstock.core.errors import ReadError, SourceError
 from penstock.source.audio.file import AudioFile, AudioTrack

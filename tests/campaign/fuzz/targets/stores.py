@@ -15,7 +15,6 @@ import numpy as np
 import zarr
 
 from penstock import ZarrSource
-from penstock.convert.nwb.input import NWBInput
 from penstock.core.errors import DamageError, OptionError, ReadError, SourceError
 from penstock.recipes.tune.source_of import source_of
 from penstock.source.stored.zarr.codec import Codec
@@ -27,7 +26,6 @@ from tests.campaign.fuzz.target import Run, SkippedInput, Target, WrongValueErro
 from tests.campaign.fuzz.targets.decoders import save_npy
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "parts"))
-from penstock_nwb_parts import add_units, electrodes, new_file, save_nwb
 from penstock_ome_parts import coordinates, write_ome_image, write_plate
 
 __all__ = ["STORES"]
@@ -168,7 +166,10 @@ def _prepare_npy(folder: Path) -> Run:
             return
         rows = np.array([0, len(source.index) - 1])
         found = source.take(rows)["data"]
-        expected = np.load(io.BytesIO(content), allow_pickle=False)[rows]
+        try:
+            expected = np.load(io.BytesIO(content), allow_pickle=False)[rows]
+        except Exception:  # it refuses some headers that can be understood
+            return
         if expected.astype(found.dtype).tobytes() != found.tobytes():
             raise WrongValueError("not the rows that numpy reads")
 
@@ -203,6 +204,8 @@ def _prepare_hdf5(folder: Path) -> Run:
 
 @cache
 def _nwb_files() -> Sequence[bytes]:
+    from penstock_nwb_parts import add_units, electrodes, new_file, save_nwb  # imports pandas
+
     nwb = new_file()
     electrodes(nwb, ["CA1", "CA1"])
     add_units(nwb, [[0.1, 0.5, 0.9], [0.2, 0.4]])
@@ -213,6 +216,8 @@ def _nwb_files() -> Sequence[bytes]:
 
 
 def _prepare_nwb(folder: Path) -> Run:
+    from penstock.convert.nwb.input import NWBInput
+
     path = folder / "x.nwb"
 
     def run(content: bytes) -> None:
@@ -268,6 +273,6 @@ STORES = (
         "npy-file", _prepare_npy, lambda: [save_npy(_VALUES), save_npy(_VALUES.astype(">f8"))], _READING, (mutate_npy,)
     ),
     Target("hdf5", _prepare_hdf5, _hdf5_files, _READING, weight=0.4),
-    Target("nwb", _prepare_nwb, _nwb_files, _READING, weight=0.01),
+    Target("nwb", _prepare_nwb, _nwb_files, _READING, weight=0.01, is_heavy=True),
     Target("ngff", _IMAGES.prepare(_read_image), _IMAGES.seeds, _OPENING, _FILE, (b'"axes"', b'"scale"'), weight=0.5),
 )
