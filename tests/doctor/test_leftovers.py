@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from penstock_test_killer import Killer, start_killer
+from typer.testing import CliRunner
 
 import penstock as ps
+from penstock.cli import app
 from penstock.core.errors import SourceError, WriteError
 from penstock.files.durable import create_aside
 from penstock.files.locks import FolderLock, lock_holder
@@ -51,6 +53,19 @@ def write(folder, resume, salt):
         writer.append(frames[writer.written :], start=writer.written)
 
 serve(write)
+"""
+
+
+CONVERSION = """
+from penstock_test_killer import serve
+from penstock.convert import ConvertOptions, convert_to_shards
+from penstock.shard.writer import WriteOptions
+
+def convert(rows, folder):
+    options = ConvertOptions(WriteOptions(shard_size=3), shuffle_seed=1)
+    convert_to_shards(rows, folder, options=options, show_progress=False)
+
+serve(convert)
 """
 
 
@@ -149,6 +164,29 @@ def test_a_killed_writer_of_a_simulation_loses_none_by_the_command(before: bool,
             assert version in (1.0 if before else None, 2.0)
             assert not {"data.unfinished", "data.leftover", "data.temporary"} & set(look(folder)), f"killed at {at}"
     assert seen == {"none", "begun", "publishing", "published"}
+
+
+def test_a_killed_conversion_is_resumed_by_the_command_of_the_advice_or_removed(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.arange(16).reshape(8, 2))
+    out = tmp_path / "out"
+    with start_killer(CONVERSION) as converter:
+        job = {"rows": str(tmp_path / "rows.npy")}
+        ticks = converter.run(folder=str(tmp_path / "whole"), **job)["count"]
+        for at in (ticks // 3, ticks // 2):  # it has read some rows, or all of them
+            converter.run(at=at, folder=str(out), **job)
+            found = look(out)
+            assert set(found) == {"data.unfinished", "data.leftover"}
+            assert out / ".staged" == Path(found["data.leftover"].where)
+            assert all("`penstock convert`" in finding.advice for finding in found.values())
+            for finding in found.values():
+                assert "--resume" in finding.advice
+                run_command(finding)
+            assert list(out.iterdir()) == []
+        converter.run(at=ticks // 2, folder=str(out), **job)
+    words = f"convert {tmp_path}/rows.npy --output {out} --shard-size 3 --shuffle-seed 1 --resume --quiet"
+    assert CliRunner().invoke(app, words.split()).exit_code == 0
+    assert look(out) == {}
+    assert ps.TarSource(out).index.identity == ps.TarSource(tmp_path / "whole").index.identity
 
 
 def test_resuming_as_the_advice_says_completes_what_was_begun(killer: Killer, tmp_path: Path) -> None:

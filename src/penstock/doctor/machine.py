@@ -56,7 +56,7 @@ def _examine_cpus(limits: Limits, machine: Machine) -> Finding:
         "machine.cpus",
         "note",
         f"{found}.",
-        "Nothing, if it is meant: num_workers='auto' and `penstock tune` count what can be used. To use more, ask the "
+        "Nothing, if it is meant: `penstock tune` counts what can be used. To use more, ask the "
         "batch system or the container for more CPUs (--cpus-per-task, --cpus).",
         facts=facts,
     )
@@ -80,7 +80,7 @@ def _examine_memory(limits: Limits, machine: Machine) -> Finding:
         "warning",
         f"{found}.",
         "End other programs, ask for more memory, or use smaller batches, windows and fewer workers; "
-        "`loader.memory_bytes` says what a loader takes.",
+        "`loader.memory_estimate()` says what a loader takes.",
         facts=facts,
     )
 
