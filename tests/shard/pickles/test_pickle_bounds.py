@@ -224,6 +224,14 @@ def test_only_containers_are_modified_and_only_functions_called(payload: bytes) 
         unpickle(payload)
 
 
+@pytest.mark.parametrize("count", [0, -1, 1 << 31])
+def test_dates_in_steps_that_are_none_are_refused(count: int) -> None:
+    payload = pickle.dumps(np.array(["2026-01-02"], "M8[D]"), protocol=2)
+    with pytest.raises(PickleRefused, match="dates in an unknown unit"):
+        unpickle(payload.replace(b"K\x01K\x01K\x01t", integer(count) + b"K\x01K\x01t"))
+    assert unpickle(payload).tolist() == np.array(["2026-01-02"], "M8[D]").tolist()
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -66,7 +66,7 @@ class _Dtype:
         if more and dtype.kind in "mM":
             unit, count, *_ = more[0][1]
             unit = unit.decode() if type(unit) is bytes else unit
-            if type(unit) is not str or not _UNIT.fullmatch(unit) or type(count) is not int or count > 1 << 31:
+            if type(unit) is not str or not _UNIT.fullmatch(unit) or type(count) is not int or not 1 <= count < 1 << 31:
                 raise PickleRefused("dates in an unknown unit")
             dtype = np.dtype(f"{dtype.kind}8[{count}{unit}]")
         return dtype.newbyteorder(order) if order in ("<", ">") else dtype, 1
