@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ def compiled() -> None:
             "Install one (Debian: apt-get install gcc), or install a wheel of Penstock."
         )
     digest = f"-DSOURCE_DIGEST=0x{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]}"
-    aside = LIBRARY.with_name(f".{LIBRARY.name}.{os.getpid()}")
-    subprocess.run([*compiler.split(), *FLAGS, digest, "-o", str(aside), str(SOURCE)], check=True)  # noqa: S603  # our own
-    aside.replace(LIBRARY)
+    with tempfile.TemporaryDirectory(dir=LIBRARY.parent, prefix=".native-") as folder:
+        aside = Path(folder) / LIBRARY.name
+        subprocess.run([*compiler.split(), *FLAGS, digest, "-o", str(aside), str(SOURCE)], check=True)  # noqa: S603  # our own
+        aside.replace(LIBRARY)
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg,misc]

@@ -1,4 +1,7 @@
-"""Every path is opened for reading by `files/regular.py`, which refuses FIFOs, sockets and devices."""
+"""Every path is opened for reading by `files/regular.py`, which refuses FIFOs, sockets and devices.
+
+And every file is created by `files/durable.py` (or, a list, by `files/regular.py`): never through a link.
+"""
 
 import ast
 from collections import Counter
@@ -25,7 +28,7 @@ EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
     ("penstock.files.regular", "os.open"): (2, "the one way, for reading and for lists"),
     ("penstock.files.regular", "open"): (1, _OPEN),
     ("penstock.files.regular", "FileIO"): (2, _OPEN),
-    ("penstock.files.durable", "os.open"): (2, "creates a file; opens a file or folder to sync it, without blocking"),
+    ("penstock.files.durable", "os.open"): (3, "creates files; opens a file or folder to sync it, without blocking"),
     ("penstock.files.locks", "os.open"): (2, "opens folders"),
     ("penstock.doctor.storage", "os.open"): (1, "creates a file without a name, to write to"),
     ("penstock.core.doors", "open"): (1, _OURS),
@@ -43,6 +46,7 @@ EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
     ("penstock.demo.judge", "tarfile.open"): (1, _OPEN),
     ("penstock.demo.judge", "np.load"): (2, _OPEN),
     ("penstock.demo.recordings", "NWBHDF5IO"): (1, "writes"),
+    ("penstock.demo.training", "FileIO"): (1, _OPEN),
     ("penstock.demo.training", "torch.load"): (1, _OPEN),
     ("penstock.recipes.crossval.cross_validation", "np.load"): (1, _OPEN),
     ("penstock.recipes.crossval.fold", "torch.load"): (1, _OPEN),
@@ -82,3 +86,42 @@ def _name(call: ast.Call) -> str | None:
     # `recording.open()` is a method of our own; that of a Path is given a mode.
     modes = [arg.value for arg in call.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
     return called if last == "open" and modes and modes[0][:1] == "r" else None
+
+
+_WRITING_METHODS = {
+    *("write_text", "write_bytes", "touch", "savefig", "symlink_to", "hardlink_to", "tofile", "savez", "savetxt"),
+    *("savez_compressed", "mkstemp", "mktemp", "NamedTemporaryFile", "copytree", "copyfile", "copy2"),
+}
+_WRITING_CALLS = {"np.save", "torch.save", "os.link", "os.symlink", "os.mkfifo", "shutil.copy", "shutil.move"}
+
+_MEMORY = "it is given memory, not a path"
+_OWN_FOLDER = "into a folder that the demo has just made"
+WRITING_EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
+    ("penstock.demo.damage", "copy2"): (1, _OWN_FOLDER),
+    ("penstock.demo.damage", "copytree"): (1, _OWN_FOLDER),
+    ("penstock.demo.damage", "os.link"): (1, _OWN_FOLDER),
+    ("penstock.demo.training", "np.save"): (1, _MEMORY),
+    ("penstock.demo.training", "torch.save"): (2, _MEMORY),
+    ("penstock.doctor.storage", "mkstemp"): (1, "a random name that is removed at once"),
+    ("penstock.files.figures", "savefig"): (1, _MEMORY),
+    ("penstock.recipes.crossval.fold", "torch.save"): (1, _MEMORY),
+}
+
+
+def test_no_other_file_creates_files() -> None:
+    found = Counter((module, name) for module, path in MODULES.items() for name in _writes(parse(path)))
+    assert found == {place: count for place, (count, _) in WRITING_EXCEPTIONS.items()}
+
+
+def _writes(tree: ast.Module) -> list[str]:
+    found = []
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        called = ast.unparse(call.func)
+        last = called.rpartition(".")[2]
+        modes = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        is_mode = any(set(mode) <= set("rwaxbt+") and set(mode) & set("wax+") for mode in modes)
+        if called in _WRITING_CALLS or (last == "open" and is_mode):
+            found.append(called)
+        elif last in _WRITING_METHODS:
+            found.append(last)
+    return found

@@ -5,6 +5,7 @@ that could be guessed: from the name of the file, the machine, the process and t
 """
 
 import os
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +17,14 @@ import pytest
 from penstock.convert.convert import convert
 from penstock.convert.inputs.arrays import NpyInput
 from penstock.convert.scan import ConvertOptions
-from penstock.core.errors import WriteError
-from penstock.files.durable import write_aside
+from penstock.core.errors import DamageError, OptionError, WriteError
+from penstock.files.durable import create_file, write_aside
 from penstock.files.figures import save_figure
 from penstock.recipes.cellmap.predictions.ngff import ImageStore
 from penstock.recipes.cellmap.predictions.publish import UnfinishedImage
 from penstock.recipes.tune.tuning import Tuning
 from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.source.tar.quarantine import Quarantine
 
 MINE = ("thesis.txt", "options.json", "dataset_metadata.json", "part-0")
 HOST, PID, THREAD = os.uname().nodename, os.getpid(), threading.get_ident()
@@ -132,3 +134,77 @@ def test_a_staging_folder_that_is_a_link_is_refused_with_what_to_do(
     assert [path.name for path in out.iterdir()] == [name]
     (out / name).unlink()
     write(out, how)
+
+
+@pytest.mark.parametrize("how", ["overwrite", "resume"])
+@pytest.mark.parametrize(
+    ("write", "name", "target"),
+    [
+        *(
+            (begin_shards, f".writing/{name}", "thesis.txt")
+            for name in ("options.json", "shard_000000.tar", "stale.json")
+        ),
+        *(
+            (convert_rows, f".writing/{name}", "thesis.txt")
+            for name in ("shard_000000.tar.index", "dataset_metadata.json")
+        ),
+        *((begin_image, f".mito.writing/{name}", "") for name in ("image", "image/s0")),
+        (begin_image, ".mito.writing/options.json", "options.json"),
+        (begin_image, ".mito.writing/image/s0/0", "thesis.txt"),
+    ],
+)
+def test_a_link_in_a_staging_folder_is_refused(  # noqa: PLR0917  # fixtures and parameters
+    write: Callable[[Path, str], None], name: str, target: str, how: str, victim: Path, out: Path
+) -> None:
+    (out / name).parent.mkdir(parents=True)
+    (out / name).symlink_to(victim / target)
+    with pytest.raises(WriteError, match=rf"{name} must be a file or folder of Penstock, got a symbolic link"):
+        write(out, how)
+    assert is_untouched(victim)
+    (out / name).unlink()
+    write(out, how)
+
+
+def test_a_link_that_was_replaced_is_no_obstacle(victim: Path, out: Path) -> None:
+    (out / ".writing").mkdir()
+    (out / ".writing" / "replaced.json").symlink_to(victim / "dataset_metadata.json")
+    write_shards(out)
+    assert is_untouched(victim)
+
+
+def test_a_list_of_bad_items_is_not_written_through_a_link(victim: Path, out: Path) -> None:
+    quarantine = Quarantine(out / "quarantine.jsonl", "mine", 3)
+    (out / "quarantine.jsonl").symlink_to(victim / "thesis.txt")
+    with pytest.raises(WriteError, match="It must be a regular file, got a symbolic link"):
+        quarantine.add(1, "a.tar", DamageError("a.tar", 1, "flipped"))
+    with pytest.raises(OptionError, match="quarantine must be a writable file"):
+        Quarantine(out / "quarantine.jsonl", "mine", 3)
+    assert is_untouched(victim)
+
+
+def write_list(out: Path) -> None:
+    Quarantine(out / "quarantine.jsonl", "mine", 3).add(1, "a.tar", DamageError("a.tar", 1, "flipped"))
+
+
+def write_image(out: Path) -> None:
+    begin_image(out, "")
+    (out / "aside").mkdir()
+    write_chunk(out)
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o022, 0o002], ids=oct)
+@pytest.mark.parametrize(
+    "write",
+    [write_shards, write_image, write_figure, write_tuning, write_list, lambda out: create_file(out / "log").close()],
+)
+def test_files_and_folders_have_the_permissions_that_the_umask_leaves(
+    write: Callable[[Path], None], umask: int, out: Path
+) -> None:
+    before = os.umask(umask)
+    try:
+        write(out)
+    finally:
+        os.umask(before)
+    found = {path: stat.S_IMODE(path.stat().st_mode) for path in out.rglob("*")}
+    assert found == {path: (0o777 if path.is_dir() else 0o666) & ~umask for path in found}
+    assert found

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.demo.story import Story
+from penstock.files.durable import write_aside
 from penstock.files.regular import open_regular, read_regular
 from penstock.plan.plan import Plan
 from penstock.shard.index_tars import Problem
@@ -46,8 +47,7 @@ def copy_damaged(healthy: Path, copy: Path, item: int) -> Damage:
     content = bytearray(read_regular(path))
     byte = member.offset_data + member.size - member.size // 4
     content[byte] ^= 1
-    path.unlink()  # the healthy dataset may share the file
-    path.write_bytes(content)
+    write_aside(path, bytes(content), lasting=False)  # another file: the healthy dataset may share this one
     return Damage(item, shard.name, member.name, byte)
 
 

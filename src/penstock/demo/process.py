@@ -16,6 +16,7 @@ from typing import Self
 from penstock.core.errors import PenstockError
 from penstock.demo.story import Story
 from penstock.demo.task import Task
+from penstock.files.durable import create_file
 from penstock.files.regular import read_regular
 
 __all__ = ["Process", "Processes"]
@@ -26,7 +27,7 @@ class Process:
 
     def __init__(self, folder: Path, errors: Path, environment: dict[str, str]) -> None:
         self._errors = errors
-        with errors.open("wb") as output:
+        with create_file(errors) as output:
             self._popen = subprocess.Popen(  # noqa: S603  # our own
                 [
                     sys.executable,
@@ -49,7 +50,7 @@ class Process:
     def do(self, task: Task, story: Story, *, steps: int = 0, since: int = 0, kill_at: int | None = None) -> None:
         """Run a task to its end, or kill it after `kill_at` steps; show progress from step `since` to `steps`."""
         assert self._popen.stdin is not None
-        with task.path("steps").open("w+b") if steps else nullcontext(io.BytesIO()) as log:
+        with create_file(task.path("steps")) if steps else nullcontext(io.BytesIO()) as log:
             with suppress(BrokenPipeError):  # it has already ended, which is reported below
                 self._popen.stdin.write(f"{task.to_json()}\n".encode())
                 self._popen.stdin.flush()

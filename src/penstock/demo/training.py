@@ -17,7 +17,7 @@ from penstock.core.seeds import generator_for
 from penstock.demo.task import BINS, FIELDS, QUICK, Scale, Task, digest, source_and_plan
 from penstock.feed.loader import Loader
 from penstock.files.durable import write_aside
-from penstock.files.regular import read_regular
+from penstock.files.regular import open_list, read_regular
 from penstock.observe.timing import Timings
 from penstock.observe.watcher import watch
 from penstock.plan.orders import Sequential
@@ -109,7 +109,7 @@ def train(task: Task) -> None:
             observer=timings,
         ) as loader,
         watch(loader, show=False) as watched,
-        task.path("steps").open("ab", buffering=0) as log,
+        io.FileIO(open_list(task.path("steps")), "ab") as log,
     ):
         training = _Training(task, loader, movement)
         while loader.epoch < task.scale.epochs:
@@ -127,7 +127,9 @@ def train(task: Task) -> None:
         "subjects": _score_subjects(task, training.model, spikes, movement),
     }
     weights = torch.nn.utils.parameters_to_vector(training.model.parameters())
-    np.save(task.path("weights.npy"), weights.detach().numpy())
+    content = io.BytesIO()
+    np.save(content, weights.detach().numpy())
+    write_aside(task.path("weights.npy"), content.getvalue(), lasting=False)
     task.write_report(report)
 
 

@@ -83,7 +83,8 @@ def _examine_staging(path: Path, holder: int | None) -> Iterator[Finding]:
         staging = _find_staging(path)
     except WriteError as error:
         advice = "Remove the link; what it leads to stays. Writers refuse to follow it."
-        command = f"rm -- {shlex.quote(str(path))}"
+        place = shlex.quote(str(path))
+        command = f"rm -- {place}" if path.is_symlink() else f"find {place} -type l -delete"
         yield Finding("data.unfinished", "problem", str(error), advice, command, where=str(path))
         return
     size, progress = _measure(path), _find_progress(staging)

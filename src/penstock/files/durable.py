@@ -5,12 +5,13 @@ import re
 import secrets
 from collections.abc import Collection
 from pathlib import Path
+from typing import BinaryIO
 
 from penstock.core.errors import WriteError
 
-__all__ = ["create_aside", "remove_asides", "sync", "write_all", "write_aside"]
+__all__ = ["ASIDE_SUFFIXES", "create_aside", "create_file", "remove_asides", "sync", "write_all", "write_aside"]
 
-_SUFFIXES = (".aside", ".part")  # `.part` was the suffix of shards that earlier versions wrote
+ASIDE_SUFFIXES = (".aside", ".part")  # `.part` was the suffix of shards that earlier versions wrote
 _ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{16}\.aside", re.S)
 _NAME_BYTES = 200  # with the rest, a file name stays below the 255 bytes that file systems allow
 
@@ -28,6 +29,12 @@ def create_aside(path: Path, folder: Path | None = None) -> tuple[int, Path]:
     name = os.fsdecode(os.fsencode(path.name)[:_NAME_BYTES])
     aside = (folder or path.parent) / f".{name}.{secrets.token_hex(8)}.aside"
     return os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), aside
+
+
+def create_file(path: Path) -> BinaryIO:
+    """Create a file that is read and written meanwhile, such as a log; a link in its place is removed, not followed."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "w+b")
 
 
 def write_aside(path: Path, content: bytes, *, lasting: bool = True, folder: Path | None = None) -> None:
@@ -67,7 +74,7 @@ def remove_asides(folder: Path, names: Collection[str] | None = None) -> None:
     """
     for path in folder.iterdir():
         found = _ASIDE.fullmatch(path.name)
-        if path.suffix in _SUFFIXES if names is None else found is not None and found[1] in names:
+        if path.suffix in ASIDE_SUFFIXES if names is None else found is not None and found[1] in names:
             path.unlink(missing_ok=True)
 
 

@@ -18,7 +18,7 @@ from typing import Literal
 
 from penstock.core.errors import WriteError
 from penstock.core.text import cause
-from penstock.files.durable import remove_asides, sync, write_aside
+from penstock.files.durable import ASIDE_SUFFIXES, remove_asides, sync, write_aside
 from penstock.files.regular import read_regular
 
 __all__ = ["WRITING", "Staging", "describe_unfinished", "is_half_published", "refuse_links", "remove_staging"]
@@ -38,7 +38,7 @@ class Staging:
     3. Killed after the commit: `clean_up` removes the folder.
     4. Killed in `clear`: what is left has its options, and is never published.
     5. The file system fails: WriteError that names the place; the next writer goes on as after a kill.
-    6. The folder is a symbolic link: WriteError; nothing behind it is read or changed.
+    6. The folder, or anything in it, is a symbolic link: WriteError; nothing behind it is read or changed.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Staging:
         self.folder, self.target, self.commit = folder, target, folder / commit
         self.replaced = folder / f"replaced{self.commit.suffix}"
         self._removed = folder.with_name(f"{folder.name.removesuffix('writing')}written")
-        refuse_links(self.folder, self._removed)
+        self._refuse_links()
 
     @property
     def options(self) -> str | None:
@@ -85,6 +85,7 @@ class Staging:
         """Begin or resume a write: remove temporary files of killed writers, then store notes and options."""
         with self._name_place_in_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._refuse_links()  # again: now the lock is held
             remove_asides(self.folder)
             for name, content in {**(notes or {}), _OPTIONS: options.encode()}.items():
                 write_aside(self.folder / name, content)
@@ -142,6 +143,13 @@ class Staging:
         """Remove the folder at once."""
         remove_staging(self.folder, self._removed)
 
+    def _refuse_links(self) -> None:
+        refuse_links(self.folder, self._removed)
+        for path in _find_links(self.folder):
+            # Temporary files are removed unread, and what is replaced may have been a link of the user.
+            if path != self.replaced and path.suffix not in ASIDE_SUFFIXES:
+                raise WriteError(f"{path} must be a file or folder of Penstock, got a symbolic link. Remove the link.")
+
     @contextmanager
     def _name_place_in_errors(self, advice: str = "") -> Iterator[None]:
         try:
@@ -180,6 +188,18 @@ def is_half_published(folder: Path) -> bool:
     except OSError:
         return False
     return any(path.is_dir() and path.stem != "replaced" and not (folder / path.name).exists() for path in staged)
+
+
+def _find_links(folder: Path) -> Iterator[Path]:
+    """Yield the symbolic links in a folder, at any depth."""
+    left = [folder]
+    while left:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(left.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    yield Path(entry.path)
+                elif entry.is_dir():
+                    left.append(Path(entry.path))
 
 
 def remove_staging(staging: Path, aside: Path) -> None:
