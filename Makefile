@@ -10,10 +10,13 @@ NWB_ZARR := .venv-nwb-zarr
 # cellmap-data needs a zarr below 3, and brings more than a gigabyte: a target of its own.
 CELLMAP := .venv-cellmap
 
+# MosaicML streaming needs a numpy below 2.2, and some of the others more than a gigabyte: a target of its own.
+PEERS := .venv-peers
+
 # The site is built from the text of the package, which is not imported: an environment without torch.
 DOCS := .venv-docs
 
-.PHONY: help test test-all test-browser test-sanitize test-cellmap mutants lint types demo picture docs bench soak faults format clean
+.PHONY: help test test-all test-browser test-sanitize test-cellmap mutants lint types demo picture docs bench soak faults faults-peers format clean
 
 help:
 	@echo "make test    format, lint, types, architecture, and all tests but the slow ones (under 4 minutes)"
@@ -26,6 +29,7 @@ help:
 	@echo "make docs    the documentation as a site, in site/ (open site/index.html)"
 	@echo "make bench   speed and memory, as ratios to limits measured in the same run"
 	@echo "make soak    the same laws over many more random cases, and 200 epochs for leaks"
+	@echo "make faults-peers    the fault cases on webdataset, litdata, MosaicML streaming, torchdata and grain (10 minutes)"
 	@echo "make faults  kills, full disks, damage and hostile input at random, counted (about 20 minutes)"
 	@echo "make format  let ruff format and mend"
 
@@ -111,9 +115,19 @@ soak: $(READY) $(LIBRARY)
 faults: $(READY) $(LIBRARY)
 	$(BIN)/python -m tests.campaign --write $(FAULTS)
 
+$(PEERS)/.ready: constraints-peers.txt
+	@echo "Setting up $(PEERS) (some minutes, more than a gigabyte) ..."
+	@$(PYTHON) -m venv --clear $(PEERS)
+	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints-peers.txt webdataset litdata mosaicml-streaming torchdata grain
+	@touch $@
+
+# Writes tests/campaign/peers/results.json, which the table of guarantees.md shows: then `python -m tests.campaign --tables`.
+faults-peers: $(PEERS)/.ready
+	$(PEERS)/bin/python -m tests.campaign.peers.run
+
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(LIBRARY) $(NWB_ZARR) $(CELLMAP) $(DOCS) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/out
+	rm -rf $(VENV) $(LIBRARY) $(NWB_ZARR) $(CELLMAP) $(PEERS) $(DOCS) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/out
