@@ -20,8 +20,9 @@ import zarr
 from numpy.typing import NDArray
 from zarr.codecs import Crc32cCodec
 
-from penstock import ArraySource, Loader, Plan, RunOptions, Shuffle, Source, TarSource, create_shards_from_arrays
+from penstock import ArraySource, Loader, Plan, RunOptions, Shuffle, Source, TarSource
 from penstock.core.errors import PenstockError
+from penstock.recipes.webdataset import WebDatasetWriter
 from penstock.source.stored.source import ZarrSource
 from tests.campaign.trials import Kind, Run, Trials
 
@@ -53,11 +54,12 @@ class Stored:
     is_put_right: bool = True
 
 
-def _shards(compression: Any) -> Callable[[Path], tuple[Path, Callable[[], Source]]]:
+def _shards(compression: Any, suffix: str = "") -> Callable[[Path], tuple[Path, Callable[[], Source]]]:
     def write(folder: Path) -> tuple[Path, Callable[[], Source]]:
-        options: Any = {"shard_size": 20, "compression": compression, "show_progress": False}
-        create_shards_from_arrays(folder / "set", {"x": _ROWS}, **options)
-        return folder / "set" / "shard_000001.tar", lambda: TarSource(folder / "set", fields=["x"])
+        with WebDatasetWriter(folder / "set", shard_size=20, compression=compression) as writer:
+            for number, row in enumerate(_ROWS):  # of different sizes, so that the side index is needed
+                writer.write_sample({"x": row, "y": np.full(200 * (number % 3), number, np.float32)})
+        return folder / "set" / f"shard_000001.tar{suffix}", lambda: TarSource(folder / "set", fields=["x"])
 
     return write
 
@@ -210,6 +212,7 @@ def _check_all(open_source: Callable[[], Source]) -> None:
 _KINDS = {
     "shard": ("shards", (11, 12, 17, 18, 33), Stored(_shards("none"), ("removed", *_TRUNCATIONS, *_REWRITES))),
     "shard-gz": ("shards of gz", (11, 17, 18), Stored(_shards("gz"), ("removed", *_TRUNCATIONS, *_REWRITES))),
+    "index": ("side indexes", (18, 33), Stored(_shards("none", ".index"), ("removed", *_TRUNCATIONS, *_REWRITES))),
     "zarr-checked": (
         "zarr chunks with checksums",
         (20, 33),

@@ -37,6 +37,10 @@ def test_the_cases_are_numbered_from_1_to_67() -> None:
     assert [case.number for case in CASES] == list(range(1, 68))
 
 
+def test_every_case_has_a_test_or_a_reason() -> None:
+    assert [case.number for case in CASES if not case.tests and not case.why_not] == []
+
+
 def test_the_page_shows_the_stored_results() -> None:
     tables = make_tables(read_results()["results"], read_peers())
     assert PAGE.read_text() == page_with(PAGE.read_text(), tables), "run: python -m tests.campaign --tables"
