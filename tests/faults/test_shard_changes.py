@@ -26,6 +26,7 @@ from penstock_test_shards import (
     first_values,
     item,
     read_quarantine,
+    write,
     write_items,
 )
 
@@ -140,6 +141,28 @@ def test_touching_a_shard_repeatedly_is_tolerated(folder: Path) -> None:
     for _ in range(20):
         touch(folder / SECOND)
         assert facts(source.take(ALL)) == list(range(N_ITEMS))
+
+
+@pytest.mark.parametrize("verify", ["first", "always", "never"])
+def test_a_side_index_that_is_rewritten_after_it_was_checked_leads_to_no_other_item(
+    verify: Any, tmp_path: Path
+) -> None:
+    rows = [{"x": np.full(4, n, np.float32), "y": np.full(200 * (n % 3), n)} for n in range(9)]
+    write(tmp_path / "set", rows, shard_size=9)
+    path, source = tmp_path / "set" / "shard_000000.tar.index", TarSource(tmp_path / "set", fields=["x"], verify=verify)
+    whole = path.read_bytes()
+
+    def read() -> Any:
+        return source.take(np.arange(9))["x"][:, 0].tolist()
+
+    assert read() == list(range(9))
+    for place in range(0, len(whole), 1 if SOAK else 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 2]) + whole[place + 1 :])
+        found, error = attempt(read)
+        assert error is not None or found == list(range(9)), f"byte {place}"
+    path.write_bytes(whole)
+    if verify != "never":  # without checksums, it cannot be trusted any more
+        assert read() == list(range(9))
 
 
 def test_a_shard_that_was_just_written_to_is_verified_at_each_read(

@@ -77,8 +77,8 @@ class ShardEngine:
 
     1. Two threads need the same shard: one opens it, the other waits.
     2. A shard is dropped while a thread reads from it: its file stays open until the thread is done.
-    3. More shards than a process may open files: up to a quarter of the limit stays open, and each thread requests up
-       to an eighth at a time.
+    3. More shards than a process may open files: up to a quarter of the limit is for shards and indexes that stay open,
+       and each thread requests up to an eighth at a time.
     4. A file that was replaced or written to since it was last opened: its items and side index are verified again.
     """
 
@@ -140,9 +140,10 @@ class ShardEngine:
             else:
                 unverified = np.full(len(items), verify == "always")
             request = Request(open_shards, which, items, rows, places=places, unverified=unverified)
-            for part in request.split_by_layout():
+            parts = list(request.split_by_layout())
+            for part in parts:
                 read(part)
-            changed = request.find_changed()
+            changed = [number for part in parts for number in part.find_changed()]
             if not changed:
                 if verify == "first" and unverified.any():
                     settled = np.array([began_ns - shard.changed_ns > _SETTLED_NS for shard in open_shards])[which]

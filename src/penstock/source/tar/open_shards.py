@@ -21,7 +21,7 @@ from penstock.source.tar.layout import Extent
 
 __all__ = ["NO_COLUMN", "RESOURCE_ERRORS", "OpenShard", "SideIndexFile", "file_limits"]
 
-_MAX_OPEN_FILES, _ROOMY_LIMIT = 1024, 512
+_MAX_OPEN_SHARDS, _ROOMY_LIMIT = 1024, 256
 _WRITE_BYTES = 1 << 20
 _HEAD_BYTES = 4096  # of a side index: usually the whole head
 RESOURCE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
@@ -33,29 +33,31 @@ NO_COLUMN = _COLUMN.pack(*(MISSING, 0, 0) * 3, 0)
 
 
 def file_limits() -> tuple[int, int]:
-    """Return how many shards stay open, and how many a thread may request at a time."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    capacity = max(4, min(_MAX_OPEN_FILES, limit // 4 if limit >= _ROOMY_LIMIT else limit // 8))
-    return capacity, max(4, min(_MAX_OPEN_FILES, limit // 8))
+    """Return how many shards, of two files each, stay open, and how many a thread may request at a time."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+    capacity = max(4, min(_MAX_OPEN_SHARDS, limit // 4 if limit >= _ROOMY_LIMIT else limit // 8))
+    return capacity, max(4, min(_MAX_OPEN_SHARDS, limit // 8))
 
 
 class OpenShard:
-    """One open shard; the file is closed when the last reader drops its reference."""
+    """One open shard and its side index; the files are closed when the last reader drops its reference."""
 
     __slots__ = (
-        "_index", "_map", "all_columns", "changed_ns", "columns", "handle", "identity", "index_row", "keys_at",
-        "layout", "name", "number", "row", "table_row",
+        "_index", "_index_handle", "_map", "all_columns", "changed_ns", "columns", "handle", "identity", "index_row",
+        "keys_at", "layout", "name", "number", "row", "table_row",
     )  # fmt: skip
 
     def __init__(self, folder: str, number: int, entry: ShardEntry) -> None:
-        self.handle, self.name, self.number = -1, entry.name, number
+        self.handle, self._index_handle, self.name, self.number = -1, -1, entry.name, number
         try:
             self.handle, found = open_descriptor(f"{folder}/{entry.name}")
         except OSError as error:
             if error.errno in RESOURCE_ERRORS:
                 raise
             raise DamageError(entry.name, None, f"the shard could not be opened: {error}") from error
-        self.identity, self.changed_ns = _identity(found), found.st_ctime_ns
+        self.identity = _identity(found)
+        self.changed_ns = found.st_ctime_ns
+        """When the shard or its side index was last written to."""
         _check_size(entry, found.st_size)
         if entry.compression != "none":
             compressed, self.handle = self.handle, _decompress(self.handle, entry)
@@ -66,12 +68,13 @@ class OpenShard:
         """A row of `StoredItems.shards`, packed."""
 
     def add_index(self, index: "SideIndexFile", suffixes: Collection[str], layout: tuple[Extent, ...]) -> None:
-        """Add the side index, for these fields and this layout."""
-        self._index, self.layout = index.map, layout
+        """Add the side index, for these fields and this layout; it must not be used by others afterwards."""
+        self._index, self._index_handle, self.layout = index.map, index.release(), layout
+        self.changed_ns = max(self.changed_ns, index.changed_ns)
         columns = {column.suffix: column for column in index.head.columns if column.suffix in suffixes}
         begins = [number for extent in layout for number in columns[extent.suffixes[0]].begins]
         checksums = [columns[suffix].checksums_at for extent in layout for suffix in extent.suffixes]
-        self.index_row = _ROW.pack(-1, index.map.address, index.map.n_bytes, 0)
+        self.index_row = _ROW.pack(self._index_handle, index.map.address, index.map.n_bytes, index.changed_ns)
         """The same for the side index."""
         self.row = struct.pack(f"={len(begins) + len(checksums)}q", *begins, *checksums)
         """For each extent of the layout, the place of its begins; for each member of those, that of its checksums."""
@@ -91,8 +94,9 @@ class OpenShard:
         """For each suffix in no extent: the places of its begins, offsets and sizes, and of its checksums."""
 
     def __del__(self) -> None:
-        if self.handle >= 0:
-            os.close(self.handle)
+        for handle in (self.handle, self._index_handle):
+            if handle >= 0:
+                os.close(handle)
 
 
 class SideIndexFile:
@@ -106,13 +110,19 @@ class SideIndexFile:
             if error.errno in RESOURCE_ERRORS:
                 raise
             raise DamageError(entry.name, None, f"its side index {name} cannot be read: {error}") from error
-        self._n_bytes, self.identity = found.st_size, _identity(found)
+        self._n_bytes, self.identity, self.changed_ns = found.st_size, _identity(found), found.st_ctime_ns
+
+    def release(self) -> int:
+        """Return the file, which stays open."""
+        handle, self._handle = self._handle, -1
+        return handle
 
     def __enter__(self) -> "SideIndexFile":
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._handle)
+        if self._handle >= 0:
+            os.close(self._handle)
 
     def read(self) -> bytes:
         """Return the whole content."""

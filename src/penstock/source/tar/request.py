@@ -47,6 +47,7 @@ class Request:
         self._which, self._items, self._rows, self._unverified = which, items, rows, unverified
         self._is_unverified = bool(unverified.any())
         self._table = _stack_rows([shard.table_row for shard in open_shards])
+        self._indexes: _Int64s | None = None  # the same of the side indexes, once a number of one was read
 
     def split_by_layout(self) -> "Iterator[Request]":
         """Yield requests whose shards have one layout each; most often this one."""
@@ -68,8 +69,10 @@ class Request:
             )
 
     def find_changed(self) -> list[int]:
-        """Return the numbers of the shards that were written to."""
+        """Return the numbers of the shards that were written to, or whose side index was, if it was read."""
         changed = find_changed_shards(self._table)
+        if self._indexes is not None:
+            changed |= find_changed_shards(self._indexes)
         return [self.open_shards[place].number for place in np.flatnonzero(changed).tolist()] if changed.any() else []
 
     def read_rows(self, rows: list[bytes]) -> _Int64s:
@@ -92,8 +95,9 @@ class Request:
     def _read_index(self, at: _Int64s, numbers: _Int64s) -> _Int64s:
         """Return the numbers of some items that are stored in side indexes, given where those of their shard begin."""
         begins = at + 8 * self._rows[numbers]
-        indexes = _stack_rows([shard.index_row for shard in self.open_shards])
-        found, n_read = read_numbers(StoredItems(indexes, self._which[numbers], begins))
+        if self._indexes is None:
+            self._indexes = _stack_rows([shard.index_row for shard in self.open_shards])
+        found, n_read = read_numbers(StoredItems(self._indexes, self._which[numbers], begins))
         if n_read < len(found):
             raise self.damage(int(numbers[n_read]), "its side index was truncated")
         return found
@@ -127,6 +131,7 @@ class Request:
         begins, offsets, sizes = (self.numbers_at(places[:, at : at + 3]) for at in (0, 3, 6))
         yield from ((number, None) for number in np.flatnonzero(begins == MISSING).tolist())
         present = np.flatnonzero(begins != MISSING)
+        self._check_sizes(present, sizes[present])
         ends = sizes[present].cumsum()
         first = 0
         while first < len(present):
@@ -199,6 +204,12 @@ class Request:
         if forged.any():
             raise self.damage(int(np.argmax(forged)), "its side index names no header of it")
         return begins, sizes
+
+    def _check_sizes(self, numbers: _Int64s, sizes: _Int64s) -> None:
+        """Raise DamageError for a payload larger than its shard: a side index may be rewritten after it was checked."""
+        forged = (sizes < 0) | (sizes > self._table[self._which[numbers], 2])
+        if forged.any():
+            raise self.damage(int(numbers[np.argmax(forged)]), "its side index points outside of the shard")
 
     def _copy_payloads(
         self, suffix: str, numbers: _Int64s, begins: _Int64s, members: _Int64s, checksums_at: _Int64s
