@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice, pairwise
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from penstock_test_parts import to_plain, worlds
@@ -67,6 +68,9 @@ class LoaderCase:
 
     damageable: Sequence[str] = ()
     """Keys without which a state is refused; all if empty."""
+
+
+ODD_COUNTS = (-1, "1", 1.5, None, True, 10**30, 1 << 62, 10**5000, float("nan"), [1], np.arange(2), torch.arange(2))
 
 
 def state_of(loader: Any) -> Any:
@@ -284,7 +288,9 @@ class LoaderSuite:
         damaged: list[Any] = [{}, [], None, "state", {**state, "version": 99}]
         damaged += [{name: value for name, value in state.items() if name != key} for key in keys]
         counts = [key for key in keys if isinstance(state[key], int)]
-        damaged += [{**state, key: value} for key in counts for value in (-1, "1", 1.5, None)]
+        damaged += [{**state, key: value} for key in counts for value in ODD_COUNTS]
+        damaged += [10**5000, {name: np.arange(2) for name in state}, dict.fromkeys(state, "\ud800")]
+        damaged += [{**state, key: value} for key in keys if key not in counts for value in ODD_COUNTS]
         for wrong in damaged:
             with pytest.raises(ResumeError):
                 load(loader, wrong)

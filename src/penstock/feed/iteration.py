@@ -33,7 +33,7 @@ class Iteration:
 
     def _run(self, batches: Generator[Any, None, None], delivery: Delivery) -> None:
         self._batches, self._delivery = batches, delivery
-        self._close = weakref.finalize(self, batches.close)
+        self._close = weakref.finalize(self, _close_batches, batches)
 
     def __iter__(self) -> "Iteration":
         return self
@@ -46,12 +46,14 @@ class Iteration:
         try:
             batch = next(self._batches)
         except StopIteration:
+            self._check_interpreter()
             self._check_not_ended()
             self.is_over = True
             self._delivery.finish()
             raise
         except BaseException:
             self.is_over = True
+            self._check_interpreter()
             raise
         self._check_not_ended()
         self._record("wait", time.perf_counter() - began, 0)
@@ -70,13 +72,24 @@ class Iteration:
         """Close the batches; asking for another batch raises LoaderError with the reason."""
         if not self.is_over:
             self._why_ended = why
-        try:
-            self._close()
-        except ValueError:  # another thread is in its next()
-            if self._wake is not None:
-                self._wake()
+        if not _close_batches(self._batches) and self._wake is not None:
+            self._wake()
+
+    def _check_interpreter(self) -> None:
+        """End this thread, a daemon, if the interpreter ends and has closed the batches."""
+        if not self._close.alive:
+            raise SystemExit from None
 
     def _check_not_ended(self) -> None:
         if self._why_ended is not None:
             self._batches.close()
             raise LoaderError(f"This iteration has ended: {self._why_ended}.")
+
+
+def _close_batches(batches: Generator[Any, None, None]) -> bool:
+    """Close batches; return False if another thread is in their next(), as a daemon may be when a program ends."""
+    try:
+        batches.close()
+    except ValueError:
+        return False
+    return True

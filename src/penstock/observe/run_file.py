@@ -126,7 +126,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
         raise DamageError(str(path), None, "the run file does not match its own checksum")
     try:
         return _parse_run(path, stored)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise DamageError(str(path), None, f"the run file is malformed: {error}") from error
 
 

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.core.errors import PlanError, ResumeError
+from penstock.core.errors import OptionError, ResumeError
 from penstock.plan.batch_plan import BatchPlan
 
-__all__ = ["Cursor"]
+__all__ = ["Cursor", "check_count", "check_state", "is_same", "show_value"]
 
 _VERSION = 1
+_LIMIT = 1 << 62
 _KEYS = {"version", "epoch", "batch", "origin", "plan"}
 
 _NAMES = {
@@ -48,12 +49,12 @@ class Cursor:
     @classmethod
     def restore(cls, state: Mapping[str, Any], plan: BatchPlan) -> "Cursor":
         """Return the cursor saved in `state`; raise ResumeError if it does not belong to `plan`."""
-        _check_form(state)
+        check_state(state)
         saved, current = state["plan"], plan.identity()
         changes = [
-            f"{name} changed from {saved.get(key)!r} to {current[key]!r}"
+            f"{name} changed from {show_value(saved.get(key))} to {current[key]!r}"
             for key, name in _NAMES.items()
-            if saved.get(key) != current[key]
+            if not is_same(saved.get(key), current[key])
         ]
         if changes:
             raise ResumeError(
@@ -64,7 +65,7 @@ class Cursor:
         try:
             before = plan.with_batches(saved["batch_size"], saved["tail"])
             limit = before.epoch(epoch, origin).n_batches
-        except PlanError as error:
+        except OptionError as error:
             raise ResumeError(f"This state is damaged: its position does not exist: {error}") from error
         if batch > limit:
             raise ResumeError(f"This state is damaged: it is at batch {batch} of an epoch that has {limit}.")
@@ -73,19 +74,43 @@ class Cursor:
         return cls(epoch, batch, origin)
 
 
-def _check_form(state: Mapping[str, Any]) -> None:
+def check_state(state: Mapping[str, Any]) -> None:
+    """Raise ResumeError if this is not the form of a state, of whatever plan."""
     if not isinstance(state, Mapping) or "version" not in state:
-        raise ResumeError(f"state must be what state_dict() returned, got {str(state)[:80]!r}.")
-    if state["version"] != _VERSION:
+        raise ResumeError(f"state must be what state_dict() returned, got {show_value(state)}.")
+    if not is_same(state["version"], _VERSION):
         raise ResumeError(
-            f"The version of a state must be {_VERSION}, got {state['version']!r}. "
+            f"The version of a state must be {_VERSION}, got {show_value(state['version'])}. "
             "Resume with the version of Penstock that saved it."
         )
     missing = _KEYS - set(state)
     if missing or not isinstance(state["plan"], Mapping) or not {"batch_size", "tail"} <= set(state["plan"]):
         raise ResumeError(f"This state is damaged: {sorted(missing) or 'its plan'} is missing.")
-    counts = {key: state[key] for key in ("epoch", "batch", "origin")}
-    for key, value in {**counts, "batch_size": state["plan"]["batch_size"]}.items():
-        least = 1 if key == "batch_size" else 0
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ResumeError(f"This state is damaged: {key} must be an integer >= {least}, got {value!r}.")
+    for key in ("epoch", "batch", "origin"):
+        check_count(key, state[key])
+    check_count("batch_size", state["plan"]["batch_size"], at_least=1)
+
+
+def check_count(name: str, value: Any, at_least: int = 0) -> int:
+    """Return a count of a state; raise ResumeError if it is no integer that a loader can have reached."""
+    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value < _LIMIT:
+        raise ResumeError(
+            f"This state is damaged: {name} must be an integer >= {at_least} and < 2^62, got {show_value(value)}."
+        )
+    return value
+
+
+def is_same(saved: Any, current: Any) -> bool:
+    """Return whether two values of states are equal; a saved one may be anything, such as an array."""
+    try:
+        return isinstance(saved, bool) is isinstance(current, bool) and bool(saved == current)
+    except Exception:  # whatever its class does
+        return False
+
+
+def show_value(value: Any) -> str:
+    """Return a value of a state for an error message: its first 80 characters."""
+    try:
+        return repr(value)[:80]
+    except Exception:  # an integer of more than 4,300 digits, or whatever its class does
+        return f"a value of type {type(value).__name__}"

@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.errors import LoaderError
 from penstock.core.protocols import Source, Transform
 from penstock.core.seeds import generator_for
 from penstock.core.types import UNNAMED, Block, Draw, Span
@@ -39,6 +40,8 @@ class BatchMaker:
 
     1. Reading, transforming or collating a draw fails: a Failure takes the place of its batch, nothing follows it, and
        the error names the draw and the item.
+    2. It raises StopIteration, StopAsyncIteration or GeneratorExit, which would end a loop in silence: LoaderError.
+    3. It raises SystemExit or KeyboardInterrupt: these arrive as themselves, out of a thread or a worker, too.
     """
 
     source: Source
@@ -73,6 +76,9 @@ class BatchMaker:
             except Exception:
                 # Read one by one instead: the draws before the bad one are delivered, and the error names the bad one.
                 blocks = (self._read(draw, record, lend) for draw in draws)
+            except BaseException as error:
+                yield Failure(error)
+                return
         for draw in draws:
             try:
                 batch = self._collate(next(blocks), draw, record)
@@ -107,9 +113,8 @@ class BatchMaker:
         began = time.perf_counter()
         try:
             block = self._read_from_windows(draw, lend) if draw.parts else self._read_items(draw.items, lend)
-        except Exception as error:
-            error.add_note(f"[penstock] while reading {_describe(draw)} from {self.source!r}")
-            raise
+        except BaseException as error:
+            _raise_named(error, f"while reading {_describe(draw)} from {self.source!r}")
         record("read", time.perf_counter() - began, _n_bytes(block))
         return block
 
@@ -117,7 +122,12 @@ class BatchMaker:
         if any(draw.parts for draw in draws):
             return [self._read(draw, record, lend) for draw in draws]
         began = time.perf_counter()
-        block = self._read_items(np.concatenate([draw.items for draw in draws]), lend)
+        try:
+            block = self._read_items(np.concatenate([draw.items for draw in draws]), lend)
+        except Exception:
+            raise  # which of them it is shows when they are read one by one
+        except BaseException as error:
+            _raise_named(error, f"while reading {_describe(draws[0])}, and the {len(draws) - 1} after it")
         record("read", time.perf_counter() - began, _n_bytes(block))
         ends = np.cumsum([len(draw) for draw in draws]).tolist()
         return [
@@ -154,9 +164,8 @@ class BatchMaker:
         try:
             collate = self.collate_block
             batch = self.collate_items(items, draw.mask) if collate is None else collate(block, draw.mask)
-        except Exception as error:
-            error.add_note(f"[penstock] while collating {_describe(draw)}")
-            raise
+        except BaseException as error:
+            _raise_named(error, f"while collating {_describe(draw)}")
         record("collate", time.perf_counter() - began, 0)
         return batch
 
@@ -164,10 +173,16 @@ class BatchMaker:
         assert self.transform is not None, "called only with a transform"
         try:
             return self.transform(item, generator_for(self.seed, "augment", *draw.seed_path(row)))
-        except Exception as error:
-            where = f"item {draw.items[row]} of batch {draw.batch}, epoch {draw.epoch}"
-            error.add_note(f"[penstock] while transforming {where}")
-            raise
+        except BaseException as error:
+            _raise_named(error, f"while transforming item {draw.items[row]} of batch {draw.batch}, epoch {draw.epoch}")
+
+
+def _raise_named(error: BaseException, where: str) -> NoReturn:
+    """Raise the error of a user's code with a note that says where; one that would end a loop, as LoaderError."""
+    if isinstance(error, StopIteration | StopAsyncIteration | GeneratorExit):
+        raise LoaderError(f"{type(error).__name__} was raised {where}. Python would take it for the end.") from error
+    error.add_note(f"[penstock] {where}")
+    raise error
 
 
 def _describe(draw: Draw) -> str:

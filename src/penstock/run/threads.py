@@ -228,7 +228,7 @@ def _read_ahead(draws: Iterator[Draw], reach: int, pace: _Pace, maker: BatchMake
             if not pace.wait_until_near(draw.batch, reach):
                 return
             maker.read_windows(draw)
-    except Exception:
+    except BaseException:
         # The thread that needs the window meets the same error, at its place in the order.
         return
 

@@ -179,9 +179,9 @@ class Manifest:
         except (ValueError, RecursionError) as error:
             raise DamageError(str(path), None, f"the manifest is not valid JSON (truncated?): {error}") from error
         _check_format(stored, path)
-        if stored.pop("checksum", None) != _checksum(stored):
-            raise DamageError(str(path), None, "the manifest does not match its own checksum")
         try:
+            if stored.pop("checksum", None) != _checksum(stored):
+                raise DamageError(str(path), None, "the manifest does not match its own checksum")
             table = ShardTable.from_entries([_parse_shard(entry) for entry in stored["shards"]])
             table.validate()
             return cls._parse(stored, table, path)
@@ -223,10 +223,11 @@ class Manifest:
 def manifest_path(where: str | os.PathLike[str]) -> Path:
     """Return the path of the manifest, given a folder, a pattern of archives or the manifest itself."""
     path = local_path(where)  # absolute: the process may change its working directory
-    if path.suffix == ".json" and not path.is_dir():
+    is_folder = os.path.isdir(path)  # noqa: PTH112  # which is False, not an error, if the name is too long
+    if path.suffix == ".json" and not is_folder:
         return path
     is_pattern = any(letter in path.name for letter in "{*?[") or ".tar" in path.suffixes
-    return path.with_name(f"{path.name}.metadata.json") if is_pattern and not path.is_dir() else path / MANIFEST
+    return path.with_name(f"{path.name}.metadata.json") if is_pattern and not is_folder else path / MANIFEST
 
 
 def _checksum(stored: Mapping[str, Any]) -> str:
@@ -264,10 +265,14 @@ def _parse_compression(compression: str) -> Compression:
 
 def _make_not_found_error(path: Path) -> SourceError:
     folder = path.parent
-    if not folder.is_dir():
-        return SourceError(f"No shards found: the folder {folder} does not exist.")
-    archives = sorted(entry.name for entry in folder.iterdir() if ".tar" in entry.suffixes or entry.suffix == ".tgz")
-    unfinished = describe_unfinished(folder)
+    try:
+        if not folder.is_dir():
+            return SourceError(f"No shards found: the folder {folder} does not exist.")
+        names = sorted(entry.name for entry in folder.iterdir())
+        unfinished = describe_unfinished(folder)
+    except OSError as error:
+        return SourceError(f"No shards found: the folder {folder} cannot be read: {cause(error)}.")
+    archives = [name for name in names if ".tar" in Path(name).suffixes or name.endswith(".tgz")]
     if unfinished:
         return SourceError(f"No dataset in {folder}: {unfinished}")
     if archives:

@@ -19,7 +19,7 @@ from penstock.feed.torch_options import TorchOptions
 from penstock.observe.machine import this_machine
 from penstock.plan.balanced import BalancedSpans
 from penstock.plan.batch_plan import BatchPlan
-from penstock.plan.cursor import Cursor
+from penstock.plan.cursor import Cursor, check_state, is_same
 from penstock.plan.epoch import Tail
 from penstock.plan.orders import Listed, Sequential, Shuffle
 from penstock.plan.orders import Subset as SubsetOrder
@@ -358,13 +358,12 @@ class CellMapDataLoader:
 
     def _resume_sampler(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the state to load, with the order that the sampler gives for its epoch."""
-        if not isinstance(state, Mapping) or not isinstance(state.get("plan"), Mapping):
-            return state  # which the loader refuses
+        check_state(state)
         any_order = {**state, "plan": {**state["plan"], "order": self._loader.plan.identity()["order"]}}
-        if not (state.get("batch") or state.get("origin")):
+        if not (state["batch"] or state["origin"]):
             return any_order  # nothing was delivered yet, so any order is right
         epoch = Cursor.restore({**any_order, "batch": 0, "origin": 0}, self._loader.plan).epoch
-        if epoch + 1 == self._n_sampled and any_order == state:
+        if epoch + 1 == self._n_sampled and is_same(any_order, state):
             return state
         n_sampled, plan = self._n_sampled, self._sample_plan(epoch)
         try:

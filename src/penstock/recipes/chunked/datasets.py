@@ -11,6 +11,7 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError, ResumeError
 from penstock.core.seeds import generator_for
 from penstock.feed.position import Position
+from penstock.plan.cursor import check_state, show_value
 from penstock.recipes.chunked.loader import ChunkedDataLoader
 
 __all__ = ["ChunkSizes", "ChunkedSequenceDataset", "SequenceDataset", "is_unlimited", "resolve_chunk_sizes"]
@@ -266,8 +267,9 @@ class ChunkedSequenceDataset(SequenceDataset):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state: now if the loaders have been made, otherwise when they are made."""
         if not isinstance(state, Mapping) or not set(state) <= {"train", "val"}:
-            raise ResumeError(f"state must be what state_dict() returned, got {str(state)[:80]!r}.")
+            raise ResumeError(f"state must be what state_dict() returned, got {show_value(state)}.")
         for name, entry in state.items():
+            check_state(entry)
             if name in self._positions:
                 self._positions[name].load_state_dict(entry)
             self._saved[name] = entry

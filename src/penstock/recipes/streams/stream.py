@@ -12,7 +12,7 @@ from penstock.core.seeds import check_seed, draw_seed, key_for
 from penstock.feed.loader import Loader
 from penstock.feed.memory import MemoryEstimate
 from penstock.observe.timing import Timings
-from penstock.plan.cursor import Cursor
+from penstock.plan.cursor import Cursor, check_count, is_same, show_value
 from penstock.plan.window_batches import WindowBatches, WindowOrder
 from penstock.plan.world import World
 from penstock.recipes.streams.rows import FunctionRows
@@ -20,6 +20,8 @@ from penstock.recipes.streams.sampling import set_default_generator
 from penstock.run.options import RunOptions
 
 __all__ = ["Chunk", "ChunkStream"]
+
+_MAX_SEED = 1 << 128  # of a state
 
 
 class Chunk(tuple[Any, ...]):
@@ -162,19 +164,16 @@ class ChunkStream:
         A stream that was made without a seed takes that of the state.
         """
         if not isinstance(state, Mapping):
-            raise ResumeError(f"state must be what state_dict() returned, got {str(state)[:80]!r}.")
+            raise ResumeError(f"state must be what state_dict() returned, got {show_value(state)}.")
         about = dict(self._about)
-        if not self._has_own_seed and isinstance(state.get("seed"), int):
-            about["seed"] = check_seed(state["seed"])
-        changed = [name for name, value in about.items() if state.get(name) != value]
+        seed = state.get("seed")
+        if not self._has_own_seed and isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < _MAX_SEED:
+            about["seed"] = seed
+        changed = [name for name, value in about.items() if not is_same(state.get(name), value)]
         if changed:
-            found = "; ".join(f"{name}={state.get(name)!r}, here {about[name]!r}" for name in changed)
+            found = "; ".join(f"{name}={show_value(state.get(name))}, here {about[name]!r}" for name in changed)
             raise ResumeError(f"The state must belong to this stream, got one with {found}.")
-        epoch, chunk = state.get("epoch"), state.get("chunk")
-        if not isinstance(epoch, int) or not isinstance(chunk, int) or min(epoch, chunk) < 0:
-            raise ResumeError(
-                f"epoch and chunk of a state must be integers >= 0, got {epoch!r} and {chunk!r}: it is damaged."
-            )
+        epoch, chunk = check_count("epoch", state.get("epoch")), check_count("chunk", state.get("chunk"))
         self.cleanup()
         self._about, self._seed = about, about["seed"]
         self._loader.position.go_to(Cursor(epoch, chunk))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
-from penstock.core.errors import MissingDependency, OptionError
+from penstock.core.errors import MissingDependency, OptionError, PenstockError
 from penstock.files.regular import open_regular
 from penstock.recipes.chunked.audio import ChunkedQuantizedAutoregressiveAudio
 from penstock.recipes.chunked.datasets import ChunkedSequenceDataset
@@ -99,10 +99,7 @@ def _read_sections(config: Any) -> dict[str, dict[str, Any]]:
                 config = OmegaConf.load(file)
         elif isinstance(config, Mapping) and not OmegaConf.is_config(config):
             config = OmegaConf.create(dict(config))
-        if not OmegaConf.is_dict(config):
-            raise OptionError(
-                f"A configuration must be a mapping of sections ({', '.join(_SECTIONS)}), got {type(config).__name__}."
-            )
+        _check_mapping(OmegaConf.is_dict(config), config)
         _check_near("the configuration", map(str, config), _SECTIONS)
         # Section by section: other sections may hold references that only Hydra can resolve.
         found = {name: config.get(name) for name in _SECTIONS}
@@ -112,7 +109,9 @@ def _read_sections(config: Any) -> dict[str, dict[str, Any]]:
         }
     except FileNotFoundError as error:
         raise OptionError(f"No configuration at {error.filename}. Give the path of a YAML file.") from error
-    except (OmegaConfBaseException, YAMLError, OSError, UnicodeError) as error:
+    except PenstockError:
+        raise
+    except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
         raise OptionError(f"Could not read the configuration: {error}") from error
     for name, section in sections.items():
         if section is not None and not isinstance(section, dict):
@@ -121,6 +120,13 @@ def _read_sections(config: Any) -> dict[str, dict[str, Any]]:
                 f"`train:`, got {section!r}."
             )
     return {name: _drop_notes(section) for name, section in sections.items()}
+
+
+def _check_mapping(is_mapping: bool, config: Any) -> None:
+    if not is_mapping:
+        raise OptionError(
+            f"A configuration must be a mapping of sections ({', '.join(_SECTIONS)}), got {type(config).__name__}."
+        )
 
 
 def _drop_notes(section: Any) -> dict[str, Any]:
@@ -160,7 +166,7 @@ def _make_module(
     given = dict(options)
     name = given.pop("_name_", None)
     if data is None:
-        if name not in _NAMED:
+        if not isinstance(name, str) or name not in _NAMED:
             near = _suggest(str(name), _NAMED)
             raise OptionError(
                 f"dataset._name_ must be one of {', '.join(map(repr, _NAMED))}, got {name!r}. "
@@ -175,7 +181,10 @@ def _make_module(
         _check_near("dataset", given, known)
     else:
         _check_known("dataset", given, known, {"path": "data_dir"})
-    return data(**{**more, **given})
+    try:
+        return data(**{**more, **given})
+    except TypeError as error:
+        raise OptionError(f"The section dataset must have what {data.__name__} needs: {error}.") from error
 
 
 def _options(data: type[ChunkedSequenceDataset]) -> tuple[set[str], bool]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.core.errors import LoaderError, MissingDependency, OptionError, ResumeError
+from penstock.plan.cursor import check_state, show_value
 from penstock.recipes.chunked.datasets import ChunkedSequenceDataset, SequenceDataset
 from penstock.recipes.chunked.loader import ChunkedDataLoader
 from penstock.recipes.trainers.feed import Feed
@@ -201,7 +202,11 @@ class PenstockDataModule(LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume at the positions of a checkpoint, now or when the Trainer asks for a loader."""
+        if not isinstance(state_dict, Mapping) or not set(state_dict) <= {"train", "val"}:
+            raise ResumeError(f"state_dict must be what state_dict() returned, got {show_value(state_dict)}.")
         for name, position in state_dict.items():
+            if position is not None:
+                check_state(position)
             if name in self.feeds:
                 self._load_position(name, position)
             else:

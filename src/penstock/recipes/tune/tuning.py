@@ -20,6 +20,7 @@ NEAR = 0.95
 """Fraction of the top speed: the simplest setting that reaches it is chosen."""
 
 _VERSION = 1
+_MAX_SECONDS = 1e9
 _SIMPLEST: tuple[Executor, ...] = ("inline", "threads", "processes")
 
 
@@ -226,23 +227,23 @@ class Tuning:
             _check_version(path, found["version"])
             trials = tuple(
                 Trial(
-                    Setting.of(trial["executor"], trial["workers"], trial["prefetch"]),
-                    float(trial["seconds_per_batch"]),
-                    float(trial["startup_seconds"]),
+                    _parse_setting(trial),
+                    _parse_seconds(trial["seconds_per_batch"], positive=True),
+                    _parse_seconds(trial["startup_seconds"]),
                 )
                 for trial in found["trials"]
             )
             tuning = cls(
                 trials,
-                found["batch_items"],
-                found["batch_bytes"],
-                found["step_seconds"],
-                Machine(**found["machine"]),
-                tuple(found["remarks"]),
+                _parse_count(found["batch_items"]),
+                _parse_count(found["batch_bytes"]),
+                None if found["step_seconds"] is None else _parse_seconds(found["step_seconds"]),
+                Machine(**{name: _parse_count(value) for name, value in found["machine"].items()}),
+                tuple(_parse_text(remark) for remark in found["remarks"]),
             )
         except OptionError:  # of another version
             raise
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise OptionError(
                 f"Could not read {path} as a tuning: {error!r}. Make one with `penstock tune`."
             ) from error
@@ -257,6 +258,34 @@ class Tuning:
 def _check_version(path: object, version: Any) -> None:
     if version != _VERSION:
         raise OptionError(f"{path} must have version {_VERSION}, got {version!r}. Tune again.")
+
+
+def _parse_setting(stored: Any) -> Setting:
+    workers, prefetch = _parse_count(stored["workers"]), _parse_count(stored["prefetch"], at_least=1)
+    setting = Setting.of(stored["executor"], workers, prefetch)
+    if workers and setting.executor == "inline":
+        raise ValueError(f"executor='inline' must have no workers, got {workers}")
+    return setting
+
+
+def _parse_count(value: Any, at_least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value < 1 << 63:
+        raise ValueError(f"a count must be an integer >= {at_least}, got {value!r}"[:200])
+    return value
+
+
+def _parse_seconds(value: Any, *, positive: bool = False) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MAX_SECONDS:
+        raise ValueError(f"a duration must be a number of seconds, got {value!r}"[:200])
+    if positive and not value:
+        raise ValueError("a batch must have taken some time")
+    return float(value)
+
+
+def _parse_text(value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError(f"a remark must be printable text, got {value!r}"[:200])
+    return value
 
 
 def _join_settings(trials: Sequence[Trial]) -> str:

@@ -28,6 +28,7 @@ from penstock.feed.ranks import current_world
 from penstock.feed.torch_options import TorchOptions
 from penstock.files.durable import write_aside
 from penstock.files.regular import read_regular
+from penstock.plan.cursor import check_count, show_value
 from penstock.plan.orders import Sequential, WindowShuffle, shuffle_within
 from penstock.plan.plan import Plan
 from penstock.recipes.webdataset.collate import collate_samples, collate_webdataset
@@ -161,7 +162,7 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
         Raises ResumeError if the state belongs to another dataset, seed or order.
         """
         if not isinstance(state, Mapping) or not {"shard_idx", "sample_offset"} <= set(state):
-            raise ResumeError(f"state must be what get_state() returned, got {str(state)[:80]!r}.")
+            raise ResumeError(f"state must be what get_state() returned, got {show_value(state)}.")
         loader = self._own_loader()
         if "version" in state:
             loader.load_state_dict(
@@ -170,12 +171,9 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
             return
         shard, offset = state["shard_idx"], state["sample_offset"]
         counts = [self.source.manifest.shards[number].n_items for number in self._shards]
-        if not (
-            isinstance(shard, int)
-            and isinstance(offset, int)
-            and 0 <= shard < len(counts)
-            and 0 <= offset <= counts[shard]
-        ):
+        check_count("shard_idx", shard)
+        check_count("sample_offset", offset)
+        if shard >= len(counts) or offset > counts[shard]:
             raise ResumeError(
                 f"shard_idx and sample_offset must lie in shards of {counts} samples, got {shard!r} and {offset!r}."
             )

@@ -80,28 +80,35 @@ class _Run:
 
     def batches(self) -> Generator[Any, None, None]:
         """Start the workers, yield None, then the batches in order."""
-        step = 0
         try:
-            with self._pool.lock:
-                self._pool.current_run = self  # one that still runs leaves the workers to this one
-                self._pool.start()
-                self._ring = self._pool.ring
-                self._send_requests()
-            yield None
-            while step < self._share.n_steps:
-                group = self._next_group(step)
-                if group is None:
-                    return
-                batches, failure = group
-                del group
-                batches.reverse()
-                step += len(batches)
-                while batches:
-                    yield batches.pop()
-                if failure is not None:
-                    raise failure.error
+            yield from self._batches()
+        except Exception:
+            if self._pool.is_over:
+                raise SystemExit from None  # ends this thread, as the interpreter ends: its workers are gone
+            raise
         finally:
             self._close()
+
+    def _batches(self) -> Generator[Any, None, None]:
+        step = 0
+        with self._pool.lock:
+            self._pool.current_run = self  # one that still runs leaves the workers to this one
+            self._pool.start()
+            self._ring = self._pool.ring
+            self._send_requests()
+        yield None
+        while step < self._share.n_steps:
+            group = self._next_group(step)
+            if group is None:
+                return
+            batches, failure = group
+            del group
+            batches.reverse()
+            step += len(batches)
+            while batches:
+                yield batches.pop()
+            if failure is not None:
+                raise failure.error
 
     def stop(self) -> None:
         """Let a consumer that waits for a batch, in another thread, end its iteration."""
@@ -120,6 +127,8 @@ class _Run:
             while True:
                 if self._is_stopped or self._pool.current_run is not self:
                     return None
+                if self._pool.is_over:
+                    raise SystemExit
                 if step in self._results:
                     break
                 self._send_requests()
@@ -223,6 +232,8 @@ class _Run:
 
     def _replace(self, worker: WorkerProcess) -> None:
         """Start another worker in the place of a dead one, and request again what it did not answer."""
+        if self._pool.is_over:
+            raise SystemExit
         for answer in worker.receive_last():
             self._accept(worker, answer)
         how, current = worker.describe_end(), worker.current
@@ -275,7 +286,7 @@ class _Run:
                     self._slots.release(result[0].slot)
             self._results.clear()
             self._ring = None  # a run is kept by the traceback of its error
-            if self._pool.current_run is self:
+            if self._pool.current_run is self and not self._pool.is_over:
                 self._pool.current_run = None
                 if self._pool.options.persistent:
                     self._pool.skip_requests()

@@ -5,6 +5,7 @@ import multiprocessing as mp
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -52,7 +53,13 @@ class WorkerPool:
         self.method = options.start_method or mp.get_start_method()
         """How workers start."""
         self._ring: Ring | None = None
-        weakref.finalize(self, end_processes, self.workers)
+        self._over = threading.Event()
+        weakref.finalize(self, _end_for_good, self.workers, self._over)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the interpreter ends, and the workers with it; a daemon thread may still wait for them."""
+        return self._over.is_set()
 
     @property
     def ring(self) -> Ring:
@@ -100,6 +107,13 @@ class WorkerPool:
         place = WorkerPlace(number, self.n_workers, seed, self.method)
         specification = Specification(self.plan, self.world, self.maker, self.method, self.options.worker_init)
         return WorkerProcess(place, specification, self.ring)
+
+
+def _end_for_good(workers: list[WorkerProcess], over: threading.Event) -> None:
+    over.set()
+    # A daemon thread that waits for a batch may be replacing one of them: each is ended by the one or by the other.
+    with suppress(AttributeError, OSError, ValueError):
+        end_processes(workers)
 
 
 def _keep_block(block: Block, mask: NDArray[np.bool_] | None) -> tuple[Block, NDArray[np.bool_] | None]:

@@ -46,6 +46,7 @@ class WorkerProcess:
         self._board[:] = STARTING
         self._owner = os.getpid()
         self._process: Any = None
+        self._closing = threading.Lock()
         self._pidfd: int | None = None
         """Tells the end of the process itself. A pipe does not: other processes may have inherited its ends."""
 
@@ -156,13 +157,16 @@ class WorkerProcess:
 
     def _close(self) -> None:
         """Kill the process if it runs, and forget it."""
-        self._kill()
-        self._process.join()
-        self._process.close()
-        self._process = None
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
+        with self._closing:
+            if self._process is None:
+                return
+            self._kill()
+            self._process.join()
+            self._process.close()
+            self._process = None
+            if self._pidfd is not None:
+                os.close(self._pidfd)
+                self._pidfd = None
 
 
 def end_processes(processes: list[WorkerProcess]) -> None:

@@ -98,7 +98,7 @@ class _Worker:
         try:
             opened = self._open()
             plan, world, self._maker = opened.plan, opened.world, opened.maker
-        except Exception as error:
+        except BaseException as error:  # SystemExit, too: it would look like a death
             self._pipe.send(Answer(0, None, RemoteError.of(error), []))
             return
         while True:
@@ -144,7 +144,7 @@ class _Worker:
                 else:
                     batches.append(result)
             packed = slot.pack(batches)
-        except Exception as failed:  # the plan, or a batch that cannot be pickled
+        except BaseException as failed:  # the plan, or a batch that cannot be pickled
             error, packed = failed, slot.pack([])
         return Answer(request.number, packed, RemoteError.of(error) if error is not None else None, records)
 

@@ -48,7 +48,7 @@ class Quarantine:
         """Return the entry if it is about this dataset; None if it is about another, or the line is truncated."""
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         mine = isinstance(entry, dict) and entry.get("fingerprint") == self._fingerprint
         return entry if mine and isinstance(entry.get("item"), int) else None
