@@ -93,10 +93,10 @@ def check_state(state: Mapping[str, Any]) -> None:
 
 def check_count(name: str, value: Any, at_least: int = 0) -> int:
     """Return a count of a state; raise ResumeError if it is no integer that a loader can have reached."""
-    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value < _LIMIT:
-        raise ResumeError(
-            f"This state is damaged: {name} must be an integer >= {at_least} and < 2^62, got {show_value(value)}."
-        )
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise ResumeError(f"This state is damaged: {name} must be an integer >= {at_least}, got {show_value(value)}.")
+    if value >= _LIMIT:
+        raise ResumeError(f"This state is damaged: {name} must be less than 2^62, got {show_value(value)}.")
     return value
 
 
