@@ -35,6 +35,7 @@ CASES: tuple[Case, ...] = (
             "faults/test_shard_killed.py::test_killed_at_any_function_call_resuming_is_exact",
             "faults/test_shard_killed.py::test_ended_by_the_kernel_at_a_random_moment_resuming_is_exact",
             "faults/test_convert_killed.py",
+            "faults/test_simulation_killed.py",
             "files/test_staging.py::test_killed_at_any_step_a_reader_finds_the_old_or_the_new_and_resuming_completes_it",
         ),
     ),
@@ -224,7 +225,13 @@ CASES: tuple[Case, ...] = (
         20,
         DAMAGE,
         "zarr: a missing chunk, a corrupt chunk, corrupt metadata",
-        ("faults/test_zarr_damage.py", "faults/test_zarr_metadata.py"),
+        (
+            "faults/test_zarr_damage.py",
+            "faults/test_zarr_metadata.py",
+            "faults/test_zarr_special_files.py",
+            "source/stored/test_missing_chunks.py",
+            "source/stored/test_checksums.py",
+        ),
     ),
     Case(
         21,

@@ -64,7 +64,7 @@ def test_no_arguments_is_help_and_where_to_begin() -> None:
         (["verify", "shards", "--wokers", "2"], "Error: No such option: --wokers. Did you mean --workers?"),
         (["verify", "shards", "--frobnicate"], "Error: No such option: --frobnicate."),
         (["--vresion"], "Error: No such option: --vresion. Did you mean --version?"),
-        (["verify"], "Error: Missing argument 'DIR|PATTERN'."),
+        (["verify"], "Error: Missing argument 'DIR|PATTERN|STORE'."),
         (["convert"], "Error: Missing argument 'INPUT'."),
     ],
 )
@@ -127,7 +127,9 @@ def test_a_folder_without_a_dataset_says_what_it_has_and_what_to_do(folder: Path
 def test_a_recording_is_no_dataset(folder: Path) -> None:
     make(folder, "zarr")
     words = f"Error: there is a zarr store, not a dataset. {MAKE_ONE} there --output DIR"
-    assert first_line("verify", "there") == (2, words)
+    assert first_line("report", "there") == (2, words)
+    words = "Error: No zarr arrays in there. Give the folder of an array, or of a group with arrays."
+    assert first_line("verify", "there") == first_line("index", "there") == (2, words)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,14 @@ from penstock.cli.contents import inspect_recording
 from penstock.cli.errors import ProblemsFound
 from penstock.cli.options import Json, Quiet, Readers, Where
 from penstock.cli.screen import print_json, print_table, tables_on
-from penstock.cli.where import check_archives, check_dataset, is_recording
+from penstock.cli.where import check_archives, check_dataset, is_recording, is_store
 from penstock.core.errors import OptionError
 from penstock.core.text import count
 
 if TYPE_CHECKING:
     from penstock.shard.index_tars import Problem
     from penstock.shard.manifest import Manifest
+    from penstock.source.stored.zarr.index_chunks import IndexedArray
 
 __all__ = ["index", "inspect", "print_problems", "problems_to_json", "verify"]
 
@@ -25,8 +26,9 @@ def index(
     where: Annotated[
         str,
         typer.Argument(
-            metavar="DIR|PATTERN",
-            help="A folder of tars, or a pattern such as 'train-{000000..000009}.tar'; also as --input (-i).",
+            metavar="DIR|PATTERN|STORE",
+            help="A folder of tars, a pattern such as 'train-{000000..000009}.tar', or a zarr store; "
+            "also as --input (-i).",
         ),
     ],
     allow_missing: Annotated[
@@ -36,11 +38,15 @@ def index(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Index tars that other tools wrote, without changing them.
+    """Index tars that other tools wrote, or the chunks of a zarr store, without changing them.
 
-    The index gives random access, exact length and exact resume. Every archive is read once. If there are problems,
-    they are listed and nothing is written.
+    The index of tars gives random access, exact length and exact resume. The index of a zarr store has a checksum for
+    each chunk, which is compared when the chunk is first read. Everything is read once. If there are problems, they are
+    listed and nothing is written.
     """
+    if is_store(where):
+        _index_store(where, workers, quiet=quiet, as_json=as_json)
+        return
     from penstock.observe.progress import track_progress  # noqa: PLC0415  # imports numpy
     from penstock.shard.index_tars import Problem, expand_archives, index_archives  # noqa: PLC0415
 
@@ -79,10 +85,13 @@ def verify(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Read every byte of a dataset and compare checksums.
+    """Read every byte of a dataset, or of an indexed zarr store, and compare checksums.
 
     Problems are listed, and the exit code is 1.
     """
+    if is_store(where):
+        _verify_store(where, workers, quiet=quiet, as_json=as_json)
+        return
     from penstock.observe.progress import track_progress  # noqa: PLC0415
     from penstock.shard.manifest import Manifest, manifest_path  # noqa: PLC0415
     from penstock.shard.verify import verify_shards  # noqa: PLC0415
@@ -105,6 +114,63 @@ def verify(
         typer.echo(f"{items} in {shards}, {total / 1e6:,.1f} MB: no problems")
     if problems:
         raise ProblemsFound
+
+
+def _index_store(where: str, workers: int, *, quiet: bool, as_json: bool) -> None:
+    from penstock.observe.progress import track_progress  # noqa: PLC0415
+    from penstock.source.stored.zarr.index_chunks import index_store  # noqa: PLC0415
+
+    with track_progress("Indexing", 0, "bytes", show=not quiet) as bar:
+        arrays, problems = index_store(Path(where), workers=workers, progress=bar.advance)
+    if as_json:
+        about = {"written": not problems, "problems": problems_to_json(problems), "skipped": []}
+        print_json({**_store_totals(where, arrays), **about})
+    elif problems:
+        print_problems(problems)
+        typer.echo("No checksums were written. Repair or remove these chunks.")
+    else:
+        typer.echo(f"{_describe_store(arrays)}: checksums written")
+        for array in arrays:
+            if array.n_changed:
+                changed = count(array.n_changed, "chunk")
+                typer.echo(f"{array.name}: {changed} changed, added or removed since the last index", err=True)
+    if problems:
+        raise ProblemsFound
+
+
+def _verify_store(where: str, workers: int, *, quiet: bool, as_json: bool) -> None:
+    from penstock.observe.progress import track_progress  # noqa: PLC0415
+    from penstock.source.stored.zarr.index_chunks import verify_store  # noqa: PLC0415
+
+    with track_progress("Verifying", 0, "bytes", show=not quiet) as bar:
+        arrays, problems = verify_store(Path(where), workers=workers, progress=bar.advance)
+    if as_json:
+        about = {"healthy": not problems, "problems": problems_to_json(problems)}
+        print_json({**_store_totals(where, arrays), **about})
+    elif problems:
+        print_problems(problems)
+    else:
+        typer.echo(f"{_describe_store(arrays)}: no problems")
+    if problems:
+        raise ProblemsFound
+
+
+def _store_totals(where: str, arrays: "Sequence[IndexedArray]") -> dict[str, Any]:
+    listed = [
+        {"name": array.name, "chunks": array.n_chunks, "bytes": array.n_bytes, "changed": array.n_changed}
+        for array in arrays
+    ]
+    return {
+        "folder": where,
+        "total_chunks": sum(array.n_chunks for array in arrays),
+        "total_bytes": sum(array.n_bytes for array in arrays),
+        "arrays": listed,
+    }
+
+
+def _describe_store(arrays: "Sequence[IndexedArray]") -> str:
+    chunks = count(sum(array.n_chunks for array in arrays), "chunk")
+    return f"{chunks} in {count(len(arrays), 'array')}, {sum(array.n_bytes for array in arrays) / 1e6:,.1f} MB"
 
 
 def inspect(

@@ -10,13 +10,16 @@ __all__ = ["EXAMPLES", "Json", "Quiet", "Readers", "Where", "choices", "format_e
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Readers: TypeAlias = Annotated[
-    int, typer.Option("--workers", "-w", metavar="N", min=1, help="Number of archives read at once.")
+    int,
+    typer.Option(
+        "--workers", "-w", metavar="N", min=1, help="Number of archives, or chunks of a zarr store, read at once."
+    ),
 ]
 Where: TypeAlias = Annotated[
     str,
     typer.Argument(
-        metavar="DIR|PATTERN",
-        help="A dataset: its folder, or the pattern that it was indexed with; also as --input (-i).",
+        metavar="DIR|PATTERN|STORE",
+        help="A dataset (its folder, or the pattern it was indexed with), or a zarr store; also as --input (-i).",
     ),
 ]
 
@@ -29,6 +32,7 @@ EXAMPLES = {
     "index": (
         "penstock index photos",
         "penstock index 'photos/train-{000000..000009}.tar' --workers 4",
+        "penstock index recording.zarr",
     ),
     "inspect": (
         "penstock inspect shards",
@@ -39,6 +43,7 @@ EXAMPLES = {
     "verify": (
         "penstock verify shards --workers 4",
         "penstock verify shards --json | jq '.problems[].shard'",
+        "penstock verify recording.zarr",
     ),
     "tune": (
         "penstock tune shards --batch-size 64 --step-ms 12",

@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.core.errors import SourceError
 from penstock.core.text import count
 
-__all__ = ["check_archives", "check_dataset", "check_exists", "check_input", "is_recording"]
+__all__ = ["check_archives", "check_dataset", "check_exists", "check_input", "is_recording", "is_store"]
 
 _MANIFEST = "dataset_metadata.json"  # shard.manifest has it too, and imports numpy
 _TARS = (".tar", ".tgz")
@@ -32,6 +32,17 @@ def is_recording(where: str) -> bool:
     if not path.is_dir():
         return path.is_file() and path.name.lower().endswith((*_RECORDINGS, ".zarr.zip"))
     return path.suffix.lower() in (".zarr", ".nwb") or any((path / name).exists() for name in _ZARR)
+
+
+def is_store(where: str) -> bool:
+    """Return whether a path is that of a zarr store, or of a folder of zarr stores without archives."""
+    path = Path(where)
+    if not path.is_dir() or (path / _MANIFEST).exists():
+        return False
+    if any((path / name).exists() for name in _ZARR):
+        return True
+    entries = list(path.iterdir())
+    return any(entry.suffix == ".zarr" and entry.is_dir() for entry in entries) and not any(map(_is_tar, entries))
 
 
 def check_archives(where: str) -> None:

@@ -19,7 +19,7 @@ from penstock.core.chunks import ChunkSizes, EqualChunks, cut_parts, join_chunks
 from penstock.core.errors import SourceError
 from penstock.core.selection import NumberSet, select_mask, select_numbers
 
-__all__ = ["Index"]
+__all__ = ["Index", "join_presence"]
 
 _Int64s = NDArray[np.int64]
 
@@ -37,6 +37,10 @@ class Index:
 
     identity: str = ""
     """Fingerprint of the source's content. A saved state is refused by another dataset of the same size."""
+
+    presence: str = ""
+    """Hash of which parts of the source are stored; empty if all are, or that is not known. The second part of
+    `digest`, so that a state of complete data is refused if some of it is lost."""
 
     _sizes: ChunkSizes | None = None
     """Sizes of the chunks, if they are not all of `chunk_items`."""
@@ -88,7 +92,7 @@ class Index:
 
     @classmethod
     def _from_chunks(cls, chunks: ChunkSizes, identity: str = "") -> "Index":
-        return cls(chunks.n_items, 0, chunks.n_items, identity, chunks)
+        return cls(chunks.n_items, 0, chunks.n_items, identity, _sizes=chunks)
 
     def __len__(self) -> int:
         return self.n_items
@@ -254,9 +258,10 @@ class Index:
         >>> Index.concat([Index.uniform(4, 2), Index.uniform(3, 3)])
         Index(7 items in 3 chunks)
         """
-        identity = "" if not any(part.identity for part in parts) else "+".join(part.digest for part in parts)
+        identity = "" if not any(part.identity for part in parts) else "+".join(part.content_digest for part in parts)
         wholes = [part if part._selection is None else part._selection[0] for part in parts]
         whole = cls._from_chunks(join_chunks([part._chunks for part in wholes]), identity)
+        whole = replace(whole, presence=join_presence(part.presence for part in parts))
         if all(part._selection is None for part in parts):
             return whole
         mask = np.ones(len(whole), np.bool_)
@@ -303,9 +308,14 @@ class Index:
             yield ends
             start = int(ends[-1])
 
-    @cached_property
+    @property
     def digest(self) -> str:
-        """Short hash of everything this index contains."""
+        """Short hash of everything this index contains; the presence, if there is one, comes after a dot."""
+        return self.content_digest + (f".{self.presence}" if self.presence else "")
+
+    @cached_property
+    def content_digest(self) -> str:
+        """Short hash of everything but the presence."""
         digest = hashlib.blake2b(digest_size=8, person=b"penstock-index"[:16])
         digest.update(repr((self.n_items, self.chunk_items, self.n_stored, self.identity)).encode())
         borders = None if self.chunk_items else self._border_blocks()
@@ -317,6 +327,14 @@ class Index:
                 for block in blocks:
                     digest.update(block.astype("<i8").tobytes())
         return digest.hexdigest()
+
+
+def join_presence(parts: Iterable[str]) -> str:
+    """Return one presence for several; empty if all are."""
+    known = list(parts)
+    if not any(known):
+        return ""
+    return hashlib.blake2b("+".join(known).encode(), digest_size=4, person=b"penstock-index"[:16]).hexdigest()
 
 
 def _join(blocks: Iterable[_Int64s]) -> _Int64s:

@@ -10,8 +10,8 @@ def count(number: int, noun: str) -> str:
 
     Examples
     --------
-    >>> count(1, "shard"), count(1200, "item"), count(2, "batch"), count(0, "modality")
-    ('1 shard', '1,200 items', '2 batches', '0 modalities')
+    >>> count(1, "shard"), count(1200, "item"), count(2, "batch"), count(0, "modality"), count(3, "array")
+    ('1 shard', '1,200 items', '2 batches', '0 modalities', '3 arrays')
     """
     return f"{number:,} {noun if number == 1 else _plural(noun)}"
 
@@ -19,7 +19,8 @@ def count(number: int, noun: str) -> str:
 def _plural(noun: str) -> str:
     if noun.endswith(_SIBILANTS):
         return f"{noun}es"
-    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    is_ies = noun.endswith("y") and noun[-2:-1] not in "aeou"  # modalities, but arrays
+    return f"{noun[:-1]}ies" if is_ies else f"{noun}s"
 
 
 def name_once(path: object, reason: str) -> str:

@@ -1,5 +1,7 @@
 """Argument checks and output allocation shared by all sources."""
 
+import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +12,9 @@ from penstock.core.errors import OptionError, ReadError
 from penstock.core.protocols import Source
 from penstock.core.types import Block, Field, Span
 
-__all__ = ["allocate_block", "check_items", "check_out", "check_span", "sum_memory"]
+__all__ = ["allocate", "allocate_block", "check_items", "check_out", "check_span", "sum_memory"]
+
+_LARGE_BYTES = 1 << 28  # below, asking for the memory of the machine costs more than it saves
 
 
 def check_items(items: ArrayLike, source: Source) -> NDArray[np.int64]:
@@ -29,7 +33,21 @@ def check_span(span: Span, source: Source) -> None:
 
 def allocate_block(fields: Mapping[str, Field], n_items: int) -> dict[str, NDArray[Any]]:
     """Return uninitialized arrays for `n_items` items of fields with a fixed shape."""
-    return {name: np.empty((n_items, *(field.shape or ())), field.dtype) for name, field in fields.items()}
+    return {name: allocate((n_items, *(field.shape or ())), field.dtype, name) for name, field in fields.items()}
+
+
+def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], what: str) -> NDArray[Any]:
+    """Return an uninitialized array; raise ReadError if this machine does not have that much memory.
+
+    Systems that overcommit give any amount of memory, and kill the process when it is used.
+    """
+    n_bytes = math.prod(shape) * dtype.itemsize
+    if n_bytes <= _LARGE_BYTES or n_bytes <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+        try:
+            return np.empty(shape, dtype)
+        except (MemoryError, ValueError):  # ValueError: more than an address can count
+            pass
+    raise ReadError(f"Could not read {what} of shape {shape}: its {n_bytes:,} bytes do not fit into memory. Read less.")
 
 
 def check_out(out: Block, fields: Mapping[str, Field], n_items: int) -> Block:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.core.errors import SourceError
-from penstock.core.index import Index
+from penstock.core.index import Index, join_presence
 from penstock.core.protocols import Source
 from penstock.core.types import UNNAMED, Block, Field, Span
 from penstock.source.checks import check_items, check_span, sum_memory
@@ -165,8 +165,9 @@ class Zip:
                 f"Each field must be in one source of Zip only; rename {duplicates}, which are in several."
             )
         self.fields: Mapping[str, Field] = {name: field for source in sources for name, field in source.fields.items()}
-        identity = "&".join(source.index.digest for source in sources)
-        self.index = replace(sources[0].index, identity=identity)
+        identity = "&".join(source.index.content_digest for source in sources)
+        presence = join_presence(source.index.presence for source in sources)
+        self.index = replace(sources[0].index, identity=identity, presence=presence)
 
     def __repr__(self) -> str:
         return f"Zip({', '.join(map(repr, self._sources))})"
@@ -225,8 +226,9 @@ class Take:
         if (np.diff(self._items) > 0).all():
             chunks, _ = source.index.locate(self._items)
             sizes = np.unique(chunks, return_counts=True)[1]
-        content = hashlib.blake2b(source.index.digest.encode() + self._items.tobytes(), digest_size=8)
-        self.index = Index.from_sizes(sizes, identity=content.hexdigest())
+        content = hashlib.blake2b(source.index.content_digest.encode() + self._items.tobytes(), digest_size=8)
+        index = Index.from_sizes(sizes, identity=content.hexdigest())
+        self.index = replace(index, presence=source.index.presence)
 
     def __repr__(self) -> str:
         return f"Take({len(self._items)} of {self._source!r})"

@@ -95,8 +95,14 @@ def test_a_missing_chunk_is_damage_also_if_zarr_python_reads_it(tmp_path: Path, 
     ):
         source.read(Span(9, 20))
     assert source.read(Span(12, 23))["data"].tobytes() == data[12:].tobytes()
-    filled = ZarrSource(write(tmp_path / "b", data, fill_value=5, **LEFT[kind]))
+    strict = ZarrSource(write(tmp_path / "b", data, fill_value=5, **LEFT[kind]))
+    filled = ZarrSource(tmp_path / "b", missing_chunks="fill")
     (tmp_path / "b" / "2.1").unlink()
+    with pytest.raises(
+        DamageError, match=r"item 8 in chunk \(2, 1\) of .*/b: .*/b/2\.1 is missing, but was there when"
+    ):
+        strict.read(Span(8, 9))
+    assert ZarrSource(tmp_path / "b").read(Span(8, 9))["data"].tolist() == [[*data[8, :2].tolist(), 5]]
     assert filled.read(Span(8, 9))["data"].tolist() == [[*data[8, :2].tolist(), 5]]
 
 

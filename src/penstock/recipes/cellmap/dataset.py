@@ -19,6 +19,7 @@ from penstock.recipes.cellmap.sampling import MutableSubsetRandomSampler, min_re
 from penstock.recipes.cellmap.transforms import PatchTransform, ValueTransform
 from penstock.run.augment_state import AugmentState
 from penstock.source.combine import Numbered
+from penstock.source.stored.zarr.record import MissingChunks
 from penstock.source.volume.ngff import Multiscale
 from penstock.source.volume.source import VolumeArray, VolumeSource
 from penstock.transform.spatial.spatial import Spatial
@@ -38,6 +39,7 @@ class DatasetOptions(TypedDict, total=False):
     device: str | torch.device | None
     max_workers: int | None
     cache_bytes: int
+    missing_chunks: MissingChunks
     at: Mapping[str, int | Sequence[int]] | None
 
 
@@ -93,6 +95,9 @@ class CellMapDataset(Dataset[Any]):
         Threads that read one batch; None for the number of CPUs.
     cache_bytes
         Size of the cache of decoded chunks, per process; 256 MiB by default.
+    missing_chunks
+        What a chunk that is not stored is. `"error"` by default: the fill value if it was not stored when the dataset
+        was opened, and DamageError otherwise, also at a URL, where that is not known. `"fill"`: the fill value.
     """
 
     def __init__(
@@ -131,6 +136,7 @@ class CellMapDataset(Dataset[Any]):
         self.force_has_data, self.device = options.get("force_has_data", False), options.get("device")
         self.max_workers = options.get("max_workers")
         self._cache_bytes = options.get("cache_bytes", 256 * 2**20)
+        self._missing_chunks: MissingChunks = options.get("missing_chunks", "error")
         check_names(self.input_arrays, self.target_arrays, self.classes)
         self.label_paths: dict[str, str | None] = {}
         if self.target_arrays:
@@ -165,6 +171,7 @@ class CellMapDataset(Dataset[Any]):
             cache_bytes=self._cache_bytes,
             margin=spatial.margins() if spatial is not None else None,
             threads=self.max_workers,
+            missing_chunks=self._missing_chunks,
         )
         self.source = Numbered(self.volume)
         self.changes = PatchTransform(
@@ -289,7 +296,7 @@ class CellMapDataset(Dataset[Any]):
         scale = next(iter(self.target_arrays.values()), {"scale": ()})["scale"]
         at = dict(zip(self.axis_order[-len(scale) :], scale, strict=True)) if len(scale) else {}
         return {
-            name: (0, 0) if path is None else count_voxels(open_labels(path, self.at), at)
+            name: (0, 0) if path is None else count_voxels(open_labels(path, self.at), at, self._missing_chunks)
             for name, path in self.label_paths.items()
         }
 

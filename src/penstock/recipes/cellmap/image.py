@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -12,10 +12,18 @@ from penstock.core.errors import OptionError
 from penstock.core.seeds import generator_for
 from penstock.recipes.cellmap.labels import count_voxels
 from penstock.recipes.cellmap.transforms import ValueTransform
+from penstock.source.stored.zarr.record import MissingChunks
 from penstock.source.volume.ngff import Multiscale
 from penstock.source.volume.source import VolumeArray, VolumeSource
 
 __all__ = ["CellMapImage", "EmptyImage"]
+
+
+class ImageOptions(TypedDict, total=False):
+    """Keyword-only options of `CellMapImage`."""
+
+    at: Mapping[str, int | Sequence[int]] | None
+    missing_chunks: MissingChunks
 
 
 class CellMapImage:
@@ -44,6 +52,8 @@ class CellMapImage:
     at
         Index on each axis that is not spatial, such as `{"c": 0, "t": 5}`; for channels also a list, and all of them if
         not given. They are the first axis of a patch.
+    missing_chunks
+        What a chunk that is not stored is: `"error"` or `"fill"`, as in `CellMapDataset`.
     """
 
     def __init__(
@@ -59,18 +69,23 @@ class CellMapImage:
         value_transform: Callable[..., Any] | None = None,
         context: None = None,
         device: str | torch.device | None = None,
-        *,
-        at: Mapping[str, int | Sequence[int]] | None = None,
+        **options: Unpack[ImageOptions],
     ) -> None:
+        unknown = sorted(set(options) - set(ImageOptions.__annotations__))
+        if unknown:
+            raise OptionError(f"Options must be among {', '.join(ImageOptions.__annotations__)}, got {unknown}.")
         if context is not None:
             raise OptionError("context must be None: it configures TensorStore, which is not used here.")
         self.path, self.label_class, self.axis_order = path, target_class, axis_order
         self.scale, self.output_shape = tuple(map(float, target_scale)), tuple(map(int, target_voxel_shape))
         self.pad, self.pad_value, self.interpolation, self.device = pad, pad_value, interpolation, device
         self._transform = None if value_transform is None else ValueTransform(value_transform, "value_transform")
-        self._channels = Multiscale.read(path).channels(at or {})
+        self._channels = Multiscale.read(path).channels(options.get("at") or {})
         array = VolumeArray(self._channels, self.output_shape, self.scale, interpolation, pad_value=pad_value)
-        self._source = VolumeSource({"image": array}, axis_order=axis_order, pad=pad)
+        self._missing_chunks: MissingChunks = options.get("missing_chunks", "error")
+        self._source = VolumeSource(
+            {"image": array}, axis_order=axis_order, pad=pad, missing_chunks=self._missing_chunks
+        )
 
     @property
     def bounding_box(self) -> dict[str, tuple[float, float]]:
@@ -86,7 +101,7 @@ class CellMapImage:
     def class_counts(self) -> int:
         """Number of voxels above 0, in all channels, at the level that is read. Reads them once; writes nothing."""
         scale = dict(zip(self.axis_order[-len(self.scale) :], self.scale, strict=True))
-        return sum(count_voxels(channel, scale)[0] for channel in self._channels)
+        return sum(count_voxels(channel, scale, self._missing_chunks)[0] for channel in self._channels)
 
     def __getitem__(self, center: Mapping[str, float]) -> torch.Tensor:
         axes = self.axis_order[-3:]

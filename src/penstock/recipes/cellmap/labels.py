@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError, SourceError
 from penstock.source.stored.open_array import StoredArray
+from penstock.source.stored.zarr.record import MissingChunks
 from penstock.source.volume.ngff import Multiscale
 
 __all__ = ["count_voxels", "label_paths", "open_labels", "split_target_path"]
@@ -60,9 +61,9 @@ def open_labels(path: str, at: Mapping[str, int | Sequence[int]]) -> Multiscale:
     return image.choose({axis: at[axis] for axis, size in image.other_axes.items() if size > 1 and axis in at})  # type: ignore[misc]  # refuses what is no index
 
 
-def count_voxels(image: Multiscale, scale: Mapping[str, float]) -> tuple[int, int]:
+def count_voxels(image: Multiscale, scale: Mapping[str, float], missing: MissingChunks) -> tuple[int, int]:
     """Return the number of voxels greater than 0 and the number of all voxels, at the level read for `scale`."""
-    array = image.level_for(scale).array
+    array = image.level_for(scale).array.record_chunks(missing)
     chosen = dict(image.at)
     bounds = [
         (chosen[axis.name], chosen[axis.name] + 1) if axis.name in chosen else (0, size)

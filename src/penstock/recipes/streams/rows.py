@@ -144,7 +144,7 @@ def open_rows(load_fn: LoadFn | Source, n_rows: int | None, *, pinned: bool) -> 
         if n_rows is not None and n_rows > stored:
             raise OptionError(f"total_timesteps must be <= {stored}, the rows of {given!r}, got {n_rows}.")
         rows = Index.uniform(stored if n_rows is None else n_rows, identity=given.index.identity)
-        return given, replace(rows, n_stored=given.index.n_stored)
+        return given, replace(rows, n_stored=given.index.n_stored, presence=given.index.presence)
     if not callable(given):
         raise OptionError(f"load_fn must be a function of start and end, or a source, got {given!r}.")
     source = FunctionRows(given, _MAX_ROWS if n_rows is None else n_rows, pinned=pinned)

@@ -17,6 +17,7 @@ from penstock.core.text import cause
 from penstock.files.regular import check_regular
 from penstock.source.stored.self_contained import check_dataset, check_links, check_read
 from penstock.source.stored.zarr.local import Selection
+from penstock.source.stored.zarr.record import MissingChunks
 
 __all__ = ["Hdf5Array"]
 
@@ -54,6 +55,15 @@ class Hdf5Array:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}, "_locks": {}}
+
+    @property
+    def presence(self) -> str:
+        """Nothing: a part of a file cannot be missing."""
+        return ""
+
+    def record_chunks(self, _: MissingChunks) -> "Hdf5Array":
+        """Return this array: a part of a file cannot be missing."""
+        return self
 
     def check_unchanged(self) -> None:
         """Raise ReadError if the dataset is gone or has another shape now."""

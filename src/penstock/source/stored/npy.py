@@ -15,6 +15,7 @@ from penstock.core.text import cause
 from penstock.files.regular import open_descriptor, open_regular
 from penstock.shard.codec import parse_npy_header
 from penstock.source.stored.zarr.local import Selection, read_into
+from penstock.source.stored.zarr.record import MissingChunks
 
 __all__ = ["NpyArray", "map_npy"]
 
@@ -80,6 +81,15 @@ class NpyArray:
     @property
     def _row_bytes(self) -> int:
         return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+
+    @property
+    def presence(self) -> str:
+        """Nothing: a part of a file cannot be missing."""
+        return ""
+
+    def record_chunks(self, _: MissingChunks) -> "NpyArray":
+        """Return this array: a part of a file cannot be missing."""
+        return self
 
     def check_unchanged(self) -> None:
         """Raise ReadError if the file has another size or header now."""

@@ -14,6 +14,7 @@ from penstock.source.stored.n5 import refuse_n5
 from penstock.source.stored.npy import NpyArray
 from penstock.source.stored.zarr.codec import UnsupportedStoreError
 from penstock.source.stored.zarr.local import Selection, open_zarr
+from penstock.source.stored.zarr.record import MissingChunks
 from penstock.source.stored.zarr.zarr_python import ZarrPythonArray
 
 __all__ = ["StoredArray", "open_array"]
@@ -42,6 +43,15 @@ class StoredArray(Protocol):
     @property
     def chunk_shape(self) -> tuple[int, ...]:
         """Shape of a chunk."""
+        ...
+
+    @property
+    def presence(self) -> str:
+        """Short hash of which chunks are stored; empty if all are, or that is not known."""
+        ...
+
+    def record_chunks(self, missing: MissingChunks) -> "StoredArray":
+        """Return this array with a record of the chunks that are stored now, which must be there from now on."""
         ...
 
     def check_unchanged(self) -> None:

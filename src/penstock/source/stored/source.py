@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, SourceError
-from penstock.core.index import Index
+from penstock.core.index import Index, join_presence
 from penstock.core.text import cause
 from penstock.core.types import Block, Field, Span
 from penstock.files.regular import read_regular
@@ -21,6 +22,7 @@ from penstock.source.read_pool import ReadPool
 from penstock.source.stored.n5 import refuse_n5
 from penstock.source.stored.open_array import StoredArray, open_array
 from penstock.source.stored.zarr.local import Selection
+from penstock.source.stored.zarr.record import MissingChunks, check_missing_chunks
 
 __all__ = ["ZarrSource"]
 
@@ -32,8 +34,8 @@ FieldSpec = str | tuple[str, *tuple[_Key, ...]]
 class ZarrSource:
     """Items are the rows of one or more stored arrays of equal length, read in whole chunks.
 
-    1. A damaged chunk: DamageError, which names the array and the chunk. A missing chunk: the fill value of the store,
-       or DamageError if it has none.
+    1. A damaged chunk: DamageError, which names the array and the chunk. A chunk that was there when the source was
+       opened and is missing: the same.
     2. An array that is resized or removed while it is open: ReadError.
     3. A fork at any time is safe: zarr and `.npy` files do not stay open, and each process has its own HDF5 handles and
        threads.
@@ -50,6 +52,10 @@ class ZarrSource:
     threads
         Chunks decompressed at once by all readers of this process. None: one per CPU of this process, and one in a
         worker process, because there are several of those.
+    missing_chunks
+        What a chunk that is not stored is. `"error"`: the fill value if it was not stored when the source was opened,
+        as in sparse arrays, and DamageError otherwise, also if that is not known (at a URL, and in arrays of more than
+        500,000 files). `"fill"`: the fill value, as in zarr-python. An array without a fill value must have all chunks.
     """
 
     def __init__(
@@ -58,7 +64,9 @@ class ZarrSource:
         fields: Mapping[str, FieldSpec] | Sequence[str] | None = None,
         *,
         threads: int | None = None,
+        missing_chunks: MissingChunks = "error",
     ) -> None:
+        check_missing_chunks(missing_chunks)
         if threads is not None:
             check_integer("threads", threads, at_least=1)
         if not isinstance(path, str | os.PathLike):
@@ -68,8 +76,10 @@ class ZarrSource:
         self._arrays: dict[str, StoredArray] = {}
         self._selections: dict[str, Selection] = {}
         self.fields: dict[str, Field] = {}
+        arrays = {where: open_array(where) for where, _ in specs.values()}
+        arrays = {where: array.record_chunks(missing_chunks) for where, array in arrays.items()}
         for name, (where, keys) in specs.items():
-            array = open_array(where)
+            array = arrays[where]
             selection, shape = _parse_selection(name, where, array.shape, keys)
             self._arrays[name], self._selections[name] = array, selection
             self.fields[name] = Field(array.dtype, shape)
@@ -78,7 +88,8 @@ class ZarrSource:
             raise SourceError(f"All arrays must have the same number of rows, got {lengths}.")
         self._n_items = next(iter(lengths.values()))
         rows = max(array.chunk_rows for array in self._arrays.values())
-        self.index = Index.uniform(self._n_items, max(1, min(rows, self._n_items)), identity=self._identity())
+        index = Index.uniform(self._n_items, max(1, min(rows, self._n_items)), identity=self._identity())
+        self.index = replace(index, presence=join_presence(array.presence for array in self._arrays.values()))
         # By process: after a fork, helper threads of the parent would count as busy although they do not exist.
         self._pools: dict[int, ReadPool] = {}
 

@@ -25,6 +25,7 @@ _Float64s = NDArray[np.float64]
 
 _NEAR = 1e-5  # voxels: tolerance for rounding of decimal scales and translations
 _MAX_TILES = 1 << 20  # 8 MB of borders in the index
+_MAX_CENTRES = 1 << 24  # along one axis: what is computed for each of them takes some hundred MB
 _MAX_ITEMS = 1 << 62
 
 
@@ -140,6 +141,10 @@ def centre_borders(
     if int(np.prod([float(count) for count in counts])) >= _MAX_ITEMS:
         raise SourceError(
             f"There must be fewer than {_MAX_ITEMS} centres, got {counts} along the axes; use a coarser scale."
+        )
+    if max(counts) > _MAX_CENTRES:
+        raise SourceError(
+            f"There must be at most {_MAX_CENTRES} centres along each axis, got {counts}; use a coarser scale."
         )
     borders = []
     for axis, count in enumerate(counts):

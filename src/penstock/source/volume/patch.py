@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import DamageError, ReadError
+from penstock.source.checks import allocate
 from penstock.source.stored.open_array import StoredArray
 from penstock.source.volume.grid import Taps
 
@@ -79,7 +80,8 @@ class StoredVolume:
         for stored, box in zip(self.axes, self._box(coordinates), strict=True):
             if stored is not None:
                 bounds[stored] = box
-        stored_voxels = np.empty([high - low for low, high in bounds], self.array.dtype)
+        shape = tuple(high - low for low, high in bounds)
+        stored_voxels = allocate(shape, self.array.dtype, f"chunk {coordinates} of {self.where}")
         try:
             n_decoded = sum(task() for task in self.array.tasks(*bounds[0], tuple(bounds[1:]), stored_voxels))
         except DamageError as error:  # its item is a row of the stored array, not an item of this source

@@ -4,6 +4,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,10 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.core.cache import SharedCache
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError
-from penstock.core.index import Index
+from penstock.core.index import Index, join_presence
 from penstock.core.types import Block, Field, Span
 from penstock.source.checks import allocate_block, check_items, check_out, check_span
 from penstock.source.read_pool import ReadPool
+from penstock.source.stored.zarr.record import MissingChunks, check_missing_chunks
 from penstock.source.volume.array import ResolvedArray, VolumeArray, resolve_arrays
 from penstock.source.volume.centres import find_sampling_region
 from penstock.source.volume.grid import compute_taps
@@ -37,8 +39,8 @@ class VolumeSource:
     centres in one stored chunk of the finest level that is read have consecutive numbers, and form a chunk of the
     index. `volume.grid` defines the geometry. Volumes are never written to.
 
-    1. A damaged chunk: DamageError, which names the array and the chunk. A chunk that cannot be read: ReadError. A
-       missing chunk: the fill value of the array, or DamageError if it has none.
+    1. A damaged chunk: DamageError, which names the array and the chunk. A chunk that was there when the source was
+       opened and is missing: the same. A chunk that cannot be read: ReadError.
     2. An array whose metadata change, or that is removed, while it is open: ReadError.
     3. A fork at any time is safe: each process has its own cache, counters and threads.
 
@@ -60,6 +62,8 @@ class VolumeSource:
     threads
         Chunks decoded at once by all readers of this process. None: one per CPU of this process, and one in a worker
         process, because there are several of those.
+    missing_chunks
+        What a chunk that is not stored is: `"error"` or `"fill"`, as in `ZarrSource`.
 
     Examples
     --------
@@ -80,7 +84,9 @@ class VolumeSource:
         cache_bytes: int = 256 * 2**20,
         margin: Mapping[str, Sequence[int]] | None = None,
         threads: int | None = None,
+        missing_chunks: MissingChunks = "error",
     ) -> None:
+        check_missing_chunks(missing_chunks)
         if threads is not None:
             check_integer("threads", threads, at_least=1)
         self.axis_order = tuple(axis_order)
@@ -89,12 +95,14 @@ class VolumeSource:
         if not isinstance(pad, bool | np.bool_):
             raise OptionError(f"pad must be True or False, got {pad!r}.")
         self._budget, self._threads = check_integer("cache_bytes", cache_bytes, at_least=0), threads
-        self._arrays, self._volumes = resolve_arrays(arrays, self.axis_order, margin or {})
+        self._arrays, volumes = resolve_arrays(arrays, self.axis_order, margin or {})
+        self._volumes = tuple(replace(volume, array=volume.array.record_chunks(missing_chunks)) for volume in volumes)
         self._region = find_sampling_region(self._arrays, self._volumes, self.axis_order, pad=bool(pad))
         self.fields: dict[str, Field] = {
             array.name: Field(np.dtype(array.spec.dtype), array.field_shape) for array in self._arrays
         }
-        self.index = Index.from_sizes(self._region.grid.tile_sizes(), identity=self._identity(bool(pad)))
+        index = Index.from_sizes(self._region.grid.tile_sizes(), identity=self._identity(bool(pad)))
+        self.index = replace(index, presence=join_presence(volume.array.presence for volume in self._volumes))
         # By process: a child cannot use the locks and threads of its parent.
         self._states: dict[int, _ProcessState] = {}
 

@@ -137,7 +137,8 @@ class ImageStore:
     def write_levels(self, levels: tuple[ImageLayout, ...]) -> None:
         """Write all levels but the first, each from the one before, chunk by chunk."""
         for number in range(1, len(levels)):
-            finer, level = open_zarr(self.folder / f"s{number - 1}"), levels[number]
+            # Chunks without predictions are the fill value, as `finalize(missing="fill")` wants it.
+            finer, level = open_zarr(self.folder / f"s{number - 1}").record_chunks("fill"), levels[number]
             factors = tuple(2 if size > 1 else 1 for size in levels[number - 1].shape)
             for chunk in level.coordinates():
                 bounds = [

@@ -18,6 +18,7 @@ from penstock.recipes.cellmap.dataset import Arrays, CellMapDataset, split_targe
 from penstock.recipes.cellmap.loader import CellMapDataLoader
 from penstock.recipes.cellmap.predictions.output import OutputArray, Target, output_array
 from penstock.recipes.cellmap.predictions.publish import UnfinishedImage, begin_images
+from penstock.source.stored.zarr.record import MissingChunks
 
 __all__ = ["CellMapDatasetWriter", "WriterOptions"]
 
@@ -34,6 +35,7 @@ class WriterOptions(TypedDict, total=False):
     empty_value: float
     max_workers: int | None
     cache_bytes: int
+    missing_chunks: MissingChunks
     at: Mapping[str, int | Sequence[int]] | None
 
 
@@ -82,7 +84,8 @@ class CellMapDatasetWriter:
         `dtype`: `float32`, or `uint8` for integers from 0 to 255; nothing is scaled. `levels` (1): levels of the
         pyramid, each with half the resolution of the one before; means for float32, modes for uint8. `overlap` (0.25):
         fraction of a patch, up to 0.5, that `blend="linear"` shares with the next one. `empty_value` (0): value of
-        inputs beyond the border. `raw_value_transforms`, `max_workers`, `cache_bytes`, `at`: as in `CellMapDataset`.
+        inputs beyond the border. `raw_value_transforms`, `max_workers`, `cache_bytes`, `missing_chunks`, `at`: as
+        in `CellMapDataset`.
 
     Examples
     --------
@@ -134,6 +137,7 @@ class CellMapDatasetWriter:
             pad=pad,
             max_workers=options.get("max_workers"),
             cache_bytes=options.get("cache_bytes", 256 * 2**20),
+            missing_chunks=options.get("missing_chunks", "error"),
             at=options.get("at"),
         )
         self._arrays = self._make_arrays(target_bounds or {}, blend, options)

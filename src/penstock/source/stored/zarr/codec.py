@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import MissingDependency
+from penstock.core.limits import expansion_reason, max_item_bytes
 
 __all__ = ["Codec", "UnsupportedStoreError", "codec_v2", "codec_v3"]
 
@@ -25,7 +26,6 @@ _STREAMS: dict[str, Any] = {
     "zlib": zlib.decompressobj,
     "bz2": bz2.BZ2Decompressor,
 }
-_MAX_RATIO = 1 << 21  # bz2 compresses 46 MB of zeros to 45 bytes
 _V3_TYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
     "complex64", "complex128",
@@ -144,12 +144,10 @@ def _check_size(compressor: str, stored: memoryview, expected: int) -> None:
         declared = None
     if not len(stored):
         raise ValueError("it is empty")
-    if declared is None and expected > len(stored) * _MAX_RATIO:
-        raise ValueError(
-            f"it must decompress to {expected} bytes, which is too much for {len(stored)} compressed bytes"
-        )
     if declared not in (None, expected):
         raise ValueError(f"it must decompress to {expected} bytes, but declares {declared}")
+    if expected > max_item_bytes(len(stored)):
+        raise ValueError(expansion_reason("it", expected, len(stored)))
 
 
 def _zstd_size(head: bytes) -> int | None:

@@ -1,0 +1,75 @@
+"""What is known of the chunks of an array since it was opened, and what a chunk that is missing means."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from penstock.core.errors import OptionError
+from penstock.source.stored.zarr.checksums import SIDECAR, Checksums
+from penstock.source.stored.zarr.keys import MAX_LISTED, ChunkKeys, StoredFiles, list_files
+
+__all__ = ["ChunkRecord", "MissingChunks", "check_missing_chunks"]
+
+MissingChunks = Literal["error", "fill"]
+
+
+def check_missing_chunks(given: Any) -> MissingChunks:
+    """Return `missing_chunks`; raise OptionError if it is none of its values."""
+    if given not in get_args(MissingChunks):
+        raise OptionError(f"missing_chunks must be 'error' or 'fill', got {given!r}.")
+    return "fill" if given == "fill" else "error"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRecord:
+    """Which chunks must be there, and their checksums.
+
+    A chunk that is missing is the fill value only if it is known to have been missing when the array was opened.
+    """
+
+    missing: MissingChunks = "error"
+    stored: StoredFiles | None = None
+    """None: not known."""
+
+    checksums: Checksums | None = None
+
+    @classmethod
+    def take(
+        cls, folder: Path, keys: ChunkKeys | None, grid: tuple[tuple[int, ...], tuple[int, ...]], missing: MissingChunks
+    ) -> "ChunkRecord":
+        """Return the record of an array in a folder; `grid` has its shape, and that of the chunks with checksums."""
+        stored = list_files(folder, keys) if missing == "error" and keys is not None else None
+        return cls(missing, stored, Checksums.read(folder / SIDECAR, *grid))
+
+    @property
+    def presence(self) -> str:
+        """Short hash of which chunks are stored; empty if all are, or that is not known."""
+        return "" if self.stored is None else self.stored.digest
+
+    def refuse_missing(self, where: str, file: int | None, chunk: int) -> str | None:
+        """Return why a missing chunk is an error; None if it is the fill value.
+
+        Parameters
+        ----------
+        where
+            Path of its file.
+        file
+            Number of its file; None if the file is there, but not the chunk in it.
+        chunk
+            Number of the chunk.
+        """
+        if self.missing == "fill":
+            return None
+        advice = "Restore it, or use missing_chunks='fill' to read fill values in place of missing chunks"
+        if self.checksums is not None:
+            if chunk in self.checksums:
+                return f"{where} is missing, but {self.checksums.path} has its checksum. {advice}"
+            return None
+        if file is None:
+            return None
+        if self.stored is None:
+            return (
+                f"{where} is missing, and whether it was ever stored is not known: its array cannot be listed, because "
+                f"it is at a URL or has more than {MAX_LISTED:,} files. {advice}, if it is a sparse array"
+            )
+        return f"{where} is missing, but was there when the array was opened. {advice}" if file in self.stored else None
