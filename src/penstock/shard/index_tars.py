@@ -57,7 +57,7 @@ def expand_archives(where: str | os.PathLike[str]) -> list[Path]:
 
     Examples
     --------
-    >>> list(_expand_braces("train-{000008..000010}.tar"))
+    >>> list(_expand_braces("train-{000008..000010}.tar", itertools.count()))
     ['train-000008.tar', 'train-000009.tar', 'train-000010.tar']
     """
     path = local_path(where)
@@ -83,7 +83,7 @@ def _find_archives(path: Path) -> list[Path]:
             entry for entry in path.iterdir() if ARCHIVE.search(entry.name) and not entry.name.startswith(".")
         )
     if "{" in path.name:
-        names = list(itertools.islice(_expand_braces(str(path)), _MAX_ARCHIVES + 1))
+        names = list(itertools.islice(_expand_braces(str(path), itertools.count()), _MAX_ARCHIVES + 1))
         if len(names) > _MAX_ARCHIVES:
             raise SourceError(f"A pattern must name at most {_MAX_ARCHIVES:,} archives, but {path.name} names more.")
         return [Path(name) for name in names]
@@ -92,9 +92,12 @@ def _find_archives(path: Path) -> list[Path]:
     return [path]
 
 
-def _expand_braces(pattern: str) -> Iterator[str]:
+def _expand_braces(pattern: str, steps: Iterator[int]) -> Iterator[str]:
+    """Yield the names of a pattern; `steps` counts the calls, since a range may be empty after millions of them."""
     if pattern.count("{") > _MAX_BRACES:
         raise SourceError(f"A pattern must have at most {_MAX_BRACES} braces, got {pattern.count('{')}.")
+    if next(steps) > 2 * _MAX_ARCHIVES:
+        raise SourceError(f"The ranges of a pattern must have at most {_MAX_ARCHIVES:,} numbers, got more.")
     match = _BRACES.search(pattern)
     if match is None:
         yield pattern
@@ -105,7 +108,7 @@ def _expand_braces(pattern: str) -> Iterator[str]:
     width = len(first) if first.startswith("0") else 0
     numbers = (f"{n:0{width}d}" for n in range(int(first), int(last) + 1)) if dots else None
     for choice in match[1].split(",") if numbers is None else numbers:
-        yield from _expand_braces(pattern[: match.start()] + choice + pattern[match.end() :])
+        yield from _expand_braces(pattern[: match.start()] + choice + pattern[match.end() :], steps)
 
 
 def _log_skipped(skipped: Problem) -> None:

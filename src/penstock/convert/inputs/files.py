@@ -128,8 +128,9 @@ def _read_file(field: str, path: Path) -> dict[str, Any]:
         except ValueError as error:
             raise SourceError(f"Could not convert {path}: {error}.") from error
         return dict(found) if suffix == ".npz" else {field: found}
-    if suffix == ".cls" and content.strip().isdigit():
-        return {field: np.int64(content)}
+    digits = content.strip() if suffix == ".cls" else b""
+    if digits.isdigit() and len(digits) < 20 and int(digits) < 1 << 63:
+        return {field: np.int64(digits)}
     return {field: content}
 
 
