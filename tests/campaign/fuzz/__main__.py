@@ -35,6 +35,9 @@ def main() -> int:
     unknown = sorted(set(given.targets) - set(TARGETS))
     if unknown:
         parser.error(f"TARGET must be one of {', '.join(TARGETS)}, got {unknown[0]!r}")
+    strays = sorted(path.name for path in CORPUS.iterdir() if path.is_dir() and path.name not in TARGETS)
+    if strays:
+        parser.error(f"every folder of tests/corpus must be called like a TARGET, got {', '.join(strays)}")
     chosen = [target for name in given.targets or TARGETS if not ((target := TARGETS[name]).is_heavy and given.light)]
     total = sum(target.weight for target in chosen)
     outcomes = fuzz_targets(

@@ -29,8 +29,8 @@ from tests.campaign.fuzz.target import HARNESS, SkippedInput, Target, WrongValue
 
 __all__ = ["Finding", "Probe"]
 
-PROCESSOR_SECONDS = 5  # for one input of at most 128 KiB, whatever else runs on the machine
-WALL_SECONDS = 120  # only for what waits without using a processor, such as opening a pipe
+PROCESSOR_SECONDS = 30  # for one input of at most 256 KiB; all take less than 3 on a machine of today
+WALL_SECONDS = 300  # only for what waits without using a processor, such as opening a pipe
 MEMORY_BYTES = 1 << 29  # beside what the process has after all imports
 
 _SOURCE = str(Path(penstock.__path__[0]))

@@ -32,7 +32,7 @@ __all__ = ["Outcome", "fuzz_targets", "summarize"]
 _PROCESSES = multiprocessing.get_context("fork")  # the parsers and all that they import are there already
 _KINDS = {signal.SIGPROF: "slow", signal.SIGALRM: "hung"}
 _TIMED = tuple(-number for number in _KINDS)
-_MAX_DEATHS = 20  # of one target; a parser that crashes on every input must not take all the time
+_MAX_DEATHS = 8  # of one target; a parser that crashes on every input must not take all the time
 _MAX_KEPT = 400
 _LEAST_SECONDS = 1.0
 _QUICK_SECONDS = 0.2  # changes of an input that takes longer take as long
@@ -206,9 +206,10 @@ def _finish(job: _Job) -> int:
         return 0
     if not n_begun:
         raise RuntimeError(f"The target {target.name} could not be prepared; the exit code is {code}.")
-    # A process that is slow takes seconds to say so.
     finding = _describe_death(target, code, job.board.content)
-    small = minimise(finding.content, lambda part: _run_alone(target, part) == code, 6 if code in _TIMED else 60)
+    # A process that is slow takes seconds to say so; and one small input is enough.
+    attempts = 0 if (finding.kind, finding.reason) in outcome.findings else 2 if code in _TIMED else 60
+    small = minimise(finding.content, lambda part: _run_alone(target, part) == code, attempts)
     label = job.task.inputs[n_begun - 1][0] if n_begun <= len(job.task.inputs) else ""
     _note(outcome, ("finding", replace(finding, content=small, label=label)))
     return max(0, job.task.n_inputs - max(n_begun, len(job.task.inputs)))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import scipy.signal  # noqa: F401  # resampling imports it, which would be traced
 
-from penstock.core.errors import ReadError, SourceError
+from penstock.core.errors import OptionError, ReadError, SourceError
 from penstock.source.audio.file import AudioFile, AudioTrack
 from penstock.source.audio.mp3 import count_frames
 from tests.campaign.fuzz.structures import mutate_chunk
@@ -46,7 +46,7 @@ SOUNDS = (
         "sound-file",
         read_file("x.wav", _read_sound),
         sounds,
-        (SourceError, ReadError),
+        (SourceError, ReadError, OptionError),  # a rate that cannot be resampled to the one that is asked for
         (mutate_chunk,),
         (b"data", b"OggS"),
         weight=0.6,
