@@ -170,7 +170,7 @@ def test_a_shard_that_was_just_written_to_is_verified_at_each_read(
 ) -> None:
     # Dates are those of the last tick of a clock: another write within the same tick does not change them.
     monkeypatch.setattr(Request, "find_changed", lambda _: [])
-    monkeypatch.setattr(engine, "_SETTLED_NS", 10**18)
+    monkeypatch.setattr(engine, "SETTLED_NS", 10**18)
     source = TarSource(folder)
     assert facts(source.take(ALL)) == list(range(N_ITEMS))
     rewrite_in_place(folder / SECOND)

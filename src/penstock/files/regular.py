@@ -13,6 +13,7 @@ from penstock.core.errors import ReadError, SourceError
 from penstock.core.text import cause
 
 __all__ = [
+    "SETTLED_NS",
     "NotRegularError",
     "check_regular",
     "check_tree",
@@ -24,6 +25,10 @@ __all__ = [
 ]
 
 _Path = str | os.PathLike[str]
+
+SETTLED_NS = 2_000_000_000
+"""A file that was written to less than this before can be written to again without a new date: dates are those of the
+last tick of a clock. Ticks take 10 ms at most, on some network file systems a second."""
 
 _MAX_BYTES = 1 << 30  # a manifest of this size has millions of shards
 _KINDS = {

@@ -12,7 +12,7 @@ import pytest
 import zarr
 import zarr.storage
 
-from penstock.convert.inputs.zarr import ZarrInput
+from penstock.convert.inputs.zarr import ZarrInput, _CheckedArray
 from penstock.core.errors import MissingDependency, OptionError, ReadError, SourceError
 
 pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning", "ignore:.*specification:FutureWarning")
@@ -118,8 +118,8 @@ def test_each_chunk_is_decoded_once_in_sequential_order(tmp_path, numbered, monk
     path = store_array(tmp_path / "a", turned, chunks, compressors=None)
     recording = ZarrInput(path, axis=axis, sequence_length=6, overlap=0.5).open()
     asked = []
-    plain = zarr.Array.__getitem__
-    monkeypatch.setattr(zarr.Array, "__getitem__", lambda self, key: asked.append(key[axis]) or plain(self, key))
+    plain = _CheckedArray.__getitem__
+    monkeypatch.setattr(_CheckedArray, "__getitem__", lambda self, key: asked.append(key[axis]) or plain(self, key))
     for number, (fields, _) in enumerate(recording.samples(np.arange(recording.n_samples))):
         np.testing.assert_array_equal(fields["data"], array[3 * number : 3 * number + 6])
     recording.close()
@@ -141,6 +141,16 @@ def test_a_truncated_chunk_names_store_array_and_rows(tmp_path, numbered, kind):
         np.testing.assert_array_equal(fields["data"], array[4 * number : 4 * number + 4])
     with pytest.raises(ReadError, match=r"rows 12–23 of the array 'data' of .*a\.zarr: "):
         list(recording.samples(np.array([4])))
+    recording.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chunk_that_is_lost_after_opening_is_an_error(tmp_path, numbered, kind):
+    store_array(tmp_path / "a.zarr", numbered((32, 3)), (4, 3), **KINDS[kind])
+    recording = ZarrInput(tmp_path / "a.zarr").open()
+    chunk_files(tmp_path / "a.zarr")[4].unlink()
+    with pytest.raises(ReadError, match=r"rows 0–31 of the array 'data' of .*a\.zarr: .*chunk.*missing"):
+        list(recording.samples(np.array([17])))
     recording.close()
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from penstock import DamageError, PenstockError, SourceError, Span
 from penstock.source.stored.source import ZarrSource
+from penstock.source.stored.zarr import checksums
 from penstock.source.stored.zarr.checksums import SIDECAR, Checksums
 from penstock.source.stored.zarr.index_chunks import index_store, verify_store
 
@@ -74,7 +75,10 @@ def test_every_flipped_bit_of_a_chunk_is_found_on_the_first_read_and_by_verify(t
 
 
 @kinds
-def test_a_chunk_is_verified_once_in_a_process_and_again_if_its_file_changes(tmp_path: Path, kind: str) -> None:
+def test_a_chunk_is_verified_once_in_a_process_and_again_if_its_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(checksums, "SETTLED_NS", -1)  # as if all files were written long before
     path = write(tmp_path / "a", kind)
     index_store(path)
     source = ZarrSource(path)
@@ -90,6 +94,38 @@ def test_a_chunk_is_verified_once_in_a_process_and_again_if_its_file_changes(tmp
     assert len(counted) == (6 if kind == "shards" else 4)
     del sums.verify
     assert not pickle.loads(pickle.dumps(sums)).is_verified(3, 1)
+
+
+@kinds
+def test_a_chunk_that_was_just_written_to_is_verified_at_each_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(checksums, "SETTLED_NS", 10**18)
+    path = write(tmp_path / "a", kind)
+    index_store(path)
+    source = ZarrSource(path)
+    assert source.read(Span(20, 30))["data"].tobytes() == DATA[20:30].tobytes()
+    flip(chunk_file(path))
+    with pytest.raises(DamageError, match="do not match its checksum"):
+        source.read(Span(20, 30))
+
+
+@kinds
+def test_a_chunk_whose_date_was_set_back_is_verified_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(checksums, "SETTLED_NS", -1)
+    path = write(tmp_path / "a", kind)
+    index_store(path)
+    victim, source = chunk_file(path), ZarrSource(path)
+    before = victim.stat()
+    assert source.read(Span(20, 30))["data"].tobytes() == DATA[20:30].tobytes()
+    while victim.stat().st_ctime_ns == before.st_ctime_ns:  # until the clock of the file system has ticked
+        flip(victim)
+        flip(victim)
+    flip(victim)
+    with pytest.raises(DamageError, match="do not match its checksum"):
+        source.read(Span(20, 30))
 
 
 @kinds

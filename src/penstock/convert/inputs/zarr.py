@@ -16,7 +16,9 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import MissingDependency, ReadError, SourceError
 from penstock.core.text import count
 from penstock.files.regular import check_regular, check_tree
+from penstock.source.checks import allocate
 from penstock.source.chunked_rows import ChunkedRowReader
+from penstock.source.stored.open_array import open_array
 
 __all__ = ["ZarrInput", "list_arrays"]
 
@@ -30,8 +32,9 @@ class ZarrInput:
     An array becomes the field `data`. The arrays of a group become fields under their own names. To convert a group
     within the store, give its folder.
 
-    A chunk that is not stored reads as the array's fill value: zarr does not distinguish lost chunks from chunks that
-    were never written. `notes` says how many there are.
+    A chunk that was not stored when the store was opened reads as the array's fill value: zarr does not distinguish
+    lost chunks from chunks that were never written. `notes` says how many there are. A chunk that is lost later, is
+    truncated or differs from its checksum (`penstock index`) is an error.
 
     Parameters
     ----------
@@ -84,15 +87,44 @@ class ZarrInput:
             )
         if not array.size:
             raise SourceError(f"Arrays must not be empty, but {name!r} of {self.path} has shape {tuple(array.shape)}.")
-        reader = ChunkedRowReader(_AxisFirst(array, self.axis, f"the array {name!r} of {self.path}"))
+        stored = _CheckedArray(self.path / array.path) if self.path.is_dir() and dtype.kind in "biufc" else array
+        reader = ChunkedRowReader(_AxisFirst(array, stored, self.axis, f"the array {name!r} of {self.path}"))
         return Column(reader.shape, reader.dtype, reader.rows)
 
 
-class _AxisFirst:
-    """A zarr array with one axis moved to the front, in native byte order, for `ChunkedRowReader`."""
+class _CheckedArray:
+    """Numbers in a folder, read as `ZarrSource` does: every chunk is checked before it is decompressed.
 
-    def __init__(self, array: Any, axis: int, what: str) -> None:
-        self._array, self._axis, self._what = array, axis, what
+    Decompressors believe what a damaged chunk says about its length, and read on behind its end. Chunks that were
+    stored when the array was opened must be there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._stored = open_array(str(path)).record_chunks("error")
+
+    def __getitem__(self, selection: tuple[slice, ...]) -> NDArray[Any]:
+        shape = self._stored.shape
+        whole = (slice(None),) * (len(shape) - len(selection))
+        bounds = [part.indices(size)[:2] for part, size in zip(selection + whole, shape, strict=True)]
+        out = allocate(tuple(stop - start for start, stop in bounds), self._stored.dtype, "rows of a zarr array")
+        for task in self._stored.tasks(*bounds[0], tuple(bounds[1:]), out):
+            task()
+        return out
+
+
+class _AxisFirst:
+    """A zarr array with one axis moved to the front, in native byte order, for `ChunkedRowReader`.
+
+    Parameters
+    ----------
+    array
+        The array, for its metadata.
+    stored
+        What its values are read from.
+    """
+
+    def __init__(self, array: Any, stored: Any, axis: int, what: str) -> None:
+        self._stored, self._axis, self._what = stored, axis, what
         self.dtype = np.dtype(array.dtype).newbyteorder("=")
         self.shape = (array.shape[axis], *array.shape[:axis], *array.shape[axis + 1 :])
         # In a zarr shard, its inner chunks are decoded.
@@ -100,7 +132,7 @@ class _AxisFirst:
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         try:
-            found = self._array[(*(slice(None),) * self._axis, rows)]
+            found = self._stored[(*(slice(None),) * self._axis, rows)]
         except Exception as error:  # every codec raises its own errors
             raise ReadError(
                 f"Could not read rows {rows.start}–{rows.stop - 1} of {self._what}: {type(error).__name__}: {error}"

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from penstock.core.cache import SharedCache
 from penstock.core.errors import DamageError, MissingDependency, ReadError
 from penstock.core.types import Field
+from penstock.files.regular import SETTLED_NS
 from penstock.shard.decoders.decode import Decoding, decode
 from penstock.shard.manifest import FieldInfo, Manifest
 from penstock.shard.names import KEY
@@ -30,9 +31,6 @@ _Int64s = NDArray[np.int64]
 
 Verify = Literal["first", "always", "never"]
 
-# A file that was just written to can be written to again without a new date: dates are those of the last tick of a
-# clock. Ticks take 10 ms at most, on some network file systems a second.
-_SETTLED_NS = 2_000_000_000
 _MAX_ATTEMPTS = 3  # for shards that are written to while they are read
 _SORT_FROM = 64  # items
 _DECOMPRESSED_BYTES = 512 << 20  # decompressed shards in the cache; at least one shard
@@ -146,7 +144,7 @@ class ShardEngine:
             changed = [number for part in parts for number in part.find_changed()]
             if not changed:
                 if verify == "first" and unverified.any():
-                    settled = np.array([began_ns - shard.changed_ns > _SETTLED_NS for shard in open_shards])[which]
+                    settled = np.array([began_ns - shard.changed_ns > SETTLED_NS for shard in open_shards])[which]
                     self._verified.mark(shards[settled], rows[settled], as_of)
                 return
             self._drop(changed)

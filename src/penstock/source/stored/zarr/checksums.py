@@ -9,6 +9,7 @@ checksum of all before (8 bytes)
 import json
 import math
 import os
+import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from penstock.core.errors import DamageError, SourceError
 from penstock.core.text import cause
 from penstock.files.durable import write_aside
-from penstock.files.regular import open_regular
+from penstock.files.regular import SETTLED_NS, open_regular
 
 __all__ = ["SIDECAR", "Checksums", "file_mark"]
 
@@ -35,8 +36,14 @@ _Sizes = tuple[int, ...]
 
 
 def file_mark(status: os.stat_result) -> int:
-    """Return a number that differs if a file was written to; never 0."""
-    return ((status.st_mtime_ns * 31 + status.st_size) & 0x7FFF_FFFF_FFFF_FFFF) | 1
+    """Return a number that differs if a file is written to; 0 if it was just written to.
+
+    The next write could then get the same time, because the clocks of file systems tick coarsely. The time of the last
+    change of the file's status counts: programs can set that of its content.
+    """
+    if time.time_ns() - status.st_ctime_ns <= SETTLED_NS:
+        return 0
+    return hash((status.st_ctime_ns, status.st_size, status.st_ino)) & 0x7FFF_FFFF_FFFF_FFFF | 1
 
 
 class Checksums:
@@ -87,7 +94,7 @@ class Checksums:
     def is_verified(self, chunk: int, mark: int) -> bool:
         """Return whether a chunk was verified since its file was last written to; see `file_mark`."""
         place = self._place(chunk)
-        return place is not None and int(self._verified[place]) == mark
+        return place is not None and mark != 0 and int(self._verified[place]) == mark
 
     def verify(self, chunk: int, content: memoryview | bytes, mark: int, changed_ns: int) -> None:
         """Raise ValueError if the stored bytes of a chunk differ from those that were indexed.
