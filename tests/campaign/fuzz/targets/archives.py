@@ -153,5 +153,5 @@ ARCHIVES = (
         weight=0.5,
         writes=("*",),
     ),
-    Target("patterns", _prepare_patterns, lambda: _PATTERNS, (SourceError, OptionError), (), _BRACES, weight=0.5),
+    Target("patterns", _prepare_patterns, lambda: _PATTERNS, (SourceError, OptionError), (), _BRACES, weight=0.1),
 )
