@@ -24,6 +24,7 @@ from penstock import ArraySource, Loader, Plan, RunOptions, Shuffle, Source, Tar
 from penstock.core.errors import PenstockError
 from penstock.recipes.webdataset import WebDatasetWriter
 from penstock.source.stored.source import ZarrSource
+from penstock.source.stored.zarr.index_chunks import index_store
 from tests.campaign.trials import Kind, Run, Trials
 
 __all__ = ["CHANGES"]
@@ -64,10 +65,12 @@ def _shards(compression: Any, suffix: str = "") -> Callable[[Path], tuple[Path, 
     return write
 
 
-def _chunks(compressors: Any) -> Callable[[Path], tuple[Path, Callable[[], Source]]]:
+def _chunks(compressors: Any, *, index: bool = False) -> Callable[[Path], tuple[Path, Callable[[], Source]]]:
     def write(folder: Path) -> tuple[Path, Callable[[], Source]]:
         options = {"chunks": (20, 4), "compressors": compressors, "zarr_format": 3}
         zarr.create_array(folder / "x", shape=_ROWS.shape, dtype=_ROWS.dtype, **options)[...] = _ROWS
+        if index:
+            index_store(folder / "x")
         return folder / "x" / "c" / "1" / "0", lambda: ZarrSource(folder, {"x": "x"}, threads=2)
 
     return write
@@ -216,9 +219,14 @@ _KINDS = {
     "zarr-checked": (
         "zarr chunks with checksums",
         (20, 33),
-        Stored(_chunks((Crc32cCodec(),)), (*_TRUNCATIONS, *_REWRITES)),
+        Stored(_chunks((Crc32cCodec(),)), ("removed", *_TRUNCATIONS, *_REWRITES)),
     ),
-    "zarr-plain": ("zarr chunks", (20,), Stored(_chunks(()), _TRUNCATIONS)),
+    "zarr-indexed": (
+        "indexed zarr chunks",
+        (20, 33),
+        Stored(_chunks((), index=True), ("removed", *_TRUNCATIONS, *_REWRITES)),
+    ),
+    "zarr-plain": ("zarr chunks", (20,), Stored(_chunks(()), ("removed", *_TRUNCATIONS))),
     "npy-map": ("memory maps", (11,), Stored(_map, ("removed", *_TRUNCATIONS), is_put_right=False)),
     "npy": ("npy files", (11,), Stored(_npy, ("removed", *_TRUNCATIONS))),
 }

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import zarr
@@ -17,13 +18,14 @@ from penstock import TarSource
 from penstock.core.errors import PenstockError
 from penstock.shard.manifest import MANIFEST
 from penstock.source.stored.source import ZarrSource
+from penstock.source.stored.zarr.index_chunks import index_store
 from tests.campaign.trials import Kind, Trials
 
 __all__ = ["FLIPS"]
 
 _STEP = 32
 _ROWS = np.arange(1, 201, dtype="i4").reshape(50, 4)
-_CODECS = {"crc32c": (Crc32cCodec(),), "gzip": (GzipCodec(level=1),), "zstd": (ZstdCodec(checksum=True),)}
+_CODECS = {"crc32c": Crc32cCodec(), "gzip": GzipCodec(level=1), "zstd": ZstdCodec(checksum=True)}
 
 
 def _flip_all(file: Path, number: int, is_right: Callable[[], bool]) -> int:
@@ -56,11 +58,13 @@ def _shards(name: str, **options: str) -> Callable[[random.Random, Path, int], i
     return run
 
 
-def _chunks(codec: str) -> Callable[[random.Random, Path, int], int]:
+def _chunks(*codecs: Any, index: bool = False) -> Callable[[random.Random, Path, int], int]:
     def run(rng: random.Random, folder: Path, number: int) -> int:
         path = folder / "array"
-        options = {"chunks": (25, 4), "compressors": _CODECS[codec], "zarr_format": 3}
+        options = {"chunks": (25, 4), "compressors": codecs, "zarr_format": 3}
         zarr.create_array(path, shape=_ROWS.shape, dtype=_ROWS.dtype, **options)[...] = _ROWS
+        if index:
+            index_store(path)
 
         def is_right() -> bool:
             source = ZarrSource(path, threads=1)
@@ -83,8 +87,9 @@ FLIPS = Trials(
         Kind("manifest", "bit flips in a manifest", (19,), _shards(MANIFEST), most=_MOST),
         Kind("index", "bit flips in a side index", (13, 14), _shards(f"{SECOND}.index"), most=_MOST),
         *(
-            Kind(f"zarr-{codec}", f"bit flips in a zarr chunk with {codec}", (20,), _chunks(codec), most=_MOST)
-            for codec in _CODECS
+            Kind(f"zarr-{name}", f"bit flips in a zarr chunk with {name}", (20,), _chunks(codec), most=_MOST)
+            for name, codec in _CODECS.items()
         ),
+        Kind("zarr-indexed", "bit flips in an indexed zarr chunk", (20,), _chunks(index=True), most=_MOST),
     ],
 )
