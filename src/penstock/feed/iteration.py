@@ -1,5 +1,6 @@
 """One iteration over the rest of an epoch, which others may end or move."""
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
@@ -10,6 +11,8 @@ from penstock.feed.position import Delivery
 from penstock.run.make_batch import Record
 
 __all__ = ["Iteration"]
+
+_EXIT_SECONDS = 0.5  # what takes longer is not waited for when a program ends
 
 
 class Iteration:
@@ -27,22 +30,25 @@ class Iteration:
         wake: Callable[[], None] | None = None,
     ) -> None:
         self._record, self._wake = record, wake
+        self._consumer = _Consumer()
         self._why_ended: str | None = None
         self.is_over = False
         self._run(batches, delivery)
 
     def _run(self, batches: Generator[Any, None, None], delivery: Delivery) -> None:
         self._batches, self._delivery = batches, delivery
-        self._close = weakref.finalize(self, _close_batches, batches)
+        self._close = weakref.finalize(self, _close_for_good, batches, self._wake, self._consumer)
 
     def __iter__(self) -> "Iteration":
         return self
 
     def __next__(self) -> Any:
+        self._check_interpreter()
         self._check_not_ended()
         if self.is_over:
             raise StopIteration
         began = time.perf_counter()
+        self._consumer.thread = threading.current_thread()
         try:
             batch = next(self._batches)
         except StopIteration:
@@ -84,6 +90,30 @@ class Iteration:
         if self._why_ended is not None:
             self._batches.close()
             raise LoaderError(f"This iteration has ended: {self._why_ended}.")
+
+
+class _Consumer:
+    """The thread that asks for batches."""
+
+    thread: threading.Thread | None = None
+
+
+def _close_for_good(batches: Generator[Any, None, None], wake: Callable[[], None] | None, consumer: _Consumer) -> None:
+    """Close batches when nobody can ask for them any longer, or the program ends.
+
+    At the end of a program, a daemon may be in their next(), or use a batch. It is waited for: a thread that the
+    interpreter stops within code in C++, such as torch's, aborts the program.
+    """
+    deadline = time.monotonic() + _EXIT_SECONDS
+    is_closed = _close_batches(batches)
+    if not is_closed and wake is not None:
+        wake()
+    while not is_closed and time.monotonic() < deadline:
+        time.sleep(0.001)
+        is_closed = _close_batches(batches)
+    ends = not threading.main_thread().is_alive()  # it counts as ended when the interpreter begins to end
+    if ends and consumer.thread is not None and consumer.thread is not threading.current_thread():
+        consumer.thread.join(_EXIT_SECONDS)
 
 
 def _close_batches(batches: Generator[Any, None, None]) -> bool:

@@ -94,7 +94,7 @@ def test_combined_sources_keep_what_their_parts_keep(tmp_path: Path) -> None:
 
 
 def test_a_side_index_is_checked_once_unless_its_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_shards, "_MAX_OPEN_FILES", 4)  # so that shards are closed and opened again
+    monkeypatch.setattr(open_shards, "_MAX_OPEN_SHARDS", 4)  # so that shards are closed and opened again
     write(tmp_path, uniform(0))
     read: list[int] = []
     real = SideIndexFile.read
