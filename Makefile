@@ -19,8 +19,8 @@ DOCS := .venv-docs
 .PHONY: help test test-all test-browser test-sanitize test-cellmap mutants lint types demo picture docs bench soak faults faults-peers format clean
 
 help:
-	@echo "make test    format, lint, types, architecture, and all tests but the slow ones (under 4 minutes)"
-	@echo "make test-all        everything CI checks, the slow tests included (about 10 minutes)"
+	@echo "make test    format, lint, types, architecture, and all tests but the slow ones (about 4 minutes)"
+	@echo "make test-all        everything CI checks, the slow tests included (about 15 minutes)"
 	@echo "make test-browser    the report in a headless Chromium (apt-get install chromium)"
 	@echo "make test-cellmap    our loader over the datasets of the cellmap-data package"
 	@echo "make test-sanitize   the C part with AddressSanitizer and UBSan (about 2 minutes; needs the libasan of gcc)"
