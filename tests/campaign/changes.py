@@ -7,7 +7,6 @@ Loader, read meanwhile. Never a wrong item, never a dead process: a read of a ma
 import multiprocessing as mp
 import os
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import zarr
 from numpy.typing import NDArray
+from penstock_test_parts import run_at_once
 from zarr.codecs import Crc32cCodec
 
 from penstock import ArraySource, Loader, Plan, RunOptions, Shuffle, Source, TarSource
@@ -152,28 +152,19 @@ def _check(found: NDArray[Any], items: NDArray[np.int64]) -> None:
 def _read_in_threads(stored: Stored) -> Run:
     def run(rng: random.Random, folder: Path, number: int) -> int:
         path, open_source = stored.write(folder)
-        source, failures = open_source(), list[BaseException]()
-        counts = [0] * _THREADS
+        source, counts = open_source(), [0] * _THREADS
+        seeds = [rng.getrandbits(32) for _ in counts]
 
-        def read(thread: int, seed: int) -> None:
-            draw = np.random.default_rng(seed)
-            try:
-                while counts[thread] < _READS:
-                    items = draw.integers(0, len(_ROWS), 5)
-                    with suppress(PenstockError):
-                        _check(source.take(items)["x"], items)
-                    counts[thread] += 1
-            except BaseException as error:
-                failures.append(error)
+        def read(thread: int) -> None:
+            draw = np.random.default_rng(seeds[thread])
+            while counts[thread] < _READS:
+                items = draw.integers(0, len(_ROWS), 5)
+                with suppress(PenstockError):
+                    _check(source.take(items)["x"], items)
+                counts[thread] += 1
 
         with _run_vandal(path, stored, rng.random()):
-            threads = [threading.Thread(target=read, args=(one, rng.getrandbits(32))) for one in range(_THREADS)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        if failures:
-            raise failures[0]
+            run_at_once(_THREADS, read)
         source.close()
         _check_all(open_source)
         return sum(counts)

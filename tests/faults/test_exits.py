@@ -5,11 +5,11 @@ from pathlib import Path
 from penstock_test_parts import start_script
 
 SCRIPT = """
-import logging, os, sys, threading
+import logging, sys, threading
 from pathlib import Path
 
 import numpy as np
-from penstock_test_parts import numbered_source
+from penstock_test_parts import fork_cases, numbered_source
 import penstock as ps
 from penstock.recipes.webdataset import WebDatasetWriter
 
@@ -107,26 +107,11 @@ CASES = [
 ]
 
 
-def fork_cases():
-    # The last case runs in this process. The others are forked, so that torch is imported only once; each of them ends
-    # as any interpreter does, at the end of this file.
-    for number, case in enumerate(CASES[:-1]):
-        said = FOLDER / f"stderr_{number}"
-        child = os.fork()
-        if child == 0:
-            os.dup2(os.open(said, os.O_CREAT | os.O_WRONLY), 2)
-            return case
-        _, status = os.waitpid(child, 0)
-        if status or said.read_text():
-            sys.exit(f"{case}: exit status {status}, {said.read_text()}")
-    return CASES[-1]
-
-
 if __name__ == "__main__":
     # On a busy machine, a first batch may take longer than the log stays silent about it.
     logging.lastResort.addFilter(lambda record: not record.getMessage().startswith("Still waiting"))
     logging.getLogger("penstock").addFilter(lambda record: "still reading" not in record.getMessage())
-    case, executor = fork_cases()
+    case, executor = fork_cases(CASES, sys.argv[1])
     case(executor)
     print(case.__name__, executor, flush=True)
 """

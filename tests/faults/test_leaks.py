@@ -273,9 +273,8 @@ def test_threads_are_named() -> None:
 # -- the end of the interpreter ----------------------------------------------------------------------------------------
 
 OPEN = """
-import logging, os, sys
-from pathlib import Path
-from penstock_test_parts import numbered_source
+import logging, sys
+from penstock_test_parts import fork_cases, numbered_source
 from penstock import Loader, Plan, RunOptions, Shuffle
 
 CASES = [
@@ -288,25 +287,10 @@ CASES = [
 ]
 
 
-def fork_cases():
-    # The last case runs in this process. The others are forked, so that torch is imported only once; each of them ends
-    # as any interpreter does, at the end of this file.
-    for number, case in enumerate(CASES[:-1]):
-        said = Path(sys.argv[1]) / f"stderr_{number}"
-        child = os.fork()
-        if child == 0:
-            os.dup2(os.open(said, os.O_CREAT | os.O_WRONLY), 2)
-            return case
-        _, status = os.waitpid(child, 0)
-        if status or said.read_text():
-            sys.exit(f"{case}: exit status {status}, {said.read_text()}")
-    return CASES[-1]
-
-
 if __name__ == "__main__":
     # On a busy machine, a spawned worker takes longer to start than the log stays silent about it.
     logging.lastResort.addFilter(lambda record: not record.getMessage().startswith("Still waiting"))
-    workers, executor, method, persistent, end = fork_cases()
+    workers, executor, method, persistent, end = fork_cases(CASES, sys.argv[1])
     source = numbered_source(200)
     plan = Plan(source.index, Shuffle(), batch_size=2)
     options = RunOptions(executor=executor, start_method=method, persistent=persistent)

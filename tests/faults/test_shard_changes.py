@@ -4,7 +4,6 @@ import multiprocessing as mp
 import os
 import resource
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import penstock_test_shards
 import pytest
-from penstock_test_parts import run_isolated
+from penstock_test_parts import run_at_once, run_isolated
 from penstock_test_shards import (
     ALL,
     ITEM_BYTES,
@@ -299,27 +298,18 @@ def vandal(path: Path, kind: str) -> Iterator[None]:
 def reading_beside_a_vandal(folder: Path, kind: str, reads: int) -> tuple[int, int]:
     """Return how many reads were exact and how many were refused; anything else raises, or ends the process."""
     source = TarSource(folder)
-    counts, failures = [0, 0], list[BaseException]()
+    counts = [0, 0]
 
-    def work(seed: int) -> None:
+    def read(seed: int) -> None:
         rng = np.random.default_rng(seed)
-        try:
-            for _ in range(reads):
-                items = rng.integers(0, N_ITEMS, 4)
-                found, error = attempt(lambda items=items: facts(source.take(items)))
-                assert (found == items.tolist()) if error is None else (error.shard == SECOND), (found, error)
-                counts[error is not None] += 1
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(reads):
+            items = rng.integers(0, N_ITEMS, 4)
+            found, error = attempt(lambda items=items: facts(source.take(items)))
+            assert (found == items.tolist()) if error is None else (error.shard == SECOND), (found, error)
+            counts[error is not None] += 1
 
     with vandal(folder / SECOND, kind):
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
+        run_at_once(2, read)
     return counts[0], counts[1]
 
 

@@ -3,8 +3,6 @@
 import json
 import resource
 import shutil
-import threading
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 import penstock_test_shards
 import pytest
-from penstock_test_parts import run_isolated
+from penstock_test_parts import run_at_once, run_isolated
 from penstock_test_shards import (
     ALL,
     ITEM_BYTES,
@@ -189,26 +187,6 @@ def test_the_budget_holds_for_all_workers_together(run: str, folder: Path) -> No
 
 
 # -- the list, written by several at once ------------------------------------------------------------------------------
-
-
-def run_at_once(n_workers: int, work: Callable[[int], None]) -> None:
-    """Run `work` in threads that begin at the same moment; raise what one of them raises."""
-    barrier, failures = threading.Barrier(n_workers), list[BaseException]()
-
-    def run(number: int) -> None:
-        barrier.wait()
-        try:
-            work(number)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(n_workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 def test_an_item_found_by_several_threads_at_once_is_listed_once(folder: Path) -> None:

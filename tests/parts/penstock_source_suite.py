@@ -1,7 +1,6 @@
 """Tests that every Source must pass: subclass SourceSuite and define the cases."""
 
 import pickle
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from penstock_test_parts import run_at_once
 
 from penstock import Loader, Plan, ReadError, Shuffle, Source, Span
 
@@ -144,30 +144,17 @@ class SourceSuite:
         self.check(case, source.read(Span(1, 3)), [1, 2])
 
     def test_several_threads_read_at_once(self, case: Case, source: Source) -> None:
-        failures: list[BaseException] = []
-        barrier = threading.Barrier(4)
-
-        def reader(number: int) -> None:
+        def read(number: int) -> None:
             rng = np.random.default_rng(number)
-            try:
-                barrier.wait(10)
-                for turn in range(8):
-                    if turn == 4:
-                        source.close()
-                    items = rng.integers(0, case.n_items, 6)
-                    self.check(case, source.take(items), items.tolist())
-                    start = int(items[0])
-                    self.check(case, source.read(Span(start, case.n_items)), range(start, case.n_items))
-            except BaseException as error:
-                failures.append(error)
+            for turn in range(8):
+                if turn == 4:
+                    source.close()
+                items = rng.integers(0, case.n_items, 6)
+                self.check(case, source.take(items), items.tolist())
+                start = int(items[0])
+                self.check(case, source.read(Span(start, case.n_items)), range(start, case.n_items))
 
-        threads = [threading.Thread(target=reader, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise failures[0]
+        run_at_once(4, read)
 
     @pytest.mark.parametrize("wrong", ["-1", "n", "0 and -1", "0 to n", "far"])
     def test_taking_items_that_do_not_exist_is_a_read_error(self, case: Case, source: Source, wrong: str) -> None:

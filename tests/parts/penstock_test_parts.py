@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from penstock_test_processes import (  # noqa: F401  # so that tests import from one module
     exit_code,
+    fork_cases,
     read_answer,
     run_isolated,
     run_side_by_side,
@@ -282,6 +283,26 @@ def eventually(true: Callable[[], Any], seconds: float = 5.0) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+def run_at_once(n_threads: int, work: Callable[[int], None]) -> None:
+    """Run `work` in threads that begin at the same moment; raise what one of them raises."""
+    barrier, failures = threading.Barrier(n_threads), list[BaseException]()
+
+    def run(number: int) -> None:
+        barrier.wait()
+        try:
+            work(number)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(n_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
 
 
 def own_threads() -> list[str]:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ __all__ = [
     "Clock",
     "count_calls",
     "exit_code",
+    "fork_cases",
     "is_group_gone",
     "read_answer",
     "receive",
@@ -76,6 +77,24 @@ def receive(name: str, process: Any, receiving: Any, seconds: float) -> Any:
     if outcome == "error":
         raise AssertionError(f"in a process of its own:\n{value}")
     return value
+
+
+def fork_cases(cases: Sequence[Any], folder: str) -> Any:
+    """Return one of the cases, in a process of its own that ends as any interpreter does, at the end of its script.
+
+    The last case runs in this process. The others are forked, so that torch is imported only once; one that exits with
+    an error, or writes to stderr, ends this process.
+    """
+    for number, case in enumerate(cases[:-1]):
+        said = Path(folder) / f"stderr_{number}"
+        child = os.fork()
+        if child == 0:
+            os.dup2(os.open(said, os.O_CREAT | os.O_WRONLY), 2)
+            return case
+        _, status = os.waitpid(child, 0)
+        if status or said.read_text():
+            sys.exit(f"{case}: exit status {status}, {said.read_text()}")
+    return cases[-1]
 
 
 def exit_code(case: Callable[..., Any], *args: Any) -> int | None:

@@ -26,11 +26,7 @@ WIDTHS = (64, 256)
 STREAMED = ("-DSTREAMED_BATCH=0", "-DSTREAMED_MEMBER=0")
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(width, flags) for width in WIDTHS for flags in ((), STREAMED)],
-    ids=lambda p: f"{p[0]}{p[1]}",
-)
+@pytest.fixture(scope="module", params=[(width, flags) for width in WIDTHS for flags in ((), STREAMED)], ids=str)
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
     """Replaces the installed library by one for a SIMD width, with or without non-temporal stores."""
     path, (width, more) = tmp_path_factory.mktemp("native") / "libnative.so", request.param

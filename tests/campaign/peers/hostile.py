@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.campaign.peers.adapters import Adapter, NotOfferedError, sample
+from tests.campaign.peers.adapter import Adapter, NotOfferedError, sample
 from tests.campaign.peers.judge import Outcome, apart, judge_read, shorten, try_to
 from tests.campaign.peers.storage import ALL, check_storage, write
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.campaign.peers.adapters import Adapter, N, NotOfferedError, sample
+from tests.campaign.peers.adapter import Adapter, N, NotOfferedError, sample
 
 __all__ = [
     "FAILURES",

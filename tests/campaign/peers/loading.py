@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.campaign.peers.adapters import Adapter, N, NotOfferedError
+from tests.campaign.peers.adapter import Adapter, N, NotOfferedError
 from tests.campaign.peers.judge import Outcome, ReadingError, apart, compare, judge, numbers_of, prepare
 
 __all__ = ["LOADING"]

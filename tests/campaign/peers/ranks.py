@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.campaign.peers.adapters import Adapter
+from tests.campaign.peers.adapter import Adapter
 from tests.campaign.peers.judge import Outcome, numbers_of, prepare, shorten
 
 __all__ = ["RANKS"]

@@ -18,7 +18,8 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-from tests.campaign.peers.adapters import ADAPTERS, NotOfferedError
+from tests.campaign.peers.adapter import NotOfferedError
+from tests.campaign.peers.adapters import ADAPTERS
 from tests.campaign.peers.hostile import HOSTILE
 from tests.campaign.peers.judge import FAILURES, outcome_of, shorten
 from tests.campaign.peers.loading import LOADING

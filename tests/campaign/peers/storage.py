@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.campaign.peers.adapters import Adapter, N, NotOfferedError, sample
+from tests.campaign.peers.adapter import Adapter, N, NotOfferedError, sample
 from tests.campaign.peers.judge import Outcome, apart, flip_each, judge, judge_read, try_to
 
 __all__ = ["ALL", "STORAGE", "check_storage", "write"]
