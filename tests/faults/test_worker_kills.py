@@ -92,7 +92,7 @@ def fail_to_replace() -> str:
         launch(self, process)
 
     popen_fork.Popen._launch = launch_two
-    with make_loader(PERSISTENT) as loader:
+    with make_loader(PERSISTENT, transform=STUCK) as loader:  # the consumer waits, whatever the workers have made
         batches = iter(loader)
         next(batches)
         os.kill(workers()[0].pid, signal.SIGKILL)
