@@ -16,6 +16,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #if defined(__x86_64__)
@@ -26,6 +27,7 @@
 #endif
 
 #define READAHEAD_BYTES (1 << 15) /* from this size on, checking the page cache costs little compared with copying */
+#define LEAST_PIECE (1 << 17)     /* that every kernel reads ahead after one call */
 
 #ifndef SOURCE_DIGEST
 #define SOURCE_DIGEST 0
@@ -433,22 +435,70 @@ static int64_t count_valid(const struct request *request, const struct members *
     return item;
 }
 
-/* -- copy items ---------------------------------------------------------------------------------------------------- */
+/* -- the page cache ------------------------------------------------------------------------------------------------ */
 
-/* Start reading all items that are not in the page cache. Page faults alone would alternate reading and copying. */
+/* Start reading [begin, end) of a file, in pieces that the kernel accepts in one call; return the bytes that were not in
+ * the page cache. A piece is there if its middle is: its ends may lie on pages of other items. */
+static int64_t read_ahead(int64_t file, int64_t begin, int64_t end, int64_t piece)
+{
+    int64_t missing = 0;
+    if (file < 0 || file > INT_MAX)
+        return 0;
+    for (int64_t stop; begin < end; begin = stop) {
+        stop = piece < end - begin ? begin + piece : end;
+        uint8_t byte;
+        struct iovec place = {&byte, 1};
+        if (preadv2((int)file, &place, 1, begin + (stop - begin) / 2, RWF_NOWAIT) == 1)
+            continue;
+        posix_fadvise((int)file, begin, stop - begin, POSIX_FADV_WILLNEED);
+        missing += stop - begin;
+    }
+    return missing;
+}
+
+/* Start reading all large items that are not in the page cache. Page faults would alternate reading and copying. */
 static void request_readahead(const struct request *request, int64_t n_items, const struct members *members)
 {
     for (int64_t item = 0; item < n_items; item++) {
         const int64_t n_bytes = extent_bytes(members, item), begin = request->begin[item];
-        const int64_t file = request->shards[request->shard[item]].file;
-        if (file < 0 || file > INT_MAX || n_bytes < READAHEAD_BYTES)
-            continue;
-        uint8_t byte;
-        struct iovec place = {&byte, 1};
-        if (preadv2((int)file, &place, 1, begin, RWF_NOWAIT) != 1)
-            posix_fadvise((int)file, begin, n_bytes, POSIX_FADV_WILLNEED);
+        if (n_bytes >= READAHEAD_BYTES)
+            read_ahead(request->shards[request->shard[item]].file, begin, begin + n_bytes, LEAST_PIECE);
     }
 }
+
+/* Byte ranges of files, ordered by file and begin. */
+struct ranges {
+    int64_t count, n_shards;
+    const struct shard *shards;
+    const int64_t *shard, *begin, *end;
+};
+
+/* Find the next range within its file, joined with those that begin at most `gap` bytes after it; return the number of
+ * the range after them, or -1 at the end. */
+static int64_t next_range(const struct ranges *ranges, int64_t number, int64_t gap, int64_t *begin, int64_t *end)
+{
+    for (; number < ranges->count; number++) {
+        const int64_t shard = ranges->shard[number];
+        if (shard < 0 || shard >= ranges->n_shards)
+            continue;
+        const int64_t n_bytes = ranges->shards[shard].n_bytes;
+        *begin = ranges->begin[number] > 0 ? ranges->begin[number] : 0;
+        *end = ranges->end[number] < n_bytes ? ranges->end[number] : n_bytes;
+        if (*begin >= *end)
+            continue;
+        for (number++; number < ranges->count; number++) {
+            const int64_t next = ranges->begin[number];
+            if (ranges->shard[number] != shard || next < *begin || next >= n_bytes || next - *end > gap)
+                break;
+            const int64_t stop = ranges->end[number] < n_bytes ? ranges->end[number] : n_bytes;
+            *end = stop > *end ? stop : *end;
+        }
+        return number;
+    }
+    return -1;
+}
+
+/* -- copy items ---------------------------------------------------------------------------------------------------- */
 
 /* Load the beginning of an item into the caches while the item before it is copied. */
 static void prefetch_item(const uint8_t *extent, int64_t n_bytes)
@@ -568,5 +618,40 @@ void penstock_changed(int64_t n_shards, const struct shard *shards, uint8_t *cha
         /* Compare ctime, not mtime: copying programs may set mtime back. */
         uint64_t changed_ns = (uint64_t)now.st_ctim.tv_sec * 1000000000 + (uint64_t)now.st_ctim.tv_nsec;
         changed[n] = now.st_size != shards[n].n_bytes || changed_ns != (uint64_t)shards[n].changed_ns;
+    }
+}
+
+/* Start reading byte ranges into the page cache, without waiting for them. Return the bytes that were not there.
+ *
+ * shard, begin, end: for each range, its row in `shards` and its bytes, ordered by row and begin.
+ * gap: ranges that are not further apart are joined.
+ * piece: bytes that the kernel reads ahead after one call.
+ */
+int64_t penstock_read_ahead(int64_t n_ranges, int64_t n_shards, const struct shard *shards, const int64_t *shard,
+                            const int64_t *begin, const int64_t *end, int64_t gap, int64_t piece)
+{
+    const struct ranges ranges = {n_ranges, n_shards, shards, shard, begin, end};
+    int64_t missing = 0, low, high, next;
+    for (int64_t number = 0; (next = next_range(&ranges, number, gap, &low, &high)) >= 0; number = next)
+        missing += read_ahead(shards[shard[next - 1]].file, low, high, piece > LEAST_PIECE ? piece : LEAST_PIECE);
+    return missing;
+}
+
+/* Give the pages of byte ranges back: those that hold nothing else. The arguments are those of penstock_read_ahead. */
+void penstock_give_back(int64_t n_ranges, int64_t n_shards, const struct shard *shards, const int64_t *shard,
+                        const int64_t *begin, const int64_t *end, int64_t page)
+{
+    const struct ranges ranges = {n_ranges, n_shards, shards, shard, begin, end};
+    int64_t low, high, next;
+    for (int64_t number = 0; (next = next_range(&ranges, number, 0, &low, &high)) >= 0; number = next) {
+        const struct shard *from = shards + shard[next - 1];
+        low = (low + page - 1) / page * page;
+        /* The last page of a file holds nothing else. */
+        high = high == from->n_bytes ? (high + page - 1) / page * page : high / page * page;
+        if (low >= high || from->file < 0 || from->file > INT_MAX)
+            continue;
+        if (from->map && is_mapped(from)) /* pages that are mapped are not given back */
+            madvise((uint8_t *)from->map + low, (size_t)(high - low), MADV_DONTNEED);
+        posix_fadvise((int)from->file, low, high - low, POSIX_FADV_DONTNEED);
     }
 }

@@ -9,6 +9,7 @@ import hashlib
 import mmap
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,10 +25,13 @@ __all__ = [
     "ExpectedChecksums",
     "FileMap",
     "StoredItems",
+    "StoredRanges",
     "checksum_version",
     "copy_items",
     "copy_rows",
     "find_changed_shards",
+    "give_back",
+    "read_ahead",
     "read_numbers",
 ]
 
@@ -35,6 +39,9 @@ _Int64s = NDArray[np.int64]
 
 INVALID = -2
 """`copy_items`: an item that does not lie within its shard."""
+
+_JOINED_GAP = 1 << 15  # bytes: reading them takes no longer than another request
+_MOST_PIECE_BYTES = 4 << 20
 
 _ONE_NUMBER = np.array([[0, 0, 8, 8]], np.int64)
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -83,6 +90,30 @@ class StoredItems(NamedTuple):
     shards: _Int64s
     which: _Int64s
     begins: _Int64s
+
+
+class StoredRanges(NamedTuple):
+    """Byte ranges of files; what lies outside of its file is left out.
+
+    Attributes
+    ----------
+    shards
+        Table of files as in `StoredItems`, with address 0 for a file that is not mapped.
+    which
+        Row in `shards` of each range.
+    begins, ends
+        Bytes of each range in its file.
+    """
+
+    shards: _Int64s
+    which: _Int64s
+    begins: _Int64s
+    ends: _Int64s
+
+    @classmethod
+    def of_file(cls, file: int, n_bytes: int, begins: _Int64s, ends: _Int64s, *, address: int = 0) -> "StoredRanges":
+        """Return ranges of one file, which may be mapped at `address`."""
+        return cls(np.array([[file, address, n_bytes, 0]], np.int64), np.zeros(len(begins), np.int64), begins, ends)
 
 
 class ExpectedChecksums(NamedTuple):
@@ -187,6 +218,47 @@ def find_changed_shards(shards: _Int64s) -> NDArray[np.bool_]:
     return changed
 
 
+def read_ahead(ranges: StoredRanges) -> int:
+    """Start reading byte ranges into the page cache, without waiting for them; return the bytes that were not there."""
+    if not len(ranges.begins):
+        return 0
+    missing: int = _call_with_ranges("penstock_read_ahead", ranges, _JOINED_GAP, _piece_bytes(int(ranges.shards[0, 0])))
+    return missing
+
+
+def give_back(ranges: StoredRanges) -> None:
+    """Give the pages of byte ranges back to the system, if they hold nothing else and no other process maps them."""
+    if len(ranges.begins):
+        _call_with_ranges("penstock_give_back", ranges, mmap.PAGESIZE)
+
+
+def _call_with_ranges(name: str, ranges: StoredRanges, *options: int) -> Any:
+    order = np.lexsort((ranges.begins, ranges.which))
+    which, begins, ends = (numbers[order] for numbers in ranges[1:])
+    function = getattr(_library(), name)
+    shards = ranges.shards
+    return function(
+        len(order), len(shards), _address(shards), _address(which), _address(begins), _address(ends), *options
+    )
+
+
+def _piece_bytes(file: int) -> int:
+    """Return how much of a file the kernel reads ahead after one call; 0 if that is not known."""
+    try:
+        return _device_piece_bytes(os.fstat(file).st_dev)
+    except OSError:
+        return 0
+
+
+@cache
+def _device_piece_bytes(device: int) -> int:
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for queue in (f"/sys/dev/block/{number}/queue", f"/sys/dev/block/{number}/../queue"):  # the latter: a partition's
+        with suppress(OSError, ValueError):
+            return min(int(read_regular(Path(queue, "read_ahead_kb"))) << 10, _MOST_PIECE_BYTES)
+    return 0
+
+
 def checksum_version() -> str:
     """Return which version of the checksum loop the C code runs on this CPU: "avx2" or "portable".
 
@@ -238,6 +310,10 @@ def _declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
     )  # fmt: skip
     library.penstock_changed.restype = None
     library.penstock_changed.argtypes = (number, pointer, pointer)
+    library.penstock_read_ahead.restype = number
+    library.penstock_read_ahead.argtypes = (number, number, pointer, pointer, pointer, pointer, number, number)
+    library.penstock_give_back.restype = None
+    library.penstock_give_back.argtypes = (number, number, pointer, pointer, pointer, pointer, number)
     library.penstock_checksum_version.restype = ctypes.c_char_p
     library.penstock_checksum_version.argtypes = ()
     return library
