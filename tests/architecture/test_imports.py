@@ -19,7 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "files": {"core"},
     "shard": {"core", "files"},
     "source": _FILES,
-    "run": {"core", "plan"},
+    "run": {"core", "plan", "files"},
     "feed": {"core", "plan", "run"},
     "observe": {*_FILES, "plan", "run"},
     "convert": {*_READ, "plan", "observe"},

@@ -22,7 +22,7 @@ from penstock.convert.convert import convert
 from penstock.convert.engines import LocalEngine
 from penstock.convert.scan import ConvertOptions
 from penstock.core.errors import SourceError, WriteError
-from penstock.observe.machine import Machine
+from penstock.files.machine import Machine
 from penstock.recipes.streams import FlyVisSim, SimulationWriter, load_column_slice
 from penstock.recipes.tune.tuning import Setting, Trial, Tuning
 from penstock.recipes.webdataset import ResumableWebDatasetLoader

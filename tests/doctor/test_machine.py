@@ -14,7 +14,7 @@ from penstock_test_processes import run_isolated
 from penstock.core.errors import PenstockError
 from penstock.doctor import installation, machine, storage
 from penstock.doctor.finding import LEVELS, Examination, Finding
-from penstock.observe.machine import Limits, Machine
+from penstock.files.machine import Limits, Machine
 from tests.doctor.look import run_command, tree
 
 ROOT = Path(__file__).parents[2]

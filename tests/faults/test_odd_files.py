@@ -20,7 +20,7 @@ from penstock_test_parts import run_isolated
 
 import penstock as ps
 from penstock.core.errors import DamageError, OptionError, PenstockError, WriteError
-from penstock.observe.machine import this_machine
+from penstock.files.machine import this_machine
 from penstock.observe.run_file import read_run
 from penstock.recipes.trainers import build_from_config
 from penstock.recipes.tune.tuning import Setting, Trial, Tuning

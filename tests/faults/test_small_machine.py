@@ -75,7 +75,7 @@ else:
 
 from penstock_test_parts import numbered_source, planned_items
 from penstock import Loader, Plan, RunOptions, Shuffle
-from penstock.observe.machine import this_machine
+from penstock.files.machine import this_machine
 
 source = numbered_source(64)
 plan = Plan(source.index, Shuffle(), batch_size=4)

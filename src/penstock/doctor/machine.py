@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.core.text import count
 from penstock.doctor.finding import Finding
-from penstock.observe.machine import Limits, Machine, find_limits, this_machine
+from penstock.files.machine import Limits, Machine, find_limits, this_machine
 
 __all__ = ["examine_machine", "examine_shared_memory"]
 

@@ -13,13 +13,13 @@ from typing import Any, Generic, TextIO, TypeVar
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError
+from penstock.files.machine import resident_bytes
 from penstock.observe.advice import DATA_BOUND, advice, live_line, summary
 from penstock.observe.batch_content import count_items_and_bytes
 from penstock.observe.durations import LoopTimes, Pace, Trace
 from penstock.observe.faults import WarningNotes
 from penstock.observe.gpu import Gpus
 from penstock.observe.live import LiveLine, Log, log_function
-from penstock.observe.machine import resident_bytes
 from penstock.observe.plot import WatchTraces, plot_watch
 from penstock.observe.recorder import Recorder
 from penstock.observe.run_file import WatchResult, write_run

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from penstock.core.errors import LoaderError, OptionError
 from penstock.feed.loader import Loader
-from penstock.observe.machine import Machine, this_machine
+from penstock.files.machine import Machine, this_machine
 from penstock.plan.orders import Shuffle
 from penstock.plan.plan import Plan
 from penstock.recipes.tune import search as tuning_module

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from penstock.feed.loader import Loader
-from penstock.observe.machine import this_machine
+from penstock.files.machine import this_machine
 from penstock.plan.orders import Shuffle
 from penstock.plan.plan import Plan
 from penstock.recipes.tune.search import tune

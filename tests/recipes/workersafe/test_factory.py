@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import SequentialSampler, Subset, TensorDataset
 
 from penstock.core.errors import LoaderError, OptionError
-from penstock.observe.machine import Machine, this_machine
+from penstock.files.machine import Machine, this_machine
 from penstock.recipes.tune.tuning import Setting, Trial, Tuning
 from penstock.recipes.workersafe import factory as dataloader_factory
 from penstock.recipes.workersafe.datasets import (

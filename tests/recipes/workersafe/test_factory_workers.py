@@ -8,7 +8,7 @@ import sys
 import torch
 from torch.utils.data import TensorDataset
 
-from penstock.observe.machine import resident_bytes
+from penstock.files.machine import resident_bytes
 from penstock.recipes.workersafe.datasets import WorkerSafeAugmentedDataset
 from penstock.recipes.workersafe.factory import OptimalDataLoaderFactory
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import penstock.observe.watcher as watching
 from penstock import LoaderError, OptionError
-from penstock.observe.machine import Machine
+from penstock.files.machine import Machine
 from penstock.recipes.workersafe import monitor as performance_monitor
 from penstock.recipes.workersafe.monitor import DataLoaderPerformanceMonitor, quick_benchmark
 

@@ -16,7 +16,7 @@ from penstock.core.protocols import Order, Source, Transform
 from penstock.feed.device import map_tensors, resolve_device
 from penstock.feed.loader import Loader
 from penstock.feed.torch_options import TorchOptions
-from penstock.observe.machine import this_machine
+from penstock.files.machine import this_machine
 from penstock.plan.balanced import BalancedSpans
 from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor, check_state, is_same

@@ -19,8 +19,8 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.core.seeds import check_seed, generator_for
 from penstock.files.durable import write_aside
+from penstock.files.machine import this_machine
 from penstock.files.regular import read_regular
-from penstock.observe.machine import this_machine
 from penstock.observe.progress import track_progress
 from penstock.recipes.crossval.attempts import Attempts, Task
 from penstock.recipes.crossval.group_table import Table, check_members, encode, find_columns

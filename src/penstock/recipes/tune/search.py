@@ -20,7 +20,7 @@ from penstock.core.errors import LoaderError, OptionError
 from penstock.core.text import count
 from penstock.feed.device import map_tensors
 from penstock.feed.loader import Loader
-from penstock.observe.machine import Machine, this_machine
+from penstock.files.machine import Machine, this_machine
 from penstock.observe.progress import track_progress
 from penstock.plan.cursor import Cursor
 from penstock.recipes.tune.tuning import NEAR, Setting, Trial, Tuning

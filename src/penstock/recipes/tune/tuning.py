@@ -10,8 +10,8 @@ from typing import Any
 from penstock.core.errors import OptionError
 from penstock.core.text import count
 from penstock.files.durable import write_aside
+from penstock.files.machine import Machine, this_machine
 from penstock.files.regular import read_regular
-from penstock.observe.machine import Machine, this_machine
 from penstock.run.options import Executor, RunOptions
 
 __all__ = ["NEAR", "Setting", "Trial", "Tuning"]

@@ -14,7 +14,7 @@ from penstock.core.errors import LoaderError, OptionError, WorkerError
 from penstock.core.index import Index
 from penstock.core.seeds import check_seed, key_for
 from penstock.core.text import count
-from penstock.observe.machine import this_machine
+from penstock.files.machine import this_machine
 from penstock.plan.orders import Shuffle
 from penstock.recipes.tune.tuning import Tuning
 from penstock.recipes.workersafe.datasets import worker_init_fn

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader
 from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError
 from penstock.core.text import count
+from penstock.files.machine import this_machine
 from penstock.observe.advice import format_duration, format_rate
 from penstock.observe.gpu import Gpus
-from penstock.observe.machine import this_machine
 from penstock.observe.plot import plot_benchmark
 from penstock.observe.watcher import watch
 from penstock.recipes.workersafe.factory import OptimalDataLoaderFactory

@@ -17,8 +17,8 @@ from penstock.core.errors import (
     ResumeError,
     WriteError,
 )
+from penstock.files.machine import this_machine
 from penstock.observe.faults import read_quarantine
-from penstock.observe.machine import this_machine
 from penstock.observe.run_file import is_run_file, read_run
 from penstock.recipes.tune.tuning import Tuning
 from penstock.report.build import gather_report
