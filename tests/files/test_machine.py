@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.files import machine
 from penstock.files.machine import Limits, Machine, find_limits, resident_bytes, this_machine
-from penstock.observe import machine
 
 MIB = 1 << 20
 
