@@ -13,6 +13,7 @@ from penstock_test_parts import (
 
 from penstock import DatasetSource, Loader, Plan, RandomChunks, ReadError, RunOptions, Segments, WindowShuffle
 from penstock.core.types import UNNAMED, Window
+from penstock.run.pages import Pages
 from penstock.run.windows import WindowStore
 
 
@@ -25,7 +26,7 @@ def lend(n_items: int) -> dict[str, np.ndarray]:
 
 
 def test_a_window_is_its_spans_laid_end_to_end() -> None:
-    store = WindowStore(numbered_source(30), lend, capacity=2)
+    store = WindowStore(numbered_source(30), lend, capacity=2, pages=Pages())
     block = store.get(window(0, (2, 5), (11, 12), (20, 24)))
     assert block["x"].tolist() == [2, 3, 4, 11, 20, 21, 22, 23]
     assert block["y"][:, 1].tolist() == [item + 0.25 for item in block["x"].tolist()]
@@ -33,7 +34,7 @@ def test_a_window_is_its_spans_laid_end_to_end() -> None:
 
 def test_a_window_is_read_once_while_it_is_kept() -> None:
     source = CountingSource(numbered_source(30))
-    store = WindowStore(source, lend, capacity=2)
+    store = WindowStore(source, lend, capacity=2, pages=Pages())
     for number in (0, 1, 1, 0, 0):
         store.get(window(number, (10 * number, 10 * number + 4)))
     assert source.spans == [(0, 4), (10, 14)]
@@ -41,7 +42,7 @@ def test_a_window_is_read_once_while_it_is_kept() -> None:
 
 def test_the_window_that_was_used_longest_ago_is_dropped() -> None:
     source = CountingSource(numbered_source(30))
-    store = WindowStore(source, lend, capacity=2)
+    store = WindowStore(source, lend, capacity=2, pages=Pages())
     for number in (0, 1, 0, 2, 0, 1):
         store.get(window(number, (number, number + 1)))
     # 2 drops 1, since 0 was used after it; then 1 is read again and drops 2.
@@ -51,13 +52,13 @@ def test_the_window_that_was_used_longest_ago_is_dropped() -> None:
 
 
 def test_the_same_number_in_another_epoch_is_another_window() -> None:
-    store = WindowStore(numbered_source(30), lend, capacity=4)
+    store = WindowStore(numbered_source(30), lend, capacity=4, pages=Pages())
     first = store.get(window(0, (0, 3), epoch=0))["x"].tolist()
     assert (first, store.get(window(0, (5, 8), epoch=1))["x"].tolist()) == ([0, 1, 2], [5, 6, 7])
 
 
 def test_a_dropped_window_stays_valid_for_its_holder() -> None:
-    store = WindowStore(numbered_source(3000), lend, capacity=1)
+    store = WindowStore(numbered_source(3000), lend, capacity=1, pages=Pages())
     kept = store.get(window(0, (0, 1000)))
     for number in range(1, 6):
         store.get(window(number, (1000, 2000)))
@@ -65,14 +66,14 @@ def test_a_dropped_window_stays_valid_for_its_holder() -> None:
 
 
 def test_objects_are_kept_as_they_are() -> None:
-    store = WindowStore(DatasetSource(Numbers(9)), lambda _: None, capacity=1)
+    store = WindowStore(DatasetSource(Numbers(9)), lambda _: None, capacity=1, pages=Pages())
     block = store.get(window(0, (1, 3), (7, 8)))[UNNAMED]
     assert [int(item) for item in block] == [1, 2, 7]
 
 
 def test_objects_lie_beside_arrays_of_fixed_shape() -> None:
     source = MixedSource(30)
-    store = WindowStore(source, lambda n: {"x": np.empty(n, np.int64)}, capacity=1)
+    store = WindowStore(source, lambda n: {"x": np.empty(n, np.int64)}, capacity=1, pages=Pages())
     block = store.get(window(0, (1, 3), (7, 8)))
     assert block["x"].tolist() == [1, 2, 7]
     assert block["note"].tolist() == [{"item": 1}, {"item": 2}, {"item": 7}]

@@ -18,7 +18,17 @@ class Source(Protocol):
     `read` and `take` may be called from several threads at once. `out` has one array for each field of fixed shape and
     none for other fields. Both methods fill these arrays and return them together with the remaining fields.
 
-    A source may have `memory_bytes`: an upper bound of what it keeps between reads in each process, such as a cache.
+    A source may have more, which the loader uses if it is there:
+
+    - `memory_bytes`: an upper bound of what it keeps between reads in each process, such as a cache.
+    - `prepare(items)`: these items are read soon. It starts reading them from the disk, such as with
+      `os.posix_fadvise(..., os.POSIX_FADV_WILLNEED)`, and returns without waiting. It returns the bytes that were not
+      in memory, or None if it does not know. Other threads read meanwhile.
+    - `release(items)`: these items were read, and are not read again for longer than memory holds them. It gives the
+      pages that hold nothing else back to the system.
+    - `stored_bytes`: the bytes of all its local files; None if it does not know, and then nothing is given back.
+
+    Errors of `prepare` are ignored: the read meets the same fault, at its place in the order.
     """
 
     @property

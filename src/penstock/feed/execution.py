@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from penstock.core.errors import LoaderError
@@ -16,8 +17,10 @@ from penstock.run.first_wait import FirstWait
 from penstock.run.handoff import Handoff
 from penstock.run.make_batch import BatchMaker, Failure, Record
 from penstock.run.options import Executor, RunOptions
+from penstock.run.pages import decide_pages
 from penstock.run.processes.executor import run_in_processes
 from penstock.run.processes.pool import WorkerPool
+from penstock.run.read_ahead import ReadAhead, draws_into_next_epoch
 from penstock.run.threads import ThreadSetup, run_in_threads, run_inline
 
 __all__ = ["Execution"]
@@ -40,6 +43,7 @@ class Execution:
         self._group_size = _group_size(plan.passes, maker)
         self.maker = replace(maker, windows_held=self._window_capacity(self.executor)[0])
         """Makes batches in this process."""
+        self._has_decided = False
         self._pool: WorkerPool | None = None
         self._is_closed = False
         self._starting = threading.RLock()
@@ -49,6 +53,7 @@ class Execution:
         self, start: Cursor, record: Record, first_wait: FirstWait
     ) -> tuple[Generator[Any, None, None], Callable[[], None] | None]:
         """Return the batches of this rank from `start` on, and a function that wakes a consumer waiting for one."""
+        self._decide_pages()
         if self.executor == "auto":
             choosing = _Choosing(self, start, record, first_wait)
             return choosing.batches(), choosing.wake
@@ -61,8 +66,9 @@ class Execution:
         self, start: Cursor, record: Record, first_wait: FirstWait
     ) -> tuple[Generator[Any, None, None], Callable[[], None] | None]:
         if self.executor == "inline":
-            draws = self.share(start).draws()
-            return run_inline(draws, self.maker, group_size=self._group_size, record=record), None
+            draws, read_ahead = self.share(start).draws(), self._read_ahead(start)
+            batches = run_inline(draws, self.maker, group_size=self._group_size, record=record, read_ahead=read_ahead)
+            return batches, None
         if self.executor == "threads":
             return self._run_in_threads(start, record, first_wait)
         if self._pool is None:
@@ -84,6 +90,8 @@ class Execution:
             self._pool, self.maker = None, replace(self.maker, seed=plan.seed, windows_held=windows)
         elif self._pool is not None:
             self._pool.plan = plan
+        if self.maker.pages.plan is not None:
+            self.maker = replace(self.maker, pages=replace(self.maker.pages, plan=plan))
 
     def memory_estimate(self, batch_bytes: int) -> MemoryEstimate:
         """Return the peak memory of an epoch whose batches have `batch_bytes`, in main memory."""
@@ -122,11 +130,13 @@ class Execution:
         self, start: Cursor, record: Record, first_wait: FirstWait
     ) -> tuple[Generator[Any, None, None], Callable[[], None]]:
         handoff = Handoff(self._num_workers * self._options.prefetch)
+        windows_ahead = self._window_capacity("threads")[1]
         setup = ThreadSetup(
             threads=self._num_workers,
-            windows_ahead=self._window_capacity("threads")[1],
+            windows_ahead=windows_ahead,
             group_size=self._group_size,
             timeout_seconds=self._options.timeout_seconds,
+            read_ahead=self._read_ahead(start, windows_ahead),
         )
         batches = run_in_threads(
             lambda: self.share(start).draws(),
@@ -137,6 +147,17 @@ class Execution:
             first_wait=first_wait,
         )
         return batches, handoff.close
+
+    def _decide_pages(self) -> None:
+        """Decide, before the first batch, what to read ahead and what to give back."""
+        if not self._has_decided:
+            self._has_decided = True
+            self.maker = replace(self.maker, pages=decide_pages(self.maker.source, self._plan, self._options))
+
+    def _read_ahead(self, start: Cursor, windows_ahead: int = 0) -> ReadAhead:
+        draws_from = partial(draws_into_next_epoch, self._plan, self._world, start)
+        windows_ahead = windows_ahead // self._world.size
+        return ReadAhead(self.maker.source, self.maker.pages, draws_from, windows_ahead=windows_ahead)
 
     def _window_capacity(self, executor: str) -> tuple[int, int]:
         """Return how many shuffle windows one process keeps, and how many batches ahead it reads them."""

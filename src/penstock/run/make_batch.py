@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -14,6 +14,7 @@ from penstock.core.protocols import Source, Transform
 from penstock.core.seeds import generator_for
 from penstock.core.types import UNNAMED, Block, Draw, Span
 from penstock.run.buffers import BufferPool, FieldLayout
+from penstock.run.pages import Pages
 from penstock.run.windows import WindowStore
 
 __all__ = ["BatchMaker", "Failure", "Lend", "Record"]
@@ -55,6 +56,8 @@ class BatchMaker:
 
     windows_held: int
     allocate: Callable[[int], NDArray[np.uint8]] | None = None
+    pages: Pages = field(default_factory=Pages)
+    """What is read ahead of the batches, and given back after them."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_pool", "_windows")}
@@ -104,7 +107,7 @@ class BatchMaker:
 
     @cached_property
     def _windows(self) -> WindowStore:
-        return WindowStore(self.source, self._lend_block, self.windows_held)
+        return WindowStore(self.source, self._lend_block, self.windows_held, self.pages)
 
     def _lend_block(self, n_items: int) -> Block | None:
         return self._pool.lend(n_items) if self._pool is not None else None
@@ -112,7 +115,7 @@ class BatchMaker:
     def _read(self, draw: Draw, record: Record, lend: Lend) -> Block:
         began = time.perf_counter()
         try:
-            block = self._read_from_windows(draw, lend) if draw.parts else self._read_items(draw.items, lend)
+            block = self._read_from_windows(draw, lend) if draw.parts else self._read_draw(draw, lend)
         except BaseException as error:
             _raise_named(error, f"while reading {_describe(draw)} from {self.source!r}")
         record("read", time.perf_counter() - began, _n_bytes(block))
@@ -123,7 +126,9 @@ class BatchMaker:
             return [self._read(draw, record, lend) for draw in draws]
         began = time.perf_counter()
         try:
-            block = self._read_items(np.concatenate([draw.items for draw in draws]), lend)
+            items = np.concatenate([draw.items for draw in draws])
+            block = self._read_items(items, lend)
+            self.pages.give_back(self.source, items, draws[0].epoch)
         except Exception:
             raise  # which of them it is shows when they are read one by one
         except BaseException as error:
@@ -135,6 +140,11 @@ class BatchMaker:
             for draw, end in zip(draws, ends, strict=True)
         ]
 
+    def _read_draw(self, draw: Draw, lend: Lend) -> Block:
+        block = self._read_items(draw.items, lend)
+        self.pages.give_back(self.source, draw.items, draw.epoch)
+        return block
+
     def _read_items(self, items: NDArray[np.int64], lend: Lend) -> Block:
         out = lend(len(items))
         if len(items) > 1 and items[-1] - items[0] == len(items) - 1 and (np.diff(items) == 1).all():
@@ -144,7 +154,7 @@ class BatchMaker:
     def _read_from_windows(self, draw: Draw, lend: Lend) -> Block:
         first = draw.parts[0]
         if len(draw.parts) == 1 and len(first.rows) == len(first.window) and (np.diff(first.rows) == 1).all():
-            return self._read_items(draw.items, lend)  # the whole window in order: nothing to keep for another draw
+            return self._read_draw(draw, lend)  # the whole window in order: nothing to keep for another draw
         lent = lend(len(draw)) or {}
         block = {name: lent[name] if name in lent else np.empty(len(draw), object) for name in self.source.fields}
         for part in draw.parts:

@@ -41,6 +41,14 @@ class RunOptions:
     memory_bytes: int | None = None
     """Refuse to start if `memory_estimate()` is larger; None: no limit."""
 
+    read_ahead_bytes: int = 128 << 20
+    """How much of the batches to come the disk may read ahead; less if it keeps up. 0: nothing, as if the source had
+    no `prepare`."""
+
+    page_cache_bytes: int | None = None
+    """Memory that the files of a larger dataset may take; None: half of what is available. What the next epoch needs
+    first is kept; all else is given back to the system when it was read."""
+
     worker_init: Callable[[int], None] | None = None
     """Called with the number of each worker process when it starts, such as to open a connection. Workers are processes
     if it is given."""
@@ -52,6 +60,9 @@ class RunOptions:
         for name, count in (("prefetch", self.prefetch), ("device_ahead", self.device_ahead)):
             if count < 1:
                 raise OptionError(f"{name} must be an integer >= 1, got {count!r}.")
+        for name, size in (("read_ahead_bytes", self.read_ahead_bytes), ("page_cache_bytes", self.page_cache_bytes)):
+            if size is not None and size < 0:
+                raise OptionError(f"{name} must be an integer >= 0, got {size!r}.")
         if self.start_method is not None and self.start_method not in get_args(StartMethod):
             allowed = ", ".join(map(repr, get_args(StartMethod)))
             raise OptionError(f"start_method must be one of {allowed}, or None, got {self.start_method!r}.")

@@ -22,6 +22,7 @@ from penstock.core.types import Draw
 from penstock.run.first_wait import QUIET_SECONDS, FirstWait
 from penstock.run.handoff import Closed, Handoff
 from penstock.run.make_batch import BatchMaker, Failure, Record
+from penstock.run.read_ahead import ReadAhead
 
 __all__ = ["ThreadSetup", "run_in_threads", "run_inline"]
 
@@ -40,19 +41,25 @@ class ThreadSetup(NamedTuple):
         Draws that one thread makes at a time, if each of them is small.
     timeout_seconds
         How long a batch may take; None: no limit.
+    read_ahead
+        Tells the source what comes after the batches that the threads make.
     """
 
     threads: int
     windows_ahead: int
     group_size: int
     timeout_seconds: float | None
+    read_ahead: ReadAhead
 
 
 def run_inline(
-    draws: Iterable[Draw], maker: BatchMaker, *, group_size: int, record: Record
+    draws: Iterable[Draw], maker: BatchMaker, *, group_size: int, record: Record, read_ahead: ReadAhead
 ) -> Generator[Any, None, None]:
     """Yield the batch of each draw, made when it is asked for."""
+    step = 0
     for group in _group_draws(draws, group_size):
+        read_ahead.advance(step, len(group))
+        step += len(group)
         for result in maker.make_batches(group, record):
             if isinstance(result, Failure):
                 raise result.error
@@ -78,7 +85,7 @@ def run_in_threads(
         Holds as many results as may be made ahead; closing it, from any thread, ends the iteration.
     """
     tasks = _Tasks(_group_draws(draws(), setup.group_size))
-    pace = _Pace()
+    pace = _Pace(setup.read_ahead)
     shared = (tasks, handoff, pace, maker, record)
     threads = [
         threading.Thread(target=_make_batches, args=shared, name=f"penstock-{n}", daemon=True)
@@ -159,18 +166,23 @@ class _Tasks:
         self._lock = threading.Lock()
         self._count = itertools.count()
         self._first_draws: dict[int, Draw] = {}
+        self._steps = 0
 
-    def next(self) -> tuple[int, list[Draw] | Failure | None]:
-        """Return the next number and its draws; None after the last group, a Failure if the plan itself fails."""
+    def next(self) -> tuple[int, int, list[Draw] | Failure | None]:
+        """Return the next number, its first step and its draws.
+
+        There are no draws after the last group, and a Failure in their place if the plan itself fails.
+        """
         with self._lock:
-            number = next(self._count)
+            number, step = next(self._count), self._steps
             try:
                 group = next(self._groups, None)
             except Exception as error:
-                return number, Failure(error)
+                return number, step, Failure(error)
             if group:
                 self._first_draws[number] = group[0]
-            return number, group
+                self._steps += len(group)
+            return number, step, group
 
     def first_draw(self, number: int) -> Draw | None:
         return self._first_draws.get(number)
@@ -182,7 +194,7 @@ class _Tasks:
 def _make_batches(tasks: _Tasks, handoff: Handoff, pace: "_Pace", maker: BatchMaker, record: Record) -> None:
     with suppress(Closed):
         while True:
-            number, group = tasks.next()
+            number, step, group = tasks.next()
             handoff.reserve(number)
             if group is None:
                 handoff.put(number, None)
@@ -190,22 +202,24 @@ def _make_batches(tasks: _Tasks, handoff: Handoff, pace: "_Pace", maker: BatchMa
             if isinstance(group, Failure):
                 handoff.put(number, [group])
                 return
-            pace.advance_to(group[0].batch)
+            pace.advance_to(step, group)
             handoff.put(number, list(maker.make_batches(group, record)))
 
 
 class _Pace:
-    """How far the workers have come; the thread that reads ahead waits for it."""
+    """How far the threads have come: the one that reads windows waits for it, and the source is told what is next."""
 
-    def __init__(self) -> None:
+    def __init__(self, read_ahead: ReadAhead) -> None:
+        self._read_ahead = read_ahead
         self._changed = threading.Condition()
         self._batch = -1
         self._stopped = False
 
-    def advance_to(self, batch: int) -> None:
+    def advance_to(self, step: int, draws: list[Draw]) -> None:
         with self._changed:
-            self._batch = max(self._batch, batch)
+            self._batch = max(self._batch, draws[0].batch)
             self._changed.notify()
+        self._read_ahead.advance(step, len(draws))
 
     def wait_until_near(self, batch: int, reach: int) -> bool:
         """Wait until the workers are within `reach` of `batch`; return False if they have stopped."""

@@ -8,6 +8,7 @@ import numpy as np
 from penstock.core.cache import SharedCache
 from penstock.core.protocols import Source
 from penstock.core.types import Block, Span, Window
+from penstock.run.pages import Pages
 
 __all__ = ["WindowStore"]
 
@@ -15,8 +16,8 @@ __all__ = ["WindowStore"]
 class WindowStore:
     """Reads shuffle windows and keeps the most recently used ones; their number is chosen by their bytes."""
 
-    def __init__(self, source: Source, lend: Callable[[int], Block | None], capacity: int) -> None:
-        self._source = source
+    def __init__(self, source: Source, lend: Callable[[int], Block | None], capacity: int, pages: Pages) -> None:
+        self._source, self._pages = source, pages
         self._lend = lend
         self._cache: SharedCache[Block] = SharedCache(sys.maxsize, max_entries=capacity)
 
@@ -34,5 +35,6 @@ class WindowStore:
             found = self._source.read(Span(start, stop), out)
             for name in block.keys() - lent.keys():
                 block[name][offset:end] = found[name]
+            self._pages.give_back(self._source, np.arange(start, stop), window.epoch)
             offset = end
         return block

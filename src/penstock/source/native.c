@@ -437,21 +437,31 @@ static int64_t count_valid(const struct request *request, const struct members *
 
 /* -- the page cache ------------------------------------------------------------------------------------------------ */
 
-/* Start reading [begin, end) of a file, in pieces that the kernel accepts in one call; return the bytes that were not in
- * the page cache. A piece is there if its middle is: its ends may lie on pages of other items. */
+/* Whether [begin, end) of a file is in the page cache: whether its middle is. Its ends may lie on pages of others. */
+static int is_resident(int file, int64_t begin, int64_t end)
+{
+    uint8_t byte;
+    struct iovec place = {&byte, 1};
+    return preadv2(file, &place, 1, begin + (end - begin) / 2, RWF_NOWAIT) == 1;
+}
+
+/* Start reading what is not in the page cache of [begin, end), `piece` bytes with one call; return the bytes. */
 static int64_t read_ahead(int64_t file, int64_t begin, int64_t end, int64_t piece)
 {
-    int64_t missing = 0;
+    int64_t missing = 0, first = begin; /* [first, begin) is missing, and not yet asked for */
     if (file < 0 || file > INT_MAX)
         return 0;
-    for (int64_t stop; begin < end; begin = stop) {
-        stop = piece < end - begin ? begin + piece : end;
-        uint8_t byte;
-        struct iovec place = {&byte, 1};
-        if (preadv2((int)file, &place, 1, begin + (stop - begin) / 2, RWF_NOWAIT) == 1)
-            continue;
-        posix_fadvise((int)file, begin, stop - begin, POSIX_FADV_WILLNEED);
-        missing += stop - begin;
+    while (begin < end) {
+        const int64_t stop = LEAST_PIECE < end - begin ? begin + LEAST_PIECE : end;
+        const int resident = is_resident((int)file, begin, stop);
+        const int64_t last = resident ? begin : stop;
+        if (last > first && (resident || stop == end || stop - first > piece - LEAST_PIECE)) {
+            posix_fadvise((int)file, first, last - first, POSIX_FADV_WILLNEED);
+            missing += last - first;
+            first = last;
+        }
+        begin = stop;
+        first = resident ? stop : first;
     }
     return missing;
 }
@@ -633,7 +643,7 @@ int64_t penstock_read_ahead(int64_t n_ranges, int64_t n_shards, const struct sha
     const struct ranges ranges = {n_ranges, n_shards, shards, shard, begin, end};
     int64_t missing = 0, low, high, next;
     for (int64_t number = 0; (next = next_range(&ranges, number, gap, &low, &high)) >= 0; number = next)
-        missing += read_ahead(shards[shard[next - 1]].file, low, high, piece > LEAST_PIECE ? piece : LEAST_PIECE);
+        missing += read_ahead(shards[shard[next - 1]].file, low, high, piece);
     return missing;
 }
 

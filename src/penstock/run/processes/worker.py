@@ -8,6 +8,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from penstock.plan.world import World
 from penstock.run.make_batch import Failure
 from penstock.run.processes.messages import Answer, NewPlan, RemoteError, Request, Specification
 from penstock.run.processes.ring import IDLE, Ring, Slot
+from penstock.run.read_ahead import ReadAhead, draws_into_next_epoch
 
 __all__ = ["WorkerPlace", "run_worker"]
 
@@ -138,6 +140,7 @@ class _Worker:
         error: BaseException | None = None
         try:
             draws = self._draws.get(self._draws.share_of(plan, world, request.start), request.steps)
+            self._find_read_ahead(plan, world, request.start).advance(request.steps[0], len(request.steps))
             for result in self._maker.make_batches(draws, lambda *stage: records.append(stage), lend):
                 if isinstance(result, Failure):
                     error = result.error
@@ -147,6 +150,17 @@ class _Worker:
         except BaseException as failed:  # the plan, or a batch that cannot be pickled
             error, packed = failed, slot.pack([])
         return Answer(request.number, packed, RemoteError.of(error) if error is not None else None, records)
+
+    def _find_read_ahead(self, plan: BatchPlan, world: World, start: Cursor) -> ReadAhead:
+        """Return what tells the source about the steps after `start`; each worker tells its part of them."""
+        if self._read_ahead is None or self._read_ahead[0] != (id(plan), start):
+            part = (self._place.number, self._place.workers)
+            draws_from = partial(draws_into_next_epoch, plan, world, start)
+            told = ReadAhead(self._maker.source, self._maker.pages, draws_from, part=part)
+            self._read_ahead = (id(plan), start), told
+        return self._read_ahead[1]
+
+    _read_ahead: tuple[tuple[int, Cursor], ReadAhead] | None = None
 
 
 class _Draws:

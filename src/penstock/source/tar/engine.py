@@ -6,20 +6,24 @@ shard. One call reads all stored ones of a batch; one call copies an extent of a
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.cache import SharedCache
-from penstock.core.errors import DamageError, MissingDependency, ReadError
+from penstock.core.errors import DamageError, MissingDependency, PenstockError, ReadError
 from penstock.core.types import Field
+from penstock.files.machine import this_machine
 from penstock.files.regular import SETTLED_NS
 from penstock.shard.decoders.decode import Decoding, decode
 from penstock.shard.manifest import FieldInfo, Manifest
 from penstock.shard.names import KEY
+from penstock.source.native import StoredRanges, give_back, read_ahead
 from penstock.source.tar.layout import Extent, find_extents
 from penstock.source.tar.open_shards import RESOURCE_ERRORS, OpenShard, SideIndexFile, file_limits
 from penstock.source.tar.request import Request
@@ -34,6 +38,7 @@ Verify = Literal["first", "always", "never"]
 _MAX_ATTEMPTS = 3  # for shards that are written to while they are read
 _SORT_FROM = 64  # items
 _DECOMPRESSED_BYTES = 512 << 20  # decompressed shards in the cache; at least one shard
+_SMALL_BYTES, _BLOCK_BYTES = 1 << 16, 1 << 17  # items that are read ahead in blocks, and the blocks
 _OPEN_BYTES = 4096  # memory of an open shard that is not compressed
 
 
@@ -107,6 +112,55 @@ class ShardEngine:
         found = np.empty(len(items), object)
         self._visit(items, np.arange(len(items)), lambda request: request.fill_keys(found), "always")
         return [str(key) for key in found]
+
+    def read_ahead(self, items: _Int64s) -> int:
+        """Start reading items into the page cache; return the bytes that were not there."""
+        return sum(read_ahead(self._widen(ranges)) for ranges in self._find_ranges(items, may_open=True))
+
+    def give_back(self, items: _Int64s) -> None:
+        """Give back the pages that hold nothing but these items."""
+        for ranges in self._find_ranges(items, may_open=False):
+            give_back(ranges)
+
+    def _find_ranges(self, items: _Int64s, *, may_open: bool) -> Iterator[StoredRanges]:
+        """Yield where items lie in shards that are not compressed, and are open, or may be opened.
+
+        A damaged shard is left out. If too many are to be opened, none is: they would be closed before they are read.
+        """
+        shards = np.searchsorted(self.spec.borders, items, side="right") - 1
+        present = [number for number in np.unique(shards).tolist() if self.spec.manifest.table.is_plain[number]]
+        may_open = may_open and len(present) <= self._at_once // 2
+        found: dict[int, OpenShard] = {}
+        for number in present:
+            with suppress(PenstockError, OSError):
+                shard = self._shards.find(number) or (self._open(number, items, shards) if may_open else None)
+                if shard is not None:
+                    found[number] = shard
+        if not found:
+            return
+        mine = np.isin(shards, list(found)) if len(found) < len(present) else slice(None)
+        items, shards = items[mine], shards[mine]
+        which = np.searchsorted(list(found), shards)
+        rows, nothing = items - self.spec.borders[shards], np.zeros(len(items), np.bool_)
+        request = Request(list(found.values()), which, items, rows, places=rows, unverified=nothing)
+        with suppress(DamageError):
+            for part in request.split_by_layout():
+                yield part.find_ranges(tuple(self._suffixes))
+
+    def _widen(self, ranges: StoredRanges) -> StoredRanges:
+        """Return the blocks around small items: if a dataset fits in memory, all of them are needed soon."""
+        if not self._block_bytes:
+            return ranges
+        begins = ranges.begins // self._block_bytes * self._block_bytes
+        ends = -(-ranges.ends // self._block_bytes) * self._block_bytes
+        return ranges._replace(begins=begins, ends=ends)
+
+    @cached_property
+    def _block_bytes(self) -> int:
+        """Bytes that are read together around a small item; 0: only its own."""
+        n_bytes, table = int(self.spec.manifest.table.stored_bytes.sum()), self.spec.manifest.table
+        is_small = n_bytes < _SMALL_BYTES * int(table.n_items.sum())
+        return _BLOCK_BYTES if is_small and n_bytes < this_machine().memory_bytes // 2 else 0
 
     def _visit(self, items: _Int64s, places: _Int64s, read: Callable[[Request], None], verify: Verify) -> None:
         """Call `read` with requests that cover all items; again, if a shard was written to in the meantime."""
@@ -208,16 +262,10 @@ class ShardEngine:
 
     def _read(self, request: Request, block: dict[str, NDArray[Any]]) -> None:
         """Read the fixed fields extent by extent, then the others field by field."""
-        layout = request.open_shards[0].layout
-        # (items, …): for each extent, the place of its begins; then for each member, where its checksums begin.
-        numbers = request.read_rows([shard.row for shard in request.open_shards])
-        begins_at, checksums_at = 0, 3 * len(layout)
-        for extent in layout:
-            begins = request.numbers_at(numbers[:, begins_at : begins_at + 3])
-            sums_at = numbers[:, checksums_at : checksums_at + len(extent.names)]
-            request.copy_extent(extent, begins, sums_at, [_byte_rows(block[name]) for name in extent.names])
-            begins_at, checksums_at = begins_at + 3, checksums_at + len(extent.names)
-        done = {name for extent in layout for name in extent.names}
+        done: set[str] = set()
+        for extent, begins, checksums_at in request.locate_extents():
+            request.copy_extent(extent, begins, checksums_at, [_byte_rows(block[name]) for name in extent.names])
+            done.update(extent.names)
         if KEY in block:
             request.fill_keys(block[KEY])
             done.add(KEY)

@@ -16,6 +16,7 @@ from penstock.source.native import (
     INVALID,
     ExpectedChecksums,
     StoredItems,
+    StoredRanges,
     copy_items,
     find_changed_shards,
     read_numbers,
@@ -101,6 +102,31 @@ class Request:
         if n_read < len(found):
             raise self.damage(int(numbers[n_read]), "its side index was truncated")
         return found
+
+    def locate_extents(self) -> Iterator[tuple[Extent, _Int64s, _Int64s]]:
+        """Yield each extent, where it begins in every item, and where its members' checksums begin in side indexes.
+
+        The checksums are those of each item's shard, of shape (items, members).
+        """
+        layout = self.open_shards[0].layout
+        numbers = self.read_rows([shard.row for shard in self.open_shards])
+        checksums_at = 3 * len(layout)
+        for number, extent in enumerate(layout):
+            begins = self.numbers_at(numbers[:, 3 * number : 3 * number + 3])
+            yield extent, begins, numbers[:, checksums_at : checksums_at + len(extent.names)]
+            checksums_at += len(extent.names)
+
+    def find_ranges(self, suffixes: Sequence[str]) -> StoredRanges:
+        """Return the bytes of all extents, and of the members with these suffixes that are in no extent."""
+        found = [(self._which, begins, begins + extent.members[-1][3]) for extent, begins, _ in self.locate_extents()]
+        in_extents = {suffix for extent in self.open_shards[0].layout for suffix in extent.suffixes}
+        for suffix in set(suffixes) - in_extents:
+            places = self.read_rows([shard.columns.get(suffix, NO_COLUMN) for shard in self.open_shards])
+            begins, offsets, sizes = (self.numbers_at(places[:, at : at + 3]) for at in (0, 3, 6))
+            there = begins != MISSING
+            found.append((self._which[there], begins[there], (offsets + sizes)[there]))
+        which, begins, ends = (np.concatenate(numbers) for numbers in zip(*found, strict=True))
+        return StoredRanges(self._table, which, begins, ends)
 
     def copy_extent(
         self, extent: Extent, begins: _Int64s, checksums_at: _Int64s, targets: list[NDArray[np.uint8]]

@@ -157,6 +157,20 @@ class TarSource:
                 np.copyto(given, block[name])
         return {**block, **(out or {})}
 
+    def prepare(self, items: _Int64s) -> int:
+        """Start reading items into memory, without waiting for them; return the bytes that were not there."""
+        return self._process_engine().read_ahead(items) if len(items) else 0
+
+    def release(self, items: _Int64s) -> None:
+        """Give back the memory of the pages that hold nothing but these items."""
+        if len(items):
+            self._process_engine().give_back(items)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all shards."""
+        return int(self.manifest.table.stored_bytes.sum())
+
     @property
     def memory_bytes(self) -> int:
         """Upper bound of the memory that each process keeps between reads: open shards and which items are verified."""
