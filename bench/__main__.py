@@ -1,10 +1,23 @@
-"""`python -m bench [NAME ...] [--repeats N]`: all benchmarks, or the named ones."""
+"""`python -m bench [NAME ...] [--repeats N]`: all benchmarks, or the named ones; `cold` is all parts of it."""
 
 import argparse
 import tempfile
 from pathlib import Path
 
-from bench import chunked, chunks, convert, delivery, imports, many_shards, order, shards, streams, tuning, volumes
+from bench import (
+    chunked,
+    chunks,
+    cold,
+    convert,
+    delivery,
+    imports,
+    many_shards,
+    order,
+    shards,
+    streams,
+    tuning,
+    volumes,
+)
 
 BENCHMARKS = {
     "imports": imports.run,
@@ -18,22 +31,27 @@ BENCHMARKS = {
     "chunked": chunked.run,
     "tuning": tuning.run,
     "volumes": volumes.run,
+    **cold.PARTS,
 }
+GROUPS = {"cold": list(cold.PARTS)}
 
 
 def main() -> None:
     """Run the benchmarks that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all by default")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join([*BENCHMARKS, *GROUPS])}; all by default"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="interleaved repeats (default 3)")
     parser.add_argument("--data", type=Path, help="keep generated data here (default: a temporary folder)")
     chosen = parser.parse_args()
-    unknown = set(chosen.names) - set(BENCHMARKS)
+    names = [name for given in chosen.names or BENCHMARKS for name in GROUPS.get(given, [given])]
+    unknown = set(names) - set(BENCHMARKS)
     if unknown:
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; use {', '.join(BENCHMARKS)}")
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; use {', '.join([*BENCHMARKS, *GROUPS])}")
     out = Path(__file__).parent / "out" / "results.json"
     with tempfile.TemporaryDirectory() as folder:
-        for name in chosen.names or BENCHMARKS:
+        for name in names:
             print(f"# {name}", flush=True)
             BENCHMARKS[name](chosen.data or Path(folder), out, chosen.repeats)
     print(f"Saved to {out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out}.")

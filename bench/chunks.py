@@ -18,7 +18,7 @@ import penstock as ps
 from bench.measure import Contender, measured, printed, saved
 from penstock.run.buffers import BufferPool
 
-__all__ = ["COLUMNS", "ROWS", "WARM", "WINDOW", "run", "write_array"]
+__all__ = ["CHUNK", "COLUMNS", "ROWS", "WARM", "WINDOW", "create_array", "run", "voltages", "write_array"]
 
 ROWS, COLUMNS, CHUNK, WINDOW = 64_000, 2_000, 2_000, 8_192
 WINDOWS, WARM = 16, 6
@@ -132,27 +132,37 @@ def _seconds(job: Callable[[], Any]) -> float:
 
 def write_array(folder: Path, codec: str) -> None:
     """Write the array, and the same as `flat.npy`, if they are not there."""
-    import numcodecs
-    import zarr
-
-    compressors = {"raw": None, "lz4": numcodecs.Blosc("lz4", 5, 1), "zstd": numcodecs.Blosc("zstd", 3, 2)}
     path, flat = folder / f"{codec}.zarr", folder / "flat.npy"
     folder.mkdir(parents=True, exist_ok=True)
     if not flat.exists():
         array = np.lib.format.open_memmap(flat, mode="w+", dtype=np.float32, shape=(ROWS, COLUMNS))
         rng = np.random.default_rng(0)
-        for start in range(0, ROWS, CHUNK):  # voltages: slow waves and noise, as simulations have them
-            waves = np.sin(np.arange(start, start + CHUNK)[:, None] / 500 + np.arange(COLUMNS))
-            array[start : start + CHUNK] = np.round(waves + 0.05 * rng.standard_normal((CHUNK, COLUMNS)), 3)
+        for start in range(0, ROWS, CHUNK):
+            array[start : start + CHUNK] = voltages(start, rng)
     if not path.exists():
-        stored = zarr.create_array(
-            path,
-            shape=(ROWS, COLUMNS),
-            chunks=(CHUNK, COLUMNS),
-            dtype="f4",
-            zarr_format=2,
-            compressors=compressors[codec],
-        )
+        stored = create_array(path, codec, ROWS)
         source = np.load(flat, mmap_mode="r")
         for start in range(0, ROWS, CHUNK):
             stored[start : start + CHUNK] = source[start : start + CHUNK]
+
+
+def create_array(path: Path, codec: str, rows: int) -> Any:
+    """Create an empty array."""
+    import numcodecs
+    import zarr
+
+    compressors = {"raw": None, "lz4": numcodecs.Blosc("lz4", 5, 1), "zstd": numcodecs.Blosc("zstd", 3, 2)}
+    return zarr.create_array(
+        path,
+        shape=(rows, COLUMNS),
+        chunks=(CHUNK, COLUMNS),
+        dtype="f4",
+        zarr_format=2,
+        compressors=compressors[codec],
+    )
+
+
+def voltages(start: int, rng: np.random.Generator) -> np.ndarray:
+    """Return the rows of a chunk: slow waves and noise, as simulations have them."""
+    waves = np.sin(np.arange(start, start + CHUNK)[:, None] / 500 + np.arange(COLUMNS))
+    return np.round(waves + 0.05 * rng.standard_normal((CHUNK, COLUMNS)), 3)

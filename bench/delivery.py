@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 import penstock as ps
 from bench.measure import Contender, measured, printed, saved
 
-__all__ = ["BATCH", "KEPT", "LARGE", "SMALL", "epoch_rate", "print_keeping", "run"]
+__all__ = ["BATCH", "KEPT", "LARGE", "SMALL", "epoch_rate", "open_torch", "print_keeping", "run"]
 
 BATCH = 32
 LARGE = {"spikes": (100, 96), "behavior": (100, 2), "lfp": (64, 1000)}
@@ -162,14 +162,19 @@ class _Rows(Dataset[dict[str, torch.Tensor]]):
 
 def torch_loader(folder: Path, num_workers: int) -> float:
     """Iterate torch's own DataLoader; the second of two epochs counts."""
-    rows = _Rows(folder)
-    sampler = BatchSampler(RandomSampler(rows), BATCH, drop_last=True)
-    loader = DataLoader(
-        rows, sampler=sampler, batch_size=None, num_workers=num_workers, persistent_workers=num_workers > 0
-    )
+    loader = open_torch(folder, num_workers)
     for _ in loader:
         pass
     return epoch_rate(loader)
+
+
+def open_torch(folder: Path, num_workers: int = 0) -> Iterable[Any]:
+    """Return torch's DataLoader over a memory map of each field."""
+    rows = _Rows(folder)
+    sampler = BatchSampler(RandomSampler(rows), BATCH, drop_last=True)
+    return DataLoader(
+        rows, sampler=sampler, batch_size=None, num_workers=num_workers, persistent_workers=num_workers > 0
+    )
 
 
 class _PythonItems(Dataset[int]):

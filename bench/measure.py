@@ -10,11 +10,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Contender", "Result", "measured", "peak_private_mb", "printed", "saved"]
+__all__ = ["Contender", "Result", "alone", "measured", "peak_private_mb", "printed", "saved"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +36,18 @@ class Result:
     ratio_low: float
     ratio_high: float
     private_mb: float
+    rates: tuple[float, ...] = ()
+    """Of each repeat."""
 
 
-def measured(contenders: list[Contender], repeats: int) -> list[Result]:
-    """Measure all contenders, interleaved; the first one is the limit that the others are compared with."""
+def measured(contenders: list[Contender], repeats: int, limits: int = 1) -> list[Result]:
+    """Measure all contenders, interleaved; the best of the first `limits` is what all are compared with."""
     rates: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     memory: dict[str, float] = {contender.name: 0.0 for contender in contenders}
-    context = mp.get_context("spawn")
     began = time.perf_counter()
     for repeat in range(repeats):
         for number, contender in enumerate(contenders):
-            with ProcessPoolExecutor(1, mp_context=context) as process:
-                rate, private_mb = process.submit(_run, contender).result()
+            rate, private_mb = alone(_run, contender)
             rates[contender.name].append(rate)
             memory[contender.name] = max(memory[contender.name], private_mb)
             done = repeat * len(contenders) + number + 1
@@ -56,13 +56,20 @@ def measured(contenders: list[Contender], repeats: int) -> list[Result]:
                 f"  repeat {repeat + 1}/{repeats}: {contender.name:28s} {rate:14,.0f}/s   about {left:.0f} s left",
                 flush=True,
             )
-    limit = rates[contenders[0].name]
+    limit = [max(found) for found in zip(*(rates[contender.name] for contender in contenders[:limits]), strict=True)]
     results = []
     for name, found in rates.items():
         ratios = [rate / most for rate, most in zip(found, limit, strict=True)]
         middle = statistics.median(ratios)
-        results.append(Result(name, statistics.median(found), middle, min(ratios), max(ratios), memory[name]))
+        rate = statistics.median(found)
+        results.append(Result(name, rate, middle, min(ratios), max(ratios), memory[name], tuple(found)))
     return results
+
+
+def alone(job: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a fresh process, and return what it returns."""
+    with ProcessPoolExecutor(1, mp_context=mp.get_context("spawn")) as process:
+        return process.submit(job, *arguments).result()
 
 
 def _run(contender: Contender) -> tuple[float, float]:
@@ -85,9 +92,9 @@ def printed(title: str, unit: str, results: Iterable[Result]) -> None:
     print()
 
 
-def saved(path: Path, name: str, results: Iterable[Result]) -> None:
-    """Add the results to a JSON file."""
+def saved(path: Path, name: str, results: Iterable[Any]) -> None:
+    """Add the results, which are dataclasses, to a JSON file."""
     found = json.loads(path.read_text()) if path.exists() else {}
-    found[name] = [{key: getattr(result, key) for key in Result.__slots__} for result in results]
+    found[name] = [asdict(result) for result in results]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=2))

@@ -7,18 +7,29 @@ field. Of small samples, where others take minutes for an epoch, they read fewer
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from bench.delivery import BATCH, epoch_rate
 from bench.measure import Contender
 from bench.shard_data import Shapes, samples, warm, write_rate
 
-__all__ = ["readers", "writers"]
+__all__ = [
+    "open_litdata",
+    "open_mosaic",
+    "open_spdl",
+    "open_webdataset",
+    "readers",
+    "store_arrays",
+    "store_litdata",
+    "store_mds",
+    "writers",
+]
 
 _MOST_ITEMS = 40_000
 
@@ -28,14 +39,14 @@ def readers(folder: Path, shards: Path, shapes: Shapes, n_items: int) -> list[Co
     n_items = min(n_items, _MOST_ITEMS)
     found = [Contender("webdataset", webdataset, (shards,))]
     peers: list[tuple[str, str, Callable[..., None], Callable[..., float]]] = [
-        ("litdata", "litdata", _write_litdata, litdata),
-        ("streaming", "MosaicML streaming", _write_mds, mosaic),
-        ("spdl", "SPDL, memory map", _write_arrays, spdl),
-        ("grain", "grain, memory map", _write_arrays, grain),
+        ("litdata", "litdata", store_litdata, litdata),
+        ("streaming", "MosaicML streaming", store_mds, mosaic),
+        ("spdl", "SPDL, memory map", store_arrays, spdl),
+        ("grain", "grain, memory map", store_arrays, grain),
     ]
     for module, title, write, read in peers:
         if importlib.util.find_spec(module) is not None:
-            stored = folder / f"{write.__name__[7:]}-{shards.name}"
+            stored = folder / f"{write.__name__[6:]}-{shards.name}"
             if not stored.exists():
                 write(stored, shapes, n_items)
             found.append(Contender(title, read, (stored,)))
@@ -64,41 +75,61 @@ def writers(target: Path, shapes: Shapes, n_items: int, shard_size: int) -> list
 
 def webdataset(folder: Path) -> float:
     """Iterate the webdataset library over the same shards, with a shuffle buffer of 1000."""
+    warm(folder)
+    return epoch_rate(open_webdataset(folder))
+
+
+def open_webdataset(folder: Path, workers: int = 0) -> Iterable[Any]:
+    """Return the batches of the webdataset library."""
     import webdataset as wds
 
-    warm(folder)
     urls = sorted(str(path) for path in folder.glob("*.tar"))[: 40 if "small" in folder.name else None]
     data = (
         wds.WebDataset(urls, shardshuffle=len(urls), seed=1)
         .shuffle(1000)
         .decode()
-        .map(lambda sample: {name: value for name, value in sample.items() if name.endswith(".npy")})
+        .map(_without_suffix)
         .batched(BATCH, collation_fn=torch.utils.data.default_collate, partial=False)
     )
-    return epoch_rate(data)
+    if workers == 0:
+        return data  # type: ignore[no-any-return]  # webdataset has no types
+    return DataLoader(data, batch_size=None, num_workers=workers)
+
+
+def _without_suffix(sample: dict[str, Any]) -> dict[str, Any]:
+    return {name.removesuffix(".npy"): value for name, value in sample.items() if name.endswith(".npy")}
 
 
 def litdata(folder: Path) -> float:
     """Iterate litdata over the same items; the second of two epochs counts."""
-    import litdata as ld
-
     warm(folder)
-    data = ld.StreamingDataset(str(folder), shuffle=True, drop_last=True, seed=1)
-    loader = ld.StreamingDataLoader(data, batch_size=BATCH, num_workers=0)
+    loader = open_litdata(folder)
     for _ in loader:
         pass
     return epoch_rate(loader)
+
+
+def open_litdata(folder: Path, workers: int = 0) -> Iterable[Any]:
+    """Return a loader of litdata."""
+    import litdata as ld
+
+    data = ld.StreamingDataset(str(folder), shuffle=True, drop_last=True, seed=1)
+    return ld.StreamingDataLoader(data, batch_size=BATCH, num_workers=workers)  # type: ignore[no-any-return]
 
 
 def mosaic(folder: Path) -> float:
     """Iterate MosaicML streaming over the same items; the second of two epochs counts."""
-    streaming = _streaming()
     warm(folder)
-    data = streaming.StreamingDataset(local=str(folder), shuffle=True, shuffle_seed=1, batch_size=BATCH)
-    loader = torch.utils.data.DataLoader(data, batch_size=BATCH, num_workers=0, drop_last=True)
+    loader = open_mosaic(folder)
     for _ in loader:
         pass
     return epoch_rate(loader)
+
+
+def open_mosaic(folder: Path, workers: int = 0) -> Iterable[Any]:
+    """Return torch's DataLoader over a dataset of MosaicML streaming."""
+    data = _streaming().StreamingDataset(local=str(folder), shuffle=True, shuffle_seed=1, batch_size=BATCH)
+    return DataLoader(data, batch_size=BATCH, num_workers=workers, drop_last=True)
 
 
 class _Rows:
@@ -121,27 +152,31 @@ class _Rows:
 
 def spdl(folder: Path) -> float:
     """Run a SPDL pipeline with two threads over shuffled batches of a memory map; the second of two epochs counts."""
-    from spdl.pipeline import PipelineBuilder
-
     warm(folder)
     rows, rate = _Rows(folder), 0.0
-
-    def batches(epoch: int) -> Iterator[Any]:
-        order = np.random.default_rng(epoch).permutation(len(rows))
-        for start in range(0, len(rows) - BATCH + 1, BATCH):
-            yield order[start : start + BATCH]
-
     for epoch in range(2):
-        pipeline = (
-            PipelineBuilder()
-            .add_source(batches(epoch))
-            .pipe(rows.batch, concurrency=2, output_order="input")
-            .add_sink(2)
-            .build(num_threads=2)
-        )
-        with pipeline.auto_stop():
-            rate = epoch_rate(pipeline)
+        rate = epoch_rate(_spdl_batches(rows, 2, epoch))
     return rate
+
+
+def open_spdl(folder: Path, workers: int = 0) -> Iterable[Any]:
+    """Return the batches of a SPDL pipeline over a memory map; it has one thread at least."""
+    return _spdl_batches(_Rows(folder), max(1, workers), epoch=0)
+
+
+def _spdl_batches(rows: "_Rows", threads: int, epoch: int) -> Iterator[Any]:
+    from spdl.pipeline import PipelineBuilder
+
+    order = np.random.default_rng(epoch).permutation(len(rows))
+    pipeline = (
+        PipelineBuilder()
+        .add_source(order[start : start + BATCH] for start in range(0, len(rows) - BATCH + 1, BATCH))
+        .pipe(rows.batch, concurrency=threads, output_order="input")
+        .add_sink(2)
+        .build(num_threads=threads)
+    )
+    with pipeline.auto_stop():
+        yield from pipeline
 
 
 def grain(folder: Path) -> float:
@@ -157,7 +192,8 @@ def grain(folder: Path) -> float:
     )
 
 
-def _write_arrays(folder: Path, shapes: Shapes, n_items: int) -> None:
+def store_arrays(folder: Path, shapes: Shapes, n_items: int) -> None:
+    """Store samples in one array for each field."""
     folder.mkdir(parents=True)
     arrays = {
         name: np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.float32, (n_items, *shape))
@@ -186,10 +222,11 @@ def write_webdataset(folder: Path, shapes: Shapes, n_items: int, shard_size: int
 
 def write_litdata(folder: Path, shapes: Shapes, n_items: int, lasting: bool) -> float:
     """Write the same samples with litdata."""
-    return write_rate(folder, n_items, lambda: _write_litdata(folder, shapes, n_items), lasting=lasting)
+    return write_rate(folder, n_items, lambda: store_litdata(folder, shapes, n_items), lasting=lasting)
 
 
-def _write_litdata(folder: Path, shapes: Shapes, n_items: int) -> None:
+def store_litdata(folder: Path, shapes: Shapes, n_items: int) -> None:
+    """Store samples with litdata."""
     from litdata.streaming.writer import BinaryWriter
 
     folder.mkdir(parents=True)
@@ -202,10 +239,11 @@ def _write_litdata(folder: Path, shapes: Shapes, n_items: int) -> None:
 
 def write_mds(folder: Path, shapes: Shapes, n_items: int, lasting: bool) -> float:
     """Write the same samples with MosaicML streaming."""
-    return write_rate(folder, n_items, lambda: _write_mds(folder, shapes, n_items), lasting=lasting)
+    return write_rate(folder, n_items, lambda: store_mds(folder, shapes, n_items), lasting=lasting)
 
 
-def _write_mds(folder: Path, shapes: Shapes, n_items: int) -> None:
+def store_mds(folder: Path, shapes: Shapes, n_items: int) -> None:
+    """Store samples with MosaicML streaming."""
     columns = {
         name: f"ndarray:float32:{','.join(map(str, shape))}" if shape else "float32" for name, shape in shapes.items()
     }

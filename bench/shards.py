@@ -21,7 +21,7 @@ from bench.measure import Contender, measured, peak_private_mb, printed, saved
 from bench.shard_data import Shapes, samples, warm, write_rate
 from bench.shard_peers import readers, writers
 
-__all__ = ["run"]
+__all__ = ["run", "store_penstock"]
 
 SIZES: dict[str, tuple[Shapes, int, int]] = {"large": (LARGE, 6_000, 1_000), "small": (SMALL, 200_000, 1_000)}
 OPENED_ITEMS, OPENED_SHARD = 10_000_000, 10_000
@@ -32,7 +32,7 @@ def run(folder: Path, out: Path, repeats: int) -> None:
     for name, (shapes, n_items, shard_size) in SIZES.items():
         shards = folder / f"shards-{name}"
         if not (shards / "dataset_metadata.json").exists():
-            _write_penstock(shards, shapes, n_items, shard_size)
+            store_penstock(shards, shapes, n_items, shard_size)
         fields = list(shapes)
         reading = [
             Contender("limit", limit, (shapes, n_items)),
@@ -114,7 +114,8 @@ def _many_shards(folder: Path) -> None:
     (folder / "dataset_metadata.json").write_bytes(many.to_bytes())
 
 
-def _write_penstock(folder: Path, shapes: Shapes, n_items: int, shard_size: int) -> None:
+def store_penstock(folder: Path, shapes: Shapes, n_items: int, shard_size: int) -> None:
+    """Store samples in shards."""
     with ps.recipes.webdataset.WebDatasetWriter(folder, shard_size) as writer:
         for sample in samples(shapes, n_items):
             writer.write_sample(sample)
@@ -196,4 +197,4 @@ def write_raw(folder: Path, shapes: Shapes, n_items: int, shard_size: int, lasti
 
 def write_penstock(folder: Path, shapes: Shapes, n_items: int, shard_size: int) -> float:
     """Write shards with checksums, indexes and a manifest that last."""
-    return write_rate(folder, n_items, lambda: _write_penstock(folder, shapes, n_items, shard_size))
+    return write_rate(folder, n_items, lambda: store_penstock(folder, shapes, n_items, shard_size))
