@@ -2,15 +2,15 @@
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import penstock as ps
 
-__all__ = ["HAS_READ_AHEAD", "RUN_ITEMS", "Way", "consume"]
+__all__ = ["RUN_ITEMS", "Way", "consume"]
 
-HAS_READ_AHEAD = "read_ahead_bytes" in {field.name for field in fields(ps.RunOptions)}
 RUN_ITEMS, WINDOW_RUNS = 64, 16
+_NO_LIMIT = 1 << 62
 _ORDERS: dict[str, Any] = {
     "Shuffle": ps.Shuffle(),
     "windows": ps.WindowShuffle(WINDOW_RUNS, held=False),
@@ -34,17 +34,21 @@ class Way:
     """Which one counts: the first one verifies."""
 
     ahead: bool = True
+    give_back: bool = True
+    """What does not fit in memory; False: it is left to the kernel which pages go."""
 
     def __str__(self) -> str:
         marks = [*(["later epoch"] if self.epoch else []), *([] if self.ahead else ["no read-ahead"])]
+        marks += [] if self.give_back else ["nothing given back"]
         return ", ".join([self.order, self.executor, *marks])
 
     def loader(self, source: Any, batch_size: int) -> ps.Loader:
         """Return a loader that goes this way."""
         workers, kind = _EXECUTORS[self.executor]
-        without: dict[str, Any] = {} if self.ahead or not HAS_READ_AHEAD else {"read_ahead_bytes": 0}
+        options: dict[str, Any] = {} if self.ahead else {"read_ahead_bytes": 0}
+        options |= {} if self.give_back else {"page_cache_bytes": _NO_LIMIT}
         plan = ps.Plan(source.index, _ORDERS[self.order], batch_size=batch_size, seed=1, tail="drop")
-        return ps.Loader(source, plan, num_workers=workers, options=ps.RunOptions(executor=kind, **without))
+        return ps.Loader(source, plan, num_workers=workers, options=ps.RunOptions(executor=kind, **options))
 
 
 def consume(batches: Iterable[Any], kept: str, payload_bytes: int) -> float:

@@ -32,8 +32,9 @@ WAYS = (
     Way("Shuffle", "inline"),
     Way("Shuffle", "2 threads"),
     Way("windows", "2 threads"),
-    Way("Shuffle", "inline", ahead=False),
-    Way("Shuffle", "2 threads", ahead=False),
+    Way("Shuffle", "inline", give_back=False),
+    Way("Shuffle", "2 threads", give_back=False),
+    Way("Shuffle", "2 threads", ahead=False, give_back=False),
 )
 
 
