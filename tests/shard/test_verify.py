@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from penstock_page_cache import cached_pages, can_be_dropped
 
 from penstock import TarSource
 from penstock.core.errors import DamageError, SourceError
+from penstock.files import read_ahead
 from penstock.shard.manifest import MANIFEST
 from penstock.shard.verify import verify_shards
 from penstock.shard.writer import ShardWriter, WriteOptions
@@ -243,3 +245,48 @@ def test_a_truncated_compressed_shard_is_found(compression: Any, tmp_path: Path)
     for length in range(0, len(content), 11):
         path.write_bytes(content[:length])
         assert {shard for shard, *_ in found(tmp_path)} == {SECOND}
+
+
+def _write_large(folder: Path) -> Path:
+    """Write one shard of 2.6 MB; item i is 800 values i, 3 KiB in the archive, and its metadata 1 KiB."""
+    write(folder, 500, shard_size=1000, make=lambda number: {"x": np.full(800, number, np.float32)})
+    return folder / "shard_000000.tar"
+
+
+def test_items_of_a_large_shard_are_found_in_their_order(tmp_path: Path) -> None:
+    shard = _write_large(tmp_path)
+    assert found(tmp_path) == []
+    item_bytes = (shard.stat().st_size - 1024) // 500
+    damaged = [0, 1, 254, 255, 256, 257, 398, 499]
+    flip(shard, *(item * item_bytes + 600 for item in damaged))
+    expected = [("shard_000000.tar", item, "the checksum of 'x.npy' does not match its bytes") for item in damaged]
+    assert found(tmp_path) == expected
+
+
+def test_damage_before_the_place_where_a_large_shard_ends_is_listed_first(tmp_path: Path) -> None:
+    shard = _write_large(tmp_path)
+    size = shard.stat().st_size
+    item_bytes = (size - 1024) // 500
+    flip(shard, 260 * item_bytes + 600)
+    os.truncate(shard, 300 * item_bytes + 700)
+    assert found(tmp_path) == [
+        ("shard_000000.tar", None, f"truncated: {300 * item_bytes + 700} bytes, but {size} were written"),
+        ("shard_000000.tar", 260, "the checksum of 'x.npy' does not match its bytes"),
+        ("shard_000000.tar", 300, "'x.npy' is truncated: the shard ends too early"),
+    ]
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_pages_of_a_dataset_larger_than_memory_are_given_back(
+    is_large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = _write_large(tmp_path)
+    if not can_be_dropped(shard):
+        pytest.skip("this file system keeps its pages")
+    if is_large:
+        monkeypatch.setattr(read_ahead, "_KEPT_SHARE", 0.0)
+    assert found(tmp_path) == []
+    assert cached_pages(shard).any() == (not is_large)
+    shard.read_bytes()  # now somebody uses it
+    assert found(tmp_path) == []
+    assert cached_pages(shard).all()

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from penstock.core.text import cause, count
 from penstock.files.durable import remove_asides, write_aside
 from penstock.files.kinds import local_path
 from penstock.files.locks import FolderLock
-from penstock.files.regular import open_regular
+from penstock.files.read_ahead import exceeds_cache, open_once
 from penstock.shard.codec import NpyHeader, parse_npy_header
 from penstock.shard.compression import DecompressedStream, detect_compression, max_decompressed_bytes
 from penstock.shard.manifest import MANIFEST, METADATA, FieldInfo, Manifest, manifest_path
@@ -149,9 +150,11 @@ def index_archives(
     folders = {archive.parent for archive in archives}
     if len(folders) > 1:
         raise SourceError(f"All archives must be in one folder, got {len(folders)} for {where}. Index each by itself.")
+    give_back = exceeds_cache(archive.stat().st_size for archive in archives)
     with ThreadPoolExecutor(max(1, workers)) as pool:
         done = []
-        for archive, (side_index, problems, hidden) in zip(archives, pool.map(_index_archive, archives), strict=True):
+        found = pool.map(partial(_index_archive, give_back=give_back), archives)
+        for archive, (side_index, problems, hidden) in zip(archives, found, strict=True):
             progress(archive.stat().st_size)
             if hidden:
                 names = ", ".join(map(repr, hidden[:3])) + (", …" if len(hidden) > 3 else "")
@@ -190,7 +193,7 @@ def _write(path: Path, indexed: list[tuple[Path, SideIndex]]) -> Manifest:
     return manifest
 
 
-def _index_archive(archive: Path) -> tuple[SideIndex | None, list[Problem], list[str]]:
+def _index_archive(archive: Path, *, give_back: bool = False) -> tuple[SideIndex | None, list[Problem], list[str]]:
     """Read an archive; return its side index, or None if it is unusable, its problems and what was skipped."""
     builder = SideIndexBuilder()
     problems: list[Problem] = []
@@ -198,7 +201,7 @@ def _index_archive(archive: Path) -> tuple[SideIndex | None, list[Problem], list
     fields: set[str] = set()
     try:
         compression = detect_compression(archive)
-        with open_regular(archive) as file:
+        with open_once(archive, give_back=give_back) as file:
             stream: Readable = file
             if compression != "none":
                 limit = max_decompressed_bytes(os.fstat(file.fileno()).st_size)

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from penstock.core.errors import DamageError
+from penstock.files.read_ahead import exceeds_cache, open_once
 from penstock.files.regular import open_regular
 from penstock.files.staging import WRITING
 from penstock.shard.compression import DecompressedStream, max_decompressed_bytes
@@ -23,6 +25,7 @@ __all__ = ["Sample", "verify_sample", "verify_shards"]
 
 _MAX_LISTED = 1000  # problems of one shard; the rest are counted
 _SAMPLED_ITEMS = 4  # of one shard
+_GROUP_BYTES = 1 << 20  # of members that are read in one call
 
 
 def verify_shards(
@@ -44,7 +47,11 @@ def verify_shards(
     starts = np.cumsum([0, *(shard.n_items for shard in manifest.shards)]).tolist()
     problems = list(_find_strays(manifest, path))
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        checked = pool.map(lambda number: _verify_shard(manifest, number, starts[number]), range(len(manifest.shards)))
+        give_back = exceeds_cache(shard.stored_bytes for shard in manifest.shards)
+        checked = pool.map(
+            lambda number: _verify_shard(manifest, number, starts[number], give_back=give_back),
+            range(len(manifest.shards)),
+        )
         for shard, found in zip(manifest.shards, checked, strict=True):
             progress(shard.stored_bytes)
             problems += found[:_MAX_LISTED]
@@ -146,13 +153,13 @@ def _find_strays(manifest: Manifest, path: Path) -> Iterator[Problem]:
             yield Problem(stray.name, None, "it is not listed in the manifest, so it is not part of the dataset")
 
 
-def _verify_shard(manifest: Manifest, number: int, start: int) -> list[Problem]:
+def _verify_shard(manifest: Manifest, number: int, start: int, *, give_back: bool = False) -> list[Problem]:
     entry = manifest.shards[number]
     try:
         side_index = manifest.side_index(number)
         path = manifest.folder / entry.name
         problems = []
-        with open_regular(path) as file:
+        with open_once(path, give_back=give_back) as file:
             size = os.fstat(file.fileno()).st_size
             if size != entry.stored_bytes:
                 what = "truncated" if size < entry.stored_bytes else "longer than it was written"
@@ -174,25 +181,47 @@ def _compare_members(stream: Readable, side_index: SideIndex, entry: ShardEntry,
     begins = np.concatenate([column.begins.at(rows) for column in side_index.columns])
     ends = np.concatenate([column.ends(rows) for column in side_index.columns])
     checksums = np.concatenate([column.checksums for column in side_index.columns])
+    places = np.argsort(begins, kind="stable")
+    places = places[begins[places] != MISSING]
+    begins, ends, checksums = begins[places], ends[places], checksums[places]
+    overlaps = np.flatnonzero(begins[1:] < ends[:-1]) + 1
+    n_members = int(overlaps[0]) if len(overlaps) else len(places)
+
+    def problem(member: int, reason: str) -> Problem:
+        return Problem(entry.name, start + int(places[member]) % side_index.n_items, reason)
+
+    def suffix(member: int) -> str:
+        return side_index.columns[int(places[member]) // side_index.n_items].suffix
+
     position = 0
-    for place in np.argsort(begins, kind="stable").tolist():
-        if begins[place] == MISSING:
-            continue
-        if begins[place] < position:
-            yield Problem(entry.name, start + place % side_index.n_items, "the side index has overlapping members")
+    for first, stop in _group_members(ends, n_members):
+        # What lies between members is a directory, or a file that is not indexed.
+        content = memoryview(stream.read(int(ends[stop - 1]) - position))
+        n_whole = int(np.searchsorted(ends[first:stop] - position, len(content), side="right"))
+        bounds = zip(begins[first:stop].tolist(), ends[first : first + n_whole].tolist(), strict=False)
+        found = [xxhash.xxh3_64_intdigest(content[begin - position : end - position]) for begin, end in bounds]
+        for member in np.flatnonzero(np.array(found, np.uint64) != checksums[first : first + n_whole]).tolist():
+            reason = f"the checksum of {suffix(first + member)!r} does not match its bytes"
+            yield problem(first + member, reason)
+        if first + n_whole < stop:
+            short = first + n_whole
+            yield problem(short, f"{suffix(short)!r} is truncated: the shard ends too early")
             return
-        stream.read(int(begins[place]) - position)  # a directory, or a file that is not indexed
-        content = stream.read(int(ends[place]) - int(begins[place]))
-        position = int(ends[place])
-        column, row = divmod(place, side_index.n_items)
-        suffix = side_index.columns[column].suffix
-        if len(content) < ends[place] - begins[place]:
-            yield Problem(entry.name, start + row, f"{suffix!r} is truncated: the shard ends too early")
-            return
-        if xxhash.xxh3_64_intdigest(content) != checksums[place]:
-            yield Problem(entry.name, start + row, f"the checksum of {suffix!r} does not match its bytes")
+        position = int(ends[stop - 1])
+    if len(overlaps):
+        yield problem(n_members, "the side index has overlapping members")
+        return
     rest = stream.read(side_index.tar_bytes - position)
     if len(rest) < side_index.tar_bytes - position or rest.strip(b"\0"):
         yield Problem(entry.name, None, "the tar blocks of zeros that end the archive are damaged")
     elif stream.read(1):  # this read also checks compressed data to their end
         yield Problem(entry.name, None, "bytes after the end of the archive")
+
+
+def _group_members(ends: NDArray[np.int64], n_members: int) -> Iterator[tuple[int, int]]:
+    """Yield the first member, and the one after the last, of groups that are read in one call."""
+    first, begin = 0, 0
+    while first < n_members:
+        stop = max(first + 1, int(np.searchsorted(ends[:n_members], begin + _GROUP_BYTES, side="right")))
+        yield first, stop
+        first, begin = stop, int(ends[stop - 1])

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import xxhash
 
 from penstock.core.errors import DamageError, PenstockError, ReadError, SourceError
 from penstock.core.text import cause
+from penstock.files.read_ahead import FilesAhead, Part, exceeds_cache
 from penstock.files.regular import read_regular
 from penstock.shard.index_tars import Problem
 from penstock.source.checks import allocate
@@ -79,11 +81,13 @@ def index_store(
         Called with the stored size in bytes of each chunk that is done.
     """
     arrays, problems, written = [], list[Problem](), list[Checksums]()
-    for path in _check_found(store):
+    paths = _check_found(store)
+    reading = _Reading(workers, give_back=_is_large(paths))
+    for path in paths:
         array, name = _open(path), _name(store, path)
         coordinates = sorted(array.list_stored(), key=array.chunk_number)
         sums, sizes = np.zeros(len(coordinates), np.uint64), 0
-        for place, found in enumerate(_map(partial(_hash_chunk, array), coordinates, workers)):
+        for place, found in enumerate(_map(partial(_hash_chunk, array), array, coordinates, reading)):
             if found.reason is not None:
                 problems.append(_problem(array, name, coordinates[place], found.reason))
             sums[place] = found.checksum
@@ -113,6 +117,7 @@ def verify_store(
     if not any((path / SIDECAR).exists() for path in paths):
         raise SourceError(f"{store} has no checksums. Make them: penstock index {store}")
     arrays, problems = [], list[Problem]()
+    reading = _Reading(workers, give_back=_is_large(paths))
     for path in paths:
         name = _name(store, path)
         try:
@@ -124,7 +129,7 @@ def verify_store(
         if checksums is None:
             problems.append(Problem(name, None, "it has no checksums; run `penstock index`"))
             continue
-        found, n_bytes = _compare(array, name, checksums, workers, progress)
+        found, n_bytes = _compare(array, name, checksums, reading, progress)
         problems += found[:_MAX_LISTED]
         if len(found) > _MAX_LISTED:
             problems.append(Problem(name, None, f"and {len(found) - _MAX_LISTED} more"))
@@ -133,12 +138,12 @@ def verify_store(
 
 
 def _compare(
-    array: _Array, name: str, checksums: Checksums, workers: int, progress: _Progress
+    array: _Array, name: str, checksums: Checksums, reading: "_Reading", progress: _Progress
 ) -> tuple[list[Problem], int]:
     """Return the problems of an array, and the bytes that were read."""
     problems, n_bytes = [], 0
     listed = [array.coordinates_of(int(number)) for number in checksums.numbers]
-    for at, found in zip(listed, _map(partial(_verify_chunk, array, checksums), listed, workers), strict=True):
+    for at, found in zip(listed, _map(partial(_verify_chunk, array, checksums), array, listed, reading), strict=True):
         if found.reason is not None:
             problems.append(_problem(array, name, at, found.reason))
         n_bytes += found.n_bytes
@@ -200,11 +205,46 @@ def _describe(error: OSError | ValueError) -> str:
     return cause(error) if isinstance(error, OSError) and not isinstance(error, ReadError) else str(error)
 
 
-def _map(run: Callable[[tuple[int, ...]], _Finding], chunks: list[tuple[int, ...]], workers: int) -> Iterator[_Finding]:
-    with ThreadPoolExecutor(max(1, workers)) as pool:
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How chunks are read."""
+
+    workers: int
+    give_back: bool
+    """Whether the pages of the chunks are given back, because they would push those of others out of the cache."""
+
+
+def _is_large(paths: list[Path]) -> bool:
+    """Return whether arrays exceed the page cache; by their shapes, because a store may have millions of files."""
+    sizes = []
+    for path in paths:
+        with suppress(PenstockError):  # whoever opens it reports it
+            array = _open(path)
+            sizes.append(math.prod(array.shape) * array.dtype.itemsize)
+    return exceeds_cache(sizes)
+
+
+def _map(
+    run: Callable[[tuple[int, ...]], _Finding], array: _Array, chunks: list[tuple[int, ...]], reading: _Reading
+) -> Iterator[_Finding]:
+    ahead = FilesAhead((_locate(array, at) for at in chunks), give_back=reading.give_back)
+    with ThreadPoolExecutor(max(1, reading.workers)) as pool:
         # Not all at once: a store has more chunks than fit into a queue.
         for begin in range(0, len(chunks), 1024):
-            yield from pool.map(run, chunks[begin : begin + 1024])
+            ahead.follow(begin)
+            for number, found in enumerate(pool.map(run, chunks[begin : begin + 1024]), begin + 1):
+                ahead.follow(number)
+                yield found
+    ahead.close()
+
+
+def _locate(array: _Array, at: tuple[int, ...]) -> list[Part]:
+    """Return where a chunk lies; nothing if that is not known, which its reader reports."""
+    try:
+        found = array.locate_chunk(at)
+    except (OSError, ValueError):
+        return []
+    return [] if found is None else [found]
 
 
 def _count_changes(fresh: Checksums, array: _Array) -> int:

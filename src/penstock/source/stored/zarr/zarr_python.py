@@ -125,6 +125,10 @@ class ZarrPythonArray:
         files = list_files(Path(self.where), keys, limit=None)
         yield from (keys.coordinates(number) for number in (() if files is None else files.list_numbers()))
 
+    def locate_chunk(self, coordinates: tuple[int, ...]) -> tuple[Path, int, int | None] | None:
+        """Return the file of a chunk of a local array, which is all of it: offset 0, size unknown."""
+        return Path(self.where) / self._require_keys().key(coordinates), 0, None
+
     def read_stored(self, coordinates: tuple[int, ...]) -> tuple[bytes, int]:
         """Return the content of a chunk file of a local array, and its modification time."""
         with open_regular(Path(self.where) / self._require_keys().key(coordinates)) as file:

@@ -1,0 +1,225 @@
+"""Files that are read once: the same bytes with hints, without hints, and whatever becomes of a file meanwhile."""
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from penstock_page_cache import cached_pages, can_be_dropped
+
+from penstock.files import read_ahead
+from penstock.files.read_ahead import (
+    AHEAD_BYTES,
+    FileAhead,
+    FilesAhead,
+    Window,
+    exceeds_cache,
+    forget_file,
+    open_once,
+    tree_sizes,
+)
+
+_MIB = 1 << 20
+
+
+def _write(path: Path, n_bytes: int) -> bytes:
+    """Write bytes that say where they are."""
+    content = np.arange(-(-n_bytes // 8), dtype=np.int64).tobytes()[:n_bytes]
+    path.write_bytes(content)
+    return content
+
+
+@pytest.fixture
+def cold(tmp_path: Path) -> Path:
+    """A file of which no page is in the page cache."""
+    path = tmp_path / "cold"
+    _write(path, 5 * _MIB + 123)
+    if not can_be_dropped(path):
+        pytest.skip("this file system keeps its pages")
+    return path
+
+
+@pytest.fixture(params=["hints", "no hints", "hints fail"])
+def hints(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    def fail(*_: int) -> None:
+        raise OSError(22, "Invalid argument")
+
+    if request.param == "no hints":
+        monkeypatch.delattr(os, "posix_fadvise")
+        monkeypatch.delattr(os, "RWF_NOWAIT")
+    elif request.param == "hints fail":
+        monkeypatch.setattr(os, "posix_fadvise", fail)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, 4096, _MIB, 3 * _MIB + 5])
+@pytest.mark.parametrize("give_back", [False, True])
+def test_a_file_is_read_to_the_last_byte(tmp_path: Path, n_bytes: int, give_back: bool, hints: str) -> None:
+    content = _write(tmp_path / "file", n_bytes)
+    with open_once(tmp_path / "file", give_back=give_back) as file:
+        parts = list(iter(lambda: file.read(300_000), b""))
+    assert b"".join(parts) == content, hints
+
+
+def test_what_is_read_after_a_seek_is_what_lies_there(tmp_path: Path, hints: str) -> None:
+    content = _write(tmp_path / "file", 3 * _MIB)
+    with open_once(tmp_path / "file") as file:
+        for at in (2 * _MIB, 5, _MIB + 7):
+            file.seek(at)
+            assert file.read(1000) == content[at : at + 1000], hints
+
+
+def test_the_disk_reads_ahead_of_the_reader(cold: Path) -> None:
+    with open_once(cold) as file:
+        assert file.read(1) == b"\0"
+        while not cached_pages(cold).all():  # they are on their way; nobody else reads them
+            os.sched_yield()
+
+
+def test_pages_of_a_file_that_nobody_used_are_given_back(cold: Path) -> None:
+    with open_once(cold, give_back=True) as file:
+        assert len(file.read()) == 5 * _MIB + 123
+    assert not cached_pages(cold).any()
+    with open_once(cold, give_back=True) as file:
+        while file.read(100_000):
+            pass
+    assert not cached_pages(cold).any()
+
+
+def test_pages_that_were_there_before_stay(cold: Path) -> None:
+    cold.read_bytes()
+    with open_once(cold, give_back=True) as file:
+        while file.read(100_000):
+            pass
+    assert cached_pages(cold).all()
+
+
+def test_a_file_that_is_forgotten_is_out_of_the_page_cache(cold: Path) -> None:
+    cold.read_bytes()
+    forget_file(cold)
+    assert not cached_pages(cold).any()
+    forget_file(cold.with_name("no such file"))
+
+
+def test_without_give_back_pages_stay(cold: Path) -> None:
+    with open_once(cold) as file:
+        while file.read(100_000):
+            pass
+    assert cached_pages(cold).all()
+
+
+def test_a_file_that_shrinks_ends_where_it_ends(tmp_path: Path, hints: str) -> None:
+    content = _write(tmp_path / "file", 4 * _MIB)
+    with open_once(tmp_path / "file", give_back=True) as file:
+        assert file.read(10) == content[:10]
+        os.truncate(tmp_path / "file", 2 * _MIB)
+        assert file.read() == content[10 : 2 * _MIB], hints
+
+
+def test_a_fifo_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="a regular file, got a FIFO"):
+        open_once(tmp_path / "fifo")
+    ahead = FilesAhead([[tmp_path / "fifo"], [tmp_path / "no such file"], [tmp_path]], give_back=True)
+    ahead.follow(0)
+    ahead.follow(3)
+    ahead.close()
+
+
+def test_files_are_asked_for_ahead_of_the_one_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [tmp_path / f"{number:03d}" for number in range(40)]
+    for path in paths:
+        _write(path, 2 * _MIB if path.name != "005" else 0)
+    asked: list[str] = []
+    forgotten: list[str] = []
+
+    def ask(path: Path, _: int, size: int | None) -> tuple[int, bool]:
+        asked.append(path.name)
+        return path.stat().st_size, size is None
+
+    def forget(extents: list[tuple[Path, int, int | None]]) -> None:
+        forgotten.extend(path.name for path, *_ in extents)
+
+    monkeypatch.setattr(read_ahead, "_ask_extent", ask)
+    monkeypatch.setattr(read_ahead, "_forget", forget)
+    ahead = FilesAhead(([path] for path in paths), give_back=True)
+    ahead.follow(0)
+    assert asked == [path.name for path in paths[:17]]  # 16 of 2 MiB, and an empty one
+    ahead.follow(10)
+    assert asked == [path.name for path in paths[:26]]
+    assert forgotten == [path.name for path in paths[:10]]
+    ahead.follow(39)
+    ahead.close()
+    assert asked == forgotten == [path.name for path in paths]
+
+
+def test_parts_of_files_are_asked_for_and_given_back(cold: Path) -> None:
+    ahead = FilesAhead([[(cold, _MIB, _MIB)], [(cold, 3 * _MIB, 99 * _MIB), (cold, 99 * _MIB, 1)]], give_back=True)
+    ahead.follow(0)
+    pages = np.arange(len(cached_pages(cold))) * mmap.PAGESIZE
+    expected = ((pages >= _MIB) & (pages < 2 * _MIB)) | (pages >= 3 * _MIB)
+    while not (cached_pages(cold) == expected).all():  # they are on their way
+        os.sched_yield()
+    cold.read_bytes()
+    ahead.follow(1)
+    assert (cached_pages(cold) == ((pages < _MIB) | (pages >= 2 * _MIB))).all()
+    ahead.close()
+    assert (cached_pages(cold) == ((pages < _MIB) | ((pages >= 2 * _MIB) & (pages < 3 * _MIB)))).all()
+
+
+def test_many_empty_files_are_not_opened_all_at_once(tmp_path: Path) -> None:
+    listed = 0
+
+    def groups() -> Iterator[list[Path]]:
+        nonlocal listed
+        for _ in range(10_000):
+            listed += 1
+            yield [tmp_path / "nothing"]
+
+    FilesAhead(groups()).follow(0)
+    assert listed == 256
+
+
+def test_a_window_grows_with_each_read_and_closes_after_a_jump() -> None:
+    window = Window()
+    assert window.follow(0, _MIB) == (_MIB, _MIB)
+    assert window.follow(_MIB, 2 * _MIB) == (_MIB, 3 * _MIB)
+    assert window.follow(2 * _MIB, 3 * _MIB) == (3 * _MIB, 6 * _MIB)
+    far = 100 * AHEAD_BYTES
+    assert window.follow(far, far + _MIB) == (far + _MIB, far + _MIB)
+    for number in range(1, 20):
+        first, last = window.follow(far + number * _MIB, far + (number + 1) * _MIB)
+        assert first <= last <= far + (number + 1) * _MIB + AHEAD_BYTES
+    assert window.follow(0, _MIB) == (_MIB, _MIB)
+
+
+def test_nothing_outside_the_file_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(tmp_path / "file", 3 * _MIB + 77)
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(read_ahead, "_ask", lambda _, begin, end: (asked.append((begin, end)), True)[1])
+    with (tmp_path / "file").open("rb") as file:
+        ahead = FileAhead(file.fileno(), 3 * _MIB + 77, window=Window(AHEAD_BYTES))
+        ahead.follow(0, 10)
+        ahead.follow(3 * _MIB, 9 * _MIB)
+        ahead.close()
+    assert asked == [(0, _MIB), (_MIB, 2 * _MIB), (2 * _MIB, 3 * _MIB), (3 * _MIB, 3 * _MIB + 77)]
+
+
+def test_a_dataset_larger_than_half_of_the_memory_exceeds_the_cache() -> None:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert exceeds_cache([memory])
+    assert exceeds_cache(iter([memory // 3, memory // 3]))
+    assert not exceeds_cache([])
+    assert not exceeds_cache([1 << 20])
+
+
+def test_the_sizes_of_a_tree_are_those_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    _write(tmp_path / "one", 1000)
+    _write(tmp_path / "folder" / "two", 200)
+    _write(tmp_path / "folder" / "inner" / "three", 30)
+    (tmp_path / "folder" / "link").symlink_to("nowhere")
+    found = list(tree_sizes([tmp_path / "one", tmp_path / "folder", tmp_path / "gone"]))
+    assert sorted(found) == [30, 200, 1000]
