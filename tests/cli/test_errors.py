@@ -264,7 +264,7 @@ def test_ctrl_c_stops_verify_and_index_with_130_and_leaves_everything_as_it_was(
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     sent = []
 
-    def interrupted(*_: Any) -> Any:
+    def interrupted(*_: Any, **__: Any) -> Any:
         # A real signal, from a thread that reads, while the main thread waits for it.
         if not sent:
             sent.append(True)
