@@ -51,6 +51,7 @@ EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
     ("penstock.recipes.crossval.cross_validation", "np.load"): (1, _OPEN),
     ("penstock.recipes.crossval.fold", "torch.load"): (1, _OPEN),
     ("penstock.recipes.trainers.config", "OmegaConf.load"): (1, _OPEN),
+    ("penstock.observe.storage.pieces", "mmap.mmap"): (1, "maps a page of an open file, and does not read it"),
     ("penstock.run.processes.shared_pages", "mmap.mmap"): (1, "maps memory that has no path"),
     ("penstock.shard.decoders.audio", "SoundFile"): (1, _OPEN),
     ("penstock.shard.decoders.zips", "ZipFile"): (1, _OPEN),

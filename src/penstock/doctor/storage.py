@@ -16,7 +16,9 @@ from typing import Any
 
 from penstock.doctor.finding import Finding, Progress
 from penstock.files.durable import write_all
-from penstock.files.regular import open_descriptor, read_regular
+from penstock.files.regular import open_descriptor
+from penstock.observe.storage.device import Device, find_device
+from penstock.observe.storage.pieces import time_pieces
 
 __all__ = ["examine_storage"]
 
@@ -25,9 +27,6 @@ _MOST_PIECES = 16
 _MOST_SECONDS = 1.0  # for each direction, as long as a piece takes no longer
 _LITTLE_SPACE = 1 << 30
 _SKEW_SECONDS = 2.0
-_IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
-_REMOTE = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "glusterfs", "9p"}
-_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,31 +70,31 @@ def examine_storage(folder: Path, progress: Progress, *, is_own: bool, files: It
     files
         Files to read if nothing can be written.
     """
-    kind, mount = _find_mount(folder)
-    yield _examine_space(folder, kind, mount)
+    device = find_device(folder)
+    yield _examine_space(folder, device)
     handle = _create_unnamed(folder, is_own=is_own)
     if handle is None:
-        yield _examine_reading(folder, kind, files, progress)
+        yield _examine_reading(folder, device, files, progress)
         return
     try:
         yield _examine_clock(folder, handle)
-        yield _examine_speed(folder, kind, handle, progress)
+        yield _examine_speed(folder, device, handle, progress)
     finally:
         os.close(handle)
 
 
-def _examine_space(folder: Path, kind: str, mount: str) -> Finding:
+def _examine_space(folder: Path, device: Device) -> Finding:
     space = os.statvfs(folder)
     free, size = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
     facts = {
-        "file_system": kind,
-        "mount": mount,
+        "file_system": device.file_system,
+        "mount": device.mount,
         "free_bytes": free,
         "size_bytes": size,
         "free_files": space.f_favail,
         "read_only": bool(space.f_flag & os.ST_RDONLY),
     }
-    where = f"{folder} is on {mount} ({kind}{', read-only' if facts['read_only'] else ''})"
+    where = f"{folder} is on {device.mount} ({device.file_system}{', read-only' if facts['read_only'] else ''})"
     found = f"{where} with {free / 1e9:,.1f} GB free of {size / 1e9:,.1f} GB."
     is_full = free < _LITTLE_SPACE or (space.f_files > 0 and space.f_favail < 1000)
     if not is_full or not size or facts["read_only"]:
@@ -132,7 +131,7 @@ def _examine_clock(folder: Path, handle: int) -> Finding:
     )
 
 
-def _examine_speed(folder: Path, kind: str, handle: int, progress: Progress) -> Finding:
+def _examine_speed(folder: Path, device: Device, handle: int, progress: Progress) -> Finding:
     try:
         write = _measure_writing(handle, progress)
     except OSError as error:
@@ -142,12 +141,12 @@ def _examine_speed(folder: Path, kind: str, handle: int, progress: Progress) -> 
     size = os.fstat(handle).st_size
     places = [(handle, place) for place in range(0, size, _PIECE_BYTES)]
     read = _measure_reading(places, progress)
-    facts = {"file_system": kind, "write": write.to_json(), "read": read.to_json()}
+    facts = {"file_system": device.file_system, "write": write.to_json(), "read": read.to_json()}
     written = f"writes {write}"
-    if kind in _IN_MEMORY or (read.cached and not read.pieces):
+    if device.is_memory or (read.cached and not read.pieces):
         found = f"{folder}: {written}; what was written could be read only from memory, so reads were not measured."
         return Finding("storage.speed", "ok", found, where=str(folder), facts=facts)
-    caution = "a disk or a server may have kept it in a cache of its own" if kind not in _REMOTE else "it is remote"
+    caution = "a disk or a server may have kept it in a cache of its own" if not device.is_remote else "it is remote"
     found = (
         f"{folder}: {written}, reads {read}, in {len(write.pieces)} pieces of {_PIECE_BYTES >> 20} MiB, past the page "
         f"cache. This is a short look: {caution}."
@@ -155,7 +154,7 @@ def _examine_speed(folder: Path, kind: str, handle: int, progress: Progress) -> 
     return Finding("storage.speed", "ok", found, where=str(folder), facts=facts)
 
 
-def _examine_reading(folder: Path, kind: str, files: Iterable[Path], progress: Progress) -> Finding:
+def _examine_reading(folder: Path, device: Device, files: Iterable[Path], progress: Progress) -> Finding:
     """Read files that are there, but only what is not in the page cache: dropping it would slow others down."""
     handles: list[int] = []
     places: list[tuple[int, int]] = []
@@ -172,7 +171,7 @@ def _examine_reading(folder: Path, kind: str, files: Iterable[Path], progress: P
     finally:
         for handle in handles:
             os.close(handle)
-    facts = {"file_system": kind, "write": None, "read": read.to_json()}
+    facts = {"file_system": device.file_system, "write": None, "read": read.to_json()}
     found = "Nothing can be written without a name there, so writes were not measured"
     if read.pieces:
         found = f"{folder}: reads {read} in {len(read.pieces)} pieces of {_PIECE_BYTES >> 20} MiB. {found}."
@@ -205,25 +204,11 @@ def _measure_reading(places: Iterable[tuple[int, int]], progress: Progress) -> S
         if len(speeds) == _MOST_PIECES or time.perf_counter() - began > _MOST_SECONDS:
             break
         progress("Measuring reads", "bytes", len(speeds) * _PIECE_BYTES, _MOST_PIECES * _PIECE_BYTES, "")
-        if _is_cached(handle, place):
-            cached += 1
-            continue
-        before = time.perf_counter()
-        with suppress(OSError):
-            n_read = os.preadv(handle, [bytearray(_PIECE_BYTES)], place)
-            if n_read == _PIECE_BYTES:
-                speeds.append(n_read / max(1e-9, time.perf_counter() - before))
+        timed = time_pieces([(handle, place, place + _PIECE_BYTES)], 1)
+        cached += timed.n_resident
+        if timed.seconds is not None:
+            speeds.append(_PIECE_BYTES / max(1e-9, timed.seconds))
     return Speed(tuple(speeds), cached)
-
-
-def _is_cached(handle: int, place: int) -> bool:
-    """Return whether a piece is in the page cache: whether its middle can be read without waiting."""
-    if not _NOWAIT:
-        return False
-    try:
-        return os.preadv(handle, [bytearray(1)], place + _PIECE_BYTES // 2, _NOWAIT) > 0
-    except OSError:  # it would have to wait, or the file system cannot tell
-        return False
 
 
 def _create_unnamed(folder: Path, *, is_own: bool) -> int | None:
@@ -239,17 +224,3 @@ def _create_unnamed(folder: Path, *, is_own: bool) -> int | None:
         return None
     Path(name).unlink()
     return handle
-
-
-def _find_mount(folder: Path) -> tuple[str, str]:
-    """Return the type of the file system of a folder, and where it is mounted."""
-    best, kind = "", "unknown"
-    real = os.path.realpath(folder)
-    with suppress(OSError):
-        for line in os.fsdecode(read_regular("/proc/self/mounts")).splitlines():
-            words = line.split()
-            place = words[1].encode("latin-1", "replace").decode("unicode_escape", "replace") if len(words) > 2 else ""
-            inside = real == place or real.startswith(f"{place.rstrip('/')}/")
-            if place and inside and len(place) >= len(best):
-                best, kind = place, words[2]
-    return kind, best or "/"
