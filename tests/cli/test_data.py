@@ -100,7 +100,8 @@ def test_a_damaged_manifest_is_1_and_one_that_is_not_there_is_2(shards: Path) ->
 def test_inspect_as_json_has_the_item_that_was_asked_for(shards: Path) -> None:
     found = json.loads(run("inspect", "shards", "--json", "--item", "13").stdout)
     item = found.pop("item")
-    assert found == json.loads(run("inspect", "shards", "--json").stdout) == ShardedDatasetInfo(shards).get_summary()
+    assert found == json.loads(run("inspect", "shards", "--json").stdout)
+    assert ShardedDatasetInfo(shards).get_summary().items() <= found.items()
     assert item["number"] == 13
     assert item["fields"]["x"] == {"dtype": "float64", "shape": [3], "min": 130.0, "max": 132.0, "mean": 131.0}
     assert item["fields"]["label"] == {"dtype": "int64", "shape": [], "value": 13}

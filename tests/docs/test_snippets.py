@@ -31,6 +31,7 @@ _FENCE = re.compile(
 _SETUP = re.compile(r"^<!-- setup\n(?P<body>.*?)^-->$", re.M | re.S)
 _SECONDS = re.compile(r"\b(in|and) [\d.]+ s\b")  # shown as "in … s"
 _HDF5_SIZE = re.compile(r"eof = \d+")
+_STORAGE = re.compile(r"^(Storage|Order)( +).*$", re.M)  # measured; shown as "Storage  …"
 
 
 @dataclass
@@ -77,7 +78,8 @@ def _run_commands(commands: str) -> tuple[str, int]:
         assert program == "penstock"
         done = CliRunner().invoke(app, arguments)
         said, code = (done.stdout + done.stderr).replace(f"{Path.cwd()}/", ""), done.exit_code
-        shown += f"$ {command}\n" + _HDF5_SIZE.sub("eof = …", _SECONDS.sub(r"\1 … s", said))
+        said = _STORAGE.sub(r"\1\2…", _SECONDS.sub(r"\1 … s", said))
+        shown += f"$ {command}\n" + _HDF5_SIZE.sub("eof = …", said)
     return shown, code
 
 

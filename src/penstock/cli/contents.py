@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from penstock.cli.screen import print_json, print_table, tables_on
+from penstock.cli.screen import print_facts, print_json, print_table, tables_on
 from penstock.core.text import count
 
 if TYPE_CHECKING:
@@ -25,19 +25,22 @@ _BIN_SECONDS, _BINS = 0.01, 100  # of a window of NWB, if nothing else is asked 
 def inspect_recording(where: str, *, as_json: bool) -> None:
     """Print what is in a recording, and the command that converts it."""
     from penstock.convert.describe import describe_recording  # noqa: PLC0415  # imports numpy
+    from penstock.recipes.tune.storage import look_at_storage  # noqa: PLC0415
 
-    path = Path(where)
+    path, look = Path(where), look_at_storage(where)  # before anything is read into memory
     kind, contents = describe_recording(path)
     command, more = _suggest(path, kind, contents)
     if as_json:
         found = [{**asdict(content), "name": content.name} for content in contents]
-        print_json({"path": where, "kind": kind, "contents": found, "command": command, "further_fields": more})
+        about = {"path": where, "kind": kind, "contents": found, "command": command, "further_fields": more}
+        print_json({**about, **look.to_dict()})
         return
     typer.echo(f"{where}: {_KINDS.get(kind, 'zarr store')}, {count(len(contents), 'entry')}")
     _print_contents(contents)
     for content in contents:
         if content.problem is not None:
             typer.echo(f"{content.path or where} cannot become a field: {content.problem}")
+    print_facts(look.rows)
     if command is not None:
         typer.echo(f"Convert it:\n  {command}")
     elif kind == "volume":

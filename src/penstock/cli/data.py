@@ -9,7 +9,7 @@ import typer
 from penstock.cli.contents import inspect_recording
 from penstock.cli.errors import ProblemsFound
 from penstock.cli.options import Json, Quiet, Readers, Where
-from penstock.cli.screen import print_json, print_table, tables_on
+from penstock.cli.screen import print_facts, print_json, print_table, tables_on
 from penstock.cli.where import check_archives, check_dataset, is_recording, is_store
 from penstock.core.errors import OptionError
 from penstock.core.text import count
@@ -198,6 +198,9 @@ def inspect(
     Of a dataset: totals, fields, sizes, one item, and health: whether every shard is present and has the right size.
     To read the shards, run `penstock verify`. Of a recording (nwb, wav, flac, ogg, mp3, npy, npz, zarr, OME-NGFF): the
     name, kind, shape, rate, unit, span and gaps of everything in it, and the command that converts it.
+
+    Of both, the storage: how fast it reads in sequence and at random, and which order of items fits it. For this,
+    pieces of the files that are not in memory are read, for at most about 2 seconds.
     """
     if is_recording(where):
         if item is not None or png is not None:
@@ -205,19 +208,13 @@ def inspect(
         inspect_recording(where, as_json=as_json)
         return
     check_dataset(where)
-    from penstock.recipes.webdataset import info as dataset_info  # noqa: PLC0415  # imports numpy
+    from penstock.recipes.tune.storage import look_at_storage  # noqa: PLC0415  # imports numpy
+    from penstock.recipes.webdataset import info as dataset_info  # noqa: PLC0415
 
     info = dataset_info.ShardedDatasetInfo(where)
     shown = item or 0
     if as_json:
-        answer = info.get_summary()
-        if item is not None:
-            found = dataset_info.read_item(where, item)
-            answer["item"] = {"number": item, "fields": {name: _describe_value(value) for name, value in found.items()}}
-        if png is not None:
-            dataset_info.plot_stored_item(where, shown, png)
-            answer["drawn_into"] = str(png)
-        print_json(answer)
+        print_json({**_describe_dataset(where, item, png), **look_at_storage(where).to_dict()})
         return
     if item is not None and item >= info.manifest.n_items:  # before anything is printed
         raise OptionError(f"item must be 0–{info.manifest.n_items - 1}, got {item}.")
@@ -228,9 +225,25 @@ def inspect(
         typer.echo(f"\nItem {shown}")
         for line in dataset_info.describe_item(where, shown):
             typer.echo(f"  {line}")
+        typer.echo()
+    print_facts(look_at_storage(where).rows)
     if png is not None:
         dataset_info.plot_stored_item(where, shown, png)
         typer.echo(f"Plotted to {png}")
+
+
+def _describe_dataset(where: str, item: int | None, png: Path | None) -> dict[str, Any]:
+    """Return what is in a dataset as JSON, with an item if one was asked for; plot it if a file was given."""
+    from penstock.recipes.webdataset import info as dataset_info  # noqa: PLC0415
+
+    answer = dataset_info.ShardedDatasetInfo(where).get_summary()
+    if item is not None:
+        found = dataset_info.read_item(where, item)
+        answer["item"] = {"number": item, "fields": {name: _describe_value(value) for name, value in found.items()}}
+    if png is not None:
+        dataset_info.plot_stored_item(where, item or 0, png)
+        answer["drawn_into"] = str(png)
+    return answer
 
 
 def print_problems(problems: "Sequence[Problem]") -> None:

@@ -11,7 +11,7 @@ import typer
 
 from penstock.observe.progress import is_terminal
 
-__all__ = ["print_json", "print_report", "print_table", "tables_on"]
+__all__ = ["print_facts", "print_json", "print_report", "print_table", "tables_on"]
 
 _LEVEL_STYLES = {"ok": "green", "note": "blue", "warning": "yellow", "problem": "bold red"}
 _LEVEL_WIDTH = len("warning")
@@ -35,6 +35,16 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, err: b
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))  # names of files and fields are not markup
     Console(stderr=err, highlight=False).print(table)
+
+
+def print_facts(facts: Sequence[tuple[str, str]]) -> None:
+    """Print names and sentences: as a table on a terminal, one line each elsewhere."""
+    if tables_on():
+        print_table(["", ""], facts)
+        return
+    width = max(len(name) for name, _ in facts)
+    for name, text in facts:
+        typer.echo(f"{name:<{width}}  {text}")
 
 
 def print_json(value: Any) -> None:

@@ -9,7 +9,7 @@ import typer
 from penstock.cli.errors import name_options
 from penstock.cli.groups import expand_groups
 from penstock.cli.options import Json, Quiet
-from penstock.cli.screen import print_json, print_table, tables_on
+from penstock.cli.screen import print_facts, print_json, print_table, tables_on
 from penstock.cli.where import check_dataset, check_exists
 
 if TYPE_CHECKING:
@@ -54,9 +54,10 @@ def tune(  # noqa: PLR0917  # one parameter per option
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Find fast loader settings for a dataset.
+    """Find fast loader settings for a dataset, and the order that fits its storage.
 
-    Tries executors, workers and prefetch, recommends settings, and says whether training will wait for data.
+    Measures how fast the storage reads in sequence and at random, and says which order fits it. Then tries executors,
+    workers and prefetch with Shuffle, recommends settings, and says whether training will wait for data.
     """
     _check_source(where)
     from penstock.feed.loader import Loader  # noqa: PLC0415  # imports torch
@@ -64,8 +65,10 @@ def tune(  # noqa: PLR0917  # one parameter per option
     from penstock.plan.plan import Plan  # noqa: PLC0415
     from penstock.recipes.tune.search import tune as run_search  # noqa: PLC0415
     from penstock.recipes.tune.source_of import source_of  # noqa: PLC0415
+    from penstock.recipes.tune.storage import look_at_storage  # noqa: PLC0415
 
     source = source_of(where)
+    look = look_at_storage(where, source, batch_size=search.batch_size, show=not quiet)  # before the trials read it
     plan = Plan(source.index, Shuffle(), min(search.batch_size, max(1, len(source.index))))
     with Loader(source, plan) as loader:
         found = run_search(
@@ -78,7 +81,7 @@ def tune(  # noqa: PLR0917  # one parameter per option
     if output is not None:
         found.save(output)
     if as_json:
-        print_json(found.to_dict())
+        print_json({**found.to_dict(), **look.to_dict()})
         return
     verdict = name_options(found.verdict, context.command)
     if tables_on():
@@ -86,6 +89,8 @@ def tune(  # noqa: PLR0917  # one parameter per option
         typer.echo(f"\n{verdict}")
     else:
         typer.echo(f"{found.table}\n\n{verdict}")
+    typer.echo()
+    print_facts(look.rows)
     if output is not None:
         typer.echo(f"Wrote {output}. Use it: Loader(source, plan, **Tuning.load({str(output)!r}).loader_kwargs())")
 

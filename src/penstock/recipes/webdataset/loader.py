@@ -8,8 +8,6 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,9 +17,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.core.checks import check_integer
-from penstock.core.errors import LoaderError, OptionError, ResumeError, SourceError
-from penstock.core.index import Index
-from penstock.core.protocols import Observer, Order
+from penstock.core.errors import LoaderError, OptionError, ResumeError
+from penstock.core.protocols import Observer
 from penstock.core.text import cause
 from penstock.feed.loader import Loader
 from penstock.feed.ranks import current_world
@@ -29,14 +26,15 @@ from penstock.feed.torch_options import TorchOptions
 from penstock.files.durable import write_aside
 from penstock.files.regular import read_regular
 from penstock.plan.cursor import check_count, show_value
-from penstock.plan.orders import Sequential, WindowShuffle, shuffle_within
 from penstock.plan.plan import Plan
+from penstock.recipes.webdataset.auto_order import AutoOrderLoader, OrderChoice
 from penstock.recipes.webdataset.collate import collate_samples, collate_webdataset
+from penstock.recipes.webdataset.shuffle_options import ShuffleOptions, match_shards, select_index
 from penstock.run.options import RunOptions
 from penstock.shard.decoders.decode import Decoding
-from penstock.shard.manifest import METADATA, Manifest, manifest_path
+from penstock.shard.manifest import METADATA
 from penstock.shard.names import KEY
-from penstock.source.tar.source import STRETCH_ITEMS, TarSource
+from penstock.source.tar.source import TarSource
 
 __all__ = ["ResumableWebDatasetLoader", "WebDatasetLoader", "create_webdataset_dataloader"]
 
@@ -45,32 +43,6 @@ _LOG = logging.getLogger("penstock")
 _Path = str | os.PathLike[str]
 
 _MOST_WORKERS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class _ShuffleOptions:
-    """The shuffle options, and the order of the core that they mean."""
-
-    shuffle: bool
-    shuffle_shards: bool
-    buffer_size: int
-
-    def __post_init__(self) -> None:
-        check_integer("buffer_size", self.buffer_size, at_least=1)
-
-    def source(self, shard_dir: _Path, **options: Any) -> TarSource:
-        """Return the source, in the chunks that `order` permutes; with the keys of items, if others wrote the tars."""
-        if options.get("fields") is None:
-            manifest = Manifest.read(manifest_path(shard_dir))
-            options["fields"] = None if manifest.shard_size is not None else [*manifest.fields, KEY]
-        return TarSource(shard_dir, chunk_items=STRETCH_ITEMS if self.shuffle else None, **options)
-
-    def order(self, source: TarSource, index: Index) -> Order:
-        """Return the order over `index`: all shards of the source, or some."""
-        compressed = source.manifest.compression != "none"
-        if not self.shuffle:
-            return WindowShuffle(1, permute_items=False, held=compressed) if self.shuffle_shards else Sequential()
-        return shuffle_within(index, self.buffer_size, permute_chunks=self.shuffle_shards, held=compressed)
 
 
 class WebDatasetLoader(IterableDataset[dict[str, Any]]):
@@ -119,9 +91,9 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
         **source_options: Any,
     ) -> None:
         self._threads = 0 if max_workers is None else check_integer("max_workers", max_workers, at_least=0)
-        order = _ShuffleOptions(shuffle, shuffle if shuffle_shards is None else shuffle_shards, buffer_size)
+        order = ShuffleOptions(shuffle, shuffle if shuffle_shards is None else shuffle_shards, buffer_size)
         self.source = order.source(shard_dir, decode=decode, **source_options)
-        self._shards = _match_shards(self.source, shard_pattern)
+        self._shards = match_shards(self.source, shard_pattern)
         self._shuffle, self._seed = order, seed
         self._world = current_world()
         self._loader: Loader | None = None
@@ -183,6 +155,20 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
         """Return the plan of this loader: its order, in batches."""
         return self._plan(self._shards, batch_size, tail)
 
+    def loader_class(self, order: Literal["auto"] | None) -> Callable[..., Loader]:
+        """Return `Loader`; or with `"auto"`, the loader whose order fits the storage of these shards."""
+        if order is None:
+            return Loader
+        if order != "auto":
+            raise OptionError(f"order must be None or 'auto', got {order!r}.")
+        options = self._shuffle
+        if not (options.shuffle and options.shuffle_shards):
+            raise OptionError(
+                "order='auto' chooses among orders that shuffle items and shards, got "
+                f"shuffle={options.shuffle} and shuffle_shards={options.shuffle_shards}. Use order=None."
+            )
+        return partial(AutoOrderLoader, OrderChoice(self.source, self._shards, options.buffer_size))
+
     def close(self) -> None:
         """End all threads and close all files."""
         if self._loader is not None:
@@ -219,7 +205,7 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
         return loader
 
     def _plan(self, shards: Sequence[int], batch_size: int, tail: Literal["drop", "short"]) -> Plan:
-        index = _select_index(self.source, shards)
+        index = select_index(self.source, shards)
         return Plan(index, self._shuffle.order(self.source, index), batch_size=batch_size, seed=self._seed, tail=tail)
 
     def _make_loader(self, shards: Sequence[int], *, threads: int) -> Loader:
@@ -306,16 +292,16 @@ def create_webdataset_dataloader(
     prefetch_factor: int = 2,
     pin_memory: bool = True,
     *,
+    order: Literal["auto"] | None = None,
     drop_last: bool = False,
     pad_value: float | None = None,
     device: str | torch.device | None = None,
     observer: Observer | None = None,
     **options: Any,
 ) -> Loader:
-    """Return a loader of batches `{field: tensor, …, "metadata": list of dicts}`.
+    """Return a loader of batches `{field: tensor, …, "metadata": list of dicts}`, in an order that no workers change.
 
-    The order depends on the seed and the epoch, never on `num_workers`. With `state_dict()` and `load_state_dict()`,
-    resume anywhere, with any number of workers and ranks.
+    With `state_dict()` and `load_state_dict()`, resume anywhere, with any number of workers and ranks.
 
     Parameters
     ----------
@@ -323,17 +309,19 @@ def create_webdataset_dataloader(
         As for `WebDatasetLoader`.
     batch_size, drop_last
         Samples per batch; leave out a last batch that is not full.
+    order
+        None: as `shuffle` and `buffer_size` say. `"auto"`: the order of the state that is loaded, or one that fits the
+        storage, measured at the first use; its windows mix at least `buffer_size` samples, if memory allows.
     num_workers, prefetch_factor, pin_memory
         Threads or processes that prepare batches, whichever is faster here; batches that each prepares ahead; whether
         these are in page-locked memory, if there is a CUDA device.
-    pad_value
-        Pad fields of varying length, and add a mask; None: they are lists.
-    device, observer
-        Device of the batches (None: main memory); receiver of timings, such as `Timings()`.
+    pad_value, device, observer
+        Value to pad fields of varying length with, and a mask is added (None: they are lists); device of the batches
+        (None: main memory); receiver of timings, such as `Timings()`.
     options
-        As in torch's DataLoader: `collate_fn` (called with a list of samples as `WebDatasetLoader` yields
-        them), `persistent_workers` (True by default), `timeout`, `generator` (its initial seed is the seed of the
-        order), `worker_init_fn` and `multiprocessing_context` (both: workers are processes). And other arguments of
+        As in torch's DataLoader: `collate_fn` (called with a list of samples of `WebDatasetLoader`), `timeout`,
+        `persistent_workers` (True by default), `generator` (its initial seed is the seed of the order),
+        `worker_init_fn` and `multiprocessing_context` (both: workers are processes). And other arguments of
         `WebDatasetLoader`: `seed`, `shard_pattern`, `shuffle_shards`, `decode`, `fields`, `verify`, `on_error`, ….
 
     Examples
@@ -349,12 +337,11 @@ def create_webdataset_dataloader(
     options |= {"prefetch_factor": prefetch_factor, "drop_last": drop_last, "pin_memory": pin_memory}
     keywords, given = _split_options(options)
     dataset = WebDatasetLoader(shard_dir, shuffle=shuffle, buffer_size=buffer_size, **given)
-    run_options = keywords.run_options(num_workers, pin_memory=bool(pin_memory))
     plan = dataset.plan(batch_size, tail="drop" if drop_last else "short")
     collate = _choose_collate(dataset.source, pad_value, keywords.collate_fn)
-    return Loader(
-        dataset.source, plan, collate=collate, num_workers=num_workers, device=device,
-        options=run_options, observer=observer,
+    return dataset.loader_class(order)(
+        dataset.source, plan, collate=collate, num_workers=num_workers, device=device, observer=observer,
+        options=keywords.run_options(num_workers, pin_memory=bool(pin_memory)),
     )  # fmt: skip
 
 
@@ -378,19 +365,3 @@ def _choose_collate(
     loose = [name for name, field in source.fields.items() if field.item_bytes is None and name not in (METADATA, KEY)]
     ragged = {name for name in loose if infos[name].dtype is not None or infos[name].suffix.endswith("npy")}
     return partial(collate_webdataset, ragged=ragged, pad_value=pad_value) if loose else None
-
-
-def _match_shards(source: TarSource, pattern: str | None) -> list[int]:
-    names = [shard.name for shard in source.manifest.shards]
-    found = [number for number, name in enumerate(names) if pattern is None or fnmatch(name, pattern)]
-    if not found:
-        raise SourceError(f"No shards found that match {pattern!r}. The dataset has {names[0]} … {names[-1]}.")
-    return found
-
-
-def _select_index(source: TarSource, shards: Sequence[int]) -> Index:
-    """Return the index of the items in some shards."""
-    if len(shards) == len(source.manifest.shards):
-        return source.index
-    counts = [shard.n_items for shard in source.manifest.shards]
-    return source.index.select(np.repeat(np.isin(np.arange(len(counts)), shards), counts))
