@@ -53,7 +53,7 @@ class ChosenOrder:
     def from_dict(cls, stored: Any) -> "ChosenOrder":
         """Return what a state records; raise ResumeError if that is damaged."""
         if not isinstance(stored, Mapping) or not {"window", "chunk_items", "held"} <= set(stored):
-            raise ResumeError(f"This state is damaged: {_KEY} is {show_value(stored)}.")
+            raise ResumeError(f"This state is damaged: chosen_order is {show_value(stored)}.")
         window = stored["window"]
         return cls(
             None if window is None else check_count("window", window, at_least=1),
