@@ -4,7 +4,9 @@ import itertools
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+from penstock_page_cache import cached_pages, can_be_dropped
 
 from penstock.observe.storage import measure, pieces
 from penstock.observe.storage.measure import DEPTH, measure_storage
@@ -24,19 +26,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def drop(paths: list[Path]) -> None:
-    """Give the pages of files back; skip if this file system keeps them."""
-    for path in paths:
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            if resident_pages(path):
-                pytest.skip("this file system keeps the pages of files in memory")
-
-
-def resident_pages(path: Path, every: int = 64) -> int:
-    """Return how many of some pages of a file are in memory; asking reads none of them."""
-    with path.open("rb") as file:
-        places = range(0, path.stat().st_size, every * 4096)
-        return sum(pieces._is_page_in_core(file.fileno(), place) for place in places)
+    if not all(map(can_be_dropped, paths)):
+        pytest.skip("this file system keeps the pages of files in memory")
 
 
 @pytest.mark.parametrize("item_bytes", [1000, 100_000])
@@ -51,8 +42,8 @@ def test_files_that_are_not_in_memory_have_figures_and_are_left_that_way(written
     assert (found.seek_seconds or 0) >= 0
     assert found.n_timed > DEPTH
     assert sum(read) <= measure.MOST_BYTES
-    n_pages = sum(len(range(0, path.stat().st_size, 64 * 4096)) for path in written)
-    assert sum(map(resident_pages, written)) < n_pages / 4  # some pages are in use while they are given back
+    left = np.concatenate([cached_pages(path) for path in written])
+    assert left.mean() < 0.25  # some pages are in use while they are given back
 
 
 def test_files_in_memory_are_unknown_and_have_no_figures(written: list[Path]) -> None:
@@ -81,7 +72,6 @@ def test_few_bytes_special_files_and_nothing_at_all_are_unknown_and_never_an_err
 def test_files_that_shrink_while_they_are_measured_are_no_error(written: list[Path], tmp_path: Path) -> None:
     path = tmp_path / "shrinks"
     path.write_bytes(bytes(SIZE))
-    os.sync()
     drop([path])
     rounds = itertools.count()
     found = measure_storage([path], 1000, lambda _: next(rounds) or os.truncate(path, 0))

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.core.errors import PenstockError
 from penstock.core.protocols import Source
 from penstock.core.types import Span
-from penstock.observe.machine import this_machine
+from penstock.files.machine import this_machine
 from penstock.observe.progress import track_progress
 from penstock.observe.storage.advise import OrderAdvice, StoredItems, advise_order, delivered_bytes
 from penstock.observe.storage.measure import MOST_BYTES, StorageSpeed, measure_storage

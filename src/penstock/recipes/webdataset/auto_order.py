@@ -12,7 +12,7 @@ from penstock.core.index import Index
 from penstock.feed.loader import Loader
 from penstock.feed.position import Position
 from penstock.feed.ranks import agree
-from penstock.observe.machine import this_machine
+from penstock.files.machine import this_machine
 from penstock.observe.storage.advise import advise_order, delivered_bytes
 from penstock.observe.storage.measure import measure_storage
 from penstock.observe.storage.shards import describe_shards
