@@ -15,7 +15,7 @@ _BELOW_RECIPES = {*_READ, "plan", "run", "feed", "observe", "convert", "report"}
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
     "plan": {"core"},
-    "transform": {"core"},
+    "transform": {"core", "files"},
     "files": {"core"},
     "shard": {"core", "files"},
     "source": _FILES,

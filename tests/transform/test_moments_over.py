@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 from penstock.core.errors import OptionError, ReadError
+from penstock.files import read_ahead
 from penstock.source.array import ArraySource
 from penstock.source.dataset import DatasetSource
 from penstock.transform.moments import Moments
@@ -185,3 +186,66 @@ def test_an_item_that_cannot_be_read_is_named() -> None:
     assert caught.value.__notes__ == ["[penstock] in item 6 of Broken"]
     with pytest.raises(ReadError, match="Item 7 of Broken is out of range, although its length is 9"):
         Moments.over(Broken(), [1, 7])
+
+
+class Told(Watched):
+    """Notes what it is told to read next and to release; `missing` is what `prepare` returns."""
+
+    stored_bytes: int | None = 1 << 20
+
+    def __init__(self, arrays: Any, missing: int | Exception | None = 1) -> None:
+        super().__init__(arrays)
+        self.missing = missing
+        self.calls: list[tuple[str, list[int]]] = []
+
+    def prepare(self, items: Any) -> int | None:
+        self.calls.append(("prepare", items.tolist()))
+        if isinstance(self.missing, Exception):
+            raise self.missing
+        return self.missing
+
+    def release(self, items: Any) -> None:
+        self.calls.append(("release", items.tolist()))
+
+    def _note(self, items: Any, block: Any) -> Any:
+        self.calls.append(("read", list(items)))
+        return super()._note(items, block)
+
+
+def test_a_source_is_told_what_is_read_next_and_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_ahead, "_KEPT_SHARE", 0.0)
+    values = np.arange(400.0).reshape(200, 2)
+    source = Told({"x": values})
+    items = [*range(1, 160), 199]
+    assert Moments.over(source, items, memory_bytes=2 * 70 * values[0].nbytes) == Moments.over(values, items)
+    assert source.calls == [
+        ("prepare", items[:70]),
+        ("prepare", items[70:140]),
+        ("read", items[:70]),
+        ("prepare", items[140:]),
+        ("release", items[:70]),
+        ("read", items[70:140]),
+        ("release", items[70:140]),
+        ("read", items[140:]),
+        ("release", items[140:]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("missing", "stored_bytes", "share"), [(0, 1 << 20, 0.0), (1, None, 0.0), (1, 1 << 20, 0.5)], ids=str
+)
+def test_items_that_somebody_has_in_memory_and_those_that_fit_are_not_released(
+    missing: int, stored_bytes: int | None, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_ahead, "_KEPT_SHARE", share)
+    source = Told({"x": np.arange(20.0)}, missing)
+    source.stored_bytes = stored_bytes
+    Moments.over(source)
+    assert source.calls == [("prepare", list(range(20))), ("read", list(range(20)))]
+
+
+def test_a_source_that_cannot_prepare_is_read_all_the_same() -> None:
+    values = np.arange(300.0)
+    source = Told({"x": values}, OSError("the disk is gone"))
+    assert Moments.over(source) == Moments.over(values)
+    assert source.items == list(range(300))

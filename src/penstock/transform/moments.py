@@ -184,8 +184,15 @@ class Moments:
         # table: (values of a channel, channels)
         table = values.reshape(-1, width)
         rows = max(1, _TABLE_VALUES // width)
+        # New memory for each table would cost more than its sums. The order in memory decides the order of additions.
+        room = np.empty((min(rows, len(table)), width)) if table.flags.c_contiguous else None
         for begin in range(0, len(table), rows):
-            self._add_table(table[begin : begin + rows])
+            part = table[begin : begin + rows]
+            if room is None:
+                self._add_table(part.astype(np.float64))
+            else:
+                np.copyto(room[: len(part)], part, casting="unsafe")
+                self._add_table(room[: len(part)])
 
     def _with_channels_last(self, values: NDArray[Any]) -> NDArray[Any]:
         axis = self._axis + 1 if self._axis >= 0 else self._axis  # the first axis of a block is that of the items
@@ -195,17 +202,17 @@ class Moments:
             )
         return np.moveaxis(values, axis, -1)
 
-    def _add_table(self, given: NDArray[Any]) -> None:
-        """Add a table of shape (values, channels)."""
+    def _add_table(self, table: _Floats) -> None:
+        """Add a table of shape (values, channels), which is overwritten."""
         with np.errstate(over="ignore", invalid="ignore"):
-            table = given.astype(np.float64)
-            finite = np.isfinite(table)
-            if finite.all():
+            low, high = table.min(axis=0), table.max(axis=0)  # NaN if there is one
+            is_finite = bool(np.isfinite(low).all() and np.isfinite(high).all())
+            if is_finite:
                 count = np.full(table.shape[1], len(table))
-                low, high = table.min(axis=0), table.max(axis=0)
-                origin = table[0]
-                centred = table - origin
+                origin = table[0].copy()
+                table -= origin
             else:
+                finite = np.isfinite(table)
                 count = finite.sum(axis=0)
                 n_nan = np.isnan(table).sum(axis=0)
                 self._nan = self._nan + n_nan
@@ -213,15 +220,17 @@ class Moments:
                 low = np.where(finite, table, np.inf).min(axis=0)
                 high = np.where(finite, table, -np.inf).max(axis=0)
                 origin = np.where(count > 0, table[finite.argmax(axis=0), np.arange(table.shape[1])], 0.0)
-                centred = np.where(finite, table - origin, 0.0)
+                table -= origin
+                table[~finite] = 0.0
             n_values = np.maximum(count, 1)
-            offset = centred.sum(axis=0) / n_values
-            centred -= offset
-            if not finite.all():
-                centred[~finite] = 0.0
+            offset = table.sum(axis=0) / n_values
+            table -= offset
+            if not is_finite:
+                table[~finite] = 0.0
             # Correct the squares for the rounding error of the mean.
-            squares = np.square(centred).sum(axis=0)
-            squares -= np.where(np.isfinite(squares), np.square(centred.sum(axis=0)) / n_values, 0.0)
+            error = table.sum(axis=0)
+            squares = np.square(table, out=table).sum(axis=0)
+            squares -= np.where(np.isfinite(squares), np.square(error) / n_values, 0.0)
             self._add_sums(count, origin, offset, np.maximum(squares, 0.0))
             self._low, self._high = np.minimum(self._low, low), np.maximum(self._high, high)
 

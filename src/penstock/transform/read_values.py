@@ -1,6 +1,8 @@
 """Read items of a source or dataset in blocks of bounded memory."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError
 from penstock.core.types import UNNAMED, Span
+from penstock.files.read_ahead import exceeds_cache
 from penstock.transform.item_fields import get_field
 
 __all__ = ["check_items", "get_item", "read_blocks"]
@@ -16,6 +19,7 @@ __all__ = ["check_items", "get_item", "read_blocks"]
 _Int64s = NDArray[np.int64]
 
 _STACK_BYTES = 1 << 20  # larger stacks are not faster, and a stack is a second copy
+_LEAST_TOLD = 64  # items that a source is told to read next, if it reads them one by one
 
 
 def read_blocks(
@@ -55,7 +59,9 @@ def _read_source_blocks(source: Any, items: _Int64s, field: str | int | None, ro
     sizes = [known.item_bytes for known in source.fields.values()]
     item_bytes = sum(size or 0 for size in sizes)
     at_once = 1 if None in sizes else max(1, room // max(item_bytes, 1))
+    ahead = _ItemsAhead(source, items, max(at_once, _LEAST_TOLD))
     for begin in range(0, len(items), at_once):
+        ahead.follow(begin)
         values = _read_items(source, items[begin : begin + at_once])[name]
         if values.dtype.hasobject:
             yield from _stack_items(
@@ -63,6 +69,37 @@ def _read_source_blocks(source: Any, items: _Int64s, field: str | int | None, ro
             )
         else:
             yield values
+    ahead.follow(len(items))
+
+
+class _ItemsAhead:
+    """Tells a source which items are read next, so that the disk works while the last ones are used.
+
+    If the files of the source take more than half of the memory, items that were not in memory before are released
+    when they were read. What the source raises is ignored: the read meets the same fault.
+    """
+
+    def __init__(self, source: Any, items: _Int64s, at_once: int) -> None:
+        self._items, self._at_once, self._n_told = items, at_once, 0
+        self._prepare = getattr(source, "prepare", None)
+        release, stored_bytes = getattr(source, "release", None), getattr(source, "stored_bytes", None)
+        self._release = release if stored_bytes is not None and exceeds_cache([stored_bytes]) else None
+        self._ours: deque[tuple[int, int]] = deque()
+        """Begin and end of what was told and not in memory."""
+
+    def follow(self, begin: int) -> None:
+        """Items from `begin` on are read now, and those before it were used."""
+        while self._n_told < min(begin + 2 * self._at_once, len(self._items)) and self._prepare is not None:
+            end = min(self._n_told + self._at_once, len(self._items))
+            with suppress(Exception):
+                if self._prepare(self._items[self._n_told : end]) != 0:  # None: not known
+                    self._ours.append((self._n_told, end))
+            self._n_told = end
+        while self._ours and self._ours[0][1] <= begin:
+            first, end = self._ours.popleft()
+            if self._release is not None:
+                with suppress(Exception):
+                    self._release(self._items[first:end])
 
 
 def _field_name(source: Any, field: str | int | None) -> str:
