@@ -23,6 +23,7 @@ _WINDOW_BYTES = 256 << 20
 _MEMORY_FRACTION = 1 / 16  # of free memory, for one window: loaders hold two or three
 _FEWEST_CHUNKS = 4  # in a window; with fewer, batches are stretches of storage
 _CHUNKS_PER_BATCH_ITEM = 16  # in a window; more of them hardly mix better
+_SLOW_SEEK = 1e-3  # seconds: then windows are held, so that their chunks are read from front to back
 _LEAST_REMOTE_CHUNK = 1 << 20  # a server may have answered the measurement from memory
 
 
@@ -88,16 +89,27 @@ class OrderAdvice:
         """Chunks per window; None for an order without windows."""
         return self.order.window if isinstance(self.order, WindowShuffle) else None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether windows are held in memory."""
+        return isinstance(self.order, WindowShuffle) and self.order.held
+
     def to_dict(self) -> dict[str, Any]:
         """Return the advice as plain JSON."""
         return {
-            "order": repr(self.order),
+            "order": self._name,
             "window": self.window,
+            "held": self.is_held,
             "chunk_items": self.chunk_items,
             "mixing": self.mixing,
             "reason": self.reason,
             "remark": self.remark,
         }
+
+    @property
+    def _name(self) -> str:
+        """The order as it is written in Python; its repr says nothing of `held`."""
+        return repr(self.order) if self.window is None or self.is_held else f"{repr(self.order)[:-1]}, held=False)"
 
     def __str__(self) -> str:
         chunks = (
@@ -105,7 +117,7 @@ class OrderAdvice:
         )
         chunks = "" if self.window is None else chunks
         remark = f" {self.remark}" if self.remark else ""
-        return f"{self.order!r}{chunks}, mixing score {self.mixing:.2f} of 1: {self.reason}.{remark}"
+        return f"{self._name}{chunks}, mixing score {self.mixing:.2f} of 1: {self.reason}.{remark}"
 
 
 def advise_order(
@@ -141,19 +153,20 @@ class _Room:
     batch_size: int
     reach_items: int
 
-    def window(self, items: StoredItems, chunk_items: int) -> WindowShuffle:
+    def window(self, items: StoredItems, chunk_items: int, *, held: bool) -> WindowShuffle:
         """Return windows of as many chunks as memory allows, and no more than mix better."""
         n_chunks = max(1, items.index(chunk_items).n_chunks)
         fit = int(self.window_bytes / (chunk_items * items.item_bytes))
         useful = max(_CHUNKS_PER_BATCH_ITEM * self.batch_size, -(-self.reach_items // chunk_items))
-        return WindowShuffle(max(1, min(fit, useful, n_chunks)), held=items.is_whole or items.held_bytes is not None)
+        return WindowShuffle(max(1, min(fit, useful, n_chunks)), held=held)
 
 
 def _choose(speed: StorageSpeed, items: StoredItems, room: _Room) -> tuple[Shuffle | WindowShuffle, int, str]:
     """Return an order, the items per chunk, and the reason."""
     as_opened = items.chunk_items
     if items.is_whole and as_opened > 1:
-        return room.window(items, as_opened), as_opened, f"a chunk of {as_opened:,} items can only be read as a whole"
+        order = room.window(items, as_opened, held=True)
+        return order, as_opened, f"a chunk of {as_opened:,} items can only be read as a whole"
     if speed.device.is_memory:
         return Shuffle(), as_opened, "the files are in memory"
     fraction, seek = speed.fraction_of_sequential(items.read_bytes), speed.seek_seconds
@@ -171,7 +184,9 @@ def _choose(speed: StorageSpeed, items: StoredItems, room: _Room) -> tuple[Shuff
     chunk_items = as_opened if items.is_fixed else _count_items(items, chunk_bytes, room)
     size = chunk_items * items.read_bytes
     reached = _format_fraction(speed.fraction_of_sequential(size) or 0)
-    return room.window(items, chunk_items), chunk_items, f"{found}, and chunks of {size / 1e6:,.3g} MB {reached}"
+    held = items.held_bytes is not None and (seek >= _SLOW_SEEK or speed.device.is_remote)
+    order = room.window(items, chunk_items, held=held)
+    return order, chunk_items, f"{found}, and chunks of {size / 1e6:,.3g} MB {reached}"
 
 
 def _count_items(items: StoredItems, chunk_bytes: float, room: _Room) -> int:

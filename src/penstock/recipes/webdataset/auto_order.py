@@ -84,8 +84,7 @@ class OrderChoice:
             speed, items, memory_bytes=memory_bytes, batch_size=batch_size, reach_items=self.reach_items
         )
         _LOG.info("order='auto' chose %s Storage: %s.", found, speed)
-        held = isinstance(found.order, WindowShuffle) and found.order.held
-        return ChosenOrder(found.window, found.chunk_items, held)
+        return ChosenOrder(found.window, found.chunk_items, found.is_held)
 
     def plan(self, plan: Plan, chosen: ChosenOrder) -> Plan:
         """Return a plan with another order."""
