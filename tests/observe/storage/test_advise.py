@@ -131,6 +131,9 @@ def test_a_dataset_that_fits_in_memory_is_told_that_shuffle_is_free_later() -> N
     said = "The dataset (800.0 MB) fits in memory: from the second epoch on, Shuffle() costs nothing."
     assert advise(found, items(KB, 800 * MB)).remark == said
     assert advise(found, items(KB)).remark == ""
+    cached = StorageSpeed(DISK, 1000, n_resident=100, unknown="in memory: what was tried is in the page cache")
+    said = "The dataset (800.0 MB) fits in memory: it seems to be there now, and then Shuffle() costs nothing."
+    assert advise(cached, items(KB, 800 * MB)).remark == said
     assert advise(speed(NVME, 295 * KB, 2 * GB, 2500, 6500), items(295 * KB, 800 * MB)).remark == ""
 
 

@@ -140,8 +140,9 @@ def advise_order(
     mixing = Plan(index, order, batch_size=max(1, min(batch_size, len(index)))).mixing(max_batches=256).score
     remark = ""
     if items.stored_bytes <= memory_bytes / 2 and isinstance(order, WindowShuffle) and not items.is_whole:
-        size = f"{items.stored_bytes / 1e6:,.1f} MB"
-        remark = f"The dataset ({size}) fits in memory: from the second epoch on, Shuffle() costs nothing."
+        is_there = speed.n_resident > 0 and speed.sequential is None
+        when = "it seems to be there now, and then" if is_there else "from the second epoch on,"
+        remark = f"The dataset ({items.stored_bytes / 1e6:,.1f} MB) fits in memory: {when} Shuffle() costs nothing."
     return OrderAdvice(order, chunk_items, mixing, reason, items.is_fixed, remark)
 
 
@@ -165,15 +166,15 @@ def _choose(speed: StorageSpeed, items: StoredItems, room: _Room) -> tuple[Shuff
     """Return an order, the items per chunk, and the reason."""
     as_opened = items.chunk_items
     if items.is_whole and as_opened > 1:
-        order = room.window(items, as_opened, held=True)
-        return order, as_opened, f"a chunk of {as_opened:,} items can only be read as a whole"
+        whole = room.window(items, as_opened, held=True)
+        return whole, as_opened, f"a chunk of {as_opened:,} items can only be read as a whole"
     if speed.device.is_memory:
         return Shuffle(), as_opened, "the files are in memory"
     fraction, seek = speed.fraction_of_sequential(items.read_bytes), speed.seek_seconds
     if fraction is None or seek is None or speed.sequential is None:
-        order = shuffle_within(items.index(as_opened), room.reach_items)
-        safe = "windows are safe on every disk" if isinstance(order, WindowShuffle) else "one window has all items"
-        return order, as_opened, f"the speed is unknown, and {safe}"
+        within = shuffle_within(items.index(as_opened), room.reach_items)
+        safe = "windows are safe on every disk" if isinstance(within, WindowShuffle) else "one window has all items"
+        return within, as_opened, f"the speed is unknown, and {safe}"
     found = f"random reads of an item reach {_format_fraction(fraction)} of the speed in sequence"
     if fraction >= _FAST_SHUFFLE and not speed.device.is_remote:
         return Shuffle(), as_opened, found

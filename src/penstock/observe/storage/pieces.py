@@ -1,13 +1,13 @@
 """Pieces of files: which are in the page cache, and how long the others take to read. Needs no NumPy."""
 
 import ctypes
-import errno
 import mmap
 import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 __all__ = ["Piece", "Timed", "advise", "is_resident", "time_pieces"]
@@ -19,7 +19,7 @@ _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _PAGE = mmap.PAGESIZE
 _HINT_BYTES = 128 << 10  # of one hint, the kernel takes no more than the read-ahead of the device: often this much
 _READ_BYTES = 1 << 20
-_LARGE_BYTES = 64 << 10  # two pages of so many say nothing about its duration
+_LARGE_BYTES = 64 << 10  # of so many, two pages that were read before take no part in the duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +44,18 @@ def time_pieces(candidates: Iterable[Piece], n_pieces: int, *, hint: bool = Fals
     """
     began = time.perf_counter()
     found: list[Piece] = []
-    n_resident = 0
+    n_resident, is_begun = 0, False
     for piece in candidates:
-        if is_resident(piece):
+        is_cached, begins = _check(piece)
+        if is_cached:
             n_resident += 1
         else:
             found.append(piece)
+            is_begun |= begins and piece[2] - piece[1] < _LARGE_BYTES
         if len(found) == n_pieces:
             break
-    if all(end - begin >= _LARGE_BYTES for _, begin, end in found):
-        began = time.perf_counter()  # otherwise before the checks, which make the kernel begin to read
+    if not is_begun:
+        began = time.perf_counter()
     for piece in found if hint else ():
         advise(piece, "WILLNEED")
     is_read = all([_read(piece) for piece in found]) and len(found) == n_pieces  # noqa: C419  # all began to be read
@@ -71,29 +73,43 @@ def advise(piece: Piece, hint: Literal["WILLNEED", "DONTNEED", "RANDOM"]) -> Non
 
 def is_resident(piece: Piece) -> bool:
     """Return whether the first or the last page of a piece is in the page cache, or that is unknown."""
+    return _check(piece)[0]
+
+
+def _check(piece: Piece) -> tuple[bool, bool]:
+    """Return whether the first or the last page of a piece is in the page cache, and whether the check reads them."""
     handle, begin, end = piece
     places = sorted({place // _PAGE * _PAGE for place in (begin, end - 1)})
-    return any([_is_page_resident(handle, place) for place in places])  # noqa: C419  # all begin to be read
+    if not _NOWAIT:
+        return any(_is_in_core(handle, place) for place in places), False
+    try:
+        found = [_read_if_cached(handle, place) for place in places]  # all of them: each begins to be read
+    except OSError:  # a file system that cannot read without waiting
+        return any(_is_in_core(handle, place) for place in places), False
+    return any(found), True
 
 
-def _is_page_resident(handle: int, place: int) -> bool:
-    if _NOWAIT:
-        try:
-            return os.preadv(handle, [bytearray(1)], place, _NOWAIT) > 0
-        except OSError as error:
-            if error.errno == errno.EAGAIN:
-                return False
-    return _is_page_in_core(handle, place)
+def _read_if_cached(handle: int, place: int) -> bool:
+    """Return whether a page is in the page cache; if it is not, the kernel begins to read it."""
+    try:
+        return os.preadv(handle, [bytearray(1)], place, _NOWAIT) > 0
+    except BlockingIOError:
+        return False
 
 
-def _is_page_in_core(handle: int, place: int) -> bool:
-    """Ask mincore, for file systems that cannot read without waiting; it says yes for files of others."""
+def _is_in_core(handle: int, place: int) -> bool:
+    """Return whether a page is in memory; True if that is unknown, as for files of others."""
     found = ctypes.c_ubyte(1)
     with suppress(OSError, ValueError, AttributeError):
         mapped = mmap.mmap(handle, 1, access=mmap.ACCESS_COPY, offset=place)  # the last page of a file may be short
         first = ctypes.c_char.from_buffer(mapped)
-        ctypes.CDLL(None).mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(1), ctypes.byref(found))
+        _libc().mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(1), ctypes.byref(found))
     return bool(found.value & 1)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def _read(piece: Piece) -> bool:
