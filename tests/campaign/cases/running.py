@@ -281,7 +281,7 @@ RUNNING: tuple[Case, ...] = (
         66,
         RESOURCES,
         "one CPU of a large machine: threads and workers are as many as may run",
-        ("faults/test_small_machine.py::test_one_cpu_of_several_is_noticed_and_enough", "observe/test_machine.py"),
+        ("faults/test_small_machine.py::test_one_cpu_of_several_is_noticed_and_enough", "files/test_machine.py"),
         "One CPU of the two that there are here, by affinity and by a control group.",
     ),
     Case(

@@ -101,10 +101,10 @@ def test_a_file_system_without_reads_that_do_not_wait_asks_the_kernel_which_page
     monkeypatch.setattr(pieces, "_NOWAIT", 0)
     with path.open("rb") as file:
         piece = (file.fileno(), 8192, 12288)
-        assert not pieces.is_resident(piece)
-        assert not pieces.is_resident(piece)  # asking reads nothing
+        assert pieces.time_pieces([piece], 2).pieces == (piece,)
+        assert pieces.time_pieces([piece], 2).n_resident == 0  # asking reads nothing, and one is too few to be read
         os.pread(file.fileno(), 4096, 8192)
-        assert pieces.is_resident(piece)
+        assert pieces.time_pieces([piece], 1) == pieces.Timed(None, (), 1)
 
 
 def test_runs_go_on_in_the_next_file_and_places_lie_within_files() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-__all__ = ["Piece", "Timed", "advise", "is_resident", "time_pieces"]
+__all__ = ["Piece", "Timed", "advise", "time_pieces"]
 
 Piece = tuple[int, int, int]
 """A part of a file: descriptor, begin and end."""
@@ -58,7 +58,7 @@ def time_pieces(candidates: Iterable[Piece], n_pieces: int, *, hint: bool = Fals
         began = time.perf_counter()
     for piece in found if hint else ():
         advise(piece, "WILLNEED")
-    is_read = all([_read(piece) for piece in found]) and len(found) == n_pieces  # noqa: C419  # all began to be read
+    is_read = len(found) == n_pieces and all(_read(piece) for piece in found)
     return Timed(time.perf_counter() - began if is_read else None, tuple(found), n_resident)
 
 
@@ -69,11 +69,6 @@ def advise(piece: Piece, hint: Literal["WILLNEED", "DONTNEED", "RANDOM"]) -> Non
     with suppress(OSError, AttributeError):  # a file system or a system without hints
         for place in range(begin, end, step):
             os.posix_fadvise(handle, place, min(step, end - place), getattr(os, f"POSIX_FADV_{hint}"))
-
-
-def is_resident(piece: Piece) -> bool:
-    """Return whether the first or the last page of a piece is in the page cache, or that is unknown."""
-    return _check(piece)[0]
 
 
 def _check(piece: Piece) -> tuple[bool, bool]:
