@@ -138,7 +138,7 @@ class ShardEngine:
                     found[number] = shard
         if not found:
             return
-        mine = np.isin(shards, list(found)) if len(found) < len(present) else slice(None)
+        mine = np.isin(shards, list(found))
         items, shards = items[mine], shards[mine]
         which = np.searchsorted(list(found), shards)
         rows, nothing = items - self.spec.borders[shards], np.zeros(len(items), np.bool_)
