@@ -150,11 +150,35 @@ class SourceSuite:
                 if turn == 4:
                     source.close()
                 items = rng.integers(0, case.n_items, 6)
+                getattr(source, "prepare", lambda _: None)(items)
                 self.check(case, source.take(items), items.tolist())
+                getattr(source, "release", lambda _: None)(items)
                 start = int(items[0])
                 self.check(case, source.read(Span(start, case.n_items)), range(start, case.n_items))
 
         run_at_once(4, read)
+
+    def test_items_are_the_same_after_they_are_prepared_and_released(self, case: Case, source: Any) -> None:
+        n = case.n_items
+        prepare, release = (getattr(source, name, lambda _: None) for name in ("prepare", "release"))
+        draws = [np.random.default_rng(seed).integers(0, n, size).tolist() for seed, size in enumerate((1, 5, 40))]
+        for items in ([], [n - 1, 0, n // 2, n // 2, 0], list(range(n)), *draws):
+            missing = prepare(np.array(items, np.int64))
+            assert missing is None or missing >= 0
+            self.check(case, source.take(np.array(items, np.int64)), items)
+            assert release(np.array(items, np.int64)) is None
+            self.check(case, source.take(np.array(items, np.int64)), items)
+            source.close()
+        self.check(case, source.read(Span(0, n)), range(n))
+        stored = getattr(source, "stored_bytes", None)
+        assert stored is None or stored >= 0
+
+    def test_a_pickled_source_is_prepared_before_its_first_read(self, case: Case, source: Any) -> None:
+        again = pickle.loads(pickle.dumps(source))
+        for name in ("prepare", "release", "prepare"):
+            getattr(again, name, lambda _: None)(np.arange(case.n_items))
+        self.check(case, again.read(Span(0, case.n_items)), range(case.n_items))
+        again.close()
 
     @pytest.mark.parametrize("wrong", ["-1", "n", "0 and -1", "0 to n", "far"])
     def test_taking_items_that_do_not_exist_is_a_read_error(self, case: Case, source: Source, wrong: str) -> None:

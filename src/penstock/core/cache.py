@@ -73,6 +73,10 @@ class SharedCache(Generic[Value]):
         """Total size of the cached values, and of those that are being loaded."""
         return self._n_bytes + sum(loading.n_bytes for loading in list(self._loading.values()))
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Return whether a value is cached; that is no use of it."""
+        return key in self._entries
+
     def find(self, key: Hashable) -> Value | None:
         """Return a cached value, or None."""
         entry = self._entries.get(key)

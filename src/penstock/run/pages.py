@@ -91,7 +91,7 @@ def decide_pages(source: Source, plan: BatchPlan, options: RunOptions) -> Pages:
 
 def _item_bytes(source: Source, stored: int | None) -> int:
     """Return how many bytes of a disk an item takes, approximately."""
-    if stored is not None:
+    if stored:  # 0: all is in memory
         return max(1, stored // len(source.index))
     sizes = [size for size in _field_bytes(source) if size is not None]
     return max(1, sum(sizes)) if sizes else _UNKNOWN_BYTES

@@ -6,6 +6,7 @@ import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from penstock.core.index import Index
 from penstock.core.text import cause
 from penstock.core.types import UNNAMED, Block, Field, Span
 from penstock.files.regular import check_regular
-from penstock.source.checks import allocate_block, check_items, check_span
+from penstock.source.checks import allocate_block, check_items, check_span, keep_existing
+from penstock.source.file_ranges import FileRanges, StoredFile
 from penstock.source.native import copy_rows
 
 __all__ = ["ArraySource"]
@@ -25,6 +27,8 @@ __all__ = ["ArraySource"]
 _CHUNK_BYTES = 1 << 20
 # What the identity hashes of the content: enough to tell two recordings apart, and read in a millisecond.
 _HASHED_ITEMS, _HASHED_BYTES = 16, 1024
+# A row that is not contiguous is read ahead with what lies between its values, if that is little.
+_ENCLOSING_RATIO, _ENCLOSING_BYTES = 4, 1 << 15
 
 
 class ArraySource:
@@ -33,6 +37,10 @@ class ArraySource:
     Memory maps stay on disk: they are pickled as path, offset and shape and mapped again in the process that reads
     them, so a worker process never gets a copy of the data. A file that is truncated while it is read raises ReadError
     if its rows are contiguous and in native byte order.
+
+    `prepare` and `release` concern memory maps: the bytes of each row in its file. A row whose values lie far apart in
+    the file, as in a transposed array, is neither read ahead nor given back. Rows that overlap, as in sliding windows,
+    are not given back.
 
     Parameters
     ----------
@@ -97,6 +105,34 @@ class ArraySource:
             else:
                 np.copyto(target, array[items])
         return block
+
+    def prepare(self, items: NDArray[np.int64]) -> int:
+        """Start reading the rows of memory maps into the page cache; return the bytes that were not there."""
+        rows = keep_existing(items, self)
+        return sum(mapped.locate_rows(rows, self._files.get(name)).read_ahead() for name, mapped in self._memory_maps())
+
+    def release(self, items: NDArray[np.int64]) -> None:
+        """Give the pages of rows of memory maps back to the system."""
+        arrays = self._open or {}  # referred to, so that the maps stay while their pages are given back
+        for name, mapped in self._memory_maps():
+            if not mapped.has_overlaps:
+                address = arrays[name].__array_interface__["data"][0] if name in arrays else None
+                mapped.locate_rows(keep_existing(items, self), self._files.get(name), address).give_back()
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """Bytes of the memory maps in their files, 0 for arrays in memory; None if a file is gone."""
+        sizes: dict[str, int] = {}
+        for mapped in {mapped for _, mapped in self._memory_maps()}:
+            sizes[mapped.path] = sizes.get(mapped.path, 0) + mapped.n_bytes
+        try:
+            # Rows of sliding windows share bytes.
+            return sum(min(n_bytes, Path(path).stat().st_size) for path, n_bytes in sizes.items())
+        except OSError:
+            return None
+
+    def _memory_maps(self) -> "list[tuple[str, _MappedArray]]":
+        return [(name, array) for name, array in self._arrays.items() if isinstance(array, _MappedArray)]
 
     def _can_copy_bytes(self, name: str, array: NDArray[Any], target: NDArray[Any], n_items: int) -> bool:
         """Return whether `n_items` items can be copied byte by byte from a memory map to `target`."""
@@ -168,6 +204,40 @@ class _MappedArray:
         # A view inherits the `offset` attribute of its map, so compute the offset from the addresses.
         offset = root.offset + array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
         return cls(str(root.filename), int(offset), array.dtype, array.shape, array.strides)
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def has_overlaps(self) -> bool:
+        """Whether bytes of a row are also bytes of the next one."""
+        low, high = self._row_bounds()
+        return self.shape[0] > 1 and abs(self.strides[0]) < high - low
+
+    def locate_rows(
+        self, rows: NDArray[np.int64], file: tuple[int, int] | None, address: int | None = None
+    ) -> FileRanges:
+        """Return where rows lie in `file`; nothing if their values lie far apart.
+
+        Parameters
+        ----------
+        address
+            Where the array is mapped; None if it is not.
+        """
+        low, high = self._row_bounds()
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        if file is None or high - low > max(_ENCLOSING_RATIO * row_bytes, _ENCLOSING_BYTES):
+            return FileRanges.none()
+        begins = self.offset + rows * self.strides[0] + low
+        stored = StoredFile(self.path, file, 0 if address is None else address - self.offset)
+        return FileRanges.of_file(stored, begins, begins + (high - low))
+
+    def _row_bounds(self) -> tuple[int, int]:
+        """Return where the bytes of a row begin and end, relative to its first value."""
+        steps = [(size - 1) * stride for size, stride in zip(self.shape[1:], self.strides[1:], strict=True)]
+        return sum(min(0, step) for step in steps), sum(max(0, step) for step in steps) + self.dtype.itemsize
 
     def file(self) -> tuple[int, int] | None:
         """Return which file has the name now; None if there is none."""

@@ -12,7 +12,16 @@ from penstock.core.errors import OptionError, ReadError
 from penstock.core.protocols import Source
 from penstock.core.types import Block, Field, Span
 
-__all__ = ["allocate", "allocate_block", "check_items", "check_out", "check_span", "sum_memory"]
+__all__ = [
+    "allocate",
+    "allocate_block",
+    "check_items",
+    "check_out",
+    "check_span",
+    "keep_existing",
+    "sum_memory",
+    "sum_stored",
+]
 
 _LARGE_BYTES = 1 << 28  # below, asking for the memory of the machine costs more than it saves
 
@@ -23,6 +32,12 @@ def check_items(items: ArrayLike, source: Source) -> NDArray[np.int64]:
     if len(numbers) and numbers.view(np.uint64).max() >= len(source.index):  # negative numbers are huge as unsigned
         raise ReadError(f"Could not read items {numbers.min()}–{numbers.max()} of {source!r}: {_item_range(source)}.")
     return numbers
+
+
+def keep_existing(items: ArrayLike, source: Source) -> NDArray[np.int64]:
+    """Return those of `items` that `source` has: a hint for other items is no error."""
+    numbers = np.asarray(items, np.int64).reshape(-1)
+    return numbers[numbers.view(np.uint64) < len(source.index)]
 
 
 def check_span(span: Span, source: Source) -> None:
@@ -63,6 +78,17 @@ def check_out(out: Block, fields: Mapping[str, Field], n_items: int) -> Block:
 def sum_memory(*sources: Source) -> int:
     """Return how many bytes sources keep between reads at most; those that do not say so keep little."""
     return sum(int(getattr(source, "memory_bytes", 0)) for source in sources)
+
+
+def sum_stored(*sources: object) -> int | None:
+    """Return how many bytes of local files hold the items of sources; None if one of them does not know it."""
+    total = 0
+    for source in sources:
+        n_bytes = getattr(source, "stored_bytes", None)
+        if n_bytes is None:
+            return None
+        total += int(n_bytes)
+    return total
 
 
 def _item_range(source: Source) -> str:

@@ -1,7 +1,7 @@
 """Sources built from other sources: concatenated, zipped, numbered, or a selection of one."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from penstock.core.errors import SourceError
 from penstock.core.index import Index, join_presence
 from penstock.core.protocols import Source
 from penstock.core.types import UNNAMED, Block, Field, Span
-from penstock.source.checks import check_items, check_span, sum_memory
+from penstock.source.checks import check_items, check_span, keep_existing, sum_memory, sum_stored
 
 __all__ = ["Concat", "Numbered", "Take", "Zip"]
 
@@ -72,6 +72,29 @@ class Concat:
                 block[name][rows] = array
         return block if present else self._sources[0].take(items, out)
 
+    def prepare(self, items: _Int64s) -> int | None:
+        """Start reading items into the page cache, as far as the sources do; return the bytes that were not there."""
+        return _add_up([_prepare(source, its_items) for source, its_items in self._split(items)])
+
+    def release(self, items: _Int64s) -> None:
+        """Give the pages of items back to the system, as far as the sources do."""
+        for source, its_items in self._split(items):
+            _release(source, its_items)
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """Bytes of the local files of the sources; None if one does not know them."""
+        return sum_stored(*self._sources)
+
+    def _split(self, items: _Int64s) -> Iterator[tuple[Source, _Int64s]]:
+        """Yield each source that has some of the items, with their numbers in it."""
+        existing = keep_existing(items, self)
+        numbers = np.searchsorted(self._offsets, existing, side="right") - 1
+        order = np.argsort(numbers, kind="stable")
+        present, begins = np.unique(numbers[order], return_index=True)
+        for number, places in zip(present.tolist(), np.split(order, begins[1:]), strict=False):
+            yield self._sources[number], existing[places] - self._offsets[number]
+
     @property
     def memory_bytes(self) -> int:
         """Upper bound of the memory that the sources keep between reads."""
@@ -115,6 +138,19 @@ class Numbered:
     def take(self, items: _Int64s, out: Block | None = None) -> Block:
         """Return any items, with their numbers."""
         return self._add_numbers(self._source.take(items, self._other_fields(out)), items, out)
+
+    def prepare(self, items: _Int64s) -> int | None:
+        """Start reading items into the page cache, as far as the source does; return the bytes that were not there."""
+        return _prepare(self._source, items)
+
+    def release(self, items: _Int64s) -> None:
+        """Give the pages of items back to the system, as far as the source does."""
+        _release(self._source, items)
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """Bytes of the local files of the source; None if it does not know them."""
+        return sum_stored(self._source)
 
     @property
     def memory_bytes(self) -> int:
@@ -184,6 +220,20 @@ class Zip:
             name: a for source in self._sources for name, a in source.take(items, _select_fields(out, source)).items()
         }
 
+    def prepare(self, items: _Int64s) -> int | None:
+        """Start reading items into the page cache, as far as the sources do; return the bytes that were not there."""
+        return _add_up([_prepare(source, items) for source in self._sources])
+
+    def release(self, items: _Int64s) -> None:
+        """Give the pages of items back to the system, as far as the sources do."""
+        for source in self._sources:
+            _release(source, items)
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """Bytes of the local files of the sources; None if one does not know them."""
+        return sum_stored(*self._sources)
+
     @property
     def memory_bytes(self) -> int:
         """Upper bound of the memory that the sources keep between reads."""
@@ -246,6 +296,20 @@ class Take:
         items = check_items(items, self)
         return self._source.take(self._items[items], out)
 
+    def prepare(self, items: _Int64s) -> int | None:
+        """Start reading items into the page cache, as far as the source does; return the bytes that were not there."""
+        return _prepare(self._source, self._items[keep_existing(items, self)])
+
+    def release(self, items: _Int64s) -> None:
+        """Give the pages of items back to the system, as far as the source does."""
+        _release(self._source, self._items[keep_existing(items, self)])
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """Bytes of the local files of the source, in proportion to the items; None if it does not know them."""
+        n_bytes = sum_stored(self._source)
+        return None if n_bytes is None else n_bytes * len(np.unique(self._items)) // max(1, len(self._source.index))
+
     @property
     def memory_bytes(self) -> int:
         """Upper bound of the memory that the source keeps between reads."""
@@ -254,6 +318,23 @@ class Take:
     def close(self) -> None:
         """Close the source."""
         self._source.close()
+
+
+def _prepare(source: Source, items: _Int64s) -> int | None:
+    prepare: Callable[[_Int64s], int | None] | None = getattr(source, "prepare", None)
+    return 0 if prepare is None else prepare(items)
+
+
+def _release(source: Source, items: _Int64s) -> None:
+    release: Callable[[_Int64s], None] | None = getattr(source, "release", None)
+    if release is not None:
+        release(items)
+
+
+def _add_up(missing: Iterable[int | None]) -> int | None:
+    """Return a sum of bytes; None if one of the numbers is not known."""
+    known = list(missing)
+    return None if None in known else sum(number or 0 for number in known)
 
 
 def _select_fields(out: Block | None, source: Source) -> Block | None:

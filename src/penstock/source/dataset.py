@@ -1,7 +1,8 @@
 """Items from any map-style dataset: an object with `__len__` and `__getitem__`."""
 
+import inspect
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from penstock.core.errors import ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import UNNAMED, Block, Field, Span
-from penstock.source.checks import check_items, check_span
+from penstock.source.checks import check_items, check_span, keep_existing
 
 __all__ = ["DatasetSource"]
 
@@ -18,7 +19,9 @@ __all__ = ["DatasetSource"]
 class DatasetSource:
     """Items of a map-style dataset: tuples, mappings, tensors, any object.
 
-    If the dataset has `__getitems__` (list of indices in, list of items out), a whole batch is one call.
+    If the dataset has `__getitems__` (list of indices in, list of items out), a whole batch is one call. If it has
+    `prepare(items)`, `release(items)` or `stored_bytes`, they are those of the source (see `Source`); methods of these
+    names with other parameters are not called.
 
     Parameters
     ----------
@@ -76,6 +79,27 @@ class DatasetSource:
             column[row] = item
         return {UNNAMED: column}
 
+    def prepare(self, items: NDArray[np.int64]) -> int | None:
+        """Call `prepare(items)` of the dataset, also while items are read; 0 if it has none."""
+        prepare = self._find_method("prepare")
+        return 0 if prepare is None else prepare(keep_existing(items, self))
+
+    def release(self, items: NDArray[np.int64]) -> None:
+        """Call `release(items)` of the dataset, if it has it, also while items are read."""
+        release = self._find_method("release")
+        if release is not None:
+            release(keep_existing(items, self))
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """`stored_bytes` of the dataset, if it has it."""
+        n_bytes = getattr(self.dataset, "stored_bytes", None)
+        return n_bytes if isinstance(n_bytes, int) else None
+
+    def _find_method(self, name: str) -> Callable[[NDArray[np.int64]], int | None] | None:
+        method = getattr(self.dataset, name, None)
+        return method if callable(method) and _takes_items(method) else None
+
     def close(self) -> None:
         """Do nothing: the dataset owns its open files."""
 
@@ -115,3 +139,11 @@ class DatasetSource:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
+
+
+def _takes_items(method: Callable[..., Any]) -> bool:
+    """Return whether a method has the parameter of `Source.prepare`: datasets use the name for other things."""
+    try:
+        return list(inspect.signature(method).parameters) == ["items"]
+    except (TypeError, ValueError):  # of a built-in
+        return False

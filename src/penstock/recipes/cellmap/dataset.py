@@ -196,6 +196,15 @@ class CellMapDataset(Dataset[Any]):
         epochs = [self._state.begin_read(number) if self.changes.is_needed else 0 for number in numbers]
         return self.read_items(numbers, self.seed, list(zip(epochs, numbers, strict=True)))
 
+    def prepare(self, items: NDArray[np.int64]) -> int:
+        """Start reading items into the page cache; see `VolumeSource`."""
+        return self.volume.prepare(items)
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """Bytes of the local files of all volumes; None for a URL."""
+        return self.volume.stored_bytes
+
     def read_items(
         self, numbers: Sequence[int], seed: int, paths: Sequence[tuple[int, int]]
     ) -> list[dict[str, torch.Tensor]]:

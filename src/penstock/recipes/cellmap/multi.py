@@ -104,6 +104,15 @@ class CellMapMultiDataset(ConcatDataset[Any]):
         epochs = [self._state.begin_read(number) if is_augmented else 0 for number in numbers]
         return self.read_items(numbers, self.seed, list(zip(epochs, numbers, strict=True)))
 
+    def prepare(self, items: NDArray[np.int64]) -> int | None:
+        """Start reading items into the page cache; see `VolumeSource`."""
+        return self.source.prepare(items)
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """Bytes of the local files of all volumes; None for a URL."""
+        return self.source.stored_bytes
+
     def read_items(self, numbers: Sequence[int], seed: int, paths: Sequence[tuple[int, int]]) -> list[Any]:
         """Return items as `CellMapDataset.read_items` does; those of one dataset are read together."""
         crops = np.searchsorted(self.cumulative_sizes, numbers, side="right")

@@ -3,12 +3,9 @@
 import logging
 import operator
 import os
-import re
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +18,7 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.recipes.chunked.collate import collate_audio
 from penstock.recipes.chunked.datasets import ChunkedSequenceDataset, SequenceDataset
 from penstock.recipes.chunked.loader import ChunkedDataLoader
-from penstock.source.audio.file import find_audio_files
+from penstock.recipes.chunked.select_files import count_files_below, is_ratio, select_files, sort_files
 from penstock.source.audio.source import AudioSource
 from penstock.transform.quantization import Quantization, check_bits, q_zero, quantize
 
@@ -33,7 +30,6 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger("penstock")
-_RATIO_STEPS = 1_000_000  # ratios count as decimals: 0.29 of 100 files is 29
 
 
 class QuantizedAudioDataset(Dataset[Any]):
@@ -99,7 +95,7 @@ class QuantizedAudioDataset(Dataset[Any]):
         self.sample_len, self.quantization, self.return_type = sample_len, quantization, return_type
         self.drop_last, self.target_sr, self.context_len, self.pad_len = drop_last, target_sr, context_len, pad_len
         self.source = AudioSource(
-            _select_files(_sorted_files(path), ratio_min, ratio_max, path),
+            select_files(sort_files(path), ratio_min, ratio_max, path),
             window_frames=sample_len,
             rate_hz=target_sr,
             tail="drop" if drop_last else "short",
@@ -134,11 +130,25 @@ class QuantizedAudioDataset(Dataset[Any]):
         for number in numbers:
             if not 0 <= number < len(self):
                 raise IndexError(f"Items must be 0–{len(self) - 1}, got {number}.")
-        stored = np.array(numbers, np.int64)
-        if self._items is not None:
-            stored = self._items[stored]
+        stored = self._to_source(np.array(numbers, np.int64))
         found = self.source.take(stored)["audio"]
         return [self._item(number, audio) for number, audio in zip(stored.tolist(), found, strict=True)]
+
+    def prepare(self, items: NDArray[np.int64]) -> int:
+        """Start reading items into the page cache; see `AudioSource`."""
+        return self.source.prepare(self._to_source(items))
+
+    def release(self, items: NDArray[np.int64]) -> None:
+        """Give the pages of items back to the system; see `AudioSource`."""
+        self.source.release(self._to_source(items))
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all files."""
+        return self.source.stored_bytes
+
+    def _to_source(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
+        return items if self._items is None else self._items[items]
 
     def _item(self, number: int, audio: NDArray[np.float32]) -> Any:
         values = torch.from_numpy(audio)
@@ -231,7 +241,7 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
         super().__init__(data_dir=data_dir, seed=seed)
         self._zero = _silence(bits, quantization)
         _check_steps(sample_len, context_len, pad_len)
-        if not _is_ratio(train_percentage) or not 0 < train_percentage < 1:
+        if not is_ratio(train_percentage) or not 0 < train_percentage < 1:
             raise OptionError(
                 f"train_percentage must be a fraction between 0 and 1, such as 0.88, got {train_percentage!r}."
             )
@@ -267,8 +277,8 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
     def setup(self) -> None:
         """Make the partitions, each with at least one file."""
         bounds = (0, self.train_percentage, (1 + self.train_percentage) / 2, 1)
-        n_files = len(_sorted_files(self.data_dir))
-        counts = [_files_below(high, n_files) - _files_below(low, n_files) for low, high in pairwise(bounds)]
+        n_files = len(sort_files(self.data_dir))
+        counts = [count_files_below(high, n_files) - count_files_below(low, n_files) for low, high in pairwise(bounds)]
         if not all(counts):
             few = n_files < len(counts)
             cure = f"Give {len(counts)} or more" if few else f"Use train_percentage={(n_files - 1.5) / n_files:.4g}"
@@ -350,44 +360,3 @@ def _check_steps(sample_len: int | None, context_len: int | None, pad_len: int |
     ):
         if steps is not None:
             check_integer(name, steps, at_least=at_least)
-
-
-def _sorted_files(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the audio files of a folder in natural order."""
-    folder = Path(path)
-    found = find_audio_files(folder)
-    if not found:
-        raise SourceError(f"No wav, flac, ogg or mp3 file in {folder}. Give the folder of the audio files.")
-    return sorted(found, key=lambda file: _natural(file.relative_to(folder)))
-
-
-def _natural(path: Path) -> tuple[list[list[str | int]], str]:
-    """Return a sort key that compares numbers in names by value, and names that are then equal by their characters."""
-    parts: list[list[str | int]] = []
-    for part in path.parts:
-        words = re.split(r"(\d+)", part)  # text and numbers alternate, so that like is compared with like
-        parts.append([int(word) if place % 2 else word for place, word in enumerate(words)])
-    return parts, str(path)
-
-
-def _select_files(files: list[Path], ratio_min: float, ratio_max: float, path: object) -> list[Path]:
-    if not (_is_ratio(ratio_min) and _is_ratio(ratio_max) and ratio_min < ratio_max):
-        raise OptionError(
-            f"Ratios must be 0 <= ratio_min < ratio_max <= 1, got ratio_min={ratio_min!r}, ratio_max={ratio_max!r}."
-        )
-    selected = files[_files_below(ratio_min, len(files)) : _files_below(ratio_max, len(files))]
-    if not selected:
-        raise OptionError(
-            f"ratio_min and ratio_max must select at least one of the {len(files)} files in {path}, got {ratio_min} "
-            f"and {ratio_max}. Use ratios that are {1 / len(files):.4g} or more apart."
-        )
-    return selected
-
-
-def _is_ratio(ratio: Any) -> bool:
-    return isinstance(ratio, int | float | np.number) and not isinstance(ratio, bool) and bool(0 <= ratio <= 1)
-
-
-def _files_below(ratio: float, n_files: int) -> int:
-    """Return the number of files below a ratio."""
-    return int(Fraction(float(ratio)).limit_denominator(_RATIO_STEPS) * n_files)

@@ -86,7 +86,7 @@ class AudioFile:
             import soundfile  # type: ignore[import-untyped]  # noqa: PLC0415  # it has no types
         except (ImportError, OSError) as error:  # OSError: libsndfile is missing
             raise MissingDependency("soundfile", "audio", "Reading audio") from error
-        self.n_bytes = _check_complete(path, whole=whole)
+        self.n_bytes, self.audio_bytes = _check_complete(path, whole=whole)
         self.path, self._mono, self._failure = path, mono, soundfile.SoundFileError
         self._open: Callable[[], Any] = lambda: soundfile.SoundFile(path)
         try:
@@ -278,24 +278,27 @@ def _error_text(error: Exception) -> str:
     return str(text or error).rstrip(". ")
 
 
-def _check_complete(path: Path, *, whole: bool) -> int:
-    """Return the size of a file; raise SourceError if a wav or ogg file is truncated, which libsndfile ignores."""
+def _check_complete(path: Path, *, whole: bool) -> tuple[int, tuple[int, int]]:
+    """Return the size of a file, and where its audio begins and ends.
+
+    Raise SourceError if a wav or ogg file is truncated, which libsndfile ignores.
+    """
     with open_input(path) as file:
         size = os.fstat(file.fileno()).st_size
-        head = os.pread(file.fileno(), 12, 0)
+        head, audio_bytes = os.pread(file.fileno(), 12, 0), (0, size)
         try:
             if head[:4] in (b"RIFF", b"RIFX", b"RF64") and head[8:] == b"WAVE":
-                _check_riff(file.fileno(), size, ">" if head[:4] == b"RIFX" else "<")
+                audio_bytes = _check_riff(file.fileno(), size, ">" if head[:4] == b"RIFX" else "<")
             elif head[:4] == b"OggS":
                 (_check_ogg if whole else _check_ogg_end)(file.fileno(), size)
         except ValueError as error:
             raise SourceError(f"{path} is damaged or truncated: {error}.") from error
         except OSError as error:
             raise ReadError(f"Could not read {path}: {cause(error)}.") from error
-    return size
+    return size, audio_bytes
 
 
-def _check_riff(file: int, size: int, order: str) -> None:
+def _check_riff(file: int, size: int, order: str) -> tuple[int, int]:
     at, long_size = 12, _UNKNOWN
     while len(head := os.pread(file, 8, at)) == 8:
         name, n_bytes = head[:4], struct.unpack(f"{order}L", head[4:])[0]
@@ -305,7 +308,7 @@ def _check_riff(file: int, size: int, order: str) -> None:
             n_bytes = long_size if n_bytes == _UNKNOWN else n_bytes
             if n_bytes != _UNKNOWN and at + 8 + n_bytes > size:
                 raise ValueError(f"it should have {n_bytes} bytes of audio, but has {size - at - 8}")
-            return
+            return at + 8, size if n_bytes == _UNKNOWN else at + 8 + n_bytes
         at += 8 + n_bytes + n_bytes % 2
     raise ValueError("it has no audio")
 

@@ -27,8 +27,10 @@ from penstock.source.audio.file import (
     check_item_bytes,
     find_audio_files,
 )
+from penstock.source.audio.properties import FileInfo
 from penstock.source.audio.resample import Resampler
-from penstock.source.checks import check_items, check_span
+from penstock.source.checks import check_items, check_span, keep_existing
+from penstock.source.file_ranges import MAX_FILES, FileRanges, StoredFile, first_distinct
 
 __all__ = ["AudioSource"]
 
@@ -55,6 +57,10 @@ class AudioSource:
     2. Damage within a flac or ogg file: ReadError when it is read. The frames of a wav file have no checksum.
     3. A file that is replaced or removed before it is read: ReadError.
     4. Forks and threads are safe: each process opens its own files, and a file is used by one thread at a time.
+
+    `prepare` reads the frames of wav files ahead; of flac files, the part where a window should be at a constant bit
+    rate, with as much on both sides; ogg and mp3 files as a whole, because that is how they are read. `release` gives
+    the frames of wav files back, and other files if all their items are given.
 
     Parameters
     ----------
@@ -89,7 +95,7 @@ class AudioSource:
         if window_frames is not None:
             window_frames = check_integer("window_frames", window_frames, at_least=1)
         check_integer("open_files", open_files, at_least=1)
-        infos = tuple(_FileInfo.read(path) for path in _resolve_paths(files))
+        infos = tuple(FileInfo.read(path) for path in _resolve_paths(files))
         self.files = tuple(info.path for info in infos)
         self.rate_hz, self._totals = _frames_at_rate(infos, rate_hz)
         self._window = window_frames
@@ -153,6 +159,35 @@ class AudioSource:
                         audio[row] = window if fixed else window.copy()
         return {"audio": audio}
 
+    def prepare(self, items: _Int64s) -> int:
+        """Start reading items into the page cache, of at most 512 files; return the bytes that were not there."""
+        files, starts, stops = self.windows(keep_existing(items, self))
+        found = []
+        for file in first_distinct(files, MAX_FILES).tolist():
+            info, of_file = self._opener.infos[file], files == file
+            begins, ends = info.locate(*self._opener.stored_frames(info, starts[of_file], stops[of_file], shared=True))
+            found.append(FileRanges.of_file(StoredFile(info.path), begins, ends))
+        return FileRanges.join(found).read_ahead()
+
+    def release(self, items: _Int64s) -> None:
+        """Give the pages of items back to the system."""
+        existing = np.unique(keep_existing(items, self))
+        files, starts, stops = self.windows(existing)
+        found = []
+        for file in first_distinct(files, MAX_FILES).tolist():
+            info, of_file = self._opener.infos[file], files == file
+            if of_file.sum() == self._borders[file + 1] - self._borders[file]:
+                found.append(FileRanges.of_files([info.path]))
+            elif info.frame_bytes is not None:
+                frames = self._opener.stored_frames(info, starts[of_file], stops[of_file], shared=False)
+                found.append(FileRanges.of_file(StoredFile(info.path), *info.locate_exactly(*frames)))
+        FileRanges.join(found).give_back()
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(info.n_bytes for info in self._opener.infos)
+
     @property
     def memory_bytes(self) -> int:
         """Upper bound of the memory that each process keeps between reads: decoded frames of open ogg and mp3 files."""
@@ -177,34 +212,10 @@ class AudioSource:
 
 
 @dataclass(frozen=True, slots=True)
-class _FileInfo:
-    """Properties of a file, which must be unchanged when it is read."""
-
-    path: str
-    n_bytes: int
-    n_frames: int
-    n_channels: int
-    rate_hz: float
-    seekable: bool
-
-    @classmethod
-    def read(cls, path: Path) -> "_FileInfo":
-        """Read the properties of a file, without reading all of it."""
-        file = AudioFile(path, whole=False)
-        file.close()
-        return cls.from_file(str(path), file)
-
-    @classmethod
-    def from_file(cls, path: str, file: AudioFile) -> "_FileInfo":
-        """Return the properties of an open file."""
-        return cls(path, file.n_bytes, *file.stored_shape, file.rate_hz, file.seekable)
-
-
-@dataclass(frozen=True, slots=True)
 class _TrackOpener:
     """Opens files for reading, and checks that they are unchanged."""
 
-    infos: tuple[_FileInfo, ...]
+    infos: tuple[FileInfo, ...]
     rate_hz: float | None
     mono: bool
     window_frames: int | None
@@ -217,7 +228,7 @@ class _TrackOpener:
             file = AudioFile(Path(info.path), mono=self.mono)
         except SourceError as error:  # it was valid on construction
             raise ReadError(str(error)) from error
-        now = _FileInfo.from_file(info.path, file)
+        now = FileInfo.from_file(info.path, file)
         if now != info:
             file.close()
             raise ReadError(
@@ -226,7 +237,23 @@ class _TrackOpener:
             )
         return AudioTrack(file, self.rate_hz, cache_bytes=self.cache_bytes(info))
 
-    def cache_bytes(self, info: _FileInfo) -> int:
+    def stored_frames(
+        self, info: FileInfo, starts: _Int64s, stops: _Int64s, *, shared: bool
+    ) -> tuple[_Int64s, _Int64s]:
+        """Return the frames of a file that windows are computed from.
+
+        Parameters
+        ----------
+        shared
+            Include frames that the windows beside them are computed from, too, as resampling does.
+        """
+        if self.rate_hz is None or self.rate_hz == info.rate_hz:
+            return starts, stops
+        resampler = Resampler(info.rate_hz, self.rate_hz)
+        extra = resampler.extra_rows if shared else -resampler.extra_rows
+        return starts * resampler.down // resampler.up - extra, stops * resampler.down // resampler.up + extra
+
+    def cache_bytes(self, info: FileInfo) -> int:
         """Return the cache size: 0 if seeking is cheap, so that decoding from the beginning is not needed."""
         if info.seekable or self.window_frames is None:
             return 0
@@ -299,7 +326,7 @@ def _resolve_paths(files: _Path | Sequence[_Path]) -> list[Path]:
     return given
 
 
-def _frames_at_rate(infos: Sequence[_FileInfo], rate_hz: float | None) -> tuple[float, _Int64s]:
+def _frames_at_rate(infos: Sequence[FileInfo], rate_hz: float | None) -> tuple[float, _Int64s]:
     """Return the sampling rate of the items, and the number of frames of each file at that rate."""
     rates = {info.rate_hz: info.path for info in infos}
     if rate_hz is None:
@@ -330,7 +357,7 @@ def _common_shape(
     return (lengths.pop(), widths.pop()) if len(lengths) == len(widths) == 1 else None
 
 
-def _identity(infos: Sequence[_FileInfo], options: tuple[Any, ...]) -> str:
+def _identity(infos: Sequence[FileInfo], options: tuple[Any, ...]) -> str:
     """Return a hash of the options, and of the relative names and properties of the files."""
     digest = hashlib.blake2b(repr(options).encode(), digest_size=8)
     folder = os.path.commonpath([os.path.dirname(info.path) for info in infos])  # noqa: PTH120

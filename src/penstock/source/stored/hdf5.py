@@ -1,7 +1,9 @@
 """Rows of an HDF5 dataset, read with h5py."""
 
+import math
 import os
 import threading
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,11 +17,14 @@ from numpy.typing import NDArray
 from penstock.core.errors import MissingDependency, PenstockError, ReadError, SourceError
 from penstock.core.text import cause
 from penstock.files.regular import check_regular
-from penstock.source.stored.self_contained import check_dataset, check_links, check_read
-from penstock.source.stored.zarr.local import Selection
+from penstock.source.file_ranges import FileRanges, StoredFile
+from penstock.source.stored.chunk_grid import MAX_CHUNKS, Selection, list_chunks
+from penstock.source.stored.self_contained import check_dataset, check_links, check_read, stored_bytes
 from penstock.source.stored.zarr.record import MissingChunks
 
 __all__ = ["Hdf5Array"]
+
+_MAX_LISTED_CHUNKS = 1 << 18  # takes half a second; with more chunks, nothing is read ahead
 
 
 @dataclass(frozen=True)
@@ -32,9 +37,15 @@ class Hdf5Array:
     dtype: np.dtype[Any]
     chunk_rows: int
     chunk_shape: tuple[int, ...]
+    stored_bytes: int | None = field(default=None, compare=False)
+    """Bytes of the dataset in its file."""
+
     _open: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
     _locks: dict[int, threading.Lock] = field(default_factory=dict, compare=False, repr=False)
     """By process: after a fork, a lock of the parent may be held by a thread that does not exist in the child."""
+
+    _places: dict[int, "_Places | None"] = field(default_factory=dict, compare=False, repr=False)
+    """By process: where values lie in the file that it has open."""
 
     @classmethod
     def open(cls, path: Path, name: str) -> "Hdf5Array":
@@ -51,10 +62,11 @@ class Hdf5Array:
             check_read(found, 1, f"A row of {path}/{name}")
             row_bytes = found.nbytes // max(1, found.shape[0])
             chunks = found.chunks or (max(1, (1 << 20) // max(1, row_bytes)), *found.shape[1:])
-            return cls(path, name, found.shape, found.dtype.newbyteorder("="), chunks[0], chunks)
+            dtype = found.dtype.newbyteorder("=")
+            return cls(path, name, found.shape, dtype, chunks[0], chunks, stored_bytes(found))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}, "_locks": {}}
+        return {**self.__dict__, "_open": {}, "_locks": {}, "_places": {}}
 
     @property
     def presence(self) -> str:
@@ -80,6 +92,7 @@ class Hdf5Array:
     def close(self) -> None:
         """Close the file once no read is in progress."""
         with self._lock():
+            self._places.pop(os.getpid(), None)
             file = self._open.pop(os.getpid(), None)
             if file is not None:
                 file.close()
@@ -111,6 +124,52 @@ class Hdf5Array:
                 raise ReadError(f"Could not read {rows}: {cause(error)}.") from error
         return out.nbytes
 
+    # -- where values lie, to read them ahead and to give them back ----------------------------------------------------
+
+    def locate_rows(self, rows: NDArray[np.int64], selection: Selection) -> FileRanges:
+        """Return where rows of a contiguous dataset lie, or the chunks of rows; nothing if that is not known."""
+        places = self._find_places()
+        if places is None or any(low >= high for low, high in selection):
+            return FileRanges.none()
+        if places.counts:
+            return self.locate_chunks(list_chunks(rows, selection, self.chunk_shape, MAX_CHUNKS))
+        first = last = 0  # the first and the last value of a row that is selected
+        for (low, high), size in zip(selection, self.shape[1:], strict=True):
+            first, last = first * size + low, last * size + high - 1
+        row_values = math.prod(self.shape[1:])
+        return places.locate_values(rows * row_values + first, last + 1 - first, row_values * self.shape[0])
+
+    def locate_chunks(self, coordinates: NDArray[np.int64]) -> FileRanges:
+        """Return where chunks lie, or the rows of a contiguous dataset that count as one; (chunks, axes)."""
+        places = self._find_places()
+        if places is None:
+            return FileRanges.none()
+        if not places.counts:
+            chunk_values, n_values = math.prod(self.chunk_shape), math.prod(self.shape)
+            return places.locate_values(coordinates[:, 0] * chunk_values, chunk_values, n_values)
+        numbers = np.ravel_multi_index(tuple(coordinates.T), places.counts, mode="clip")
+        return FileRanges.of_file(places.file, places.begins[numbers], places.ends[numbers])
+
+    def piece_rows(self, _: Selection) -> int:
+        """Return how many rows can only be given back together: those of a chunk, 1 if the dataset is contiguous."""
+        places = self._find_places()
+        return 1 if places is not None and not places.counts else self.chunk_rows
+
+    def _find_places(self) -> "_Places | None":
+        """Return where values lie in the file that this process has open; None if that is not known.
+
+        Only the first call waits for a read in progress.
+        """
+        process = os.getpid()
+        if process not in self._places:
+            with self._lock():
+                if process not in self._places:
+                    try:
+                        self._places[process] = _Places.find(self._dataset(), self.path)
+                    except Exception:  # h5py raises anything for a damaged file; the read says what is wrong
+                        return None
+        return self._places.get(process)
+
     def _lock(self) -> threading.Lock:
         return self._locks.setdefault(os.getpid(), threading.Lock())
 
@@ -119,6 +178,52 @@ class Hdf5Array:
         if os.getpid() not in self._open:
             self._open[os.getpid()] = _open_hdf5(self.path)
         return self._open[os.getpid()][self.name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the values of a dataset lie in its file."""
+
+    file: StoredFile
+    counts: tuple[int, ...]
+    """Number of chunks along each axis; empty if the dataset is contiguous."""
+
+    begins: NDArray[np.int64]
+    """Of each chunk, counted with the last axis fastest; or of the whole dataset."""
+
+    ends: NDArray[np.int64]
+    """As `begins`, and equal to it for a chunk that is not stored."""
+
+    @classmethod
+    def find(cls, dataset: Any, path: Path) -> "_Places | None":
+        """Return the places of an open dataset of h5py; None if it is virtual, compact or has too many chunks.
+
+        All chunks are listed at once: HDF5 finds a single one by going through all before it.
+        """
+        status = os.fstat(dataset.file.id.get_vfd_handle())
+        file = StoredFile(str(path), (status.st_dev, status.st_ino))
+        if not dataset.chunks:
+            offset = dataset.id.get_offset()
+            if offset is None:
+                return None
+            begins = np.array([offset], np.int64)
+            return cls(file, (), begins, begins + stored_bytes(dataset))
+        counts = tuple(-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks, strict=True))
+        if math.prod(counts) > _MAX_LISTED_CHUNKS:
+            return None
+        found = array("q")  # a list of so many tuples would take much more memory
+        dataset.id.chunk_iter(lambda chunk: found.extend((*chunk.chunk_offset, chunk.byte_offset, chunk.size)))
+        table = np.array(found, np.int64).reshape(-1, len(counts) + 2)
+        numbers = np.ravel_multi_index(tuple((table[:, :-2] // dataset.chunks).T), counts)
+        begins, ends = np.zeros((2, math.prod(counts)), np.int64)
+        begins[numbers], ends[numbers] = table[:, -2], table[:, -2] + table[:, -1]
+        return cls(file, counts, begins, ends)
+
+    def locate_values(self, firsts: NDArray[np.int64], n_each: int, n_values: int) -> FileRanges:
+        """Return where runs of `n_each` values begin and end, in a contiguous dataset of `n_values`."""
+        value_bytes = int(self.ends[0] - self.begins[0]) // max(1, n_values)
+        begins = self.begins[0] + firsts * value_bytes
+        return FileRanges.of_file(self.file, begins, np.minimum(begins + n_each * value_bytes, self.ends[0]))
 
 
 def _open_hdf5(path: Path) -> Any:

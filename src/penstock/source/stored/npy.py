@@ -14,7 +14,9 @@ from penstock.core.errors import ReadError, SourceError
 from penstock.core.text import cause
 from penstock.files.regular import open_descriptor, open_regular
 from penstock.shard.codec import parse_npy_header
-from penstock.source.stored.zarr.local import Selection, read_into
+from penstock.source.file_ranges import FileRanges, StoredFile
+from penstock.source.stored.chunk_grid import Selection
+from penstock.source.stored.zarr.local import read_into
 from penstock.source.stored.zarr.record import MissingChunks
 
 __all__ = ["NpyArray", "map_npy"]
@@ -108,6 +110,27 @@ class NpyArray:
                 f"The array {self.path} has changed since it was opened: {self.stored_dtype} {self.shape} then, "
                 f"{now.stored_dtype} {now.shape} now."
             )
+
+    def locate_chunks(self, coordinates: NDArray[np.int64]) -> FileRanges:
+        """Return where chunks lie; `coordinates` is (chunks, axes)."""
+        return self._locate(coordinates[:, 0] * self.chunk_rows, self.chunk_rows)
+
+    def locate_rows(self, rows: NDArray[np.int64], _: Selection) -> FileRanges:
+        """Return where rows lie, with all columns: rows are read whole."""
+        return self._locate(rows, 1)
+
+    def _locate(self, firsts: NDArray[np.int64], n_rows: int) -> FileRanges:
+        begins = self.offset + firsts * self._row_bytes
+        return FileRanges.of_file(StoredFile(str(self.path)), begins, begins + n_rows * self._row_bytes)
+
+    def piece_rows(self, _: Selection) -> int:
+        """Return how many rows can only be given back together: each row has its own bytes."""
+        return 1
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the file."""
+        return self.n_bytes
 
     def close(self) -> None:
         """Do nothing: no file stays open."""

@@ -9,11 +9,13 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import SourceError
 from penstock.files.staging import describe_unfinished
+from penstock.source.file_ranges import FileRanges
+from penstock.source.stored.chunk_grid import Selection
 from penstock.source.stored.hdf5 import Hdf5Array
 from penstock.source.stored.n5 import refuse_n5
 from penstock.source.stored.npy import NpyArray
 from penstock.source.stored.zarr.codec import UnsupportedStoreError
-from penstock.source.stored.zarr.local import Selection, open_zarr
+from penstock.source.stored.zarr.local import open_zarr
 from penstock.source.stored.zarr.record import MissingChunks
 from penstock.source.stored.zarr.zarr_python import ZarrPythonArray
 
@@ -68,6 +70,27 @@ class StoredArray(Protocol):
 
     def tasks(self, start: int, stop: int, selection: Selection, out: NDArray[Any]) -> Iterator[Callable[[], int]]:
         """Yield tasks that together read rows [start, stop) into `out`; each returns the number of bytes decoded."""
+        ...
+
+    def locate_rows(self, rows: NDArray[np.int64], selection: Selection) -> FileRanges:
+        """Return where rows, or the chunks that hold them, lie in local files, as far as that is known.
+
+        Does not raise for files that are missing or damaged. Rows may be in any order; if they need too many files, the
+        last ones are left out.
+        """
+        ...
+
+    def locate_chunks(self, coordinates: NDArray[np.int64]) -> FileRanges:
+        """Return where chunks lie; `coordinates` is (chunks, axes)."""
+        ...
+
+    def piece_rows(self, selection: Selection) -> int:
+        """Return how many rows, from a multiple of this number on, can only be given back together."""
+        ...
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """Bytes of the local files that hold the array; None if not known."""
         ...
 
 

@@ -17,11 +17,12 @@ from penstock.core.text import cause
 from penstock.core.types import Block, Field, Span
 from penstock.files.regular import read_regular
 from penstock.files.staging import describe_unfinished, is_half_published
-from penstock.source.checks import allocate_block, check_items, check_out, check_span
+from penstock.source.checks import allocate_block, check_items, check_out, check_span, keep_existing, sum_stored
+from penstock.source.file_ranges import FileRanges, keep_whole_groups
 from penstock.source.read_pool import ReadPool
+from penstock.source.stored.chunk_grid import Selection
 from penstock.source.stored.n5 import refuse_n5
 from penstock.source.stored.open_array import StoredArray, open_array
-from penstock.source.stored.zarr.local import Selection
 from penstock.source.stored.zarr.record import MissingChunks, check_missing_chunks
 
 __all__ = ["ZarrSource"]
@@ -39,6 +40,11 @@ class ZarrSource:
     2. An array that is resized or removed while it is open: ReadError.
     3. A fork at any time is safe: zarr and `.npy` files do not stay open, and each process has its own HDF5 handles and
        threads.
+
+    `prepare` concerns local files: the chunks that hold the selected columns of the items, each once, and only the rows
+    themselves in `.npy` files, contiguous HDF5 datasets and, where they are read so, uncompressed chunks. In a call, at
+    most 512 files of an array (64 shards) are opened. `release` gives a chunk back only if all its rows are among the
+    items.
 
     Parameters
     ----------
@@ -121,6 +127,33 @@ class ZarrSource:
             for name, array in block.items():
                 array[places] = stretch[name][items[places] - first]
         return block
+
+    def prepare(self, items: NDArray[np.int64]) -> int:
+        """Start reading the chunks of items into the page cache; return the bytes that were not there."""
+        rows = keep_existing(items, self)
+        return sum(
+            FileRanges.join([array.locate_rows(rows, selection) for selection in selections]).read_ahead()
+            for array, selections in self._group_by_array()
+        )
+
+    def release(self, items: NDArray[np.int64]) -> None:
+        """Give the pages of chunks back to the system, if all their rows are among the items."""
+        given = keep_existing(items, self)
+        for array, selections in self._group_by_array():
+            rows = keep_whole_groups(given, max(map(array.piece_rows, selections)), self._n_items)
+            FileRanges.join([array.locate_rows(rows, selection) for selection in selections]).give_back()
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """Bytes of the local files of all arrays, estimated from some of them if there are many; None for a URL."""
+        return sum_stored(*(array for array, _ in self._group_by_array()))
+
+    def _group_by_array(self) -> list[tuple[StoredArray, list[Selection]]]:
+        """Return each array once, with the selections of its fields."""
+        found: dict[int, tuple[StoredArray, list[Selection]]] = {}
+        for name, array in self._arrays.items():
+            found.setdefault(id(array), (array, []))[1].append(self._selections[name])
+        return list(found.values())
 
     def read_amplification(self, span: Span) -> dict[str, float]:
         """Read a span; return for each field the ratio of bytes decoded to bytes delivered."""

@@ -6,7 +6,7 @@ voxel.
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import DamageError, ReadError
 from penstock.source.checks import allocate
+from penstock.source.file_ranges import FileRanges
 from penstock.source.stored.open_array import StoredArray
 from penstock.source.volume.grid import Taps
 
@@ -71,6 +72,17 @@ class StoredVolume:
     @cached_property
     def _item_bytes(self) -> int:
         return self.array.dtype.itemsize
+
+    def locate(self, chunks: Iterable[Coordinates]) -> FileRanges:
+        """Return where chunks lie in local files, as far as that is known."""
+        table = np.array(list(chunks), np.int64)
+        stored = np.zeros((len(table), len(self.array.shape)), np.int64)
+        for axis, place in self.at:
+            stored[:, axis] = place // self.array.chunk_shape[axis]
+        for number, spatial in enumerate(self.axes):
+            if spatial is not None:
+                stored[:, spatial] = table[:, number]
+        return self.array.locate_chunks(stored)
 
     def load(self, coordinates: Coordinates) -> tuple[NDArray[Any], int]:
         """Return a decoded chunk, cropped to the volume, and the number of bytes decoded."""

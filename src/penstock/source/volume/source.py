@@ -1,9 +1,10 @@
 """Items from multiscale volumes: patches of several arrays, each with its own shape and scale, around one centre."""
 
 import hashlib
+import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,19 +17,19 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError
 from penstock.core.index import Index, join_presence
 from penstock.core.types import Block, Field, Span
-from penstock.source.checks import allocate_block, check_items, check_out, check_span
+from penstock.source.checks import allocate_block, check_items, check_out, check_span, keep_existing, sum_stored
+from penstock.source.file_ranges import MAX_FILES, FileRanges, first_distinct
 from penstock.source.read_pool import ReadPool
 from penstock.source.stored.zarr.record import MissingChunks, check_missing_chunks
-from penstock.source.volume.array import ResolvedArray, VolumeArray, resolve_arrays
+from penstock.source.volume.array import VolumeArray, resolve_arrays
 from penstock.source.volume.centres import find_sampling_region
+from penstock.source.volume.channels import Channel, ChunkKey, PatchGroup, group_patches
 from penstock.source.volume.grid import compute_taps
-from penstock.source.volume.patch import Coordinates, Placement, StoredVolume, fill_patch, find_overlaps
+from penstock.source.volume.patch import Coordinates, Placement, StoredVolume
 
 __all__ = ["VolumeArray", "VolumeSource"]
 
-_Key = tuple[int, Coordinates]
-"""The number of a volume, and the coordinates of a chunk."""
-
+_PLACED_AT_ONCE = 32  # patches whose chunks are listed before it is asked whether there are enough
 _MIN_THREADED_BYTES = 1 << 20  # assembling smaller patches takes less time than starting threads
 
 
@@ -43,6 +44,9 @@ class VolumeSource:
        opened and is missing: the same. A chunk that cannot be read: ReadError.
     2. An array whose metadata change, or that is removed, while it is open: ReadError.
     3. A fork at any time is safe: each process has its own cache, counters and threads.
+
+    `prepare` reads the chunk files ahead that patches need and that are not cached, of at most 512 chunks in a call.
+    There is no `release`: patches overlap, so a chunk belongs to many items, and is hardly ever done with.
 
     Parameters
     ----------
@@ -188,13 +192,36 @@ class VolumeSource:
                     block[array.name][rows, channel] = np.nan
         channels = self._place_channels(self.centre_of(unique))
         state = self._process_state()
-        for group in _group_patches(channels, self._volumes, len(unique), self._budget):
+        for group in group_patches(channels, self._volumes, len(unique), self._budget):
             self._fill(state, channels, group, (rows, repeats), block)
         if len(unique) < len(items):
             others = np.flatnonzero(rows[again] != np.arange(len(items)))
             for name in self.fields:
                 block[name][others] = block[name][rows[again[others]]]
         return block
+
+    def prepare(self, items: NDArray[np.int64]) -> int:
+        """Start reading the chunks under patches into the page cache; return the bytes that were not there."""
+        state, found = self._process_state(), dict[ChunkKey, None]()
+        distinct = first_distinct(keep_existing(items, self), MAX_FILES)
+        for begin in range(0, len(distinct), _PLACED_AT_ONCE):
+            centres = self.centre_of(distinct[begin : begin + _PLACED_AT_ONCE])
+            channels = self._place_channels(centres)
+            keys = (key for row in range(len(centres)) for channel in channels for key in channel.chunks(row))
+            found |= dict.fromkeys(key for key in keys if key not in state.cache)
+            if len(found) >= MAX_FILES:
+                break
+        by_volume: dict[int, list[Coordinates]] = {}
+        for number, coordinates in itertools.islice(found, MAX_FILES):
+            by_volume.setdefault(number, []).append(coordinates)
+        located = [self._volumes[number].locate(chunks) for number, chunks in by_volume.items()]
+        return FileRanges.join(located).read_ahead()  # channels may lie in the same files
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """Bytes of the local files of all volumes, estimated from some of them if there are many; None for a URL."""
+        arrays = {volume.where: volume.array for volume in self._volumes}
+        return sum_stored(*arrays.values())
 
     def read_report(self) -> dict[str, float]:
         """Return statistics of all reads of this process so far.
@@ -232,7 +259,7 @@ class VolumeSource:
             state = self._states.setdefault(process, _ProcessState(self._budget, self._threads))
         return state
 
-    def _place_channels(self, centres: NDArray[np.float64]) -> "list[_Channel]":
+    def _place_channels(self, centres: NDArray[np.float64]) -> list[Channel]:
         """Return the channels to fill: all that have a volume, each with the placement of its patches."""
         known: dict[Any, Placement] = {}  # most channels of an array have the same placement
         channels = []
@@ -254,19 +281,19 @@ class VolumeSource:
                         for axis in range(3)
                     )
                     known[key] = Placement(tuple(taps))
-                channels.append(_Channel(array, channel, number, volume, known[key]))
+                channels.append(Channel(array, channel, number, volume, known[key]))
         return channels
 
     def _fill(
         self,
         state: "_ProcessState",
-        channels: "list[_Channel]",
-        group: "_PatchGroup",
+        channels: list[Channel],
+        group: PatchGroup,
         rows: tuple[NDArray[np.int64], NDArray[np.int64]],
         block: Block,
     ) -> None:
         """Decode the chunks of a group of patches that are not cached, and assemble the patches."""
-        held: dict[_Key, NDArray[Any]] = {}
+        held: dict[ChunkKey, NDArray[Any]] = {}
         fetches: list[Callable[[], int]] = []
         for key in group.chunks:
             chunk = state.cache.find(key)
@@ -322,7 +349,7 @@ class _ProcessState:
             for name, number in more.items():
                 self.counts[name] += number
 
-    def fetch(self, key: _Key, volume: StoredVolume, held: dict[_Key, NDArray[Any]]) -> int:
+    def fetch(self, key: ChunkKey, volume: StoredVolume, held: dict[ChunkKey, NDArray[Any]]) -> int:
         """Put a chunk into `held`; return 1 if it had to be decoded, else 0."""
         loaded = []
 
@@ -334,64 +361,3 @@ class _ProcessState:
 
         held[key] = self.cache.get(key, load, volume.chunk_bytes(key[1]))
         return len(loaded)
-
-
-class _Channel:
-    """One channel of one array, for all patches of a read."""
-
-    def __init__(
-        self, array: ResolvedArray, number: int, volume_number: int, volume: StoredVolume, placement: Placement
-    ) -> None:
-        self.array, self.number, self.placement = array, number, placement
-        self.volume_number, self.volume = volume_number, volume
-        self._item_bytes = volume.array.dtype.itemsize
-
-    def chunks(self, row: int) -> list[_Key]:
-        """Return the chunks that a patch needs."""
-        found = find_overlaps(self.volume.chunk, self.placement.low[row], self.placement.high[row])
-        return [(self.volume_number, coordinates) for coordinates, _, _ in found]
-
-    def stored_bytes(self, row: int) -> int:
-        """Return the size of the stored voxels under a patch."""
-        return self.placement.n_voxels(row) * self._item_bytes
-
-    def fill(self, row: int, chunks: Mapping[Coordinates, NDArray[Any]], out: NDArray[Any]) -> int:
-        """Assemble a patch; return 0."""
-        if not self.placement.whole[row]:
-            out[...] = self.array.spec.pad_value
-        fill_patch(self.volume, chunks, self.placement, row, out if out.ndim == 3 else out[None])
-        return 0
-
-
-class _PatchGroup:
-    """Consecutive patches [begin, end), whose chunks are held in memory at once."""
-
-    def __init__(self, begin: int) -> None:
-        self.begin = self.end = begin
-        self.chunks: dict[_Key, int] = {}
-        """Size of each chunk."""
-
-        self.uses: list[int] = []
-        """Number of chunks that each patch needs."""
-
-    def add(self, keys: list[_Key], fresh: dict[_Key, int]) -> None:
-        self.chunks |= fresh
-        self.uses.append(len(keys))
-        self.end += 1
-
-
-def _group_patches(
-    channels: list[_Channel], volumes: tuple[StoredVolume, ...], n_patches: int, budget: int
-) -> Iterator[_PatchGroup]:
-    """Yield all patches in groups whose chunks fit the budget; a patch that exceeds it alone begins a group."""
-    group, n_bytes = _PatchGroup(0), 0
-    for row in range(n_patches):
-        keys = [key for channel in channels for key in channel.chunks(row)]
-        fresh = {key: volumes[key[0]].chunk_bytes(key[1]) for key in keys if key not in group.chunks}
-        if group.uses and fresh and n_bytes + sum(fresh.values()) > budget:
-            yield group
-            group, n_bytes = _PatchGroup(row), 0
-            fresh = {key: volumes[key[0]].chunk_bytes(key[1]) for key in keys}
-        group.add(keys, fresh)
-        n_bytes += sum(fresh.values())
-    yield group

@@ -96,6 +96,14 @@ class Checksums:
         place = self._place(chunk)
         return place is not None and mark != 0 and int(self._verified[place]) == mark
 
+    def were_verified(self, chunks: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which chunks were verified in this process, whether or not their files were written to since."""
+        if not len(self.numbers):
+            return np.zeros(len(chunks), np.bool_)
+        places = np.minimum(np.searchsorted(self.numbers, chunks), len(self.numbers) - 1)
+        verified: NDArray[np.bool_] = (self.numbers[places] == chunks) & (self._verified[places] != 0)
+        return verified
+
     def verify(self, chunk: int, content: memoryview | bytes, mark: int, changed_ns: int) -> None:
         """Raise ValueError if the stored bytes of a chunk differ from those that were indexed.
 

@@ -6,17 +6,19 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_LISTED", "ChunkKeys", "StoredFiles", "list_files"]
+__all__ = ["MAX_LISTED", "ChunkKeys", "StoredFiles", "estimate_bytes", "list_files"]
 
 MAX_LISTED = 500_000
 """Files and folders that are listed when an array is opened: takes a few seconds at most."""
 
+_SAMPLED = 256  # files whose sizes are looked at
 _PLACE = "(?:0|[1-9][0-9]{0,17})"  # as zarr writes a coordinate: no sign, no zeros before it
 _is_place = re.compile(_PLACE).fullmatch
 _FIRST_KEY = re.compile(r"(c(?P<after_c>[./]))?0((?P<between>[./])0)*")
@@ -149,3 +151,15 @@ def _walk(folder: Path, keys: ChunkKeys) -> Iterator[str]:
                     yield name  # counts as listed
                     if _is_place(entry.name) and entry.is_dir():
                         waiting.append((f"{name}/", depth - 1))
+
+
+def estimate_bytes(folder: Path, keys: ChunkKeys, stored: StoredFiles | None) -> int:
+    """Return the size of the stored files of an array: exact for a few, else estimated from some of them."""
+    n_files = keys.n_files if stored is None or stored.numbers is None else len(stored.numbers)
+    places = np.unique(np.linspace(0, max(0, n_files - 1), min(n_files, _SAMPLED)).astype(np.int64))
+    numbers = places if stored is None or stored.numbers is None else stored.numbers[places]
+    total = 0
+    for number in numbers.tolist():
+        with suppress(OSError):  # a file that is missing has no bytes
+            total += os.stat(folder / keys.key(keys.coordinates(number))).st_size  # noqa: PTH116
+    return total * n_files // max(1, len(numbers))

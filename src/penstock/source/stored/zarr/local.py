@@ -9,35 +9,36 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.cache import SharedCache
 from penstock.core.errors import DamageError, ReadError, SourceError
 from penstock.core.limits import expansion_reason, max_item_bytes
 from penstock.core.text import cause
 from penstock.files.regular import open_descriptor, open_regular
+from penstock.source.file_ranges import MAX_FILES, FileRanges, StoredFile, first_distinct
+from penstock.source.stored.chunk_grid import MAX_CHUNKS, Selection, find_places, list_chunks
 from penstock.source.stored.zarr.checksums import file_mark
-from penstock.source.stored.zarr.codec import Codec, UnsupportedStoreError
-from penstock.source.stored.zarr.keys import list_files
+from penstock.source.stored.zarr.codec import UnsupportedStoreError
+from penstock.source.stored.zarr.keys import estimate_bytes, list_files
 from penstock.source.stored.zarr.metadata import Layout, read_layout
 from penstock.source.stored.zarr.record import ChunkRecord, MissingChunks
+from penstock.source.stored.zarr.shard_index import ShardIndexes
 
-__all__ = ["Selection", "ZarrArray", "open_zarr", "read_into"]
+__all__ = ["ZarrArray", "open_zarr", "read_into"]
 
-_MAX_SHARD_INDEXES, _INDEX_BYTES = 256, 64 << 20  # in the cache
+_Int64s = NDArray[np.int64]
+
 _HASHED_FILES = 16
+_MAX_SHARDS = 64  # whose indexes are read at once to find chunks that are read ahead
 _SMALL_BYTES = 1 << 24  # a buffer of up to this size is kept for smaller chunks, too
-_EMPTY = (1 << 64) - 1
 _SLACK_BYTES = 1 << 16  # several times what compression may add to a chunk
-
-Selection = tuple[tuple[int, int], ...]
-"""Start and stop on each axis after the first."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,16 @@ class ZarrArray:
     """Size and modification time of the metadata file."""
 
     record: ChunkRecord = field(default_factory=ChunkRecord, compare=False, repr=False)
-    _indexes: SharedCache[NDArray[np.uint64]] = field(
-        default_factory=lambda: SharedCache(_INDEX_BYTES, _MAX_SHARD_INDEXES), compare=False, repr=False
-    )
-    """By path and modification time; each process has its own."""
+
+    _indexes: ShardIndexes | None = field(init=False, compare=False, repr=False)
+    """Of an array with shards."""
+
+    def __post_init__(self) -> None:
+        indexes, layout = None, self.layout
+        if layout.shards is not None:
+            per_shard = tuple(shard // chunk for shard, chunk in zip(layout.shards, layout.chunks, strict=True))
+            indexes = ShardIndexes(per_shard, at_end=layout.index_at_end)
+        object.__setattr__(self, "_indexes", indexes)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -165,7 +172,8 @@ class ZarrArray:
 
     def close(self) -> None:
         """Drop the cached shard indexes; no file stays open."""
-        self._indexes.clear()
+        if self._indexes is not None:
+            self._indexes.clear()
 
     def fingerprint_bytes(self) -> bytes:
         """Return the size and the beginning of some chunk files."""
@@ -202,43 +210,67 @@ class ZarrArray:
 
     def locate_chunk(self, coordinates: tuple[int, ...]) -> tuple[str | Path, int, int | None] | None:
         """Return file, offset and size (None if unknown) of a chunk; None if the chunk is not stored."""
-        if self.layout.shards is None:
+        indexes = self._indexes
+        if indexes is None:
             return f"{self.path}/{self._chunk_key(coordinates)}", 0, None
-        per_shard = [shard // chunk for shard, chunk in zip(self.layout.shards, self.layout.chunks, strict=True)]
-        shard = tuple(number // per for number, per in zip(coordinates, per_shard, strict=True))
+        shard = tuple(number // per for number, per in zip(coordinates, indexes.per_shard, strict=True))
         path = self.path / self._chunk_key(shard)
-        index = self._read_shard_index(path, tuple(per_shard))
-        place = tuple(number % per for number, per in zip(coordinates, per_shard, strict=True))
-        offset, size = (int(value) for value in index[place])
-        return None if offset == size == _EMPTY else (path, offset, size)
+        found = indexes.find(path, tuple(n % per for n, per in zip(coordinates, indexes.per_shard, strict=True)))
+        return None if found is None else (path, *found)
 
-    def _chunk_key(self, coordinates: tuple[int, ...]) -> str:
+    def _chunk_key(self, coordinates: Sequence[int]) -> str:
         return self.layout.prefix + self.layout.separator.join(map(str, coordinates))
 
-    def _read_shard_index(self, path: Path, per_shard: tuple[int, ...]) -> NDArray[np.uint64]:
-        """Return the index at the end or beginning of a shard file: offset and size of each chunk."""
-        size = 16 * math.prod(per_shard) + 4
-        with open_regular(path) as file:
-            status = os.fstat(file.fileno())
-            if status.st_size < size:
-                raise ValueError(f"the shard {path.name} has {status.st_size} bytes, but its index alone has {size}")
-            at = status.st_size - size if self.layout.index_at_end else 0
-            return self._indexes.get(
-                (str(path), status.st_mtime_ns),
-                lambda: _parse_shard_index(path.name, os.pread(file.fileno(), size, at), per_shard),
-                size,
-            )
+    # -- where chunks lie, to read them ahead and to give them back ----------------------------------------------------
 
+    def locate_chunks(self, coordinates: _Int64s) -> FileRanges:
+        """Return one range for each chunk, empty if it is not stored; `coordinates` is (chunks, axes)."""
+        indexes = self._indexes
+        if indexes is None:
+            return FileRanges.of_files(f"{self.path}/{self._chunk_key(at)}" for at in coordinates.tolist())
+        keys = self.layout.keys
+        numbers = np.ravel_multi_index(tuple((coordinates // indexes.per_shard).T), keys.counts)
+        shards = first_distinct(numbers, _MAX_SHARDS)
+        which, is_listed = find_places(numbers, shards)
+        paths = [self.path / keys.key(keys.coordinates(number)) for number in shards.tolist()]
+        begins, ends = indexes.find_all(paths, which, coordinates % indexes.per_shard)
+        return FileRanges([StoredFile(str(path)) for path in paths], which, begins, np.where(is_listed, ends, 0))
 
-def _parse_shard_index(name: str, stored: bytes, per_shard: tuple[int, ...]) -> NDArray[np.uint64]:
-    size = 16 * math.prod(per_shard) + 4
-    if len(stored) < size:
-        raise ValueError(f"the shard {name} became shorter while it was read")
-    try:
-        table = Codec(np.dtype("<u8"), None, checksum=True).check_body(memoryview(stored), size - 4)
-    except ValueError as error:
-        raise ValueError(f"the index of the shard {name}: {error}") from error
-    return np.frombuffer(table, "<u8").reshape(*per_shard, 2)
+    def locate_rows(self, rows: _Int64s, selection: Selection) -> FileRanges:
+        """Return where the chunks of rows lie; of those that are not compressed, if possible only where the rows do."""
+        layout, checksums = self.layout, self.record.checksums
+        chunks = list_chunks(rows, selection, layout.chunks, MAX_FILES if layout.shards is None else MAX_CHUNKS)
+        found = self.locate_chunks(chunks)
+        if not self._is_read_by_row(selection):
+            return found
+        which, is_listed = find_places(rows // layout.chunks[0], chunks[:, 0])
+        which, inner = which[is_listed], rows[is_listed] % layout.chunks[0]
+        begins, ends = found.begins[which], found.ends[which]
+        row_bytes = self._chunk_bytes // layout.chunks[0]
+        # A chunk is read as a whole when its checksum is compared.
+        by_row = np.ones(len(chunks), np.bool_)
+        if checksums is not None:
+            by_row = checksums.were_verified(np.ravel_multi_index(tuple(chunks.T), layout.chunk_keys.counts))
+        at = begins + inner * row_bytes
+        return FileRanges(
+            found.files,
+            found.which[which],
+            np.where(by_row[which], at, begins),
+            np.where(by_row[which], np.minimum(at + row_bytes, ends), ends),
+        )
+
+    def piece_rows(self, selection: Selection) -> int:
+        """Return how many rows can only be given back together: those of a chunk, unless rows are read alone."""
+        return 1 if self._is_read_by_row(selection) and self.record.checksums is None else self.layout.chunks[0]
+
+    def _is_read_by_row(self, selection: Selection) -> bool:
+        columns = zip(selection, self.layout.chunks[1:], strict=True)
+        return self.layout.codec.is_plain and all((a % size, b - a) == (0, size) for (a, b), size in columns)
+
+    @cached_property
+    def stored_bytes(self) -> int:
+        """Bytes of the chunk files, estimated from some of them if there are many."""
+        return estimate_bytes(self.path, self.layout.keys, self.record.stored)
 
 
 def read_into(handle: int, buffer: NDArray[np.uint8], offset: int) -> int:

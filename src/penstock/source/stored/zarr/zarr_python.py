@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,22 @@ from penstock.core.errors import DamageError, MissingDependency, OptionError, Pe
 from penstock.core.limits import expansion_reason, max_item_bytes
 from penstock.files.regular import open_regular
 from penstock.source.checks import allocate
+from penstock.source.file_ranges import MAX_FILES, FileRanges, first_distinct
+from penstock.source.stored.chunk_grid import MAX_CHUNKS, Selection, list_chunks
 from penstock.source.stored.zarr.checksums import file_mark
-from penstock.source.stored.zarr.keys import ChunkKeys, list_files
-from penstock.source.stored.zarr.local import Selection
+from penstock.source.stored.zarr.keys import ChunkKeys, estimate_bytes, list_files
 from penstock.source.stored.zarr.metadata import METADATA_FILES, check_shape
 from penstock.source.stored.zarr.record import ChunkRecord, MissingChunks
 
 __all__ = ["ZarrPythonArray", "read_remote_attributes"]
 
+_Int64s = NDArray[np.int64]
+
 _REQUEST_SECONDS, _RETRY_SECONDS = 30.0, 120.0
 """How long one request may take, and how long those that fail or stall are repeated."""
+
+_SMALL_SHARD_BYTES = 1 << 22
+"""A shard of up to this size is read ahead as a whole: where its chunks lie in it is not known here."""
 
 _NO_CHUNKS = (*METADATA_FILES, ".zattrs", ".zgroup", ".zmetadata")
 _OBSTORE_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "http", "https", "file")
@@ -133,6 +140,35 @@ class ZarrPythonArray:
         """Return the content of a chunk file of a local array, and its modification time."""
         with open_regular(Path(self.where) / self._require_keys().key(coordinates)) as file:
             return file.read(), os.fstat(file.fileno()).st_mtime_ns
+
+    # -- where chunks lie, to read them ahead and to give them back ----------------------------------------------------
+
+    def locate_chunks(self, coordinates: _Int64s) -> FileRanges:
+        """Return the files of chunks; of shards, only small ones. Nothing for a URL, or if names are not known."""
+        keys = self.keys
+        if keys is None or "://" in self.where:
+            return FileRanges.none()
+        files = coordinates * self.chunk_shape // self.file_shape
+        numbers = first_distinct(np.ravel_multi_index(tuple(files.T), keys.counts), MAX_FILES)
+        paths = [f"{self.where}/{keys.key(keys.coordinates(number))}" for number in numbers.tolist()]
+        if self.file_shape != self.chunk_shape:
+            paths = [path for path in paths if _file_bytes(path) <= _SMALL_SHARD_BYTES]
+        return FileRanges.of_files(paths)
+
+    def locate_rows(self, rows: _Int64s, selection: Selection) -> FileRanges:
+        """Return the files of the chunks of rows, as `locate_chunks` does."""
+        return self.locate_chunks(list_chunks(rows, selection, self.chunk_shape, MAX_CHUNKS))
+
+    def piece_rows(self, _: Selection) -> int:
+        """Return how many rows can only be given back together: those of a file."""
+        return self.file_shape[0]
+
+    @cached_property
+    def stored_bytes(self) -> int | None:
+        """Bytes of the chunk files, estimated from some of them if there are many; None if they are not known."""
+        if self.keys is None or "://" in self.where:
+            return None
+        return estimate_bytes(Path(self.where), self.keys, self.record.stored)
 
     def _require_keys(self) -> ChunkKeys:
         if self.keys is None:
@@ -275,6 +311,13 @@ def _open_remote_store(zarr: Any, where: str) -> Any:
 def _say(error: Exception) -> str:
     """Return the message of an error without the internals that obstore adds."""
     return str(error).partition("\n\nDebug source:")[0]
+
+
+def _file_bytes(path: str) -> int:
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0
 
 
 def _metadata_stamp(where: str) -> tuple[int, int] | None:
