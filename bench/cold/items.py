@@ -77,7 +77,7 @@ class Items:
         return shards
 
 
-LARGE_ITEMS = Items("large", {**LARGE}, 5_000, 500, 32, None)
+LARGE_ITEMS = Items("large", {**LARGE}, 3_000, 300, 32, None)
 SMALL_ITEMS = Items("small", {**SMALL}, 100_000, 10_000, 256, tuple(SMALL))
 
 
