@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from bench.cold import items, shared_memory, waiting, warm_epochs, zarr_windows
+from bench.cold import items, shared_memory, waiting, warm_epochs, whole_files, zarr_windows
 
 __all__ = ["PARTS"]
 
@@ -11,6 +11,7 @@ PARTS = {
     **{f"cold-{peer.module}": partial(items.run_peer, which=peer) for peer in items.PEERS},
     "cold-small": items.run_small,
     "cold-zarr": zarr_windows.run,
+    "cold-whole-files": whole_files.run,
     "cold-waiting": waiting.run,
     "cold-warm": warm_epochs.run,
     "cold-shared-memory": shared_memory.run,

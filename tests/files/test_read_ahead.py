@@ -198,7 +198,7 @@ def test_a_window_grows_with_each_read_and_closes_after_a_jump() -> None:
 def test_nothing_outside_the_file_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(tmp_path / "file", 3 * _MIB + 77)
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(read_ahead, "_ask", lambda _, begin, end: (asked.append((begin, end)), True)[1])
+    monkeypatch.setattr(read_ahead, "ask_range", lambda _, begin, end: (asked.append((begin, end)), True)[1])
     with (tmp_path / "file").open("rb") as file:
         ahead = FileAhead(file.fileno(), 3 * _MIB + 77, window=Window(AHEAD_BYTES))
         ahead.follow(0, 10)

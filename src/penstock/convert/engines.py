@@ -57,6 +57,9 @@ class Engine(Protocol):
 class LocalEngine:
     """Runs in this process (`workers=1`), or in `workers` processes on this machine."""
 
+    is_local = True
+    """Whether inputs are read by this machine."""
+
     def __init__(self, workers: int = 1) -> None:
         self.workers = check_integer("workers", workers, at_least=1)
 

@@ -8,6 +8,7 @@ import xxhash
 
 from penstock.core.errors import SourceError
 from penstock.core.text import cause
+from penstock.files.read_ahead import ask_range, forget_range
 from penstock.files.regular import open_regular
 
 __all__ = ["Stamp", "fingerprint", "read_stamp"]
@@ -34,10 +35,11 @@ def read_stamp(*paths: Path) -> Stamp:
     return Stamp(sum(stat.st_size for stat in stats), max(stat.st_mtime_ns for stat in stats))
 
 
-def fingerprint(*paths: Path) -> str:
+def fingerprint(*paths: Path, give_back: bool = False) -> str:
     """Return a digest of the content of files; of a large one, of 64 slices of 1 MB including the first and the last.
 
-    For a folder (a zarr store): a digest of its metadata files, which hold shapes and types, not values.
+    For a folder (a zarr store): a digest of its metadata files, which hold shapes and types, not values. With
+    `give_back`, pages that were not in the page cache before are not left there.
     """
     digest = xxhash.xxh3_128()
     try:
@@ -45,9 +47,14 @@ def fingerprint(*paths: Path) -> str:
             size = file.stat().st_size
             digest.update(f"{file.relative_to(root)}:{size};".encode())
             with open_regular(file) as stream:
-                for start in _slice_starts(size):
+                starts = _slice_starts(size)
+                # All at once: the disk reads the next slices while one is digested.
+                missing = [at for at in starts if ask_range(stream.fileno(), at, min(at + _SLICE_BYTES, size))]
+                for start in starts:
                     stream.seek(start)
                     digest.update(stream.read(_SLICE_BYTES))
+                for start in missing if give_back else ():
+                    forget_range(stream.fileno(), start, _SLICE_BYTES)
     except OSError as error:
         raise SourceError(f"Could not read {paths[0]}: {cause(error)}.") from error
     return digest.hexdigest()

@@ -109,11 +109,14 @@ class Scanner:
     """The metadata columns that must be known of every item."""
 
     with_ids: bool = True
+    give_back: bool = False
+    """Whether pages of the inputs are given back, because they would push those of others out of the page cache."""
 
     def __call__(self, given: Input) -> Scan | BadInput:
         """Return what was found in an input, or why it cannot be converted."""
         try:
-            stamp, digest = read_stamp(*paths_of(given)), fingerprint(*paths_of(given))
+            stamp = read_stamp(*paths_of(given))
+            digest = fingerprint(*paths_of(given), give_back=self.give_back)
             recording = given.open()
             try:
                 numbers = np.arange(recording.n_samples)
@@ -174,6 +177,9 @@ class Job:
     staged_from: "Job | None" = None
     """If items are staged first: the original job, which reads the inputs."""
 
+    give_back: bool = False
+    """Whether pages of inputs and shards are given back."""
+
     @cached_property
     def _borders(self) -> _Int64s:
         return np.cumsum([0, *(stop - start for _, start, stop in self.spans)])
@@ -216,6 +222,7 @@ class Job:
             self._list_columns(which, numbers),
             self.label,
             self.keep_ids,
+            self.give_back,
         )
 
     def _list_columns(self, which: _Int64s, numbers: _Int64s) -> tuple[Mapping[str, Any], ...]:

@@ -11,11 +11,12 @@ from typing import Any, Literal, get_args
 from penstock.convert.columns import ColumnReader, Columns, find_repeated_ids, list_groups, make_label
 from penstock.convert.engines import Engine
 from penstock.convert.inputs.function import function_name
-from penstock.convert.inputs.protocol import Input
+from penstock.convert.inputs.protocol import Input, paths_of
 from penstock.convert.plan import AlignableInput, Alignment, BadInput, Job, Scan, Scanner
 from penstock.convert.splits import WHOLE, Split, assign_groups
 from penstock.core.errors import ConversionError, OptionError, SourceError
 from penstock.core.seeds import check_seed
+from penstock.files.read_ahead import FilesAhead, exceeds_cache, tree_sizes
 from penstock.shard.writer import WriteOptions
 
 __all__ = ["ConvertOptions", "ProgressCallback", "make_jobs", "scan_inputs"]
@@ -85,7 +86,8 @@ def scan_inputs(
     if not inputs and not bad:
         raise SourceError("A conversion needs at least one input, got none.")
     reader = ColumnReader(options.columns)
-    scanner = Scanner(options.split, reader.list_needed(options.split.column, options.columns.label))
+    needed = reader.list_needed(options.split.column, options.columns.label)
+    scanner = Scanner(options.split, needed, give_back=are_large(inputs))
     scans = _scan(inputs, scanner, engine, on_progress, bad)
     notes: list[str] = []
     while True:
@@ -102,6 +104,11 @@ def scan_inputs(
     return replace(found, scans=tuple(reader.add(found.scans)), notes=tuple(notes))
 
 
+def are_large(inputs: Sequence[Input]) -> bool:
+    """Return whether the files of inputs would push those of others out of the page cache."""
+    return exceeds_cache(tree_sizes(path for given in inputs for path in paths_of(given)))
+
+
 def _scan(
     inputs: Sequence[Input],
     scanner: Scanner,
@@ -112,12 +119,18 @@ def _scan(
     """Return the scans of the inputs that can be read, in their order."""
     found: dict[int, Scan] = {}
     on_progress("Scanning", "inputs", 0, len(inputs), "")
+    # Scanning reads the whole of a small file. A cluster of other machines reads for itself.
+    files = map(paths_of, inputs) if getattr(engine, "is_local", False) else ()
+    ahead = FilesAhead(files, give_back=scanner.give_back)
+    ahead.follow(0)
     for done, (number, scan) in enumerate(engine.run(scanner, inputs), start=1):
+        ahead.follow(done)
         on_progress("Scanning", "inputs", done, len(inputs), inputs[number].path.name)
         if isinstance(scan, BadInput):
             bad[scan.path] = scan.reason
         else:
             found[number] = scan
+    ahead.close()
     return [found[number] for number in sorted(found)]
 
 
@@ -163,6 +176,7 @@ def make_jobs(found: Alignment, output: Path, options: ConvertOptions, bad: Mapp
         split_of = assign_groups([group for group, *_ in groups], [stop - start for *_, start, stop in groups], split)
         members = [(split_of[group], number, start, stop) for group, number, start, stop in groups]
     jobs = []
+    give_back = are_large([scan.input for scan in scans])
     label, repeated = make_label(scans, options.columns.label), find_repeated_ids(scans)
     keep_ids = not repeated and any(sample_id is not None for scan in scans for sample_id in scan.ids)
     for name in split.names:
@@ -177,7 +191,7 @@ def make_jobs(found: Alignment, output: Path, options: ConvertOptions, bad: Mapp
         about |= {"alignment": dict(found.about)} if found.about else {}
         about |= {"classes": {label.column: list(label.classes)}} if label is not None else {}
         job = Job(output / name, options.write, scans, spans, options.shuffle_seed, options.statistics, about)
-        jobs.append(replace(job, label=label, keep_ids=keep_ids))
+        jobs.append(replace(job, label=label, keep_ids=keep_ids, give_back=give_back))
     return jobs
 
 

@@ -22,6 +22,7 @@ from penstock.core.cache import SharedCache
 from penstock.core.errors import OptionError, PenstockError, ReadError, SourceError, WriteError
 from penstock.core.text import cause, name_once
 from penstock.files.durable import write_aside
+from penstock.files.read_ahead import FilesAhead, find_missing, forget_file
 from penstock.files.regular import read_regular
 from penstock.shard.names import automatic_key, encode_key, is_automatic
 from penstock.shard.sample_form import SampleForm
@@ -100,6 +101,9 @@ class Task:
     keep_ids: bool = False
     """Whether items keep ids of their own; otherwise these are in the metadata as `original_id`."""
 
+    give_back: bool = False
+    """Whether pages of the inputs, unless others have them in the page cache, and of the shard are given back."""
+
     @property
     def name(self) -> str:
         """The file name of the shard."""
@@ -126,7 +130,10 @@ def write_task(task: Task) -> int:
                 write_aside(_statistics_path(task.writing, task.name), statistics.to_bytes(), lasting=False)
             if empty:
                 write_aside(_empty_path(task.writing, task.name), json.dumps(empty).encode())
-            return shard.close()[0].n_items
+            n_items = shard.close()[0].n_items
+            if task.give_back:
+                forget_file(task.writing / task.name)
+            return n_items
     except PenstockError:
         raise
     except OSError as error:
@@ -164,12 +171,14 @@ def _identify(about: Mapping[str, Any], number: int, *, keep: bool) -> tuple[str
 def _read_items(task: Task) -> Iterator[Sample]:
     """Yield the items of a shard, with added columns and label. Every error names the input it came from."""
     borders = (np.flatnonzero(np.diff(task.which)) + 1).tolist()
-    for start, stop in zip([0, *borders], [*borders, len(task.which)], strict=True):
-        number = int(task.which[start])
-        given, stamp = task.inputs[number], task.stamps[number]
+    order = [int(task.which[start]) for start in [0, *borders]]
+    ahead = FilesAhead((paths_of(task.inputs[number]) for number in order), give_back=task.give_back)
+    for place, (start, stop) in enumerate(zip([0, *borders], [*borders, len(task.which)], strict=True)):
+        given, stamp = task.inputs[order[place]], task.stamps[order[place]]
         opened = None
         try:
-            opened = _OPENED.get(given, stamp)
+            ahead.follow(place)
+            opened = _OPENED.get(given, stamp, give_back=task.give_back)
             samples = opened.recording.samples(task.numbers[start:stop])
             if task.columns:
                 added = task.columns[start:stop]
@@ -185,6 +194,7 @@ def _read_items(task: Task) -> Iterator[Sample]:
             raise
         finally:
             del opened  # or a traceback would keep the recording open
+    ahead.close()
 
 
 def _find_empty(sample: dict[str, Any]) -> Iterator[str]:
@@ -249,9 +259,15 @@ def _empty_path(writing: Path, name: str) -> Path:
 class _Opened:
     """A recording that is closed when nothing refers to it any more."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, given_back: Iterable[Any] = ()) -> None:
         self.recording = recording
-        weakref.finalize(self, recording.close)
+        weakref.finalize(self, _close, recording, tuple(given_back))
+
+
+def _close(recording: Recording, given_back: Iterable[Any]) -> None:
+    recording.close()
+    for path in given_back:
+        forget_file(path)
 
 
 class _Recordings(threading.local):
@@ -263,10 +279,12 @@ class _Recordings(threading.local):
     def __init__(self) -> None:
         self.cache: SharedCache[_Opened] = SharedCache(max_bytes=_MAX_OPEN)  # counted as one byte each
 
-    def get(self, given: Input, stamp: Stamp) -> _Opened:
+    def get(self, given: Input, stamp: Stamp, *, give_back: bool) -> _Opened:
         def load() -> _Opened:
             _check_unchanged(given, stamp)
-            return _Opened(given.open())
+            # Small files were asked for before, and are given back by whoever asked.
+            missing = find_missing(paths_of(given)) if give_back else []
+            return _Opened(given.open(), missing)
 
         return self.cache.get((given, stamp), load, n_bytes=1)
 

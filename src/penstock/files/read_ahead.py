@@ -28,8 +28,11 @@ __all__ = [
     "FilesAhead",
     "Part",
     "Window",
+    "ask_range",
     "exceeds_cache",
+    "find_missing",
     "forget_file",
+    "forget_range",
     "open_once",
     "tree_sizes",
 ]
@@ -162,7 +165,7 @@ class FileAhead:
         first, last = self._window.follow(begin // _PIECE_BYTES * _PIECE_BYTES, -(-end // _PIECE_BYTES) * _PIECE_BYTES)
         for at in range(first, min(last, self._n_bytes), _PIECE_BYTES):
             stop = min(at + _PIECE_BYTES, self._n_bytes)
-            if _ask(self._file, at, stop) and self._give_back:
+            if ask_range(self._file, at, stop) and self._give_back:
                 # Joined: a page may be as large as a piece, and is given back only as a whole.
                 joins = self._ours and self._ours[-1][1] == at and at - self._ours[-1][0] < _GIVEN_BYTES
                 self._ours.append((self._ours.pop()[0] if joins else at, stop))
@@ -175,7 +178,7 @@ class FileAhead:
     def _forget(self, before: int) -> None:
         while self._ours and self._ours[0][1] <= before:
             begin, end = self._ours.popleft()
-            _advise(self._file, begin, end - begin, "POSIX_FADV_DONTNEED")
+            forget_range(self._file, begin, end - begin)
 
 
 class FilesAhead:
@@ -226,6 +229,20 @@ class FilesAhead:
         return True
 
 
+def find_missing(paths: Iterable[_Path]) -> list[_Path]:
+    """Return the files that are larger than `AHEAD_BYTES` and not in the page cache, as far as their middles tell."""
+    found: list[_Path] = []
+    for path in paths:
+        with suppress(OSError):
+            file, status = open_descriptor(path)
+            try:
+                if status.st_size > AHEAD_BYTES and not _is_cached(file, status.st_size // 2):
+                    found.append(path)
+            finally:
+                os.close(file)
+    return found
+
+
 def forget_file(path: _Path) -> None:
     """Give back the pages of a file, except those that are mapped or not written yet."""
     _forget([(path, 0, None)])
@@ -236,7 +253,7 @@ def _forget(extents: Iterable[_Extent]) -> None:
         with suppress(OSError):
             file, _ = open_descriptor(path)
             try:
-                _advise(file, begin, size or 0, "POSIX_FADV_DONTNEED")
+                forget_range(file, begin, size or 0)
             finally:
                 os.close(file)
 
@@ -252,19 +269,25 @@ def _ask_extent(path: _Path, begin: int, size: int | None) -> tuple[int, bool]:
         if not begin < end <= begin + (AHEAD_BYTES if size is None else end):
             return 0, False
         starts = range(begin, end, _PIECE_BYTES)
-        return end - begin, sum([_ask(file, at, min(at + _PIECE_BYTES, end)) for at in starts]) > 0
+        return end - begin, sum([ask_range(file, at, min(at + _PIECE_BYTES, end)) for at in starts]) > 0
     finally:
         os.close(file)
 
 
-def _ask(file: int, begin: int, end: int) -> bool:
+def ask_range(file: int, begin: int, end: int) -> bool:
     """Start reading a piece of a file, unless it is in the page cache; return whether it was not."""
-    if _is_cached(file, (begin + end) // 2):  # its ends may lie on pages that somebody else has read
+    # Its ends may lie on pages that somebody else has read, and so may one place in it.
+    if _is_cached(file, (begin + end) // 2) and _is_cached(file, begin + (end - begin) // 4):
         return False
     for at in range(begin, end, _HINT_BYTES):
         if not _advise(file, at, min(_HINT_BYTES, end - at), "POSIX_FADV_WILLNEED"):
             break
     return True
+
+
+def forget_range(file: int, begin: int, n_bytes: int) -> None:
+    """Give back the whole pages in a range of a file; 0 bytes: to its end."""
+    _advise(file, begin, n_bytes, "POSIX_FADV_DONTNEED")
 
 
 def _is_cached(file: int, at: int) -> bool:

@@ -437,12 +437,14 @@ static int64_t count_valid(const struct request *request, const struct members *
 
 /* -- the page cache ------------------------------------------------------------------------------------------------ */
 
-/* Whether [begin, end) of a file is in the page cache: whether its middle is. Its ends may lie on pages of others. */
+/* Whether [begin, end) of a file is in the page cache: whether its middle is, and a place before it, because one page
+ * may be there without the others, such as that of a small member. Its ends may lie on pages of others. */
 static int is_resident(int file, int64_t begin, int64_t end)
 {
     uint8_t byte;
     struct iovec place = {&byte, 1};
-    return preadv2(file, &place, 1, begin + (end - begin) / 2, RWF_NOWAIT) == 1;
+    return preadv2(file, &place, 1, begin + (end - begin) / 2, RWF_NOWAIT) == 1 &&
+           preadv2(file, &place, 1, begin + (end - begin) / 4, RWF_NOWAIT) == 1;
 }
 
 /* Start reading what is not in the page cache of [begin, end), `piece` bytes with one call; return the bytes. */

@@ -14,7 +14,7 @@ from penstock.core.types import UNNAMED, Span
 from penstock.files.read_ahead import exceeds_cache
 from penstock.transform.item_fields import get_field
 
-__all__ = ["check_items", "get_item", "read_blocks"]
+__all__ = ["ItemsAhead", "check_items", "get_item", "read_blocks"]
 
 _Int64s = NDArray[np.int64]
 
@@ -59,7 +59,7 @@ def _read_source_blocks(source: Any, items: _Int64s, field: str | int | None, ro
     sizes = [known.item_bytes for known in source.fields.values()]
     item_bytes = sum(size or 0 for size in sizes)
     at_once = 1 if None in sizes else max(1, room // max(item_bytes, 1))
-    ahead = _ItemsAhead(source, items, max(at_once, _LEAST_TOLD))
+    ahead = ItemsAhead(source, items, max(at_once, _LEAST_TOLD))
     for begin in range(0, len(items), at_once):
         ahead.follow(begin)
         values = _read_items(source, items[begin : begin + at_once])[name]
@@ -72,11 +72,18 @@ def _read_source_blocks(source: Any, items: _Int64s, field: str | int | None, ro
     ahead.follow(len(items))
 
 
-class _ItemsAhead:
+class ItemsAhead:
     """Tells a source which items are read next, so that the disk works while the last ones are used.
 
     If the files of the source take more than half of the memory, items that were not in memory before are released
     when they were read. What the source raises is ignored: the read meets the same fault.
+
+    Parameters
+    ----------
+    items
+        In the order of reading.
+    at_once
+        Items that it is told in one call, before those are read that it was told in the last one.
     """
 
     def __init__(self, source: Any, items: _Int64s, at_once: int) -> None:

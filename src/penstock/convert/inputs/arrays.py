@@ -21,6 +21,7 @@ from penstock.convert.windows import Windows, check_overlap
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError, SourceError
 from penstock.core.text import cause
+from penstock.files.read_ahead import FileAhead, exceeds_cache
 from penstock.files.regular import open_input
 from penstock.shard.codec import parse_npy_header
 from penstock.shard.names import check_fields
@@ -221,11 +222,16 @@ class _RowMajor:
     def __init__(self, file: io.FileIO, shape: tuple[int, ...], dtype: np.dtype[Any], at: int, what: str) -> None:
         self._file, self._shape, self._dtype, self._at, self._what = file, shape, dtype, at, what
         self._row_bytes = dtype.itemsize * math.prod(shape[1:])
+        end = at + shape[0] * self._row_bytes
+        self._ahead = FileAhead(file.fileno(), end, give_back=exceeds_cache([end]))
 
     def rows(self, start: int, stop: int) -> NDArray[Any]:
         out = np.empty((stop - start, *self._shape[1:]), self._dtype)
         where = f"rows {start}–{stop - 1} of {self._what}"
-        _read(self._file, out.reshape(-1).view(np.uint8), self._at + start * self._row_bytes, where)
+        begin = self._at + start * self._row_bytes
+        if not self._file.closed:
+            self._ahead.follow(begin, begin + out.nbytes)
+        _read(self._file, out.reshape(-1).view(np.uint8), begin, where)
         return out.astype(self._dtype.newbyteorder("="), copy=False)
 
 

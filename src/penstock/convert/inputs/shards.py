@@ -14,10 +14,12 @@ from penstock.shard.manifest import METADATA
 from penstock.shard.names import automatic_key, stored_extension
 from penstock.shard.sample_form import RESERVED_KEYS
 from penstock.source.tar.source import TarSource
+from penstock.transform.read_values import ItemsAhead
 
 __all__ = ["ShardsInput"]
 
 _READ_ITEMS, _READ_METADATA = 32, 1024
+_TOLD_BYTES, _MOST_TOLD = 16 << 20, 4096  # that are read ahead at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,10 @@ class _Shards:
             yield from ({} for _ in numbers)
             return
         source = TarSource(self._path, fields=[METADATA])
+        ahead = ItemsAhead(source, np.asarray(numbers, np.int64), _READ_METADATA)
         try:
             for start in range(0, len(numbers), _READ_METADATA):
+                ahead.follow(start)
                 some = numbers[start : start + _READ_METADATA]
                 for number, about in zip(some.tolist(), source.take(some)[METADATA], strict=True):
                     yield _own_metadata(about, number)
@@ -79,8 +83,13 @@ class _Shards:
     def samples(self, numbers: NDArray[np.int64]) -> Iterator[Sample]:
         """Yield items in the order of `numbers`."""
         names = [name for name in self._names if name != METADATA]
+        item_bytes = max(1, self._sources[0].stored_bytes // max(1, self.n_samples))
+        at_once = min(max(_READ_ITEMS, _TOLD_BYTES // item_bytes), _MOST_TOLD)
+        ahead = [ItemsAhead(source, np.asarray(numbers, np.int64), at_once) for source in self._sources]
         for start in range(0, len(numbers), _READ_ITEMS):
             some = numbers[start : start + _READ_ITEMS]
+            for one in ahead:
+                one.follow(start)
             block = {name: array for source in self._sources for name, array in source.take(some).items()}
             for row, number in enumerate(some.tolist()):
                 about = _own_metadata(block[METADATA][row], number) if METADATA in block else {}
