@@ -63,6 +63,7 @@ SLOW = (
     "recipes/streams/test_resume.py",
     "recipes/trainers",
     "recipes/tune/test_waiting.py",
+    "recipes/webdataset/test_auto_order.py",
     "recipes/webdataset/test_library.py",
     "recipes/webdataset/test_loader.py",
     "recipes/webdataset/test_resume.py",

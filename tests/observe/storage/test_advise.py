@@ -4,12 +4,15 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from penstock import Shuffle, WindowShuffle
+from penstock import Shuffle, WindowShuffle, create_shards_from_arrays
 from penstock.observe.storage.advise import OrderAdvice, StoredItems, advise_order
 from penstock.observe.storage.device import Device
 from penstock.observe.storage.measure import StorageSpeed
+from penstock.observe.storage.shards import describe_shards
+from penstock.shard.manifest import Manifest, manifest_path
 
 GB, MB, KB = 10**9, 10**6, 10**3
 NVME, DISK, NFS = Device("ext4", "/data", False), Device("xfs", "/data", True), Device("nfs4", "/data")
@@ -120,6 +123,11 @@ def test_windows_keep_within_a_fraction_of_little_memory() -> None:
     assert window_bytes(advice, 295 * KB) <= GB / 16
 
 
+def test_the_first_batch_waits_for_no_more_than_two_seconds_of_reading() -> None:
+    advice = advise(speed(NFS, 295 * KB, 20 * MB, 10, 60), items(295 * KB))
+    assert 30 * MB < window_bytes(advice, 295 * KB) <= 40 * MB
+
+
 def test_items_of_unknown_size_in_memory_are_not_held() -> None:
     advice = advise(speed(DISK, 295 * KB, 150 * MB, 80, 130), items(295 * KB, held_bytes=None))
     assert isinstance(advice.order, WindowShuffle)
@@ -175,3 +183,19 @@ def test_figures_and_advice_are_plain_json_and_one_sentence() -> None:
     assert str(found) == (
         "/data (xfs): 150 MB/s in sequence; random reads of 295 kB: 80/s one at a time, 130/s (38 MB/s) 32 at a time"
     )
+
+
+def test_of_large_items_only_the_fields_that_are_asked_for_are_read(tmp_path: Path) -> None:
+    create_shards_from_arrays(tmp_path, {"x": np.zeros((4, 50_000)), "y": np.zeros((4, 10))}, shard_size=2)
+    manifest = Manifest.read(manifest_path(tmp_path))
+    read = {held: describe_shards(manifest, chunk_items=64, held_bytes=held) for held in (None, 80, 100_000, 10**6)}
+    whole = sum(path.stat().st_size for path in tmp_path.glob("*.tar")) / 4
+    assert {held: found.read_bytes for held, found in read.items()} == {
+        None: whole,
+        80: 64 << 10,
+        100_000: 100_000,
+        10**6: whole,
+    }
+    assert [path.name for path in read[80].files] == ["shard_000000.tar", "shard_000001.tar"]
+    some = describe_shards(manifest, chunk_items=64, held_bytes=80, shards=[1])
+    assert ([path.name for path in some.files], some.n_items) == (["shard_000001.tar"], [2])

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ __all__ = ["OrderAdvice", "StoredItems", "advise_order", "delivered_bytes"]
 _FAST_SHUFFLE = 0.7  # of the speed in sequence; no window mixes as well
 _FAST_CHUNK = 0.9
 _WINDOW_BYTES = 256 << 20
+_WINDOW_SECONDS = 2.0  # in sequence: the first batch waits for a window that is held
 _MEMORY_FRACTION = 1 / 16  # of free memory, for one window: loaders hold two or three
 _FEWEST_CHUNKS = 4  # in a window; with fewer, batches are stretches of storage
 _CHUNKS_PER_BATCH_ITEM = 16  # in a window; more of them hardly mix better
@@ -182,10 +183,12 @@ def _choose(speed: StorageSpeed, items: StoredItems, room: _Room) -> tuple[Shuff
     if speed.device.is_remote:
         chunk_bytes = max(chunk_bytes, _LEAST_REMOTE_CHUNK)
         found += " (for now: others use the server, too)"
+    held = items.held_bytes is not None and (seek >= _SLOW_SEEK or speed.device.is_remote)
+    if held:
+        room = replace(room, window_bytes=min(room.window_bytes, int(_WINDOW_SECONDS * speed.sequential)))
     chunk_items = as_opened if items.is_fixed else _count_items(items, chunk_bytes, room)
     size = chunk_items * items.read_bytes
     reached = _format_fraction(speed.fraction_of_sequential(size) or 0)
-    held = items.held_bytes is not None and (seek >= _SLOW_SEEK or speed.device.is_remote)
     order = room.window(items, chunk_items, held=held)
     return order, chunk_items, f"{found}, and chunks of {size / 1e6:,.3g} MB {reached}"
 

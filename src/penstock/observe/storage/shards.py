@@ -7,6 +7,8 @@ from penstock.shard.manifest import Manifest
 
 __all__ = ["describe_shards"]
 
+_PASSED_BYTES = 64 << 10  # disks read past so many as fast as over them
+
 
 def describe_shards(
     manifest: Manifest, *, chunk_items: int, held_bytes: int | None, shards: Sequence[int] | None = None
@@ -30,9 +32,14 @@ def describe_shards(
         files=[manifest.folder / entry.name for entry in entries],
         n_items=n_items,
         stored_bytes=stored_bytes,
-        read_bytes=item_bytes * largest if is_whole else min(item_bytes, held_bytes or item_bytes),
+        read_bytes=item_bytes * largest if is_whole else _bytes_read(item_bytes, held_bytes),
         chunk_items=max(1, largest) if is_whole else chunk_items,
         held_bytes=held_bytes,
         is_whole=is_whole,
         is_fixed=is_whole,
     )
+
+
+def _bytes_read(item_bytes: float, held_bytes: int | None) -> float:
+    """Return the bytes that are read for one item: of a large one, only the fields that were asked for."""
+    return item_bytes if held_bytes is None else min(item_bytes, max(held_bytes, _PASSED_BYTES))
