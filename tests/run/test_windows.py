@@ -11,7 +11,17 @@ from penstock_test_parts import (
     planned_items,
 )
 
-from penstock import DatasetSource, Loader, Plan, RandomChunks, ReadError, RunOptions, Segments, WindowShuffle
+from penstock import (
+    ArraySource,
+    DatasetSource,
+    Loader,
+    Plan,
+    RandomChunks,
+    ReadError,
+    RunOptions,
+    Segments,
+    WindowShuffle,
+)
 from penstock.core.types import UNNAMED, Window
 from penstock.run.pages import Pages
 from penstock.run.windows import WindowStore
@@ -82,12 +92,17 @@ def test_objects_lie_beside_arrays_of_fixed_shape() -> None:
 # -- in a loader -------------------------------------------------------------------------------------------------------
 
 
-def windows_of(plan: Plan, epoch: int = 0) -> list[tuple[int, int]]:
-    """Return every span of every window of an epoch."""
+def items_of_windows(plan: Plan, epoch: int = 0) -> list[int]:
+    """Return the items of every window of an epoch, sorted."""
     drawn = plan.epoch(epoch)
     parts = [part.window for n in range(drawn.n_batches) for part in drawn.draw(n).parts]
     found = {found.key: found.spans.tolist() for found in parts}
-    return sorted((start, stop) for spans in found.values() for start, stop in spans)
+    return sorted(item for spans in found.values() for start, stop in spans for item in range(start, stop))
+
+
+def items_read(source: CountingSource) -> list[int]:
+    """Return the items that were read, span by span or with one call, sorted."""
+    return sorted([item for span in source.spans for item in range(*span)] + [n for some in source.taken for n in some])
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3])
@@ -100,15 +115,26 @@ def test_every_window_is_read_once_per_epoch(lanes: int, window_chunks: int, bat
     with Loader(source, plan, num_workers=workers, options=options) as loader:
         for epoch in range(2):
             source.spans.clear()
+            source.taken.clear()
             assert delivered_items(loader) == planned_items(plan, epoch)
+            expected = items_of_windows(plan, epoch)
             if lanes == 1:
-                assert sorted(source.spans) == windows_of(plan, epoch)
+                assert items_read(source) == expected
             else:
                 # A window at the border of two lanes is read once for each of them.
-                assert set(source.spans) == set(windows_of(plan, epoch))
-                extra = len(source.spans) - len(windows_of(plan, epoch))
-                assert extra <= (lanes - 1) * window_chunks
-    assert source.taken == []
+                assert set(items_read(source)) == set(expected)
+                assert len(items_read(source)) - len(expected) <= (lanes - 1) * window_chunks * 5
+
+
+def test_large_spans_of_a_window_are_read_one_by_one_where_they_belong() -> None:
+    arrays = {"x": np.arange(20), "large": np.arange(20)[:, None] * np.ones((1, 1 << 16))}  # half a megabyte each
+    source = CountingSource(ArraySource(arrays, chunk_items=2))
+    plan = Plan(source.index, WindowShuffle(3), batch_size=4, tail="short", seed=3)
+    with Loader(source, plan) as loader:
+        for batch, items in zip(loader, planned_items(plan), strict=True):
+            assert batch["x"].tolist() == items
+            assert (batch["large"] == batch["x"][:, None]).all()
+    assert (items_read(source), source.taken) == (items_of_windows(plan), [])
 
 
 def test_a_window_that_is_a_whole_batch_is_read_at_once_and_not_kept() -> None:

@@ -22,7 +22,7 @@ _Int64s = NDArray[np.int64]
 
 _SHARE = 0.5  # of the memory that is available: what a dataset may take of the page cache
 _AHEAD_SHARE = 1 / 16  # of the same: what is read ahead
-_SCATTERED_BYTES = 1 << 16  # smaller items that lie apart share their pages with too many others
+_SCATTERED_BYTES = 1 << 16  # smaller items share their pages with others, unless most of them are neighbours
 _MOST_KEPT_ITEMS = 1 << 20  # to work out which items come first takes a tenth of a second
 _MOST_ITEMS = 1 << 28  # one byte each
 _UNKNOWN_BYTES = 1 << 16  # of an item whose size is not known
@@ -51,7 +51,7 @@ class Pages:
         """Give back the pages of items that were read in `epoch`, unless the next epoch needs them early."""
         if self.plan is None or not len(items):
             return
-        if self.item_bytes < _SCATTERED_BYTES and int(np.ptp(items)) + 1 > 2 * len(items):
+        if self.item_bytes < _SCATTERED_BYTES and np.count_nonzero(np.diff(items) != 1) * 8 > len(items):
             return
         if self.kept_items:
             items = items[~self._needed_first(epoch + 1, len(source.index))[items]]

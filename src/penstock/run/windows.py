@@ -12,6 +12,8 @@ from penstock.run.pages import Pages
 
 __all__ = ["WindowStore"]
 
+_SMALL_BYTES = 1 << 18  # of a span: several smaller ones are read with one call, which costs more than the copy
+
 
 class WindowStore:
     """Reads shuffle windows and keeps the most recently used ones; their number is chosen by their bytes."""
@@ -28,13 +30,20 @@ class WindowStore:
     def _read(self, window: Window) -> Block:
         lent = self._lend(len(window)) or {}
         block = {name: lent[name] if name in lent else np.empty(len(window), object) for name in self._source.fields}
+        spans = [Span(start, stop) for start, stop in window.spans.tolist()]
+        if len(spans) > 1 and sum(array.nbytes for array in lent.values()) < _SMALL_BYTES * len(spans):
+            items = np.concatenate([np.arange(span.start, span.stop) for span in spans])
+            found = self._source.take(items, lent or None)
+            block |= {name: found[name] for name in block.keys() - lent.keys()}
+            self._pages.give_back(self._source, items, window.epoch)
+            return block
         offset = 0
-        for start, stop in window.spans.tolist():
-            end = offset + stop - start
+        for span in spans:
+            end = offset + len(span)
             out = {name: array[offset:end] for name, array in lent.items()} if lent else None
-            found = self._source.read(Span(start, stop), out)
+            found = self._source.read(span, out)
             for name in block.keys() - lent.keys():
                 block[name][offset:end] = found[name]
-            self._pages.give_back(self._source, np.arange(start, stop), window.epoch)
+            self._pages.give_back(self._source, np.arange(span.start, span.stop), window.epoch)
             offset = end
         return block

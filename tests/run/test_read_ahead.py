@@ -1,0 +1,226 @@
+"""What a source is told before it is read, and what it gives back afterwards."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_test_parts import CountingSource, delivered_items, numbered_source, planned_items
+
+from penstock import Loader, Order, Plan, RunOptions, Sequential, Shuffle, WindowShuffle, World
+from penstock.core.types import Draw
+from penstock.plan.cursor import Cursor
+from penstock.run import read_ahead as module
+from penstock.run.pages import Pages, decide_pages
+from penstock.run.read_ahead import ReadAhead, draws_into_next_epoch
+
+MEGABYTE = 1 << 20
+
+
+class ToldSource(CountingSource):
+    """Remembers what it is told; `missing` says how many bytes of these items are not in memory."""
+
+    def __init__(self, n_items: int, missing: Callable[[list[int]], int | None], chunk: int | None = None) -> None:
+        super().__init__(numbered_source(n_items, chunk))
+        self.told: list[list[int]] = []
+        self.given_back: list[list[int]] = []
+        self.stored_bytes = n_items * MEGABYTE
+        self._missing = missing
+
+    def prepare(self, items: Any) -> int | None:
+        self.told.append(items.tolist())
+        return self._missing(self.told[-1])
+
+    def release(self, items: Any) -> None:
+        self.given_back.append(items.tolist())
+
+
+def cold(items: list[int]) -> int:
+    return len(items)
+
+
+def warm(items: list[int]) -> int:
+    return 0
+
+
+class ColdDisk:
+    """Items are in memory once they were told, from the next call on."""
+
+    def __init__(self) -> None:
+        self.resident: set[int] = set()
+
+    def __call__(self, items: list[int]) -> int:
+        missing = set(items) - self.resident
+        self.resident |= missing
+        return len(missing)
+
+
+def first_told(source: ToldSource) -> list[int]:
+    """Return all items in the order in which they were first told."""
+    return list(dict.fromkeys(itertools.chain.from_iterable(source.told)))
+
+
+def follow(plan: Plan, source: ToldSource, n_bytes: int, **options: Any) -> Iterator[tuple[int, Draw, list[int]]]:
+    """Yield each step of epoch 0, its draw, and what was told until it is made."""
+    draws_from = partial(draws_into_next_epoch, plan, World(), Cursor())
+    ahead = ReadAhead(source, Pages(n_bytes, MEGABYTE), draws_from, **options)
+    for step, draw in enumerate(plan.epoch(0).share(World()).draws()):
+        ahead.advance(step)
+        yield step, draw, first_told(source)
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 64), st.sampled_from([Sequential(), Shuffle()]))
+def test_every_item_is_told_before_it_is_read_and_not_further_ahead_than_asked(
+    n_items: int, batch_size: int, ahead: int, order: Order
+) -> None:
+    source = ToldSource(n_items, ColdDisk())
+    plan = Plan(source.index, order, batch_size=batch_size, tail="short", seed=5)
+    upcoming = list(itertools.chain(*planned_items(plan, 0), *planned_items(plan, 1)))
+    for step, draw, told in follow(plan, source, ahead * MEGABYTE):
+        assert set(draw.items.tolist()) <= set(told)
+        # One batch after the one that is made now is within reach, and the batch in which the reach ends is told whole.
+        reach = (step + 1) * batch_size + ahead + batch_size
+        assert set(told) <= set(upcoming[:reach])
+
+
+def test_the_next_epoch_is_told_at_the_end_of_this_one() -> None:
+    source = ToldSource(40, ColdDisk())
+    plan = Plan(source.index.select(np.arange(40) % 2 == 0), Shuffle(), batch_size=4, seed=1)
+    for _ in follow(plan, source, 8 * MEGABYTE):
+        pass
+    assert source.told[-1] == planned_items(plan, 1)[2]  # from item 8 of the next epoch on: the distance
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 3), st.integers(1, 3))
+def test_a_window_is_told_whole_before_it_is_read(chunks: int, chunk: int, windows_ahead: int, lanes: int) -> None:
+    source = ToldSource(60, ColdDisk(), chunk)
+    plan = Plan(source.index, WindowShuffle(chunks), batch_size=4, lanes=lanes, tail="short", seed=2)
+    draws = list(plan.epoch(0).share(World()).draws())
+    for step, _, told in follow(plan, source, 2 * MEGABYTE, windows_ahead=windows_ahead):
+        for draw in draws[step : step + windows_ahead + 1]:
+            for part in draw.parts:
+                window = {item for start, stop in part.window.spans.tolist() for item in range(start, stop)}
+                assert window <= set(told)
+
+
+@pytest.mark.parametrize("order", [Shuffle(), WindowShuffle(2)], ids=["items", "windows"])
+def test_workers_tell_a_part_each(order: Order) -> None:
+    parts = []
+    for number in range(3):
+        source = ToldSource(48, ColdDisk(), 4)
+        plan = Plan(source.index, order, batch_size=4, seed=3)
+        list(follow(plan, source, 4 * MEGABYTE, part=(number, 3)))
+        parts.append(source.told)
+    in_time = [set(itertools.chain(*told)) for told in parts]
+    assert set.union(*in_time) == set(range(48))
+    assert max(map(len, in_time)) < 48
+
+
+def test_nothing_is_told_while_all_is_in_memory_but_now_and_then() -> None:
+    source = ToldSource(1000, warm)
+    plan = Plan(source.index, Shuffle(), batch_size=1, seed=4)
+    list(follow(plan, source, 4 * MEGABYTE))
+    n_calls = len(source.told)
+    # A few calls, a rest of up to 64 steps, and so on. Other tests may read from the disk, which ends a rest early.
+    assert n_calls < 500
+    assert len(set(itertools.chain(*source.told))) < 900
+
+
+def test_a_read_from_the_disk_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs: Iterator[int] = itertools.repeat(0)
+    monkeypatch.setattr(module, "_count_inputs", lambda who: next(inputs))
+    source = ToldSource(200, warm)
+    plan = Plan(source.index, Sequential(), batch_size=1)
+    counts = []
+    for step, _, _ in follow(plan, source, 4 * MEGABYTE):
+        counts.append(len(source.told))
+        if step == 20:
+            inputs = itertools.count(1)
+    assert counts[19] == counts[20]  # at rest
+    assert counts[21] > counts[20]
+
+
+def test_the_distance_grows_while_the_disk_is_late() -> None:
+    late, punctual = ToldSource(400, cold), ToldSource(400, ColdDisk())
+    reach = []
+    for source in (late, punctual):
+        plan = Plan(source.index, Sequential(), batch_size=1)
+        reach.append([max(told) - step for step, _, told in follow(plan, source, 64 * MEGABYTE)][100])
+    assert reach == [65, 9]  # items of a megabyte: the most that is allowed, and the first distance
+
+
+@pytest.mark.parametrize("executor", ["inline", "threads"])
+@pytest.mark.parametrize("order", [Shuffle(), WindowShuffle(2)], ids=["items", "windows"])
+def test_an_error_of_the_source_changes_nothing(order: Order, executor: Any) -> None:
+    def fail(items: list[int]) -> int:
+        raise OSError("no such file")
+
+    source = ToldSource(40, fail, 4)
+    plan = Plan(source.index, order, batch_size=4, seed=6)
+    workers = 0 if executor == "inline" else 2
+    with Loader(source, plan, num_workers=workers, options=RunOptions(executor=executor)) as loader:
+        for epoch in range(2):
+            assert delivered_items(loader) == planned_items(plan, epoch)
+    assert source.told
+
+
+@pytest.mark.parametrize("executor", ["inline", "threads", "processes"])
+def test_nothing_is_told_with_read_ahead_bytes_0(executor: Any) -> None:
+    source = ToldSource(40, cold)
+    plan = Plan(source.index, Shuffle(), batch_size=4, seed=6)
+    options = RunOptions(executor=executor, read_ahead_bytes=0, start_method="fork")
+    with Loader(source, plan, num_workers=0 if executor == "inline" else 1, options=options) as loader:
+        assert delivered_items(loader) == planned_items(plan)
+    assert source.told == []
+
+
+# -- giving back -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [Sequential(), Shuffle(), WindowShuffle(2)], ids=lambda order: type(order).__name__)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_items_are_given_back_unless_the_next_epoch_needs_them_first(order: Order, workers: int) -> None:
+    source = ToldSource(60, cold, 5)
+    plan = Plan(source.index, order, batch_size=4, seed=7)
+    options = RunOptions(executor="threads" if workers else "inline", page_cache_bytes=20 * MEGABYTE)
+    with Loader(source, plan, num_workers=workers, options=options) as loader:
+        for epoch in range(2):
+            source.given_back.clear()
+            assert delivered_items(loader) == planned_items(plan, epoch)
+            kept = {item for batch in planned_items(plan, epoch + 1)[:5] for item in batch}
+            assert sorted(itertools.chain(*source.given_back)) == sorted(set(range(60)) - kept)
+
+
+def test_a_dataset_that_fits_is_kept() -> None:
+    source = ToldSource(60, cold)
+    plan = Plan(source.index, Shuffle(), batch_size=4, seed=7)
+    with Loader(source, plan, options=RunOptions(page_cache_bytes=60 * MEGABYTE)) as loader:
+        assert delivered_items(loader) == planned_items(plan)
+    assert source.given_back == []
+
+
+def test_small_items_that_lie_apart_are_kept_and_neighbours_given_back() -> None:
+    source = ToldSource(6000, cold)
+    source.stored_bytes = 6000 * 100
+    scattered, together = np.arange(0, 6000, 7), np.arange(100, 200)
+    pages = decide_pages(source, Plan(source.index, Shuffle(), batch_size=4), RunOptions(page_cache_bytes=0))
+    for items in (scattered, together):
+        pages.give_back(source, items, 0)
+    assert source.given_back == [together.tolist()]
+
+
+def test_nothing_is_given_back_if_the_size_is_not_known() -> None:
+    source = ToldSource(60, cold)
+    source.stored_bytes = None  # type: ignore[assignment]
+    pages = decide_pages(source, Plan(source.index, Shuffle(), batch_size=4), RunOptions(page_cache_bytes=0))
+    assert pages.plan is None
+
+
+def test_a_source_of_the_least_needs_nothing_of_this() -> None:
+    source = CountingSource(numbered_source(20))
+    pages = decide_pages(source, Plan(source.index, Shuffle(), batch_size=4), RunOptions())
+    assert (pages.read_ahead_bytes, pages.plan) == (0, None)
