@@ -90,11 +90,12 @@ def decide_pages(source: Source, plan: BatchPlan, options: RunOptions) -> Pages:
 
 
 def _item_bytes(source: Source, stored: int | None) -> int:
-    """Return how many bytes of a disk an item takes, approximately."""
-    if stored:  # 0: all is in memory
-        return max(1, stored // len(source.index))
-    sizes = [size for size in _field_bytes(source) if size is not None]
-    return max(1, sum(sizes)) if sizes else _UNKNOWN_BYTES
+    """Return how many bytes of a disk an item takes, approximately.
+
+    Not less than its own size: items may overlap, as patches of a volume do, and millions of them have few bytes each.
+    """
+    own_bytes = sum(size for size in _field_bytes(source) if size is not None)
+    return max(0 if stored is None else stored // len(source.index), own_bytes) or _UNKNOWN_BYTES
 
 
 def _field_bytes(source: Source) -> Iterable[int | None]:
