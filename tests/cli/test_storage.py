@@ -119,6 +119,7 @@ def test_real_files_that_are_small_are_unknown_and_recordings_have_no_order() ->
     found = json.loads(run("inspect", "pair.npz", "--json"))
     assert (found["order"], found["storage"]["sequential"]) == (None, None)
     assert list(facts(run("inspect", "pair.npz"))) == ["Storage"]
+    assert facts(str(storage.look_at_storage("rows.npy"))) == facts(run("inspect", "rows.npy"))
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from penstock import Shuffle, WindowShuffle, create_shards_from_arrays
-from penstock.observe.storage.advise import OrderAdvice, StoredItems, advise_order
+from penstock.observe.storage import shards
+from penstock.observe.storage.advise import OrderAdvice, StoredDataset, advise_order
 from penstock.observe.storage.device import Device
 from penstock.observe.storage.measure import StorageSpeed
 from penstock.observe.storage.shards import describe_shards
@@ -22,13 +23,13 @@ def speed(device: Device, size: float, sequential: float, alone: float, together
     return StorageSpeed(device, int(size), sequential, alone, together, n_timed=100)
 
 
-def items(size: float, total: int = 100 * GB, **more: object) -> StoredItems:
+def items(size: float, total: int = 100 * GB, **more: object) -> StoredDataset:
     """Return items of one size in 20 shards, chunks of 64 as `create_webdataset_dataloader` has them."""
-    found = StoredItems([Path("a.tar")], [int(total / size / 20)] * 20, total, size, 64, int(size))
+    found = StoredDataset([Path("a.tar")], [int(total / size / 20)] * 20, total, size, 64, int(size))
     return replace(found, **more)  # type: ignore[arg-type]
 
 
-def advise(found: StorageSpeed, stored: StoredItems, memory_bytes: int = 16 * GB, **more: int) -> OrderAdvice:
+def advise(found: StorageSpeed, stored: StoredDataset, memory_bytes: int = 16 * GB, **more: int) -> OrderAdvice:
     return advise_order(found, stored, memory_bytes=memory_bytes, **more)
 
 
@@ -146,7 +147,7 @@ def test_a_dataset_that_fits_in_memory_is_told_that_shuffle_is_free_later() -> N
 
 
 def test_a_dataset_without_items_has_an_order() -> None:
-    empty = StoredItems([], [], 0, 0.0, 64, 0)
+    empty = StoredDataset([], [], 0, 0.0, 64, 0)
     for found in (speed(DISK, KB, 150 * MB, 90, 200), StorageSpeed(DISK, 1, unknown="no bytes")):
         assert advise(found, empty).mixing == 0
 
@@ -198,4 +199,13 @@ def test_of_large_items_only_the_fields_that_are_asked_for_are_read(tmp_path: Pa
     }
     assert [path.name for path in read[80].files] == ["shard_000000.tar", "shard_000001.tar"]
     some = describe_shards(manifest, chunk_items=64, held_bytes=80, shards=[1])
-    assert ([path.name for path in some.files], some.n_items) == (["shard_000001.tar"], [2])
+    assert ([path.name for path in some.files], np.asarray(some.n_items).tolist()) == (["shard_000001.tar"], [2])
+
+
+def test_of_very_many_shards_some_neighbours_are_measured() -> None:
+    chosen = shards._choose_files(np.arange(7, 100_007))
+    assert chosen[:16] == list(range(7, 23))
+    assert chosen[-16:] == list(range(100_007 - 16, 100_007))
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == 1024
+    assert shards._choose_files(np.array([3, 1])) == [3, 1]

@@ -15,7 +15,7 @@ from penstock.observe.storage.measure import StorageSpeed
 from penstock.plan.orders import Shuffle, WindowShuffle, shuffle_within
 from penstock.plan.plan import Plan
 
-__all__ = ["OrderAdvice", "StoredItems", "advise_order", "delivered_bytes"]
+__all__ = ["OrderAdvice", "StoredDataset", "advise_order", "delivered_bytes"]
 
 _FAST_SHUFFLE = 0.7  # of the speed in sequence; no window mixes as well
 _FAST_CHUNK = 0.9
@@ -29,8 +29,8 @@ _LEAST_REMOTE_CHUNK = 1 << 20  # a server may have answered the measurement from
 
 
 @dataclass(frozen=True, slots=True)
-class StoredItems:
-    """What an order is chosen for: items in files."""
+class StoredDataset:
+    """A dataset as its storage sees it: what an order is chosen for."""
 
     files: Sequence[Path]
     """Where the items are; those of a very large store in part."""
@@ -122,7 +122,7 @@ class OrderAdvice:
 
 
 def advise_order(
-    speed: StorageSpeed, items: StoredItems, *, memory_bytes: int, batch_size: int = 32, reach_items: int = 1000
+    speed: StorageSpeed, items: StoredDataset, *, memory_bytes: int, batch_size: int = 32, reach_items: int = 1000
 ) -> OrderAdvice:
     """Return the order that mixes best among those that read at nearly the full speed of a storage.
 
@@ -155,7 +155,7 @@ class _Room:
     batch_size: int
     reach_items: int
 
-    def window(self, items: StoredItems, chunk_items: int, *, held: bool) -> WindowShuffle:
+    def window(self, items: StoredDataset, chunk_items: int, *, held: bool) -> WindowShuffle:
         """Return windows of as many chunks as memory allows, and no more than mix better."""
         n_chunks = max(1, items.index(chunk_items).n_chunks)
         fit = int(self.window_bytes / (chunk_items * items.item_bytes))
@@ -163,7 +163,7 @@ class _Room:
         return WindowShuffle(max(1, min(fit, useful, n_chunks)), held=held)
 
 
-def _choose(speed: StorageSpeed, items: StoredItems, room: _Room) -> tuple[Shuffle | WindowShuffle, int, str]:
+def _choose(speed: StorageSpeed, items: StoredDataset, room: _Room) -> tuple[Shuffle | WindowShuffle, int, str]:
     """Return an order, the items per chunk, and the reason."""
     as_opened = items.chunk_items
     if items.is_whole and as_opened > 1:
@@ -193,7 +193,7 @@ def _choose(speed: StorageSpeed, items: StoredItems, room: _Room) -> tuple[Shuff
     return order, chunk_items, f"{found}, and chunks of {size / 1e6:,.3g} MB {reached}"
 
 
-def _count_items(items: StoredItems, chunk_bytes: float, room: _Room) -> int:
+def _count_items(items: StoredDataset, chunk_bytes: float, room: _Room) -> int:
     """Return how many items a chunk of at least this many bytes has, so that some chunks fit into a window."""
     wanted = math.ceil(chunk_bytes / max(1.0, items.read_bytes))
     most = int(room.window_bytes / (_FEWEST_CHUNKS * items.item_bytes))

@@ -13,7 +13,7 @@ from penstock.core.protocols import Source
 from penstock.core.types import Span
 from penstock.files.machine import this_machine
 from penstock.observe.progress import track_progress
-from penstock.observe.storage.advise import OrderAdvice, StoredItems, advise_order, delivered_bytes
+from penstock.observe.storage.advise import OrderAdvice, StoredDataset, advise_order, delivered_bytes
 from penstock.observe.storage.measure import MOST_BYTES, StorageSpeed, measure_storage
 from penstock.observe.storage.shards import describe_shards
 from penstock.recipes.tune.source_of import source_of
@@ -42,6 +42,9 @@ class StorageLook:
         found = [("Storage", f"{self.speed}.")]
         return found if self.advice is None else [*found, ("Order", str(self.advice))]
 
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<7}  {sentence}" for name, sentence in self.rows)
+
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain JSON."""
         return {"storage": self.speed.to_dict(), "order": None if self.advice is None else self.advice.to_dict()}
@@ -61,7 +64,7 @@ def look_at_storage(
     show
         Show progress on stderr if it takes more than a second.
     """
-    items: StoredItems | None = None
+    items: StoredDataset | None = None
     with suppress(PenstockError, OSError):  # the command itself reports what is wrong
         opened = source_of(where) if source is None else source
         try:
@@ -79,14 +82,14 @@ def look_at_storage(
     return StorageLook(speed, advice)
 
 
-def _describe_items(source: Source, where: str) -> StoredItems:
+def _describe_items(source: Source, where: str) -> StoredDataset:
     held_bytes = delivered_bytes(source)
     if isinstance(source, TarSource):
         return describe_shards(source.manifest, chunk_items=STRETCH_ITEMS, held_bytes=held_bytes)
     files = _list_files(Path(where))
     if isinstance(source, ZarrSource):
         return _describe_chunks(source, files, held_bytes or 0)
-    return StoredItems(
+    return StoredDataset(
         files=files,
         n_items=[len(source.index)],
         stored_bytes=files[0].stat().st_size,
@@ -96,13 +99,13 @@ def _describe_items(source: Source, where: str) -> StoredItems:
     )
 
 
-def _describe_chunks(source: ZarrSource, files: list[Path], held_bytes: int) -> StoredItems:
+def _describe_chunks(source: ZarrSource, files: list[Path], held_bytes: int) -> StoredDataset:
     """Describe the items of a store; if it has very many files, by their size in memory."""
     index = source.index
     is_complete = len(files) < _MOST_FILES
     stored_bytes = sum(file.stat().st_size for file in files) if is_complete else len(index) * held_bytes
     is_whole = max(source.read_amplification(Span(0, 1)).values()) > _ALONE
-    return StoredItems(
+    return StoredDataset(
         files=files,
         n_items=[len(index)],
         stored_bytes=stored_bytes,
