@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import soundfile
@@ -13,9 +14,12 @@ from penstock_page_cache import cached_pages, can_be_dropped
 
 from penstock import convert_to_shards
 from penstock.convert.fingerprint import fingerprint
+from penstock.convert.inputs.zarr import _AxisFirst, _CheckedArray
+from penstock.convert.nwb.series import _LocatedRows
 from penstock.convert.scan import ConvertOptions
 from penstock.files import read_ahead
 from penstock.shard.writer import WriteOptions
+from penstock.source.file_ranges import FileRanges
 
 
 def _write_npy(path: Path) -> Path:
@@ -127,3 +131,40 @@ def test_a_fingerprint_leaves_the_page_cache_as_it_is_asked_to(give_back: bool, 
     path.read_bytes()
     assert fingerprint(path, give_back=True) == digest
     assert cached_pages(path).all()
+
+
+def _read_ranges(ranges: FileRanges) -> bytes:
+    parts = zip(ranges.which.tolist(), ranges.begins.tolist(), ranges.ends.tolist(), strict=True)
+    return b"".join(Path(ranges.files[which].path).read_bytes()[begin:end] for which, begin, end in parts)
+
+
+@pytest.mark.parametrize("chunks", [None, (10, 4), (7, 2)], ids=str)
+def test_rows_of_a_series_are_located_where_they_lie_in_the_file(
+    chunks: tuple[int, int] | None, tmp_path: Path
+) -> None:
+    values = np.arange(100 * 4, dtype=np.int32).reshape(100, 4)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("before", data=np.full(1000, -1))
+        file.create_dataset("data", data=values, chunks=chunks)
+    with h5py.File(tmp_path / "a.h5") as file:
+        rows = _LocatedRows.of(file["data"], tmp_path / "a.h5")
+        found = np.frombuffer(_read_ranges(rows.locate(20, 35)), np.int32)
+        assert {*values[20:35].flat} <= {*found.tolist()}
+        if chunks is None:
+            assert np.array_equal(found, values[20:35].ravel())
+        size = 1 if chunks is None else chunks[0]
+        low, high = 20 // size * size, -(-35 // size) * size
+        assert {*found.tolist()} == {*values[low:high].flat}
+        assert np.array_equal(rows[20:35], values[20:35])
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_of_a_zarr_store_are_located_in_their_chunks(axis: int, tmp_path: Path) -> None:
+    values = np.arange(1, 401, dtype=np.int32).reshape(20, 20)
+    array = zarr.create_array(str(tmp_path / "a.zarr"), shape=(20, 20), chunks=(5, 5), dtype="i4", compressors=None)
+    array[:] = values
+    rows = _AxisFirst(array, _CheckedArray(tmp_path / "a.zarr"), axis, "it")
+    found = rows.locate(3, 8)
+    paths = [Path(file.path) for file in found.files]
+    stored = np.concatenate([np.frombuffer(path.read_bytes(), np.int32) for path in paths])
+    assert {*stored.tolist()} == {*np.moveaxis(values, axis, 0)[:10].flat}

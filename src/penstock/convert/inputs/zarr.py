@@ -18,6 +18,7 @@ from penstock.core.text import count
 from penstock.files.regular import check_regular, check_tree
 from penstock.source.checks import allocate
 from penstock.source.chunked_rows import ChunkedRowReader
+from penstock.source.file_ranges import FileRanges
 from penstock.source.stored.open_array import open_array
 
 __all__ = ["ZarrInput", "list_arrays"]
@@ -103,13 +104,21 @@ class _CheckedArray:
         self._stored = open_array(str(path)).record_chunks("error")
 
     def __getitem__(self, selection: tuple[slice, ...]) -> NDArray[Any]:
-        shape = self._stored.shape
-        whole = (slice(None),) * (len(shape) - len(selection))
-        bounds = [part.indices(size)[:2] for part, size in zip(selection + whole, shape, strict=True)]
+        bounds = self._bounds(selection)
         out = allocate(tuple(stop - start for start, stop in bounds), self._stored.dtype, "rows of a zarr array")
         for task in self._stored.tasks(*bounds[0], tuple(bounds[1:]), out):
             task()
         return out
+
+    def locate(self, selection: tuple[slice, ...]) -> FileRanges:
+        """Return where the chunks lie that hold a selection."""
+        rows, *columns = self._bounds(selection)
+        return self._stored.locate_rows(np.arange(*rows), tuple(columns))
+
+    def _bounds(self, selection: tuple[slice, ...]) -> list[tuple[int, int]]:
+        shape = self._stored.shape
+        whole = (slice(None),) * (len(shape) - len(selection))
+        return [part.indices(size)[:2] for part, size in zip(selection + whole, shape, strict=True)]
 
 
 class _AxisFirst:
@@ -130,9 +139,18 @@ class _AxisFirst:
         # In a zarr shard, its inner chunks are decoded.
         self.chunks = (array.chunks[axis],)
 
+    def locate(self, start: int, stop: int) -> FileRanges:
+        """Return where rows lie; nothing if zarr-python reads them."""
+        if not isinstance(self._stored, _CheckedArray):
+            return FileRanges.none()
+        return self._stored.locate(self._select(slice(start, stop)))
+
+    def _select(self, rows: slice) -> tuple[slice, ...]:
+        return (*(slice(None),) * self._axis, rows)
+
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         try:
-            found = self._stored[(*(slice(None),) * self._axis, rows)]
+            found = self._stored[self._select(rows)]
         except Exception as error:  # every codec raises its own errors
             raise ReadError(
                 f"Could not read rows {rows.start}–{rows.stop - 1} of {self._what}: {type(error).__name__}: {error}"

@@ -22,7 +22,7 @@ from penstock.source.stored.chunk_grid import MAX_CHUNKS, Selection, list_chunks
 from penstock.source.stored.self_contained import check_dataset, check_links, check_read, stored_bytes
 from penstock.source.stored.zarr.record import MissingChunks
 
-__all__ = ["Hdf5Array"]
+__all__ = ["Hdf5Array", "Hdf5Places"]
 
 _MAX_LISTED_CHUNKS = 1 << 18  # takes half a second; with more chunks, nothing is read ahead
 
@@ -44,7 +44,7 @@ class Hdf5Array:
     _locks: dict[int, threading.Lock] = field(default_factory=dict, compare=False, repr=False)
     """By process: after a fork, a lock of the parent may be held by a thread that does not exist in the child."""
 
-    _places: dict[int, "_Places | None"] = field(default_factory=dict, compare=False, repr=False)
+    _places: dict[int, "Hdf5Places | None"] = field(default_factory=dict, compare=False, repr=False)
     """By process: where values lie in the file that it has open."""
 
     @classmethod
@@ -155,7 +155,7 @@ class Hdf5Array:
         places = self._find_places()
         return 1 if places is not None and not places.counts else self.chunk_rows
 
-    def _find_places(self) -> "_Places | None":
+    def _find_places(self) -> "Hdf5Places | None":
         """Return where values lie in the file that this process has open; None if that is not known.
 
         Only the first call waits for a read in progress.
@@ -165,7 +165,7 @@ class Hdf5Array:
             with self._lock():
                 if process not in self._places:
                     try:
-                        self._places[process] = _Places.find(self._dataset(), self.path)
+                        self._places[process] = Hdf5Places.find(self._dataset(), self.path)
                     except Exception:  # h5py raises anything for a damaged file; the read says what is wrong
                         return None
         return self._places.get(process)
@@ -181,7 +181,7 @@ class Hdf5Array:
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
+class Hdf5Places:
     """Where the values of a dataset lie in its file."""
 
     file: StoredFile
@@ -195,7 +195,7 @@ class _Places:
     """As `begins`, and equal to it for a chunk that is not stored."""
 
     @classmethod
-    def find(cls, dataset: Any, path: Path) -> "_Places | None":
+    def find(cls, dataset: Any, path: Path) -> "Hdf5Places | None":
         """Return the places of an open dataset of h5py; None if it is virtual, compact or has too many chunks.
 
         All chunks are listed at once: HDF5 finds a single one by going through all before it.
