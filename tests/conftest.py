@@ -71,6 +71,7 @@ SLOW = (
     "report/figures/test_items.py",
     "run/test_executors.py",
     "soak",
+    "source/stored/test_hint_faults.py",
     "source/stored/test_other_formats.py",
     "source/stored/test_workers.py",
     "source/tar/test_files.py",

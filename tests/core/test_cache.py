@@ -25,6 +25,16 @@ def test_a_value_is_loaded_once_and_the_least_recently_used_one_is_dropped() -> 
     assert cache.n_bytes == 8
 
 
+def test_asking_whether_a_value_is_cached_is_no_use_of_it() -> None:
+    cache: SharedCache[str] = SharedCache(max_bytes=8)
+    for key in "ab":
+        cache.get(key, key.upper, n_bytes=4)
+    assert "a" in cache
+    assert "c" not in cache
+    cache.get("c", lambda: "C", n_bytes=4)
+    assert list(cache) == ["b", "c"]
+
+
 @given(
     budget=st.integers(0, 60),
     requests=st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["get", "find", "drop"])), max_size=60),

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 from penstock_cellmap_parts import CLASSES, ER, INPUTS, MITO, TARGETS, cell, check, write_cell
+from penstock_hint_checks import drop_pages
 from torch.utils.data import DataLoader
 
 from penstock.core.errors import OptionError, SourceError
 from penstock.recipes.cellmap.dataset import CellMapDataset
 from penstock.recipes.cellmap.loader import CellMapDataLoader
 from penstock.recipes.cellmap.multi import CellMapDataSplit, CellMapMultiDataset
+from penstock.source.dataset import DatasetSource
 from penstock.transform.noise import GaussianNoise
 
 
@@ -49,6 +51,20 @@ def test_items_are_numbered_over_all_datasets(multi: CellMapMultiDataset) -> Non
             multi.get_center(wrong)
     with pytest.raises(TypeError):
         multi.__getitems__([1.5])  # type: ignore[list-item]
+
+
+def test_chunks_of_items_are_read_ahead(multi: CellMapMultiDataset, folder: Path) -> None:
+    items = np.array([len(multi.datasets[0]), 3])
+    wanted = multi.__getitems__(items.tolist())
+    for dataset in (multi, multi.datasets[0]):
+        source = DatasetSource(dataset)
+        multi.source.close()  # drops the chunks that were decoded
+        drop_pages(folder / "a")
+        assert source.prepare(items % len(dataset)) > 0
+        assert source.stored_bytes > 0
+    for found, item in zip(multi.__getitems__(items.tolist()), wanted, strict=True):
+        for name, value in item.items():
+            np.testing.assert_array_equal(found[name], value)
 
 
 def test_validation_covers_all_crops(multi: CellMapMultiDataset) -> None:

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from penstock_hint_checks import check_given_back, check_kept, check_read_ahead, wait_for
+from penstock_hint_checks import check_given_back, check_kept, check_read_ahead, drop_pages, wait_for
 from penstock_page_cache import cached_pages
 from penstock_stores import (
     ITEMS,
@@ -26,6 +26,7 @@ from penstock_stores import (
     write_v3,
 )
 
+from penstock import Loader, Plan, RunOptions, WindowShuffle
 from penstock.source.stored.source import ZarrSource
 from penstock.source.stored.zarr.index_chunks import index_store
 
@@ -46,6 +47,23 @@ def test_items_are_read_ahead_and_given_back(tmp_path: Path, write: Callable[[Pa
     stored = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     assert 0.9 * stored < (source.stored_bytes or 0) <= stored
     source.close()
+
+
+def test_a_loader_gives_back_what_it_read(tmp_path: Path) -> None:
+    store = write_v3(tmp_path)
+    source = store.open()
+    plan = Plan(source.index, WindowShuffle(window=4), batch_size=16)
+    options = RunOptions(page_cache_bytes=0, read_ahead_bytes=0)  # reading ahead goes on into the next epoch
+    drop_pages(tmp_path)
+
+    def is_given_back() -> bool:
+        with Loader(source, plan, options=options) as loader:
+            delivered = np.concatenate([batch["x"].numpy() for batch in loader])
+        assert (np.sort(delivered[:, 0]) == np.sort(TRUTH[:, 0])).all()
+        left = [cached_pages(path).any() for path in (store.path / "c").glob("*/0")]
+        return sum(left) <= 0.1 * len(left)
+
+    assert wait_for(is_given_back)
 
 
 def test_a_store_of_zarr_python_is_read_ahead(tmp_path: Path) -> None:
