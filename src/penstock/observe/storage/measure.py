@@ -145,7 +145,7 @@ class _Places:
 
     def __init__(self, opened: Sequence[tuple[int, int]]) -> None:
         self._opened = opened
-        self._n_drawn = int.from_bytes(os.urandom(4), "little")
+        self._n_drawn = int.from_bytes(os.urandom(2), "little")
 
     def draw(self, n_bytes: int) -> Iterator[Piece]:
         """Yield pieces of this many bytes, each within a file, without end; none if no file has so many."""
