@@ -103,6 +103,9 @@ class Moments:
     ) -> Self:
         """Return the moments of some items of a source or dataset, read once, in storage order.
 
+        A source that can `prepare` items reads the next ones while the last are added up. If its files take more than
+        half of the memory, items that were not in memory before are released when they were read.
+
         Parameters
         ----------
         data
