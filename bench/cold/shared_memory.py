@@ -117,6 +117,7 @@ def _measure(shards: Path, way: Way, group: Path, others: list[Path], disk: floa
     ended, (receiver, sender) = context.Event(), context.Pipe(duplex=False)
     neighbour = context.Process(target=read_again, args=(others, group, ended, sender))
     neighbour.start()
+    sender.close()  # so that receiving ends if the neighbour is killed
     receiver.recv()  # its files are in memory
     try:
         limited = alone(epochs, shards, LARGE_ITEMS, way, group)
@@ -137,7 +138,7 @@ def epochs(shards: Path, items: Items, way: Way, group: Path | None) -> float:
     rate = 0.0
     with way.loader(items.source(shards), items.batch_size) as loader:
         for _ in range(EPOCHS):
-            drop(files_of(shards))
+            drop(files_of(shards), touch=False)  # without a limit neither: both are compared
             rate = consume(loader, KEPT[items.name], items.payload_bytes)
     return rate
 
@@ -145,7 +146,7 @@ def epochs(shards: Path, items: Items, way: Way, group: Path | None) -> float:
 def read_again(paths: list[Path], group: Path, ended: Event, sender: Any) -> None:
     """Read the first file again and again; send how much of it was in memory before each time, and of the other."""
     group.joinpath("cgroup.procs").write_text(str(os.getpid()))
-    drop(paths)
+    drop(paths, touch=False)
     for _ in range(2):  # the second time makes the pages active
         warm(paths)
     sender.send(None)
