@@ -1,6 +1,9 @@
 """What a source is told before it is read, and what it gives back afterwards."""
 
 import itertools
+import math
+import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -9,7 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_test_parts import CountingSource, delivered_items, numbered_source, planned_items
+from penstock_test_parts import (
+    CountingSource,
+    Surroundings,
+    delivered_items,
+    eventually,
+    numbered_source,
+    planned_items,
+)
 
 from penstock import Loader, Order, Plan, RunOptions, Sequential, Shuffle, WindowShuffle, World
 from penstock.core.types import Draw
@@ -19,6 +29,14 @@ from penstock.run.pages import Pages, decide_pages
 from penstock.run.read_ahead import ReadAhead, draws_into_next_epoch
 
 MEGABYTE = 1 << 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_thread() -> Iterator[None]:
+    """Tell in the thread that asks, however long a busy machine lets it wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BLOCKED_SECONDS", math.inf)
+        yield
 
 
 class ToldSource(CountingSource):
@@ -71,6 +89,7 @@ def follow(plan: Plan, source: ToldSource, n_bytes: int, **options: Any) -> Iter
     for step, draw in enumerate(plan.epoch(0).share(World()).draws()):
         ahead.advance(step)
         yield step, draw, first_told(source)
+    ahead.close()
 
 
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 64), st.sampled_from([Sequential(), Shuffle()]))
@@ -150,7 +169,7 @@ def test_the_distance_grows_while_the_disk_is_late() -> None:
     for source in (late, punctual):
         plan = Plan(source.index, Sequential(), batch_size=1)
         reach.append([max(told) - step for step, _, told in follow(plan, source, 64 * MEGABYTE)][100])
-    assert reach == [65, 9]  # items of a megabyte: the most that is allowed, and the first distance
+    assert reach == [65, 33]  # items of a megabyte: the most that is allowed, and the first distance
 
 
 @pytest.mark.parametrize("executor", ["inline", "threads"])
@@ -176,6 +195,33 @@ def test_nothing_is_told_with_read_ahead_bytes_0(executor: Any) -> None:
     with Loader(source, plan, num_workers=0 if executor == "inline" else 1, options=options) as loader:
         assert delivered_items(loader) == planned_items(plan)
     assert source.told == []
+
+
+@pytest.mark.parametrize("executor", ["inline", "threads"])
+@pytest.mark.parametrize("order", [Shuffle(), WindowShuffle(2)], ids=["items", "windows"])
+def test_a_thread_tells_if_telling_makes_batches_wait(
+    order: Order, executor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BLOCKED_SECONDS", 0.02)
+    tellers: set[str] = set()
+
+    def wait(items: list[int]) -> int:
+        tellers.add(threading.current_thread().name)
+        time.sleep(0.03)  # as a full queue of a disk does
+        return len(items)
+
+    source = ToldSource(120, wait, 4)
+    plan = Plan(source.index, order, batch_size=4, seed=6)
+    options = RunOptions(executor=executor, read_ahead_bytes=8 * MEGABYTE)
+    surroundings = Surroundings.now()
+    with Loader(source, plan, num_workers=0 if executor == "inline" else 2, options=options) as loader:
+        found = []
+        for batch in loader:
+            found.append(batch["x"].tolist())
+            assert len(found) < 5 or eventually(lambda: "penstock-tell" in tellers, 30)
+        assert found == planned_items(plan)
+        assert next(iter(loader))["x"].tolist() == planned_items(plan, 1)[0]
+    surroundings.check()
 
 
 # -- giving back -------------------------------------------------------------------------------------------------------

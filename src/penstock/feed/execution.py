@@ -66,7 +66,7 @@ class Execution:
         self, start: Cursor, record: Record, first_wait: FirstWait
     ) -> tuple[Generator[Any, None, None], Callable[[], None] | None]:
         if self.executor == "inline":
-            draws, read_ahead = self.share(start).draws(), self._read_ahead(start)
+            draws, read_ahead = self.share(start).draws(), self.read_ahead(start)
             batches = run_inline(draws, self.maker, group_size=self._group_size, record=record, read_ahead=read_ahead)
             return batches, None
         if self.executor == "threads":
@@ -136,7 +136,7 @@ class Execution:
             windows_ahead=windows_ahead,
             group_size=self._group_size,
             timeout_seconds=self._options.timeout_seconds,
-            read_ahead=self._read_ahead(start, windows_ahead),
+            read_ahead=self.read_ahead(start, windows_ahead),
         )
         batches = run_in_threads(
             lambda: self.share(start).draws(),
@@ -154,7 +154,8 @@ class Execution:
             self._has_decided = True
             self.maker = replace(self.maker, pages=decide_pages(self.maker.source, self._plan, self._options))
 
-    def _read_ahead(self, start: Cursor, windows_ahead: int = 0) -> ReadAhead:
+    def read_ahead(self, start: Cursor, windows_ahead: int = 0) -> ReadAhead:
+        """Return what tells the source which items come after `start`."""
         draws_from = partial(draws_into_next_epoch, self._plan, self._world, start)
         windows_ahead = windows_ahead // self._world.size
         return ReadAhead(self.maker.source, self.maker.pages, draws_from, windows_ahead=windows_ahead)
@@ -184,7 +185,9 @@ class _Choosing:
         """Yield the batches in order. The rest is started before the last one that was made to choose is yielded."""
         execution, share, made = self._execution, self._execution.share(self._start), 0
         rest: Generator[Any, None, None] | None = None
+        read_ahead = execution.read_ahead(self._start)
         try:
+            read_ahead.advance(0)
             first = choose_executor(share.draws(), execution.maker, self._record, self._first_wait)
             for batches, executor in first:
                 made += len(batches)
@@ -200,6 +203,7 @@ class _Choosing:
             if rest is not None:
                 yield from rest
         finally:
+            read_ahead.close()
             if rest is not None:
                 rest.close()
 

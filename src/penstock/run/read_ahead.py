@@ -1,17 +1,19 @@
 """Tell a source what it will read next, so that the disk works while batches are made and used.
 
-The plan knows the items of every batch to come. No thread is needed: a source passes them on to the kernel, which reads
-them while nobody waits.
+The plan knows the items of every batch to come. A source passes them on to the kernel, which reads them while nobody
+waits. That takes no thread, unless the system makes the caller wait, such as for room in the queue of a disk.
 
 1. Everything is in the page cache: after a few batches nothing is told, until the process reads from a disk again.
 2. A source raises an error: the read meets the same fault, at its place in the order.
 3. Several threads make batches: one of them tells, and the others do not wait for it.
+4. Telling has made batches wait: a thread tells from then on, until `close()`. If it is stuck, it stays as a daemon.
 """
 
 import heapq
 import itertools
 import resource
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 
@@ -29,12 +31,15 @@ __all__ = ["ReadAhead", "draws_into_next_epoch"]
 
 _Int64s = NDArray[np.int64]
 
-_FIRST_BYTES = 8 << 20
+_FIRST_BYTES = 32 << 20
+_FIRST_STEPS = 2  # at least
 _PIECE_BYTES = 4 << 20  # of a shuffle window, which is told piece by piece while the one before it is used
 _QUIET_CALLS = 4  # that found everything in the page cache: nothing is told from then on
 _MOST_CALLS_AT_REST = 64  # then it tries again
 _MOST_CALLS_DEAF = 16  # to reads from a disk that were others' than the source's
 _WINDOWS_REMEMBERED = 4096
+_BLOCKED_SECONDS = 0.02  # in all: from then on a thread tells
+_JOIN_SECONDS = 0.3
 
 
 class ReadAhead:
@@ -70,18 +75,37 @@ class ReadAhead:
         """What is told; None at rest."""
         self._quiet = self._at_rest = self._deaf = 0
         self._inputs = 0
+        self._blocked_seconds = 0.0
+        self._teller: _Teller | None = None
 
     def advance(self, step: int, n_steps: int = 1) -> None:
         """Tell what comes after steps `step` … `step + n_steps - 1`, which are about to be made."""
-        if self._prepare is None or not self._most or not self._lock.acquire(blocking=False):
+        if self._prepare is None or not self._most:
+            return
+        if not self._lock.acquire(blocking=False):  # another thread tells: it is needed
+            if self._teller is not None:
+                self._teller.ask(step, step + n_steps)
             return
         try:
-            if self._is_needed():
+            if not self._is_needed():
+                return
+            if self._teller is None:
                 self._tell(step, step + n_steps)
-        except Exception:
-            self._upcoming, self._at_rest = None, 0
+                if self._blocked_seconds > _BLOCKED_SECONDS:
+                    self._teller = _Teller(self._tell_locked)
+                return
         finally:
             self._lock.release()
+        self._teller.ask(step, step + n_steps)
+
+    def close(self) -> None:
+        """End the thread, if there is one."""
+        if self._teller is not None:
+            self._teller.close()
+
+    def _tell_locked(self, step: int, after: int) -> None:
+        with self._lock:
+            self._tell(step, after)
 
     def _is_needed(self) -> bool:
         """Return whether something may have to be read from a disk."""
@@ -101,12 +125,19 @@ class ReadAhead:
         return True
 
     def _tell(self, step: int, after: int) -> None:
+        try:
+            self._tell_next(step, after)
+        except Exception:  # the read meets the same fault
+            self._upcoming, self._at_rest = None, 0
+
+    def _tell_next(self, step: int, after: int) -> None:
         if self._upcoming is None:
             self._upcoming = _Upcoming(self._draws_from(step), step, self._windows_ahead, self._piece, self._part)
         last = self._upcoming.pop_needed(after)
         if last is not None and self._call(last):
             self._ahead = min(2 * self._ahead, self._most)
-        items = self._upcoming.pop_due(after, self._ahead)
+        least = min(_FIRST_STEPS * self._upcoming.step_items, self._most)
+        items = self._upcoming.pop_due(after, max(self._ahead, least))
         if not len(items):
             return
         if self._call(items):
@@ -117,9 +148,46 @@ class ReadAhead:
     def _call(self, items: _Int64s) -> bool:
         """Tell the source; return whether some of the items were not in memory."""
         assert self._prepare is not None, "called only for sources that prepare"
-        before = _count_inputs(resource.RUSAGE_THREAD)
+        before, began, cpu_began = _count_inputs(resource.RUSAGE_THREAD), time.perf_counter(), time.thread_time()
         missing = self._prepare(items)
-        return _count_inputs(resource.RUSAGE_THREAD) != before if missing is None else missing > 0
+        is_missing = _count_inputs(resource.RUSAGE_THREAD) != before if missing is None else missing > 0
+        if is_missing:
+            self._blocked_seconds += time.perf_counter() - began - (time.thread_time() - cpu_began)
+        return is_missing
+
+
+class _Teller:
+    """A thread that tells what the last call asked for, while batches are made."""
+
+    def __init__(self, tell: Callable[[int, int], None]) -> None:
+        self._tell = tell
+        self._changed = threading.Condition()
+        self._asked: tuple[int, int] | None = None
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="penstock-tell", daemon=True)
+        self._thread.start()
+
+    def ask(self, step: int, after: int) -> None:
+        with self._changed:
+            if self._asked is None or self._asked[0] < step:
+                self._asked = (step, after)
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_over or self._asked is not None)
+                if self._is_over or self._asked is None:
+                    return
+                asked, self._asked = self._asked, None
+            self._tell(*asked)
 
 
 def draws_into_next_epoch(plan: BatchPlan, world: World, start: Cursor, step: int) -> Iterator[Draw]:
@@ -134,7 +202,8 @@ class _Upcoming:
     def __init__(self, draws: Iterator[Draw], step: int, windows_ahead: int, piece: int, part: tuple[int, int]) -> None:
         self._draws, self._step, self._windows_ahead = draws, step, windows_ahead
         self._piece, (self._number, self._count) = piece, part
-        self._step_items = 0
+        self.step_items = 0
+        """Items of a step; 0 before the first one was looked at."""
         self._largest_window = 0
         self._windows: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._due: list[tuple[int, int, _Int64s]] = []
@@ -150,14 +219,14 @@ class _Upcoming:
 
     def pop_due(self, step: int, ahead: int) -> _Int64s:
         """Return the items to tell when `step` comes next, up to `ahead` items beyond it."""
-        while self._step * self._step_items <= step * self._step_items + ahead + self._reach:
+        while self._step * self.step_items <= step * self.step_items + ahead + self._reach:
             draw = next(self._draws, None)
             if draw is None:
                 break
-            self._step_items = max(self._step_items, len(draw))
+            self.step_items = max(self.step_items, len(draw))
             self._add(draw)
             self._step += 1
-        until = step * self._step_items + ahead
+        until = step * self.step_items + ahead
         found = []
         while self._due and self._due[0][0] <= until:
             found.append(heapq.heappop(self._due)[2])
@@ -166,12 +235,12 @@ class _Upcoming:
     @property
     def _reach(self) -> int:
         """How many items before its first use the beginning of a window is told."""
-        return self._largest_window + self._windows_ahead * self._step_items
+        return self._largest_window + self._windows_ahead * self.step_items
 
     def _add(self, draw: Draw) -> None:
         if not draw.parts:
             if len(draw) and self._step % self._count == self._number:
-                self._push(self._step * self._step_items, draw.items)
+                self._push(self._step * self.step_items, draw.items)
                 self._needed.append((self._step, draw.items[-1:]))
             return
         for part in draw.parts:
@@ -188,7 +257,7 @@ class _Upcoming:
         items = np.concatenate([np.arange(start, stop) for start, stop in window.spans.tolist()])
         self._largest_window = max(self._largest_window, len(items))
         for first in range(0, len(items), self._piece):
-            self._push(step * self._step_items - len(items) + first, items[first : first + self._piece])
+            self._push(step * self.step_items - len(items) + first, items[first : first + self._piece])
         self._needed.append((step, items[-1:]))
 
     def _push(self, at: int, items: _Int64s) -> None:

@@ -57,13 +57,16 @@ def run_inline(
 ) -> Generator[Any, None, None]:
     """Yield the batch of each draw, made when it is asked for."""
     step = 0
-    for group in _group_draws(draws, group_size):
-        read_ahead.advance(step, len(group))
-        step += len(group)
-        for result in maker.make_batches(group, record):
-            if isinstance(result, Failure):
-                raise result.error
-            yield result
+    try:
+        for group in _group_draws(draws, group_size):
+            read_ahead.advance(step, len(group))
+            step += len(group)
+            for result in maker.make_batches(group, record):
+                if isinstance(result, Failure):
+                    raise result.error
+                yield result
+    finally:
+        read_ahead.close()
 
 
 def run_in_threads(
@@ -231,6 +234,7 @@ class _Pace:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+        self._read_ahead.close()
 
 
 def _read_ahead(draws: Iterator[Draw], reach: int, pace: _Pace, maker: BatchMaker) -> None:

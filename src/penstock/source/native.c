@@ -28,6 +28,7 @@
 
 #define READAHEAD_BYTES (1 << 15) /* from this size on, checking the page cache costs little compared with copying */
 #define LEAST_PIECE (1 << 17)     /* that every kernel reads ahead after one call */
+#define ASSUMED_PIECES 15         /* assumed to be missing after one that is */
 
 #ifndef SOURCE_DIGEST
 #define SOURCE_DIGEST 0
@@ -438,29 +439,49 @@ static int64_t count_valid(const struct request *request, const struct members *
 /* -- the page cache ------------------------------------------------------------------------------------------------ */
 
 /* Whether [begin, end) of a file is in the page cache: whether its middle is, and a place before it, because one page
- * may be there without the others, such as that of a small member. Its ends may lie on pages of others. */
-static int is_resident(int file, int64_t begin, int64_t end)
+ * may be there without the others, such as that of a small member. Its ends may lie on pages of others.
+ *
+ * Looking at a page that is missing starts reading it, apart from those around it. So after one that is missing, the next
+ * ones are assumed to be: `assumed` counts down how many.
+ */
+static int is_resident(int file, int64_t begin, int64_t end, int *assumed)
 {
     uint8_t byte;
     struct iovec place = {&byte, 1};
-    return preadv2(file, &place, 1, begin + (end - begin) / 2, RWF_NOWAIT) == 1 &&
-           preadv2(file, &place, 1, begin + (end - begin) / 4, RWF_NOWAIT) == 1;
+    if (*assumed) {
+        --*assumed;
+        return 0;
+    }
+    const int resident = preadv2(file, &place, 1, begin + (end - begin) / 2, RWF_NOWAIT) == 1 &&
+                         preadv2(file, &place, 1, begin + (end - begin) / 4, RWF_NOWAIT) == 1;
+    *assumed = resident ? 0 : ASSUMED_PIECES;
+    return resident;
 }
 
-/* Start reading what is not in the page cache of [begin, end), `piece` bytes with one call; return the bytes. */
-static int64_t read_ahead(int64_t file, int64_t begin, int64_t end, int64_t piece)
+/* Ask the kernel to read [begin, end). After one call it reads as much as the device accepts at once, which may be no
+ * more than LEAST_PIECE; the other calls find in the page cache what the first one has asked for. */
+static void ask(int file, int64_t begin, int64_t end)
+{
+    posix_fadvise(file, begin, end - begin, POSIX_FADV_WILLNEED);
+    while (end - begin > LEAST_PIECE) {
+        begin += LEAST_PIECE;
+        posix_fadvise(file, begin, LEAST_PIECE < end - begin ? LEAST_PIECE : end - begin, POSIX_FADV_WILLNEED);
+    }
+}
+
+/* Start reading what is not in the page cache of [begin, end); return the bytes. */
+static int64_t read_ahead(int64_t file, int64_t begin, int64_t end, int *assumed)
 {
     int64_t missing = 0, first = begin; /* [first, begin) is missing, and not yet asked for */
     if (file < 0 || file > INT_MAX)
         return 0;
     while (begin < end) {
         const int64_t stop = LEAST_PIECE < end - begin ? begin + LEAST_PIECE : end;
-        const int resident = is_resident((int)file, begin, stop);
+        const int resident = is_resident((int)file, begin, stop, assumed);
         const int64_t last = resident ? begin : stop;
-        if (last > first && (resident || stop == end || stop - first > piece - LEAST_PIECE)) {
-            posix_fadvise((int)file, first, last - first, POSIX_FADV_WILLNEED);
+        if (last > first && (resident || stop == end)) {
+            ask((int)file, first, last);
             missing += last - first;
-            first = last;
         }
         begin = stop;
         first = resident ? stop : first;
@@ -471,10 +492,11 @@ static int64_t read_ahead(int64_t file, int64_t begin, int64_t end, int64_t piec
 /* Start reading all large items that are not in the page cache. Page faults would alternate reading and copying. */
 static void request_readahead(const struct request *request, int64_t n_items, const struct members *members)
 {
+    int assumed = 0;
     for (int64_t item = 0; item < n_items; item++) {
         const int64_t n_bytes = extent_bytes(members, item), begin = request->begin[item];
         if (n_bytes >= READAHEAD_BYTES)
-            read_ahead(request->shards[request->shard[item]].file, begin, begin + n_bytes, LEAST_PIECE);
+            read_ahead(request->shards[request->shard[item]].file, begin, begin + n_bytes, &assumed);
     }
 }
 
@@ -637,15 +659,15 @@ void penstock_changed(int64_t n_shards, const struct shard *shards, uint8_t *cha
  *
  * shard, begin, end: for each range, its row in `shards` and its bytes, ordered by row and begin.
  * gap: ranges that are not further apart are joined.
- * piece: bytes that the kernel reads ahead after one call.
  */
 int64_t penstock_read_ahead(int64_t n_ranges, int64_t n_shards, const struct shard *shards, const int64_t *shard,
-                            const int64_t *begin, const int64_t *end, int64_t gap, int64_t piece)
+                            const int64_t *begin, const int64_t *end, int64_t gap)
 {
     const struct ranges ranges = {n_ranges, n_shards, shards, shard, begin, end};
     int64_t missing = 0, low, high, next;
+    int assumed = 0;
     for (int64_t number = 0; (next = next_range(&ranges, number, gap, &low, &high)) >= 0; number = next)
-        missing += read_ahead(shards[shard[next - 1]].file, low, high, piece);
+        missing += read_ahead(shards[shard[next - 1]].file, low, high, &assumed);
     return missing;
 }
 

@@ -9,7 +9,6 @@ import hashlib
 import mmap
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +40,6 @@ INVALID = -2
 """`copy_items`: an item that does not lie within its shard."""
 
 _JOINED_GAP = 1 << 15  # bytes: reading them takes no longer than another request
-_MOST_PIECE_BYTES = 4 << 20
 
 _ONE_NUMBER = np.array([[0, 0, 8, 8]], np.int64)
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -222,7 +220,7 @@ def read_ahead(ranges: StoredRanges) -> int:
     """Start reading byte ranges into the page cache, without waiting for them; return the bytes that were not there."""
     if not len(ranges.begins):
         return 0
-    missing: int = _call_with_ranges("penstock_read_ahead", ranges, _JOINED_GAP, _piece_bytes(int(ranges.shards[0, 0])))
+    missing: int = _call_with_ranges("penstock_read_ahead", ranges, _JOINED_GAP)
     return missing
 
 
@@ -240,23 +238,6 @@ def _call_with_ranges(name: str, ranges: StoredRanges, *options: int) -> Any:
     return function(
         len(order), len(shards), _address(shards), _address(which), _address(begins), _address(ends), *options
     )
-
-
-def _piece_bytes(file: int) -> int:
-    """Return how much of a file the kernel reads ahead after one call; 0 if that is not known."""
-    try:
-        return _device_piece_bytes(os.fstat(file).st_dev)
-    except OSError:
-        return 0
-
-
-@cache
-def _device_piece_bytes(device: int) -> int:
-    number = f"{os.major(device)}:{os.minor(device)}"
-    for queue in (f"/sys/dev/block/{number}/queue", f"/sys/dev/block/{number}/../queue"):  # the latter: a partition's
-        with suppress(OSError, ValueError):
-            return min(int(read_regular(Path(queue, "read_ahead_kb"))) << 10, _MOST_PIECE_BYTES)
-    return 0
 
 
 def checksum_version() -> str:
@@ -311,7 +292,7 @@ def _declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
     library.penstock_changed.restype = None
     library.penstock_changed.argtypes = (number, pointer, pointer)
     library.penstock_read_ahead.restype = number
-    library.penstock_read_ahead.argtypes = (number, number, pointer, pointer, pointer, pointer, number, number)
+    library.penstock_read_ahead.argtypes = (number, number, pointer, pointer, pointer, pointer, number)
     library.penstock_give_back.restype = None
     library.penstock_give_back.argtypes = (number, number, pointer, pointer, pointer, pointer, number)
     library.penstock_checksum_version.restype = ctypes.c_char_p

@@ -156,6 +156,8 @@ class _Worker:
         if self._read_ahead is None or self._read_ahead[0] != (id(plan), start):
             part = (self._place.number, self._place.workers)
             draws_from = partial(draws_into_next_epoch, plan, world, start)
+            if self._read_ahead is not None:
+                self._read_ahead[1].close()
             told = ReadAhead(self._maker.source, self._maker.pages, draws_from, part=part)
             self._read_ahead = (id(plan), start), told
         return self._read_ahead[1]
