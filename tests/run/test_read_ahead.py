@@ -139,6 +139,13 @@ def test_workers_tell_a_part_each(order: Order) -> None:
     assert max(map(len, in_time)) < 48
 
 
+def test_a_process_that_has_read_nothing_yet_tells_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_count_inputs", lambda who: 0)
+    source = ToldSource(20, cold)
+    next(follow(Plan(source.index, Sequential(), batch_size=1), source, 4 * MEGABYTE))
+    assert source.told == [[0, 1, 2, 3, 4, 5]]
+
+
 def test_nothing_is_told_while_all_is_in_memory_but_now_and_then() -> None:
     source = ToldSource(1000, warm)
     plan = Plan(source.index, Shuffle(), batch_size=1, seed=4)

@@ -74,7 +74,7 @@ class ReadAhead:
         self._upcoming: _Upcoming | None = None
         """What is told; None at rest."""
         self._quiet = self._at_rest = self._deaf = 0
-        self._inputs = 0
+        self._inputs = -1  # none yet: the first call tells
         self._blocked_seconds = 0.0
         self._teller: _Teller | None = None
 
