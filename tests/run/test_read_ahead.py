@@ -107,7 +107,7 @@ def test_every_item_is_told_before_it_is_read_and_not_further_ahead_than_asked(
 
 
 def test_the_next_epoch_is_told_at_the_end_of_this_one() -> None:
-    source = ToldSource(40, ColdDisk())
+    source = ToldSource(40, cold)
     plan = Plan(source.index.select(np.arange(40) % 2 == 0), Shuffle(), batch_size=4, seed=1)
     for _ in follow(plan, source, 8 * MEGABYTE):
         pass
@@ -143,7 +143,7 @@ def test_a_process_that_has_read_nothing_yet_tells_at_once(monkeypatch: pytest.M
     monkeypatch.setattr(module, "_count_inputs", lambda who: 0)
     source = ToldSource(20, cold)
     next(follow(Plan(source.index, Sequential(), batch_size=1), source, 4 * MEGABYTE))
-    assert source.told == [[0, 1, 2, 3, 4, 5]]
+    assert source.told == [[0, 1], [2, 3, 4, 5]]
 
 
 def test_nothing_is_told_while_all_is_in_memory_but_now_and_then() -> None:

@@ -34,7 +34,7 @@ _Int64s = NDArray[np.int64]
 _FIRST_BYTES = 32 << 20
 _FIRST_STEPS = 2  # at least
 _PIECE_BYTES = 4 << 20  # of a shuffle window, which is told piece by piece while the one before it is used
-_QUIET_CALLS = 4  # that found everything in the page cache: nothing is told from then on
+_QUIET_CALLS = 2  # that found everything in the page cache: nothing is told from then on
 _MOST_CALLS_AT_REST = 64  # then it tries again
 _MOST_CALLS_DEAF = 16  # to reads from a disk that were others' than the source's
 _WINDOWS_REMEMBERED = 4096
@@ -73,6 +73,8 @@ class ReadAhead:
         self._lock = threading.Lock()
         self._upcoming: _Upcoming | None = None
         """What is told; None at rest."""
+        self._is_cold = False
+        """Whether something that was told was missing. Until then, no more is told than the next step."""
         self._quiet = self._at_rest = self._deaf = 0
         self._inputs = -1  # none yet: the first call tells
         self._blocked_seconds = 0.0
@@ -132,22 +134,33 @@ class ReadAhead:
 
     def _tell_next(self, step: int, after: int) -> None:
         if self._upcoming is None:
+            step = max(step, after - 1)  # the others are read before the disk could read ahead of them
             self._upcoming = _Upcoming(self._draws_from(step), step, self._windows_ahead, self._piece, self._part)
+            self._is_cold = False
         last = self._upcoming.pop_needed(after)
         if last is not None and self._call(last):
             self._ahead = min(2 * self._ahead, self._most)
-        least = min(_FIRST_STEPS * self._upcoming.step_items, self._most)
-        items = self._upcoming.pop_due(after, max(self._ahead, least))
+        items = self._upcoming.pop_due(after, self._distance() if self._is_cold else 0)
         if not len(items):
             return
-        if self._call(items):
-            self._quiet = self._deaf = 0
-        else:
+        if not self._call(items):
             self._quiet += 1
+            return
+        self._quiet = self._deaf = 0
+        if not self._is_cold:
+            self._is_cold = True
+            self._call(self._upcoming.pop_due(after, self._distance()))
+
+    def _distance(self) -> int:
+        """Return how many items to tell beyond those that are read now."""
+        assert self._upcoming is not None, "called while something is told"
+        return max(self._ahead, min(_FIRST_STEPS * self._upcoming.step_items, self._most))
 
     def _call(self, items: _Int64s) -> bool:
         """Tell the source; return whether some of the items were not in memory."""
         assert self._prepare is not None, "called only for sources that prepare"
+        if not len(items):
+            return False
         before, began, cpu_began = _count_inputs(resource.RUSAGE_THREAD), time.perf_counter(), time.thread_time()
         missing = self._prepare(items)
         is_missing = _count_inputs(resource.RUSAGE_THREAD) != before if missing is None else missing > 0
