@@ -151,9 +151,22 @@ def test_nothing_is_told_while_all_is_in_memory_but_now_and_then() -> None:
     plan = Plan(source.index, Shuffle(), batch_size=1, seed=4)
     list(follow(plan, source, 4 * MEGABYTE))
     n_calls = len(source.told)
-    # A few calls, a rest of up to 64 steps, and so on. Other tests may read from the disk, which ends a rest early.
+    # A few calls, a rest of up to 256 steps, and so on. Other tests may read from the disk, which ends a rest early.
     assert n_calls < 500
     assert len(set(itertools.chain(*source.told))) < 900
+
+
+def test_the_next_epoch_is_at_rest_if_this_one_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_count_inputs", lambda who: 0)
+    source = ToldSource(40, warm)
+    plan = Plan(source.index, Shuffle(), batch_size=4, seed=9)
+    with Loader(source, plan) as loader:
+        told = []
+        for epoch in range(3):
+            assert delivered_items(loader) == planned_items(plan, epoch)
+            told.append(len(source.told))
+    assert told[0] > 0
+    assert told[0] == told[1] == told[2]
 
 
 def test_a_read_from_the_disk_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,7 @@ class Execution:
         self.maker = replace(maker, windows_held=self._window_capacity(self.executor)[0])
         """Makes batches in this process."""
         self._has_decided = False
+        self._told: ReadAhead | None = None
         self._pool: WorkerPool | None = None
         self._is_closed = False
         self._starting = threading.RLock()
@@ -157,8 +158,14 @@ class Execution:
     def read_ahead(self, start: Cursor, windows_ahead: int = 0) -> ReadAhead:
         """Return what tells the source which items come after `start`."""
         draws_from = partial(draws_into_next_epoch, self._plan, self._world, start)
-        windows_ahead = windows_ahead // self._world.size
-        return ReadAhead(self.maker.source, self.maker.pages, draws_from, windows_ahead=windows_ahead)
+        self._told = ReadAhead(
+            self.maker.source,
+            self.maker.pages,
+            draws_from,
+            windows_ahead=windows_ahead // self._world.size,
+            before=self._told,
+        )
+        return self._told
 
     def _window_capacity(self, executor: str) -> tuple[int, int]:
         """Return how many shuffle windows one process keeps, and how many batches ahead it reads them."""

@@ -35,7 +35,7 @@ _FIRST_BYTES = 32 << 20
 _FIRST_STEPS = 2  # at least
 _PIECE_BYTES = 4 << 20  # of a shuffle window, which is told piece by piece while the one before it is used
 _QUIET_CALLS = 2  # that found everything in the page cache: nothing is told from then on
-_MOST_CALLS_AT_REST = 64  # then it tries again
+_MOST_CALLS_AT_REST = 256  # then it tries again
 _MOST_CALLS_DEAF = 16  # to reads from a disk that were others' than the source's
 _WINDOWS_REMEMBERED = 4096
 _BLOCKED_SECONDS = 0.02  # in all: from then on a thread tells
@@ -53,6 +53,8 @@ class ReadAhead:
         How many steps before its first use a shuffle window is read.
     part
         Which of how many processes this is: each tells its part of the steps, or of the windows.
+    before
+        What told the epoch before: if it was at rest, so is this one.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class ReadAhead:
         *,
         windows_ahead: int = 0,
         part: tuple[int, int] = (0, 1),
+        before: "ReadAhead | None" = None,
     ) -> None:
         self._prepare: Callable[[_Int64s], int | None] | None = getattr(source, "prepare", None)
         self._draws_from, self._windows_ahead, self._part = draws_from, windows_ahead, part
@@ -76,7 +79,8 @@ class ReadAhead:
         self._is_cold = False
         """Whether something that was told was missing. Until then, no more is told than the next step."""
         self._quiet = self._at_rest = self._deaf = 0
-        self._inputs = -1  # none yet: the first call tells
+        is_at_rest = before is not None and before._inputs >= 0 and before._upcoming is None
+        self._inputs: int = _count_inputs(resource.RUSAGE_SELF) if is_at_rest else -1  # -1: the first call tells
         self._blocked_seconds = 0.0
         self._teller: _Teller | None = None
 
@@ -205,7 +209,10 @@ class _Teller:
 
 def draws_into_next_epoch(plan: BatchPlan, world: World, start: Cursor, step: int) -> Iterator[Draw]:
     """Yield the draws of a rank from a step on, counted from `start`, and on into the next epoch."""
-    yield from plan.epoch(start.epoch, start.origin).share(world, start.batch).draws(step)
+    share = plan.epoch(start.epoch, start.origin).share(world, start.batch)
+    few = min(step + _FIRST_STEPS, share.n_steps)  # often no more are needed, and thousands are worked out at once
+    yield from share.draws(step, few)
+    yield from share.draws(few)
     yield from plan.epoch(start.epoch + 1).share(world).draws()
 
 
