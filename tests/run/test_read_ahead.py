@@ -169,6 +169,13 @@ def test_the_next_epoch_is_at_rest_if_this_one_was(monkeypatch: pytest.MonkeyPat
     assert told[0] == told[1] == told[2]
 
 
+def test_items_that_are_larger_than_the_distance_are_told_one_step_ahead() -> None:
+    source = ToldSource(20, ColdDisk())
+    plan = Plan(source.index, Sequential(), batch_size=2)
+    for step, _, told in follow(plan, source, MEGABYTE // 100):
+        assert told == list(range(min(20, 2 * step + 4))) or step >= 8
+
+
 def test_a_read_from_the_disk_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs: Iterator[int] = itertools.repeat(0)
     monkeypatch.setattr(module, "_count_inputs", lambda who: next(inputs))

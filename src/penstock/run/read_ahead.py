@@ -54,7 +54,7 @@ class ReadAhead:
     part
         Which of how many processes this is: each tells its part of the steps, or of the windows.
     before
-        What told the epoch before: if it was at rest, so is this one.
+        What told the epoch before: this one goes on as that one ended.
     """
 
     def __init__(
@@ -70,8 +70,9 @@ class ReadAhead:
         self._prepare: Callable[[_Int64s], int | None] | None = getattr(source, "prepare", None)
         self._draws_from, self._windows_ahead, self._part = draws_from, windows_ahead, part
         self._piece = max(1, _PIECE_BYTES // pages.item_bytes)
-        self._most = pages.read_ahead_bytes // pages.item_bytes
-        self._ahead = min(max(1, _FIRST_BYTES // pages.item_bytes), self._most)
+        self._most = -(-pages.read_ahead_bytes // pages.item_bytes)
+        first = max(1, _FIRST_BYTES // pages.item_bytes) if before is None else before._ahead
+        self._ahead: int = min(first, self._most)
         """Items that are told beyond those that are read now; doubled while the disk is late."""
         self._lock = threading.Lock()
         self._upcoming: _Upcoming | None = None
@@ -81,7 +82,7 @@ class ReadAhead:
         self._quiet = self._at_rest = self._deaf = 0
         is_at_rest = before is not None and before._inputs >= 0 and before._upcoming is None
         self._inputs: int = _count_inputs(resource.RUSAGE_SELF) if is_at_rest else -1  # -1: the first call tells
-        self._blocked_seconds = 0.0
+        self._blocked_seconds: float = 0.0 if before is None else before._blocked_seconds
         self._teller: _Teller | None = None
 
     def advance(self, step: int, n_steps: int = 1) -> None:
