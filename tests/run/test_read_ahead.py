@@ -268,6 +268,20 @@ def test_items_are_given_back_unless_the_next_epoch_needs_them_first(order: Orde
             assert sorted(itertools.chain(*source.given_back)) == sorted(set(range(60)) - kept)
 
 
+@pytest.mark.parametrize("order", [Shuffle(), WindowShuffle(2)], ids=["items", "windows"])
+def test_an_error_while_giving_back_loses_nothing(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(source: ToldSource, items: Any) -> None:
+        source.given_back.append(items.tolist())
+        raise OSError("no such file")
+
+    monkeypatch.setattr(ToldSource, "release", fail)
+    source = ToldSource(60, cold, 5)
+    plan = Plan(source.index, order, batch_size=4, seed=7)
+    with Loader(source, plan, options=RunOptions(page_cache_bytes=0)) as loader:
+        assert delivered_items(loader) == planned_items(plan)
+    assert sorted(itertools.chain(*source.given_back)) == list(range(60))
+
+
 def test_a_dataset_that_fits_is_kept() -> None:
     source = ToldSource(60, cold)
     plan = Plan(source.index, Shuffle(), batch_size=4, seed=7)

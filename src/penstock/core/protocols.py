@@ -28,7 +28,7 @@ class Source(Protocol):
       pages that hold nothing else back to the system.
     - `stored_bytes`: the bytes of all its local files; None if it does not know, and then nothing is given back.
 
-    Errors of `prepare` are ignored: the read meets the same fault, at its place in the order.
+    Errors of both are ignored: the read meets the same fault as `prepare`, and `release` comes after it.
     """
 
     @property

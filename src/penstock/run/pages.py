@@ -5,6 +5,7 @@ the next epoch, every item comes after all of the cache was replaced. It also re
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ _SHARE = 0.5  # of the memory that is available: what a dataset may take of the 
 _AHEAD_SHARE = 1 / 16  # of the same: what is read ahead
 _SCATTERED_BYTES = 1 << 16  # smaller items share their pages with others, unless most of them are neighbours
 _MOST_KEPT_ITEMS = 1 << 20  # to work out which items come first takes a tenth of a second
-_MOST_ITEMS = 1 << 28  # one byte each
+_MOST_ITEMS = 1 << 24  # one byte each; of more items, none are kept
 _UNKNOWN_BYTES = 1 << 16  # of an item whose size is not known
 
 
@@ -56,7 +57,8 @@ class Pages:
         if self.kept_items:
             items = items[~self._needed_first(epoch + 1, len(source.index))[items]]
         if len(items):
-            source.release(items)  # type: ignore[attr-defined]
+            with suppress(Exception):  # the items were read; that their pages stay does no harm
+                source.release(items)  # type: ignore[attr-defined]
 
     def _needed_first(self, epoch: int, n_items: int) -> NDArray[np.bool_]:
         """Return which of `n_items` items are among the first ones of `epoch`."""
