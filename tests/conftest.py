@@ -51,6 +51,7 @@ SLOW = (
     "doctor/test_examination.py",
     "doctor/test_leftovers.py",
     "faults",
+    "feed/test_loader_transfers.py",
     "laws/test_loader",
     "packaging",
     "recipes/cellmap/predictions/test_writer_ends.py",

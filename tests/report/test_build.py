@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from penstock_download_parts import CountedDownloads
 from typer.testing import CliRunner
 
 from penstock import DamageError, Loader, OptionError, Plan, Sequential, TarSource, Timings, create_shards_from_arrays
@@ -168,6 +169,18 @@ def test_curves_stages_and_memory_are_charts_with_their_numbers(whole: tuple[str
     assert "went from 1 to 0.55 (lowest 0.55, highest 1)" in page.text("#training")
     assert {row[0] for row in page.tables["Stages"][1:]} >= {"read", "wait"}
     assert {row[1] for row in page.tables["Stages"][1:] if row[0] == "wait"} == {"30"}
+
+
+def test_downloads_are_a_section_if_the_run_read_from_a_url(tmp_path: Path, whole: tuple[str, Page]) -> None:
+    source = CountedDownloads(80)
+    with watch(Loader(source, Plan(source.index, Sequential(), batch_size=4)), show=False) as found:
+        list(found)
+    found.save(tmp_path / "run.json")
+    page = Page(write_report(tmp_path / "page.html", run=tmp_path / "run.json").read_text())
+    counts = ["60 kB", "60", "8", "20 of 80 (25 %)", "15 s", "7.5 s"]  # bytes, requests, retries, hits, hidden, waited
+    assert [row[1] for row in page.tables["Downloads"][1:]] == counts
+    assert "60 kB in 60 requests, 8 retries, 25 % from the cache" in page.text("#chart-downloads-w-d")
+    assert "#downloads" not in whole[1].texts
 
 
 def test_splits_groups_and_statistics_of_a_conversion_are_shown(tmp_path: Path) -> None:

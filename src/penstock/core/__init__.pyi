@@ -16,6 +16,7 @@ from penstock.core.protocols import Order as Order
 from penstock.core.protocols import Source as Source
 from penstock.core.protocols import Transform as Transform
 from penstock.core.seeds import generator_for as generator_for
+from penstock.core.transfers import Transfers as Transfers
 from penstock.core.types import Arrangement as Arrangement
 from penstock.core.types import Block as Block
 from penstock.core.types import Draw as Draw

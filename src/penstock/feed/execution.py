@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from penstock.core.errors import LoaderError
+from penstock.core.transfers import Transfers
 from penstock.feed.memory import MemoryEstimate, max_window_items, window_capacity
 from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor
@@ -46,6 +47,8 @@ class Execution:
         self._has_decided = False
         self._told: ReadAhead | None = None
         self._pool: WorkerPool | None = None
+        self._transfers = Transfers()
+        """What the workers of earlier pools have downloaded."""
         self._is_closed = False
         self._starting = threading.RLock()
         """Held while workers start, so that another thread that closes the loader ends all of them."""
@@ -88,6 +91,7 @@ class Execution:
         windows = self._window_capacity(self.executor)[0]
         if windows or self.maker.windows_held or plan.seed != self.maker.seed:
             self._end_workers()
+            self._transfers += Transfers() if self._pool is None else self._pool.transfers
             self._pool, self.maker = None, replace(self.maker, seed=plan.seed, windows_held=windows)
         elif self._pool is not None:
             self._pool.plan = plan
@@ -106,6 +110,14 @@ class Execution:
         copies = 1 if self.executor in ("inline", "threads") else workers
         cache_bytes = copies * getattr(self.maker.source, "memory_bytes", 0)
         return MemoryEstimate(batch_bytes, held, window_bytes, windows, device_bytes=0, cache_bytes=cache_bytes)
+
+    @property
+    def transfers(self) -> Transfers | None:
+        """What the source has downloaded, in this process and in all workers; None if it downloads nothing."""
+        own = Transfers.of(self.maker.source)
+        if own is None:
+            return None
+        return own + self._transfers + (Transfers() if self._pool is None else self._pool.transfers)
 
     def close(self) -> None:
         """End all worker processes, and start none from now on."""

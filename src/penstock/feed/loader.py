@@ -11,6 +11,7 @@ from torch.utils.data import get_worker_info
 
 from penstock.core.errors import LoaderError, OptionError
 from penstock.core.protocols import Observer, Source, Transform
+from penstock.core.transfers import Transfers
 from penstock.core.types import UNNAMED
 from penstock.feed.collate import MASK, Collator, collate_block
 from penstock.feed.device import allocate_pinned, map_tensors, move_to_device, resolve_device
@@ -156,6 +157,15 @@ class Loader:
     def device(self) -> torch.device:
         """The device of the batches."""
         return self._device
+
+    @property
+    def transfers(self) -> Transfers | None:
+        """What was downloaded from a URL so far: requests, bytes, retries, cache hits and time; None for local data.
+
+        Those of this process, by all loaders that share the source, and of all workers of this loader, as far as they
+        have answered.
+        """
+        return self._execution.transfers
 
     def at(self, epoch: int, batch: int) -> Any:
         """Return batch `batch` of `epoch`, counted over all ranks, without moving the loader."""

@@ -5,12 +5,22 @@ from typing import Any
 
 from penstock.core.text import count
 
-__all__ = ["advice", "describe_growth", "format_bytes", "format_duration", "format_rate", "live_line", "summary"]
+__all__ = [
+    "advice",
+    "describe_downloads",
+    "describe_growth",
+    "format_bytes",
+    "format_duration",
+    "format_rate",
+    "live_line",
+    "summary",
+]
 
 DATA_BOUND = 0.2  # fraction of the time spent waiting: without it, training would be a quarter faster
 _NOTICEABLE = 0.05
 _MUCH_STARTING = 0.1
 _STARTING_SECONDS = 0.05
+_MUCH_WAITED = 0.1  # of the time of downloads: the others are too few to make batches late
 _ALONE = 0.02  # with a smaller fraction of the time in the training step, there is no training
 _GROWTH_SECONDS = 30.0  # what happens in a few seconds does not go on for a minute
 _GROWTH_BYTES, _GROWTH_SHARE = 64e6, 0.05
@@ -72,6 +82,8 @@ def live_line(figures: Figures, total: int | None) -> str:
             f"{100 * figures['wait_fraction']:.0f} % waiting for data (p50 {format_duration(figures['wait_p50_ms'])})"
         )
         parts.append(f"{format_rate(figures['batches_per_second'])} batches/s")
+    if "download_bytes" in figures:
+        parts.append(f"{format_bytes(figures['download_bytes'])} downloaded")
     if figures["resident_bytes"] is not None:
         parts.append(format_bytes(figures["resident_bytes"]))
     if "gpu_utilization_percent" in figures:
@@ -87,7 +99,12 @@ def advice(figures: Figures, *, restarts_workers: bool) -> list[str]:
     restarts_workers
         Whether the loader starts its worker processes again for each epoch, and could keep them.
     """
-    return [*_advise_on_waiting(figures), *_advise_on_startup(figures, restarts_workers), *_advise_on_memory(figures)]
+    return [
+        *_advise_on_waiting(figures),
+        *_advise_on_downloads(figures),
+        *_advise_on_startup(figures, restarts_workers),
+        *_advise_on_memory(figures),
+    ]
 
 
 def _describe(figures: Figures) -> Iterator[str]:
@@ -121,11 +138,37 @@ def _describe(figures: Figures) -> Iterator[str]:
     if figures["resident_peak_bytes"] is not None:
         growth = f", {rate}" if (rate := describe_growth(figures)) is not None else ""
         yield f"Memory of all processes: peak {format_bytes(figures['resident_peak_bytes'])}{growth}"
+    if "download_bytes" in figures:
+        yield f"Downloads: {describe_downloads(figures)}"
     if "gpu_utilization_percent" in figures:
         yield (
             f"GPU: {figures['gpu_utilization_percent']:.0f} % busy, "
             f"peak memory {format_bytes(figures['gpu_memory_peak_bytes'])}"
         )
+
+
+def describe_downloads(figures: Figures) -> str:
+    """Return what a run downloaded, and how much of that time the training did not notice.
+
+    Examples
+    --------
+    >>> figures = {"download_bytes": 2.5e9, "download_requests": 1200, "download_retries": 1, "cache_hits": 300}
+    >>> times = {"download_hidden_seconds": 9.5, "download_waited_seconds": 0.5}
+    >>> describe_downloads({**figures, **times, "cache_misses": 900})
+    '2.5 GB in 1,200 requests, 1 retry, 25 % from the cache; 95 % of the download time was hidden (0.5 s waited)'
+    """
+    requests, retries = figures["download_requests"], figures["download_retries"]
+    asked = figures["cache_hits"] + figures["cache_misses"]
+    parts = [f"{format_bytes(figures['download_bytes'])} in {count(requests, 'request')}"]
+    if retries:
+        parts.append(count(retries, "retry"))
+    if asked:
+        parts.append(f"{100 * figures['cache_hits'] / asked:.0f} % from the cache")
+    hidden, waited = figures["download_hidden_seconds"], figures["download_waited_seconds"]
+    if not hidden + waited:
+        return ", ".join(parts)
+    share = f"{100 * hidden / (hidden + waited):.0f} % of the download time was hidden"
+    return f"{', '.join(parts)}; {share} ({format_duration(1000 * waited)} waited)"
 
 
 def describe_growth(figures: Figures) -> str | None:
@@ -180,6 +223,21 @@ def _advise_on_waiting(figures: Figures) -> Iterator[str]:
             f"A few batches cause most of the waiting (p50 {median}, max {format_duration(figures['wait_max_ms'])}): "
             "a larger prefetch would even this out."
         )
+
+
+def _advise_on_downloads(figures: Figures) -> Iterator[str]:
+    fraction = figures["wait_fraction"]
+    if "download_bytes" not in figures or fraction is None or not _NOTICEABLE <= fraction <= 1 - _ALONE:
+        return
+    hidden, waited = figures["download_hidden_seconds"], figures["download_waited_seconds"]
+    if waited < _MUCH_WAITED * (hidden + waited):
+        return
+    rate = format_bytes(figures["download_bytes"] / max(figures["elapsed_seconds"], 1e-9))
+    yield (
+        f"Reads waited {format_duration(1000 * waited)} for downloads, which came at {rate}/s. If that is the speed of "
+        "the network, a larger cache is the cure: cache= and cache_bytes= of the source; "
+        "`penstock inspect URL --cache SIZE` says what it saves."
+    )
 
 
 def _advise_on_startup(figures: Figures, restarts_workers: bool) -> Iterator[str]:

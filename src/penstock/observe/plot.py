@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +32,16 @@ _BIN = 1.08  # from one edge to the next: about 60 bins for two decades
 class WatchTraces:
     """Values that a watch keeps, over the seconds since it began."""
 
-    wait: Trace
-    step: Trace
-    startup: Trace
-    resident: Trace
-    gpu: Trace
-    items: Trace
+    wait: Trace = field(default_factory=Trace)
+    step: Trace = field(default_factory=Trace)
+    startup: Trace = field(default_factory=Trace)
+    resident: Trace = field(default_factory=Trace)
+    gpu: Trace = field(default_factory=Trace)
+    items: Trace = field(default_factory=Trace)
     """Items of every batch, including warm-up."""
+
+    download: Trace = field(default_factory=Trace)
+    """Bytes that were downloaded since the value before."""
 
 
 def plot_watch(traces: WatchTraces, times: LoopTimes, figures: Mapping[str, Any], path: str | os.PathLike[str]) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from penstock.core.version import __version__
 from penstock.files.durable import write_aside
 from penstock.files.regular import open_regular, read_regular
 from penstock.observe.curves import Curve
+from penstock.observe.durations import Trace
 from penstock.observe.faults import WarningNotes, read_quarantine
 from penstock.observe.plot import WatchTraces
 from penstock.observe.recorder import Recorder
@@ -27,7 +29,7 @@ from penstock.shard.manifest import MANIFEST
 __all__ = ["Run", "WatchResult", "is_run_file", "read_run", "write_run"]
 
 _KEY, _VERSION = "penstock_run", 1
-_TRACES = ("wait", "step", "startup", "resident", "gpu", "items")
+_TRACES = ("wait", "step", "startup", "resident", "gpu", "items", "download")
 _MAX_STAGES = 12
 _MAX_BYTES = 64 << 20  # a larger file is not a run file
 # Figures that the report requires, and figures that may be unknown (None); all are numbers.
@@ -37,6 +39,11 @@ _OPTIONAL = (
     "startup_fraction", "resident_peak_bytes", "resident_slope_mb_per_minute",
     *(f"{what}_{which}_ms" for what in ("wait", "step") for which in ("mean", "p50", "p95", "max")),
 )  # fmt: skip
+# Figures of a loader that reads from a URL: all of them, or none.
+_DOWNLOADS = (
+    *(f"download_{name}" for name in ("bytes", "requests", "retries", "hidden_seconds", "waited_seconds")),
+    *("cache_hits", "cache_misses"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +139,8 @@ def read_run(path: str | os.PathLike[str]) -> Run:
 
 def _parse_run(path: Path, stored: dict[str, Any]) -> Run:
     figures = dict(stored["figures"])
-    for name in (*_REQUIRED, *_OPTIONAL):
+    downloads = _DOWNLOADS if any(name in figures for name in _DOWNLOADS) else ()
+    for name in (*_REQUIRED, *_OPTIONAL, *downloads):
         value = figures[name]
         if not (isinstance(value, int | float) or (value is None and name in _OPTIONAL)):
             raise TypeError(f"{name} must be a number, got {value!r}")
@@ -140,7 +148,7 @@ def _parse_run(path: Path, stored: dict[str, Any]) -> Run:
     return Run(
         path=path,
         figures=figures,
-        traces={name: Curve.from_json(stored["traces"][name]) for name in _TRACES},
+        traces={name: Curve.from_json(_find_trace(stored["traces"], name)) for name in _TRACES},
         recorded={str(name): Curve.from_json(curve) for name, curve in stored["recorded"].items()},
         not_finite={str(name): (int(count), int(first)) for name, (count, first) in stored["not_finite"].items()},
         stages={
@@ -158,6 +166,11 @@ def _parse_run(path: Path, stored: dict[str, Any]) -> Run:
         notes={"count": int(stored["notes"]["count"]), "lines": [str(line) for line in stored["notes"]["lines"]]},
         about={str(name): str(value) for name, value in stored["about"].items()},
     )
+
+
+def _find_trace(traces: Mapping[str, Any], name: str) -> Any:
+    """Return a stored trace; an empty one of downloads, if the file was written without them."""
+    return Curve.of(Trace()).to_json() if name == "download" and name not in traces else traces[name]
 
 
 def _parse_plan(stored: dict[str, Any] | None) -> dict[str, Any] | None:

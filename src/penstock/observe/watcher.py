@@ -16,10 +16,11 @@ from penstock.core.errors import LoaderError, OptionError
 from penstock.files.machine import resident_bytes
 from penstock.observe.advice import DATA_BOUND, advice, live_line, summary
 from penstock.observe.batch_content import count_items_and_bytes
-from penstock.observe.durations import LoopTimes, Pace, Trace
+from penstock.observe.durations import LoopTimes, Pace
 from penstock.observe.faults import WarningNotes
 from penstock.observe.gpu import Gpus
 from penstock.observe.live import LiveLine, Log, log_function
+from penstock.observe.loader_facts import Downloads, restarts_workers, try_len
 from penstock.observe.plot import WatchTraces, plot_watch
 from penstock.observe.recorder import Recorder
 from penstock.observe.run_file import WatchResult, write_run
@@ -56,8 +57,9 @@ def watch(
     log
         Receives scalars: a function of `(values, step)`, a TensorBoard `SummaryWriter` or a Weights & Biases run. Their
         names are `data/wait_ms`, `data/wait_fraction`, `data/batches_per_second`, `data/items_per_second` (means since
-        the last call), `data/resident_mb` and `data/startup_ms` (latest values); unknown values are left out. The step
-        is the number of batches so far. In W&B their axis is `data/batch`.
+        the last call), `data/resident_mb` and `data/startup_ms` (latest values), `data/downloaded_mb` (so far, of
+        remote data); unknown values are left out. The step is the number of batches so far. In W&B their axis is
+        `data/batch`.
     log_every_seconds
         Minimum time between two calls of `log`; 0: one for each batch. The last call is at the end.
     show
@@ -113,6 +115,7 @@ class Watch(Generic[T]):
         self._show, self._out = show, out
         self._live: LiveLine | None = None
         self._gpus: Gpus | None = None
+        self._downloads = Downloads(None)
         self._turn = 0  # number of the current iteration; 0: none yet
         self._began: float | None = None
         self._ended_at: float | None = None
@@ -120,7 +123,7 @@ class Watch(Generic[T]):
         self._sampled_at, self._resident, self._resident_peak = -math.inf, 0, 0
         self._gpu_peak = self._epoch_batch = 0
         self._last_wait = self._last_startup = math.nan
-        self._traces = WatchTraces(Trace(), Trace(), Trace(), Trace(), Trace(), Trace())
+        self._traces = WatchTraces()
         self._recorder, self._warnings = Recorder(), WarningNotes()
 
     # -- the loop ------------------------------------------------------------------------------------------------------
@@ -130,7 +133,7 @@ class Watch(Generic[T]):
             raise LoaderError("A watch can be used only once. Make another one with penstock.watch(loader).")
         self._began = self._logged_at = time.perf_counter()
         self._out = self._out or sys.stderr
-        self._gpus = Gpus()
+        self._gpus, self._downloads = Gpus(), Downloads(self.loader)
         self._live = LiveLine(self._show, self._out)
         self._warnings.begin()
         self._sample(self._began)
@@ -191,7 +194,9 @@ class Watch(Generic[T]):
         `startup_ms` is the mean time to the first batch of an epoch, `shutdown_ms` that of the last `next` of an epoch,
         and `startup_fraction` the fraction of the whole time that both took. `resident_*` is the memory of
         this process and its descendants; shared pages count in each of them. `gpu_*` is present only if NVML is
-        available, and `values`, the last value of each name, only if `record` was called.
+        available, and `values`, the last value of each name, only if `record` was called. `download_*` and `cache_*`
+        are present only if the loader reads from a URL: what it and its workers downloaded since the watch began, the
+        reads found in the cache, and the time of downloads that reads waited for, and that they did not (hidden).
         """
         times, pace = self._times, self._times.pace
         figures: dict[str, Any] = {
@@ -221,11 +226,11 @@ class Watch(Generic[T]):
                 f"{name}_p95_ms": _none_if_nan(1000 * durations.quantile(0.95)),
                 f"{name}_max_ms": 1000 * durations.max if durations.count else None,
             }
-        figures |= self._memory()
+        figures |= self._memory() | self._downloads.figures()
         if self._recorder:
             figures["values"] = self._recorder.last
         figures["data_bound"] = None if figures["wait_fraction"] is None else figures["wait_fraction"] >= DATA_BOUND
-        figures["advice"] = advice(figures, restarts_workers=_restarts_workers(self.loader))
+        figures["advice"] = advice(figures, restarts_workers=restarts_workers(self.loader))
         return figures
 
     def __str__(self) -> str:
@@ -316,7 +321,7 @@ class Watch(Generic[T]):
             self._traces.startup.add(at, seconds)
         self._sample(now)
         if self._live is not None:
-            self._live.update(now, lambda: live_line(self.to_dict(), _try_len(self.loader)))
+            self._live.update(now, lambda: live_line(self.to_dict(), try_len(self.loader)))
         if now - self._logged_at >= self._log_every:
             self._write_log(now)
 
@@ -328,6 +333,8 @@ class Watch(Generic[T]):
         self._resident_peak = max(self._resident_peak, self._resident)
         if self._resident:
             self._traces.resident.add(at, self._resident)
+        if self._downloads.is_remote:
+            self._traces.download.add(at, self._downloads.update())
         load = self._gpus.current() if self._gpus is not None else None
         if load is not None:
             self._gpu_peak = max(self._gpu_peak, load.memory_used_bytes)
@@ -345,6 +352,8 @@ class Watch(Generic[T]):
             "data/resident_mb": self._resident / 1e6 if self._resident else math.nan,
             "data/startup_ms": 1000 * self._last_startup,
         }
+        if self._downloads.is_remote:
+            values["data/downloaded_mb"] = self._downloads.total.n_bytes / 1e6
         self._logged, self._logged_at, self._logged_batches = self._times.pace, now, self._times.batches
         self._log({name: value for name, value in values.items() if not math.isnan(value)}, self._times.batches)
 
@@ -386,15 +395,3 @@ class _Epoch(Iterator[T]):
 
 def _none_if_nan(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-def _try_len(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None
-
-
-def _restarts_workers(loader: Any) -> bool:
-    """Return whether `loader` starts its workers again for each epoch, as a torch DataLoader does by default."""
-    return bool(getattr(loader, "num_workers", 0)) and getattr(loader, "persistent_workers", None) is False

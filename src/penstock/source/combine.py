@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.core.errors import SourceError
 from penstock.core.index import Index, join_presence
 from penstock.core.protocols import Source
+from penstock.core.transfers import Transfers
 from penstock.core.types import UNNAMED, Block, Field, Span
 from penstock.source.checks import check_items, check_span, keep_existing, sum_memory, sum_stored
 
@@ -100,6 +101,11 @@ class Concat:
         """Upper bound of the memory that the sources keep between reads."""
         return sum_memory(*self._sources)
 
+    @property
+    def transfers(self) -> Transfers | None:
+        """What was downloaded so far; None if nothing is."""
+        return Transfers.of(*self._sources)
+
     def close(self) -> None:
         """Close every source."""
         for source in self._sources:
@@ -156,6 +162,11 @@ class Numbered:
     def memory_bytes(self) -> int:
         """Upper bound of the memory that the source keeps between reads."""
         return sum_memory(self._source)
+
+    @property
+    def transfers(self) -> Transfers | None:
+        """What was downloaded so far; None if nothing is."""
+        return Transfers.of(self._source)
 
     def close(self) -> None:
         """Close the source."""
@@ -239,6 +250,11 @@ class Zip:
         """Upper bound of the memory that the sources keep between reads."""
         return sum_memory(*self._sources)
 
+    @property
+    def transfers(self) -> Transfers | None:
+        """What was downloaded so far; None if nothing is."""
+        return Transfers.of(*self._sources)
+
     def close(self) -> None:
         """Close every source."""
         for source in self._sources:
@@ -314,6 +330,11 @@ class Take:
     def memory_bytes(self) -> int:
         """Upper bound of the memory that the source keeps between reads."""
         return sum_memory(self._source)
+
+    @property
+    def transfers(self) -> Transfers | None:
+        """What was downloaded so far; None if nothing is."""
+        return Transfers.of(self._source)
 
     def close(self) -> None:
         """Close the source."""

@@ -9,6 +9,7 @@ from penstock.report.page.html import Html, join, tag
 from penstock.report.page.layout import document, notes, table, tiles
 from penstock.report.sections import run as run_sections
 from penstock.report.sections.dataset import dataset_section
+from penstock.report.sections.downloads import downloads_section
 from penstock.report.sections.shuffle import describe_mixing, shuffle_section
 
 __all__ = ["render_page"]
@@ -27,6 +28,7 @@ def render_page(report: Report) -> str:
         parts += [
             ("training", "Training curve", run_sections.training_section(run) or _no_curve()),
             ("pace", "Throughput and waiting", run_sections.pace_section(run)),
+            ("downloads", "Downloads", downloads_section(run)),
             ("stages", "Stage timeline", run_sections.stages_section(run)),
             ("memory", "Memory", run_sections.memory_section(run)),
         ]
@@ -82,6 +84,8 @@ def _glance(report: Report) -> Html:
         lines += [(kind, line) for line in seen["advice"]]
         if waited is not None:
             figures.append(("waiting for data", f"{100 * waited:.{0 if waited >= 0.1 else 1}f} %"))
+        if "download_bytes" in seen:
+            figures.append(("downloaded", format_bytes(seen["download_bytes"])))
         if seen["items_per_second"]:
             figures.append(("items per second", format_rate(seen["items_per_second"])))
         for name, value in list(seen.get("values", {}).items())[:2]:

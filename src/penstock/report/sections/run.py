@@ -1,6 +1,5 @@
 """The sections of a report about a watched run: training curve, pace, stages and memory."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -13,11 +12,10 @@ from penstock.observe.text import format_number
 from penstock.report.page.html import Html, join, tag
 from penstock.report.page.layout import figure, table
 from penstock.report.page.svg import Axis, Chart, Line, Stack
+from penstock.report.sections.bins import row_step, time_bins, time_unit
 
 __all__ = ["memory_section", "pace_section", "stages_section", "training_section"]
 
-_MOST_BINS = 48
-_ROWS = 24  # in the table below a chart
 _APART = 30.0  # ratio: curves that differ by more get separate charts, or the smaller ones would be flat lines
 _ORDER = ("read", "transform", "collate", "wait", "device")
 
@@ -48,7 +46,7 @@ def pace_section(run: Run) -> Html:
     """Return throughput and waiting over time, and the durations of both."""
     figures = run.figures
     parts: list[Html | None] = []
-    edges, unit = _bins(run), _time_unit(figures["elapsed_seconds"])
+    edges, unit = time_bins(run), time_unit(figures["elapsed_seconds"])
     items = run.traces["items"]
     if len(items):
         parts += [_throughput_chart(run, edges, unit), _time_chart(run, edges, unit)]
@@ -96,7 +94,7 @@ def _throughput_chart(run: Run, edges: Floats, unit: tuple[float, str]) -> Html:
         content=(Line(what, middle, speed),),
     )
     rows = [[format_number(float(at)), format_rate(float(value))] for at, value in zip(middle, speed, strict=True)]
-    return figure("chart-throughput", chart, [f"time ({unit[1]})", f"{what} per second"], rows[:: _row_step(len(rows))])
+    return figure("chart-throughput", chart, [f"time ({unit[1]})", f"{what} per second"], rows[:: row_step(len(rows))])
 
 
 def _time_chart(run: Run, edges: Floats, unit: tuple[float, str]) -> Html:
@@ -123,7 +121,7 @@ def stages_section(run: Run) -> Html:
             tag("code", "Loader(source, plan, observer=Timings())"),
             ".",
         )
-    edges, unit = _bins(run), _time_unit(run.figures["elapsed_seconds"])
+    edges, unit = time_bins(run), time_unit(run.figures["elapsed_seconds"])
     names = sorted(run.stages, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
     heights = tuple(run.stages[name]["curve"].per_second(edges) for name in names)
     seconds = {name: float(run.stages[name]["curve"].total.sum()) for name in names}
@@ -157,7 +155,7 @@ def stages_section(run: Run) -> Html:
 def memory_section(run: Run) -> Html | None:
     """Return memory and GPU utilization over time; None if neither is known."""
     resident, gpu = run.traces["resident"], run.traces["gpu"]
-    unit = _time_unit(run.figures["elapsed_seconds"])
+    unit = time_unit(run.figures["elapsed_seconds"])
     time_axis = Axis(f"time ({unit[1]})", 0, max(run.figures["elapsed_seconds"] / unit[0], 1e-9))
     parts: list[Html] = []
     if len(resident):
@@ -176,9 +174,7 @@ def memory_section(run: Run) -> Html | None:
             [format_number(float(at)), format_number(float(f"{value:.4g}"))]
             for at, value in zip(resident.x / unit[0], values, strict=True)
         ]
-        parts.append(
-            figure("chart-memory", chart, [time_axis.label, f"memory ({name})"], rows[:: _row_step(len(rows))])
-        )
+        parts.append(figure("chart-memory", chart, [time_axis.label, f"memory ({name})"], rows[:: row_step(len(rows))]))
     if len(gpu):
         busy = float((gpu.mean * gpu.count).sum() / gpu.count.sum())
         chart = Chart(
@@ -190,21 +186,11 @@ def memory_section(run: Run) -> Html | None:
         )
         points = zip(gpu.x / unit[0], gpu.mean, strict=True)
         rows = [[format_number(float(at)), format_number(float(value))] for at, value in points]
-        parts.append(figure("chart-gpu", chart, [time_axis.label, "utilization (%)"], rows[:: _row_step(len(rows))]))
+        parts.append(figure("chart-gpu", chart, [time_axis.label, "utilization (%)"], rows[:: row_step(len(rows))]))
     return join(*parts) if parts else None
 
 
 # -- inside ------------------------------------------------------------------------------------------------------------
-
-
-def _bins(run: Run) -> Floats:
-    """Return the edges of equal time bins, each with a few batches."""
-    count = min(_MOST_BINS, max(4, int(run.traces["items"].count.sum()) // 3))
-    return np.linspace(0, max(float(run.figures["elapsed_seconds"]), 1e-6), count + 1)
-
-
-def _time_unit(seconds: float) -> tuple[float, str]:
-    return (1.0, "s") if seconds < 300 else (60.0, "min") if seconds < 3 * 3600 else (3600.0, "h")
 
 
 def _group_by_magnitude(curves: Mapping[str, Curve]) -> list[list[str]]:
@@ -240,7 +226,7 @@ def _curve_table(curves: Mapping[str, Curve]) -> tuple[list[str], list[list[str]
     """Return head and rows for curves that may have been recorded at different batches."""
     batches = np.unique(np.concatenate([curve.x for curve in curves.values()]))
     rows = []
-    for batch in batches[:: _row_step(len(batches))]:
+    for batch in batches[:: row_step(len(batches))]:
         cells = [format_number(float(f"{batch:.6g}"))]
         for curve in curves.values():
             at = int(np.searchsorted(curve.x, batch, side="right")) - 1
@@ -257,11 +243,7 @@ def _stack_table(
         [format_number(float(f"{at:.4g}")), *(format_number(float(f"{height[row]:.3g}")) for height in heights)]
         for row, at in enumerate(middle)
     ]
-    return [f"time ({unit[1]})", *names], rows[:: _row_step(len(rows))]
-
-
-def _row_step(count: int) -> int:
-    return max(1, math.ceil(count / _ROWS))
+    return [f"time ({unit[1]})", *names], rows[:: row_step(len(rows))]
 
 
 def _join_names(names: Sequence[str]) -> str:

@@ -224,6 +224,8 @@ class _Run:
             assert answer.error is not None, "a worker that starts says nothing"
             raise WorkerError(f"Worker {worker.number} could not start.") from answer.error.error()
         self._start_deaths = 0
+        if answer.transfers is not None:
+            self._pool.transfers += answer.transfers
         request = worker.requests.pop(answer.number)
         if request.number < self._first_number:
             self._slots.release(request.slot)  # of an iteration that stopped early

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.core.errors import OptionError, WorkerError
+from penstock.core.transfers import Transfers
 from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor
 from penstock.plan.world import World
@@ -57,6 +58,8 @@ class Answer(NamedTuple):
     """Why there are fewer batches than requested."""
 
     records: list[tuple[str, float, int]]
+    transfers: Transfers | None = None
+    """What the worker has downloaded since its last answer; None if its source downloads nothing."""
 
 
 class RemoteError(NamedTuple):

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.seeds import key_for
+from penstock.core.transfers import Transfers
 from penstock.core.types import Block
 from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.world import World
@@ -45,6 +46,8 @@ class WorkerPool:
         self.workers: list[WorkerProcess] = []
         self.lock = threading.RLock()
         """Held while a consumer sends and receives, so that another thread does not end the workers meanwhile."""
+        self.transfers = Transfers()
+        """What all workers have downloaded, as far as they have answered."""
         self.current_run: object = None
         """The iteration that the workers work for."""
         self.numbers: Iterator[int] = itertools.count(1)

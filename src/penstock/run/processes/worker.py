@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
+from penstock.core.transfers import Transfers
 from penstock.core.types import Draw
 from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor
@@ -91,6 +92,8 @@ class _Worker:
         self._board = ring.board
         self._specification = specification
         self._draws = _Draws()
+        self._transfers: Transfers | None = None
+        """What the source had downloaded when the last answer was sent."""
         parent = parent_process()
         assert parent is not None, "a worker has a parent"
         self._parent = parent.pid
@@ -100,6 +103,7 @@ class _Worker:
         try:
             opened = self._open()
             plan, world, self._maker = opened.plan, opened.world, opened.maker
+            self._transfers = Transfers.of(self._maker.source)  # a fork has those of its parent
         except BaseException as error:  # SystemExit, too: it would look like a death
             self._pipe.send(Answer(0, None, RemoteError.of(error), []))
             return
@@ -149,7 +153,13 @@ class _Worker:
             packed = slot.pack(batches)
         except BaseException as failed:  # the plan, or a batch that cannot be pickled
             error, packed = failed, slot.pack([])
-        return Answer(request.number, packed, RemoteError.of(error) if error is not None else None, records)
+        remote = RemoteError.of(error) if error is not None else None
+        return Answer(request.number, packed, remote, records, self._count_transfers())
+
+    def _count_transfers(self) -> Transfers | None:
+        """Return what was downloaded since the last call."""
+        before, self._transfers = self._transfers, Transfers.of(self._maker.source)
+        return None if before is None or self._transfers is None else self._transfers - before
 
     def _find_read_ahead(self, plan: BatchPlan, world: World, start: Cursor) -> ReadAhead:
         """Return what tells the source about the steps after `start`; each worker tells its part of them."""
