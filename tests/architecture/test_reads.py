@@ -30,6 +30,7 @@ EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
     ("penstock.files.regular", "FileIO"): (2, _OPEN),
     ("penstock.files.durable", "os.open"): (3, "creates files; opens a file or folder to sync it, without blocking"),
     ("penstock.files.locks", "os.open"): (2, "opens folders"),
+    ("penstock.files.stores.clients.obstore_client", "LocalStore"): (1, _CHECKED),
     ("penstock.doctor.storage", "os.open"): (1, "creates a file without a name, to write to"),
     ("penstock.core.doors", "open"): (1, _OURS),
     ("penstock.cli.errors", "os.open"): (1, "opens /dev/null"),
@@ -105,6 +106,7 @@ WRITING_EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
     ("penstock.demo.training", "torch.save"): (2, _MEMORY),
     ("penstock.doctor.storage", "mkstemp"): (1, "a random name that is removed at once"),
     ("penstock.files.figures", "savefig"): (1, _MEMORY),
+    ("penstock.files.stores.clients.fsspec_client", "self._fs.open"): (1, "a file of fsspec, which publishes it whole"),
     ("penstock.recipes.crossval.fold", "torch.save"): (1, _MEMORY),
 }
 

@@ -30,7 +30,7 @@ def test_the_packages_are_those_of_the_project_with_an_extra_that_brings_each() 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert parse(project["dependencies"]) == installation.REQUIRED
     extras = {name: parse(lines) for name, lines in project["optional-dependencies"].items()}
-    wanted = {name for extra, found in extras.items() if extra not in ("all", "dev", "docs") for name in found}
+    wanted = {name for extra, found in extras.items() if extra not in ("all", "dev", "docs", "s3") for name in found}
     assert wanted == {*installation.OPTIONAL, *installation._OTHERS}
     for name, (lowest, extra) in installation.OPTIONAL.items():
         assert extras[extra][name] == lowest

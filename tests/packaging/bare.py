@@ -90,7 +90,7 @@ def refusals(hidden: Hidden, with_zarr: list[str]) -> dict[str, list[str]]:
         "report": lambda: plot_item({}, Path("a.png")),
         "image": lambda: decode("png", b""),
         "dask": lambda: ps.convert_to_shards("shards", "e", engine=ps.convert.DaskEngine(None, 1)),
-        "s3": read_remote,
+        "remote": read_remote,
         "table": lambda: read_table(Path("a.parquet")),
     }
     said = {}

@@ -17,7 +17,7 @@ from penstock import MissingDependency
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-FOR_USERS = set(EXTRAS) - {"all", "dev", "docs"}
+FOR_USERS = set(EXTRAS) - {"all", "dev", "docs", "s3"}
 
 
 def needed(requirements: list[str]) -> set[str]:
@@ -104,6 +104,10 @@ def test_a_configuration_says_to_install_its_reader(monkeypatch: pytest.MonkeyPa
 def test_volumes_need_what_zarr_stores_need() -> None:
     """So that what they say, `penstock[zarr]`, is right, and `penstock[volume]` is as well."""
     assert EXTRAS["volume"] == EXTRAS["zarr"]
+
+
+def test_s3_is_another_name_of_the_extra_for_urls() -> None:
+    assert EXTRAS["s3"] == ["penstock[remote]"]
 
 
 def test_all_means_every_extra_that_can_be_installed_together() -> None:

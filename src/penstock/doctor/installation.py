@@ -33,7 +33,8 @@ OPTIONAL = {
     "accelerate": ("1.0", "accelerate"),
     "omegaconf": ("2.3", "yaml"),
     "distributed": ("2024.8", "dask"),
-    "obstore": ("0.4", "s3"),
+    "obstore": ("0.4", "remote"),
+    "fsspec": ("2024.12", "remote"),
 }
 """Packages that some functions need, with their lowest versions and an extra of Penstock that brings them."""
 

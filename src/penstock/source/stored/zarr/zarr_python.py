@@ -303,7 +303,7 @@ def _open_remote_store(zarr: Any, where: str) -> Any:
     try:
         return zarr.storage.FsspecStore.from_url(where, read_only=True)
     except ImportError as error:
-        raise MissingDependency("obstore", "s3", f"Reading {where}") from error
+        raise MissingDependency("obstore", "remote", f"Reading {where}") from error
     except Exception as error:  # for example an unknown scheme
         raise OptionError(f"Could not open {where}: {error}") from error
 

@@ -1,0 +1,129 @@
+"""One client per process for each bucket or server, with its credentials.
+
+obstore's threads do not survive a fork: a request of the child would wait for ever. So whatever was opened here belongs
+to one process. A forked child of a process that has loaded obstore sends its requests through a client process.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from importlib import import_module
+from typing import Any
+
+from penstock.core.errors import MissingDependency, OptionError, PenstockError
+from penstock.files.stores.clients.fsspec_client import FsspecClient
+from penstock.files.stores.clients.obstore_client import OBSTORE_SCHEMES, ObstoreClient, ObstoreSettings
+from penstock.files.stores.clients.settings import find_provider, obstore_config
+from penstock.files.stores.options import StoreOptions
+from penstock.files.stores.protocol import Client
+
+__all__ = ["SharedClient", "find_client"]
+
+_RENEW_SECONDS = 60.0
+"""Credentials that expire within this time are renewed before a request."""
+
+
+class SharedClient:
+    """The client of this process for a bucket or server; opened when it is first used."""
+
+    def __init__(self, root: str, options: StoreOptions) -> None:
+        self._root, self._options = root, options
+        self._scheme = root.partition(":")[0]
+        self._lock = threading.Lock()
+        self._client: Client | None = None
+        self._credentials: Mapping[str, Any] | None = None
+        self.slots = threading.BoundedSemaphore(options.connections)
+
+    def get(self) -> Client:
+        """Return the client; with new credentials if those it has are about to expire."""
+        client = self._client
+        if client is not None and not self._is_expiring():
+            return client
+        with self._lock:
+            if self._client is None or self._is_expiring():
+                self._client = self._open()
+            return self._client
+
+    def renew(self, failed: Client) -> bool:
+        """Get new credentials, unless another thread just has; return False if there is nobody to ask."""
+        with self._lock:
+            if self._client is failed:
+                if find_provider(self._scheme, self._options) is None:
+                    return False
+                self._client = self._open()
+            return True
+
+    def close(self) -> None:
+        """Close the client; the next request opens another."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _is_expiring(self) -> bool:
+        expires = (self._credentials or {}).get("expires_at")
+        return isinstance(expires, datetime) and expires.timestamp() - time.time() < _RENEW_SECONDS
+
+    def _open(self) -> Client:
+        self._credentials = self._ask()
+        options = replace(self._options, credentials=None)
+        is_known = self._scheme in OBSTORE_SCHEMES
+        if not is_known or not _is_installed("obstore"):
+            if is_known and not _is_installed("fsspec"):
+                raise MissingDependency("obstore", "remote", f"Reading {self._root}")
+            return FsspecClient(self._root, options, self._credentials)
+        config = obstore_config(self._scheme, self._options, self._credentials)
+        credentials = None if self._scheme in ("http", "https") else self._credentials
+        return ObstoreClient(ObstoreSettings(self._root, config, credentials), options)
+
+    def _ask(self) -> Mapping[str, Any] | None:
+        provider = find_provider(self._scheme, self._options)
+        if provider is None:
+            return None
+        try:
+            given = provider()
+        except PenstockError:
+            raise
+        except Exception as error:  # a function of the user
+            raise OptionError(
+                f"The credentials of {self._root} could not be got: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(given, Mapping):
+            raise OptionError(
+                f"credentials must return a mapping, such as {{'access_key_id': ..., 'secret_access_key': ...}}, got a "
+                f"{type(given).__name__}."
+            )
+        return dict(given)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        import_module(package)
+    except ImportError:
+        return False
+    return True
+
+
+_lock = threading.Lock()
+_clients: dict[tuple[str, StoreOptions], SharedClient] = {}
+
+
+def find_client(root: str, options: StoreOptions) -> SharedClient:
+    """Return the client of this process for a bucket or server."""
+    with _lock:
+        found = _clients.get((root, options))
+        if found is None:
+            found = _clients[root, options] = SharedClient(root, options)
+        return found
+
+
+def _forget_parent() -> None:
+    global _lock  # noqa: PLW0603  # a thread of the parent may have held it
+    _lock = threading.Lock()
+    _clients.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
