@@ -28,7 +28,14 @@ class Source(Protocol):
       pages that hold nothing else back to the system.
     - `stored_bytes`: the bytes of all its local files; None if it does not know, and then nothing is given back.
 
-    Errors of both are ignored: the read meets the same fault as `prepare`, and `release` comes after it.
+    - `is_remote`: True if items come over a network; `prepare` is called for all of them, from the first batch on, and
+      starts downloads.
+    - `cache_bytes`: of a remote source, how much it keeps from one epoch to the next; 0: nothing. `release` is called
+      for what the next epoch does not need within so many bytes.
+    - `transfers`: of a remote source, what was downloaded in this process so far.
+
+    Errors of `prepare` and `release` are ignored: the read meets the same fault as `prepare`, and `release` comes
+    after it.
     """
 
     @property

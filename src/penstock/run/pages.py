@@ -1,12 +1,17 @@
-"""What a loader leaves in the page cache: all of a dataset that fits, and otherwise what the next epoch needs first.
+"""What a loader leaves in a cache: all of a dataset that fits, and otherwise what the next epoch needs first.
 
-The cache of the system keeps what was read last, which is the wrong part of a dataset that is larger than memory: in
-the next epoch, every item comes after all of the cache was replaced. It also replaces the files of other programs.
+A cache that keeps what was read last keeps the wrong part of a dataset that is larger than it: in the next epoch, every
+item comes after all of the cache was replaced. The page cache of the system does that, and replaces the files of other
+programs as well.
+
+What the next epoch needs first is the best that any cache can keep. Let it hold K of N bytes. After t bytes of an epoch
+it holds those of the first K that are not read yet (K - t) and those of the t that come first in the next epoch (at
+most t): never more than K. The next epoch finds K bytes, and reads N - K.
 """
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +28,7 @@ _Int64s = NDArray[np.int64]
 
 _SHARE = 0.5  # of the memory that is available: what a dataset may take of the page cache
 _AHEAD_SHARE = 1 / 16  # of the same: what is read ahead
+_CACHE_SHARE = 0.98  # of a cache folder: what the next epoch needs first; the rest is for what is read ahead
 _SCATTERED_BYTES = 1 << 16  # smaller items share their pages with others, unless most of them are neighbours
 _MOST_KEPT_ITEMS = 1 << 20  # to work out which items come first takes a tenth of a second
 _MOST_ITEMS = 1 << 24  # one byte each; of more items, none are kept
@@ -83,12 +89,29 @@ def decide_pages(source: Source, plan: BatchPlan, options: RunOptions) -> Pages:
     item_bytes = _item_bytes(source, stored)
     available = this_machine().memory_bytes
     ahead = min(options.read_ahead_bytes, int(_AHEAD_SHARE * available)) if can_prepare else 0
+    if getattr(source, "is_remote", False):
+        return _decide_cache(source, plan, Pages(ahead, item_bytes)) if can_release else Pages(ahead, item_bytes)
     budget = int(_SHARE * available) if options.page_cache_bytes is None else options.page_cache_bytes
     if not can_release or stored is None or stored <= budget:
         return Pages(ahead, item_bytes)
     few = len(source.index) <= _MOST_ITEMS
     kept = min(int(budget / stored * len(source.index)), _MOST_KEPT_ITEMS) if few else 0
     return Pages(ahead, item_bytes, plan, kept)
+
+
+def _decide_cache(source: Source, plan: BatchPlan, pages: Pages) -> Pages:
+    """Return what to keep of a remote dataset: all that fits in its cache folder; without one, nothing.
+
+    If it is not known which items come first, nothing is released: the cache keeps what came into it first, which
+    saves as many bytes, but not those that are needed next.
+    """
+    budget, stored = int(getattr(source, "cache_bytes", 0)), getattr(source, "stored_bytes", None)
+    if not budget:
+        return replace(pages, plan=plan)
+    pages = replace(pages, read_ahead_bytes=min(pages.read_ahead_bytes, budget // 4))
+    if stored is None or stored <= budget or len(source.index) > _MOST_ITEMS:
+        return pages
+    return replace(pages, plan=plan, kept_items=int(_CACHE_SHARE * budget / stored * len(source.index)))
 
 
 def _item_bytes(source: Source, stored: int | None) -> int:

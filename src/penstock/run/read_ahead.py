@@ -3,7 +3,8 @@
 The plan knows the items of every batch to come. A source passes them on to the kernel, which reads them while nobody
 waits. That takes no thread, unless the system makes the caller wait, such as for room in the queue of a disk.
 
-1. Everything is in the page cache: after a few batches nothing is told, until the process reads from a disk again.
+1. Everything is in the page cache: after a few batches nothing is told, until the process reads from a disk again. A
+   remote source is told everything, as far ahead as it may be, from the first batch on.
 2. A source raises an error: the read meets the same fault, at its place in the order.
 3. Several threads make batches: one of them tells, and the others do not wait for it.
 4. Telling has made batches wait: a thread tells from then on, until `close()`. If it is stuck, it stays as a daemon.
@@ -68,11 +69,12 @@ class ReadAhead:
         before: "ReadAhead | None" = None,
     ) -> None:
         self._prepare: Callable[[_Int64s], int | None] | None = getattr(source, "prepare", None)
+        self._is_remote = bool(getattr(source, "is_remote", False))
         self._draws_from, self._windows_ahead, self._part = draws_from, windows_ahead, part
         self._piece = max(1, _PIECE_BYTES // pages.item_bytes)
         self._most = -(-pages.read_ahead_bytes // pages.item_bytes)
         first = max(1, _FIRST_BYTES // pages.item_bytes) if before is None else before._ahead
-        self._ahead: int = min(first, self._most)
+        self._ahead: int = self._most if self._is_remote else min(first, self._most)
         """Items that are told beyond those that are read now; doubled while the disk is late."""
         self._lock = threading.Lock()
         self._upcoming: _Upcoming | None = None
@@ -115,7 +117,9 @@ class ReadAhead:
             self._tell(step, after)
 
     def _is_needed(self) -> bool:
-        """Return whether something may have to be read from a disk."""
+        """Return whether something may have to be read from a disk; from a network, something always has."""
+        if self._is_remote:
+            return True
         if self._upcoming is not None and self._quiet < _QUIET_CALLS:
             return True
         before, self._inputs = self._inputs, _count_inputs(resource.RUSAGE_SELF)
@@ -141,9 +145,9 @@ class ReadAhead:
         if self._upcoming is None:
             step = max(step, after - 1)  # the others are read before the disk could read ahead of them
             self._upcoming = _Upcoming(self._draws_from(step), step, self._windows_ahead, self._piece, self._part)
-            self._is_cold = False
+            self._is_cold = self._is_remote
         last = self._upcoming.pop_needed(after)
-        if last is not None and self._call(last):
+        if last is not None and not self._is_remote and self._call(last):
             self._ahead = min(2 * self._ahead, self._most)
         items = self._upcoming.pop_due(after, self._distance() if self._is_cold else 0)
         if not len(items):

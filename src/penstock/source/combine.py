@@ -11,16 +11,16 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.core.errors import SourceError
 from penstock.core.index import Index, join_presence
 from penstock.core.protocols import Source
-from penstock.core.transfers import Transfers
 from penstock.core.types import UNNAMED, Block, Field, Span
 from penstock.source.checks import check_items, check_span, keep_existing, sum_memory, sum_stored
+from penstock.source.remote_parts import RemoteParts
 
 __all__ = ["Concat", "Numbered", "Take", "Zip"]
 
 _Int64s = NDArray[np.int64]
 
 
-class Concat:
+class Concat(RemoteParts):
     """Several sources with the same fields, one after the other.
 
     Examples
@@ -34,7 +34,7 @@ class Concat:
     def __init__(self, sources: Sequence[Source]) -> None:
         if not sources:
             raise SourceError("sources of Concat must have at least one source, got none.")
-        self._sources = tuple(sources)
+        self._parts = self._sources = tuple(sources)
         self.fields: Mapping[str, Field] = sources[0].fields
         for number, source in enumerate(sources):
             if dict(source.fields) != dict(self.fields):
@@ -101,18 +101,13 @@ class Concat:
         """Upper bound of the memory that the sources keep between reads."""
         return sum_memory(*self._sources)
 
-    @property
-    def transfers(self) -> Transfers | None:
-        """What was downloaded so far; None if nothing is."""
-        return Transfers.of(*self._sources)
-
     def close(self) -> None:
         """Close every source."""
         for source in self._sources:
             source.close()
 
 
-class Numbered:
+class Numbered(RemoteParts):
     """A source with an additional field: the number of each item.
 
     Examples
@@ -128,7 +123,7 @@ class Numbered:
             raise SourceError(
                 f"{name!r} must be a new field of a source with named fields, got {source!r}; choose another name."
             )
-        self._source, self._name = source, name
+        self._source, self._name, self._parts = source, name, (source,)
         self.fields: Mapping[str, Field] = {**source.fields, name: Field(np.dtype(np.int64), ())}
         self.index = source.index
 
@@ -163,11 +158,6 @@ class Numbered:
         """Upper bound of the memory that the source keeps between reads."""
         return sum_memory(self._source)
 
-    @property
-    def transfers(self) -> Transfers | None:
-        """What was downloaded so far; None if nothing is."""
-        return Transfers.of(self._source)
-
     def close(self) -> None:
         """Close the source."""
         self._source.close()
@@ -183,7 +173,7 @@ class Numbered:
         return {**block, self._name: numbers}
 
 
-class Zip:
+class Zip(RemoteParts):
     """Several sources of equal length, side by side: item i has the fields of item i of each.
 
     Examples
@@ -197,7 +187,7 @@ class Zip:
     def __init__(self, sources: Sequence[Source]) -> None:
         if not sources:
             raise SourceError("sources of Zip must have at least one source, got none.")
-        self._sources = tuple(sources)
+        self._parts = self._sources = tuple(sources)
         lengths = [len(source.index) for source in sources]
         if len(set(lengths)) > 1:
             raise SourceError(f"All sources of Zip must have the same length, got {lengths} items.")
@@ -250,18 +240,13 @@ class Zip:
         """Upper bound of the memory that the sources keep between reads."""
         return sum_memory(*self._sources)
 
-    @property
-    def transfers(self) -> Transfers | None:
-        """What was downloaded so far; None if nothing is."""
-        return Transfers.of(*self._sources)
-
     def close(self) -> None:
         """Close every source."""
         for source in self._sources:
             source.close()
 
 
-class Take:
+class Take(RemoteParts):
     """A selection of items as a source of its own, in the given order; repeats are allowed.
 
     To train on a subset of a source, `source.index.select(mask)` is lighter: it keeps the item numbers of the source.
@@ -275,7 +260,7 @@ class Take:
     """
 
     def __init__(self, source: Source, items: ArrayLike) -> None:
-        self._source = source
+        self._source, self._parts = source, (source,)
         self.fields: Mapping[str, Field] = source.fields
         numbers = np.asarray(items)
         if numbers.dtype == np.bool_:
@@ -330,11 +315,6 @@ class Take:
     def memory_bytes(self) -> int:
         """Upper bound of the memory that the source keeps between reads."""
         return sum_memory(self._source)
-
-    @property
-    def transfers(self) -> Transfers | None:
-        """What was downloaded so far; None if nothing is."""
-        return Transfers.of(self._source)
 
     def close(self) -> None:
         """Close the source."""

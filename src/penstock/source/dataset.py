@@ -12,11 +12,12 @@ from penstock.core.errors import ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.types import UNNAMED, Block, Field, Span
 from penstock.source.checks import check_items, check_span, keep_existing
+from penstock.source.remote_parts import RemoteParts
 
 __all__ = ["DatasetSource"]
 
 
-class DatasetSource:
+class DatasetSource(RemoteParts):
     """Items of a map-style dataset: tuples, mappings, tensors, any object.
 
     If the dataset has `__getitems__` (list of indices in, list of items out), a whole batch is one call. If it has
@@ -48,7 +49,7 @@ class DatasetSource:
                 f"dataset must be map-style, with __len__ and __getitem__, got {type(dataset).__name__}. "
                 "Convert an iterable dataset to shards, then read it in any order."
             )
-        self.dataset = dataset
+        self.dataset, self._parts = dataset, (dataset,)
         """What was given; `torch.utils.data.get_worker_info().dataset` in a worker."""
         self._thread_safe = thread_safe
         self._lock = threading.Lock()

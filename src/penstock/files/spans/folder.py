@@ -1,0 +1,300 @@
+"""A cache folder: files of spans, shared by all processes of a machine, bounded in bytes.
+
+FOLDER/penstock-cache.json   says that the folder is a cache, whose files may be removed
+FOLDER/OBJECT/BEGIN-END      the bytes of a span, then their checksum
+FOLDER/ledger                bytes of all files; locked while it is read and changed
+FOLDER/locks/NNN             locked by the process that is downloading a span
+
+A span that was read, and is not needed soon, has a date of 1970: it is evicted before all others.
+"""
+
+import fcntl
+import os
+import re
+import struct
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from penstock.core.errors import OptionError, WriteError
+from penstock.core.text import cause
+from penstock.files.durable import create_aside, write_all, write_aside
+from penstock.files.regular import open_descriptor, open_list
+from penstock.files.spans.span import WHOLE, StoredSpan
+
+__all__ = ["CacheFolder", "measure_folder", "try_lock"]
+
+_MARKER, _LEDGER, _LOCKS = "penstock-cache.json", "ledger", "locks"
+_FORMAT = b'{"format": "penstock-cache", "version": 1}\n'
+_OURS = re.compile(rf"[0-9a-f]{{32}}|{_LEDGER}|{_LOCKS}|\.?{re.escape(_MARKER)}.*")
+_TRAILER, _TOTAL = struct.Struct("<8sQ"), struct.Struct("<q")
+_MAGIC = b"PSspan1\n"
+_STRIPES = 512
+_ABANDONED_SECONDS = 600.0  # a temporary file of this age was left by a process that was killed
+_FULL_SECONDS = 10.0  # after an error of the file system, nothing is written for this long
+_SCAN_SHARE = 0.05  # of the time is spent on looking for files to evict, at most
+
+
+class CacheFolder:
+    """Spans in the files of a folder; thread-safe, and shared by processes.
+
+    1. A file that was truncated, changed or half written: it is removed, and its span is not there.
+    2. The folder is deleted, or its disk is full: spans are not kept. Nothing else happens.
+    3. A process is killed at any moment: what it has written is there whole or not at all, and the bound holds.
+    4. All files are needed soon: nothing is evicted, and a further span is not kept.
+
+    Parameters
+    ----------
+    max_bytes
+        Bound of all files of the folder together, at any moment.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self.folder, self.max_bytes = folder, max_bytes
+        self._opened_ns = time.time_ns()
+        self._expendable: deque[str] = deque()  # marked by this process, or found by its last scan
+        self._scan_at = self._write_at = 0.0
+        _create(folder)
+
+    def find(self, span: StoredSpan) -> bool:
+        """Return whether a span is there; if it is, it is needed soon."""
+        try:
+            path = self._path(span)
+            if os.stat(path).st_mtime_ns < self._opened_ns:  # noqa: PTH116  # called for every span
+                os.utime(path)
+        except OSError:
+            return False
+        return True
+
+    def read(self, span: StoredSpan) -> NDArray[np.uint8] | None:
+        """Return the bytes of a span, verified; None if it is not there."""
+        path = self._path(span)
+        try:
+            handle, status = open_descriptor(path)
+        except OSError:
+            return None
+        try:
+            n_bytes = status.st_size - _TRAILER.size if span.end == WHOLE else span.end - span.begin
+            content, trailer = np.empty(max(n_bytes, 0), np.uint8), bytearray(_TRAILER.size)
+            if n_bytes < 0 or status.st_size != n_bytes + len(trailer) or not _read_all(handle, content, trailer):
+                self._remove(path)
+                return None
+            if _TRAILER.unpack(trailer) != (_MAGIC, xxhash.xxh3_64_intdigest(content.data)):
+                self._remove(path)
+                return None
+            if status.st_mtime_ns < self._opened_ns:
+                os.utime(handle)
+        except OSError:
+            return None
+        finally:
+            os.close(handle)
+        return content
+
+    def add(self, span: StoredSpan, content: NDArray[np.uint8]) -> bool:
+        """Keep a span; return whether there was room for it."""
+        if time.monotonic() < self._write_at:
+            return False
+        path = Path(self._path(span))
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            aside = self._reserve(path, len(content) + _TRAILER.size)
+            if aside is None:
+                return path.exists()
+            try:
+                checksum = xxhash.xxh3_64_intdigest(content.data)
+                handle, _ = aside
+                write_all(handle, content.data)
+                write_all(handle, memoryview(_TRAILER.pack(_MAGIC, checksum)))
+                aside[1].replace(path)
+            except BaseException:
+                self._remove(str(aside[1]))
+                raise
+            finally:
+                os.close(aside[0])
+        except OSError:
+            self._write_at = time.monotonic() + _FULL_SECONDS
+            return False
+        return True
+
+    def expend(self, span: StoredSpan) -> None:
+        """Allow a span to be evicted before others: it was read, and is not needed soon."""
+        path = self._path(span)
+        with suppress(OSError):
+            os.utime(path, ns=(0, 0))
+            self._expendable.append(path)
+
+    def find_locks(self, spans: Iterable[StoredSpan]) -> list[str]:
+        """Return the locks of spans, in the order in which every process takes them."""
+        stripes = {xxhash.xxh3_64_intdigest(repr(tuple(span)).encode()) % _STRIPES for span in spans}
+        return [f"{self.folder}/{_LOCKS}/{stripe:03d}" for stripe in sorted(stripes)]
+
+    def _path(self, span: StoredSpan) -> str:
+        return f"{self.folder}/{span.object}/{span.file_name}"
+
+    # -- bytes ---------------------------------------------------------------------------------------------------------
+
+    def _reserve(self, path: Path, n_bytes: int) -> tuple[int, Path] | None:
+        """Return a temporary file of `n_bytes`, which count from now on; None if there is no room, or no need."""
+        if n_bytes > self.max_bytes:
+            return None
+        with self._ledger() as ledger:
+            if path.exists():
+                return None
+            total = ledger.read()
+            if total is None or total + n_bytes > self.max_bytes:
+                total = self._evict(total, n_bytes)
+                ledger.write(total)
+                if total + n_bytes > self.max_bytes:
+                    return None
+            ledger.write(total + n_bytes)  # before the file: a kill in between counts too many bytes, not too few
+            handle, aside = create_aside(path)
+            os.ftruncate(handle, n_bytes)  # counted by a scan
+            return handle, aside
+
+    def _evict(self, total: int | None, n_bytes: int) -> int:
+        """Remove expendable files until `n_bytes` fit; return the bytes that are left. The ledger is locked."""
+        if total is not None:
+            total = self._remove_expendable(total, n_bytes)
+            if total + n_bytes <= self.max_bytes or time.monotonic() < self._scan_at:
+                return total
+        began = time.monotonic()
+        total = self._scan()
+        self._scan_at = time.monotonic() + (time.monotonic() - began) / _SCAN_SHARE
+        return self._remove_expendable(total, n_bytes)
+
+    def _remove_expendable(self, total: int, n_bytes: int) -> int:
+        while self._expendable and total + n_bytes > self.max_bytes:
+            path = self._expendable.popleft()
+            with suppress(OSError):
+                status = os.stat(path)  # noqa: PTH116
+                if status.st_mtime_ns < self._opened_ns:  # or it is needed again
+                    os.unlink(path)  # noqa: PTH108
+                    total -= status.st_size
+        return total
+
+    def _scan(self) -> int:
+        """Return the bytes of all files; what may be evicted is listed, the oldest first."""
+        total, found, abandoned = 0, [], time.time() - _ABANDONED_SECONDS
+        for path, status in _list_files(self.folder):
+            if path.endswith(".aside") and status.st_mtime < abandoned:
+                with suppress(OSError):
+                    os.unlink(path)  # noqa: PTH108
+                continue
+            total += status.st_size
+            if status.st_mtime_ns < self._opened_ns and not path.endswith(".aside"):
+                found.append((status.st_mtime_ns, path))
+        self._expendable = deque(path for _, path in sorted(found))
+        return total
+
+    def _remove(self, path: str) -> None:
+        with suppress(OSError), self._ledger() as ledger:
+            n_bytes = os.stat(path).st_size  # noqa: PTH116
+            os.unlink(path)  # noqa: PTH108
+            total = ledger.read()
+            if total is not None:
+                ledger.write(total - n_bytes)
+
+    @contextmanager
+    def _ledger(self) -> "Iterator[_Ledger]":
+        path = f"{self.folder}/{_LEDGER}"
+        while True:
+            handle = open_list(path)
+            try:
+                with suppress(OSError):  # without locks, processes may exceed the bound by what they write at once
+                    fcntl.flock(handle, fcntl.LOCK_EX)
+                if os.fstat(handle).st_nlink:  # or the folder was deleted meanwhile
+                    yield _Ledger(handle)
+                    return
+            finally:
+                os.close(handle)
+
+
+class _Ledger:
+    """The bytes of all files; unknown if nobody has counted them, or whoever did was killed."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def read(self) -> int | None:
+        content = os.pread(self._handle, _TOTAL.size + 1, 0)
+        return max(0, _TOTAL.unpack(content)[0]) if len(content) == _TOTAL.size else None
+
+    def write(self, total: int) -> None:
+        os.ftruncate(self._handle, 0)
+        os.write(self._handle, _TOTAL.pack(total))
+
+
+@contextmanager
+def try_lock(path: str) -> Iterator[bool]:
+    """Lock a file; yield whether no other process, or thread, has it locked."""
+    handle = -1
+    try:
+        try:
+            handle = open_list(path)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:  # no locks here: at worst, a span is downloaded twice
+            pass
+        yield True
+    finally:
+        if handle >= 0:
+            os.close(handle)
+
+
+def measure_folder(folder: Path) -> int:
+    """Return the bytes of all spans in a cache folder; 0 if there is none."""
+    return sum(status.st_size for _, status in _list_files(folder))
+
+
+def _list_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    with suppress(OSError), os.scandir(folder) as objects:
+        for each in objects:
+            if each.name == _LOCKS or not each.is_dir(follow_symlinks=False):
+                continue
+            with suppress(OSError), os.scandir(each.path) as files:
+                for file in files:
+                    with suppress(OSError):
+                        yield file.path, file.stat(follow_symlinks=False)
+
+
+def _read_all(handle: int, content: NDArray[np.uint8], trailer: bytearray) -> bool:
+    """Read a whole file; return whether it had so many bytes. One call reads at most 2 GB."""
+    done, total = 0, len(content) + len(trailer)
+    while done < len(content):
+        n_read = os.preadv(handle, [content[done:].data, trailer], done)
+        if not n_read:
+            return False
+        done += n_read
+    return done == total or os.preadv(handle, [memoryview(trailer)[done - len(content) :]], done) == total - done
+
+
+def _create(folder: Path) -> None:
+    """Create a cache folder; raise OptionError for a folder that holds something else."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        others = [] if (folder / _MARKER).exists() else _list_others(folder)
+        if not others:
+            (folder / _LOCKS).mkdir(mode=0o700, exist_ok=True)
+            if not (folder / _MARKER).exists():
+                write_aside(folder / _MARKER, _FORMAT, lasting=False)
+    except (OSError, WriteError) as error:
+        raise OptionError(f"cache must be a folder that can be written to, got {folder}: {cause(error)}.") from error
+    if others:
+        raise OptionError(
+            f"cache must be an empty folder, or one that was a cache before, got {folder}, which holds {others[0]}. "
+            "Files in a cache are removed when room is needed: use a folder of its own."
+        )
+
+
+def _list_others(folder: Path) -> list[str]:
+    """Return the names in a folder that are none of a cache."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if not _OURS.fullmatch(entry.name))

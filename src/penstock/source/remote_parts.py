@@ -1,0 +1,28 @@
+"""What a source that is made of others says about its network."""
+
+from penstock.core.transfers import Transfers
+
+__all__ = ["RemoteParts"]
+
+
+class RemoteParts:
+    """A source that is made of others: it is remote if one of them is."""
+
+    _parts: "tuple[object, ...]"
+    """The others."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether items come over a network."""
+        return any(getattr(part, "is_remote", False) is True for part in self._parts)
+
+    @property
+    def cache_bytes(self) -> int:
+        """What is kept of remote items from one epoch to the next. Sources that have a cache usually share it."""
+        kept = [getattr(part, "cache_bytes", 0) for part in self._parts if getattr(part, "is_remote", False) is True]
+        return max((n_bytes for n_bytes in kept if isinstance(n_bytes, int)), default=0)
+
+    @property
+    def transfers(self) -> Transfers | None:
+        """What was downloaded in this process so far; None if nothing is remote."""
+        return Transfers.of(*(part for part in self._parts if getattr(part, "is_remote", False) is True))
