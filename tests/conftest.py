@@ -4,13 +4,15 @@ Several tests run at once, each with processes of its own: what is done twice he
 """
 
 import gc
+import itertools
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from penstock_remote import Endpoint, serve_http, serve_s3
 
 pytest.register_assert_rewrite(
     "penstock_cellmap_parts",
@@ -102,3 +104,36 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """A bucket of this machine, for all tests of a process; `s3` is for one test."""
+    with serve_s3(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def http_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """A web server of this machine, for all tests of a process; `http_files` is for one test."""
+    with serve_http(tmp_path_factory.mktemp("http")) as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server: Endpoint) -> Iterator[Endpoint]:
+    """A folder of its own in a bucket, on a server that breaks nothing yet."""
+    s3_server.reset()
+    yield s3_server.below(f"test{next(_NUMBERS)}")
+    s3_server.reset()
+
+
+@pytest.fixture
+def http_files(http_server: Endpoint) -> Iterator[Endpoint]:
+    """A folder of its own behind a web server that breaks nothing yet."""
+    http_server.reset()
+    yield http_server.below(f"test{next(_NUMBERS)}")
+    http_server.reset()

@@ -106,7 +106,6 @@ WRITING_EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
     ("penstock.demo.training", "torch.save"): (2, _MEMORY),
     ("penstock.doctor.storage", "mkstemp"): (1, "a random name that is removed at once"),
     ("penstock.files.figures", "savefig"): (1, _MEMORY),
-    ("penstock.files.stores.clients.fsspec_client", "self._fs.open"): (1, "a file of fsspec, which publishes it whole"),
     ("penstock.recipes.crossval.fold", "torch.save"): (1, _MEMORY),
 }
 

@@ -1,5 +1,6 @@
 """Requests by fsspec, for schemes that obstore does not know."""
 
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -31,7 +32,7 @@ class FsspecClient:
         given = _file_system_options(root.partition(":")[0], options, credentials)
         try:
             # Not one that a parent process may have opened: file systems with a thread are not fork-safe.
-            self._fs, base = core.url_to_fs(f"{root}/", skip_instance_cache=True, **given)
+            self.file_system, base = core.url_to_fs(f"{root}/", skip_instance_cache=True, **given)
         except ImportError as error:
             raise OptionError(f"Could not open {root}: {error}") from error
         except Exception as error:  # for example an unknown scheme
@@ -40,7 +41,7 @@ class FsspecClient:
 
     def describe(self, path: str, seconds: float) -> ObjectInfo:
         """Return size and version of an object."""
-        found = self._call(seconds, self._fs.info, self._full(path))
+        found = self._call(seconds, self.file_system.info, self._full(path))
         if found.get("type") == "directory":
             raise RequestError("missing", "there is no such object")
         return _info(path, found)
@@ -48,7 +49,10 @@ class FsspecClient:
     def read_into(self, path: str, begin: int, out: memoryview, version: str | None, seconds: float) -> None:
         """Fill all of `out` with the bytes from `begin` on."""
         self._check_version(path, version, seconds)
-        content = self._call(seconds, lambda: self._fs.cat_file(self._full(path), start=begin, end=begin + len(out)))
+        end = begin + len(out)
+        content = self._call(seconds, lambda: self.file_system.cat_file(self._full(path), start=begin, end=end))
+        if len(content) < len(out) and 0 <= (found := self.describe(path, seconds).n_bytes) < end:
+            raise RequestError("refused", f"it ends after {found:,} bytes")
         if len(content) != len(out):
             raise RequestError("again", f"{len(content):,} bytes came instead of {len(out):,}")
         out[:] = content
@@ -56,14 +60,14 @@ class FsspecClient:
     def read_object(self, path: str, version: str | None, seconds: float) -> tuple[bytes, ObjectInfo]:
         """Return a whole object."""
         info = self._check_version(path, version, seconds) or self.describe(path, seconds)
-        content = bytes(self._call(seconds, self._fs.cat_file, self._full(path)))
+        content = bytes(self._call(seconds, self.file_system.cat_file, self._full(path)))
         if info.n_bytes not in (-1, len(content)):
             raise RequestError("again", f"{len(content):,} bytes came instead of {info.n_bytes:,}")
         return content, info._replace(n_bytes=len(content))
 
     def list_objects(self, prefix: str, after: str | None, seconds: float) -> Iterator[list[ObjectInfo]]:
         """Yield the objects below a folder, all at once."""
-        found = self._call(seconds, lambda: self._fs.find(self._full(prefix), detail=True))
+        found = self._call(seconds, lambda: self.file_system.find(self._full(prefix), detail=True))
         infos = [_info(self._relative(name), info) for name, info in found.items()]
         yield [info for info in sorted(infos) if after is None or info.key > after]
 
@@ -73,7 +77,7 @@ class FsspecClient:
         mode = "create" if if_absent else "overwrite"
         self._make_folder(full, seconds)
         try:
-            self._call(seconds, lambda: self._fs.pipe_file(full, bytes(content), mode=mode))
+            self._call(seconds, lambda: self.file_system.pipe_file(full, bytes(content), mode=mode))
         except RequestError as error:
             if isinstance(error.__cause__, FileExistsError):
                 return False
@@ -83,13 +87,14 @@ class FsspecClient:
     def open_upload(self, path: str) -> ClientUpload:
         """Begin to write a large object."""
         full = self._full(path)
+        folder, _, name = full.rpartition("/")
+        aside = f"{folder}/.{name}.{secrets.token_hex(8)}.part"
         self._make_folder(full, self._deadline)
-        file = self._call(self._deadline, lambda: self._fs.open(full, "wb", autocommit=False))
-        return _FsspecUpload(self, file)
+        return _FsspecUpload(self, (aside, full), self._call(self._deadline, self.file_system.open, aside, "wb"))
 
     def remove(self, path: str, seconds: float) -> None:
         """Remove an object."""
-        self._call(seconds, self._fs.rm_file, self._full(path))
+        self._call(seconds, self.file_system.rm_file, self._full(path))
 
     def close(self) -> None:
         """Leave the connections to the file system, which closes them when it is not used."""
@@ -105,7 +110,7 @@ class FsspecClient:
     def _make_folder(self, full: str, seconds: float) -> None:
         folder = full.rpartition("/")[0]
         if folder and folder != self._base:
-            self._call(seconds, lambda: self._fs.makedirs(folder, exist_ok=True))
+            self._call(seconds, lambda: self.file_system.makedirs(folder, exist_ok=True))
 
     def _check_version(self, path: str, version: str | None, seconds: float) -> ObjectInfo | None:
         if version is None:
@@ -114,6 +119,10 @@ class FsspecClient:
         if info.version != version:
             raise RequestError("replaced", f"it was replaced: version {version} then, {info.version} now")
         return info
+
+    def call(self, function: Callable[..., _T], *args: Any) -> _T:
+        """Return what a function of the file system returns; for uploads."""
+        return self._call(self._deadline, function, *args)
 
     def _call(self, seconds: float, function: Callable[..., _T], *args: Any) -> _T:
         """Return what a function returns; give up if it takes longer than half of the deadline."""
@@ -137,27 +146,29 @@ class FsspecClient:
 
 
 class _FsspecUpload:
-    """An upload into a file that is published when it is finished."""
+    """An upload into a file beside the one that it becomes when it is finished."""
 
-    def __init__(self, client: FsspecClient, file: Any) -> None:
+    def __init__(self, client: "FsspecClient", paths: tuple[str, str], file: Any) -> None:
         self._client, self._file = client, file
+        self._aside, self._path = paths
         self._has_ended = False
 
     def write(self, content: bytes | memoryview) -> None:
         """Append bytes."""
-        self._client._call(self._client._deadline, self._file.write, content)
+        self._client.call(self._file.write, content)
 
     def finish(self) -> None:
         """Publish the object."""
-        self._client._call(self._client._deadline, self._file.close)
-        self._client._call(self._client._deadline, self._file.commit)
+        self._client.call(self._file.close)
+        self._client.call(self._client.file_system.mv, self._aside, self._path)
         self._has_ended = True
 
     def abort(self) -> None:
         """Discard what was sent."""
         if not self._has_ended:
             self._has_ended = True
-            self._client._call(self._client._deadline, self._file.discard)
+            self._client.call(self._file.close)
+            self._client.call(self._client.file_system.rm_file, self._aside)
 
 
 def _file_system_options(scheme: str, options: StoreOptions, credentials: Mapping[str, Any] | None) -> dict[str, Any]:
