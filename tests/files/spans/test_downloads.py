@@ -100,10 +100,10 @@ def test_neighbours_come_with_one_request_and_distant_ones_do_not() -> None:
 def test_idle_connections_share_the_neighbours() -> None:
     server = _Server()
     with _open(server, connections=4) as downloads:
-        downloads.get(_spans(*range(8)))
+        downloads.get(_spans(*range(8), n_bytes=1 << 20))
         assert len(server.requests) >= 4
         assert sorted(server.requests)[0][1] == 0
-        assert sorted(server.requests)[-1][2] == 8000
+        assert sorted(server.requests)[-1][2] == 8 << 20
 
 
 def test_what_is_waited_for_comes_before_what_was_announced() -> None:

@@ -25,7 +25,7 @@ _Bytes = NDArray[np.uint8]
 Fetch = Callable[[Sequence[Span]], list[_Bytes]]
 """Returns the bytes of neighbouring spans of one object."""
 
-_REQUEST_BYTES = 4 << 20  # of neighbours that are fetched with one request
+_SMALL_BYTES, _LARGE_BYTES = 1 << 20, 4 << 20  # neighbours that are fetched with one request: fewer if others are idle
 _GAP_BYTES = 64 << 10  # between neighbours: reading them takes less time than another request
 _IDLE_SECONDS = 2.0  # then a thread ends
 _FOREIGN_READS = 4  # of spans that were not announced, one after the other: what was announced before is dropped
@@ -207,7 +207,7 @@ class Downloads:
     def _pop_from(self, queue: "deque[_Entry]") -> list[_Entry]:
         found = [queue.popleft()]
         first = last = found[0].span
-        most = min(_REQUEST_BYTES, max(self._queued_bytes // self._connections, 1))
+        most = min(_LARGE_BYTES, max(_SMALL_BYTES, self._queued_bytes // self._connections))
         while queue and last.end != WHOLE:
             entry, span = queue[0], queue[0].span
             if entry.is_started:

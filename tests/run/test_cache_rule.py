@@ -1,0 +1,85 @@
+"""What a remote source keeps from epoch to epoch: what the next one needs first, never more than its cache holds."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from penstock import Index, Loader, Order, Plan, RunOptions, Sequential, Shuffle, WindowShuffle
+from penstock.core.types import Block, Field, Span
+from penstock.run.pages import decide_pages
+
+_ITEM_BYTES = 1 << 17
+
+
+class _Remote:
+    """Items whose value is their number; downloads what it does not hold, and holds what is not released."""
+
+    is_remote = True
+    fields: Mapping[str, Field] = {"x": Field(np.dtype(np.int64), ())}
+
+    def __init__(self, n_items: int, cache_bytes: int) -> None:
+        self.index, self.cache_bytes = Index.uniform(n_items, chunk=8), cache_bytes
+        self.stored_bytes = n_items * _ITEM_BYTES
+        self.held: set[int] = set()
+        self.told: list[int] = []
+        self.n_downloads = self.most_held = 0
+
+    def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:
+        self.n_downloads += len(set(items.tolist()) - self.held)
+        self.held |= set(items.tolist())
+        self.most_held = max(self.most_held, len(self.held))
+        if out is not None:
+            np.copyto(out["x"], items)
+        return {"x": items} if out is None else out
+
+    def read(self, span: Span, out: Block | None = None) -> Block:
+        return self.take(np.arange(span.start, span.stop), out)
+
+    def prepare(self, items: NDArray[np.int64]) -> int:
+        self.told.extend(items.tolist())
+        return len(items)
+
+    def release(self, items: NDArray[np.int64]) -> None:
+        self.held -= set(items.tolist())
+
+    def close(self) -> None:
+        pass
+
+
+_ORDERS = st.sampled_from([Shuffle(), Sequential(), WindowShuffle(window=2)])
+
+
+@given(_ORDERS, st.integers(16, 400), st.integers(1, 20), st.floats(0.05, 1.2))
+def test_epochs_download_what_the_cache_has_no_room_for(order: Order, n: int, batch_size: int, share: float) -> None:
+    cache_items = int(share * n)
+    source = _Remote(n, cache_items * _ITEM_BYTES)
+    plan = Plan(source.index, order, batch_size=batch_size, tail="short")
+    pages = decide_pages(source, plan, RunOptions())
+    for epoch in range(4):
+        source.n_downloads = 0
+        for draw in plan.epoch(epoch).draws(range(plan.epoch(epoch).n_batches)):
+            source.take(draw.items)
+            pages.give_back(source, draw.items, epoch)
+            assert len(source.held) <= max(cache_items, 0)
+        kept = int(0.98 * cache_items) // batch_size * batch_size if cache_items < n else n
+        assert source.n_downloads == (n if epoch == 0 else n - kept)
+
+
+def test_without_a_cache_nothing_is_kept_and_everything_is_told_at_once() -> None:
+    source = _Remote(200, 0)
+    with Loader(source, Plan(source.index, Shuffle(), batch_size=8)) as loader:
+        batches = iter(loader)
+        first = next(batches)["x"].tolist()
+        assert source.held == set()
+        assert set(source.told) >= set(range(200)) - set(first)
+        assert sorted([*first, *(item for batch in batches for item in batch["x"].tolist())]) == list(range(200))
+    assert source.held == set()
+
+
+def test_read_ahead_takes_no_more_than_a_quarter_of_the_cache() -> None:
+    source = _Remote(1000, 100 * _ITEM_BYTES)
+    pages = decide_pages(source, Plan(source.index, Shuffle(), batch_size=8), RunOptions())
+    assert pages.read_ahead_bytes == 25 * _ITEM_BYTES
