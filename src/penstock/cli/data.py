@@ -8,13 +8,15 @@ import typer
 
 from penstock.cli.contents import inspect_recording
 from penstock.cli.errors import ProblemsFound
-from penstock.cli.options import Json, Quiet, Readers, Where
+from penstock.cli.groups import expand_groups
+from penstock.cli.options import CostGroup, Json, Quiet, Readers, Where
 from penstock.cli.screen import print_facts, print_json, print_table, tables_on
 from penstock.cli.where import check_archives, check_dataset, is_recording, is_store
 from penstock.core.errors import OptionError
 from penstock.core.text import count
 
 if TYPE_CHECKING:
+    from penstock.observe.storage.costs import StorageCosts
     from penstock.shard.index_tars import Problem
     from penstock.shard.manifest import Manifest
     from penstock.source.stored.zarr.index_chunks import IndexedArray
@@ -173,6 +175,7 @@ def _describe_store(arrays: "Sequence[IndexedArray]") -> str:
     return f"{chunks} in {count(len(arrays), 'array')}, {sum(array.n_bytes for array in arrays) / 1e6:,.1f} MB"
 
 
+@expand_groups
 def inspect(
     where: Annotated[
         str,
@@ -191,6 +194,8 @@ def inspect(
             "--png", "--output", "-o", metavar="FILE", help="Plot the item to this file; .pdf and .svg work too."
         ),
     ] = None,
+    *,
+    costs: CostGroup,
     as_json: Json = False,
 ) -> None:
     """Show what is in a dataset, or in a recording before it is converted.
@@ -201,21 +206,38 @@ def inspect(
 
     Of both, the storage: how fast it reads in sequence and at random, and which order of items fits it. For this,
     pieces of the files that are not in memory are read, for at most about 2 seconds.
+
+    With --cache, what the epochs of a training cost if the dataset lies in an object store: requests, bytes and money,
+    by the plan, before anything is read.
     """
     if is_recording(where):
+        if costs.cache is not None:
+            raise OptionError(f"--cache needs a dataset, got the recording {where}. Convert it first.")
         if item is not None or png is not None:
             raise OptionError(f"--item and --png need a dataset, got the recording {where}. Convert it first.")
         inspect_recording(where, as_json=as_json)
         return
     check_dataset(where)
+    if as_json:
+        print_json(_describe_dataset(where, item, png) | _describe_storage(where, costs))
+    else:
+        _print_dataset(where, item, png, costs)
+
+
+def _describe_storage(where: str, costs: CostGroup) -> dict[str, Any]:
+    from penstock.recipes.tune.storage import look_at_storage  # noqa: PLC0415  # imports numpy
+
+    about = look_at_storage(where).to_dict()
+    return about if costs.cache is None else about | _estimate_costs(where, costs).to_dict()
+
+
+def _print_dataset(where: str, item: int | None, png: Path | None, costs: CostGroup) -> None:
+    """Print what is in a dataset, its storage and its costs; plot the item if a file was given."""
     from penstock.recipes.tune.storage import look_at_storage  # noqa: PLC0415  # imports numpy
     from penstock.recipes.webdataset import info as dataset_info  # noqa: PLC0415
 
     info = dataset_info.ShardedDatasetInfo(where)
     shown = item or 0
-    if as_json:
-        print_json({**_describe_dataset(where, item, png), **look_at_storage(where).to_dict()})
-        return
     if item is not None and item >= info.manifest.n_items:  # before anything is printed
         raise OptionError(f"item must be 0–{info.manifest.n_items - 1}, got {item}.")
     if tables_on():
@@ -227,9 +249,23 @@ def inspect(
             typer.echo(f"  {line}")
         typer.echo()
     print_facts(look_at_storage(where).rows)
+    if costs.cache is not None:
+        print_facts(_estimate_costs(where, costs).rows)
     if png is not None:
         dataset_info.plot_stored_item(where, shown, png)
         typer.echo(f"Plotted to {png}")
+
+
+def _estimate_costs(where: str, options: CostGroup) -> "StorageCosts":
+    from penstock.observe.storage.costs import estimate_storage_costs  # noqa: PLC0415
+    from penstock.observe.storage.shards import describe_shards  # noqa: PLC0415
+    from penstock.plan.costs import Prices  # noqa: PLC0415
+    from penstock.shard.manifest import Manifest, manifest_path  # noqa: PLC0415
+    from penstock.source.tar.source import STRETCH_ITEMS  # noqa: PLC0415
+
+    items = describe_shards(Manifest.read(manifest_path(where)), chunk_items=STRETCH_ITEMS, held_bytes=None)
+    prices = Prices(options.request_price, options.transfer_price)
+    return estimate_storage_costs(items, cache_bytes=options.cache or 0, prices=prices)
 
 
 def _describe_dataset(where: str, item: int | None, png: Path | None) -> dict[str, Any]:

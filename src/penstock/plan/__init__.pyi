@@ -1,6 +1,9 @@
 from penstock.plan.balanced import Balanced as Balanced
 from penstock.plan.balanced import BalancedSpans as BalancedSpans
 from penstock.plan.batch_plan import BatchPlan as BatchPlan
+from penstock.plan.costs import Download as Download
+from penstock.plan.costs import EpochCosts as EpochCosts
+from penstock.plan.costs import Prices as Prices
 from penstock.plan.cursor import Cursor as Cursor
 from penstock.plan.inspect import Mixing as Mixing
 from penstock.plan.orders import Listed as Listed

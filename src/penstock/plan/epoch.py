@@ -74,6 +74,11 @@ class Epoch:
         self._windows: dict[tuple[int, int], Window] = {}
 
     @property
+    def first_pass(self) -> int:
+        """The pass in which it begins."""
+        return self._first // max(self.passes.length, 1)
+
+    @property
     def left_out(self) -> int:
         """Items that are in no batch."""
         if self.passes.tail != "drop" or self._stop == ENDLESS:

@@ -1,15 +1,18 @@
 """Describe an order for people: in words, as a hash, and by how well it mixes."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.checks import check_integer
+from penstock.core.errors import OptionError
 from penstock.core.index import Index
 from penstock.core.text import count
 from penstock.core.types import Draw
+from penstock.plan.costs import EpochCosts, estimate_costs
 from penstock.plan.epoch import Epoch, Passes
 from penstock.plan.world import slots
 
@@ -33,9 +36,33 @@ class Inspectable(Protocol):
         """Return a short hash of the whole order of `epoch`; equal orders have equal hashes. Visits every item."""
         return hash_order(self.epoch(epoch))
 
-    def mixing(self, epoch: int = 0, max_batches: int = 1024) -> "Mixing":
-        """Measure how well `epoch` is shuffled and what it costs to read."""
-        return measure_mixing(self.epoch(epoch), max_batches)
+    def mixing(
+        self,
+        epoch: int = 0,
+        max_batches: int = 1024,
+        *,
+        stored_bytes: int | None = None,
+        cache_bytes: int | None = None,
+    ) -> "Mixing":
+        """Measure how well `epoch` is shuffled and what it costs to read.
+
+        Parameters
+        ----------
+        stored_bytes
+            Bytes of all items in the source (`source.stored_bytes`): adds what an epoch downloads from a URL, or would.
+        cache_bytes
+            What a cache keeps of them; None: nothing.
+        """
+        found = self.epoch(epoch)
+        mixing = measure_mixing(found, max_batches)
+        if stored_bytes is None:
+            if cache_bytes is not None:
+                raise OptionError(f"cache_bytes={cache_bytes} needs stored_bytes, such as source.stored_bytes.")
+            return mixing
+        check_integer("stored_bytes", stored_bytes, at_least=0)
+        kept = check_integer("cache_bytes", 0 if cache_bytes is None else cache_bytes, at_least=0)
+        number = found.first_pass
+        return replace(mixing, costs=estimate_costs(found.passes, number, stored_bytes=stored_bytes, cache_bytes=kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +76,14 @@ class Mixing:
     """Items in the chunks that are read, divided by items delivered; 1.0 if every chunk is read once."""
 
     batches_measured: int
+    costs: EpochCosts | None = None
+    """What an epoch downloads; None if `stored_bytes` was not given."""
 
     def __str__(self) -> str:
+        costs = "" if self.costs is None else f"; {self.costs}"
         return (
             f"mixing {self.score:.2f} (0 = storage order, 1 = uniform), reads {self.read_amplification:.2f}x the items "
-            f"it delivers if only whole chunks can be read; {count(self.batches_measured, 'batch')} measured"
+            f"it delivers if only whole chunks can be read; {count(self.batches_measured, 'batch')} measured{costs}"
         )
 
 
