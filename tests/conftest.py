@@ -53,6 +53,7 @@ SLOW = (
     "doctor/test_examination.py",
     "doctor/test_leftovers.py",
     "faults",
+    "files/stores/test_forks.py",
     "feed/test_loader_transfers.py",
     "laws/test_loader",
     "packaging",

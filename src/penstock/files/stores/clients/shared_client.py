@@ -5,6 +5,7 @@ to one process. A forked child of a process that has loaded obstore sends its re
 """
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from typing import Any
 from penstock.core.errors import MissingDependency, OptionError, PenstockError
 from penstock.files.stores.clients.fsspec_client import FsspecClient
 from penstock.files.stores.clients.obstore_client import OBSTORE_SCHEMES, ObstoreClient, ObstoreSettings
+from penstock.files.stores.clients.process_client import ProcessClient
 from penstock.files.stores.clients.settings import find_provider, obstore_config
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.protocol import Client
@@ -44,7 +46,8 @@ class SharedClient:
             return client
         with self._lock:
             if self._client is None or self._is_expiring():
-                self._client = self._open()
+                self._replace()
+            assert self._client is not None
             return self._client
 
     def renew(self, failed: Client) -> bool:
@@ -53,8 +56,13 @@ class SharedClient:
             if self._client is failed:
                 if find_provider(self._scheme, self._options) is None:
                     return False
-                self._client = self._open()
+                self._replace()
             return True
+
+    def _replace(self) -> None:
+        old, self._client = self._client, self._open()
+        if old is not None:
+            old.close()
 
     def close(self) -> None:
         """Close the client; the next request opens another."""
@@ -62,6 +70,11 @@ class SharedClient:
             client, self._client = self._client, None
         if client is not None:
             client.close()
+
+    def forget(self) -> None:
+        """Close what a forked child has inherited."""
+        if isinstance(self._client, ProcessClient):
+            self._client.forget()
 
     def _is_expiring(self) -> bool:
         expires = (self._credentials or {}).get("expires_at")
@@ -77,7 +90,8 @@ class SharedClient:
             return FsspecClient(self._root, options, self._credentials)
         config = obstore_config(self._scheme, self._options, self._credentials)
         credentials = None if self._scheme in ("http", "https") else self._credentials
-        return ObstoreClient(ObstoreSettings(self._root, config, credentials), options)
+        settings = ObstoreSettings(self._root, config, credentials)
+        return ProcessClient(settings, options) if _is_forked else ObstoreClient(settings, options)
 
     def _ask(self) -> Mapping[str, Any] | None:
         provider = find_provider(self._scheme, self._options)
@@ -109,6 +123,8 @@ def _is_installed(package: str) -> bool:
 
 _lock = threading.Lock()
 _clients: dict[tuple[str, StoreOptions], SharedClient] = {}
+_is_forked = False
+"""Whether a process above this one had loaded obstore when it forked."""
 
 
 def find_client(root: str, options: StoreOptions) -> SharedClient:
@@ -121,8 +137,11 @@ def find_client(root: str, options: StoreOptions) -> SharedClient:
 
 
 def _forget_parent() -> None:
-    global _lock  # noqa: PLW0603  # a thread of the parent may have held it
+    global _lock, _is_forked  # noqa: PLW0603  # a thread of the parent may have held the lock
     _lock = threading.Lock()
+    _is_forked = _is_forked or "obstore" in sys.modules
+    for shared in _clients.values():
+        shared.forget()
     _clients.clear()
 
 
