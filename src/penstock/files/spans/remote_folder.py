@@ -83,6 +83,10 @@ class RemoteFolder:
         """Return all objects whose keys begin with `prefix`; ReadError if the server lists nothing."""
         return [self._pin(found) for found in self._open().store.list_objects(prefix)]
 
+    def list_folders(self, prefix: str = "") -> list[str]:
+        """Return the names of the folders in the folder `prefix`; ReadError if the server lists nothing."""
+        return self._open().store.list_folders(prefix)
+
     def read_object(self, key: str) -> bytes:
         """Return the content of a whole object, such as a manifest."""
         return self.get([Span(key, 0, WHOLE)])[0].tobytes()

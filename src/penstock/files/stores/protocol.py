@@ -59,6 +59,9 @@ class Store(Protocol):
         Raise ReadError if the server does not list what it has, such as a plain HTTP server.
         """
 
+    def list_folders(self, prefix: str = "") -> list[str]:
+        """Return the names of the folders in the folder `prefix`, sorted; raise ReadError as `list_objects` does."""
+
     def put(self, key: str, content: bytes | memoryview, *, if_absent: bool = False) -> bool:
         """Write a whole (small) object. With `if_absent`, return False if there is one already, and leave it."""
 
@@ -102,6 +105,9 @@ class Client(Protocol):
 
     def list_objects(self, prefix: str, after: str | None, seconds: float) -> Iterator[list[ObjectInfo]]:
         """Yield the objects below a folder in groups; those after `after`, if the server has an order."""
+
+    def list_folders(self, prefix: str, seconds: float) -> list[str]:
+        """Return the names of the folders in a folder."""
 
     def put(self, path: str, content: bytes | memoryview, if_absent: bool, seconds: float) -> bool:
         """Write an object; return False if it was there and `if_absent`."""

@@ -82,6 +82,13 @@ class RemoteStore:
                 last = info.key
                 yield info._replace(key=info.key[cut:])
 
+    def list_folders(self, prefix: str = "") -> list[str]:
+        """Return the names of the folders in the folder `prefix`, sorted; what is in them is not listed."""
+        key = prefix.strip("/")
+        path = self._path(key)
+        found = self._repeat(f"Could not list {self._name(key)}", lambda client, left: client.list_folders(path, left))
+        return sorted(found)
+
     def put(self, key: str, content: bytes | memoryview, *, if_absent: bool = False) -> bool:
         """Write a whole (small) object. With `if_absent`, return False if there is one already, and leave it.
 

@@ -71,6 +71,12 @@ class FsspecClient:
         infos = [_info(self._relative(name), info) for name, info in found.items()]
         yield [info for info in sorted(infos) if after is None or info.key > after]
 
+    def list_folders(self, prefix: str, seconds: float) -> list[str]:
+        """Return the names of the folders in a folder."""
+        found = self._call(seconds, lambda: self._fs.ls(self._full(prefix), detail=True, refresh=True))
+        folders = (info["name"] for info in found if info["type"] == "directory")
+        return [name.rstrip("/").rpartition("/")[2] for name in folders]
+
     def put(self, path: str, content: bytes | memoryview, if_absent: bool, seconds: float) -> bool:
         """Write an object; return False if it was there and `if_absent`."""
         full = self._full(path)

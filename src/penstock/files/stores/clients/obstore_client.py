@@ -128,6 +128,12 @@ class ObstoreClient:
             for group in groups:
                 yield [_info(meta) for meta in group]
 
+    def list_folders(self, prefix: str, seconds: float) -> list[str]:
+        """Return the names of the folders in a folder."""
+        with _explain():
+            found = self._obstore.list_with_delimiter(self._for(seconds), prefix or None)
+        return [name.rpartition("/")[2] for name in found["common_prefixes"]]
+
     def put(self, path: str, content: bytes | memoryview, if_absent: bool, seconds: float) -> bool:
         """Write an object; return False if it was there and `if_absent`."""
         mode = "create" if if_absent else "overwrite"
