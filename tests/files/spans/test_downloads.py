@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 
 from penstock import ReadError
-from penstock.files.spans.downloads import Downloads
+from penstock.files.spans.downloads import Downloads, Owner
 from penstock.files.spans.span import WHOLE, Span
 
 _SECONDS = 60
 
 
-class _Server:
+class _Server(Owner):
     """Objects whose byte at n is n % 251; requests wait while the gate is closed."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.requests: list[tuple[str, int, int]] = []
         self.gate = threading.Event()
         self.gate.set()
@@ -42,13 +43,14 @@ def _content(span: Span) -> np.ndarray:
 
 @contextmanager
 def _open(server: _Server, connections: int = 4, memory_bytes: int = 1 << 20) -> Iterator[Downloads]:
-    downloads = Downloads(server.fetch, connections=connections, memory_bytes=memory_bytes)
+    downloads = Downloads(connections=connections, memory_bytes=memory_bytes)
     try:
         yield downloads
     finally:
         server.gate.set()
-        downloads.close()
-        assert not [each for each in threading.enumerate() if each in downloads._threads]
+        downloads.close(server)
+        assert not server.n_busy
+        assert not downloads._entries
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:
@@ -65,22 +67,23 @@ def _spans(*numbers: int, n_bytes: int = 1000, key: str = "a") -> list[Span]:
 
 
 def test_spans_are_returned_in_the_order_asked_for_also_twice() -> None:
-    with _open(_Server()) as downloads:
+    server = _Server()
+    with _open(server) as downloads:
         asked = [*_spans(5, 0, 5), Span("b", 0, WHOLE), *_spans(7, key="c")]
-        found, n_used, n_missing = downloads.get(asked)
+        found, n_used, n_missing = downloads.get(server, asked)
         assert (n_used, n_missing) == (0, len(asked))
         for span, content in zip(asked, found, strict=True):
             np.testing.assert_array_equal(content, _content(span))
-        assert downloads.get(asked)[1:] == (len(asked), 0)
+        assert downloads.get(server, asked)[1:] == (len(asked), 0)
 
 
 def test_a_span_that_several_threads_need_is_fetched_once() -> None:
     server = _Server()
     server.gate.clear()
     with _open(server) as downloads:
-        downloads.prepare(_spans(3))
+        downloads.prepare(server, _spans(3))
         found: list[np.ndarray] = []
-        threads = [threading.Thread(target=lambda: found.extend(downloads.get(_spans(3))[0])) for _ in range(4)]
+        threads = [threading.Thread(target=lambda: found.extend(downloads.get(server, _spans(3))[0])) for _ in range(4)]
         for thread in threads:
             thread.start()
         server.gate.set()
@@ -93,14 +96,14 @@ def test_a_span_that_several_threads_need_is_fetched_once() -> None:
 def test_neighbours_come_with_one_request_and_distant_ones_do_not() -> None:
     server = _Server()
     with _open(server, connections=1) as downloads:
-        downloads.get([*_spans(0, 1, 2), *_spans(900, 901), *_spans(0, key="b")])
+        downloads.get(server, [*_spans(0, 1, 2), *_spans(900, 901), *_spans(0, key="b")])
         assert sorted(server.requests) == [("a", 0, 3000), ("a", 900_000, 902_000), ("b", 0, 1000)]
 
 
 def test_idle_connections_share_the_neighbours() -> None:
     server = _Server()
     with _open(server, connections=4) as downloads:
-        downloads.get(_spans(*range(8), n_bytes=1 << 20))
+        downloads.get(server, _spans(*range(8), n_bytes=1 << 20))
         assert len(server.requests) >= 4
         assert sorted(server.requests)[0][1] == 0
         assert sorted(server.requests)[-1][2] == 8 << 20
@@ -110,9 +113,15 @@ def test_what_is_waited_for_comes_before_what_was_announced() -> None:
     server = _Server()
     server.gate.clear()
     with _open(server, connections=1) as downloads:
-        downloads.prepare([Span(f"told{number}", 0, 1000) for number in range(6)])
+        downloads.prepare(server, [Span(f"told{number}", 0, 1000) for number in range(6)])
         _wait_until(lambda: len(server.requests) == 1)
-        reader = threading.Thread(target=downloads.get, args=([Span("told4", 0, 1000), Span("other", 0, 1000)],))
+        reader = threading.Thread(
+            target=downloads.get,
+            args=(
+                server,
+                [Span("told4", 0, 1000), Span("other", 0, 1000)],
+            ),
+        )
         reader.start()
         _wait_until(lambda: len(downloads._urgent) == 2)
         server.gate.set()
@@ -125,16 +134,16 @@ def test_no_more_is_fetched_ahead_than_memory_holds_until_it_is_released() -> No
     server = _Server()
     with _open(server, memory_bytes=3000) as downloads:
         told = [Span(f"k{number}", 0, 1000) for number in range(6)]
-        downloads.prepare(told)
-        _wait_until(lambda: len(server.requests) == 3 and not downloads._n_busy)
-        downloads.get(told[:1])  # what was read may go
-        downloads.prepare([])
-        _wait_until(lambda: len(server.requests) == 4 and not downloads._n_busy)
-        downloads.release(told[1:3])
-        _wait_until(lambda: len(server.requests) == 6 and not downloads._n_busy)
+        downloads.prepare(server, told)
+        _wait_until(lambda: len(server.requests) == 3 and not server.n_busy)
+        downloads.get(server, told[:1])  # what was read may go
+        downloads.prepare(server, [])
+        _wait_until(lambda: len(server.requests) == 4 and not server.n_busy)
+        downloads.release(server, told[1:3])
+        _wait_until(lambda: len(server.requests) == 6 and not server.n_busy)
         assert downloads._held_bytes == 3000
-        downloads.get([Span("much", 0, 10_000)])  # always
-        downloads.release([*told, Span("much", 0, 10_000)])
+        downloads.get(server, [Span("much", 0, 10_000)])  # always
+        downloads.release(server, [*told, Span("much", 0, 10_000)])
         assert downloads._held_bytes == downloads._queued_bytes == 0
         assert not downloads._entries
 
@@ -142,36 +151,36 @@ def test_no_more_is_fetched_ahead_than_memory_holds_until_it_is_released() -> No
 def test_what_was_announced_and_never_read_makes_room_for_another_epoch() -> None:
     server = _Server()
     with _open(server, memory_bytes=3000) as downloads:
-        downloads.prepare([Span(f"old{number}", 0, 1000) for number in range(9)])
-        _wait_until(lambda: len(server.requests) == 3 and not downloads._n_busy)
+        downloads.prepare(server, [Span(f"old{number}", 0, 1000) for number in range(9)])
+        _wait_until(lambda: len(server.requests) == 3 and not server.n_busy)
         for number in range(6):
-            downloads.get([Span(f"now{number}", 0, 1000)])
-        downloads.prepare([Span("next", 0, 1000)])
-        _wait_until(lambda: downloads.get([Span("next", 0, 1000)])[2] == 0)
-        assert not any(span.key.startswith("old") for span in downloads._entries)
+            downloads.get(server, [Span(f"now{number}", 0, 1000)])
+        downloads.prepare(server, [Span("next", 0, 1000)])
+        _wait_until(lambda: downloads.get(server, [Span("next", 0, 1000)])[2] == 0)
+        assert not any(span.key.startswith("old") for _, span in downloads._entries)
 
 
 def test_an_error_goes_to_those_who_wait_and_the_next_read_tries_again() -> None:
     server = _Server()
     server.fails = lambda span: ReadError(f"{span.key} failed") if span.key == "bad" else None
     with _open(server) as downloads:
-        downloads.prepare([Span("bad", 0, 10)])
+        downloads.prepare(server, [Span("bad", 0, 10)])
         _wait_until(lambda: not downloads._entries)
         for _ in range(2):
             with pytest.raises(ReadError, match="bad failed"):
-                downloads.get([Span("good", 0, 10), Span("bad", 0, 10)])
+                downloads.get(server, [Span("good", 0, 10), Span("bad", 0, 10)])
         server.fails = lambda _: None
-        np.testing.assert_array_equal(downloads.get([Span("bad", 0, 10)])[0][0], np.arange(10))
+        np.testing.assert_array_equal(downloads.get(server, [Span("bad", 0, 10)])[0][0], np.arange(10))
 
 
 def test_that_an_object_is_missing_is_asked_for_once() -> None:
     server = _Server()
     server.fails = lambda span: FileNotFoundError(span.key)
     with _open(server) as downloads:
-        downloads.prepare([Span("none", 0, WHOLE)])
-        _wait_until(lambda: len(server.requests) == 1 and not downloads._n_busy)
+        downloads.prepare(server, [Span("none", 0, WHOLE)])
+        _wait_until(lambda: len(server.requests) == 1 and not server.n_busy)
         with pytest.raises(FileNotFoundError, match="none"):
-            downloads.get([Span("none", 0, WHOLE)])
+            downloads.get(server, [Span("none", 0, WHOLE)])
         assert len(server.requests) == 1
         assert not downloads._entries
         assert downloads._held_bytes == 0
@@ -180,22 +189,22 @@ def test_that_an_object_is_missing_is_asked_for_once() -> None:
 def test_closing_ends_a_reader_that_waits() -> None:
     server = _Server()
     server.gate.clear()
-    downloads = Downloads(server.fetch, connections=2, memory_bytes=1 << 20)
+    downloads = Downloads(connections=2, memory_bytes=1 << 20)
     errors: list[Exception] = []
 
     def read() -> None:
         try:
-            downloads.get(_spans(1))
+            downloads.get(server, _spans(1))
         except ReadError as error:
             errors.append(error)
 
     reader = threading.Thread(target=read)
     reader.start()
     _wait_until(lambda: len(server.requests) == 1)
-    downloads.close()
+    downloads.close(server)
     reader.join(_SECONDS)
     assert len(errors) == 1
     server.gate.set()
-    _wait_until(lambda: not downloads._threads)
+    _wait_until(lambda: not server.n_busy)
     with pytest.raises(ReadError, match="closed"):
-        downloads.get(_spans(2))
+        downloads.get(server, _spans(2))

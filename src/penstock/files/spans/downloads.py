@@ -1,5 +1,7 @@
 """Downloads of one process: spans are fetched by threads in the order in which they are needed, and wait in memory.
 
+All remote folders of a process share the threads and the memory, so that a hundred sources need no more than one.
+
 1. Two threads need the same span: it is fetched once.
 2. A reader needs a span that is far behind in the queue: it comes next.
 3. Memory is full of spans that nobody has read: no more are fetched ahead. What a reader waits for always is.
@@ -9,8 +11,10 @@
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +22,9 @@ from numpy.typing import NDArray
 from penstock.core.errors import ReadError
 from penstock.files.spans.span import WHOLE, Span
 
-__all__ = ["Downloads", "Fetch"]
+__all__ = ["Downloads", "Owner"]
 
 _Bytes = NDArray[np.uint8]
-
-Fetch = Callable[[Sequence[Span]], list[_Bytes]]
-"""Returns the bytes of neighbouring spans of one object."""
 
 _SMALL_BYTES, _LARGE_BYTES = 1 << 20, 4 << 20  # neighbours that are fetched with one request: fewer if others are idle
 _GAP_BYTES = 64 << 10  # between neighbours: reading them takes less time than another request
@@ -33,17 +34,37 @@ _UNKNOWN_BYTES = 1 << 20  # of a whole object, before its size is known
 _CLOSE_SECONDS = 1.0
 
 
+class Owner(ABC):
+    """A remote folder of one process, whose spans are fetched."""
+
+    def __init__(self) -> None:
+        self.n_busy, self.busy_since, self.busy_before = 0, 0.0, 0.0
+
+    @abstractmethod
+    def fetch(self, spans: Sequence[Span]) -> list[_Bytes]:
+        """Return the bytes of neighbouring spans of one object; called by several threads at once."""
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long at least one request was under way."""
+        return self.busy_before + (time.perf_counter() - self.busy_since if self.n_busy else 0.0)
+
+
 class _Entry:
     """A span that is queued, under way or in memory."""
 
-    __slots__ = ("content", "error", "is_started", "n_bytes", "span", "waiting")
+    __slots__ = ("content", "error", "is_started", "n_bytes", "owner", "span", "waiting")
 
-    def __init__(self, span: Span) -> None:
-        self.span, self.n_bytes = span, span.n_bytes or _UNKNOWN_BYTES
+    def __init__(self, owner: Owner, span: Span) -> None:
+        self.owner, self.span, self.n_bytes = owner, span, span.n_bytes or _UNKNOWN_BYTES
         self.content: _Bytes | None = None
         self.error: BaseException | None = None
         self.is_started = False
         self.waiting = 0
+
+    @property
+    def key(self) -> tuple[Owner, Span]:
+        return self.owner, self.span
 
 
 class Downloads:
@@ -51,23 +72,21 @@ class Downloads:
 
     Parameters
     ----------
-    fetch
-        Called by several threads at once.
     connections
         How many requests are under way at a time.
     memory_bytes
         Memory of spans that were fetched ahead, or used and not released.
     """
 
-    def __init__(self, fetch: Fetch, *, connections: int, memory_bytes: int) -> None:
-        self._fetch, self._connections, self._memory_bytes = fetch, connections, memory_bytes
+    def __init__(self, *, connections: int, memory_bytes: int) -> None:
+        self._connections, self._memory_bytes = connections, memory_bytes
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         """Something is to be fetched, or there is room for it."""
         self._done = threading.Condition(self._lock)
         """Something was fetched."""
-        self._entries: dict[Span, _Entry] = {}
-        self._used: OrderedDict[Span, _Entry] = OrderedDict()
+        self._entries: dict[tuple[Owner, Span], _Entry] = {}
+        self._used: OrderedDict[tuple[Owner, Span], _Entry] = OrderedDict()
         """Entries that were read and not released, the least recently read first."""
         self._urgent: deque[_Entry] = deque()
         self._queue: deque[_Entry] = deque()
@@ -75,80 +94,72 @@ class Downloads:
         self._queued_bytes = 0  # of entries that were not
         self._foreign_reads = 0
         self._threads: set[threading.Thread] = set()
-        self._n_idle = self._n_busy = 0
-        self._busy_since = self._busy_seconds = 0.0
-        self._is_closed = False
+        self._n_idle = 0
+        self._closed: WeakSet[Owner] = WeakSet()
 
-    @property
-    def busy_seconds(self) -> float:
-        """How long at least one request was under way."""
-        with self._lock:
-            return self._busy_seconds + (time.perf_counter() - self._busy_since if self._n_busy else 0.0)
-
-    def find(self, span: Span) -> bool:
+    def find(self, owner: Owner, span: Span) -> bool:
         """Return whether a span is in memory, under way or queued."""
-        return span in self._entries
+        return (owner, span) in self._entries
 
-    def prepare(self, spans: Sequence[Span]) -> None:
+    def prepare(self, owner: Owner, spans: Sequence[Span]) -> None:
         """Fetch spans ahead of use, in this order."""
         with self._lock:
+            _check_open(owner, self._closed)
             for span in spans:
-                if span not in self._entries:
-                    self._add(span, self._queue)
+                if (owner, span) not in self._entries:
+                    self._add(owner, span, self._queue)
             self._start_threads()
 
-    def get(self, spans: Sequence[Span]) -> tuple[list[_Bytes], int, int]:
+    def get(self, owner: Owner, spans: Sequence[Span]) -> tuple[list[_Bytes], int, int]:
         """Return the bytes of spans, how many of them were read before, and how many had to be waited for."""
         with self._lock:
-            n_used = sum(span in self._used for span in spans)
-            entries = [self._want(span) for span in spans]
+            _check_open(owner, self._closed)
+            n_used = sum((owner, span) in self._used for span in spans)
+            entries = [self._want(owner, span) for span in spans]
             n_missing = sum(not _is_over(entry) for entry in entries)
             try:
                 self._note_foreign(n_missing, len(entries))
                 self._start_threads()
                 for entry in entries:
-                    self._done.wait_for(lambda: self._is_closed or _is_over(entry))  # noqa: B023  # called at once
+                    self._done.wait_for(lambda: owner in self._closed or _is_over(entry))  # noqa: B023  # called at once
                 return [self._use(entry) for entry in entries], n_used, n_missing
             finally:
                 for entry in entries:
                     entry.waiting -= 1
 
-    def release(self, spans: Sequence[Span]) -> None:
+    def release(self, owner: Owner, spans: Sequence[Span]) -> None:
         """Free the memory of spans."""
         with self._lock:
             for span in spans:
-                entry = self._entries.get(span)
+                entry = self._entries.get((owner, span))
                 if entry is not None and _is_free(entry):
                     self._drop(entry)
             self._work.notify_all()
 
-    def close(self) -> None:
-        """Drop everything; requests that are under way end by themselves."""
+    def close(self, owner: Owner) -> None:
+        """Drop all spans of an owner, and wait a moment for its requests that are under way."""
         with self._lock:
-            self._is_closed = True
-            self._queue.clear()
-            self._urgent.clear()
-            self._work.notify_all()
+            self._closed.add(owner)
+            for entry in [entry for entry in self._entries.values() if entry.owner is owner]:
+                if _is_free(entry) or not entry.is_started:
+                    self._drop(entry)
             self._done.notify_all()
-            threads = list(self._threads)
-        until = time.monotonic() + _CLOSE_SECONDS
-        for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, until - time.monotonic()))
+            self._work.notify_all()
+            self._done.wait_for(lambda: not owner.n_busy, _CLOSE_SECONDS)
 
     # -- entries; the lock is held -------------------------------------------------------------------------------------
 
-    def _add(self, span: Span, queue: "deque[_Entry]") -> _Entry:
-        entry = self._entries[span] = _Entry(span)
+    def _add(self, owner: Owner, span: Span, queue: "deque[_Entry]") -> _Entry:
+        entry = self._entries[owner, span] = _Entry(owner, span)
         self._queued_bytes += entry.n_bytes
         queue.append(entry)
         return entry
 
-    def _want(self, span: Span) -> _Entry:
+    def _want(self, owner: Owner, span: Span) -> _Entry:
         """Return the entry of a span that a reader waits for; if it is not under way, it comes next."""
-        entry = self._entries.get(span)
+        entry = self._entries.get((owner, span))
         if entry is None:
-            entry = self._add(span, self._urgent)
+            entry = self._add(owner, span, self._urgent)
         elif not entry.is_started and not entry.waiting:
             self._urgent.append(entry)  # and skipped in the queue, once it was started
         entry.waiting += 1
@@ -159,17 +170,17 @@ class Downloads:
             self._drop(entry)
             raise entry.error
         if entry.content is None:
-            raise ReadError(f"{entry.span.key} was closed while it was read.")
-        if self._entries.get(entry.span) is entry:
-            self._used[entry.span] = entry
-            self._used.move_to_end(entry.span)
+            raise ReadError(f"The remote folder of {entry.span.key!r} was closed while it was read.")
+        if self._entries.get(entry.key) is entry:
+            self._used[entry.key] = entry
+            self._used.move_to_end(entry.key)
         return entry.content
 
     def _drop(self, entry: _Entry) -> None:
-        if self._entries.get(entry.span) is not entry:
+        if self._entries.get(entry.key) is not entry:
             return
-        del self._entries[entry.span]
-        self._used.pop(entry.span, None)
+        del self._entries[entry.key]
+        self._used.pop(entry.key, None)
         if entry.is_started:
             self._held_bytes -= entry.n_bytes
         else:
@@ -214,7 +225,9 @@ class Downloads:
                 queue.popleft()
                 continue
             gap = span.begin - last.end
-            if span.key != first.key or not 0 <= gap <= _GAP_BYTES or span.end - first.begin > most:
+            if entry.owner is not found[0].owner or span.key != first.key:
+                break
+            if not 0 <= gap <= _GAP_BYTES or span.end - first.begin > most:
                 break
             if queue is self._queue and not self._make_room(entry.n_bytes + sum(each.n_bytes for each in found)):
                 break
@@ -230,8 +243,6 @@ class Downloads:
 
     def _start_threads(self) -> None:
         """Wake or start as many threads as there are entries to fetch, up to the limit; the lock is held."""
-        if self._is_closed:
-            raise ReadError("A remote folder was closed while it was read.")
         n_waiting = len(self._urgent) + len(self._queue)
         self._work.notify(n_waiting)
         for _ in range(min(n_waiting - self._n_idle, self._connections - len(self._threads))):
@@ -242,7 +253,7 @@ class Downloads:
     def _run(self) -> None:
         with self._lock:
             try:
-                while not self._is_closed:
+                while True:
                     entries = self._pop_neighbours()
                     if entries:
                         self._download(entries)
@@ -257,17 +268,18 @@ class Downloads:
 
     def _download(self, entries: list[_Entry]) -> None:
         """Fetch entries; the lock is released meanwhile."""
-        self._note_busy(1)
+        owner = entries[0].owner
+        _note_busy(owner, 1)
         self._lock.release()
         contents: list[_Bytes] = []
         error: BaseException | None = None
         try:
-            contents = self._fetch([entry.span for entry in entries])
+            contents = owner.fetch([entry.span for entry in entries])
         except BaseException as raised:  # it belongs to whoever waits
             error = raised
         finally:
             self._lock.acquire()
-            self._note_busy(-1)
+            _note_busy(owner, -1)
         for number, entry in enumerate(entries):
             if error is not None:
                 self._fail(entry, error)
@@ -286,13 +298,20 @@ class Downloads:
         self._held_bytes -= entry.n_bytes
         entry.n_bytes = 0
 
-    def _note_busy(self, change: int) -> None:
-        now = time.perf_counter()
-        if self._n_busy == 0:
-            self._busy_since = now
-        self._n_busy += change
-        if self._n_busy == 0:
-            self._busy_seconds += now - self._busy_since
+
+def _note_busy(owner: Owner, change: int) -> None:
+    """Count the requests of an owner that are under way; the lock is held."""
+    now = time.perf_counter()
+    if not owner.n_busy:
+        owner.busy_since = now
+    owner.n_busy += change
+    if not owner.n_busy:
+        owner.busy_before += now - owner.busy_since
+
+
+def _check_open(owner: Owner, closed: "WeakSet[Owner]") -> None:
+    if owner in closed:
+        raise ReadError("A remote folder was closed while it was read.")
 
 
 def _is_over(entry: _Entry) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.transfers import Transfers
-from penstock.files.spans.downloads import Downloads
+from penstock.files.spans.downloads import Downloads, Owner
 from penstock.files.spans.folder import CacheFolder, try_lock
 from penstock.files.spans.options import RemoteOptions
 from penstock.files.spans.span import WHOLE, Span, StoredSpan
@@ -26,7 +26,7 @@ __all__ = ["RemoteFolder"]
 
 _Bytes = NDArray[np.uint8]
 
-_MEMORY_BYTES = 192 << 20  # of spans in memory
+_MEMORY_BYTES = 192 << 20  # of spans in memory, of all remote folders of a process
 _OTHERS_SECONDS = 10.0  # for another process that is downloading a span; then this one downloads it, too
 _POLL_SECONDS = 0.01
 
@@ -109,7 +109,7 @@ class RemoteFolder:
         """End all downloads and close connections; the next read opens them again."""
         process, self._process = self._process, None
         if process is not None and process.number == os.getpid():
-            process.downloads.close()
+            process.downloads.close(process)
 
     def _open(self) -> "_Process":
         process = self._process
@@ -134,15 +134,18 @@ class RemoteFolder:
             return None
 
 
-class _Process:
+class _Process(Owner):
     """What one process has open."""
 
     def __init__(self, url: Url, options: RemoteOptions, pinned: dict[str, ObjectInfo]) -> None:
+        super().__init__()
         self.number, self._url, self._pinned = os.getpid(), url, pinned
         self.store: Store = open_store(url, options.store)
         self._folder = None if options.cache is None else CacheFolder(options.cache, options.cache_bytes)
         connections = (options.store or StoreOptions()).connections
-        self.downloads = Downloads(self._fetch, connections=connections, memory_bytes=_MEMORY_BYTES)
+        self.downloads = _DOWNLOADS.setdefault(
+            (os.getpid(), connections), Downloads(connections=connections, memory_bytes=_MEMORY_BYTES)
+        )
         self._lock = threading.Lock()
         self._n_hits = self._n_misses = 0
         self._waited_seconds = 0.0
@@ -151,7 +154,7 @@ class _Process:
     @property
     def transfers(self) -> Transfers:
         requests, n_bytes, retries = np.subtract(_read_counts(self.store), self._before).tolist()
-        busy_seconds = self.downloads.busy_seconds
+        busy_seconds = self.busy_seconds
         with self._lock:
             return Transfers(
                 requests=requests,
@@ -169,10 +172,10 @@ class _Process:
         n_used, n_missing, began = 0, 0, time.perf_counter()
         if places:
             asked = [spans[place] for place in places]
-            contents, n_used, n_missing = self.downloads.get(asked)
+            contents, n_used, n_missing = self.downloads.get(self, asked)
             for place, content in zip(places, contents, strict=True):
                 found[place] = content
-            self.downloads.release([span for span in asked if self._find_cached(span)])
+            self.downloads.release(self, [span for span in asked if self._find_cached(span)])
         with self._lock:
             self._n_misses += len(places) - n_used
             self._n_hits += len(spans) - len(places) + n_used
@@ -181,13 +184,13 @@ class _Process:
         return [content for content in found if content is not None]
 
     def prepare(self, spans: Sequence[Span]) -> int:
-        missing = [span for span in spans if not self.downloads.find(span) and not self._find_cached(span)]
+        missing = [span for span in spans if not self.downloads.find(self, span) and not self._find_cached(span)]
         if missing:
-            self.downloads.prepare(missing)
+            self.downloads.prepare(self, missing)
         return sum(span.n_bytes or 1 for span in missing)
 
     def release(self, spans: Sequence[Span]) -> None:
-        self.downloads.release(spans)
+        self.downloads.release(self, spans)
         if self._folder is not None:
             for stored in self._name_stored(spans):
                 self._folder.expend(stored)
@@ -209,14 +212,14 @@ class _Process:
         return stored is not None and self._folder is not None and self._folder.find(stored)
 
     def _read_cached(self, span: Span) -> _Bytes | None:
-        if self.downloads.find(span):  # in memory, or soon
+        if self.downloads.find(self, span):  # in memory, or soon
             return None
         stored = self._name(span)
         return None if stored is None or self._folder is None else self._folder.read(stored)
 
     # -- the network; called by the threads of `Downloads` -------------------------------------------------------------
 
-    def _fetch(self, spans: Sequence[Span]) -> list[_Bytes]:
+    def fetch(self, spans: Sequence[Span]) -> list[_Bytes]:
         """Return neighbouring spans of an object; once per machine, if there is a cache folder."""
         key = spans[0].key
         is_cached = self._folder is not None
@@ -273,11 +276,14 @@ def _read_counts(store: Store) -> tuple[int, int, int]:
 
 
 _OPENING = threading.Lock()
+_DOWNLOADS: dict[tuple[int, int], Downloads] = {}
+"""Those of this process, by the number of connections."""
 
 
 def _reset_after_fork() -> None:
     global _OPENING  # noqa: PLW0603  # a thread of the parent may have held it
     _OPENING = threading.Lock()
+    _DOWNLOADS.clear()
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)
