@@ -73,7 +73,7 @@ class FsspecClient:
 
     def list_folders(self, prefix: str, seconds: float) -> list[str]:
         """Return the names of the folders in a folder."""
-        found = self._call(seconds, lambda: self._fs.ls(self._full(prefix), detail=True, refresh=True))
+        found = self._call(seconds, lambda: self.file_system.ls(self._full(prefix), detail=True, refresh=True))
         folders = (info["name"] for info in found if info["type"] == "directory")
         return [name.rstrip("/").rpartition("/")[2] for name in folders]
 

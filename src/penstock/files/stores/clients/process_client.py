@@ -65,6 +65,10 @@ class ProcessClient:
             raise
         self._idle.append(connection)
 
+    def list_folders(self, prefix: str, seconds: float) -> list[str]:
+        """Return the names of the folders in a folder."""
+        return list(self._ask(seconds, ("list_folders", prefix, seconds)))
+
     def put(self, path: str, content: bytes | memoryview, if_absent: bool, seconds: float) -> bool:
         """Write an object; return False if it was there and `if_absent`."""
         return bool(self._ask(seconds, ("put", path, if_absent, seconds), content=content))
