@@ -54,6 +54,7 @@ SLOW = (
     "doctor/test_leftovers.py",
     "faults",
     "files/stores/test_forks.py",
+    "files/stores/test_stalls.py",
     "feed/test_loader_transfers.py",
     "laws/test_loader",
     "packaging",

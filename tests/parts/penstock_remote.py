@@ -70,14 +70,16 @@ class Endpoint:
     def break_requests(self, *rules: dict[str, Any]) -> None:
         """Break requests by rules; the first that fits counts. Without any, nothing is broken.
 
-        Each has a `kind`, and may have `method` and `key` (patterns; `key` is relative to `folder`), `skip` (how many
-        are let through first) and `times` (how many are broken; else all that follow). Kinds:
+        Each has a `kind`, and may have `method` (also LIST) and `key` (patterns; `key` is relative to `folder`), `skip`
+        (how many are let through first) and `times` (how many are broken; else all that follow). Kinds:
 
         - status: the answer is `status`, with the XML `code` and `retry_after`, if given
         - drop: the connection is closed without an answer; lost: after the request was carried out
         - reset, short: the connection is reset or closed in the middle of the body
         - wrong_length: the body and its Content-Length have `by` bytes more or less
         - stall: nothing comes for `seconds`, from the beginning or, `in_body`, from the middle on
+        - drip: the body comes ten bytes at a time, one every `seconds`
+        - whole: ranges are ignored, as by a server that has none (over HTTP)
         - replace: the file has the bytes `content` (as hex) from now on
         """
         self._ask(rules=[{**rule, "key": f"{self.key}{rule.get('key', '*')}"} for rule in rules])

@@ -4,7 +4,7 @@ import asyncio
 import os
 import re
 from collections.abc import AsyncIterator
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 __all__ = ["PIECE", "Answer", "HangupError", "Request", "Upstream", "nothing", "parse_range", "read_file"]
 
@@ -22,6 +22,12 @@ class Request:
         self.headers = {name.strip().lower(): value.strip() for name, _, value in (li.partition(":") for li in lines)}
         path, _, self.query = self.target.partition("?")
         self.key = unquote(path).lstrip("/")
+        self.operation = self.method
+        """The method, or LIST."""
+        if "list-type=" in self.query:
+            self.bucket = self.key.strip("/")
+            self.operation = "LIST"
+            self.key = f"{self.bucket}/{parse_qs(self.query).get('prefix', [''])[0]}"
 
     @property
     def n_body(self) -> int:

@@ -43,7 +43,7 @@ class Rules:
 
     def find(self, request: Request) -> dict[str, Any] | None:
         for rule in self._rules:
-            if not fnmatch.fnmatchcase(request.method, rule["method"]):
+            if not fnmatch.fnmatchcase(request.operation, rule["method"]):
                 continue
             if not fnmatch.fnmatchcase(request.key, rule["key"]):
                 continue
@@ -109,10 +109,10 @@ class Server:
     ) -> None:
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        numbers = self.counts[request.method, request.key]
+        numbers = self.counts[request.operation, request.key]
         numbers[0] += 1
         numbers[2] += request.n_body
-        entry = [request.method, request.key, request.headers.get("range", ""), 0]
+        entry = [request.operation, request.key, request.headers.get("range", ""), 0]
         self.log.append(entry)
         try:
             rule = self.rules.find(request)
@@ -130,6 +130,8 @@ class Server:
         kind = rule["kind"] if rule else ""
         if rule and kind == "stall" and not rule.get("in_body"):
             await asyncio.sleep(rule["seconds"])
+        if rule and kind == "whole":
+            request.headers.pop("range", None)
         if rule and kind == "replace":
             (self.folder / request.key).write_bytes(bytes.fromhex(rule["content"]))
             await asyncio.sleep(0.02)  # rclone remembers a folder for a moment
@@ -162,11 +164,11 @@ class Server:
 
     async def mend(self, request: Request, answer: Answer) -> Answer:
         """Return what S3 would answer."""
-        if "list-type" in request.query and answer.status == 200:
+        if request.operation == "LIST" and answer.status == 200:
             content = b"".join([piece async for piece in answer.body or nothing()])
 
             def tag(key: str) -> str:
-                return self.tag(f"{request.key.strip('/')}/{html.unescape(key)}")
+                return self.tag(f"{request.bucket}/{html.unescape(key)}")
 
             text = re.sub(
                 r"<Key>(.*?)</Key>(.*?)<ETag></ETag>",
@@ -244,6 +246,11 @@ class Server:
             left -= len(part)
             if self.bandwidth:
                 await self.pace(len(part))
+            for at in range(0, len(part) if rule and kind == "drip" else 0, 10):
+                if writer.is_closing():
+                    raise HangupError
+                writer.write(part[at : at + 10])
+                await asyncio.sleep(rule["seconds"] if rule else 0.0)
             writer.write(part)
             await writer.drain()
             if numbers is not None:

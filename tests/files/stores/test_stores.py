@@ -104,7 +104,7 @@ def test_bytes_after_the_end_are_no_bytes(writable: Store) -> None:
             read(writable, "x", begin, 4)
 
 
-@pytest.mark.parametrize("n_bytes", [0, 100_000, (1 << 24) + 77, 40_000_000])
+@pytest.mark.parametrize("n_bytes", [0, 100_000, (1 << 23) + 77, 40_000_000])
 def test_uploads_appear_when_they_are_finished(writable: Store, n_bytes: int) -> None:
     content = np.arange(n_bytes // 4 + 1, dtype="<u4").tobytes()[:n_bytes]
     upload = writable.open_upload("below/x")

@@ -29,3 +29,6 @@ class RequestError(Exception):
     def __init__(self, failure: RequestFailure, reason: str) -> None:
         super().__init__(failure, reason)
         self.failure, self.reason = failure, reason
+
+    def __str__(self) -> str:
+        return self.reason

@@ -48,8 +48,9 @@ def explain_failure(error: Exception) -> RequestError:
     refusal = next((meaning for words, meaning in _REFUSALS if words in str(error)), None)
     if refusal is not None:
         return RequestError("refused", refusal)
-    if "HTTP error" in head:
-        return RequestError("again", next((meaning for word, meaning in _CAUSES if word in internals), "it failed"))
+    if "HTTP error" in head or "Got invalid" in head:
+        default = "the answer was not whole" if "Got invalid" in head else "the connection failed"
+        return RequestError("again", next((meaning for word, meaning in _CAUSES if word in internals), default))
     return RequestError("refused", _one_line(head))
 
 

@@ -11,8 +11,8 @@ from penstock.files.stores.errors import RequestError
 
 __all__ = ["PART_BYTES", "ObstoreUpload"]
 
-PART_BYTES = 1 << 24
-"""Bytes of a part. S3 takes 10,000 parts of an object, so that this allows 160 GB."""
+PART_BYTES = 1 << 23
+"""Bytes of a part. S3 takes 10,000 parts of an object, so that this allows 80 GB."""
 
 _PARTS_IN_FLIGHT = 4
 
@@ -52,7 +52,9 @@ class ObstoreUpload:
 
     def write(self, content: bytes | memoryview) -> None:
         """Append bytes; wait if many are under way."""
-        self._put(bytes(content))
+        view = memoryview(content).cast("B")
+        for begin in range(0, len(view), PART_BYTES):
+            self._put(bytes(view[begin : begin + PART_BYTES]))
 
     def _put(self, part: bytes | _AbortError | None) -> None:
         while self._thread.is_alive():

@@ -181,4 +181,4 @@ def _explain() -> Iterator[None]:
     except RequestError:
         raise
     except Exception as error:  # obstore has types of its own, and raises built-in ones, too
-        raise explain_failure(error) from error
+        raise explain_failure(error) from None  # its text is many lines of internals, and may quote a signature
