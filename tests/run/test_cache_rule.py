@@ -64,7 +64,7 @@ def test_epochs_download_what_the_cache_has_no_room_for(order: Order, n: int, ba
             source.take(draw.items)
             pages.give_back(source, draw.items, epoch)
             assert len(source.held) <= max(cache_items, 0)
-        kept = int(0.98 * cache_items) // batch_size * batch_size if cache_items < n else n
+        kept = int(0.98 * cache_items) if cache_items < n else n
         assert source.n_downloads == (n if epoch == 0 else n - kept)
 
 

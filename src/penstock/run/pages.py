@@ -72,9 +72,11 @@ class Pages:
         if found is None:
             assert self.plan is not None, "nothing is given back without a plan"
             found = np.zeros(n_items, np.bool_)
-            batches = range(min(self.plan.epoch(epoch).n_batches, self.kept_items // self.plan.batch_size))
+            n_left = self.kept_items
+            batches = range(min(self.plan.epoch(epoch).n_batches, -(-n_left // self.plan.batch_size)))
             for items in self.plan.epoch(epoch).items(batches):
-                found[items] = True
+                found[items[: max(0, n_left)]] = True
+                n_left -= len(items)
             self._first.clear()  # of the epoch before; another thread works them out again
             self._first[epoch] = found
         return found

@@ -177,6 +177,16 @@ def test_many_threads_read_the_same_objects(objects: Path, tmp_path: Path) -> No
     folder.close()
 
 
+def test_what_is_not_to_be_kept_is_not_in_the_cache(objects: Path, tmp_path: Path) -> None:
+    folder = _open(objects, tmp_path / "cache", 10 << 20)
+    kept, other = Span("0.bin", 0, 100), Span("0.bin", 100, 150, is_kept=False)
+    folder.prepare([kept, other])
+    assert b"".join(content.tobytes() for content in folder.get([kept, other])) == _bytes(0)[:150]
+    folder.release([kept, other])
+    assert [path.name for path in (tmp_path / "cache").rglob("*-*") if path.suffix != ".json"] == ["0-100"]
+    folder.close()
+
+
 def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     url = Url("s3://bucket/x")
     with pytest.raises(OptionError, match="cache_bytes=5 needs cache"):

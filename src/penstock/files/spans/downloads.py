@@ -225,7 +225,7 @@ class Downloads:
                 queue.popleft()
                 continue
             gap = span.begin - last.end
-            if entry.owner is not found[0].owner or span.key != first.key:
+            if (entry.owner, span.key, span.is_kept) != (found[0].owner, first.key, first.is_kept):
                 break
             if not 0 <= gap <= _GAP_BYTES or span.end - first.begin > most:
                 break

@@ -200,7 +200,7 @@ class _Process(Owner):
     def _name(self, span: Span) -> StoredSpan | None:
         """Return the name of a span in the cache folder; None if its version is not known."""
         info = self._pinned.get(span.key)
-        if self._folder is None or info is None or info.version is None:
+        if self._folder is None or not span.is_kept or info is None or info.version is None:
             return None
         return StoredSpan.of(str(self._url / span.key if span.key else self._url), info.version, span)
 
@@ -222,11 +222,11 @@ class _Process(Owner):
     def fetch(self, spans: Sequence[Span]) -> list[_Bytes]:
         """Return neighbouring spans of an object; once per machine, if there is a cache folder."""
         key = spans[0].key
-        is_cached = self._folder is not None
+        is_cached = self._folder is not None and spans[0].is_kept
         if key not in self._pinned and (is_cached or (spans[0].end == WHOLE and spans[0].begin)):
             self._pinned.setdefault(key, self.store.describe(key))
         names = self._name_stored(spans)
-        if self._folder is None or not names:
+        if self._folder is None or len(names) < len(spans):
             return self._download(spans)
         with ExitStack() as locks:
             self._wait_for_others(self._folder, names, locks)

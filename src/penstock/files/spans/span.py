@@ -18,7 +18,10 @@ class Span(NamedTuple):
 
     begin: int
     end: int
-    """`WHOLE`: the end of the object; `begin` must be 0 then."""
+    """`WHOLE`: the end of the object."""
+
+    is_kept: bool = True
+    """Whether a cache folder may keep it; not what is too small for a file."""
 
     @property
     def n_bytes(self) -> int:
