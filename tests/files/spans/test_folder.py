@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import OptionError
-from penstock.files.spans.folder import CacheFolder, measure_folder, try_lock
+from penstock.files.spans.folder import CacheFolder, measure_folder
 from penstock.files.spans.span import WHOLE, Span, StoredSpan
 
 _TRAILER_BYTES = 16
@@ -164,23 +164,38 @@ def test_bytes_of_a_killed_writer_count_until_they_are_removed(tmp_path: Path) -
 
 def test_a_lock_is_held_against_other_processes_and_released_when_they_die(tmp_path: Path) -> None:
     cache = CacheFolder(tmp_path / "c", 1000)
-    (lock,) = cache.find_locks([_span(0)])
     context = get_context("fork")
     ours, theirs = context.Pipe()
-    child = context.Process(target=_hold, args=(lock, theirs))
+    child = context.Process(target=_hold, args=(cache, theirs))
     child.start()
     assert ours.recv()
-    with try_lock(lock) as is_mine:
-        assert not is_mine
+    with cache.open_locks() as locks:
+        assert not locks.take(_span(0))
+        assert all(locks.take(_span(number)) for number in range(1, 1000))
     child.kill()
     child.join()
-    with try_lock(lock) as is_mine:
-        assert is_mine
+    with cache.open_locks() as locks:
+        assert locks.take(_span(0))
 
 
-def _hold(lock: str, pipe: object) -> None:
-    with try_lock(lock) as is_mine:
-        pipe.send(is_mine)  # type: ignore[attr-defined]
+def test_threads_exclude_each_other_and_a_forked_child_keeps_no_lock(tmp_path: Path) -> None:
+    cache = CacheFolder(tmp_path / "c", 1000)
+    context = get_context("fork")
+    ours, theirs = context.Pipe()
+    with cache.open_locks() as held, cache.open_locks() as others:
+        assert held.take(_span(0))
+        assert not others.take(_span(0))
+        child = context.Process(target=theirs.recv)  # it has the open file of the lock, too
+        child.start()
+    with cache.open_locks() as locks:
+        assert locks.take(_span(0))
+    ours.send("over")
+    child.join()
+
+
+def _hold(cache: CacheFolder, pipe: object) -> None:
+    with cache.open_locks() as locks:
+        pipe.send(locks.take(_span(0)))  # type: ignore[attr-defined]
         pipe.recv()  # type: ignore[attr-defined]
 
 

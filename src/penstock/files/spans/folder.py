@@ -3,7 +3,7 @@
 FOLDER/penstock-cache.json   says that the folder is a cache, whose files may be removed
 FOLDER/OBJECT/BEGIN-END      the bytes of a span, then their checksum
 FOLDER/ledger                bytes of all files; locked while it is read and changed
-FOLDER/locks/NNN             locked by the process that is downloading a span
+FOLDER/locks                 a byte of it is locked by the process that is downloading a span
 
 A span that was read, and is not needed soon, has a date of 1970: it is evicted before all others.
 """
@@ -14,7 +14,7 @@ import re
 import struct
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,14 +28,15 @@ from penstock.files.durable import create_aside, write_all, write_aside
 from penstock.files.regular import open_descriptor, open_list
 from penstock.files.spans.span import WHOLE, StoredSpan
 
-__all__ = ["CacheFolder", "measure_folder", "try_lock"]
+__all__ = ["CacheFolder", "SpanLocks", "measure_folder"]
 
 _MARKER, _LEDGER, _LOCKS = "penstock-cache.json", "ledger", "locks"
 _FORMAT = b'{"format": "penstock-cache", "version": 1}\n'
 _OURS = re.compile(rf"[0-9a-f]{{32}}|{_LEDGER}|{_LOCKS}|\.?{re.escape(_MARKER)}.*")
 _TRAILER, _TOTAL = struct.Struct("<8sQ"), struct.Struct("<q")
 _MAGIC = b"PSspan1\n"
-_STRIPES = 512
+_FLOCK = struct.Struct("@hhqqi0q")  # struct flock of Linux: type, whence, start, length, pid
+_LOCK_BITS = 62  # of the place of a span in the file of locks
 _ABANDONED_SECONDS = 600.0  # a temporary file of this age was left by a process that was killed
 _FULL_SECONDS = 10.0  # after an error of the file system, nothing is written for this long
 _SCAN_SHARE = 0.05  # of the time is spent on looking for files to evict, at most
@@ -129,10 +130,9 @@ class CacheFolder:
             os.utime(path, ns=(0, 0))
             self._expendable.append(path)
 
-    def find_locks(self, spans: Iterable[StoredSpan]) -> list[str]:
-        """Return the locks of spans, in the order in which every process takes them."""
-        stripes = {xxhash.xxh3_64_intdigest(repr(tuple(span)).encode()) % _STRIPES for span in spans}
-        return [f"{self.folder}/{_LOCKS}/{stripe:03d}" for stripe in sorted(stripes)]
+    def open_locks(self) -> "SpanLocks":
+        """Return the locks of spans, of which none is taken yet."""
+        return SpanLocks(f"{self.folder}/{_LOCKS}")
 
     def _path(self, span: StoredSpan) -> str:
         return f"{self.folder}/{span.object}/{span.file_name}"
@@ -212,6 +212,8 @@ class CacheFolder:
                     yield _Ledger(handle)
                     return
             finally:
+                with suppress(OSError):
+                    fcntl.flock(handle, fcntl.LOCK_UN)  # a child that was forked meanwhile has the open file, too
                 os.close(handle)
 
 
@@ -220,33 +222,54 @@ class _Ledger:
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
+        fcntl.fcntl(handle, fcntl.F_SETFL, 0)  # else, writing appends
 
     def read(self) -> int | None:
         content = os.pread(self._handle, _TOTAL.size + 1, 0)
         return max(0, _TOTAL.unpack(content)[0]) if len(content) == _TOTAL.size else None
 
     def write(self, total: int) -> None:
-        os.ftruncate(self._handle, 0)
-        os.write(self._handle, _TOTAL.pack(total))
+        os.ftruncate(self._handle, _TOTAL.size)  # not 0, after which ext4 writes a file to the disk when it is closed
+        os.pwrite(self._handle, _TOTAL.pack(total), 0)
 
 
-@contextmanager
-def try_lock(path: str) -> Iterator[bool]:
-    """Lock a file; yield whether no other process, or thread, has it locked."""
-    handle = -1
-    try:
+class SpanLocks:
+    """Locks of spans: one byte each of a file, so that no two spans share one.
+
+    They belong to the open file, not to the process: two threads exclude each other as two processes do.
+    """
+
+    def __init__(self, path: str) -> None:
         try:
-            handle = open_list(path)
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
+            self._handle = open_list(path)
+        except OSError:
+            self._handle = -1
+
+    def __enter__(self) -> "SpanLocks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handle >= 0:
+            with suppress(OSError):
+                self._set(fcntl.F_UNLCK, 0, 0)  # a child that was forked meanwhile has the open file, too
+            os.close(self._handle)
+            self._handle = -1
+
+    def take(self, span: StoredSpan) -> bool:
+        """Lock a span; return False if another process, or thread, has it locked."""
+        if self._handle < 0:
+            return True
+        place = xxhash.xxh3_64_intdigest(repr(tuple(span)).encode()) >> 64 - _LOCK_BITS
+        try:
+            self._set(fcntl.F_WRLCK, place, 1)
+        except (BlockingIOError, PermissionError):
+            return False
         except OSError:  # no locks here: at worst, a span is downloaded twice
             pass
-        yield True
-    finally:
-        if handle >= 0:
-            os.close(handle)
+        return True
+
+    def _set(self, kind: int, start: int, length: int) -> None:
+        fcntl.fcntl(self._handle, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
 
 
 def measure_folder(folder: Path) -> int:
@@ -257,7 +280,7 @@ def measure_folder(folder: Path) -> int:
 def _list_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     with suppress(OSError), os.scandir(folder) as objects:
         for each in objects:
-            if each.name == _LOCKS or not each.is_dir(follow_symlinks=False):
+            if not each.is_dir(follow_symlinks=False):
                 continue
             with suppress(OSError), os.scandir(each.path) as files:
                 for file in files:
@@ -281,10 +304,8 @@ def _create(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         others = [] if (folder / _MARKER).exists() else _list_others(folder)
-        if not others:
-            (folder / _LOCKS).mkdir(mode=0o700, exist_ok=True)
-            if not (folder / _MARKER).exists():
-                write_aside(folder / _MARKER, _FORMAT, lasting=False)
+        if not others and not (folder / _MARKER).exists():
+            write_aside(folder / _MARKER, _FORMAT, lasting=False)
     except (OSError, WriteError) as error:
         raise OptionError(f"cache must be a folder that can be written to, got {folder}: {cause(error)}.") from error
     if others:

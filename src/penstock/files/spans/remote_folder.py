@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.core.transfers import Transfers
 from penstock.files.spans.downloads import Downloads, Owner
-from penstock.files.spans.folder import CacheFolder, try_lock
+from penstock.files.spans.folder import CacheFolder, SpanLocks
 from penstock.files.spans.options import RemoteOptions
 from penstock.files.spans.span import WHOLE, Span, StoredSpan
 from penstock.files.stores.errors import MissingObjectError
@@ -228,7 +227,7 @@ class _Process(Owner):
         names = self._name_stored(spans)
         if self._folder is None or len(names) < len(spans):
             return self._download(spans)
-        with ExitStack() as locks:
+        with self._folder.open_locks() as locks:
             self._wait_for_others(self._folder, names, locks)
             found = [self._folder.read(name) for name in names]
             missing = [number for number, content in enumerate(found) if content is None]
@@ -241,11 +240,11 @@ class _Process(Owner):
                 self._folder.add(names[number], content)
             return [content for content in found if content is not None]
 
-    def _wait_for_others(self, folder: CacheFolder, names: Sequence[StoredSpan], locks: ExitStack) -> None:
+    def _wait_for_others(self, folder: CacheFolder, names: Sequence[StoredSpan], locks: SpanLocks) -> None:
         """Lock spans; while other processes download them, wait until they are there."""
         until = time.monotonic() + _OTHERS_SECONDS
-        for lock in folder.find_locks(names):
-            while not locks.enter_context(try_lock(lock)):
+        for wanted in sorted(names):  # in the order in which every process takes them
+            while not locks.take(wanted):
                 if time.monotonic() > until or all(folder.find(name) for name in names):
                     break
                 time.sleep(_POLL_SECONDS)
