@@ -2,6 +2,7 @@ from penstock import convert as convert
 from penstock import core as core
 from penstock import doctor as doctor
 from penstock import feed as feed
+from penstock import files as files
 from penstock import observe as observe
 from penstock import plan as plan
 from penstock import recipes as recipes
@@ -36,6 +37,7 @@ from penstock.core.types import Field as Field
 from penstock.core.types import Span as Span
 from penstock.core.version import __version__ as __version__
 from penstock.feed.loader import Loader as Loader
+from penstock.files.stores.options import StoreOptions as StoreOptions
 from penstock.observe.timing import Timings as Timings
 from penstock.observe.watcher import watch as watch
 from penstock.plan.balanced import Balanced as Balanced

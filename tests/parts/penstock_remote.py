@@ -79,6 +79,7 @@ class Endpoint:
         - wrong_length: the body and its Content-Length have `by` bytes more or less
         - stall: nothing comes for `seconds`, from the beginning or, `in_body`, from the middle on
         - drip: the body comes ten bytes at a time, one every `seconds`
+        - token: 401 without the header Authorization `token`
         - whole: ranges are ignored, as by a server that has none (over HTTP)
         - replace: the file has the bytes `content` (as hex) from now on
         """

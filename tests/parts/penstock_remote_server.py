@@ -130,6 +130,9 @@ class Server:
         kind = rule["kind"] if rule else ""
         if rule and kind == "stall" and not rule.get("in_body"):
             await asyncio.sleep(rule["seconds"])
+        if rule and kind == "token" and request.headers.get("authorization") != rule["token"]:
+            await self.skip_body(reader, request)
+            return Answer.of(401)
         if rule and kind == "whole":
             request.headers.pop("range", None)
         if rule and kind == "replace":

@@ -312,8 +312,13 @@ STORED: tuple[Case, ...] = (
         (
             "faults/test_http_store.py::test_whatever_the_server_answers_rows_are_right_or_an_error_names_them",
             "faults/test_http_store.py::test_a_fault_that_passes_costs_nothing_but_time",
+            "files/stores/test_faults.py::test_faults_that_pass_are_not_noticed",
+            "files/stores/test_faults.py::test_faults_that_stay_are_one_error_that_says_all",
+            "files/stores/test_faults.py::test_whole_objects_and_lists_are_repeated_too",
+            "files/stores/test_faults.py::test_parts_of_an_upload_are_sent_again",
+            "files/stores/test_faults.py::test_an_object_whose_answer_was_lost_counts_as_put",
         ),
-        "Zarr arrays over HTTP; shards are read from file systems only.",
+        "S3 is `rclone serve s3` behind a proxy that breaks its answers; no server of a cloud can be used here.",
     ),
     Case(
         31,
@@ -322,8 +327,12 @@ STORED: tuple[Case, ...] = (
         (
             "faults/test_http_store.py::test_a_server_that_stalls_is_a_read_error_after_the_stated_time",
             "faults/test_http_store.py::test_a_batch_that_waits_for_a_stalled_server_is_named_when_its_time_is_over",
+            "files/stores/test_stalls.py::test_a_request_that_stalls_is_repeated",
+            "files/stores/test_stalls.py::test_a_server_that_stalls_for_ever_is_an_error_within_the_deadline",
+            "files/stores/test_stalls.py::test_a_server_that_drips_is_an_error_within_the_deadline",
+            "files/stores/test_stalls.py::test_uploads_and_lists_that_stall_end_within_the_deadline",
         ),
-        "Zarr arrays over HTTP, with a shorter deadline than the one of two minutes.",
+        "With a shorter deadline than the one of two minutes.",
     ),
     Case(
         32,
@@ -331,6 +340,9 @@ STORED: tuple[Case, ...] = (
         "credentials that expire in the middle of an epoch",
         (
             "faults/test_http_store.py::test_credentials_that_expire_in_mid_epoch_are_an_error_and_with_others_it_resumes",
+            "files/stores/test_faults.py::test_credentials_that_expire_are_asked_for_again",
+            "files/stores/test_faults.py::test_credentials_that_expire_without_a_provider_are_an_error_at_once",
+            "files/stores/test_credentials.py::test_credentials_are_renewed_before_they_expire",
         ),
         "A server that begins to answer 401 and 403; no cloud account can be used here.",
     ),
@@ -341,8 +353,9 @@ STORED: tuple[Case, ...] = (
         (
             "faults/test_shard_changes.py::test_a_shard_that_changes_in_the_middle_of_an_epoch_gives_exact_items_or_an_error",
             "faults/test_shard_changes.py::test_beside_a_process_that_changes_a_shard_every_item_is_exact_or_refused",
+            "files/stores/test_faults.py::test_an_object_that_is_replaced_meanwhile_is_never_mixed",
+            "files/stores/test_stores.py::test_a_pinned_version_is_another_after_a_change",
         ),
-        "Shards and local arrays. A remote chunk that is replaced by a valid one is read: stores keep no checksums.",
     ),
     Case(
         34,

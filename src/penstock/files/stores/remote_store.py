@@ -156,7 +156,12 @@ class RemoteStore:
         def attempt(left: float) -> _T:
             nonlocal client
             client = shared.get()
-            with shared.slots:
-                return request(client, left)
+            try:
+                with shared.slots:
+                    return request(client, left)
+            except RequestError as error:
+                if error.failure == "refused" and "credentials" in error.reason:
+                    shared.close()  # others may have been set by the next time
+                raise
 
         return repeat(attempt, what, self._options, self.counts, renew=lambda: shared.renew(client))

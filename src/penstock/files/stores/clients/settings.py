@@ -56,8 +56,11 @@ def _s3_config(options: StoreOptions) -> dict[str, Any]:
     config: dict[str, Any] = {}
     if endpoint is not None:
         config["endpoint"] = endpoint
-        if os.environ.get("AWS_ENDPOINT_URL_S3"):  # obstore would prefer it
-            config["aws_endpoint_url_s3"] = endpoint
+    if options.endpoint and os.environ.get("AWS_ENDPOINT_URL_S3", endpoint) != endpoint:
+        raise OptionError(
+            f"endpoint must be that of AWS_ENDPOINT_URL_S3 if this variable is set, because obstore uses it, got "
+            f"{options.endpoint!r}. Unset the variable, or leave out endpoint."
+        )
     if region is not None:
         config["region"] = region
     if _is_anonymous(options):

@@ -1,0 +1,1 @@
+from penstock.files.stores.options import StoreOptions as StoreOptions

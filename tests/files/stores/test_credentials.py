@@ -1,0 +1,190 @@
+"""Endpoint, region and credentials from the environment and from config files, against a server that checks them."""
+
+import os
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from penstock_remote import Endpoint, s3_keys
+
+from penstock import MissingDependency, OptionError, ReadError, StoreOptions
+from penstock.files.stores.clients.settings import find_provider, obstore_config
+from penstock.files.stores.open_store import open_store
+from penstock.files.stores.url import Url
+
+SECRETS = ("penstockkey", "penstocksecret")
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An environment without anything of AWS; returns the home folder."""
+    for name in os.environ:
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".aws").mkdir()
+    return tmp_path
+
+
+def check(s3: Endpoint, options: StoreOptions) -> None:
+    """Read an object; the server refuses wrong signatures."""
+    (s3.folder / "x").write_bytes(b"1234")
+    assert open_store(s3.url, options).read_object("x")[0] == b"1234"
+
+
+def test_everything_comes_from_the_environment(s3: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    check(s3, StoreOptions(retries=1))
+
+
+def test_the_endpoint_of_s3_comes_before_that_of_all_services(s3: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**s3.environment, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.address)
+    check(s3, StoreOptions(retries=2))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    with pytest.raises(OptionError, match="endpoint must be that of AWS_ENDPOINT_URL_S3 if this variable is set"):
+        check(s3, StoreOptions(endpoint=s3.address, retries=2))
+
+
+@pytest.mark.parametrize("profile", ["default", "lab"])
+def test_everything_comes_from_the_files_of_a_profile(
+    s3: Endpoint, clean: Path, monkeypatch: pytest.MonkeyPatch, profile: str
+) -> None:
+    section = profile if profile == "default" else f"profile {profile}"
+    (clean / ".aws" / "config").write_text(f"[{section}]\nregion = us-east-1\nendpoint_url = {s3.address}\n")
+    (clean / ".aws" / "credentials").write_text(
+        f"[{profile}]\naws_access_key_id = penstockkey\naws_secret_access_key = penstocksecret\n"
+    )
+    if profile != "default":
+        monkeypatch.setenv("AWS_PROFILE", profile)
+    check(s3, StoreOptions(retries=3 + len(profile)))
+
+
+def test_files_elsewhere_are_read(s3: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys").write_text(
+        "[default]\naws_access_key_id=penstockkey\naws_secret_access_key=penstocksecret\naws_session_token=x%y\n"
+    )
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
+    provider = find_provider("s3", StoreOptions())
+    assert provider is not None
+    assert provider() == {**s3_keys(), "token": "x%y"}
+
+
+def test_keys_in_the_environment_come_before_a_profile(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (clean / ".aws" / "credentials").write_text("[default]\naws_access_key_id=a\naws_secret_access_key=b\n")
+    assert find_provider("s3", StoreOptions()) is not None
+    assert find_provider("s3", StoreOptions(anonymous=True)) is None
+    assert find_provider("gs", StoreOptions()) is None
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "c")
+    assert find_provider("s3", StoreOptions()) is None
+    assert find_provider("s3", StoreOptions(credentials=s3_keys)) is s3_keys
+
+
+def test_a_profile_that_is_not_there_or_needs_more_is_an_error(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    with pytest.raises(OptionError, match=r"AWS_PROFILE must name a profile of .*, got 'lab'"):
+        open_store(Url("s3://bucket/a"), StoreOptions(retries=20)).describe("x")
+    (clean / ".aws" / "config").write_text("[profile lab]\nsso_start_url = https://example.org\n")
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(OptionError, match=r"profile 'lab' gets its keys by a role, by SSO .*pip install boto3"):
+        open_store(Url("s3://bucket/a"), StoreOptions(retries=21)).describe("x")
+
+
+def test_a_file_that_is_no_config_file_is_an_error_without_its_text(clean: Path) -> None:
+    (clean / ".aws" / "credentials").write_text("penstocksecret\n")
+    with pytest.raises(OptionError, match=r"credentials must be a config file of AWS") as caught:
+        open_store(Url("s3://bucket/a"), StoreOptions(retries=22)).describe("x")
+    assert "penstocksecret" not in str(caught.value)
+
+
+def test_without_credentials_the_error_says_what_to_do(s3: Endpoint) -> None:
+    with pytest.raises(ReadError, match=r"no credentials were found\. Set AWS_ACCESS_KEY_ID .*anonymous=True"):
+        open_store(s3.url, StoreOptions(endpoint=s3.address, retries=4)).describe("x")
+
+
+def test_credentials_that_are_set_after_an_error_are_found(s3: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(s3.url, StoreOptions(retries=5))
+    with pytest.raises(ReadError, match="no credentials were found"):
+        store.describe("x")
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    (s3.folder / "x").write_bytes(b"1234")
+    assert store.read_object("x")[0] == b"1234"
+
+
+def test_anonymous_requests_are_not_signed(s3: Endpoint) -> None:
+    with pytest.raises(ReadError, match="the server answered 40"):  # this one has no public buckets
+        open_store(s3.url, StoreOptions(endpoint=s3.address, anonymous=True)).describe("x")
+    assert obstore_config("s3", StoreOptions(anonymous=True), None)["skip_signature"] is True
+    assert obstore_config("gs", StoreOptions(anonymous=True), None) == {"skip_signature": True}
+
+
+def test_credentials_are_renewed_before_they_expire(s3: Endpoint) -> None:
+    (s3.folder / "x").write_bytes(b"1234")
+    times: list[datetime] = []
+
+    def provide() -> dict[str, Any]:
+        seconds = 5 if not times else 3600
+        times.append(datetime.now(UTC) + timedelta(seconds=seconds))
+        return {**s3_keys(), "expires_at": times[-1]}
+
+    store = open_store(s3.url, StoreOptions(endpoint=s3.address, region="us-east-1", credentials=provide))
+    for _ in range(5):
+        assert store.read_object("x")[0] == b"1234"
+    assert len(times) == 2
+
+
+def test_http_headers_are_credentials_too(http_files: Endpoint) -> None:
+    (http_files.folder / "x").write_bytes(b"1234")
+    http_files.break_requests({"kind": "token", "token": "Bearer secret"})
+    with pytest.raises(ReadError, match=r"answered 401 .*check the credentials"):
+        open_store(http_files.url).read_object("x")
+    options = StoreOptions(credentials=lambda: {"Authorization": "Bearer secret"})
+    assert open_store(http_files.url, options).read_object("x")[0] == b"1234"
+
+
+def test_certificates_of_ones_own_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ca.pem").write_bytes(b"certificates")
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "ca.pem"))
+    assert obstore_config("s3", StoreOptions(), None)["client_options"]["root_certificate"] == b"certificates"
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "none"))
+    with pytest.raises(OptionError, match="AWS_CA_BUNDLE must name a file of certificates"):
+        obstore_config("s3", StoreOptions(), None)
+
+
+def test_other_clouds_are_told_their_options() -> None:
+    assert obstore_config("gs", StoreOptions(endpoint="http://localhost"), None) == {
+        "base_url": "http://localhost",
+        "client_options": {"allow_http": True},
+    }
+    assert obstore_config("az", StoreOptions(endpoint="https://localhost"), None) == {
+        "endpoint": "https://localhost",
+        "client_options": {"allow_http": False},
+    }
+
+
+def test_without_packages_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("obstore", "obstore.store", "fsspec", "fsspec.core"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for url in ("s3://bucket/never", "sftp://host/never"):
+        with pytest.raises(MissingDependency, match=r"pip install 'penstock\[remote\]'"):
+            open_store(Url(url), StoreOptions(retries=9)).describe("x")
+
+
+def test_without_obstore_fsspec_reads(http_files: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("aiohttp")
+    for name in ("obstore", "obstore.store"):
+        monkeypatch.setitem(sys.modules, name, None)
+    (http_files.folder / "a b").write_bytes(bytes(range(256)))
+    http_files.break_requests({"kind": "status", "status": 500, "method": "GET", "times": 1})
+    store = open_store(http_files.url, StoreOptions(retries=7))
+    out = bytearray(10)
+    store.read_into("a b", 100, memoryview(out), version=store.describe("a b").version)
+    assert out == bytes(range(100, 110))
+    assert store.counts.retries >= 1
+    (tmp_path / "x").write_bytes(b"1234")
+    assert open_store(Url(tmp_path.as_uri()), StoreOptions(retries=7)).read_object("x")[0] == b"1234"
