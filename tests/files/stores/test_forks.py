@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from penstock_remote import Endpoint
+from penstock_remote import Endpoint, s3_keys
 from penstock_test_processes import run_isolated
 
 from penstock.core.errors import ReadError
@@ -127,6 +128,15 @@ def test_a_plain_fork_reads(used: Store) -> None:
     with os.fdopen(receiving, "rb") as pipe:
         assert pickle.loads(pipe.read()) == [3, 4, 5]
     os.waitpid(pid, 0)
+
+
+def read_with_a_lambda(s3: Endpoint) -> bytes:
+    return open_store(s3.url, replace(s3.options, credentials=lambda: s3_keys())).read_object("numbers")[0]  # noqa: PLW0108
+
+
+def test_credentials_that_cannot_be_pickled_are_asked_for_in_the_child(s3: Endpoint, used: Store) -> None:
+    assert used.counts.requests == 1
+    assert run_isolated(read_with_a_lambda, s3) == NUMBERS.tobytes()
 
 
 def read_from_threads(store: Store) -> tuple[list[int], int]:

@@ -97,6 +97,17 @@ def test_a_pinned_version_is_another_after_a_change(writable: Store) -> None:
     assert writable.counts.requests == before + 2
 
 
+def test_a_bucket_is_no_object(s3: Endpoint) -> None:
+    bucket = open_store(Url("s3://bucket"), s3.options)
+    with pytest.raises(MissingObjectError, match="s3://bucket: it is a bucket or a server, and no object"):
+        bucket.describe("")
+    with pytest.raises(OptionError, match="must name an object, got the bucket or server s3://bucket"):
+        bucket.put("", b"x")
+    with pytest.raises(OptionError, match=r"none of them empty, `\.` or `\.\.`"):
+        bucket.describe("a//b")
+    assert s3.log() == []
+
+
 def test_bytes_after_the_end_are_no_bytes(writable: Store) -> None:
     writable.put("x", b"1234")
     for begin in (2, 4, 100):

@@ -69,6 +69,7 @@ def test_urls_are_values() -> None:
         ("https://me@host/x", "must hold no password"),
         ("https://host/x?X-Amz-Signature=secret", "must have no query"),
         ("s3://bucket/a//b", "none of them empty"),
+        ("s3://bucket//b", "none of them empty"),
         ("s3://bucket/../b", r"`\.\.`"),
         ("bucket", "SCHEME://PLACE"),
     ],

@@ -32,7 +32,7 @@ class RemoteStore:
 
     def describe(self, key: str) -> ObjectInfo:
         """Return size and version of an object, or raise MissingObjectError."""
-        path = self._path(key)
+        path = self._readable(key)
         found = self._repeat(f"Could not read {self._name(key)}", lambda client, left: client.describe(path, left))
         return found._replace(key=key)
 
@@ -43,7 +43,7 @@ class RemoteStore:
             self._read_piece(key, begin + first, view[first : first + _REQUEST_BYTES], version)
 
     def _read_piece(self, key: str, begin: int, out: memoryview, version: str | None) -> None:
-        path = self._path(key)
+        path = self._readable(key)
         self._repeat(
             f"Could not read bytes {begin}–{begin + len(out) - 1} of {self._name(key)}",
             lambda client, left: client.read_into(path, begin, out, version, left),
@@ -52,7 +52,7 @@ class RemoteStore:
 
     def read_object(self, key: str, *, version: str | None = None) -> tuple[bytes, ObjectInfo]:
         """Return a whole (small) object."""
-        path = self._path(key)
+        path = self._readable(key)
         content, info = self._repeat(
             f"Could not read {self._name(key)}", lambda client, left: client.read_object(path, version, left)
         )
@@ -95,7 +95,7 @@ class RemoteStore:
         If the answer to a request that wrote it was lost, the repeated one finds the object that it wrote itself: the
         one with the same content counts as this one.
         """
-        path, what = self._path(key), f"Could not write {self._name(key)}"
+        path, what = self._writable(key), f"Could not write {self._name(key)}"
         if if_absent and self._exists(key):  # some servers ignore the condition
             return False
         n_attempts = 0
@@ -114,13 +114,12 @@ class RemoteStore:
 
     def open_upload(self, key: str) -> Upload:
         """Begin to write a large object."""
-        if not self._path(key):
-            raise OptionError(f"The name of an object must not be empty, got {self.url}.")
+        self._writable(key)
         return StoreUpload(self, key)
 
     def remove(self, key: str) -> None:
         """Remove an object; one that is not there is no error."""
-        path = self._path(key)
+        path = self._writable(key)
         try:
             self._repeat(f"Could not write {self._name(key)}", lambda client, left: client.remove(path, left))
         except MissingObjectError:
@@ -145,6 +144,18 @@ class RemoteStore:
     def _path(self, key: str) -> str:
         base = self.url.path
         return f"{base}/{key}" if base and key else base or key
+
+    def _readable(self, key: str) -> str:
+        path = self._path(key)
+        if not path:
+            raise MissingObjectError(f"Could not read {self.url}: it is a bucket or a server, and no object.")
+        return path
+
+    def _writable(self, key: str) -> str:
+        path = self._path(key)
+        if not path:
+            raise OptionError(f"A URL to write to must name an object, got the bucket or server {self.url}.")
+        return path
 
     def _name(self, key: str) -> str:
         return str(self.url / key)

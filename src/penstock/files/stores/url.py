@@ -80,7 +80,7 @@ class Url:
     @property
     def path(self) -> str:
         """What follows the bucket or the server, as a plain name without a slash at its beginning."""
-        path = self.text[len(self.root) :].lstrip("/")
+        path = self.text[len(self.root) :].removeprefix("/")
         return unquote(path) if self.is_http else path
 
     @property

@@ -80,10 +80,7 @@ def _answer(
     """Carry out a request."""
     name, args, content = message
     if name == "read_into":
-        path, begin, n_bytes, version, seconds = args
-        out = bytearray(n_bytes)
-        client.read_into(path, begin, memoryview(out), version, seconds)
-        send_message(connection, ("ok", None), out)
+        send_message(connection, ("ok", None), client.fetch(*args))
     elif name == "list_objects":
         for group in client.list_objects(*args):
             send_message(connection, ("ok", [tuple(info) for info in group]))

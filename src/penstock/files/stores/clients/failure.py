@@ -30,16 +30,18 @@ _REFUSALS = (
 """Words of obstore's messages, and what they mean: the request would fail again."""
 
 _NO_CREDENTIALS = (
-    "no credentials were found. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, pass "
-    "StoreOptions(credentials=...), or StoreOptions(anonymous=True) for a public bucket"
+    "no credentials were found. Set {variables}, pass StoreOptions(credentials=...), or "
+    "StoreOptions(anonymous=True) for a public bucket"
 )
+_AWS_VARIABLES = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE"
 
 
 def explain_failure(error: Exception) -> RequestError:
     """Return what an error of obstore means."""
     head, _, internals = str(error).partition("\n\nDebug source:")
     if "169.254.169.254" in head or "169.254.170.2" in head:  # asked last, by a machine that is none of the cloud
-        return RequestError("refused", _NO_CREDENTIALS)
+        variables = _AWS_VARIABLES if " S3 " in head else "the variables of the storage"
+        return RequestError("refused", _NO_CREDENTIALS.format(variables=variables))
     if isinstance(error, FileNotFoundError):
         return RequestError("missing", "there is no such object")
     found = _STATUS.search(head)

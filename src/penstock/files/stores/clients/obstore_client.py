@@ -81,7 +81,11 @@ class ObstoreClient:
 
     def read_into(self, path: str, begin: int, out: memoryview, version: str | None, seconds: float) -> None:
         """Fill all of `out` with the bytes from `begin` on."""
-        end = begin + len(out)
+        out[:] = self.fetch(path, begin, len(out), version, seconds)
+
+    def fetch(self, path: str, begin: int, n_bytes: int, version: str | None, seconds: float) -> memoryview:
+        """Return the bytes from `begin` on, in memory of obstore."""
+        end = begin + n_bytes
         with _explain():
             self._check_kind(path)
             answer = self._obstore.get(self._for(seconds), path, options={"range": (begin, end)})
@@ -90,9 +94,9 @@ class ObstoreClient:
             if info.n_bytes < end:
                 raise RequestError("refused", f"it ends after {info.n_bytes:,} bytes")
             content = answer.bytes()
-        if len(content) != len(out):
-            raise RequestError("again", f"{len(content):,} bytes came instead of {len(out):,}")
-        out[:] = memoryview(content)
+        if len(content) != n_bytes:
+            raise RequestError("again", f"{len(content):,} bytes came instead of {n_bytes:,}")
+        return memoryview(content)
 
     def read_object(self, path: str, version: str | None, seconds: float) -> tuple[bytes, ObjectInfo]:
         """Return a whole object.
@@ -141,6 +145,8 @@ class ObstoreClient:
             try:
                 self._obstore.put(self._for(seconds), path, content, mode=mode, use_multipart=False)
             except self._obstore.exceptions.AlreadyExistsError:
+                if not if_absent:
+                    raise
                 return False
         return True
 
