@@ -139,6 +139,33 @@ def test_workers_tell_a_part_each(order: Order) -> None:
     assert max(map(len, in_time)) < 48
 
 
+@pytest.mark.parametrize("order", [Shuffle(), WindowShuffle(2), WindowShuffle(2, held=False)], ids=str)
+def test_from_a_network_each_worker_tells_what_it_makes_in_the_next_epoch_too(order: Order) -> None:
+    for number in range(2):
+        source = ToldSource(52, cold, 4)
+        source.is_remote = True  # type: ignore[attr-defined]
+        plan = Plan(source.index, order, batch_size=4, seed=3, lanes=2)  # 13 batches: an odd number
+        assert plan.n_batches == 13
+        list(follow(plan, source, 256 * MEGABYTE, part=(number, 2)))
+        draws = [draw for epoch in (0, 1) for draw in list(plan.epoch(epoch).draws(range(13)))[number::2]]
+        mine = {
+            (draw.epoch, item)
+            for draw in draws
+            for items in ([draw.items] if not draw.parts else [_window_items(part.window) for part in draw.parts])
+            for item in items
+        }
+        # Told ahead of the first step: all but that step, once for each epoch in which it is needed.
+        needed = [item for _, item in mine]
+        first = set(draws[0].items.tolist()) | {item for part in draws[0].parts for item in _window_items(part.window)}
+        told = list(itertools.chain(*source.told))
+        assert {item for item in needed if needed.count(item) != told.count(item)} <= first
+        assert set(told) <= set(needed)
+
+
+def _window_items(window: Any) -> list[int]:
+    return [item for start, stop in window.spans.tolist() for item in range(start, stop)]
+
+
 def test_a_process_that_has_read_nothing_yet_tells_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_count_inputs", lambda who: 0)
     source = ToldSource(20, cold)

@@ -79,7 +79,8 @@ class Execution:
             self._pool = WorkerPool(
                 self._plan, self._world, self.maker, workers=self._num_workers, options=self._options
             )
-        return run_in_processes(self._pool, start, group_size=self._group_size, record=record, first_wait=first_wait)
+        group_size = 1 if self._pool.is_remote else self._group_size
+        return run_in_processes(self._pool, start, group_size=group_size, record=record, first_wait=first_wait)
 
     def set_plan(self, plan: BatchPlan) -> None:
         """Make the batches of another plan from the next `run` on.

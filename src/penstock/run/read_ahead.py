@@ -53,7 +53,8 @@ class ReadAhead:
     windows_ahead
         How many steps before its first use a shuffle window is read.
     part
-        Which of how many processes this is: each tells its part of the steps, or of the windows.
+        Which of how many processes this is: each tells its part of the steps, or of the windows. From a network, it
+        tells the steps that it makes, and the windows of these: what one process has fetched, others have not.
     before
         What told the epoch before: this one goes on as that one ended.
     """
@@ -144,7 +145,14 @@ class ReadAhead:
     def _tell_next(self, step: int, after: int) -> None:
         if self._upcoming is None:
             step = max(step, after - 1)  # the others are read before the disk could read ahead of them
-            self._upcoming = _Upcoming(self._draws_from(step), step, self._windows_ahead, self._piece, self._part)
+            self._upcoming = _Upcoming(
+                self._draws_from(step),
+                step,
+                self._windows_ahead,
+                self._piece,
+                self._part,
+                is_alone=self._is_remote,
+            )
             self._is_cold = self._is_remote
         last = self._upcoming.pop_needed(after)
         if last is not None and not self._is_remote and self._call(last):
@@ -224,9 +232,20 @@ def draws_into_next_epoch(plan: BatchPlan, world: World, start: Cursor, step: in
 class _Upcoming:
     """Items of the steps to come, each with the moment to tell it, in items that were read before."""
 
-    def __init__(self, draws: Iterator[Draw], step: int, windows_ahead: int, piece: int, part: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        draws: Iterator[Draw],
+        step: int,
+        windows_ahead: int,
+        piece: int,
+        part: tuple[int, int],
+        *,
+        is_alone: bool,
+    ) -> None:
         self._draws, self._step, self._windows_ahead = draws, step, windows_ahead
-        self._piece, (self._number, self._count) = piece, part
+        self._piece, (self._number, self._count), self._is_alone = piece, part, is_alone
+        self._epoch: int | None = None
+        self._first_step = 0  # of the epoch
         self.step_items = 0
         """Items of a step; 0 before the first one was looked at."""
         self._largest_window = 0
@@ -263,13 +282,20 @@ class _Upcoming:
         return self._largest_window + self._windows_ahead * self.step_items
 
     def _add(self, draw: Draw) -> None:
+        if self._epoch is not None and draw.epoch != self._epoch:
+            self._first_step = self._step
+        self._epoch = draw.epoch
+        is_mine = (self._step - self._first_step) % self._count == self._number
         if not draw.parts:
-            if len(draw) and self._step % self._count == self._number:
+            if len(draw) and is_mine:
                 self._push(self._step * self.step_items, draw.items)
                 self._needed.append((self._step, draw.items[-1:]))
             return
+        if self._is_alone and not is_mine:
+            return
         for part in draw.parts:
-            if part.window.key not in self._windows and part.window.number % self._count == self._number:
+            is_its_turn = self._is_alone or part.window.number % self._count == self._number
+            if part.window.key not in self._windows and is_its_turn:
                 self._add_window(part.window)
             self._windows[part.window.key] = None
             self._windows.move_to_end(part.window.key)

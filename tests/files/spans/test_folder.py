@@ -119,6 +119,20 @@ def test_another_process_evicts_what_this_one_has_read(tmp_path: Path) -> None:
     assert [mine.find(_span(number)) for number in range(3)] == [False, True, True]
 
 
+def test_a_worker_that_starts_later_keeps_what_its_run_has_used(tmp_path: Path) -> None:
+    room, began = 2 * (100 + _TRAILER_BYTES), time.time_ns() - 10**9  # clocks of files are coarser
+    earlier = CacheFolder(tmp_path / "c", room, began)
+    for number in range(2):
+        assert earlier.add(_span(number), _content(number))
+    while time.time_ns() <= _files(tmp_path / "c")[-1].stat().st_mtime_ns:
+        pass
+    assert not CacheFolder(tmp_path / "c", room, began).add(_span(2), _content(2))
+    earlier.expend(_span(0))
+    later = CacheFolder(tmp_path / "c", room, began)
+    assert later.add(_span(2), _content(2))
+    assert [later.find(_span(number)) for number in range(3)] == [False, True, True]
+
+
 def test_what_earlier_runs_left_goes_before_what_is_needed_now(tmp_path: Path) -> None:
     room = 3 * (100 + _TRAILER_BYTES)
     before = CacheFolder(tmp_path / "c", room)

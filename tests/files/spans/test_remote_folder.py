@@ -44,6 +44,20 @@ def _grid(number: int, n_bytes: int = 10_000) -> list[Span]:
     return [Span(f"{number}.bin", begin, begin + n_bytes) for begin in range(0, _N_BYTES, n_bytes)]
 
 
+def test_what_was_read_counts_after_a_close_and_from_zero_in_a_copy(objects: Path) -> None:
+    folder = _open(objects)
+    folder.get(_grid(0))
+    first = folder.transfers
+    assert first.n_bytes == _N_BYTES
+    folder.close()
+    assert folder.transfers.n_bytes == _N_BYTES
+    folder.get(_grid(1))
+    assert folder.transfers.n_bytes == 2 * _N_BYTES
+    assert folder.transfers.requests > first.requests
+    folder.close()
+    assert not pickle.loads(pickle.dumps(folder)).transfers
+
+
 @pytest.mark.parametrize("has_cache", [False, True])
 def test_spans_have_the_bytes_of_their_objects(objects: Path, tmp_path: Path, has_cache: bool) -> None:
     folder = _open(objects, tmp_path / "cache" if has_cache else None)

@@ -54,11 +54,13 @@ class CacheFolder:
     ----------
     max_bytes
         Bound of all files of the folder together, at any moment.
+    opened_ns
+        When a run began, by `time.time_ns`: what was used since then is evicted only if it was expended. None: now.
     """
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int, opened_ns: int | None = None) -> None:
         self.folder, self.max_bytes = folder, max_bytes
-        self._opened_ns = time.time_ns()
+        self._opened_ns = time.time_ns() if opened_ns is None else opened_ns
         self._expendable: deque[str] = deque()  # marked by this process, or found by its last scan
         self._scan_at = self._write_at = 0.0
         _create(folder)

@@ -46,12 +46,15 @@ class RemoteFolder:
         self.url, self.options = url, options
         self._pinned: dict[str, ObjectInfo] = {}
         self._process: _Process | None = None
+        self._opened_ns = time.time_ns()
+        self._before = Transfers()
+        """What was read before the last `close`."""
 
     def __repr__(self) -> str:
         return f"RemoteFolder({str(self.url)!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_process": None}
+        return {**self.__dict__, "_process": None, "_before": Transfers()}
 
     @property
     def keeps_bytes(self) -> int:
@@ -60,9 +63,11 @@ class RemoteFolder:
 
     @property
     def transfers(self) -> Transfers:
-        """What was read in this process so far."""
+        """What was read in this process so far; if it was forked, also what was read before a `close` before that."""
         process = self._process
-        return Transfers() if process is None or process.number != os.getpid() else process.transfers
+        if process is None or process.number != os.getpid():
+            return self._before
+        return self._before + process.transfers
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
@@ -108,6 +113,7 @@ class RemoteFolder:
         """End all downloads and close connections; the next read opens them again."""
         process, self._process = self._process, None
         if process is not None and process.number == os.getpid():
+            self._before += process.transfers
             process.downloads.close(process)
 
     def _open(self) -> "_Process":
@@ -116,7 +122,7 @@ class RemoteFolder:
             with _OPENING:
                 process = self._process
                 if process is None or process.number != os.getpid():
-                    process = self._process = _Process(self.url, self.options, self._pinned)
+                    process = self._process = _Process(self.url, self.options, self._pinned, self._opened_ns)
         return process
 
     @property
@@ -136,11 +142,11 @@ class RemoteFolder:
 class _Process(Owner):
     """What one process has open."""
 
-    def __init__(self, url: Url, options: RemoteOptions, pinned: dict[str, ObjectInfo]) -> None:
+    def __init__(self, url: Url, options: RemoteOptions, pinned: dict[str, ObjectInfo], opened_ns: int) -> None:
         super().__init__()
         self.number, self._url, self._pinned = os.getpid(), url, pinned
         self.store: Store = open_store(url, options.store)
-        self._folder = None if options.cache is None else CacheFolder(options.cache, options.cache_bytes)
+        self._folder = None if options.cache is None else CacheFolder(options.cache, options.cache_bytes, opened_ns)
         connections = (options.store or StoreOptions()).connections
         self.downloads = _DOWNLOADS.setdefault(
             (os.getpid(), connections), Downloads(connections=connections, memory_bytes=_MEMORY_BYTES)

@@ -172,10 +172,11 @@ class _Run:
     def _choose_worker(self, steps: range) -> WorkerProcess | None:
         """Return the worker for `steps`: the one with the fewest requests; None if all have enough of them.
 
-        If the order has shuffle windows, a lane belongs to one worker, so that no window is read twice.
+        If the order has shuffle windows, a lane belongs to one worker, so that no window is read twice. From a network,
+        each worker makes the steps that it fetches ahead.
         """
         workers = self._pool.workers
-        if self._pool.maker.windows_held:
+        if self._pool.maker.windows_held or self._pool.is_remote:
             chosen = workers[steps[0] % len(workers)]
         else:
             chosen = min(workers, key=lambda worker: len(worker.requests))

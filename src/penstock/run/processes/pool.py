@@ -42,6 +42,8 @@ class WorkerPool:
         """Makes a batch from a block, in this process: arrays cross more cheaply than tensors. None: workers do."""
         # Memory that is not pinned: workers have no device.
         self.maker = replace(maker, collate_block=None if self.collate is None else _keep_block, allocate=None)
+        self.is_remote = bool(getattr(maker.source, "is_remote", False))
+        """Whether items come over a network: steps are then dealt to workers one by one, in turn."""
         self.n_workers = workers
         self.workers: list[WorkerProcess] = []
         self.lock = threading.RLock()
