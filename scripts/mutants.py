@@ -49,10 +49,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "plan/windows.py": {"_TABLE_ROWS|_CHUNKS_AT_ONCE": "how much is worked out at once, or kept in a table"},
     "plan/plan.py": {"_CACHED_ARRANGEMENTS": "how much is remembered"},
     "shard/codec.py": {"_COPIED_BYTES": "a copy and a view have the same bytes"},
-    "shard/compression.py": {
-        r"_READ_BYTES = \d <<": "how much is read at once",
-        r"file\.read\(9\)": "six bytes are compared",
-    },
+    "shard/compression.py": {r"_READ_BYTES = \d <<": "how much is read at once"},
     "shard/index_tars.py": {r"max\(2, workers\)": "results come in order with any number of threads"},
     "shard/manifest.py": {"initial=1": "a manifest without shards is refused anyway"},
     "shard/pickles/resolve.py": {"_SMALL_BYTES, _TEXT_BYTES": "about how much memory a small object takes"},

@@ -71,6 +71,7 @@ SLOW = (
     "recipes/webdataset/test_auto_order.py",
     "recipes/webdataset/test_library.py",
     "recipes/webdataset/test_loader.py",
+    "recipes/webdataset/test_remote.py",
     "recipes/webdataset/test_resume.py",
     "recipes/workersafe/test_workers.py",
     "report/figures/test_items.py",
@@ -80,6 +81,7 @@ SLOW = (
     "source/stored/test_other_formats.py",
     "source/stored/test_workers.py",
     "source/tar/test_files.py",
+    "source/tar/test_remote.py",
     "source/test_native.py",
 )
 _TESTS = Path(__file__).parent

@@ -64,7 +64,7 @@ def test_no_arguments_is_help_and_where_to_begin() -> None:
         (["verify", "shards", "--wokers", "2"], "Error: No such option: --wokers. Did you mean --workers?"),
         (["verify", "shards", "--frobnicate"], "Error: No such option: --frobnicate."),
         (["--vresion"], "Error: No such option: --vresion. Did you mean --version?"),
-        (["verify"], "Error: Missing argument 'DIR|PATTERN|STORE'."),
+        (["verify"], "Error: Missing argument 'DIR|PATTERN|STORE|URL'."),
         (["convert"], "Error: Missing argument 'INPUT'."),
     ],
 )

@@ -10,7 +10,6 @@ import pytest
 import penstock as ps
 from penstock.core.errors import OptionError
 from penstock.files.kinds import local_path
-from penstock.shard.index_tars import index_archives
 
 URL = "s3://bucket/shards"
 
@@ -34,9 +33,6 @@ def test_urls_are_refused(url: str | Path) -> None:
         lambda: ps.create_shards_from_arrays(URL, {"x": [1, 2]}, 2),
         lambda: ps.WebDatasetWriter(URL, 2),
         lambda: ps.convert_to_shards("rows.npy", URL),
-        lambda: ps.TarSource(URL),
-        lambda: ps.create_webdataset_dataloader(URL),
-        lambda: index_archives(f"{URL}/{{000..003}}.tar"),
         lambda: ps.AudioSource(URL),
         lambda: ps.AudioSource([f"{URL}/a.wav"]),
     ],

@@ -16,8 +16,9 @@ from penstock_test_shards import npy
 from penstock import TarSource
 from penstock.core.errors import DamageError, SourceError
 from penstock.shard.compression import make_compressor
-from penstock.shard.index_tars import Problem, expand_archives, index_archives
+from penstock.shard.index_tars import Problem, index_archives
 from penstock.shard.manifest import MANIFEST
+from penstock.shard.places.archives import expand_archives
 from penstock.shard.verify import verify_shards
 from tests.shard.samples import archive, contents
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from penstock_guarded_maps import GuardedMap
+from penstock_guarded_maps import GuardedMap, guarded_array
 
 import penstock as ps
 from penstock.core.errors import DamageError
 from penstock.files.regular import read_regular
+from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.shard.manifest import MANIFEST, Manifest, manifest_path
 from penstock.shard.shard_file import make_entry
 from penstock.shard.side_index import Column, Numbers, SideIndex, _parse_head, index_name
@@ -83,19 +84,40 @@ def shards(tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
-def read_all(folder: Path, verify: Any) -> Any:
-    return ps.TarSource(folder, fields=("x",), verify=verify).take(np.arange(N))
+def read_all(place: Path | str, verify: Any) -> Any:
+    return ps.TarSource(place, fields=("x",), verify=verify).take(np.arange(N))
+
+
+@pytest.fixture(params=["folder", "URL"])
+def place(request: pytest.FixtureRequest, shards: Path, monkeypatch: pytest.MonkeyPatch) -> Path | str:
+    """The dataset, by its path or its URL; reading a byte outside of what was mapped or fetched ends the process."""
+    if request.param == "folder":
+        monkeypatch.setattr(open_shards, "FileMap", GuardedMap)
+        return shards
+    get, maps = RemoteFolder.get, []
+
+    def get_guarded(self: RemoteFolder, spans: Any) -> list[Any]:
+        found = []
+        for content in get(self, spans):
+            guarded, whole = guarded_array(len(content))
+            guarded[:] = content
+            found.append(guarded)
+            maps.append(whole)
+        return found
+
+    monkeypatch.setattr(RemoteFolder, "get", get_guarded)
+    return f"file://{shards}"
 
 
 @pytest.mark.parametrize("is_spread", [False, True], ids=["regular", "varying"])
 @pytest.mark.parametrize("what", FORGED)
-def test_python_refuses_a_forged_side_index(what: str, is_spread: bool, shards: Path) -> None:
+def test_python_refuses_a_forged_side_index(what: str, is_spread: bool, shards: Path, place: Path | str) -> None:
     column, size = column_of(shards)
     places = FORGED[what](column, size)
     name = forge(shards, spread(places) if is_spread else places)
     for verify in ("first", "never"):
         with pytest.raises(DamageError, match=rf"item 0 in {name}.*'x\.npy'"):
-            read_all(shards, verify)
+            read_all(place, verify)
 
 
 # For sizes that vary, Python makes a target first, and there is none of these sizes.
@@ -108,17 +130,16 @@ BEFORE_C = [(what, True) for what in ("of a negative size", "of the largest size
     [case for what in FORGED for case in ((what, False), (what, True)) if case not in BEFORE_C],
 )
 def test_the_c_part_refuses_it_without_the_check_of_python(
-    what: str, is_spread: bool, verify: str, shards: Path, monkeypatch: pytest.MonkeyPatch
+    what: str, is_spread: bool, verify: str, *, shards: Path, place: Path | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Column, "validate", lambda *_: None)
-    monkeypatch.setattr(open_shards, "FileMap", GuardedMap)
     _parse_head.cache_clear()
     column, size = column_of(shards)
     places = FORGED[what](column, size)
     name = forge(shards, spread(places) if is_spread else places)
     damage = None
     try:
-        found = read_all(shards, verify)
+        found = read_all(place, verify)
     except DamageError as error:
         damage = error
     _parse_head.cache_clear()
@@ -130,15 +151,14 @@ def test_the_c_part_refuses_it_without_the_check_of_python(
         assert damage.item in range(N)
 
 
-def test_keys_are_not_read_from_anywhere(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_not_read_from_anywhere(shards: Path, place: Path | str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Column, "validate", lambda *_: None)
-    monkeypatch.setattr(open_shards, "FileMap", GuardedMap)
     column, size = column_of(shards)
     for places in (at(column, -512, 0, 136), at(column, size - 8, size + 504, 136), at(column, 0, size + 1, 136)):
         _parse_head.cache_clear()
         name = forge(shards, places)
         with pytest.raises(DamageError, match=f"item 2 in {name}"):
-            ps.TarSource(shards, fields=("x",)).key_of(2)
+            ps.TarSource(place, fields=("x",)).key_of(2)
     _parse_head.cache_clear()
 
 

@@ -9,14 +9,17 @@ import typer
 from penstock.cli.contents import inspect_recording
 from penstock.cli.errors import ProblemsFound
 from penstock.cli.groups import expand_groups
-from penstock.cli.options import CostGroup, Json, Quiet, Readers, Where
+from penstock.cli.options import CostGroup, Json, Quiet, Readers, UrlGroup, Where
 from penstock.cli.screen import print_facts, print_json, print_table, tables_on
 from penstock.cli.where import check_archives, check_dataset, is_recording, is_store
 from penstock.core.errors import OptionError
 from penstock.core.text import count
+from penstock.files.stores.url import is_url
 
 if TYPE_CHECKING:
+    from penstock.files.stores.options import StoreOptions
     from penstock.observe.storage.costs import StorageCosts
+    from penstock.recipes.webdataset.info import ShardedDatasetInfo
     from penstock.shard.index_tars import Problem
     from penstock.shard.manifest import Manifest
     from penstock.source.stored.zarr.index_chunks import IndexedArray
@@ -24,15 +27,26 @@ if TYPE_CHECKING:
 __all__ = ["index", "inspect", "print_problems", "problems_to_json", "verify"]
 
 
-def index(
+@expand_groups
+def index(  # noqa: PLR0917  # one parameter per option
     where: Annotated[
         str,
         typer.Argument(
-            metavar="DIR|PATTERN|STORE",
-            help="A folder of tars, a pattern such as 'train-{000000..000009}.tar', or a zarr store; "
+            metavar="DIR|PATTERN|STORE|URL",
+            help="A folder of tars, a pattern such as 'train-{000000..000009}.tar', the URL of one, or a zarr store; "
             "also as --input (-i).",
         ),
     ],
+    url: UrlGroup,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="With a URL: keep the index in this folder, which then is the dataset, and write nothing to the URL.",
+        ),
+    ] = None,
     allow_missing: Annotated[
         bool, typer.Option("--allow-missing", help="Accept items that lack a member that others have.")
     ] = False,
@@ -45,20 +59,40 @@ def index(
     The index of tars gives random access, exact length and exact resume. The index of a zarr store has a checksum for
     each chunk, which is compared when the chunk is first read. Everything is read once. If there are problems, they are
     listed and nothing is written.
+
+    The index of a URL is uploaded beside the tars, so that everybody can train from the URL. With --output it stays on
+    this machine, for servers that cannot be written to.
     """
     if is_store(where):
         _index_store(where, workers, quiet=quiet, as_json=as_json)
         return
     from penstock.observe.progress import track_progress  # noqa: PLC0415  # imports numpy
-    from penstock.shard.index_tars import Problem, expand_archives, index_archives  # noqa: PLC0415
+    from penstock.shard.index_tars import Problem, index_archives  # noqa: PLC0415
+    from penstock.shard.places.archives import find_archives  # noqa: PLC0415
 
     check_archives(where)
+    if output is not None and not is_url(where):
+        raise OptionError(f"--output needs a URL, got {where}. The index of a folder is written beside its tars.")
     skipped: list[Problem] = []
-    total = sum(path.stat().st_size for path in expand_archives(where))
-    with track_progress("Indexing", total, "bytes", show=not quiet) as bar:
+    archives = find_archives(where, url.options())
+    with track_progress("Indexing", sum(archive.n_bytes for archive in archives), "bytes", show=not quiet) as bar:
         manifest, problems = index_archives(
-            where, workers=workers, allow_missing=allow_missing, progress=bar.advance, on_skip=skipped.append
+            where,
+            workers=workers,
+            allow_missing=allow_missing,
+            progress=bar.advance,
+            on_skip=skipped.append,
+            output=output,
+            store=url.options(),
         )
+    _print_index(manifest, problems, skipped, as_json=as_json)
+    if manifest is None:
+        raise ProblemsFound
+
+
+def _print_index(
+    manifest: "Manifest | None", problems: "Sequence[Problem]", skipped: "Sequence[Problem]", *, as_json: bool
+) -> None:
     if as_json:
         print_json(
             {
@@ -77,31 +111,32 @@ def index(
     else:
         print_problems(problems)
         typer.echo("No index was written. Repair the archives, or accept items that lack members with --allow-missing.")
-    if manifest is None:
-        raise ProblemsFound
 
 
+@expand_groups
 def verify(
     where: Where,
+    url: UrlGroup,
     workers: Readers = 2,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Read every byte of a dataset, or of an indexed zarr store, and compare checksums.
 
-    Problems are listed, and the exit code is 1.
+    Problems are listed, and the exit code is 1. From a URL, every shard is downloaded once; nothing is kept.
     """
     if is_store(where):
         _verify_store(where, workers, quiet=quiet, as_json=as_json)
         return
     from penstock.observe.progress import track_progress  # noqa: PLC0415
-    from penstock.shard.manifest import Manifest, manifest_path  # noqa: PLC0415
+    from penstock.shard.places.open_dataset import open_dataset  # noqa: PLC0415
     from penstock.shard.verify import verify_shards  # noqa: PLC0415
 
     check_dataset(where)
-    total = sum(shard.stored_bytes for shard in Manifest.read(manifest_path(where)).shards)
+    manifest, _ = open_dataset(where, store=url.options())
+    total = sum(shard.stored_bytes for shard in manifest.shards)
     with track_progress("Verifying", total, "bytes", show=not quiet) as bar:
-        manifest, problems = verify_shards(where, workers=workers, progress=bar.advance)
+        manifest, problems = verify_shards(where, workers=workers, progress=bar.advance, store=url.options())
     if as_json:
         print_json({**_totals(manifest), "healthy": not problems, "problems": problems_to_json(problems)})
     elif problems:
@@ -180,10 +215,12 @@ def inspect(
     where: Annotated[
         str,
         typer.Argument(
-            metavar="DIR|PATTERN|FILE",
-            help="A dataset (its folder, or the pattern it was indexed with), or a recording; also as --input (-i).",
+            metavar="DIR|PATTERN|FILE|URL",
+            help="A dataset (its folder, or the pattern it was indexed with, or the URL of one), or a recording; "
+            "also as --input (-i).",
         ),
     ],
+    url: UrlGroup,
     item: Annotated[
         int | None,
         typer.Option(metavar="N", min=0, help="The item to show; 0 if not given, or none with --json."),
@@ -205,7 +242,7 @@ def inspect(
     name, kind, shape, rate, unit, span and gaps of everything in it, and the command that converts it.
 
     Of both, the storage: how fast it reads in sequence and at random, and which order of items fits it. For this,
-    pieces of the files that are not in memory are read, for at most about 2 seconds.
+    pieces of the files that are not in memory are read, for at most about 2 seconds. A URL is not measured.
 
     With --cache, what the epochs of a training cost if the dataset lies in an object store: requests, bytes and money,
     by the plan, before anything is read.
@@ -218,68 +255,62 @@ def inspect(
         inspect_recording(where, as_json=as_json)
         return
     check_dataset(where)
-    if as_json:
-        print_json(_describe_dataset(where, item, png) | _describe_storage(where, costs))
-    else:
-        _print_dataset(where, item, png, costs)
+    _inspect_dataset(where, url.options(), (item, png), costs, as_json=as_json)
 
 
-def _describe_storage(where: str, costs: CostGroup) -> dict[str, Any]:
-    from penstock.recipes.tune.storage import look_at_storage  # noqa: PLC0415  # imports numpy
-
-    about = look_at_storage(where).to_dict()
-    return about if costs.cache is None else about | _estimate_costs(where, costs).to_dict()
-
-
-def _print_dataset(where: str, item: int | None, png: Path | None, costs: CostGroup) -> None:
-    """Print what is in a dataset, its storage and its costs; plot the item if a file was given."""
+def _inspect_dataset(
+    where: str, store: "StoreOptions | None", wanted: tuple[int | None, Path | None], costs: CostGroup, *, as_json: bool
+) -> None:
+    """Print what is in a dataset, its storage and its costs; plot the item that is wanted if a file is given."""
     from penstock.recipes.tune.storage import look_at_storage  # noqa: PLC0415  # imports numpy
     from penstock.recipes.webdataset import info as dataset_info  # noqa: PLC0415
 
-    info = dataset_info.ShardedDatasetInfo(where)
+    item, png = wanted
+    info = dataset_info.ShardedDatasetInfo(where, store=store)
     shown = item or 0
     if item is not None and item >= info.manifest.n_items:  # before anything is printed
         raise OptionError(f"item must be 0–{info.manifest.n_items - 1}, got {item}.")
-    if tables_on():
-        _print_tables(where, info.get_summary(), dataset_info.read_item(where, shown), shown)
-    else:
-        info.print_summary()
-        typer.echo(f"\nItem {shown}")
-        for line in dataset_info.describe_item(where, shown):
-            typer.echo(f"  {line}")
-        typer.echo()
-    print_facts(look_at_storage(where).rows)
-    if costs.cache is not None:
-        print_facts(_estimate_costs(where, costs).rows)
+    is_read = not as_json or item is not None or png is not None
+    fields = dataset_info.read_item(where, shown, store=store) if is_read else {}
     if png is not None:
-        dataset_info.plot_stored_item(where, shown, png)
+        dataset_info.plot_stored_item(fields, png, title=f"Item {shown} of {where}")
+    if as_json:
+        described = {name: _describe_value(value) for name, value in fields.items()}
+        answer = info.get_summary() | ({} if item is None else {"item": {"number": item, "fields": described}})
+        answer |= {} if png is None else {"drawn_into": str(png)}
+        answer |= look_at_storage(where, store=store).to_dict()
+        print_json(answer if costs.cache is None else answer | _estimate_costs(info.manifest, costs).to_dict())
+        return
+    _print_dataset(where, info, fields, shown)
+    print_facts(look_at_storage(where, store=store).rows)
+    if costs.cache is not None:
+        print_facts(_estimate_costs(info.manifest, costs).rows)
+    if png is not None:
         typer.echo(f"Plotted to {png}")
 
 
-def _estimate_costs(where: str, options: CostGroup) -> "StorageCosts":
+def _print_dataset(where: str, info: "ShardedDatasetInfo", fields: dict[str, Any], shown: int) -> None:
+    from penstock.recipes.webdataset.info import describe_item  # noqa: PLC0415  # imports numpy
+
+    if tables_on():
+        _print_tables(where, info.get_summary(), fields, shown)
+        return
+    info.print_summary()
+    typer.echo(f"\nItem {shown}")
+    for line in describe_item(fields):
+        typer.echo(f"  {line}")
+    typer.echo()
+
+
+def _estimate_costs(manifest: "Manifest", options: CostGroup) -> "StorageCosts":
     from penstock.observe.storage.costs import estimate_storage_costs  # noqa: PLC0415
     from penstock.observe.storage.shards import describe_shards  # noqa: PLC0415
     from penstock.plan.costs import Prices  # noqa: PLC0415
-    from penstock.shard.manifest import Manifest, manifest_path  # noqa: PLC0415
     from penstock.source.tar.source import STRETCH_ITEMS  # noqa: PLC0415
 
-    items = describe_shards(Manifest.read(manifest_path(where)), chunk_items=STRETCH_ITEMS, held_bytes=None)
+    items = describe_shards(manifest, chunk_items=STRETCH_ITEMS, held_bytes=None)
     prices = Prices(options.request_price, options.transfer_price)
     return estimate_storage_costs(items, cache_bytes=options.cache or 0, prices=prices)
-
-
-def _describe_dataset(where: str, item: int | None, png: Path | None) -> dict[str, Any]:
-    """Return what is in a dataset as JSON, with an item if one was asked for; plot it if a file was given."""
-    from penstock.recipes.webdataset import info as dataset_info  # noqa: PLC0415
-
-    answer = dataset_info.ShardedDatasetInfo(where).get_summary()
-    if item is not None:
-        found = dataset_info.read_item(where, item)
-        answer["item"] = {"number": item, "fields": {name: _describe_value(value) for name, value in found.items()}}
-    if png is not None:
-        dataset_info.plot_stored_item(where, item or 0, png)
-        answer["drawn_into"] = str(png)
-    return answer
 
 
 def print_problems(problems: "Sequence[Problem]") -> None:
@@ -309,7 +340,7 @@ def _print_tables(where: str, summary: dict[str, Any], item: dict[str, Any], num
         *((name, str(value)) for name, value in summary["metadata"].items() if not isinstance(value, dict | list)),
     ]
     print_table(["", ""], rows)
-    described = dict(zip(item, describe_item(where, number), strict=True))
+    described = dict(zip(item, describe_item(item), strict=True))
     fields = [
         (
             name,

@@ -3,11 +3,25 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
 
 import typer
 
-__all__ = ["EXAMPLES", "CostGroup", "Json", "Quiet", "Readers", "Where", "choices", "format_examples", "parse_size"]
+if TYPE_CHECKING:
+    from penstock.files.stores.options import StoreOptions
+
+__all__ = [
+    "EXAMPLES",
+    "CostGroup",
+    "Json",
+    "Quiet",
+    "Readers",
+    "UrlGroup",
+    "Where",
+    "choices",
+    "format_examples",
+    "parse_size",
+]
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
@@ -20,8 +34,9 @@ Readers: TypeAlias = Annotated[
 Where: TypeAlias = Annotated[
     str,
     typer.Argument(
-        metavar="DIR|PATTERN|STORE",
-        help="A dataset (its folder, or the pattern it was indexed with), or a zarr store; also as --input (-i).",
+        metavar="DIR|PATTERN|STORE|URL",
+        help="A dataset (its folder, or the pattern it was indexed with, or the URL of one), or a zarr store; "
+        "also as --input (-i).",
     ),
 ]
 
@@ -69,6 +84,34 @@ class CostGroup:
     ] = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class UrlGroup:
+    """How a URL is reached."""
+
+    PANEL: ClassVar[str] = "URLs"
+
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Server of s3://, gs:// and az:// URLs, such as http://localhost:9000; from the environment and the "
+            "usual config files if not given, like credentials.",
+        ),
+    ] = None
+    region: Annotated[str | None, typer.Option(metavar="NAME", help="Region of an S3 bucket.")] = None
+    anonymous: Annotated[bool, typer.Option("--anonymous", help="Send no credentials, as public buckets allow.")] = (
+        False
+    )
+
+    def options(self) -> "StoreOptions | None":
+        """Return them as Python takes them; None if none is given."""
+        from penstock.files.stores.options import StoreOptions  # noqa: PLC0415  # for commands with a URL only
+
+        if (self.endpoint, self.region, self.anonymous) == (None, None, False):
+            return None
+        return StoreOptions(endpoint=self.endpoint, region=self.region, anonymous=self.anonymous)
+
+
 EXAMPLES = {
     "convert": (
         "penstock convert 'recordings/*.nwb' --output shards --workers 4",
@@ -79,6 +122,8 @@ EXAMPLES = {
         "penstock index photos",
         "penstock index 'photos/train-{000000..000009}.tar' --workers 4",
         "penstock index recording.zarr",
+        "penstock index 's3://bucket/train-{000000..000099}.tar'",
+        "penstock index https://example.org/photos-{000..099}.tar --output photos-index",
     ),
     "inspect": (
         "penstock inspect shards",
@@ -86,11 +131,13 @@ EXAMPLES = {
         "penstock inspect shards --item 7 --png item.png",
         "penstock inspect shards --cache 100GB",
         "penstock inspect shards --json | jq .total_samples",
+        "penstock inspect s3://bucket/train",
     ),
     "verify": (
         "penstock verify shards --workers 4",
         "penstock verify shards --json | jq '.problems[].shard'",
         "penstock verify recording.zarr",
+        "penstock verify s3://bucket/train --endpoint http://localhost:9000 --workers 4",
     ),
     "tune": (
         "penstock tune shards --batch-size 64 --step-ms 12",

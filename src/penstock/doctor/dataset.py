@@ -16,8 +16,8 @@ from penstock.core.text import count
 from penstock.doctor.finding import Finding, Progress
 from penstock.doctor.listing import Listing
 from penstock.observe.faults import read_quarantine
-from penstock.shard.index_tars import ARCHIVE
 from penstock.shard.manifest import MANIFEST, Manifest
+from penstock.shard.places.archives import ARCHIVE
 from penstock.shard.side_index import index_name
 from penstock.shard.summary import find_problem
 from penstock.shard.table import read_table, table_path
@@ -66,16 +66,25 @@ def examine_dataset(path: Path, where: str, listing: Listing, progress: Progress
         "indexed": is_indexed,
     }
     yield Finding("data.manifest", "ok", found, where=str(path), facts=facts)
-    for finding in _examine_shards(manifest, where, progress):
-        yield finding
-        if finding.level != "ok":
-            break  # a sample of checksums would say the same
+    if manifest.archives is not None:
+        found = f"The shards are at {manifest.archives}, and were not looked at."
+        yield Finding(
+            "data.shards", "note", found, "Read them all.", f"penstock verify {shlex.quote(where)}", where=where
+        )
     else:
-        yield _examine_checksums(manifest, where, progress)
+        yield from _examine_content(manifest, where, progress)
     yield from _examine_table(manifest, path, where)
     yield from _examine_orphans(manifest, path, listing)
     if "quarantine.jsonl" in listing.files:
         yield from _examine_quarantine(manifest, where)
+
+
+def _examine_content(manifest: Manifest, where: str, progress: Progress) -> Iterator[Finding]:
+    for finding in _examine_shards(manifest, where, progress):
+        yield finding
+        if finding.level != "ok":
+            return  # a sample of checksums would say the same
+    yield _examine_checksums(manifest, where, progress)
 
 
 def _make_manifest_problem(path: Path, where: str, error: Exception) -> Finding:
@@ -98,7 +107,7 @@ def _examine_shards(manifest: Manifest, where: str, progress: Progress) -> Itera
         shard = manifest.shards[number]
         problem = find_problem(manifest, shard)
         wrong += [problem] if problem else []
-        unindexed += [] if (manifest.folder / index_name(shard.name)).exists() else [index_name(shard.name)]
+        unindexed += [] if (manifest.local_folder / index_name(shard.name)).exists() else [index_name(shard.name)]
         n_done += 1
         progress("Looking at shards", "shards", n_done, len(numbers), "")
         if time.monotonic() > until:
@@ -211,7 +220,7 @@ def _examine_orphans(manifest: Manifest, path: Path, listing: Listing) -> Iterat
 
 
 def _examine_quarantine(manifest: Manifest, where: str) -> Iterator[Finding]:
-    path = manifest.folder / "quarantine.jsonl"
+    path = manifest.local_folder / "quarantine.jsonl"
     listed = read_quarantine(path, manifest.fingerprint)
     if not listed["count"]:
         return

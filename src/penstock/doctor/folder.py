@@ -16,8 +16,8 @@ from penstock.doctor.store import examine_store, is_store
 from penstock.files.kinds import local_path
 from penstock.files.staging import WRITING
 from penstock.observe.run_file import is_run_file, read_run
-from penstock.shard.index_tars import ARCHIVE
 from penstock.shard.manifest import MANIFEST, manifest_path
+from penstock.shard.places.archives import ARCHIVE
 
 __all__ = ["examine_data", "find_large_files"]
 

@@ -58,7 +58,8 @@ class Pages:
         """Give back the pages of items that were read in `epoch`, unless the next epoch needs them early."""
         if self.plan is None or not len(items):
             return
-        if self.item_bytes < _SCATTERED_BYTES and np.count_nonzero(np.diff(items) != 1) * 8 > len(items):
+        is_page = not getattr(source, "is_remote", False)
+        if is_page and self.item_bytes < _SCATTERED_BYTES and np.count_nonzero(np.diff(items) != 1) * 8 > len(items):
             return
         if self.kept_items:
             items = items[~self._needed_first(epoch + 1, len(source.index))[items]]

@@ -4,18 +4,16 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
 from penstock.core.errors import DamageError
-from penstock.files.regular import open_regular
 
 __all__ = [
     "COMPRESSIONS",
     "Compression",
     "Compressor",
     "DecompressedStream",
-    "detect_compression",
+    "compression_of",
     "make_compressor",
     "max_decompressed_bytes",
 ]
@@ -54,10 +52,8 @@ def make_compressor(compression: Compression) -> Compressor | None:
     return factories[compression]() if compression != "none" else None
 
 
-def detect_compression(path: Path) -> Compression:
-    """Return the compression of a file, detected from its first bytes; file names are often wrong."""
-    with open_regular(path) as file:
-        head = file.read(8)
+def compression_of(head: bytes) -> Compression:
+    """Return the compression of a file by its first bytes; file names are often wrong."""
     return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "none")
 
 

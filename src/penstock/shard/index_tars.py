@@ -1,44 +1,39 @@
 """Indexing of existing tar archives: a side index for each and a manifest; the archives stay unchanged."""
 
-import itertools
 import logging
 import os
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import xxhash
 
-from penstock.core.errors import DamageError, SourceError, WriteError
+from penstock.core.errors import DamageError, OptionError, SourceError
 from penstock.core.text import cause, count
-from penstock.files.durable import remove_asides, write_aside
 from penstock.files.kinds import local_path
-from penstock.files.locks import FolderLock
-from penstock.files.read_ahead import exceeds_cache, open_once
+from penstock.files.read_ahead import exceeds_cache
+from penstock.files.stores.options import StoreOptions
+from penstock.files.stores.url import Url, parse_place
 from penstock.shard.codec import NpyHeader, parse_npy_header
-from penstock.shard.compression import DecompressedStream, detect_compression, max_decompressed_bytes
-from penstock.shard.manifest import MANIFEST, METADATA, FieldInfo, Manifest, manifest_path
+from penstock.shard.compression import Compression, DecompressedStream, compression_of, max_decompressed_bytes
+from penstock.shard.manifest import MANIFEST, METADATA, FieldInfo, Manifest, manifest_path, manifest_place
 from penstock.shard.names import field_names, fold_extension, split_name
-from penstock.shard.shard_file import write_index
+from penstock.shard.places.archives import Archive, find_archives
+from penstock.shard.places.targets import FolderTarget, Target, UrlTarget
 from penstock.shard.side_index import MISSING, SideIndex, SideIndexBuilder, index_name
-from penstock.shard.table import table_path
+from penstock.shard.table import ShardEntry, table_path
 from penstock.shard.tar import Member, Readable, read_members
 
-__all__ = ["ARCHIVE", "Problem", "expand_archives", "index_archives"]
+__all__ = ["Problem", "index_archives"]
 
 _MOST_FIELDS = 10_000  # a million members of one item would take minutes and gigabytes
 
-ARCHIVE = re.compile(r"\.(tar|tar\.gz|tar\.bz2|tar\.xz|tgz)$")
-"""The file name extensions of archives."""
-
 _LOG = logging.getLogger("penstock")
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_NUMBER = re.compile(r"[0-9]{1,18}")
-_MAX_BRACES, _MAX_ARCHIVES = 16, 250_000  # the largest public dataset of tar archives has 231,350
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,83 +48,26 @@ class Problem:
         return f"{self.shard}{'' if self.item is None else f', item {self.item}'}: {self.reason}"
 
 
-def expand_archives(where: str | os.PathLike[str]) -> list[Path]:
-    """Return the archives of a folder, brace pattern, glob or path, in order.
-
-    Examples
-    --------
-    >>> list(_expand_braces("train-{000008..000010}.tar", itertools.count()))
-    ['train-000008.tar', 'train-000009.tar', 'train-000010.tar']
-    """
-    path = local_path(where)
-    try:
-        found = _find_archives(path)
-        missing = [entry for entry in found if not entry.exists()]
-    except SourceError:
-        raise
-    except (OSError, ValueError) as error:  # a name that is too long, or no valid pattern
-        raise SourceError(f"{where} must be a folder, an archive or a pattern of archives: {cause(error)}.") from error
-    if missing:
-        raise SourceError(
-            f"All archives of {where} must exist, but {len(missing)} of {len(found)} are missing: {missing[0]}, …."
-        )
-    if not found:
-        raise SourceError(f"No shards found: there are no tar archives in {where}.")
-    return found
-
-
-def _find_archives(path: Path) -> list[Path]:
-    if path.is_dir():
-        return sorted(
-            entry for entry in path.iterdir() if ARCHIVE.search(entry.name) and not entry.name.startswith(".")
-        )
-    if "{" in path.name:
-        names = list(itertools.islice(_expand_braces(str(path), itertools.count()), _MAX_ARCHIVES + 1))
-        if len(names) > _MAX_ARCHIVES:
-            raise SourceError(f"A pattern must name at most {_MAX_ARCHIVES:,} archives, but {path.name} names more.")
-        return [Path(name) for name in names]
-    if any(letter in path.name for letter in "*?["):
-        return sorted(path.parent.glob(path.name))
-    return [path]
-
-
-def _expand_braces(pattern: str, steps: Iterator[int]) -> Iterator[str]:
-    """Yield the names of a pattern; `steps` counts the calls, since a range may be empty after millions of them."""
-    if pattern.count("{") > _MAX_BRACES:
-        raise SourceError(f"A pattern must have at most {_MAX_BRACES} braces, got {pattern.count('{')}.")
-    if next(steps) > 2 * _MAX_ARCHIVES:
-        raise SourceError(f"The ranges of a pattern must have at most {_MAX_ARCHIVES:,} numbers, got more.")
-    match = _BRACES.search(pattern)
-    if match is None:
-        yield pattern
-        return
-    first, dots, last = match[1].partition("..")
-    if dots and not (_NUMBER.fullmatch(first) and _NUMBER.fullmatch(last)):
-        raise SourceError(f"A brace range must be like {{000000..000009}} or {{a,b}}, got {{{match[1]}}}.")
-    width = len(first) if first.startswith("0") else 0
-    numbers = (f"{n:0{width}d}" for n in range(int(first), int(last) + 1)) if dots else None
-    for choice in match[1].split(",") if numbers is None else numbers:
-        yield from _expand_braces(pattern[: match.start()] + choice + pattern[match.end() :], steps)
-
-
 def _log_skipped(skipped: Problem) -> None:
     _LOG.warning("%s.", skipped)
 
 
 def index_archives(
-    where: str | os.PathLike[str],
+    where: str | os.PathLike[str] | Url,
     *,
     workers: int = 1,
     allow_missing: bool = False,
     progress: Callable[[int], None] = lambda _: None,
     on_skip: Callable[[Problem], None] = _log_skipped,
+    output: str | os.PathLike[str] | None = None,
+    store: StoreOptions | None = None,
 ) -> tuple[Manifest | None, list[Problem]]:
     """Read and check every archive and write its side index, then the manifest; write nothing if there are problems.
 
     Parameters
     ----------
     where
-        A folder of archives, or a pattern such as `train-{000000..000009}.tar`.
+        A folder of archives, or a pattern such as `train-{000000..000009}.tar`; or the URL of one.
     workers
         Number of archives to read at once.
     allow_missing
@@ -139,72 +77,113 @@ def index_archives(
     on_skip
         Called for each archive of which hidden files were skipped, such as the `._*` of macOS. Default: a warning in
         the log.
+    output
+        A folder of this machine for the index of a URL, to which nothing is then written. None: beside the archives.
+    store
+        How to reach the URL.
 
     Returns
     -------
     The manifest and no problems, or None and the problems.
     """
-    archives = expand_archives(where)
-    path = manifest_path(where)
-    _check_replaceable(path)
-    folders = {archive.parent for archive in archives}
+    place = parse_place(where)
+    archives = find_archives(where, store)
+    folders = {archive.place.parent for archive in archives if isinstance(archive.place, Path)}
     if len(folders) > 1:
         raise SourceError(f"All archives must be in one folder, got {len(folders)} for {where}. Index each by itself.")
-    give_back = exceeds_cache(archive.stat().st_size for archive in archives)
-    with ThreadPoolExecutor(max(1, workers)) as pool:
-        done = []
-        found = pool.map(partial(_index_archive, give_back=give_back), archives)
-        for archive, (side_index, problems, hidden) in zip(archives, found, strict=True):
-            progress(archive.stat().st_size)
-            if hidden:
-                names = ", ".join(map(repr, hidden[:3])) + (", …" if len(hidden) > 3 else "")
-                files = "1 hidden file was" if len(hidden) == 1 else f"{len(hidden)} hidden files were"
-                on_skip(Problem(archive.name, None, f"{files} skipped: {names}"))
-            done.append((archive, side_index, problems))
-    problems = [problem for *_, found in done for problem in found]
-    indexed = [(archive, side_index) for archive, side_index, _ in done if side_index is not None]
+    target, name = _choose_target(place, archives[0], output)
+    elsewhere = None if output is None else _url_of(archives[0])
+    _check_replaceable(target, name, elsewhere)
+    done = []
+    for found in _index_all(archives, workers):
+        progress(found.archive.n_bytes)
+        if found.hidden:
+            on_skip(_name_hidden(found))
+        done.append(found)
+    problems = [problem for found in done for problem in found.problems]
+    indexed = [(found.archive, found.side_index, found.compression) for found in done if found.side_index is not None]
     if not allow_missing:
-        problems += _find_missing_members(indexed)
+        problems += _find_missing_members([(archive.name, side_index) for archive, side_index, _ in indexed])
     if problems:
         return None, problems
-    lock = FolderLock(archives[0].parent)
-    try:
-        return _write(path, indexed), []
-    finally:
-        lock.release()
+    return _write(target, name, indexed, elsewhere), []
 
 
-def _write(path: Path, indexed: list[tuple[Path, SideIndex]]) -> Manifest:
-    """Write side indexes, then the manifest, whose path is given; remove what one that was killed left behind."""
-    folder = indexed[0][0].parent
-    try:
-        remove_asides(folder, {path.name, table_path(path).name, *(index_name(archive.name) for archive, _ in indexed)})
-    except OSError as error:
-        raise WriteError(f"Could not write to {folder}: {cause(error)}.") from error
-    shards = [write_index(archive, side_index, detect_compression(archive)) for archive, side_index in indexed]
-    fields = _merge_columns([side_index for _, side_index in indexed])
-    manifest = Manifest(folder, fields, tuple(shards), None, "as found")
-    _keep_other_manifest(path)
-    stored = manifest.to_bytes()
-    table = manifest.table_bytes(stored)
+def _index_all(archives: list[Archive], workers: int) -> "Iterator[_Indexed]":
+    give_back = exceeds_cache(archive.n_bytes for archive in archives)
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        yield from pool.map(partial(_index_archive, give_back=give_back), archives)
+
+
+def _name_hidden(found: "_Indexed") -> Problem:
+    names = ", ".join(map(repr, found.hidden[:3])) + (", …" if len(found.hidden) > 3 else "")
+    files = "1 hidden file was" if len(found.hidden) == 1 else f"{len(found.hidden)} hidden files were"
+    return Problem(found.archive.name, None, f"{files} skipped: {names}")
+
+
+def _choose_target(place: Path | Url, archive: Archive, output: str | os.PathLike[str] | None) -> tuple[Target, str]:
+    """Return where the index is written, and the name of its manifest."""
+    if output is not None:
+        if isinstance(place, Path):
+            raise OptionError(f"output is for the index of a URL, got the archives {place}: theirs is beside them.")
+        return FolderTarget(local_path(output)), MANIFEST
+    if isinstance(archive.place, Path):
+        return FolderTarget(archive.place.parent), manifest_path(place).name if isinstance(place, Path) else MANIFEST
+    return UrlTarget(archive.place), manifest_place(place).name
+
+
+def _url_of(archive: Archive) -> Url | None:
+    return None if isinstance(archive.place, Path) else archive.place.url
+
+
+def _write(
+    target: Target, name: str, indexed: Sequence[tuple[Archive, SideIndex, Compression]], elsewhere: Url | None
+) -> Manifest:
+    """Write side indexes, then the manifest; `elsewhere` is where the archives are, if not in the same folder."""
+    files: list[tuple[str, bytes]] = []
+    shards = []
+    for archive, side_index, compression in indexed:
+        stored = side_index.to_bytes()
+        files.append((index_name(archive.name), stored))
+        sizes = side_index.n_items, side_index.tar_bytes, archive.n_bytes
+        shards.append(ShardEntry(archive.name, *sizes, xxhash.xxh3_128_hexdigest(stored), compression))
+    fields = _merge_columns([side_index for _, side_index, _ in indexed])
+    manifest = Manifest(target.place, fields, tuple(shards), None, "as found", archives=elsewhere)
+    content = manifest.to_bytes()
+    table = manifest.table_bytes(content)
     if table is not None:
-        write_aside(table_path(path), table)
-    write_aside(path, stored)
+        files.append((table_path(Path(name)).name, table))
+    target.write([*files, (name, content)])
     return manifest
 
 
-def _index_archive(archive: Path, *, give_back: bool = False) -> tuple[SideIndex | None, list[Problem], list[str]]:
-    """Read an archive; return its side index, or None if it is unusable, its problems and what was skipped."""
-    builder = SideIndexBuilder()
+class _Indexed(NamedTuple):
+    """What was found in an archive; no side index if it is unusable."""
+
+    archive: Archive
+    side_index: SideIndex | None
+    compression: Compression
+    problems: list[Problem]
+    hidden: list[str]
+
+
+def _index_archive(archive: Archive, *, give_back: bool = False) -> _Indexed:
+    """Read an archive from front to back."""
     problems: list[Problem] = []
     hidden: list[str] = []
+    compression: Compression = "none"
+
+    def fail(item: int | None, reason: str) -> _Indexed:
+        return _Indexed(archive, None, compression, [*problems, Problem(archive.name, item, reason)], hidden)
+
+    builder = SideIndexBuilder()
     fields: set[str] = set()
     try:
-        compression = detect_compression(archive)
-        with open_once(archive, give_back=give_back) as file:
+        with archive.open(give_back=give_back) as file:
+            compression = compression_of(file.peek(8))
             stream: Readable = file
             if compression != "none":
-                limit = max_decompressed_bytes(os.fstat(file.fileno()).st_size)
+                limit = max_decompressed_bytes(archive.n_bytes)
                 stream = DecompressedStream(file, compression, archive.name, limit)
             counted = _CountingStream(stream)
             found = _visible_members(read_members(counted, archive.name), hidden)
@@ -214,23 +193,19 @@ def _index_archive(archive: Path, *, give_back: bool = False) -> tuple[SideIndex
                 fields.add(suffix)
                 if len(fields) > _MOST_FIELDS:
                     reason = f"its members have more than {_MOST_FIELDS:,} extensions; each is a field of the dataset"
-                    return None, [*problems, Problem(archive.name, builder.n_items - 1, reason)], hidden
+                    return fail(builder.n_items - 1, reason)
                 if builder.has(suffix):
                     problems.append(Problem(archive.name, builder.n_items - 1, f"{member.name!r} appears twice"))
                     continue
                 npy = _read_npy_header(suffix, member, archive.name, builder.n_items - 1, problems)
                 builder.add(suffix, (member.begin, member.offset, member.size), member.checksum, npy)
     except DamageError as error:
-        return None, [*problems, Problem(archive.name, error.item, error.reason)], hidden
+        return fail(error.item, error.reason)
     except OSError as error:
-        return None, [*problems, Problem(archive.name, None, f"it cannot be read: {cause(error)}")], hidden
+        return fail(None, f"it cannot be read: {cause(error)}")
     if not builder.n_items:
-        return (
-            None,
-            [*problems, Problem(archive.name, None, "it has no items; members must be named KEY.FIELD")],
-            hidden,
-        )
-    return builder.build(counted.position), problems, hidden
+        return fail(None, "it has no items; members must be named KEY.FIELD")
+    return _Indexed(archive, builder.build(counted.position), compression, problems, hidden)
 
 
 class _CountingStream:
@@ -286,7 +261,7 @@ def _read_npy_header(suffix: str, member: Member, shard: str, item: int, problem
         return None
 
 
-def _find_missing_members(indexed: list[tuple[Path, SideIndex]]) -> list[Problem]:
+def _find_missing_members(indexed: Sequence[tuple[str, SideIndex]]) -> list[Problem]:
     """Return a problem for each member that some items lack and others have."""
     suffixes = dict.fromkeys(column.suffix for _, side_index in indexed for column in side_index.columns)
     problems = []
@@ -299,7 +274,7 @@ def _find_missing_members(indexed: list[tuple[Path, SideIndex]]) -> list[Problem
             if is_missing.any():
                 has = "has" if is_missing.sum() == 1 else "have"
                 reason = f"{is_missing.sum()} of {count(n_items, 'item')} {has} no .{suffix}"
-                problems.append(Problem(archive.name, None, reason))
+                problems.append(Problem(archive, None, reason))
     return problems
 
 
@@ -320,29 +295,19 @@ def _merge_columns(side_indexes: list[SideIndex]) -> dict[str, FieldInfo]:
     return {names[suffix]: infos[suffix] for suffix in ordered}
 
 
-def _check_replaceable(path: Path) -> None:
-    """Refuse to replace the manifest of a dataset that Penstock wrote: it holds more than indexing can recover."""
+def _check_replaceable(target: Target, name: str, elsewhere: Url | None) -> None:
+    """Refuse to replace the manifest of a dataset that Penstock wrote, or of other archives: it could be lost."""
     try:
-        is_own = Manifest.read(path).shard_size is not None
+        found = target.read_manifest(name)
     except (SourceError, DamageError):
         return
-    if is_own:
+    if found.shard_size is not None:
         raise SourceError(
-            f"{path.parent} was written by Penstock and already has an index. Run `penstock verify` to check it, or "
-            f"remove {path.name} to index the archives again."
+            f"{target.place} was written by Penstock and already has an index. Run `penstock verify` to check it, or "
+            f"remove {name} to index the archives again."
         )
-
-
-def _keep_other_manifest(path: Path) -> None:
-    """Rename another program's manifest, so that it is not overwritten."""
-    if path.name != MANIFEST or not path.exists():
-        return
-    try:
-        Manifest.read(path)
-    except SourceError:
-        kept = path.with_name("dataset_metadata.before_index.json")
-        while kept.exists():
-            kept = kept.with_name(f"{kept.stem}_.json")
-        path.rename(kept)
-    except DamageError:
-        return
+    if found.archives != elsewhere:
+        raise SourceError(
+            f"{target.place} has the index of {found.archives or 'the archives in it'}. Use another folder, or remove "
+            f"{name}."
+        )

@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,15 @@ from penstock.core.text import cause, count
 from penstock.core.types import Field
 from penstock.files.kinds import local_path
 from penstock.files.regular import read_regular
+from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.files.staging import describe_unfinished
+from penstock.files.stores.errors import MissingObjectError
+from penstock.files.stores.url import Url, is_url, parse_place
 from penstock.shard.compression import COMPRESSIONS, Compression
 from penstock.shard.side_index import SideIndex, index_name, parse_dtype, parse_int, parse_shape, parse_text
-from penstock.shard.table import ShardEntry, ShardTable, read_table
+from penstock.shard.table import ShardEntry, ShardTable, read_table, table_path
 
-__all__ = ["MANIFEST", "METADATA", "FieldInfo", "Manifest", "ShardEntry", "manifest_path"]
+__all__ = ["MANIFEST", "METADATA", "FieldInfo", "Manifest", "ShardEntry", "manifest_path", "manifest_place"]
 
 MANIFEST = "dataset_metadata.json"
 METADATA = "metadata"
@@ -35,6 +39,7 @@ METADATA = "metadata"
 
 _FORMAT, _VERSION = "penstock-shards", 1
 _TABLE_FROM = 1000  # shards; fewer are parsed from JSON in some milliseconds
+_LEAST_ENTRY_BYTES = 150  # of a shard in a manifest
 _MALFORMED = (AttributeError, LookupError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError)
 
 
@@ -69,7 +74,9 @@ class FieldInfo:
 class Manifest:
     """The fields and shards of a dataset."""
 
-    folder: Path
+    folder: Path | Url
+    """Where the manifest and the side indexes are, and the shards unless `archives` says otherwise."""
+
     fields: Mapping[str, FieldInfo]
     shards: Sequence[ShardEntry]
     shard_size: int | None = None
@@ -79,6 +86,9 @@ class Manifest:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """The user's metadata about the whole dataset."""
 
+    archives: Url | None = None
+    """Where the shards are, if they were indexed from elsewhere."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "shards", ShardTable.from_entries(self.shards))
 
@@ -87,6 +97,12 @@ class Manifest:
         """The shards, with their numbers of items and bytes as arrays."""
         assert isinstance(self.shards, ShardTable), "made one on construction"
         return self.shards
+
+    @property
+    def local_folder(self) -> Path:
+        """The folder of a dataset that is on this machine."""
+        assert isinstance(self.folder, Path), "called for datasets of this machine only"
+        return self.folder
 
     @property
     def n_items(self) -> int:
@@ -149,6 +165,7 @@ class Manifest:
             },
             "metadata": dict(self.metadata),
             "fingerprint": self.fingerprint,
+            **({} if self.archives is None else {"archives": str(self.archives)}),
         }
 
     def to_bytes(self) -> bytes:
@@ -166,16 +183,37 @@ class Manifest:
         """Read the manifest at `path`; raise if it is missing, damaged or was written by another program."""
         found = read_table(path)
         if found is not None:
-            try:
+            with suppress(SourceError, *_MALFORMED):  # the manifest itself may be valid
                 return cls._parse(json.loads(found[1]), found[0], path)
-            except (SourceError, *_MALFORMED):
-                pass  # the manifest itself may be valid
         try:
-            stored = json.loads(read_regular(path))
+            return cls._parse_whole(read_regular(path), path)
         except FileNotFoundError as error:
             raise _make_not_found_error(path) from error
+        except ReadError:
+            raise
         except OSError as error:
             raise ReadError(f"Could not read the manifest {path}: {cause(error)}.") from error
+
+    @classmethod
+    def fetch(cls, folder: RemoteFolder, name: str) -> "Manifest":
+        """Read a manifest of a URL; raise as `read` does."""
+        place = folder.url / name
+        try:
+            stored = folder.read_object(name)
+        except MissingObjectError as error:
+            raise _make_missing_error(folder, name) from error
+        if len(stored) >= _TABLE_FROM * _LEAST_ENTRY_BYTES:
+            with suppress(ReadError, SourceError, *_MALFORMED):
+                table, head = ShardTable.from_bytes(
+                    folder.read_object(table_path(Path(name)).name), xxhash.xxh3_128_digest(stored)
+                )
+                return cls._parse(json.loads(head), table, place)
+        return cls._parse_whole(stored, place)
+
+    @classmethod
+    def _parse_whole(cls, content: bytes, path: Path | Url) -> "Manifest":
+        try:
+            stored = json.loads(content)
         except (ValueError, RecursionError) as error:
             raise DamageError(str(path), None, f"the manifest is not valid JSON (truncated?): {error}") from error
         _check_format(stored, path)
@@ -189,7 +227,7 @@ class Manifest:
             raise DamageError(str(path), None, f"the manifest is malformed: {error}") from error
 
     @classmethod
-    def _parse(cls, stored: dict[str, Any], shards: ShardTable, path: Path) -> "Manifest":
+    def _parse(cls, stored: dict[str, Any], shards: ShardTable, path: Path | Url) -> "Manifest":
         _check_format(stored, path)
         fields = {
             name: FieldInfo(parse_text(entry["suffix"]), parse_dtype(entry["dtype"]), parse_shape(entry["shape"]))
@@ -205,23 +243,43 @@ class Manifest:
                 raise ValueError(f"field {name!r} is larger than any shard: {info.dtype} {info.shape}")
         if not len(shards) or not fields or not isinstance(stored["metadata"], dict):
             raise ValueError("it must have shards, fields and metadata")
-        return cls(path.parent, fields, shards, stored["shard_size"], stored["array_format"], stored["metadata"])
+        archives = None if stored.get("archives") is None else _parse_archives(stored["archives"])
+        about = stored["shard_size"], stored["array_format"], stored["metadata"]
+        return cls(path.parent, fields, shards, *about, archives)
 
-    def side_index(self, number: int) -> SideIndex:
-        """Read the side index of a shard; raise if it is not the one in the manifest."""
-        entry = self.shards[number]
-        path = self.folder / index_name(entry.name)
+    def side_index(self, number: int, archives: RemoteFolder | None = None) -> SideIndex:
+        """Read the side index of a shard, from a folder or from the URL; raise if it is not the one in the manifest."""
+        return self.shards[number].parse_index(self.read_index(number, archives))
+
+    def read_index(self, number: int, archives: RemoteFolder | None = None) -> bytes:
+        """Return the side index of a shard as it is stored."""
+        shard = self.shards[number].name
+        name = index_name(shard)
         try:
-            stored = read_regular(path, max_bytes=None)
+            if isinstance(self.folder, Path):
+                return read_regular(self.folder / name, max_bytes=None)
+            assert archives is not None, "the dataset of a URL is read with its folder"
+            return archives.read_object(name)
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            is_unreachable = isinstance(error, ReadError) and not isinstance(error, MissingObjectError)
+            if is_unreachable or error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise
-            raise DamageError(entry.name, None, f"its side index {path.name} cannot be read: {error}") from error
-        return entry.parse_index(stored)
+            raise DamageError(shard, None, f"its side index {name} cannot be read: {error}") from error
+
+
+def manifest_place(where: str | os.PathLike[str] | Url) -> Path | Url:
+    """Return where the manifest is, given a folder, a pattern of archives or the manifest itself; or a URL of one."""
+    place = parse_place(where)
+    if isinstance(place, Path):
+        return manifest_path(place)
+    if place.name.endswith(".json"):
+        return place
+    is_pattern = any(letter in place.name for letter in "{*?[") or ".tar" in Path(place.name).suffixes
+    return place.with_name(f"{place.name}.metadata.json") if is_pattern else place / MANIFEST
 
 
 def manifest_path(where: str | os.PathLike[str]) -> Path:
-    """Return the path of the manifest, given a folder, a pattern of archives or the manifest itself."""
+    """Return the same for a path of this machine; raise OptionError for a URL."""
     path = local_path(where)  # absolute: the process may change its working directory
     is_folder = os.path.isdir(path)  # noqa: PTH112  # which is False, not an error, if the name is too long
     if path.suffix == ".json" and not is_folder:
@@ -235,7 +293,7 @@ def _checksum(stored: Mapping[str, Any]) -> str:
     return xxhash.xxh3_64_hexdigest(content.encode())
 
 
-def _check_format(stored: Any, path: Path) -> None:
+def _check_format(stored: Any, path: Path | Url) -> None:
     """Raise SourceError if this is no manifest that this version of Penstock can read."""
     if not isinstance(stored, dict) or stored.get("format") != _FORMAT:
         raise SourceError(
@@ -261,6 +319,34 @@ def _parse_compression(compression: str) -> Compression:
     if compression not in COMPRESSIONS:
         raise ValueError(f"compression must be one of {COMPRESSIONS}, got {compression!r}")
     return compression
+
+
+def _parse_archives(text: Any) -> Url:
+    if not is_url(parse_text(text)):
+        raise ValueError(f"archives must be a URL, got {text!r}")
+    place = parse_place(text)
+    assert isinstance(place, Url), "a URL, as was checked"
+    return place
+
+
+def _make_missing_error(folder: RemoteFolder, name: str) -> SourceError:
+    """Return the error for a URL without a manifest."""
+    try:
+        names = sorted(info.key for info in folder.list_objects())
+    except ReadError:  # a server that lists nothing
+        return SourceError(
+            f"No dataset at {folder.url}: there is no {name}. If there are tar archives, index them: "
+            f"`penstock index '{folder.url}/NAME-{{000000..000009}}.tar'`."
+        )
+    archives = [found for found in names if ".tar" in Path(found).suffixes or found.endswith(".tgz")]
+    if not names:
+        return SourceError(f"No shards found: there is nothing at {folder.url}.")
+    if archives:
+        return SourceError(
+            f"No manifest {name} at {folder.url}, which holds {count(len(archives), 'archive')} ({archives[0]}"
+            f"{', …' if archives[1:] else ''}). Run `penstock index {folder.url}` to make one."
+        )
+    return SourceError(f"No shards found at {folder.url}: it has neither a manifest ({name}) nor tar archives.")
 
 
 def _make_not_found_error(path: Path) -> SourceError:

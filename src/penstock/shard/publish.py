@@ -78,7 +78,7 @@ def find_finished_shard(writing: Path, name: str, compression: Compression) -> t
 
 def prepare_publication(manifest: Manifest) -> None:
     """Make all finished shards durable, then write the manifest beside them: only `finish_publication` remains."""
-    staging = stage(manifest.folder)
+    staging = stage(manifest.local_folder)
     indexes = (staging.folder / index_name(shard.name) for shard in manifest.shards)
     staging.prepare(indexes, manifest.to_bytes())  # the shards themselves were synced when they were closed
 

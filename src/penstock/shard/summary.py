@@ -1,9 +1,14 @@
 """Facts about a dataset from its manifest, without reading items."""
 
+from contextlib import suppress
 from typing import Any
 
+from penstock.core.errors import ReadError
 from penstock.core.text import cause
+from penstock.files.spans.remote_folder import RemoteFolder
+from penstock.files.stores.errors import MissingObjectError
 from penstock.shard.manifest import Manifest, ShardEntry
+from penstock.shard.places.open_dataset import find_sizes
 
 __all__ = ["find_problem", "find_problems", "summarize"]
 
@@ -30,17 +35,32 @@ def summarize(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def find_problems(manifest: Manifest) -> list[str]:
+def find_problems(manifest: Manifest, archives: RemoteFolder | None = None) -> list[str]:
     """Return the shards that are missing or have changed size. `penstock verify` checks every byte."""
-    return [problem for shard in manifest.shards if (problem := find_problem(manifest, shard))]
+    if archives is None:
+        return [problem for shard in manifest.shards if (problem := find_problem(manifest, shard))]
+    try:
+        sizes = find_sizes(archives, [shard.name for shard in manifest.shards])
+    except ReadError:  # a server that lists nothing
+        sizes = {}
+        for shard in manifest.shards:
+            with suppress(MissingObjectError):
+                sizes[shard.name] = archives.describe(shard.name).n_bytes
+    return [problem for shard in manifest.shards if (problem := _compare_size(shard, sizes.get(shard.name)))]
 
 
 def find_problem(manifest: Manifest, shard: ShardEntry) -> str:
     """Return what is wrong with a shard at first sight: it is missing, or has another size; empty if nothing is."""
     try:
-        size = (manifest.folder / shard.name).stat().st_size
+        size = (manifest.local_folder / shard.name).stat().st_size
     except (FileNotFoundError, NotADirectoryError):
-        return f"{shard.name} is missing"
+        return _compare_size(shard, None)
     except OSError as error:
         return f"{shard.name} cannot be found: {cause(error)}"
+    return _compare_size(shard, size)
+
+
+def _compare_size(shard: ShardEntry, size: int | None) -> str:
+    if size is None:
+        return f"{shard.name} is missing"
     return "" if size == shard.stored_bytes else f"{shard.name} has {size} bytes, but {shard.stored_bytes} were written"

@@ -1,5 +1,6 @@
 """Verification of every byte of a dataset against its checksums."""
 
+import io
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -11,45 +12,57 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from penstock.core.errors import DamageError
+from penstock.core.errors import DamageError, ReadError
 from penstock.files.read_ahead import exceeds_cache, open_once
 from penstock.files.regular import open_regular
+from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.files.staging import WRITING
+from penstock.files.stores.options import StoreOptions
+from penstock.files.stores.url import Url
 from penstock.shard.compression import DecompressedStream, max_decompressed_bytes
-from penstock.shard.index_tars import ARCHIVE, Problem
-from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry, manifest_path
+from penstock.shard.index_tars import Problem
+from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry, manifest_place
+from penstock.shard.places.archives import ARCHIVE, open_object
+from penstock.shard.places.open_dataset import open_dataset
 from penstock.shard.side_index import MISSING, SideIndex
 from penstock.shard.tar import Readable
 
 __all__ = ["Sample", "verify_sample", "verify_shards"]
 
+_STRAY = "it is not listed in the manifest, so it is not part of the dataset"
 _MAX_LISTED = 1000  # problems of one shard; the rest are counted
 _SAMPLED_ITEMS = 4  # of one shard
 _GROUP_BYTES = 1 << 20  # of members that are read in one call
 
 
 def verify_shards(
-    where: str | os.PathLike[str], *, workers: int = 1, progress: Callable[[int], None] = lambda _: None
+    where: str | os.PathLike[str] | Url,
+    *,
+    workers: int = 1,
+    progress: Callable[[int], None] = lambda _: None,
+    store: StoreOptions | None = None,
 ) -> tuple[Manifest, list[Problem]]:
     """Read and check every shard of a dataset; return its manifest and all problems.
 
     Parameters
     ----------
     where
-        The folder, or the pattern that the archives were indexed with.
+        The folder, or the pattern that the archives were indexed with; or the URL of one.
     workers
         Number of shards to read at once.
     progress
         Called with the size in bytes of each shard that is done.
+    store
+        How to reach a URL.
     """
-    path = manifest_path(where)
-    manifest = Manifest.read(path)
+    manifest, archives = open_dataset(where, store=store)
     starts = np.cumsum([0, *(shard.n_items for shard in manifest.shards)]).tolist()
-    problems = list(_find_strays(manifest, path))
+    place = manifest_place(where)
+    problems = list(_find_strays(manifest, place) if isinstance(place, Path) else _find_objects(manifest, archives))
     with ThreadPoolExecutor(max(1, workers)) as pool:
         give_back = exceeds_cache(shard.stored_bytes for shard in manifest.shards)
         checked = pool.map(
-            lambda number: _verify_shard(manifest, number, starts[number], give_back=give_back),
+            lambda number: _verify_shard(manifest, number, starts[number], archives, give_back=give_back),
             range(len(manifest.shards)),
         )
         for shard, found in zip(manifest.shards, checked, strict=True):
@@ -112,7 +125,7 @@ def _sample_shard(manifest: Manifest, number: int, start: int, max_bytes: int) -
             found = _verify_shard(manifest, number, start) if is_small else []
             return Sample(1, entry.n_items * is_small, entry.tar_bytes * is_small, tuple(found))
         side_index = manifest.side_index(number)
-        with open_regular(manifest.folder / entry.name) as file:
+        with open_regular(manifest.local_folder / entry.name) as file:
             return _sample_items(file.fileno(), side_index, entry, start, max_bytes)
     except DamageError as error:
         return Sample(1, 0, 0, (Problem(entry.name, error.item, error.reason),))
@@ -137,6 +150,19 @@ def _sample_items(file: int, side_index: SideIndex, entry: ShardEntry, start: in
     return Sample(1, len(checked), n_bytes, tuple(problems))
 
 
+def _find_objects(manifest: Manifest, archives: RemoteFolder | None) -> Iterator[Problem]:
+    """Yield a problem for each object of a URL that looks like part of the dataset but is not."""
+    assert archives is not None, "the manifest is at a URL"
+    try:
+        names = {info.key for info in archives.list_objects()}
+    except ReadError:  # a server that lists nothing
+        return
+    if MANIFEST in names and not any(name.endswith(".metadata.json") for name in names):
+        listed = {shard.name for shard in manifest.shards}
+        strays = (name for name in sorted(names - listed) if ARCHIVE.search(name) and "/" not in name)
+        yield from (Problem(name, None, _STRAY) for name in strays)
+
+
 def _find_strays(manifest: Manifest, path: Path) -> Iterator[Problem]:
     """Yield a problem for each file in the folder that looks like part of the dataset but is not."""
     if path.parent.joinpath(WRITING).exists():
@@ -150,17 +176,18 @@ def _find_strays(manifest: Manifest, path: Path) -> Iterator[Problem]:
         return  # several datasets share the folder
     for stray in sorted(path.parent.iterdir()):
         if ARCHIVE.search(stray.name) and not stray.name.startswith(".") and stray.name not in listed:
-            yield Problem(stray.name, None, "it is not listed in the manifest, so it is not part of the dataset")
+            yield Problem(stray.name, None, _STRAY)
 
 
-def _verify_shard(manifest: Manifest, number: int, start: int, *, give_back: bool = False) -> list[Problem]:
+def _verify_shard(
+    manifest: Manifest, number: int, start: int, archives: RemoteFolder | None = None, *, give_back: bool = False
+) -> list[Problem]:
     entry = manifest.shards[number]
     try:
-        side_index = manifest.side_index(number)
-        path = manifest.folder / entry.name
+        side_index = manifest.side_index(number, archives)
         problems = []
-        with open_once(path, give_back=give_back) as file:
-            size = os.fstat(file.fileno()).st_size
+        file, size = _open_shard(manifest, entry, archives, give_back=give_back)
+        with file:
             if size != entry.stored_bytes:
                 what = "truncated" if size < entry.stored_bytes else "longer than it was written"
                 reason = f"{what}: {size} bytes, but {entry.stored_bytes} were written"
@@ -173,6 +200,17 @@ def _verify_shard(manifest: Manifest, number: int, start: int, *, give_back: boo
         return [Problem(entry.name, error.item, error.reason)]
     except OSError as error:
         return [Problem(entry.name, None, f"it cannot be read: {error.strerror or error}")]
+
+
+def _open_shard(
+    manifest: Manifest, entry: ShardEntry, archives: RemoteFolder | None, *, give_back: bool
+) -> tuple[io.BufferedReader, int]:
+    """Return a shard, to be read once from front to back, and its size."""
+    if archives is not None:
+        size = archives.describe(entry.name).n_bytes
+        return open_object(archives, entry.name, size), size
+    file = open_once(manifest.local_folder / entry.name, give_back=give_back)
+    return file, os.fstat(file.fileno()).st_size
 
 
 def _compare_members(stream: Readable, side_index: SideIndex, entry: ShardEntry, start: int) -> Iterator[Problem]:

@@ -13,9 +13,9 @@ from penstock_test_parts import run_isolated
 from penstock_test_shards import uniform, write
 
 from penstock import ArraySource, Concat, DamageError, TarSource, Zip, create_shards_from_arrays
+from penstock.shard.places import open_dataset
 from penstock.source.combine import Numbered, Take
 from penstock.source.tar import open_shards
-from penstock.source.tar import source as tar_source
 from penstock.source.tar.open_shards import SideIndexFile
 from penstock.source.tar.verified import VerifiedItems
 
@@ -151,7 +151,7 @@ def test_a_missing_shard_of_very_many_is_an_error_when_it_is_read(
     (tmp_path / "shard_000001.tar").unlink()
     with pytest.raises(DamageError, match=r"shard_000001\.tar: the shard is missing"):
         TarSource(tmp_path)
-    monkeypatch.setattr(tar_source, "_LISTED_SHARDS", 5)
+    monkeypatch.setattr(open_dataset, "_LISTED_SHARDS", 5)
     source = TarSource(tmp_path)
     assert source.take(np.array([0, 22]))["x"].tolist() == [0, 22]
     with pytest.raises(DamageError, match=r"item 5 in shard_000001\.tar: the shard could not be opened"):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.errors import ReadError
 from penstock.core.transfers import Transfers
 from penstock.files.spans.downloads import Downloads, Owner
 from penstock.files.spans.folder import CacheFolder, SpanLocks
@@ -99,11 +100,23 @@ class RemoteFolder:
 
     def get(self, spans: Sequence[Span]) -> list[_Bytes]:
         """Return the bytes of spans, which must not be written to; those that are not there yet are waited for."""
-        return self._open().get(spans)
+        while True:
+            process = self._open()
+            try:
+                return process.get(spans)
+            except ReadError:
+                if self._process is process:  # otherwise, another thread has closed it meanwhile
+                    raise
 
     def prepare(self, spans: Sequence[Span]) -> int:
         """Fetch spans ahead of use, in this order, without waiting; return the bytes that were not asked for before."""
-        return self._open().prepare(spans)
+        while True:
+            process = self._open()
+            try:
+                return process.prepare(spans)
+            except ReadError:
+                if self._process is process:
+                    raise
 
     def release(self, spans: Sequence[Span]) -> None:
         """Free the memory of spans that were read; if room is needed in the cache folder, they are evicted first."""

@@ -140,7 +140,8 @@ def advise_order(
     index = items.index(chunk_items)
     mixing = Plan(index, order, batch_size=max(1, min(batch_size, len(index)))).mixing(max_batches=256).score
     remark = ""
-    if items.stored_bytes <= memory_bytes / 2 and isinstance(order, WindowShuffle) and not items.is_whole:
+    fits = items.stored_bytes <= memory_bytes / 2 and not speed.device.is_url
+    if fits and isinstance(order, WindowShuffle) and not items.is_whole:
         is_there = speed.n_resident > 0 and speed.sequential is None
         when = "it seems to be there now, and then" if is_there else "from the second epoch on,"
         remark = f"The dataset ({items.stored_bytes / 1e6:,.1f} MB) fits in memory: {when} Shuffle() costs nothing."
@@ -171,6 +172,11 @@ def _choose(speed: StorageSpeed, items: StoredDataset, room: _Room) -> tuple[Shu
         return whole, as_opened, f"a chunk of {as_opened:,} items can only be read as a whole"
     if speed.device.is_memory:
         return Shuffle(), as_opened, "the files are in memory"
+    if speed.device.is_url:
+        chunk_items = as_opened if items.is_fixed else _count_items(items, _LEAST_REMOTE_CHUNK, room)
+        order = room.window(items, chunk_items, held=items.held_bytes is not None)
+        size = chunk_items * items.read_bytes
+        return order, chunk_items, f"a URL is not measured, and chunks of {size / 1e6:,.3g} MB come in few requests"
     fraction, seek = speed.fraction_of_sequential(items.read_bytes), speed.seek_seconds
     if fraction is None or seek is None or speed.sequential is None:
         within = shuffle_within(items.index(as_opened), room.reach_items)

@@ -25,10 +25,10 @@ class Device:
     """The file system of a path, and the device below it."""
 
     file_system: str
-    """Type of the file system as in `mount`, such as `"ext4"`; `"unknown"` if there is no /proc."""
+    """Type of the file system as in `mount`, such as `"ext4"`; `"unknown"` without /proc; of a URL, its scheme."""
 
     mount: str
-    """Where it is mounted."""
+    """Where it is mounted; a URL itself."""
 
     is_rotating: bool | None = None
     """What the kernel says: True for hard disks, and often for virtual disks that are none; None if unknown."""
@@ -36,7 +36,12 @@ class Device:
     @property
     def is_remote(self) -> bool:
         """Whether another machine stores the files."""
-        return self.file_system in _REMOTE
+        return self.file_system in _REMOTE or self.is_url
+
+    @property
+    def is_url(self) -> bool:
+        """Whether the files are objects at a URL, which is not mounted."""
+        return "://" in self.mount
 
     @property
     def is_memory(self) -> bool:
@@ -44,6 +49,8 @@ class Device:
         return self.file_system in _IN_MEMORY
 
     def __str__(self) -> str:
+        if self.is_url:
+            return self.mount
         kinds = ["network file system"] * self.is_remote + ["in memory"] * self.is_memory
         return f"{self.mount} ({', '.join([self.file_system, *kinds])})"
 

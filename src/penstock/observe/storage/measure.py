@@ -18,7 +18,7 @@ from penstock.files.regular import open_descriptor
 from penstock.observe.storage.device import Device, find_device
 from penstock.observe.storage.pieces import Piece, Timed, advise, time_pieces
 
-__all__ = ["DEPTH", "MOST_BYTES", "StorageSpeed", "measure_storage"]
+__all__ = ["DEPTH", "MOST_BYTES", "StorageSpeed", "leave_unmeasured", "measure_storage"]
 
 DEPTH = 32
 """Reads that are asked for at the same time: as many as the queue of a SATA disk takes."""
@@ -97,6 +97,12 @@ class StorageSpeed:
 def _format_size(n_bytes: int) -> str:
     scale, unit = next((scale, unit) for scale, unit in ((1e6, "MB"), (1e3, "kB"), (1, "bytes")) if n_bytes >= scale)
     return f"{n_bytes / scale:,.3g} {unit}"
+
+
+def leave_unmeasured(url: object, item_bytes: float) -> StorageSpeed:
+    """Return what is known of a URL, from which nothing is read to measure it: requests may cost money."""
+    device = Device(str(url).partition(":")[0], str(url))
+    return StorageSpeed(device, max(1, min(round(item_bytes), _MOST_ITEM)), unknown="a URL is not measured")
 
 
 def measure_storage(

@@ -1,6 +1,7 @@
 """The items of shards, as what an order is chosen for."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ def describe_shards(
     item_bytes = stored_bytes / max(1, int(n_items.sum()))
     largest = max(1, int(n_items.max(initial=1)))
     return StoredDataset(
-        files=[manifest.folder / table[number].name for number in _choose_files(numbers)],
+        files=_list_files(manifest, numbers),
         n_items=n_items,
         stored_bytes=stored_bytes,
         read_bytes=item_bytes * largest if is_whole else _bytes_read(item_bytes, held_bytes),
@@ -42,6 +43,13 @@ def describe_shards(
         is_whole=is_whole,
         is_fixed=is_whole,
     )
+
+
+def _list_files(manifest: Manifest, numbers: NDArray[np.int64]) -> list[Path]:
+    """Return the files of shards, or of some; none of a URL."""
+    if not isinstance(manifest.folder, Path) or manifest.archives is not None:
+        return []
+    return [manifest.folder / manifest.table[number].name for number in _choose_files(numbers)]
 
 
 def _choose_files(numbers: NDArray[np.int64]) -> list[int]:

@@ -5,6 +5,8 @@ from pathlib import Path
 from penstock.core.errors import SourceError
 from penstock.core.protocols import Source
 from penstock.core.text import cause
+from penstock.files.stores.options import StoreOptions
+from penstock.files.stores.url import is_url
 from penstock.source.array import ArraySource
 from penstock.source.stored.npy import map_npy
 from penstock.source.stored.source import ZarrSource
@@ -15,8 +17,8 @@ __all__ = ["source_of"]
 _ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")
 
 
-def source_of(where: str) -> Source:
-    """Return a source for a path: a folder of shards (or a pattern), a zarr store, or an npy file.
+def source_of(where: str, store: StoreOptions | None = None) -> Source:
+    """Return a source for a path: a folder of shards (or a pattern), a zarr store, or an npy file; or for a URL.
 
     Examples
     --------
@@ -25,6 +27,8 @@ def source_of(where: str) -> Source:
     ...
     penstock.core.errors.SourceError: No file nowhere.npy. Check the path.
     """
+    if is_url(where):
+        return ZarrSource(where) if where.rstrip("/").endswith(".zarr") else TarSource(where, store=store)
     path = Path(where)
     if path.suffix == ".npy":
         try:
@@ -35,4 +39,4 @@ def source_of(where: str) -> Source:
             raise SourceError(f"Could not read {where} as an npy file: {cause(error)}") from error
     if any((path / name).is_file() for name in _ZARR_FILES):
         return ZarrSource(where)
-    return TarSource(where)
+    return TarSource(where, store=store)  # of archives at a URL, if they were indexed to this machine

@@ -12,9 +12,11 @@ from penstock.core.errors import PenstockError
 from penstock.core.protocols import Source
 from penstock.core.types import Span
 from penstock.files.machine import this_machine
+from penstock.files.stores.options import StoreOptions
+from penstock.files.stores.url import is_url
 from penstock.observe.progress import track_progress
 from penstock.observe.storage.advise import OrderAdvice, StoredDataset, advise_order, delivered_bytes
-from penstock.observe.storage.measure import MOST_BYTES, StorageSpeed, measure_storage
+from penstock.observe.storage.measure import MOST_BYTES, StorageSpeed, leave_unmeasured, measure_storage
 from penstock.observe.storage.shards import describe_shards
 from penstock.recipes.tune.source_of import source_of
 from penstock.source.stored.source import ZarrSource
@@ -51,7 +53,12 @@ class StorageLook:
 
 
 def look_at_storage(
-    where: str, source: Source | None = None, *, batch_size: int = 32, show: bool = True
+    where: str,
+    source: Source | None = None,
+    *,
+    batch_size: int = 32,
+    show: bool = True,
+    store: StoreOptions | None = None,
 ) -> StorageLook:
     """Measure the storage of a dataset or recording, and say which order fits it.
 
@@ -63,18 +70,29 @@ def look_at_storage(
         Items per batch, for the mixing score.
     show
         Show progress on stderr if it takes more than a second.
+    store
+        How to reach a URL.
     """
     items: StoredDataset | None = None
+    url: object = where if is_url(where) else None
     with suppress(PenstockError, OSError):  # the command itself reports what is wrong
-        opened = source_of(where) if source is None else source
+        opened = source_of(where, store) if source is None else source
+        url = getattr(opened, "url", None) or url  # the archives of an index on this machine
         try:
             items = _describe_items(opened, where) if len(opened.index) else None
         finally:
             if source is None:
                 opened.close()
+    if url is not None:
+        speed = leave_unmeasured(url, _READ_BYTES if items is None else items.read_bytes)
+        return _advise(speed, items, batch_size)
     files = _list_files(Path(where)) if items is None else items.files
     with track_progress("Measuring the storage", MOST_BYTES, "bytes", show=show) as bar:
         speed = measure_storage(files, _READ_BYTES if items is None else items.read_bytes, bar.advance)
+    return _advise(speed, items, batch_size)
+
+
+def _advise(speed: StorageSpeed, items: StoredDataset | None, batch_size: int) -> StorageLook:
     if items is None:
         return StorageLook(speed, None)
     memory_bytes, reach_items = this_machine().memory_bytes, _REACH_CHUNKS * items.chunk_items

@@ -14,7 +14,7 @@ from penstock.feed.position import Position
 from penstock.feed.ranks import agree
 from penstock.files.machine import this_machine
 from penstock.observe.storage.advise import advise_order, delivered_bytes
-from penstock.observe.storage.measure import measure_storage
+from penstock.observe.storage.measure import leave_unmeasured, measure_storage
 from penstock.observe.storage.shards import describe_shards
 from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.cursor import Cursor, check_count, show_value
@@ -78,7 +78,10 @@ class OrderChoice:
             held_bytes=delivered_bytes(self.source),
             shards=self.shards,
         )
-        speed = measure_storage(items.files, items.read_bytes)
+        url = self.source.url
+        speed = (
+            measure_storage(items.files, items.read_bytes) if url is None else leave_unmeasured(url, items.read_bytes)
+        )
         memory_bytes = this_machine().memory_bytes
         found = advise_order(
             speed, items, memory_bytes=memory_bytes, batch_size=batch_size, reach_items=self.reach_items

@@ -11,8 +11,9 @@ import torch
 
 from penstock.core.errors import OptionError
 from penstock.core.text import count
+from penstock.files.stores.options import StoreOptions
 from penstock.report.figures.items import plot_item
-from penstock.shard.manifest import Manifest, manifest_path
+from penstock.shard.places.open_dataset import open_dataset
 from penstock.shard.summary import find_problems, summarize
 from penstock.source.tar.source import TarSource
 from penstock.transform.moments import Moments
@@ -28,7 +29,9 @@ class ShardedDatasetInfo:
     Parameters
     ----------
     shard_dir
-        The folder of the dataset, or the pattern given to `penstock index`.
+        The folder of the dataset, or the pattern given to `penstock index`; or the URL of one.
+    store
+        How to reach a URL.
 
     Examples
     --------
@@ -41,9 +44,8 @@ class ShardedDatasetInfo:
     3
     """
 
-    def __init__(self, shard_dir: str | os.PathLike[str]) -> None:
-        self._path = manifest_path(shard_dir)
-        self.manifest = Manifest.read(self._path)
+    def __init__(self, shard_dir: str | os.PathLike[str], *, store: StoreOptions | None = None) -> None:
+        self.manifest, self._archives = open_dataset(shard_dir, store=store)
 
     def get_summary(self) -> dict[str, Any]:
         """Return totals, fields and bytes: plain JSON."""
@@ -51,7 +53,7 @@ class ShardedDatasetInfo:
 
     def problems(self) -> list[str]:
         """Return missing shards and those whose size has changed; `penstock verify` reads every byte."""
-        return find_problems(self.manifest)
+        return find_problems(self.manifest, self._archives)
 
     def print_summary(self, out: TextIO | None = None) -> None:
         """Print the summary."""
@@ -107,9 +109,9 @@ def _statistics_lines(fields: dict[str, Any]) -> list[str]:
     return lines
 
 
-def read_item(shard_dir: str | os.PathLike[str], item: int) -> dict[str, Any]:
-    """Read and verify the fields of one item."""
-    source = TarSource(shard_dir)
+def read_item(shard_dir: str | os.PathLike[str], item: int, **options: Any) -> dict[str, Any]:
+    """Read and verify the fields of one item; `options` are those of `TarSource`."""
+    source = TarSource(shard_dir, **options)
     if not 0 <= item < len(source.index):
         raise OptionError(f"item must be 0–{len(source.index) - 1}, got {item}.")
     found = {name: array[0] for name, array in source.take(np.array([item])).items()}
@@ -117,16 +119,15 @@ def read_item(shard_dir: str | os.PathLike[str], item: int) -> dict[str, Any]:
     return found
 
 
-def describe_item(shard_dir: str | os.PathLike[str], item: int) -> list[str]:
+def describe_item(fields: dict[str, Any]) -> list[str]:
     """Return one line per field of an item."""
-    fields = read_item(shard_dir, item)
     width = max(map(len, fields))
     return [f"{name:<{width}}  {_describe_value(value)}" for name, value in fields.items()]
 
 
-def plot_stored_item(shard_dir: str | os.PathLike[str], item: int, path: Path) -> None:
+def plot_stored_item(fields: dict[str, Any], path: Path, title: str) -> None:
     """Plot an item into a file."""
-    plot_item(read_item(shard_dir, item), path, title=f"Item {item} of {shard_dir}")
+    plot_item(fields, path, title=title)
 
 
 def _describe_value(value: Any) -> str:

@@ -58,7 +58,7 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
     Parameters
     ----------
     shard_dir
-        The folder of the dataset, or the pattern given to `penstock index`.
+        The folder of the dataset, or the pattern given to `penstock index`; or the URL of one, `s3://bucket/train`.
     shard_pattern
         Use only the shards whose names match, such as `"shard_00000*.tar"`; None: all shards of the manifest.
     shuffle
@@ -75,7 +75,8 @@ class WebDatasetLoader(IterableDataset[dict[str, Any]]):
     decode
         A mode of images, such as `"rgb8"`; True: the colours that are stored; False: the stored bytes of each field.
     source_options
-        Other arguments of `TarSource`: `fields`, `verify`, `on_error`, `max_bad_items`, `quarantine`, `allow_pickle`.
+        Other arguments of `TarSource`: `fields`, `verify`, `on_error`, `max_bad_items`, `quarantine`, `allow_pickle`;
+        for a URL `store`, `cache` and `cache_bytes`.
     """
 
     def __init__(
@@ -311,7 +312,7 @@ def create_webdataset_dataloader(
         Samples per batch; leave out a last batch that is not full.
     order
         None: as `shuffle` and `buffer_size` say. `"auto"`: the order of the state that is loaded, or one that fits the
-        storage, measured at the first use; its windows mix at least `buffer_size` samples, if memory allows.
+        storage, measured at the first use (a URL is not); its windows mix `buffer_size` samples, if memory allows.
     num_workers, prefetch_factor, pin_memory
         Threads or processes that prepare batches, whichever is faster here; batches that each prepares ahead; whether
         these are in page-locked memory, if there is a CUDA device.
@@ -322,7 +323,7 @@ def create_webdataset_dataloader(
         As in torch's DataLoader: `collate_fn` (called with a list of samples of `WebDatasetLoader`), `timeout`,
         `persistent_workers` (True by default), `generator` (its initial seed is the seed of the order),
         `worker_init_fn` and `multiprocessing_context` (both: workers are processes). And other arguments of
-        `WebDatasetLoader`: `seed`, `shard_pattern`, `shuffle_shards`, `decode`, `fields`, `verify`, `on_error`, ….
+        `WebDatasetLoader`: `seed`, `shard_pattern`, `decode`, `fields`, `verify`, `store`, `cache`, `cache_bytes`, ….
 
     Examples
     --------

@@ -13,7 +13,6 @@ from penstock.core.errors import SourceError
 from penstock.core.index import Index
 from penstock.core.protocols import Order
 from penstock.plan.orders import Sequential, WindowShuffle, shuffle_within
-from penstock.shard.manifest import Manifest, manifest_path
 from penstock.shard.names import KEY
 from penstock.source.tar.source import STRETCH_ITEMS, TarSource
 
@@ -33,10 +32,10 @@ class ShuffleOptions:
 
     def source(self, shard_dir: str | os.PathLike[str], **options: Any) -> TarSource:
         """Return the source, in the chunks that `order` permutes; with the keys of items, if others wrote the tars."""
-        if options.get("fields") is None:
-            manifest = Manifest.read(manifest_path(shard_dir))
-            options["fields"] = None if manifest.shard_size is not None else [*manifest.fields, KEY]
-        return TarSource(shard_dir, chunk_items=STRETCH_ITEMS if self.shuffle else None, **options)
+        source = TarSource(shard_dir, chunk_items=STRETCH_ITEMS if self.shuffle else None, **options)
+        if options.get("fields") is None and source.manifest.shard_size is None:
+            return source.with_fields([*source.fields, KEY])
+        return source
 
     def order(self, source: TarSource, index: Index) -> Order:
         """Return the order over `index`: all shards of the source, or some."""

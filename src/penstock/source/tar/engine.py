@@ -6,64 +6,35 @@ shard. One call reads all stored ones of a batch; one call copies an extent of a
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.cache import SharedCache
-from penstock.core.errors import DamageError, MissingDependency, PenstockError, ReadError
-from penstock.core.types import Field
+from penstock.core.errors import DamageError, PenstockError, ReadError
 from penstock.files.machine import this_machine
 from penstock.files.regular import SETTLED_NS
-from penstock.shard.decoders.decode import Decoding, decode
-from penstock.shard.manifest import FieldInfo, Manifest
-from penstock.shard.names import KEY
+from penstock.shard.manifest import Manifest
 from penstock.source.native import StoredRanges, give_back, read_ahead
 from penstock.source.tar.layout import Extent, find_extents
 from penstock.source.tar.open_shards import RESOURCE_ERRORS, OpenShard, SideIndexFile, file_limits
+from penstock.source.tar.read_items import ReadSpec, Verify, fill_block
 from penstock.source.tar.request import Request
 from penstock.source.tar.verified import VerifiedItems
 
-__all__ = ["ReadSpec", "ShardEngine", "Verify"]
+__all__ = ["ShardEngine"]
 
 _Int64s = NDArray[np.int64]
-
-Verify = Literal["first", "always", "never"]
 
 _MAX_ATTEMPTS = 3  # for shards that are written to while they are read
 _SORT_FROM = 64  # items
 _DECOMPRESSED_BYTES = 512 << 20  # decompressed shards in the cache; at least one shard
 _SMALL_BYTES, _BLOCK_BYTES = 1 << 16, 1 << 17  # items that are read ahead in blocks, and the blocks
 _OPEN_BYTES = 4096  # memory of an open shard that is not compressed
-
-
-@dataclass(frozen=True, slots=True)
-class ReadSpec:
-    """What to read of a dataset, and how."""
-
-    manifest: Manifest
-    infos: Mapping[str, FieldInfo]
-    fields: Mapping[str, Field]
-    borders: _Int64s
-    """First item of each shard, then the number of items."""
-
-    verify: Verify
-    decode: Decoding
-    allow_pickle: bool
-
-    @property
-    def memory_bytes(self) -> int:
-        """Upper bound of the memory that an engine keeps between reads."""
-        table = self.manifest.table
-        capacity, _ = file_limits()
-        largest = np.sort(_open_bytes(self.manifest))[::-1][:capacity]
-        verified = VerifiedItems.n_bytes(table.n_items) if self.verify == "first" else 0
-        return min(int(largest.sum()), _cache_bytes(self.manifest)) + verified + 24 * len(table)
 
 
 def _open_bytes(manifest: Manifest) -> _Int64s:
@@ -91,21 +62,25 @@ class ShardEngine:
         self._shards: SharedCache[OpenShard] = SharedCache(_cache_bytes(spec.manifest), capacity)
         self._open_bytes = _open_bytes(spec.manifest)
         self._verified = VerifiedItems(table.n_items if spec.verify == "first" else table.n_items[:0])
-        self._folder, self._suffixes = str(spec.manifest.folder), {info.suffix for info in spec.infos.values()}
-        self._fixed = {
-            name: (spec.infos[name].suffix, field)
-            for name, field in spec.fields.items()
-            if field.item_bytes is not None
-        }
+        self._folder, self._suffixes, self._fixed = str(spec.manifest.folder), spec.suffixes, spec.fixed
         # The distinct layouts, each with itself, so that equal ones are one object.
         self._layouts: dict[tuple[Extent, ...], tuple[Extent, ...]] = {}
         # By shard: its layout, and the identities of its file and its side index when they were last opened.
         self._layout_of = np.empty(len(table), object)
         self._seen = np.zeros((len(table), 2), np.int64)
 
+    @staticmethod
+    def memory_bytes(spec: ReadSpec) -> int:
+        """Return an upper bound of the memory that an engine keeps between reads."""
+        table = spec.manifest.table
+        capacity, _ = file_limits()
+        largest = np.sort(_open_bytes(spec.manifest))[::-1][:capacity]
+        verified = VerifiedItems.n_bytes(table.n_items) if spec.verify == "first" else 0
+        return min(int(largest.sum()), _cache_bytes(spec.manifest)) + verified + 24 * len(table)
+
     def fill(self, items: _Int64s, places: _Int64s, block: dict[str, NDArray[Any]]) -> None:
         """Read `items` into rows `places` of `block`; every item is complete and verified, or an error is raised."""
-        self._visit(items, places, lambda request: self._read(request, block), self.spec.verify)
+        self._visit(items, places, lambda request: fill_block(request, block, self.spec), self.spec.verify)
 
     def read_keys(self, items: _Int64s) -> list[str]:
         """Return the keys of items."""
@@ -121,6 +96,9 @@ class ShardEngine:
         """Give back the pages that hold nothing but these items."""
         for ranges in self._find_ranges(items, may_open=False):
             give_back(ranges)
+
+    def close(self) -> None:
+        """Files are closed when the last reader drops its reference."""
 
     def _find_ranges(self, items: _Int64s, *, may_open: bool) -> Iterator[StoredRanges]:
         """Yield where items lie in shards that are not compressed, and are open, or may be opened.
@@ -257,45 +235,3 @@ class ShardEngine:
             shard.add_index(index, self._suffixes, self._layout_of[number])
             self._seen[number] = found
             return shard
-
-    # -- reading -------------------------------------------------------------------------------------------------------
-
-    def _read(self, request: Request, block: dict[str, NDArray[Any]]) -> None:
-        """Read the fixed fields extent by extent, then the others field by field."""
-        done: set[str] = set()
-        for extent, begins, checksums_at in request.locate_extents():
-            request.copy_extent(extent, begins, checksums_at, [_byte_rows(block[name]) for name in extent.names])
-            done.update(extent.names)
-        if KEY in block:
-            request.fill_keys(block[KEY])
-            done.add(KEY)
-        for name, field in self.spec.fields.items():
-            if name in done:
-                continue
-            suffix, column, places = self.spec.infos[name].suffix, block[name], request.places.tolist()
-            for number, payload in request.payloads(suffix):
-                value = None if payload is None else self._decode(request, number, suffix, payload)
-                if field.item_bytes is not None:
-                    _check_value(request, number, name, field, value)
-                column[places[number]] = value
-
-    def _decode(self, request: Request, number: int, suffix: str, payload: memoryview) -> Any:
-        try:
-            return decode(suffix, payload, decoding=self.spec.decode, allow_pickle=self.spec.allow_pickle)
-        except MissingDependency:
-            raise
-        except ValueError as error:
-            raise request.damage(number, f"{suffix!r}: {error}") from error
-
-
-def _byte_rows(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return a view of a contiguous array: the bytes of each item as a row."""
-    width = array.nbytes // len(array)
-    return array.reshape(len(array), -1).view(np.uint8) if width else np.empty((len(array), 0), np.uint8)
-
-
-def _check_value(request: Request, number: int, name: str, field: Field, value: Any) -> None:
-    found = (getattr(value, "dtype", None), getattr(value, "shape", None))
-    if found != (field.dtype, field.shape):
-        reason = f"field {name!r} is {found[0]} {found[1]}, but the manifest says {field.dtype} {field.shape}"
-        raise request.damage(number, reason)

@@ -9,7 +9,7 @@ import os
 import resource
 import struct
 from collections.abc import Collection
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from penstock.core.errors import DamageError, ReadError
 from penstock.files.regular import open_descriptor
@@ -19,7 +19,16 @@ from penstock.shard.table import ShardEntry
 from penstock.source.native import FileMap
 from penstock.source.tar.layout import Extent
 
-__all__ = ["NO_COLUMN", "RESOURCE_ERRORS", "OpenShard", "SideIndexFile", "file_limits"]
+__all__ = [
+    "NO_COLUMN",
+    "RESOURCE_ERRORS",
+    "IndexPlaces",
+    "OpenShard",
+    "SideIndexFile",
+    "check_size",
+    "file_limits",
+    "pack_row",
+]
 
 _MAX_OPEN_SHARDS, _ROOMY_LIMIT = 1024, 256
 _WRITE_BYTES = 1 << 20
@@ -39,13 +48,60 @@ def file_limits() -> tuple[int, int]:
     return capacity, max(4, min(_MAX_OPEN_SHARDS, limit // 8))
 
 
+def pack_row(file: int, address: int, n_bytes: int, changed_ns: int) -> bytes:
+    """Return a row of `StoredItems.shards`, packed."""
+    return _ROW.pack(file, address, n_bytes, changed_ns)
+
+
+class IndexPlaces(NamedTuple):
+    """Where the numbers about items begin in a side index, for some fields and a layout."""
+
+    row: bytes
+    """For each extent of the layout, the place of its begins; for each member of those, that of its checksums."""
+
+    keys_at: int
+    """Where the hashes of the keys begin."""
+
+    all_columns: list[bytes]
+    """For each suffix, whether it is read or not: the same as in `columns`."""
+
+    columns: dict[str, bytes]
+    """For each suffix in no extent: the places of its begins, offsets and sizes, and of its checksums."""
+
+    @classmethod
+    def of(cls, head: SideIndexHead, suffixes: Collection[str], layout: tuple[Extent, ...]) -> "IndexPlaces":
+        """Return the places that the head of a side index gives."""
+        columns = {column.suffix: column for column in head.columns if column.suffix in suffixes}
+        begins = [number for extent in layout for number in columns[extent.suffixes[0]].begins]
+        checksums = [columns[suffix].checksums_at for extent in layout for suffix in extent.suffixes]
+        all_columns = [
+            _COLUMN.pack(*column.begins, *column.offsets, *column.sizes, column.checksums_at) for column in head.columns
+        ]
+        in_extents = {suffix for extent in layout for suffix in extent.suffixes}
+        return cls(
+            struct.pack(f"={len(begins) + len(checksums)}q", *begins, *checksums),
+            head.keys_at,
+            all_columns,
+            {
+                column.suffix: packed
+                for column, packed in zip(head.columns, all_columns, strict=True)
+                if column.suffix in columns and column.suffix not in in_extents
+            },
+        )
+
+
 class OpenShard:
     """One open shard and its side index; the files are closed when the last reader drops its reference."""
 
     __slots__ = (
-        "_index", "_index_handle", "_map", "all_columns", "changed_ns", "columns", "handle", "identity", "index_row",
-        "keys_at", "layout", "name", "number", "row", "table_row",
+        "_index", "_index_handle", "_map", "changed_ns", "handle", "identity", "index_row", "layout", "name", "number",
+        "places", "table_row",
     )  # fmt: skip
+
+    @property
+    def origin(self) -> int:
+        """Byte of the archive where the map begins."""
+        return 0
 
     def __init__(self, folder: str, number: int, entry: ShardEntry) -> None:
         self.handle, self._index_handle, self.name, self.number = -1, -1, entry.name, number
@@ -58,40 +114,26 @@ class OpenShard:
         self.identity = _identity(found)
         self.changed_ns = found.st_ctime_ns
         """When the shard or its side index was last written to."""
-        _check_size(entry, found.st_size)
+        check_size(entry, found.st_size)
         if entry.compression != "none":
             compressed, self.handle = self.handle, _decompress(self.handle, entry)
             os.close(compressed)  # the copy in memory cannot change
             found = os.fstat(self.handle)
         self._map = FileMap(self.handle, found.st_size)
-        self.table_row = _ROW.pack(self.handle, self._map.address, found.st_size, found.st_ctime_ns)
+        self.table_row = pack_row(self.handle, self._map.address, found.st_size, found.st_ctime_ns)
         """A row of `StoredItems.shards`, packed."""
 
     def add_index(self, index: "SideIndexFile", suffixes: Collection[str], layout: tuple[Extent, ...]) -> None:
         """Add the side index, for these fields and this layout; it must not be used by others afterwards."""
         self._index, self._index_handle, self.layout = index.map, index.release(), layout
         self.changed_ns = max(self.changed_ns, index.changed_ns)
-        columns = {column.suffix: column for column in index.head.columns if column.suffix in suffixes}
-        begins = [number for extent in layout for number in columns[extent.suffixes[0]].begins]
-        checksums = [columns[suffix].checksums_at for extent in layout for suffix in extent.suffixes]
-        self.index_row = _ROW.pack(self._index_handle, index.map.address, index.map.n_bytes, index.changed_ns)
+        self.index_row = pack_row(self._index_handle, index.map.address, index.map.n_bytes, index.changed_ns)
         """The same for the side index."""
-        self.row = struct.pack(f"={len(begins) + len(checksums)}q", *begins, *checksums)
-        """For each extent of the layout, the place of its begins; for each member of those, that of its checksums."""
-        self.keys_at = index.head.keys_at
-        """Where the hashes of the keys begin in the side index."""
-        self.all_columns = [
-            _COLUMN.pack(*column.begins, *column.offsets, *column.sizes, column.checksums_at)
-            for column in index.head.columns
-        ]
-        """For each suffix, whether it is read or not: the same as in `columns`."""
-        in_extents = {suffix for extent in layout for suffix in extent.suffixes}
-        self.columns = {
-            column.suffix: packed
-            for column, packed in zip(index.head.columns, self.all_columns, strict=True)
-            if column.suffix in columns and column.suffix not in in_extents
-        }
-        """For each suffix in no extent: the places of its begins, offsets and sizes, and of its checksums."""
+        self.places = IndexPlaces.of(index.head, suffixes, layout)
+
+    def find_end(self) -> int:
+        """Return the size of the file now."""
+        return os.fstat(self.handle).st_size
 
     def __del__(self) -> None:
         for handle in (self.handle, self._index_handle):
@@ -145,7 +187,8 @@ def _identity(found: os.stat_result) -> int:
     return hash((found.st_dev, found.st_ino, found.st_ctime_ns, found.st_size)) or 1
 
 
-def _check_size(entry: ShardEntry, size: int) -> None:
+def check_size(entry: ShardEntry, size: int) -> None:
+    """Raise DamageError if a shard has another size than in the manifest."""
     if size != entry.stored_bytes:
         what = "truncated" if size < entry.stored_bytes else "longer than it was written"
         raise DamageError(entry.name, None, f"{what}: {size} bytes, but {entry.stored_bytes} were written")

@@ -1,8 +1,7 @@
 """Items to read at once from open shards: where they lie, their bytes and their keys."""
 
-import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -22,13 +21,38 @@ from penstock.source.native import (
     read_numbers,
 )
 from penstock.source.tar.layout import Extent
-from penstock.source.tar.open_shards import NO_COLUMN, OpenShard
+from penstock.source.tar.open_shards import NO_COLUMN, IndexPlaces
 
-__all__ = ["Request"]
+__all__ = ["OpenPart", "Request"]
 
 _Int64s = NDArray[np.int64]
 
 _BUFFER_BYTES = 1 << 18  # payloads read at once, in addition to what was decoded; at least one member
+
+
+class OpenPart(Protocol):
+    """An open shard, or a span of one in memory."""
+
+    number: int
+    """Of the shard."""
+
+    name: str
+    layout: tuple[Extent, ...]
+    places: IndexPlaces
+    table_row: bytes
+    """A row of `StoredItems.shards`, packed; the file is -1 if the bytes are in memory and cannot change."""
+
+    index_row: bytes
+    """The same for the side index."""
+
+    @property
+    def origin(self) -> int:
+        """Byte of the archive where it begins."""
+        ...
+
+    def find_end(self) -> int:
+        """Return the byte of the archive where it ends now."""
+        ...
 
 
 class Request:
@@ -36,7 +60,7 @@ class Request:
 
     def __init__(
         self,
-        open_shards: Sequence[OpenShard],
+        open_shards: Sequence[OpenPart],
         which: _Int64s,
         items: _Int64s,
         rows: _Int64s,
@@ -48,6 +72,7 @@ class Request:
         self._which, self._items, self._rows, self._unverified = which, items, rows, unverified
         self._is_unverified = bool(unverified.any())
         self._table = _stack_rows([shard.table_row for shard in open_shards])
+        self._origins = np.array([shard.origin for shard in open_shards], np.int64)
         self._indexes: _Int64s | None = None  # the same of the side indexes, once a number of one was read
 
     def split_by_layout(self) -> "Iterator[Request]":
@@ -71,9 +96,9 @@ class Request:
 
     def find_changed(self) -> list[int]:
         """Return the numbers of the shards that were written to, or whose side index was, if it was read."""
-        changed = find_changed_shards(self._table)
+        changed = find_changed_shards(self._table) & (self._table[:, 0] >= 0)
         if self._indexes is not None:
-            changed |= find_changed_shards(self._indexes)
+            changed |= find_changed_shards(self._indexes) & (self._indexes[:, 0] >= 0)
         return [self.open_shards[place].number for place in np.flatnonzero(changed).tolist()] if changed.any() else []
 
     def read_rows(self, rows: list[bytes]) -> _Int64s:
@@ -109,7 +134,7 @@ class Request:
         The checksums are those of each item's shard, of shape (items, members).
         """
         layout = self.open_shards[0].layout
-        numbers = self.read_rows([shard.row for shard in self.open_shards])
+        numbers = self.read_rows([shard.places.row for shard in self.open_shards])
         checksums_at = 3 * len(layout)
         for number, extent in enumerate(layout):
             begins = self.numbers_at(numbers[:, 3 * number : 3 * number + 3])
@@ -121,12 +146,16 @@ class Request:
         found = [(self._which, begins, begins + extent.members[-1][3]) for extent, begins, _ in self.locate_extents()]
         in_extents = {suffix for extent in self.open_shards[0].layout for suffix in extent.suffixes}
         for suffix in set(suffixes) - in_extents:
-            places = self.read_rows([shard.columns.get(suffix, NO_COLUMN) for shard in self.open_shards])
+            places = self.read_rows([shard.places.columns.get(suffix, NO_COLUMN) for shard in self.open_shards])
             begins, offsets, sizes = (self.numbers_at(places[:, at : at + 3]) for at in (0, 3, 6))
             there = begins != MISSING
             found.append((self._which[there], begins[there], (offsets + sizes)[there]))
         which, begins, ends = (np.concatenate(numbers) for numbers in zip(*found, strict=True))
         return StoredRanges(self._table, which, begins, ends)
+
+    def _locate(self, which: _Int64s, begins: _Int64s) -> StoredItems:
+        """Return where items lie, given their bytes in the archives; what lies elsewhere is refused when it is read."""
+        return StoredItems(self._table, which, begins - self._origins[which])
 
     def copy_extent(
         self, extent: Extent, begins: _Int64s, checksums_at: _Int64s, targets: list[NDArray[np.uint8]]
@@ -139,7 +168,7 @@ class Request:
             (items, members): where the checksums of each item's shard begin in the side index.
         """
         n_copied, wrong = copy_items(
-            StoredItems(self._table, self._which, begins),
+            self._locate(self._which, begins),
             extent.table,
             targets=targets,
             places=self.places,
@@ -153,7 +182,7 @@ class Request:
 
         A payload is writable if it does not share its memory with others.
         """
-        places = self.read_rows([shard.columns.get(suffix, NO_COLUMN) for shard in self.open_shards])
+        places = self.read_rows([shard.places.columns.get(suffix, NO_COLUMN) for shard in self.open_shards])
         begins, offsets, sizes = (self.numbers_at(places[:, at : at + 3]) for at in (0, 3, 6))
         yield from ((number, None) for number in np.flatnonzero(begins == MISSING).tolist())
         present = np.flatnonzero(begins != MISSING)
@@ -184,7 +213,7 @@ class Request:
         content = np.empty(int(sizes.sum()), np.uint8)
         stops = sizes.cumsum()
         n_copied, wrong = copy_items(
-            StoredItems(self._table, self._which, begins),
+            self._locate(self._which, begins),
             members,
             targets=[content],
             places=stops - sizes,
@@ -193,7 +222,7 @@ class Request:
         )
         if n_copied < len(begins):
             raise self._copy_error(n_copied, int(begins[n_copied]), int(sizes[n_copied]), wrong, ())
-        keys_at = np.array([shard.keys_at for shard in self.open_shards])[self._which]
+        keys_at = np.array([shard.places.keys_at for shard in self.open_shards])[self._which]
         hashes = self._read_index(keys_at, np.arange(len(begins))).view(np.uint64).tolist()
         headers, places = content.tobytes(), self.places.tolist()
         for number, (stop, size) in enumerate(zip(stops.tolist(), sizes.tolist(), strict=True)):
@@ -218,8 +247,8 @@ class Request:
         """Return where a member of each item begins, and the size of its headers."""
         begins = np.full(len(self._items), MISSING, np.int64)
         sizes = np.zeros(len(self._items), np.int64)
-        for number in range(max(len(shard.all_columns) for shard in self.open_shards)):
-            rows = [(*shard.all_columns[number : number + 1], NO_COLUMN)[0] for shard in self.open_shards]
+        for number in range(max(len(shard.places.all_columns) for shard in self.open_shards)):
+            rows = [(*shard.places.all_columns[number : number + 1], NO_COLUMN)[0] for shard in self.open_shards]
             places = self.read_rows(rows)
             found = self.numbers_at(places[:, :3])
             fresh = (begins == MISSING) & (found != MISSING)
@@ -244,7 +273,7 @@ class Request:
         sizes = members[:, 2]
         out = np.empty(int(sizes.sum()), np.uint8)
         n_copied, wrong = copy_items(
-            StoredItems(self._table, self._which[numbers], begins),
+            self._locate(self._which[numbers], begins),
             members,
             targets=[out],
             places=sizes.cumsum() - sizes,
@@ -270,8 +299,7 @@ class Request:
             return self.damage(number, f"the checksum of {suffixes[wrong]!r} does not match its bytes")
         if wrong == INVALID:
             return self.damage(number, "its side index points outside of the shard")
-        handle = self.open_shards[int(self._which[number])].handle
-        found = min(max(0, os.fstat(handle).st_size - begin), n_bytes)
+        found = min(max(0, self.open_shards[int(self._which[number])].find_end() - begin), n_bytes)
         if found == n_bytes:
             return self.damage(number, "its bytes could not be read; the disk may have errors")
         return self.damage(number, f"the shard was truncated: {found} of the {n_bytes} bytes of the item are left")

@@ -1,5 +1,6 @@
 """Random access to items in tar shards; every byte is verified the first time it is read."""
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,17 +12,22 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock.core.checks import check_integer
-from penstock.core.errors import DamageError, OptionError, ReadError, SourceError
+from penstock.core.errors import DamageError, OptionError, SourceError
 from penstock.core.index import Index
-from penstock.core.text import cause
+from penstock.core.transfers import Transfers
 from penstock.core.types import Block, Field, Span
+from penstock.files.stores.options import StoreOptions
+from penstock.files.stores.url import Url
 from penstock.shard.decoders.decode import Decoding, check_decoding, is_uncompressed
-from penstock.shard.manifest import FieldInfo, Manifest, manifest_path
+from penstock.shard.manifest import FieldInfo, Manifest, manifest_place
 from penstock.shard.names import KEY
+from penstock.shard.places.open_dataset import check_present, open_dataset
 from penstock.shard.tar import TAR_BLOCK
 from penstock.source.checks import check_items, check_span
-from penstock.source.tar.engine import ReadSpec, ShardEngine, Verify
+from penstock.source.tar.engine import ShardEngine
 from penstock.source.tar.quarantine import Quarantine
+from penstock.source.tar.read_items import ReadSpec, Verify
+from penstock.source.tar.remote.engine import RemoteEngine
 
 __all__ = ["STRETCH_ITEMS", "TarSource"]
 
@@ -30,7 +36,6 @@ _Int64s = NDArray[np.int64]
 OnError = Literal["raise", "substitute"]
 
 _MAX_SUBSTITUTES = 64
-_LISTED_SHARDS = 10_000  # listing a folder of so many shards takes some 20 ms; a stat of every file would take more
 
 _KEYS = Field(np.dtype(object), None, typical_bytes=64)
 
@@ -39,18 +44,21 @@ STRETCH_ITEMS = 64
 
 
 class TarSource:
-    """Items in a folder of tar shards, written by Penstock or indexed with `penstock index`.
+    """Items in tar shards of a folder or a URL, written by Penstock or indexed with `penstock index`.
 
     1. A shard that is missing, truncated, replaced, swapped or has a single bit flipped: DamageError, which names shard
        and item, before any byte of that item is delivered. With `on_error="substitute"`, a healthy item instead.
     2. A shard that is written to while it is read: its items are verified again, and an item is delivered complete or
        not at all.
     3. Hostile content: only plain data are unpickled, and no more memory is allocated than the file justifies.
+    4. A shard at a URL that was replaced since the source was made: DamageError. A server that does not answer within
+       its deadline: ReadError, which names shard and item.
 
     Parameters
     ----------
     path
-        The folder; or a pattern, `train-{000000..000009}.tar`, that `penstock index` was called with.
+        The folder; or a pattern, `train-{000000..000009}.tar`, that `penstock index` was called with; or the URL of
+        one, such as `s3://bucket/train`.
     fields
         The fields to read, including `"metadata"` if needed. None: all. Only their bytes are read. `"__key__"` is the
         key of an item: the part of its members' names that they share.
@@ -58,19 +66,26 @@ class TarSource:
         Items per chunk, the unit of `WindowShuffle`. None: whole shards. Smaller chunks mix better; compressed shards
         are always one chunk.
     verify
-        Verify checksums the `"first"` time this process reads an item, `"always"`, or `"never"`.
+        Verify checksums the `"first"` time this process reads an item, `"always"`, or `"never"`. From a URL, `"first"`
+        is always, because the bytes may come again.
     on_error
         `"raise"` an error for a damaged item, or `"substitute"` a healthy item, always the same one.
     max_bad_items
         With `"substitute"`: raise an error if more items than this are damaged.
     quarantine
-        With `"substitute"`: the file that lists bad items. None: `quarantine.jsonl` beside the shards.
+        With `"substitute"`: the file that lists bad items. None: `quarantine.jsonl` beside the shards, or for a URL
+        beside the cache folder.
     decode
         A mode of images, as in the webdataset library: `"rgb8"` (numpy, bytes), `"rgb"` (numpy, 0 to 1), `"torchrgb"`,
         `"l8"`, `"pil"`, …. True: the colours that are stored. `"basic"`: images and sounds stay bytes. False: all
         members do.
     allow_pickle
         Unpickle `.pyd` members, which can run any code that is in them.
+    store
+        With a URL: how to reach it. None: as the environment says.
+    cache, cache_bytes
+        With a URL: a folder of this machine in which what was read is kept, for all processes and epochs, and how much
+        of it. None: nothing is kept; if only `cache_bytes` is, four fifths of the free disk.
 
     Examples
     --------
@@ -95,24 +110,22 @@ class TarSource:
         quarantine: str | os.PathLike[str] | None = None,
         decode: Decoding = True,
         allow_pickle: bool = False,
+        store: StoreOptions | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         for name, value, allowed in (("verify", verify, Verify), ("on_error", on_error, OnError)):
             if value not in get_args(allowed):
                 raise OptionError(f"{name} must be one of {', '.join(map(repr, get_args(allowed)))}, got {value!r}.")
         check_decoding(decode)
-        self.path = manifest_path(path)
-        self.manifest = Manifest.read(self.path)
-        _check_present(self.manifest)
-        infos = _select_fields(self.manifest, fields)
+        self.path = manifest_place(path)
+        self.manifest, self._archives = open_dataset(self.path, store=store, cache=cache, cache_bytes=cache_bytes)
+        check_present(self.manifest, self._archives)
         table = self.manifest.table
-        varying_bytes = _varying_bytes(self.manifest)
-        self.fields: Mapping[str, Field] = {
-            name: _delivered_field(infos[name], varying_bytes, decode=decode) if name in infos else _KEYS
-            for name in fields or infos
-        }
         self._borders = np.concatenate([[0], np.cumsum(table.n_items)]).astype(np.int64)
+        infos, self.fields = _select_fields(self.manifest, fields, decode)
         self._spec = ReadSpec(
-            self.manifest, infos, self.fields, self._borders, verify, decode=decode, allow_pickle=allow_pickle
+            self.manifest, infos, self.fields, self._borders, verify, decode, allow_pickle, self._archives
         )
         chunk: _Int64s | None = None
         if chunk_items is not None:
@@ -122,12 +135,19 @@ class TarSource:
         self._quarantine: Quarantine | None = None
         if on_error == "substitute":
             check_integer("max_bad_items", max_bad_items, at_least=0)
-            where = self.path.with_name("quarantine.jsonl") if quarantine is None else quarantine
+            where = self._default_quarantine() if quarantine is None else quarantine
             self._quarantine = Quarantine(where, self.manifest.fingerprint, max_bad_items)
-        self._engine: ShardEngine | None = None
+        self._engine: ShardEngine | RemoteEngine | None = None
+
+    def with_fields(self, fields: Sequence[str]) -> "TarSource":
+        """Return a source of the same items with these fields; the manifest is not read again."""
+        other = copy.copy(self)
+        infos, other.fields = _select_fields(self.manifest, fields, self._spec.decode)
+        other._spec, other._engine = replace(self._spec, infos=infos, fields=other.fields), None
+        return other
 
     def __repr__(self) -> str:
-        return f"TarSource({str(self.path.parent)!r}, {len(self.index)} items of {', '.join(self.fields)})"
+        return f"TarSource({str(self.manifest.folder)!r}, {len(self.index)} items of {', '.join(self.fields)})"
 
     def read(self, span: Span, out: Block | None = None) -> Block:
         """Return consecutive items."""
@@ -158,11 +178,11 @@ class TarSource:
         return {**block, **(out or {})}
 
     def prepare(self, items: _Int64s) -> int:
-        """Start reading items into memory, without waiting for them; return the bytes that were not there."""
+        """Start reading items, without waiting for them; return the bytes that were not in memory, or in the cache."""
         return self._process_engine().read_ahead(items) if len(items) else 0
 
     def release(self, items: _Int64s) -> None:
-        """Give back the memory of the pages that hold nothing but these items."""
+        """Give back the memory of the pages that hold nothing but these items; of a URL, of the spans."""
         if len(items):
             self._process_engine().give_back(items)
 
@@ -172,9 +192,29 @@ class TarSource:
         return int(self.manifest.table.stored_bytes.sum())
 
     @property
+    def url(self) -> Url | None:
+        """Where the shards are; None if they are on this machine."""
+        return None if self._archives is None else self._archives.url
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the shards are at a URL."""
+        return self._archives is not None
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of a URL that are kept from epoch to epoch; 0 without a cache folder."""
+        return 0 if self._archives is None else self._archives.keeps_bytes
+
+    @property
+    def transfers(self) -> Transfers | None:
+        """What this process has read from a URL and from the cache; None for shards of this machine."""
+        return None if self._archives is None else self._archives.transfers
+
+    @property
     def memory_bytes(self) -> int:
         """Upper bound of the memory that each process keeps between reads: open shards and which items are verified."""
-        return self._spec.memory_bytes
+        return (ShardEngine if self._archives is None else RemoteEngine).memory_bytes(self._spec)
 
     @property
     def quarantine(self) -> Path | None:
@@ -192,21 +232,36 @@ class TarSource:
         return self._process_engine().read_keys(items)[0]
 
     def close(self) -> None:
-        """Close files; the next read opens them again."""
-        self._engine = None
+        """Close files and connections; the next read opens them again."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+        if self._archives is not None:
+            self._archives.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_engine": None}
 
-    def _process_engine(self) -> ShardEngine:
+    def _default_quarantine(self) -> Path:
+        if isinstance(self.path, Path):
+            return self.path.with_name("quarantine.jsonl")
+        cache = None if self._archives is None else self._archives.options.cache
+        if cache is not None:
+            return cache.with_name("quarantine.jsonl")
+        raise OptionError(
+            f"on_error='substitute' needs a file of this machine that lists the bad items of {self.manifest.folder}. "
+            "Choose one with quarantine=..., or use cache=..."
+        )
+
+    def _process_engine(self) -> ShardEngine | RemoteEngine:
         """Return the engine of this process; after a fork, a new one: nothing open, locked or verified."""
         engine = self._engine
         if engine is None or engine.process != os.getpid():
-            engine = self._engine = ShardEngine(self._spec)
+            engine = self._engine = (ShardEngine if self._archives is None else RemoteEngine)(self._spec)
         return engine
 
     def _fill_or_substitute(
-        self, engine: ShardEngine, item: int, place: _Int64s, block: dict[str, NDArray[Any]]
+        self, engine: ShardEngine | RemoteEngine, item: int, place: _Int64s, block: dict[str, NDArray[Any]]
     ) -> None:
         assert self._quarantine is not None, "called with on_error='substitute' only"
         # The substitute depends on the item number alone, so it is the same in every process and order.
@@ -240,26 +295,22 @@ def _empty(field: Field, n_items: int) -> NDArray[Any]:
     return np.empty((n_items, *(field.shape or ())), field.dtype)
 
 
-def _select_fields(manifest: Manifest, fields: Sequence[str] | None) -> dict[str, FieldInfo]:
-    if fields is None:
-        return dict(manifest.fields)
+def _select_fields(
+    manifest: Manifest, fields: Sequence[str] | None, decode: Decoding
+) -> tuple[dict[str, FieldInfo], Mapping[str, Field]]:
+    """Return how the fields to read are stored, and as what they are delivered."""
+    infos = dict(manifest.fields) if fields is None else _find_infos(manifest, fields)
+    varying_bytes = _varying_bytes(manifest)
+    return infos, {
+        name: _delivered_field(infos[name], varying_bytes, decode=decode) if name in infos else _KEYS
+        for name in fields or infos
+    }
+
+
+def _find_infos(manifest: Manifest, fields: Sequence[str]) -> dict[str, FieldInfo]:
     if isinstance(fields, str) or not fields:
         raise OptionError(f"fields must be a list of names, such as {list(manifest.fields)[:1]!r}, got {fields!r}.")
     unknown = [name for name in fields if name not in manifest.fields and name != KEY]
     if unknown:
         raise SourceError(f"fields must be names of {list(manifest.fields)}, got {', '.join(map(repr, unknown))}.")
     return {name: manifest.fields[name] for name in fields if name != KEY}
-
-
-def _check_present(manifest: Manifest) -> None:
-    """Raise DamageError if a shard is missing; of very many, only the first one to be read raises an error."""
-    if len(manifest.shards) > _LISTED_SHARDS:
-        return
-    try:
-        present = set(os.listdir(manifest.folder))  # noqa: PTH208  # names only, of tens of thousands of files
-    except OSError as error:
-        raise ReadError(f"Could not list the folder {manifest.folder}: {cause(error)}") from error
-    missing = [shard.name for shard in manifest.shards if shard.name not in present]
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise DamageError(missing[0], None, f"the shard{more} is missing from {manifest.folder}")

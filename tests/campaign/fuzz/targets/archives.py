@@ -13,8 +13,9 @@ import xxhash
 
 from penstock import TarSource
 from penstock.core.errors import DamageError, OptionError, SourceError
-from penstock.shard.index_tars import expand_archives, index_archives
+from penstock.shard.index_tars import index_archives
 from penstock.shard.names import field_name, field_names, fold_extension, split_name
+from penstock.shard.places.archives import expand_archives
 from penstock.shard.tar import plain_name, read_members, read_name
 from tests.campaign.fuzz.structures import compress_again, mutate_tar
 from tests.campaign.fuzz.target import Run, SkippedInput, Target, WrongValueError, clear_folder, put_file

@@ -1,0 +1,1 @@
+"""Where datasets and archives lie: in folders of this machine, or at URLs."""

@@ -1,0 +1,1 @@
+"""Shards at a URL: which bytes of them are fetched, and when."""

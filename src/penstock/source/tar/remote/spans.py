@@ -1,0 +1,157 @@
+"""Which bytes of a remote shard are read together: spans of a fixed grid, or items alone if few of a span are needed.
+
+The grid depends on the manifest and the side index alone. It is the same in every process, so that a span that one of
+them has put into a cache serves all.
+"""
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.shard.table import ShardTable
+
+__all__ = ["SPAN_BYTES", "SpanGrid", "SpanUse"]
+
+_Int64s = NDArray[np.int64]
+
+SPAN_BYTES = 1 << 18
+"""Of consecutive items that are read together, at least; part of the keys of caches."""
+
+_LEAST_SHARE = 0.25  # of a span that must be needed soon to read all of it
+_LEAST_REMEMBERED, _MOST_REMEMBERED = 1 << 10, 1 << 16  # spans
+
+
+class SpanGrid:
+    """The spans of all shards, numbered one after the other. Of a compressed shard, all items are one span."""
+
+    def __init__(self, table: ShardTable) -> None:
+        per_span = np.maximum(1, -(-SPAN_BYTES * table.n_items // table.tar_bytes))
+        self.n_items: _Int64s = np.where(table.is_plain, np.minimum(per_span, table.n_items), table.n_items)
+        """Items of each span but the last, by shard."""
+        n_spans = -(-table.n_items // self.n_items)
+        self.firsts: _Int64s = np.concatenate([[0], np.cumsum(n_spans)])
+        """First span of each shard, then the number of spans."""
+
+    def find(self, shards: _Int64s, rows: _Int64s) -> _Int64s:
+        """Return the span of each item, given its shard and its row there."""
+        found: _Int64s = self.firsts[shards] + rows // self.n_items[shards]
+        return found
+
+    def find_shards(self, spans: _Int64s) -> _Int64s:
+        """Return the shard of each span."""
+        return np.searchsorted(self.firsts, spans, side="right") - 1
+
+
+class _Record:
+    """The use of one span by this process."""
+
+    __slots__ = ("is_told", "is_whole", "pending", "read", "released")
+
+    def __init__(self, *, is_whole: bool) -> None:
+        self.is_whole, self.is_told = is_whole, False
+        self.pending = self.read = self.released = 0
+
+
+class SpanUse:
+    """Decides which spans are read whole, and when they are done; thread-safe.
+
+    1. Of the spans that were needed lately, less than a quarter of the bytes is needed: items are read alone.
+    2. A span of which items are announced is read as it was when the first of them was.
+    3. A span is done when more than half of its items that were read are released, and no other is announced; if
+       nothing at all is announced, when as many were read as it has.
+
+    Parameters
+    ----------
+    kept_bytes
+        What can be kept of spans between reads: all of the dataset, if it fits, is read by whole spans.
+    stored_bytes
+        Of the dataset.
+    """
+
+    def __init__(self, grid: SpanGrid, kept_bytes: int, stored_bytes: int) -> None:
+        self._grid, self._fits = grid, kept_bytes >= stored_bytes
+        self._most = min(max(kept_bytes // SPAN_BYTES, _LEAST_REMEMBERED), _MOST_REMEMBERED)
+        self._records: dict[int, _Record] = {}
+        self._pending = 0
+        """Items that are announced and not read yet."""
+        # Spans that were needed lately, in two generations; of each, how many, and how much of them was needed.
+        self._recent: set[int] = set()
+        self._needed, self._before = 0.0, (0, 0.0)
+        self._lock = threading.Lock()
+
+    def announce(self, spans: _Int64s, share: float) -> NDArray[np.bool_]:
+        """Note items that are read soon, by their spans, and return whether to read the span of each whole.
+
+        Parameters
+        ----------
+        share
+            How much of the bytes of an item is read.
+        """
+        return self._visit(spans, share, is_announced=True)
+
+    def choose(self, spans: _Int64s, share: float) -> NDArray[np.bool_]:
+        """Return whether to read the span of each item whole, and note that the items are read now."""
+        return self._visit(spans, share, is_announced=False)
+
+    def _visit(self, spans: _Int64s, share: float, *, is_announced: bool) -> NDArray[np.bool_]:
+        found, inverse, counts = np.unique(spans, return_inverse=True, return_counts=True)
+        sizes = self._grid.n_items[self._grid.find_shards(found)]
+        whole = np.empty(len(found), np.bool_)
+        with self._lock:
+            records = [self._records.get(span) for span in found.tolist()]
+            is_new = np.array([is_announced or record is None or not record.is_told for record in records], np.bool_)
+            self._remember(found[is_new].tolist(), float((counts[is_new] / sizes[is_new]).sum()) * share)
+            is_dense = self._fits or self._is_dense()
+            for place, (span, count, size) in enumerate(
+                zip(found.tolist(), counts.tolist(), sizes.tolist(), strict=True)
+            ):
+                record = records[place]
+                if record is None:
+                    record = self._records[span] = _Record(is_whole=is_dense)
+                whole[place] = record.is_whole
+                if is_announced:
+                    if record.read >= size:  # in the epoch before
+                        record.read = record.released = 0
+                    record.pending, record.is_told = record.pending + count, True
+                    self._pending += count
+                else:
+                    done = min(count, record.pending)
+                    record.pending, record.read = record.pending - done, record.read + count
+                    self._pending -= done
+                    if not record.is_whole and not record.pending:
+                        del self._records[span]
+        return whole[inverse]
+
+    def release(self, spans: _Int64s) -> tuple[NDArray[np.bool_], list[int]]:
+        """Note items that are not needed soon; return which of them were read alone, and the spans that are done."""
+        found, inverse, counts = np.unique(spans, return_inverse=True, return_counts=True)
+        sizes = self._grid.n_items[self._grid.find_shards(found)]
+        alone, done = np.ones(len(found), np.bool_), []
+        with self._lock:
+            for place, (span, count, size) in enumerate(
+                zip(found.tolist(), counts.tolist(), sizes.tolist(), strict=True)
+            ):
+                record = self._records.get(span)
+                if record is None or not record.is_whole:
+                    continue
+                alone[place] = False
+                record.released += count
+                is_over = not record.pending and (self._pending > 0 or record.read >= size)
+                if is_over and 2 * record.released > record.read:
+                    done.append(span)
+                    del self._records[span]
+        return alone[inverse], done
+
+    def _remember(self, spans: list[int], needed: float) -> None:
+        if len(self._recent) + len(spans) > self._most:
+            self._before = len(self._recent), self._needed
+            self._recent, self._needed = set(), 0.0
+            # Of what nobody releases, nothing is remembered for long.
+            self._records = {span: record for span, record in self._records.items() if record.pending}
+        self._recent.update(spans)
+        self._needed += needed
+
+    def _is_dense(self) -> bool:
+        n_before, needed_before = self._before
+        return self._needed + needed_before >= _LEAST_SHARE * (len(self._recent) + n_before)

@@ -1,0 +1,96 @@
+"""`penstock inspect`, `verify` and `index` of a URL, as in a shell: exit codes, tables for people, JSON for scripts."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from penstock_remote import Endpoint
+from penstock_test_shards import archive, flip_member, npy, uniform, write
+from typer.testing import CliRunner
+
+from penstock import TarSource
+from penstock.cli import app
+
+
+@pytest.fixture
+def there(s3: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Endpoint:
+    """A dataset of 23 items at a URL; credentials are in the environment."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "shards", uniform(0))
+    shutil.copytree(tmp_path / "shards", s3.folder, dirs_exist_ok=True)
+    return s3
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_inspect_shows_what_is_at_a_url(there: Endpoint) -> None:
+    found = run("inspect", str(there.url), "--endpoint", there.address, "--item", "7")
+    assert found.exit_code == 0, found.output
+    local = run("inspect", "shards", "--item", "7").output
+    # All but the first line, which names the place, and what comes after the item.
+    assert found.output.partition("\n")[2].partition("Storage")[0] == local.partition("\n")[2].partition("Storage")[0]
+    assert f"Storage  {there.url}: speed unknown: a URL is not measured." in found.output
+    assert "WindowShuffle" in found.output
+
+
+def test_inspect_for_scripts(there: Endpoint) -> None:
+    found = json.loads(run("inspect", str(there.url), "--endpoint", there.address, "--json").output)
+    local = json.loads(run("inspect", "shards", "--json").output)
+    own = ("storage", "order")
+    assert {name: value for name, value in found.items() if name not in own} == {
+        name: value for name, value in local.items() if name not in own
+    }
+    assert (found["storage"]["mount"], found["storage"]["is_remote"]) == (str(there.url), True)
+
+
+def test_verify_reads_a_url(there: Endpoint) -> None:
+    found = run("verify", str(there.url), "--endpoint", there.address, "--quiet")
+    assert (found.exit_code, "23 items in 6 shards" in found.output) == (0, True), found.output
+    flip_member(there.folder, "sample_000000005.x.npy")
+    found = run("verify", str(there.url), "--endpoint", there.address, "--json")
+    assert found.exit_code == 1
+    assert json.loads(found.stdout)["problems"] == [
+        {"shard": "shard_000001.tar", "item": 5, "reason": "the checksum of 'x.npy' does not match its bytes"}
+    ]
+
+
+def test_index_uploads_or_keeps_the_index(there: Endpoint, tmp_path: Path) -> None:
+    tars = there.below("tars")
+    for shard in range(2):
+        archive(tars.folder / f"train-{shard}.tar", [{"x.npy": npy(np.int64(shard))}], first=shard)
+    where = str(tars.url / "train-{0..1}.tar")
+    kept = run("index", where, "--endpoint", there.address, "--output", "kept", "--quiet")
+    assert (kept.exit_code, "2 items in 2 shards: x" in kept.output) == (0, True), kept.output
+    assert [path.name for path in tars.folder.iterdir() if path.suffix != ".tar"] == []
+    assert TarSource(tmp_path / "kept", store=there.options).take(np.array([1, 0]))["x"].tolist() == [1, 0]
+    assert run("verify", "kept", "--endpoint", there.address, "-q").exit_code == 0
+    uploaded = run("index", where, "--endpoint", there.address, "--json")
+    assert json.loads(uploaded.stdout)["folder"] == str(tars.url)
+    assert TarSource(where, store=there.options).take(np.array([1, 0]))["x"].tolist() == [1, 0]
+
+
+def test_what_is_not_there_is_one_line(there: Endpoint) -> None:
+    for command in ("inspect", "verify"):
+        found = run(command, f"{there.url}/nowhere", "--endpoint", there.address)
+        assert found.exit_code != 0
+        assert f"there is nothing at {there.url}/nowhere" in found.output
+    found = run("index", "shards", "--output", "kept")
+    assert "--output needs a URL, got shards" in found.output
+    found = run("inspect", str(there.url), "--endpoint", "localhost")
+    assert "endpoint must begin with http:// or https://" in found.output
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "index"])
+def test_help_teaches_urls(command: str) -> None:
+    found = run(command, "--help").output
+    assert "--endpoint" in found
+    assert "--anonymous" in found
+    assert "://" in found.partition("Examples")[2]

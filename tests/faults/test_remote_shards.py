@@ -1,0 +1,147 @@
+"""Damage of shards at a URL: the error of a damaged folder, which names shard and item; never wrong bytes."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import penstock_test_shards
+import pytest
+from penstock_remote import Endpoint
+from penstock_test_shards import ALL, SECOND, damage_of, facts, flip_member, read_quarantine
+
+from penstock import DamageError, ReadError, TarSource
+from penstock.files.stores.options import StoreOptions
+
+originals, folder, packed = penstock_test_shards.originals, penstock_test_shards.folder, penstock_test_shards.packed
+
+
+@pytest.fixture
+def there(folder: Path, s3: Endpoint, tmp_path: Path) -> Endpoint:
+    """Six items in three shards at a URL, to be damaged."""
+    found = s3.below(tmp_path.name)
+    shutil.copytree(folder, found.folder, dirs_exist_ok=True)
+    return found
+
+
+def open_there(there: Endpoint, **options: object) -> TarSource:
+    return TarSource(str(there.url), store=there.options, **options)  # type: ignore[arg-type]
+
+
+def test_a_shard_that_is_missing_is_noticed_when_the_source_is_made(there: Endpoint) -> None:
+    (there.folder / SECOND).unlink()
+    with pytest.raises(DamageError, match=rf"{SECOND}: the shard is missing from {there.url}"):
+        open_there(there)
+
+
+def test_a_web_server_lists_nothing_so_a_missing_shard_is_noticed_by_its_reader(
+    folder: Path, http_files: Endpoint, tmp_path: Path
+) -> None:
+    web = http_files.below(tmp_path.name)
+    shutil.copytree(folder, web.folder, dirs_exist_ok=True)
+    (web.folder / SECOND).unlink()
+    source = TarSource(str(web.url))
+    assert facts(source.take(ALL[[0, 1, 4, 5]])) == [0, 1, 4, 5]
+    error = damage_of(source)
+    assert (error.shard, error.item) == (SECOND, 2)
+    assert "could not be opened" in error.reason
+
+
+@pytest.mark.parametrize("by", [-512, 512])
+@pytest.mark.parametrize("server", ["s3", "http_files"])
+def test_a_shard_of_another_size_is_refused(
+    by: int, server: str, folder: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    there = request.getfixturevalue(server).below(tmp_path.name)
+    shutil.copytree(folder, there.folder, dirs_exist_ok=True)
+    content = (there.folder / SECOND).read_bytes()
+    (there.folder / SECOND).write_bytes(content[:by] if by < 0 else content + bytes(by))
+    source = open_there(there)
+    error = damage_of(source)
+    assert (error.shard, error.item) == (SECOND, 2)
+    assert ("truncated: " if by < 0 else "longer than it was written") in error.reason
+    assert facts(source.take(ALL[[5, 0]])) == [5, 0]
+
+
+def test_a_shard_that_is_replaced_after_the_source_was_made_is_refused(there: Endpoint, originals: Path) -> None:
+    source = open_there(there)
+    assert facts(source.take(ALL[:2])) == [0, 1]
+    shutil.copy(originals / "other" / SECOND, there.folder / SECOND)
+    error = damage_of(source, [5, 3])
+    assert (error.shard, error.item) == (SECOND, 3)
+    assert facts(source.take(ALL[[5, 0]])) == [5, 0]
+
+
+def test_one_bit_that_differs_is_noticed_by_the_item_that_has_it(there: Endpoint) -> None:
+    flip_member(there.folder, "sample_000000003.x.npy")
+    source = open_there(there)
+    error = damage_of(source)
+    assert (error.shard, error.item) == (SECOND, 3)
+    assert "checksum of 'x.npy'" in error.reason
+    assert facts(source.take(ALL[ALL != 3])) == [0, 1, 2, 4, 5]
+
+
+def test_items_are_verified_whenever_they_come_again(there: Endpoint) -> None:
+    """A folder is verified once; what comes over a network may differ the next time."""
+    assert facts(open_there(there).take(ALL)) == ALL.tolist()
+    flip_member(there.folder, "sample_000000003.x.npy")
+    for _ in range(2):
+        assert damage_of(open_there(there)).item == 3
+
+
+@pytest.mark.parametrize("what", ["missing", "damaged", "other"])
+def test_a_side_index_that_is_not_the_right_one_is_refused(what: str, there: Endpoint) -> None:
+    path = there.folder / f"{SECOND}.index"
+    if what == "missing":
+        path.unlink()
+    elif what == "damaged":
+        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    else:
+        shutil.copy(there.folder / "shard_000000.tar.index", path)
+    source = open_there(there)
+    error = damage_of(source, [1, 3])
+    assert error.item == 3
+    assert error.shard.startswith(SECOND)
+    assert facts(source.take(ALL[:2])) == [0, 1]
+
+
+def test_compressed_shards_are_checked_as_in_a_folder(packed: Path, s3: Endpoint, tmp_path: Path) -> None:
+    there = s3.below(tmp_path.name)
+    shutil.copytree(packed, there.folder, dirs_exist_ok=True)
+    source = open_there(there)
+    assert facts(source.take(ALL[::-1])) == ALL[::-1].tolist()
+    shard = sorted(there.folder.glob("*.tar*"))[0]
+    assert not shard.name.endswith(".index")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    error = damage_of(open_there(there))
+    assert (error.shard, error.item) == (shard.name, 0)
+
+
+def test_substitutes_are_those_of_the_folder(there: Endpoint, folder: Path, tmp_path: Path) -> None:
+    for place in (there.folder, folder):
+        flip_member(place, "sample_000000003.x.npy")
+    local = TarSource(folder, on_error="substitute")
+    source = open_there(there, on_error="substitute", quarantine=tmp_path / "quarantine.jsonl")
+    assert facts(source.take(ALL)) == facts(local.take(ALL))
+    assert read_quarantine(tmp_path) == read_quarantine(folder) == [(3, SECOND)]
+
+
+def test_a_server_that_fails_is_an_error_that_names_shard_and_item(there: Endpoint) -> None:
+    quick = replace(there.options, retries=1, deadline_seconds=2.0)
+    source = TarSource(str(there.url), store=quick)
+    there.break_requests({"kind": "status", "status": 500, "key": SECOND})
+    try:
+        with pytest.raises(ReadError, match=rf"item 3 in {SECOND}: .*{there.url}") as caught:
+            source.take(np.array([0, 3]))
+        assert not isinstance(caught.value, DamageError)
+    finally:
+        there.break_requests()
+    assert facts(source.take(ALL)) == ALL.tolist()
+
+
+def test_a_server_that_is_not_there_is_an_error_that_names_the_url() -> None:
+    options = StoreOptions(endpoint="http://127.0.0.1:9", anonymous=True, retries=1, deadline_seconds=2.0)
+    with pytest.raises(ReadError, match="s3://bucket/train"):
+        TarSource("s3://bucket/train", store=options)

@@ -1,0 +1,117 @@
+"""Which spans of remote shards are read whole, and when they are done."""
+
+import numpy as np
+import pytest
+
+from penstock.shard.table import ShardEntry, ShardTable
+from penstock.source.tar.remote.spans import SPAN_BYTES, SpanGrid, SpanUse
+
+ITEM = SPAN_BYTES // 8
+
+
+def make_grid(n_items: int = 80, item_bytes: int = ITEM, compression: str = "none") -> SpanGrid:
+    entries = [
+        ShardEntry(f"{n}.tar", n_items, n_items * item_bytes, n_items * item_bytes, "", compression)  # type: ignore[arg-type]
+        for n in range(3)
+    ]
+    return SpanGrid(ShardTable.from_entries(entries))
+
+
+def spans_of(grid: SpanGrid, items: list[int]) -> np.ndarray:
+    numbers = np.array(items)
+    return grid.find(numbers // 80, numbers % 80)
+
+
+def make_use(kept_bytes: int = 0, stored_bytes: int = 1 << 40) -> tuple[SpanGrid, SpanUse]:
+    grid = make_grid()
+    return grid, SpanUse(grid, kept_bytes, stored_bytes)
+
+
+@pytest.mark.parametrize(("item_bytes", "n_items"), [(ITEM, 8), (ITEM - 1, 9), (512, 80), (SPAN_BYTES * 3, 1)])
+def test_spans_have_whole_items(item_bytes: int, n_items: int) -> None:
+    grid = make_grid(item_bytes=item_bytes)
+    assert grid.n_items.tolist() == [n_items] * 3
+    per_shard = -(-80 // n_items)
+    assert grid.firsts.tolist() == [0, per_shard, 2 * per_shard, 3 * per_shard]
+    assert grid.find(np.array([0, 0, 2]), np.array([0, 79, 0])).tolist() == [0, per_shard - 1, 2 * per_shard]
+    assert grid.find_shards(np.array([0, per_shard - 1, per_shard, 3 * per_shard - 1])).tolist() == [0, 0, 1, 2]
+
+
+def test_a_compressed_shard_is_one_span() -> None:
+    assert make_grid(compression="gz").firsts.tolist() == [0, 1, 2, 3]
+
+
+def test_neighbours_are_read_by_spans_and_scattered_items_alone() -> None:
+    grid, use = make_use()
+    assert use.announce(spans_of(grid, list(range(16))), 1.0).all()
+    grid, use = make_use()
+    assert not use.announce(spans_of(grid, list(range(0, 240, 9))), 1.0).any()
+
+
+def test_a_small_part_of_each_item_is_read_alone() -> None:
+    grid, use = make_use()
+    assert not use.choose(spans_of(grid, list(range(16))), 0.1).any()
+    assert use.choose(spans_of(grid, list(range(16, 32))), 0.9).all()
+
+
+def test_what_fits_into_the_cache_is_read_by_spans() -> None:
+    grid, use = make_use(kept_bytes=1 << 30, stored_bytes=1 << 30)
+    assert use.choose(spans_of(grid, [3, 200]), 1.0).all()
+
+
+def test_scattered_items_that_turn_out_to_be_dense_are_read_by_spans() -> None:
+    """A buffered shuffle announces one item of each span after the other."""
+    grid, use = make_use()
+    order = np.random.default_rng(0).permutation(240)
+    chosen = [bool(use.announce(spans_of(grid, [int(item)]), 1.0).all()) for item in order]
+    assert not chosen[0]
+    grid, use = make_use()
+    assert use.announce(spans_of(grid, order[:120].tolist()), 1.0).all()
+
+
+def test_a_span_is_read_as_it_was_announced() -> None:
+    grid, use = make_use()
+    assert not use.announce(spans_of(grid, [0]), 1.0).any()
+    use.announce(spans_of(grid, list(range(80, 240))), 1.0)
+    assert not use.choose(spans_of(grid, [0]), 1.0).any()
+    assert use.choose(spans_of(grid, [80]), 1.0).all()
+
+
+def test_a_span_is_done_after_its_last_announced_item() -> None:
+    grid, use = make_use()
+    use.announce(spans_of(grid, list(range(24))), 1.0)
+    for start in (0, 5):
+        some = spans_of(grid, list(range(start, start + 5)))
+        assert use.choose(some, 1.0).all()
+        is_alone, done = use.release(some)
+        assert not is_alone.any()
+        assert done == ([] if start == 0 else [0])
+
+
+def test_without_announcements_a_span_is_done_when_all_of_it_was_read() -> None:
+    grid, use = make_use()
+    done: list[int] = []
+    for start in range(0, 24, 6):
+        some = spans_of(grid, list(range(start, start + 6)))
+        use.choose(some, 1.0)
+        done += use.release(some)[1]
+    assert done == [0, 1, 2]
+
+
+def test_a_span_of_which_half_is_kept_is_not_done() -> None:
+    grid, use = make_use()
+    items = spans_of(grid, list(range(8)))
+    use.announce(spans_of(grid, list(range(16))), 1.0)
+    use.choose(items, 1.0)
+    assert use.release(items[:4])[1] == []
+    assert use.release(items[4:5])[1] == [0]
+
+
+def test_items_that_were_read_alone_are_released_alone() -> None:
+    grid, use = make_use()
+    items = spans_of(grid, [0, 100, 200])
+    use.announce(items, 1.0)
+    use.choose(items, 1.0)
+    is_alone, done = use.release(items)
+    assert is_alone.all()
+    assert done == []
