@@ -53,6 +53,7 @@ SLOW = (
     "doctor/test_examination.py",
     "doctor/test_leftovers.py",
     "faults",
+    "files/stores/test_faults.py",
     "files/stores/test_forks.py",
     "files/stores/test_stalls.py",
     "feed/test_loader_transfers.py",

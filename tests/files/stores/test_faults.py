@@ -105,7 +105,9 @@ def test_what_would_fail_again_is_not_repeated(s3: Endpoint, store: Store, rule:
     s3.break_requests({"kind": "status", **rule})
     with pytest.raises(ReadError, match=rf"{s3.url}/x: the server answered {said}"):
         read(store)
-    assert len(s3.log()) == 1
+    with pytest.raises(ReadError, match=rf"{s3.url}/x: the server answered {said}"):
+        store.read_object("x")
+    assert len(s3.log()) == 2
 
 
 def test_an_object_that_is_replaced_meanwhile_is_never_mixed(server: Endpoint) -> None:

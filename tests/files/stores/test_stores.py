@@ -115,7 +115,7 @@ def test_bytes_after_the_end_are_no_bytes(writable: Store) -> None:
             read(writable, "x", begin, 4)
 
 
-@pytest.mark.parametrize("n_bytes", [0, 100_000, (1 << 23) + 77, 40_000_000])
+@pytest.mark.parametrize("n_bytes", [0, 100_000, (1 << 23) + 77, 20_000_000])
 def test_uploads_appear_when_they_are_finished(writable: Store, n_bytes: int) -> None:
     content = np.arange(n_bytes // 4 + 1, dtype="<u4").tobytes()[:n_bytes]
     upload = writable.open_upload("below/x")
@@ -131,7 +131,7 @@ def test_uploads_appear_when_they_are_finished(writable: Store, n_bytes: int) ->
         upload.finish()
 
 
-@pytest.mark.parametrize("n_bytes", [1000, 40_000_000])
+@pytest.mark.parametrize("n_bytes", [1000, 20_000_000])
 def test_an_upload_that_is_aborted_leaves_nothing(writable: Store, n_bytes: int) -> None:
     upload = writable.open_upload("x")
     upload.write(bytes(n_bytes))
@@ -171,7 +171,7 @@ def test_many_threads_share_a_limited_number_of_connections(s3: Endpoint) -> Non
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert s3.most_in_flight() == 3
+    assert 1 < s3.most_in_flight() <= 3
     n = sum(len(range(item, 300_000, 40_000)) for item in range(8))
     counts = store.counts
     assert (counts.requests, counts.retries, counts.bytes_read) == (n, 0, 4 * n)

@@ -168,8 +168,7 @@ class RemoteStore:
             nonlocal client
             client = shared.get()
             try:
-                with shared.slots:
-                    return request(client, left)
+                return shared.run(request, client, left)
             except RequestError as error:
                 if error.failure == "refused" and "credentials" in error.reason:
                     shared.close()  # others may have been set by the next time

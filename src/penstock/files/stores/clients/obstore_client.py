@@ -108,7 +108,7 @@ class ObstoreClient:
         try:
             return self._read_whole(store, path, version, {"range": {"offset": 0}})
         except RequestError as error:
-            if error.failure != "refused":
+            if error.failure != "refused" or "range" not in error.reason.lower():
                 raise
             return self._read_whole(store, path, version, {})
 

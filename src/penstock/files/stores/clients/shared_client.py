@@ -8,22 +8,24 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.core.errors import MissingDependency, OptionError, PenstockError
 from penstock.files.stores.clients.fsspec_client import FsspecClient
 from penstock.files.stores.clients.obstore_client import OBSTORE_SCHEMES, ObstoreClient, ObstoreSettings
 from penstock.files.stores.clients.process_client import ProcessClient
 from penstock.files.stores.clients.settings import find_provider, obstore_config
+from penstock.files.stores.errors import RequestError
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.protocol import Client
 
 __all__ = ["SharedClient", "find_client"]
 
+_T = TypeVar("_T")
 _RENEW_SECONDS = 60.0
 """Credentials that expire within this time are renewed before a request."""
 
@@ -37,7 +39,7 @@ class SharedClient:
         self._lock = threading.Lock()
         self._client: Client | None = None
         self._credentials: Mapping[str, Any] | None = None
-        self.slots = threading.BoundedSemaphore(options.connections)
+        self._slots = threading.BoundedSemaphore(options.connections)
 
     def get(self) -> Client:
         """Return the client; with new credentials if those it has are about to expire."""
@@ -49,6 +51,16 @@ class SharedClient:
                 self._replace()
             assert self._client is not None
             return self._client
+
+    def run(self, request: Callable[[Client, float], _T], client: Client, seconds: float) -> _T:
+        """Return what a request does within `seconds`; wait if as many are under way as there may be."""
+        begin = time.monotonic()
+        if not self._slots.acquire(timeout=max(0.0, seconds)):
+            raise RequestError("again", f"all {self._options.connections} connections were in use")
+        try:
+            return request(client, seconds - (time.monotonic() - begin))
+        finally:
+            self._slots.release()
 
     def renew(self, failed: Client) -> bool:
         """Get new credentials, unless another thread just has; return False if there is nobody to ask."""
