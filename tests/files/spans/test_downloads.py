@@ -160,6 +160,19 @@ def test_what_was_announced_and_never_read_makes_room_for_another_epoch() -> Non
         assert not any(span.key.startswith("old") for _, span in downloads._entries)
 
 
+def test_what_was_announced_stays_while_readers_wait_for_other_parts_of_it() -> None:
+    server = _Server()
+    told = [Span(f"k{number}", 0, 1000) for number in range(12)]
+    with _open(server, memory_bytes=3000, connections=1) as downloads:
+        downloads.prepare(server, told)
+        _wait_until(lambda: len(server.requests) == 3 and not server.n_busy)
+        for span in told[5:11]:  # announced, and not there yet
+            downloads.get(server, [span])
+        downloads.get(server, told[:3])
+        assert sorted(key for key, *_ in server.requests[:9]) == sorted(f"k{n}" for n in (*range(3), *range(5, 11)))
+        assert [key for key, *_ in server.requests].count("k0") == 1
+
+
 def test_an_error_goes_to_those_who_wait_and_the_next_read_tries_again() -> None:
     server = _Server()
     server.fails = lambda span: ReadError(f"{span.key} failed") if span.key == "bad" else None

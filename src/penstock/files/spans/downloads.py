@@ -115,10 +115,11 @@ class Downloads:
         with self._lock:
             _check_open(owner, self._closed)
             n_used = sum((owner, span) in self._used for span in spans)
+            is_foreign = not any((owner, span) in self._entries for span in spans)
             entries = [self._want(owner, span) for span in spans]
             n_missing = sum(not _is_over(entry) for entry in entries)
             try:
-                self._note_foreign(n_missing, len(entries))
+                self._note_read(is_foreign=is_foreign and bool(entries))
                 self._start_threads()
                 for entry in entries:
                     self._done.wait_for(lambda: owner in self._closed or _is_over(entry))  # noqa: B023  # called at once
@@ -187,10 +188,10 @@ class Downloads:
             self._queued_bytes -= entry.n_bytes
             entry.is_started = True  # skipped in the queue
 
-    def _note_foreign(self, n_missing: int, n_spans: int) -> None:
-        """Drop what was announced and not read, if readers have turned to something else."""
-        is_foreign = n_missing == n_spans > 0 and self._held_bytes >= self._memory_bytes // 2
-        self._foreign_reads = self._foreign_reads + 1 if is_foreign else 0
+    def _note_read(self, *, is_foreign: bool) -> None:
+        """Drop what was announced and not read, if readers have turned to what was not announced."""
+        is_full = self._held_bytes >= self._memory_bytes // 2
+        self._foreign_reads = self._foreign_reads + 1 if is_foreign and is_full else 0
         if self._foreign_reads >= _FOREIGN_READS:
             self._foreign_reads = 0
             for entry in list(self._entries.values()):
