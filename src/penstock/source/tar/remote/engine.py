@@ -35,6 +35,7 @@ _Int64s = NDArray[np.int64]
 _INDEX_BYTES = 512 << 20  # of side indexes that are kept
 _DECOMPRESSED_BYTES = 512 << 20  # of decompressed shards; at least one shard
 _GROUP_BYTES = 64 << 20  # of spans that are held while items are copied from them; at least one span
+_AT_ONCE_ITEMS = 256  # that are fetched in the order of the storage
 _AT_ONCE = 256  # shards of a request
 _NOTHING = np.empty(0, np.uint8)
 
@@ -114,7 +115,10 @@ class RemoteEngine:
             with suppress(PenstockError, OSError):  # the read meets the same fault
                 opened[number] = load()
         wanted = self._select(opened, items, items, shards)
-        return self._archives.prepare(_without_repeats(_locate(wanted, is_whole[np.isin(shards, list(opened))])))
+        spans = _locate(wanted, is_whole[np.isin(shards, list(opened))])
+        # The items of a batch come in any order; spans that follow each other are fetched with one request.
+        groups = (sorted(spans[start : start + _AT_ONCE_ITEMS]) for start in range(0, len(spans), _AT_ONCE_ITEMS))
+        return self._archives.prepare(_without_repeats([span for group in groups for span in group]))
 
     def give_back(self, items: _Int64s) -> None:
         """Release what was fetched for items that are not needed soon, and for no others."""
