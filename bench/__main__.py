@@ -1,4 +1,4 @@
-"""`python -m bench [NAME ...] [--repeats N]`: all benchmarks, or the named ones; `cold` is all parts of it."""
+"""`python -m bench [NAME ...] [--repeats N]`: all benchmarks, or the named ones; `cold` and `remote` have parts."""
 
 import argparse
 import tempfile
@@ -13,6 +13,7 @@ from bench import (
     imports,
     many_shards,
     order,
+    remote,
     shards,
     streams,
     tuning,
@@ -32,8 +33,9 @@ BENCHMARKS = {
     "tuning": tuning.run,
     "volumes": volumes.run,
     **cold.PARTS,
+    **remote.PARTS,
 }
-GROUPS = {"cold": list(cold.PARTS)}
+GROUPS = {"cold": list(cold.PARTS), "remote": list(remote.PARTS)}
 
 
 def main() -> None:

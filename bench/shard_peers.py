@@ -28,6 +28,7 @@ __all__ = [
     "store_arrays",
     "store_litdata",
     "store_mds",
+    "streaming_package",
     "writers",
 ]
 
@@ -128,7 +129,7 @@ def mosaic(folder: Path) -> float:
 
 def open_mosaic(folder: Path, workers: int = 0) -> Iterable[Any]:
     """Return torch's DataLoader over a dataset of MosaicML streaming."""
-    data = _streaming().StreamingDataset(local=str(folder), shuffle=True, shuffle_seed=1, batch_size=BATCH)
+    data = streaming_package().StreamingDataset(local=str(folder), shuffle=True, shuffle_seed=1, batch_size=BATCH)
     return DataLoader(data, batch_size=BATCH, num_workers=workers, drop_last=True)
 
 
@@ -247,12 +248,12 @@ def store_mds(folder: Path, shapes: Shapes, n_items: int) -> None:
     columns = {
         name: f"ndarray:float32:{','.join(map(str, shape))}" if shape else "float32" for name, shape in shapes.items()
     }
-    with _streaming().MDSWriter(out=str(folder), columns=columns) as sink:
+    with streaming_package().MDSWriter(out=str(folder), columns=columns) as sink:
         for sample in samples(shapes, n_items):
             sink.write({name: array if array.ndim else np.float32(array) for name, array in sample.items()})
 
 
-def _streaming() -> Any:
+def streaming_package() -> Any:
     """Return MosaicML's package, with names in place of what it imports for images and texts and we do not use."""
     for path, name in (
         ("torchvision.datasets", "VisionDataset"),
