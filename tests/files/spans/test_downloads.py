@@ -100,6 +100,14 @@ def test_neighbours_come_with_one_request_and_distant_ones_do_not() -> None:
         assert sorted(server.requests) == [("a", 0, 3000), ("a", 900_000, 902_000), ("b", 0, 1000)]
 
 
+def test_neighbours_that_are_announced_in_another_order_share_a_request() -> None:
+    server = _Server()
+    with _open(server, connections=1) as downloads:
+        downloads.prepare(server, [*_spans(3, 1), *_spans(0, key="b"), *_spans(2, 4)])
+        _wait_until(lambda: len(server.requests) == 2 and not server.n_busy)
+        assert server.requests == [("a", 1000, 5000), ("b", 0, 1000)]
+
+
 def test_idle_connections_share_the_neighbours() -> None:
     server = _Server()
     with _open(server, connections=4) as downloads:

@@ -13,7 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from weakref import WeakSet
 
 import numpy as np
@@ -28,6 +28,7 @@ _Bytes = NDArray[np.uint8]
 
 _SMALL_BYTES, _LARGE_BYTES = 1 << 20, 4 << 20  # neighbours that are fetched with one request: fewer if others are idle
 _GAP_BYTES = 64 << 10  # between neighbours: reading them takes less time than another request
+_GROUP_BYTES = 16 << 20  # of spans that are needed at about the same time: neighbours among them share a request
 _IDLE_SECONDS = 2.0  # then a thread ends
 _FOREIGN_READS = 4  # of spans that were not announced, one after the other: what was announced before is dropped
 _UNKNOWN_BYTES = 1 << 20  # of a whole object, before its size is known
@@ -102,10 +103,10 @@ class Downloads:
         return (owner, span) in self._entries
 
     def prepare(self, owner: Owner, spans: Sequence[Span]) -> None:
-        """Fetch spans ahead of use, in this order."""
+        """Fetch spans ahead of use, in about this order."""
         with self._lock:
             _check_open(owner, self._closed)
-            for span in spans:
+            for span in _bring_neighbours_together(spans):
                 if (owner, span) not in self._entries:
                     self._add(owner, span, self._queue)
             self._start_threads()
@@ -298,6 +299,19 @@ class Downloads:
             return
         self._held_bytes -= entry.n_bytes
         entry.n_bytes = 0
+
+
+def _bring_neighbours_together(spans: Sequence[Span]) -> Iterator[Span]:
+    """Yield spans by object and place within each group; a shuffled order has neighbours far from each other."""
+    group: list[Span] = []
+    n_bytes = 0
+    for span in spans:
+        group.append(span)
+        n_bytes += span.n_bytes
+        if n_bytes >= _GROUP_BYTES:
+            yield from sorted(group)
+            group, n_bytes = [], 0
+    yield from sorted(group)
 
 
 def _note_busy(owner: Owner, change: int) -> None:
