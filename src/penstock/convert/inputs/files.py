@@ -3,20 +3,18 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.convert.inputs.arrays import check_numbers
-from penstock.convert.inputs.protocol import Sample, folder_name, input_place
+from penstock.convert.inputs.protocol import Sample
 from penstock.core.errors import OptionError, ReadError, SourceError
 from penstock.core.text import cause
-from penstock.files.byte_files import open_bytes
-from penstock.files.spans.options import RemoteOptions
-from penstock.files.stores.url import Url
+from penstock.files.regular import open_input
 from penstock.shard.decoders.decode import decode
 from penstock.shard.decoders.images import IMAGES
 from penstock.shard.names import check_fields
@@ -48,18 +46,17 @@ class FilesInput:
         The class of the item, in the metadata as `class`.
     """
 
-    path: Path | Url
+    path: Path
     files: tuple[tuple[str, str], ...] | None = None
     class_name: str | None = None
-    remote: RemoteOptions | None = field(default=None, repr=False, compare=False)  # does not change what is read
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", input_place(self.path))
+        object.__setattr__(self, "path", Path(self.path))
         given = ((_field_name(self.path), self.path.name),) if self.files is None else tuple(map(tuple, self.files))
         object.__setattr__(self, "files", given)
 
     @property
-    def paths(self) -> tuple[Path | Url, ...]:
+    def paths(self) -> tuple[Path, ...]:
         """All files of the item."""
         return tuple(self.path.with_name(name) for _, name in self.files or ())
 
@@ -76,8 +73,8 @@ class _Files:
     def __init__(self, given: FilesInput) -> None:
         self._given = given
         self._fields: dict[str, Any] = {}
-        for (name, _), path in zip(given.files or (), given.paths, strict=True):
-            found = _read_file(name, path, given.remote)
+        for (field, _), path in zip(given.files or (), given.paths, strict=True):
+            found = _read_file(field, path)
             repeated = sorted(self._fields.keys() & found.keys())
             if repeated:
                 raise SourceError(f"The files of {given.path} must have different fields, got {repeated[0]!r} twice.")
@@ -101,32 +98,30 @@ class _Files:
         """Yield the item, as often as asked for."""
         path, class_name = self._given.path, self._given.class_name
         for _ in check_numbers(numbers, 1, path).tolist():
-            metadata = {"file": path.name, "folder": folder_name(path)}
+            metadata = {"file": path.name, "folder": path.absolute().parent.name}
             yield dict(self._fields), metadata if class_name is None else {**metadata, "class": class_name}
 
     def close(self) -> None:
         """Do nothing: the files are closed."""
 
 
-def _field_name(path: Path | Url) -> str:
-    extension = PurePosixPath(path.name).suffix.lower().removeprefix(".")
+def _field_name(path: Path) -> str:
+    extension = path.suffix.lower().removeprefix(".")
     if extension == "npy":
         return "data"
     return _SAME.get(extension, extension) or "data"
 
 
-def _read_file(field: str, path: Path | Url, remote: RemoteOptions | None) -> dict[str, Any]:
+def _read_file(field: str, path: Path) -> dict[str, Any]:
     """Return the fields of one file."""
-    with open_bytes(path, remote) as file:
+    with open_input(path) as file:
         try:
-            content = file.readall() or b""
-        except ReadError:
-            raise
+            content = file.readall()
         except OSError as error:
             raise ReadError(f"Could not read {path}: {cause(error)}.") from error
     if not content:
         raise SourceError(f"A file must not be empty, but {path} is.")
-    suffix = PurePosixPath(path.name).suffix.lower()
+    suffix = path.suffix.lower()
     if suffix in _ARRAYS:
         try:
             found = decode(suffix[1:], content)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from penstock.convert.nwb.file import wrap_read_errors
 from penstock.convert.nwb.tables import to_json
 from penstock.core.errors import SourceError
-from penstock.files.stores.url import Url
 
 __all__ = ["Units", "electrode_values"]
 
@@ -24,7 +23,7 @@ class Units:
     """The units table; rows keep its order."""
 
     table: Any
-    file: Path | Url
+    file: Path
 
     @property
     def ids(self) -> list[int]:

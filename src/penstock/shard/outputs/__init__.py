@@ -1,1 +1,0 @@
-"""Where datasets are written: a folder, or a URL."""
