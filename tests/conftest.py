@@ -58,6 +58,7 @@ SLOW = (
     "files/stores/test_stalls.py",
     "feed/test_loader_transfers.py",
     "laws/test_loader",
+    "laws/test_remote",
     "packaging",
     "recipes/cellmap/predictions/test_writer_ends.py",
     "recipes/cellmap/test_example.py",

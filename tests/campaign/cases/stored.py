@@ -361,8 +361,13 @@ STORED: tuple[Case, ...] = (
         34,
         STORAGE,
         "a cache folder that is full, deleted under us, or shared by 4 processes",
-        (),
-        "There is no cache on disk: remote chunks are held in memory, within a budget, by each process.",
+        (
+            "faults/test_remote_cache_folder.py",
+            "faults/test_remote_killed.py",
+            "files/spans/test_folder.py",
+            "files/spans/test_remote_folder.py::test_a_cache_that_is_harmed_is_mended",
+            "laws/test_remote_cache.py",
+        ),
     ),
     Case(
         35,

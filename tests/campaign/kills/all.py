@@ -1,6 +1,7 @@
 """All kinds of kills."""
 
 from tests.campaign.kills.conversions import CONVERSIONS
+from tests.campaign.kills.remote import REMOTE
 from tests.campaign.kills.trainings import TRAININGS
 from tests.campaign.kills.workers import WORKERS
 from tests.campaign.kills.writers import WRITERS
@@ -8,4 +9,4 @@ from tests.campaign.trials import Trials
 
 __all__ = ["KILLS"]
 
-KILLS = Trials("kills", [*WRITERS, *CONVERSIONS, *TRAININGS, *WORKERS])
+KILLS = Trials("kills", [*WRITERS, *CONVERSIONS, *TRAININGS, *REMOTE, *WORKERS])

@@ -165,9 +165,9 @@ class CacheFolder:
             total = self._remove_expendable(total, n_bytes)
             if total + n_bytes <= self.max_bytes or time.monotonic() < self._scan_at:
                 return total
-        began = time.monotonic()
+        began = time.thread_time()  # on a busy machine, other programs do not count
         total = self._scan()
-        self._scan_at = time.monotonic() + (time.monotonic() - began) / _SCAN_SHARE
+        self._scan_at = time.monotonic() + (time.thread_time() - began) / _SCAN_SHARE
         return self._remove_expendable(total, n_bytes)
 
     def _remove_expendable(self, total: int, n_bytes: int) -> int:
