@@ -40,6 +40,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 # out, `make test-all` and CI run them.
 SLOW = (
     "browser",
+    "cli/test_convert_urls.py",
     "contracts/test_webdataset_snippets.py",
     "convert/inputs/test_audio.py",
     "convert/inputs/test_zarr.py",
@@ -47,6 +48,7 @@ SLOW = (
     "convert/test_convert.py",
     "convert/test_engines.py",
     "convert/test_examples.py",
+    "convert/test_urls.py",
     "demo/test_story.py",
     "docs/test_notebooks.py",
     "docs/test_snippets.py",
@@ -78,6 +80,7 @@ SLOW = (
     "recipes/workersafe/test_workers.py",
     "report/figures/test_items.py",
     "run/test_executors.py",
+    "shard/outputs",
     "soak",
     "source/stored/test_hint_faults.py",
     "source/stored/test_other_formats.py",

@@ -15,6 +15,7 @@ from penstock.convert.fingerprint import read_stamp
 from penstock.convert.shard_task import InputError, Task, close_recordings, read_statistics, write_task
 from penstock.core.errors import OptionError, WriteError
 from penstock.shard import compression
+from penstock.shard.outputs.local import LocalShards
 from penstock.shard.publish import find_finished_shard
 from penstock.shard.writer import WriteOptions
 
@@ -36,22 +37,22 @@ def task(tmp_path: Path) -> Task:
 def make_task(writing: Path, given: list[Taped], which: np.ndarray, numbers: np.ndarray) -> Task:
     writing.mkdir(exist_ok=True)
     stamps = tuple(read_stamp(entry.path) for entry in given)
-    return Task(writing, 7, 35, WriteOptions(5), tuple(given), stamps, which, numbers, statistics=True)
+    return Task(LocalShards(writing), 7, 35, WriteOptions(5), tuple(given), stamps, which, numbers, statistics=True)
 
 
 def test_the_same_task_writes_the_same_bytes_whoever_does_it(task: Task) -> None:
     assert write_task(task) == 5
-    first = tree(task.writing)
+    first = tree(task.writing.folder)
     assert set(first) == {"shard_000007.tar", "shard_000007.tar.index", "shard_000007.tar.statistics"}
     close_recordings()
     assert write_task(pickle.loads(pickle.dumps(task))) == 5
-    assert tree(task.writing) == first
+    assert tree(task.writing.folder) == first
 
 
 def test_statistics_are_those_of_the_items_of_the_shard(task: Task) -> None:
     write_task(task)
     values = [[3, 0, -3], [200, 2, 0], [201, 2, -1], [102, 1, -2], [0, 0, 0]]
-    found = read_statistics(task.writing, task.name)["data"]
+    found = read_statistics(task.writing, [task.name])[0]["data"]
     assert float(found.mean) == pytest.approx(np.mean(values))
     assert float(found.std) == pytest.approx(np.std(values))
 
@@ -62,7 +63,7 @@ def test_an_input_that_fails_is_named_and_nothing_is_left(kind: str, reason: str
     with pytest.raises(InputError, match=reason) as caught:
         write_task(task)
     assert caught.value.path == task.inputs[2].path
-    assert tree(task.writing) == {}
+    assert tree(task.writing.folder) == {}
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.path, again.reason, str(again)) == (caught.value.path, caught.value.reason, str(caught.value))
 
@@ -71,7 +72,7 @@ def test_an_input_that_changed_after_it_was_scanned_is_refused(task: Task) -> No
     os.utime(task.inputs[1].path, ns=(1, 1))
     with pytest.raises(InputError, match=r"tape_1\.npy: the file changed while it was converted"):
         write_task(task)
-    assert tree(task.writing) == {}
+    assert tree(task.writing.folder) == {}
 
 
 def test_an_open_input_is_opened_again_after_it_changed_and_was_scanned_again(task: Task) -> None:
@@ -79,7 +80,7 @@ def test_an_open_input_is_opened_again_after_it_changed_and_was_scanned_again(ta
     np.save(task.inputs[0].path, np.full((4, 3), 9, np.float32))
     stamps = tuple(read_stamp(entry.path) for entry in task.inputs)
     write_task(replace(task, stamps=stamps, which=np.array([0]), numbers=np.array([1])))
-    assert float(read_statistics(task.writing, task.name)["data"].mean) == 9
+    assert float(read_statistics(task.writing, [task.name])[0]["data"].mean) == 9
 
 
 def test_an_error_of_the_inputs_own_code_arrives_as_it_is_with_a_note(task: Task) -> None:
@@ -87,12 +88,12 @@ def test_an_error_of_the_inputs_own_code_arrives_as_it_is_with_a_note(task: Task
     with pytest.raises(ValueError, match="tape_2 has its own ideas") as caught:
         write_task(task)
     assert caught.value.__notes__ == [f"[penstock] while converting {task.inputs[2].path}"]
-    assert tree(task.writing) == {}
+    assert tree(task.writing.folder) == {}
 
 
 def test_a_folder_that_is_gone_is_a_write_error_that_names_the_shard(task: Task) -> None:
     with pytest.raises(WriteError, match=r"Could not write shard_000007\.tar in .*nowhere"):
-        write_task(replace(task, writing=task.writing / "nowhere"))
+        write_task(replace(task, writing=LocalShards(task.writing.folder / "nowhere")))
 
 
 def test_a_compressed_shard_that_is_too_large_says_what_to_do(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,16 +101,16 @@ def test_a_compressed_shard_that_is_too_large_says_what_to_do(task: Task, monkey
     assert compression.max_decompressed_bytes(0) > 4096
     with pytest.raises(OptionError, match=r"at most 4096 bytes.*smaller shard_size"):
         write_task(replace(task, options=WriteOptions(5, compression="gz")))
-    assert tree(task.writing) == {}
+    assert tree(task.writing.folder) == {}
 
 
 def test_a_partly_written_shard_is_overwritten(task: Task) -> None:
     write_task(task)
-    whole = tree(task.writing)
-    (task.writing / task.name).write_bytes(b"half")
-    assert find_finished_shard(task.writing, task.name, "none") is None
+    whole = tree(task.writing.folder)
+    (task.writing.folder / task.name).write_bytes(b"half")
+    assert find_finished_shard(task.writing.folder, task.name, "none") is None
     write_task(task)
-    assert tree(task.writing) == whole
+    assert tree(task.writing.folder) == whole
 
 
 def test_no_more_than_four_inputs_are_kept_open(tmp_path: Path) -> None:
@@ -142,7 +143,7 @@ def test_threads_that_write_shards_of_the_same_inputs_do_not_disturb_each_other(
     for thread in threads:
         thread.join()
     assert failures == []
-    trees = [tree(task.writing) for task in tasks]
+    trees = [tree(task.writing.folder) for task in tasks]
     assert all(found == trees[0] for found in trees)
 
 

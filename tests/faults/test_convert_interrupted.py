@@ -163,7 +163,7 @@ def test_where_one_of_several_splits_cannot_be_made_ready_none_appears(
     convert(inputs, tmp_path / "whole", CASES[case])
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.convert.convert.prepare_publication", full_for_val)
+        patch.setattr("penstock.shard.outputs.local.prepare_publication", full_for_val)
         for existing in ("refuse", "resume"):
             with pytest.raises(WriteError, match="No space left"):
                 convert(inputs, out, CASES[case], existing=existing)

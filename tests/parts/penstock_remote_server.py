@@ -148,6 +148,8 @@ class Server:
         if self.upstream is None or (self.direct and request.method in ("GET", "HEAD") and not request.query):
             await self.skip_body(reader, request)
             return self.answer_file(request)
+        if request.method == "POST" and request.query == "delete":
+            return self.remove(request, await reader.readexactly(request.n_body))
         if request.method == "PUT" and request.headers.get("if-none-match") == "*":
             async with self.locks[request.key]:  # so that of two who write if there is nothing, one is refused
                 if (self.folder / request.key).is_file():
@@ -159,6 +161,14 @@ class Server:
         if kind == "lost":
             raise HangupError
         return await self.mend(request, answer)
+
+    def remove(self, request: Request, body: bytes) -> Answer:
+        """Remove objects: not by rclone, which waits for itself for ever if others are written meanwhile."""
+        keys = [html.unescape(found) for found in re.findall(r"<Key>(.*?)</Key>", body.decode())]
+        for key in keys:
+            (self.folder / request.key / key).unlink(missing_ok=True)
+        gone = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+        return Answer.of(200, f"<DeleteResult>{gone}</DeleteResult>".encode(), **{"content-type": "application/xml"})
 
     async def skip_body(self, reader: asyncio.StreamReader, request: Request) -> None:
         left = request.n_body

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.shard import shard_file
 from penstock.shard.codec import Payload
-from penstock.shard.shard_file import ShardFile
+from penstock.shard.shard_file import FileSink, ShardFile
 
 TAR_BLOCK = 512
 AT_ONCE = 256 << 10
@@ -27,7 +27,7 @@ def payload(number: int, size: int) -> bytes:
 
 def shard(folder: Path, sizes: list[int], compression: Any = "none") -> ShardFile:
     """Write one item of one member for each size; its bytes come in two buffers, as those of arrays do."""
-    file = ShardFile(folder, "a.tar", compression)
+    file = ShardFile(FileSink(folder, "a.tar"), compression)
     for number, size in enumerate(sizes):
         content = payload(number, size)
         buffers = (content[: size // 3], memoryview(content)[size // 3 :])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from penstock.cli.groups import AppliesTo
-from penstock.cli.options import choices
+from penstock.cli.options import ConvertUrlGroup, choices
 from penstock.cli.split_options import ColumnGroup, SplitGroup
 from penstock.core.errors import OptionError
 
@@ -312,6 +312,7 @@ class ConversionOptions:
     split: SplitGroup
     shards: _ShardGroup
     execution: _ExecutionGroup
+    url: ConvertUrlGroup
 
     def to_read_options(self) -> "ReadOptions":
         """Return how inputs are read."""
@@ -330,6 +331,7 @@ class ConversionOptions:
             clip_seconds=self.windows.clip_seconds,
             min_seconds=self.windows.min_seconds,
             **windows,
+            **self.url.to_dict(),
         )
 
     def to_convert_options(self) -> "ConvertOptions":

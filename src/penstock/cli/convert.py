@@ -1,9 +1,9 @@
 """`penstock convert`: convert recordings to shards on the command line."""
 
+import itertools
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,9 +17,11 @@ from penstock.cli.screen import print_json, print_table, tables_on
 from penstock.cli.where import check_input
 from penstock.core.errors import OptionError
 from penstock.core.text import count, name_once
+from penstock.files.stores.url import is_url, parse_place
 
 if TYPE_CHECKING:
     from penstock.convert.inputs.protocol import Input
+    from penstock.files.stores.options import StoreOptions
     from penstock.shard.index_tars import Problem
     from penstock.shard.manifest import Manifest
 
@@ -35,13 +37,17 @@ def convert(
         list[str],
         typer.Argument(
             metavar="INPUT",
-            help="Files, patterns in quotes, zarr stores, folders of audio, images or shards; also as --input (-i).",
+            help="Files, patterns in quotes, zarr stores, folders of audio, images or shards, or URLs of them; also as "
+            "--input (-i).",
         ),
     ],
     output: Annotated[
-        Path,
+        str,
         typer.Option(
-            "--output", "-o", metavar="DIR", help="Folder of the dataset; with --split, of one dataset per name."
+            "--output",
+            "-o",
+            metavar="DIR|URL",
+            help="Folder or URL of the dataset; with --split, of one dataset per name.",
         ),
     ],
     *,
@@ -53,29 +59,32 @@ def convert(
 
     Inputs are NWB files, npz, npy, zarr stores, audio, images, other whole files, or other shards. The bytes are the
     same for any number of workers. A dataset appears only when it is complete: after an error or Ctrl-C nothing is
-    published, and --resume continues.
+    published, and --resume continues. Of NWB files at a URL, only what is needed is downloaded.
     """
     from penstock.convert.formats import inputs_of  # noqa: PLC0415  # imports numpy
 
     reading, writing, execution = options.to_read_options(), options.to_convert_options(), options.execution
     engine = execution.make_engine()
-    for given in inputs:
+    where, store = parse_place(output), options.url.to_store()
+    for given in itertools.filterfalse(is_url, inputs):
         check_input(given)
-    found = inputs_of(inputs, options.input.kind, reading)  # type: ignore[arg-type]  # checked there
+    found = inputs_of(inputs, options.input.kind, reading, store)  # type: ignore[arg-type]  # checked there
     _check_used(context, found)
     if execution.dry_run:
-        estimate(found, output, writing, engine, context.command, show=not quiet, as_json=as_json)
+        estimate(found, where, writing, engine, context.command, show=not quiet, as_json=as_json)
         return
     from penstock.convert.convert import convert as convert_inputs  # noqa: PLC0415
+    from penstock.convert.to_shards import choose_store  # noqa: PLC0415
     from penstock.observe.progress import track_phases  # noqa: PLC0415
 
     began = time.monotonic()
+    how: dict[str, Any] = {"engine": engine, "store": choose_store(store, inputs, where)}
     with track_phases(show=not quiet) as bar:
-        manifests = convert_inputs(found, output, writing, engine=engine, existing=execution.existing, on_progress=bar)
+        manifests = convert_inputs(found, where, writing, existing=execution.existing, on_progress=bar, **how)
     seconds = time.monotonic() - began
     if not as_json:
         _print_result(context, manifests, len(found), seconds)
-    problems = _validate(manifests, execution.workers, show=not quiet) if execution.validate else None
+    problems = _validate(manifests, execution.workers, how["store"], show=not quiet) if execution.validate else None
     if as_json:
         _print_result_json(manifests, problems)
     elif problems is not None:
@@ -153,7 +162,9 @@ def _print_result_json(manifests: "dict[str, Manifest]", problems: "dict[str, li
     print_json(answer)
 
 
-def _validate(manifests: "dict[str, Manifest]", workers: int, *, show: bool) -> "dict[str, list[Problem]]":
+def _validate(
+    manifests: "dict[str, Manifest]", workers: int, store: "StoreOptions | None", *, show: bool
+) -> "dict[str, list[Problem]]":
     """Read every shard again and return the problems found, by split."""
     from penstock.observe.progress import track_progress  # noqa: PLC0415
     from penstock.shard.verify import verify_shards  # noqa: PLC0415
@@ -162,7 +173,7 @@ def _validate(manifests: "dict[str, Manifest]", workers: int, *, show: bool) -> 
     for name, manifest in manifests.items():
         total = sum(shard.stored_bytes for shard in manifest.shards)
         with track_progress("Validating", total, "bytes", show=show) as bar:
-            _, problems[name] = verify_shards(manifest.folder, workers=workers, progress=bar.advance)
+            _, problems[name] = verify_shards(manifest.folder, workers=workers, progress=bar.advance, store=store)
     return problems
 
 

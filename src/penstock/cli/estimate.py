@@ -13,6 +13,7 @@ import typer
 from penstock.cli.errors import name_options
 from penstock.cli.screen import print_json
 from penstock.core.text import count, name_once
+from penstock.files.stores.url import Url
 
 if TYPE_CHECKING:
     from penstock.convert.engines import Engine
@@ -26,7 +27,7 @@ _MEASURED_ITEMS = 64
 
 def estimate(
     inputs: "list[Input]",
-    output: Path,
+    output: "Path | Url",
     options: "ConvertOptions",
     engine: "Engine",
     command: Any,
@@ -38,17 +39,18 @@ def estimate(
     from penstock.convert.scan import make_jobs, scan_inputs  # noqa: PLC0415
     from penstock.convert.shard_task import close_recordings, write_task  # noqa: PLC0415
     from penstock.observe.progress import track_phases  # noqa: PLC0415
+    from penstock.shard.outputs.local import LocalShards  # noqa: PLC0415
 
-    bad: dict[Path, str] = {}
+    bad: dict[Path | Url, str] = {}
     with track_phases(show=show) as on_progress:
-        jobs = make_jobs(scan_inputs(inputs, options, engine, on_progress, bad), output.absolute(), options, bad)
+        jobs = make_jobs(scan_inputs(inputs, options, engine, on_progress, bad), output, options, bad)
     engine.close()
     total = sum(job.n_items for job in jobs)
     scratch = Path(tempfile.mkdtemp(prefix="penstock-dry-run-"))
     try:
         task = jobs[0].task(0)
         measured = min(_MEASURED_ITEMS, len(task.which))
-        task = replace(task, writing=scratch, which=task.which[:measured], numbers=task.numbers[:measured])
+        task = replace(task, writing=LocalShards(scratch), which=task.which[:measured], numbers=task.numbers[:measured])
         write_task(task)  # warm-up: opens files and imports packages
         began = time.perf_counter()
         write_task(task)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 import typer
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EXAMPLES",
+    "ConvertUrlGroup",
     "CostGroup",
     "Json",
     "Quiet",
@@ -84,21 +85,25 @@ class CostGroup:
     ] = 0.0
 
 
+_Endpoint: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Server of s3://, gs:// and az:// URLs, such as http://localhost:9000; from the environment and the "
+        "usual config files if not given, like credentials.",
+    ),
+]
+_Region: TypeAlias = Annotated[str | None, typer.Option(metavar="NAME", help="Region of an S3 bucket.")]
+
+
 @dataclass(frozen=True, slots=True)
 class UrlGroup:
     """How a URL is reached."""
 
     PANEL: ClassVar[str] = "URLs"
 
-    endpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Server of s3://, gs:// and az:// URLs, such as http://localhost:9000; from the environment and the "
-            "usual config files if not given, like credentials.",
-        ),
-    ] = None
-    region: Annotated[str | None, typer.Option(metavar="NAME", help="Region of an S3 bucket.")] = None
+    endpoint: _Endpoint = None
+    region: _Region = None
     anonymous: Annotated[bool, typer.Option("--anonymous", help="Send no credentials, as public buckets allow.")] = (
         False
     )
@@ -112,11 +117,46 @@ class UrlGroup:
         return StoreOptions(endpoint=self.endpoint, region=self.region, anonymous=self.anonymous)
 
 
+@dataclass(frozen=True, slots=True)
+class ConvertUrlGroup:
+    """How the URLs of inputs and of the output are reached."""
+
+    PANEL: ClassVar[str] = "URLs"
+
+    endpoint: _Endpoint = None
+    region: _Region = None
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Read inputs without credentials, as public buckets allow.")
+    ] = False
+    cache: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Keep what is downloaded of inputs in this folder, for the next conversion."),
+    ] = None
+    cache_bytes: Annotated[
+        int | None,
+        typer.Option(metavar="SIZE", parser=parse_size, help="The most that --cache may hold, such as 100GB."),
+    ] = None
+
+    def to_store(self) -> "StoreOptions | None":
+        """Return how URLs are reached; None: by the environment."""
+        from penstock.files.stores.options import StoreOptions  # noqa: PLC0415  # for commands with a URL only
+
+        return None if (self.endpoint, self.region) == (None, None) else StoreOptions(self.endpoint, self.region)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return how inputs are read, as `ReadOptions` takes it. Nobody writes without credentials."""
+        from penstock.files.stores.options import StoreOptions  # noqa: PLC0415
+
+        store = StoreOptions(self.endpoint, self.region, anonymous=True) if self.anonymous else None
+        return {"store": store, "cache": self.cache, "cache_bytes": self.cache_bytes}
+
+
 EXAMPLES = {
     "convert": (
         "penstock convert 'recordings/*.nwb' --output shards --workers 4",
         "penstock convert session.npz --output shards --sequence-length 100 --dry-run",
         "penstock convert 'recordings/*.nwb' -o shards --split train=0.8,val=0.2 --group-by subject --stats",
+        "penstock convert 's3://bucket/raw/**/*.nwb' -o s3://bucket/train --workers 4",
     ),
     "index": (
         "penstock index photos",

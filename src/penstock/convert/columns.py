@@ -14,6 +14,7 @@ from typing import Any
 from penstock.convert.plan import Label, Scan
 from penstock.convert.table import read_table
 from penstock.core.errors import OptionError, SourceError
+from penstock.files.stores.url import Url
 from penstock.shard.sample_form import RESERVED_KEYS
 
 __all__ = ["ColumnReader", "Columns", "find_repeated_ids", "list_groups", "make_label"]
@@ -186,7 +187,9 @@ def _paths(scan: Scan) -> Iterator[PurePath]:
     """Yield the file of each item, or of all items of a scan."""
     for item in scan.items:
         name = item.get(_FILE)
-        yield scan.input.path if name in (None, scan.input.path.name) else PurePath(str(name))
+        path = scan.input.path
+        own = PurePath(path.path) if isinstance(path, Url) else path
+        yield own if name in (None, path.name) else PurePath(str(name))
 
 
 def _check_distinct(scans: Sequence[Scan], wanted: list[list[str]], columns: Columns) -> None:

@@ -1,19 +1,26 @@
 """Identify an input by its content, and notice when it has been written to."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
+from penstock.convert.inputs.protocol import Input, local_paths_of, paths_of, remote_of
 from penstock.core.errors import SourceError
 from penstock.core.text import cause
 from penstock.files.read_ahead import ask_range, forget_range
 from penstock.files.regular import open_regular
+from penstock.files.stores.errors import MissingObjectError
+from penstock.files.stores.open_store import open_store
+from penstock.files.stores.protocol import ObjectInfo
+from penstock.files.stores.url import Url
 
-__all__ = ["Stamp", "fingerprint", "read_stamp"]
+__all__ = ["Stamp", "digest_input", "fingerprint", "read_stamp", "stamp_input"]
 
 _SLICE_BYTES, _SLICES = 1 << 20, 64
+_METADATA_NAMES = {"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata", "dataset_metadata.json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +29,40 @@ class Stamp:
 
     n_bytes: int
     changed_ns: int
+    versions: tuple[str | None, ...] = ()
+    """Of the objects at a URL."""
+
+
+def stamp_input(given: Input) -> Stamp:
+    """Return the stamp of the files of an input, or of the objects at its URL."""
+    if not isinstance(given.path, Url):
+        return read_stamp(*local_paths_of(given))
+    objects = _list_objects(given)
+    return Stamp(sum(info.n_bytes for _, info in objects), 0, tuple(info.version for _, info in objects))
+
+
+def digest_input(given: Input, *, give_back: bool = False) -> str:
+    """Return a digest that tells an input from others: of its content, or of its URL, size and version."""
+    if not isinstance(given.path, Url):
+        return fingerprint(*local_paths_of(given), give_back=give_back)
+    found = [f"{url}:{info.n_bytes}:{info.version};" for url, info in _list_objects(given)]
+    return xxhash.xxh3_128_hexdigest("".join(found).encode())
+
+
+def _list_objects(given: Input) -> list[tuple[Url, ObjectInfo]]:
+    """Return the objects that an input reads; of a folder, the metadata in it."""
+    store = remote_of(given).store
+    urls = [path for path in paths_of(given) if isinstance(path, Url)]
+    if not getattr(given, "is_folder", False):
+        return [(url, open_store(url.parent, store).describe(url.name)) for url in urls]
+    found = []
+    for url in urls:
+        for name in sorted(_METADATA_NAMES):
+            with suppress(MissingObjectError):
+                found.append((url / name, open_store(url, store).describe(name)))
+    if not found:
+        raise SourceError(f"No such folder: {given.path} has no metadata of a zarr store or of shards.")
+    return found
 
 
 def read_stamp(*paths: Path) -> Stamp:
@@ -63,13 +104,12 @@ def fingerprint(*paths: Path, give_back: bool = False) -> str:
 def _metadata_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    names = {"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata", "dataset_metadata.json"}
     found = [
         Path(folder, name)
         for folder, folders, files in os.walk(path)
         if folders.sort() is None
         for name in sorted(files)
-        if name in names
+        if name in _METADATA_NAMES
     ]
     return found or [path]
 

@@ -1,24 +1,31 @@
 """Detect the kind of recording at a path, and make the input that reads it."""
 
-import glob
+import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
 from penstock.convert.inputs.arrays import NpyInput
 from penstock.convert.inputs.audio import AudioInput, ClipInput
-from penstock.convert.inputs.files import IMAGE_EXTENSIONS, find_files, group_files, has_images
+from penstock.convert.inputs.files import IMAGE_EXTENSIONS, FilesInput, find_files, group_files, has_images
 from penstock.convert.inputs.npz import NpzInput
-from penstock.convert.inputs.protocol import Input
+from penstock.convert.inputs.patterns import expand_paths
+from penstock.convert.inputs.protocol import Input, input_place
 from penstock.convert.inputs.shards import ShardsInput
 from penstock.convert.inputs.zarr import ZarrInput
 from penstock.convert.nwb.input import NWBInput, NWBOptions
 from penstock.core.errors import OptionError, SourceError
+from penstock.files.spans.options import RemoteOptions
+from penstock.files.stores.errors import MissingObjectError
+from penstock.files.stores.open_store import open_store
+from penstock.files.stores.options import StoreOptions
+from penstock.files.stores.url import Url
 from penstock.shard.manifest import MANIFEST
 from penstock.source.audio.file import EXTENSIONS, find_audio_files
 
-__all__ = ["Format", "ReadOptions", "detect_kind", "expand_paths", "inputs_of"]
+__all__ = ["Format", "ReadOptions", "detect_kind", "inputs_of"]
 
 Format = Literal["auto", "nwb", "npz", "npy", "zarr", "audio", "files", "shards"]
 """`"files"`: each file, or each set of files with the same stem, is an item."""
@@ -45,6 +52,9 @@ class ReadOptions:
     clips, clip_seconds, min_seconds
         For audio: whether each file is one item instead of windows, the length that clips are cropped or padded to
         (None: their own), and the length below which a file is skipped (None: no file is).
+    store, cache, cache_bytes
+        For URLs: how they are reached (None: as the output, or by the environment), a folder that keeps what was
+        downloaded, and what it may hold.
     """
 
     nwb: NWBOptions = field(default_factory=NWBOptions)
@@ -58,6 +68,9 @@ class ReadOptions:
     clips: bool = False
     clip_seconds: float | None = None
     min_seconds: float | None = None
+    store: StoreOptions | None = None
+    cache: str | os.PathLike[str] | None = None
+    cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.clip_seconds is not None and not self.clips:
@@ -66,33 +79,51 @@ class ReadOptions:
                 "is window_seconds."
             )
 
-    def inputs(self, kind: str, path: Path) -> list[Input]:
+    def remote(self, places: Sequence[Path | Url], store: StoreOptions | None = None) -> RemoteOptions | None:
+        """Return how URLs among the inputs are reached, by default by `store`; None if there are none."""
+        place = next((place for place in places if isinstance(place, Url)), None)
+        if place is not None:
+            return RemoteOptions.parse(place, self.store or store, self.cache, self.cache_bytes)
+        given = {"store": self.store, "cache": self.cache, "cache_bytes": self.cache_bytes}
+        for name in (name for name, value in given.items() if value is not None):
+            raise OptionError(f"{name} must be left out: it is for URLs, and none of the inputs is one.")
+        return None
+
+    def inputs(self, kind: str, path: Path | Url, remote: RemoteOptions | None = None) -> list[Input]:
         """Return the inputs at a path of a known kind."""
         rows = (self.sequence_length, self.overlap)
+        remote = remote if isinstance(path, Url) else None
         makers: Mapping[str, Callable[[], Input]] = {
-            "nwb": lambda: NWBInput(path, self.nwb),
-            "npy": lambda: NpyInput(path, *rows),
-            "npz": lambda: NpzInput(path, self.fields, *rows),
-            "zarr": lambda: ZarrInput(path, self.fields, self.axis, *rows),
-            "shards": lambda: ShardsInput(path),
+            "nwb": lambda: NWBInput(path, self.nwb, remote=remote),
+            "npy": lambda: NpyInput(path, *rows, remote=remote),
+            "npz": lambda: NpzInput(path, self.fields, *rows, remote=remote),
+            "zarr": lambda: ZarrInput(path, self.fields, self.axis, *rows, remote=remote),
+            "shards": lambda: ShardsInput(path, remote),
         }
         if kind != "audio":
             return [makers[kind]()]
-        files = find_audio_files(path) if path.is_dir() else [path]
-        return [self._audio_input(file) for file in files]
+        files = find_audio_files(path) if isinstance(path, Path) and path.is_dir() else [path]
+        return [self._audio_input(file, remote) for file in files]
 
-    def _audio_input(self, path: Path) -> Input:
+    def _audio_input(self, path: Path | Url, remote: RemoteOptions | None) -> Input:
+        rate = (self.rate_hz, self.channels)
         if self.clips:
-            return ClipInput(path, self.clip_seconds, self.min_seconds, self.rate_hz, self.channels)
-        return AudioInput(path, self.window_seconds, self.overlap, self.rate_hz, self.channels, self.min_seconds)
+            return ClipInput(path, self.clip_seconds, self.min_seconds, *rate, remote=remote)
+        return AudioInput(path, self.window_seconds, self.overlap, *rate, self.min_seconds, remote)
 
 
 def inputs_of(
-    paths: Sequence[str | Path],
+    paths: Sequence[str | os.PathLike[str] | Url],
     format: Format = "auto",  # noqa: A002  # a public name
     reading: ReadOptions | None = None,
+    store: StoreOptions | None = None,
 ) -> list[Input]:
-    """Return the inputs at the given paths. Patterns such as `data/*.nwb` are expanded in alphabetical order.
+    """Return the inputs at the given paths and URLs. Patterns such as `data/*.nwb` are expanded in alphabetical order.
+
+    Parameters
+    ----------
+    store
+        How URLs are reached, unless `reading` says so.
 
     Examples
     --------
@@ -106,52 +137,50 @@ def inputs_of(
     reading = reading or ReadOptions()
     found: list[Input] = []
     whole: list[tuple[Path, Path | None]] = []
-    for path in expand_paths(paths):
-        kind = detect_kind(path) if format == "auto" else format
-        if kind == "files":
+    remote = reading.remote([input_place(path) for path in paths], store)
+    for path in expand_paths(paths, None if remote is None else remote.store):
+        kind = _find_kind(path, remote) if format == "auto" else format
+        if kind == "files" and isinstance(path, Url):
+            found.append(FilesInput(path, remote=remote))
+            continue
+        if kind == "files" and isinstance(path, Path):
             whole += [(file, path) for file in find_files(path)] if path.is_dir() else [(path, None)]
             continue
-        inputs = reading.inputs(kind, path)
+        inputs = reading.inputs(kind, path, remote)
         if not inputs:
             raise SourceError(f"No audio files ({', '.join(EXTENSIONS)}) in {path}.")
         found += inputs
-    if format == "files" and not whole:
+    if format == "files" and not whole and not found:
         raise SourceError(f"No files in {', '.join(map(str, paths))}.")
     found += group_files(whole)
     _check_unique(found)
     return found
 
 
-def expand_paths(paths: Sequence[str | Path]) -> list[Path]:
-    """Return the files that paths and patterns stand for, each pattern in alphabetical order; no match is an error."""
-    found: list[Path] = []
-    for given in paths:
-        text = str(given)
-        if Path(text).exists():
-            found.append(Path(text))
-            continue
-        # Not Path.glob, which does not take absolute patterns.
-        matches = sorted(glob.glob(text, recursive=True)) if glob.has_magic(text) else []  # noqa: PTH207
-        if not matches:
-            is_pattern = glob.has_magic(text)
-            raise SourceError(f"No file matches {text}." if is_pattern else f"No such file or folder: {text}.")
-        found += map(Path, matches)
-    return found
+def _find_kind(path: Path | Url, remote: RemoteOptions | None) -> str:
+    """Return the kind of recording at a path or URL; a URL without a known extension may be a folder of shards."""
+    if isinstance(path, Url) and not PurePosixPath(path.name).suffix:
+        store = open_store(path, None if remote is None else remote.store)
+        for name, kind in ((MANIFEST, "shards"), *((name, "zarr") for name in _ZARR)):
+            with suppress(MissingObjectError):
+                store.describe(name)
+                return kind
+    return detect_kind(path)
 
 
-def detect_kind(path: Path) -> str:
+def detect_kind(path: Path | Url) -> str:
     """Return the kind of recording at a path; raise SourceError if it is none that can be converted."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
+    suffixes = [suffix.lower() for suffix in PurePosixPath(path.name).suffixes]
     last = suffixes[-1] if suffixes else ""
     if ".nwb" in suffixes:
         return "nwb"
-    if path.is_dir():
+    if isinstance(path, Path) and path.is_dir():
         return _detect_folder_kind(path)
     if last in EXTENSIONS:
         return "audio"
     if last in IMAGE_EXTENSIONS:
         return "files"
-    if suffixes[-2:] == [".zarr", ".zip"]:
+    if suffixes[-2:] == [".zarr", ".zip"] or (isinstance(path, Url) and last == ".zarr"):
         return "zarr"
     if last not in (".npy", ".npz"):
         raise SourceError(
@@ -180,7 +209,7 @@ def _detect_folder_kind(path: Path) -> str:
 def _check_unique(inputs: Sequence[Input]) -> None:
     seen: dict[Any, Input] = {}
     for given in inputs:
-        real = given.path.resolve()
+        real = given.path.resolve() if isinstance(given.path, Path) else given.path
         if real in seen:
             raise SourceError(
                 f"Every input must be given once, got {given.path} twice. Its items would be in the dataset twice."

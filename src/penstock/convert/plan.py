@@ -10,16 +10,18 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.convert.fingerprint import Stamp, fingerprint, read_stamp
-from penstock.convert.inputs.protocol import Input, Recording, ids_of, metadata_of, paths_of
+from penstock.convert.fingerprint import Stamp, digest_input, stamp_input
+from penstock.convert.inputs.protocol import Input, Recording, ids_of, metadata_of
 from penstock.convert.shard_task import Label, Task
 from penstock.convert.splits import ItemSpan, Split, cut_by_time
 from penstock.core.errors import MissingDependency
 from penstock.core.seeds import key_for
 from penstock.core.text import name_once
-from penstock.files.staging import Staging
+from penstock.files.stores.options import StoreOptions
+from penstock.files.stores.url import Url
 from penstock.plan.permute import permute
-from penstock.shard.publish import stage
+from penstock.shard.outputs.open_place import open_place
+from penstock.shard.outputs.place import Place
 from penstock.shard.writer import WriteOptions
 
 __all__ = ["AlignableInput", "Alignment", "BadInput", "Job", "Label", "Scan", "Scanner"]
@@ -93,7 +95,7 @@ class AlignableInput(Input, Protocol):
 class BadInput:
     """An input that cannot be converted, and why."""
 
-    path: Path
+    path: Path | Url
     reason: str
 
     def __str__(self) -> str:
@@ -115,8 +117,8 @@ class Scanner:
     def __call__(self, given: Input) -> Scan | BadInput:
         """Return what was found in an input, or why it cannot be converted."""
         try:
-            stamp = read_stamp(*paths_of(given))
-            digest = fingerprint(*paths_of(given), give_back=self.give_back)
+            stamp = stamp_input(given)
+            digest = digest_input(given, give_back=self.give_back)
             recording = given.open()
             try:
                 numbers = np.arange(recording.n_samples)
@@ -157,9 +159,9 @@ class Scanner:
 
 @dataclass(frozen=True)
 class Job:
-    """One dataset: a folder, and the items that go into it."""
+    """One dataset: a folder or a URL, and the items that go into it."""
 
-    folder: Path
+    folder: Path | Url
     options: WriteOptions
     scans: tuple[Scan, ...]
     spans: tuple[tuple[int, int, int], ...]
@@ -180,6 +182,9 @@ class Job:
     give_back: bool = False
     """Whether pages of inputs and shards are given back."""
 
+    store: StoreOptions | None = None
+    """How the URL is reached."""
+
     @cached_property
     def _borders(self) -> _Int64s:
         return np.cumsum([0, *(stop - start for _, start, stop in self.spans)])
@@ -198,10 +203,15 @@ class Job:
         """Shards of the whole dataset."""
         return -(-self.n_items // self.options.shard_size)
 
+    @property
+    def shard_names(self) -> list[str]:
+        """The names that the options give the shards."""
+        return [self.options.shard_name(number) for number in range(self.n_shards)]
+
     @cached_property
-    def staging(self) -> Staging:
-        """The folder in which shards are written before they are published."""
-        return stage(self.folder)
+    def place(self) -> Place:
+        """Where shards are written before they are published."""
+        return open_place(self.folder, self.store)
 
     def task(self, number: int) -> Task:
         """Return the task that writes shard `number`."""
@@ -210,7 +220,7 @@ class Job:
         used = np.unique(which)
         scans = [self.scans[scan] for scan in used.tolist()]
         return Task(
-            self.staging.folder,
+            self.place.shards,
             number,
             first,
             replace(self.options, metadata={}),

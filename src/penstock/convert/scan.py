@@ -11,12 +11,14 @@ from typing import Any, Literal, get_args
 from penstock.convert.columns import ColumnReader, Columns, find_repeated_ids, list_groups, make_label
 from penstock.convert.engines import Engine
 from penstock.convert.inputs.function import function_name
-from penstock.convert.inputs.protocol import Input, paths_of
+from penstock.convert.inputs.protocol import Input, local_paths_of
 from penstock.convert.plan import AlignableInput, Alignment, BadInput, Job, Scan, Scanner
 from penstock.convert.splits import WHOLE, Split, assign_groups
 from penstock.core.errors import ConversionError, OptionError, SourceError
 from penstock.core.seeds import check_seed
 from penstock.files.read_ahead import FilesAhead, exceeds_cache, tree_sizes
+from penstock.files.stores.options import StoreOptions
+from penstock.files.stores.url import Url
 from penstock.shard.writer import WriteOptions
 
 __all__ = ["ConvertOptions", "ProgressCallback", "make_jobs", "scan_inputs"]
@@ -80,7 +82,7 @@ def scan_inputs(
     options: ConvertOptions,
     engine: Engine,
     on_progress: ProgressCallback,
-    bad: dict[Path, str],
+    bad: dict[Path | Url, str],
 ) -> Alignment:
     """Scan all inputs and align those that can be. Inputs that cannot be read are added to `bad`."""
     if not inputs and not bad:
@@ -92,7 +94,7 @@ def scan_inputs(
     notes: list[str] = []
     while True:
         if bad and (options.on_bad == "fail" or not scans):
-            raise ConversionError({str(path): reason for path, reason in sorted(bad.items())})
+            raise ConversionError({str(path): reason for path, reason in sorted(bad.items(), key=_place_of)})
         found = _align(scans)
         notes += found.notes
         if not found.stale:
@@ -106,7 +108,7 @@ def scan_inputs(
 
 def are_large(inputs: Sequence[Input]) -> bool:
     """Return whether the files of inputs would push those of others out of the page cache."""
-    return exceeds_cache(tree_sizes(path for given in inputs for path in paths_of(given)))
+    return exceeds_cache(tree_sizes(path for given in inputs for path in local_paths_of(given)))
 
 
 def _scan(
@@ -114,13 +116,13 @@ def _scan(
     scanner: Scanner,
     engine: Engine,
     on_progress: ProgressCallback,
-    bad: dict[Path, str],
+    bad: dict[Path | Url, str],
 ) -> list[Scan]:
     """Return the scans of the inputs that can be read, in their order."""
     found: dict[int, Scan] = {}
     on_progress("Scanning", "inputs", 0, len(inputs), "")
     # Scanning reads the whole of a small file. A cluster of other machines reads for itself.
-    files = map(paths_of, inputs) if getattr(engine, "is_local", False) else ()
+    files = map(local_paths_of, inputs) if getattr(engine, "is_local", False) else ()
     ahead = FilesAhead(files, give_back=scanner.give_back)
     ahead.follow(0)
     for done, (number, scan) in enumerate(engine.run(scanner, inputs), start=1):
@@ -159,7 +161,13 @@ def _check_same_fields(scans: Sequence[Scan]) -> None:
         )
 
 
-def make_jobs(found: Alignment, output: Path, options: ConvertOptions, bad: Mapping[Path, str]) -> list[Job]:
+def make_jobs(
+    found: Alignment,
+    output: Path | Url,
+    options: ConvertOptions,
+    bad: Mapping[Path | Url, str],
+    store: StoreOptions | None = None,
+) -> list[Job]:
     """Return one job for each split."""
     split, scans = options.split, found.scans
     if len(split.shares) == 1:
@@ -190,8 +198,9 @@ def make_jobs(found: Alignment, output: Path, options: ConvertOptions, bad: Mapp
         about |= {"notes": notes} if notes else {}
         about |= {"alignment": dict(found.about)} if found.about else {}
         about |= {"classes": {label.column: list(label.classes)}} if label is not None else {}
-        job = Job(output / name, options.write, scans, spans, options.shuffle_seed, options.statistics, about)
-        jobs.append(replace(job, label=label, keep_ids=keep_ids, give_back=give_back))
+        folder = output / name if name else output
+        job = Job(folder, options.write, scans, spans, options.shuffle_seed, options.statistics, about)
+        jobs.append(replace(job, label=label, keep_ids=keep_ids, give_back=give_back, store=store))
     return jobs
 
 
@@ -206,7 +215,7 @@ def _note_repeated(ids: Sequence[str]) -> str:
 def _provenance(
     scans: Sequence[Scan],
     options: ConvertOptions,
-    bad: Mapping[Path, str],
+    bad: Mapping[Path | Url, str],
     name: str,
     spans: Sequence[tuple[int, int, int]],
 ) -> dict[str, Any]:
@@ -233,13 +242,18 @@ def _provenance(
     ]
     return {
         "inputs": inputs,
-        "skipped": [{"file": path.name, "reason": reason} for path, reason in sorted(skipped.items())],
+        "skipped": [{"file": path.name, "reason": reason} for path, reason in sorted(skipped.items(), key=_place_of)],
         "split": {"name": name, "shares": dict(options.split.shares), "group_by": options.split.group_by}
         if name != WHOLE
         else None,
         "shuffle_seed": options.shuffle_seed,
         "versions": {package: found for package in _PACKAGES if (found := _version(package)) is not None},
     }
+
+
+def _place_of(entry: tuple[Path | Url, str]) -> tuple[bool, Path | Url]:
+    """Return what files and URLs are sorted by."""
+    return isinstance(entry[0], Url), entry[0]
 
 
 def _input_options(given: Input) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import json
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.convert.fingerprint import Stamp, read_stamp
-from penstock.convert.inputs.protocol import Input, Recording, Sample, paths_of
+from penstock.convert.fingerprint import Stamp, stamp_input
+from penstock.convert.inputs.protocol import Input, Recording, Sample, local_paths_of
 from penstock.core.cache import SharedCache
 from penstock.core.errors import OptionError, PenstockError, ReadError, SourceError, WriteError
 from penstock.core.text import cause, name_once
-from penstock.files.durable import write_aside
 from penstock.files.read_ahead import FilesAhead, find_missing, forget_file
-from penstock.files.regular import read_regular
+from penstock.files.stores.url import Url
 from penstock.shard.names import automatic_key, encode_key, is_automatic
+from penstock.shard.outputs.place import ShardFolder
 from penstock.shard.sample_form import SampleForm
 from penstock.shard.shard_file import ShardFile
 from penstock.shard.writer import WriteOptions
 from penstock.transform.moments import Moments
 
-__all__ = ["InputError", "Label", "Task", "close_recordings", "read_empty", "read_statistics", "write_task"]
+__all__ = ["InputError", "Label", "Task", "close_recordings", "count_empty", "read_statistics", "write_task"]
 
 _LABEL = "label"
 _MAX_OPEN = 4
@@ -40,11 +40,11 @@ _STATISTICS_ITEMS = 32  # items whose statistics are computed at once
 class InputError(ReadError):
     """An input that could not be read, or that changed during the conversion."""
 
-    def __init__(self, path: Path, reason: str) -> None:
+    def __init__(self, path: Path | Url, reason: str) -> None:
         super().__init__(name_once(path, reason))
         self.path, self.reason = path, reason
 
-    def __reduce__(self) -> tuple[type, tuple[Path, str]]:
+    def __reduce__(self) -> tuple[type, tuple[Path | Url, str]]:
         return type(self), (self.path, self.reason)
 
 
@@ -71,8 +71,8 @@ class Label:
 class Task:
     """What one shard is made of."""
 
-    writing: Path
-    """The folder in which the shard is written."""
+    writing: ShardFolder
+    """Where the shard is written."""
 
     number: int
     """The number of the shard."""
@@ -117,7 +117,7 @@ def write_task(task: Task) -> int:
     """Write one shard and return its number of items."""
     form, statistics, empty = SampleForm(task.options.array_format), _Statistics(), Counter[str]()
     try:
-        with ShardFile(task.writing, task.name, task.options.compression) as shard:
+        with task.writing.open_shard(task.name, task.options.compression) as shard:
             for number, (sample, about) in enumerate(_read_items(task), task.first):
                 sample_id, metadata = _identify(about, number, keep=task.keep_ids)
                 key = encode_key(sample_id)
@@ -127,12 +127,13 @@ def write_task(task: Task) -> int:
                     statistics.add(sample)
                 _check_size(shard, task.options)
             if task.statistics:
-                write_aside(_statistics_path(task.writing, task.name), statistics.to_bytes(), lasting=False)
+                task.writing.write_note(_statistics_name(task.name), statistics.to_bytes(), lasting=False)
             if empty:
-                write_aside(_empty_path(task.writing, task.name), json.dumps(empty).encode())
+                task.writing.write_note(_empty_name(task.name), json.dumps(empty).encode())
             n_items = shard.close()[0].n_items
+            task.writing.wait()
             if task.give_back:
-                forget_file(task.writing / task.name)
+                task.writing.give_back(task.name)
             return n_items
     except PenstockError:
         raise
@@ -140,18 +141,23 @@ def write_task(task: Task) -> int:
         raise WriteError(f"Could not write {task.name} in {task.writing}: {cause(error)}.") from error
 
 
-def read_statistics(writing: Path, name: str) -> dict[str, Moments]:
-    """Return the statistics that were computed while a shard was written."""
-    stored = json.loads(read_regular(_statistics_path(writing, name)))
-    return {field: Moments.from_json(moment) for field, moment in stored.items()}
+def read_statistics(writing: ShardFolder, names: Sequence[str]) -> list[dict[str, Moments] | None]:
+    """Return the statistics that were computed while each shard was written; None if they are not there."""
+    return [_parse_statistics(stored) for stored in writing.read_notes(list(map(_statistics_name, names)))]
 
 
-def read_empty(writing: Path, name: str) -> Counter[str]:
-    """Return, by field, the number of items of a shard in which the field is NaN throughout."""
+def _parse_statistics(stored: bytes | None) -> dict[str, Moments] | None:
     try:
-        return Counter(json.loads(read_regular(_empty_path(writing, name))))
-    except FileNotFoundError:
-        return Counter()
+        found = {} if stored is None else json.loads(stored)
+        return {field: Moments.from_json(moment) for field, moment in found.items()} if stored is not None else None
+    except ValueError:  # not fsynced: after a power cut, a shard may be there without its statistics
+        return None
+
+
+def count_empty(writing: ShardFolder, names: Sequence[str]) -> Counter[str]:
+    """Return, by field, the number of items of shards in which the field is NaN throughout."""
+    noted = writing.read_notes(list(map(_empty_name, names)))
+    return sum((Counter(json.loads(stored)) for stored in noted if stored is not None), start=Counter[str]())
 
 
 def close_recordings() -> None:
@@ -172,7 +178,7 @@ def _read_items(task: Task) -> Iterator[Sample]:
     """Yield the items of a shard, with added columns and label. Every error names the input it came from."""
     borders = (np.flatnonzero(np.diff(task.which)) + 1).tolist()
     order = [int(task.which[start]) for start in [0, *borders]]
-    ahead = FilesAhead((paths_of(task.inputs[number]) for number in order), give_back=task.give_back)
+    ahead = FilesAhead((local_paths_of(task.inputs[number]) for number in order), give_back=task.give_back)
     for place, (start, stop) in enumerate(zip([0, *borders], [*borders, len(task.which)], strict=True)):
         given, stamp = task.inputs[order[place]], task.stamps[order[place]]
         opened = None
@@ -244,16 +250,16 @@ def _check_size(shard: ShardFile, options: WriteOptions) -> None:
 
 
 def _check_unchanged(given: Input, stamp: Stamp) -> None:
-    if read_stamp(*paths_of(given)) != stamp:
+    if stamp_input(given) != stamp:
         raise InputError(given.path, "the file changed while it was converted; wait until it is complete")
 
 
-def _statistics_path(writing: Path, name: str) -> Path:
-    return writing / f"{name}.statistics"
+def _statistics_name(name: str) -> str:
+    return f"{name}.statistics"
 
 
-def _empty_path(writing: Path, name: str) -> Path:
-    return writing / f"{name}.empty"
+def _empty_name(name: str) -> str:
+    return f"{name}.empty"
 
 
 class _Opened:
@@ -283,7 +289,7 @@ class _Recordings(threading.local):
         def load() -> _Opened:
             _check_unchanged(given, stamp)
             # Small files were asked for before, and are given back by whoever asked.
-            missing = find_missing(paths_of(given)) if give_back else []
+            missing = find_missing(local_paths_of(given)) if give_back else []
             return _Opened(given.open(), missing)
 
         return self.cache.get((given, stamp), load, n_bytes=1)

@@ -8,20 +8,22 @@ from typing import Any
 
 from penstock.convert.convert import convert, existing_from_flags
 from penstock.convert.engines import Engine, LocalEngine
-from penstock.convert.formats import Format, ReadOptions, expand_paths, inputs_of
+from penstock.convert.formats import Format, ReadOptions, inputs_of
 from penstock.convert.inputs.function import FunctionInput
-from penstock.convert.inputs.protocol import Input
+from penstock.convert.inputs.patterns import expand_paths
+from penstock.convert.inputs.protocol import Input, input_place
 from penstock.convert.scan import ConvertOptions
 from penstock.core.errors import OptionError
-from penstock.files.kinds import local_path
+from penstock.files.stores.options import StoreOptions
+from penstock.files.stores.url import Url, is_url, parse_place
 from penstock.observe.progress import track_phases
 from penstock.shard.manifest import Manifest
 
-__all__ = ["convert_to_shards", "list_notes", "summaries"]
+__all__ = ["choose_store", "convert_to_shards", "list_notes", "summaries"]
 
 _LOG = logging.getLogger("penstock")
 
-_Path = str | os.PathLike[str]
+_Path = str | os.PathLike[str] | Url
 
 
 def convert_to_shards(
@@ -36,17 +38,19 @@ def convert_to_shards(
     resume: bool = False,
     overwrite: bool = False,
     show_progress: bool = True,
+    store: StoreOptions | None = None,
 ) -> dict[str, Any]:
     """Convert recordings to tar shards and return the summary of the manifest; with a split, one summary per name.
 
-    The result has the same bytes for any number of workers, on any engine, interrupted and resumed or not.
+    The bytes are the same for any number of workers, on any engine, interrupted and resumed or not.
 
     Parameters
     ----------
     inputs
-        Files, patterns (`"data/*.nwb"`), folders of audio, zarr stores, folders of shards, or `Input` objects.
+        Files, patterns (`"data/*.nwb"`), folders of audio, zarr stores, folders of shards, URLs of them
+        (`"s3://bucket/raw/*.nwb"`), or `Input` objects.
     output_dir
-        The folder of the dataset; with a split, the folder that holds one dataset per split.
+        The folder or URL of the dataset; with a split, the one that holds one dataset per split.
     format
         `"auto"`, the format of all inputs, or a function that takes a path and yields items.
     reading
@@ -57,12 +61,12 @@ def convert_to_shards(
         Number of processes that write shards.
     engine
         Runs the work instead of local processes, such as a `DaskEngine`.
-    resume
-        Resume an interrupted conversion of the same inputs with the same options.
-    overwrite
-        Replace the dataset in the folder.
+    resume, overwrite
+        Resume an interrupted conversion of the same inputs with the same options; replace the dataset that is there.
     show_progress
         Show progress on standard error.
+    store
+        How URLs are reached, those of inputs unless `reading` says so; None: by the environment.
 
     Examples
     --------
@@ -73,12 +77,29 @@ def convert_to_shards(
     >>> convert_to_shards(folder / "rows.npy", folder / "shards")["total_samples"]
     6
     """
-    engine = _choose_engine(workers, engine)
-    found, where = _make_inputs(inputs, format, reading), local_path(output_dir)
+    engine, where = _choose_engine(workers, engine), parse_place(output_dir)
+    each = [inputs] if isinstance(inputs, str | os.PathLike | Url) else list(inputs)
+    found, output_store = _make_inputs(each, format, reading, store), choose_store(store, each, where)
     existing = existing_from_flags(resume=resume, overwrite=overwrite)
-    with track_phases(show=show_progress) as on_progress:
-        manifests = convert(found, where, options, engine=engine, existing=existing, on_progress=on_progress)
+    with track_phases(show=show_progress) as bar:
+        how: dict[str, Any] = {"engine": engine, "existing": existing, "on_progress": bar}
+        manifests = convert(found, where, options, store=output_store, **how)
     return _log_notes(manifests, where)
+
+
+def choose_store(store: StoreOptions | None, inputs: Sequence[Any], output: Path | Url) -> StoreOptions | None:
+    """Return the store of the output; raise OptionError if neither the output nor an input is a URL."""
+    if isinstance(output, Url):
+        return store
+    if store is not None and not any(map(is_url, inputs)):
+        raise OptionError(
+            "Options of a store are for URLs, but neither the output nor an input is one. Leave them out."
+        )
+    return None
+
+
+def _is_place(given: Any) -> bool:
+    return isinstance(given, str | os.PathLike | Url)
 
 
 def _choose_engine(workers: int, engine: Engine | None) -> Engine:
@@ -90,7 +111,7 @@ def _choose_engine(workers: int, engine: Engine | None) -> Engine:
     return engine if engine is not None else LocalEngine(workers)
 
 
-def _log_notes(manifests: dict[str, Manifest], where: Path) -> dict[str, Any]:
+def _log_notes(manifests: dict[str, Manifest], where: Path | Url) -> dict[str, Any]:
     """Log what concerns the whole dataset, and return the summaries."""
     for note in list_notes(manifests):
         _LOG.warning("%s: %s", where, note)
@@ -114,13 +135,15 @@ def summaries(manifests: dict[str, Manifest]) -> dict[str, Any]:
 
 
 def _make_inputs(
-    given: _Path | Sequence[_Path | Input],
+    each: Sequence[Any],
     format: Format | Callable[[Path], Iterable[Any]],  # noqa: A002
     reading: ReadOptions | None,
+    store: StoreOptions | None,
 ) -> list[Input]:
-    each = [given] if isinstance(given, str | os.PathLike) else list(given)
-    paths = [Path(entry) for entry in each if isinstance(entry, str | os.PathLike)]
-    ready: list[Input] = [entry for entry in each if not isinstance(entry, str | os.PathLike)]
-    if callable(format):
-        return [*ready, *(FunctionInput(path, format) for path in expand_paths(paths))]
-    return [*ready, *(inputs_of(paths, format, reading) if paths else ())]
+    paths = [entry for entry in each if _is_place(entry)]
+    ready: list[Input] = [entry for entry in each if not _is_place(entry)]
+    if not callable(format):
+        return [*ready, *(inputs_of(paths, format, reading, store) if paths else ())]
+    for url in (path for path in map(input_place, paths) if isinstance(path, Url)):
+        raise OptionError(f"A function reads files of this machine, got the URL {url}. Download the file first.")
+    return [*ready, *(FunctionInput(path, format) for path in expand_paths(paths) if isinstance(path, Path))]

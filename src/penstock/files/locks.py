@@ -45,6 +45,9 @@ class FolderLock:
         """Whether this process holds the lock."""
         return self._handle >= 0 and self._process == os.getpid()
 
+    def check(self) -> None:
+        """Do nothing: nobody can take over a lock that the system keeps."""
+
     def release(self) -> None:
         """Release the lock; idempotent."""
         if self.is_held:

@@ -21,10 +21,23 @@ from penstock.core.text import cause
 from penstock.files.durable import ASIDE_SUFFIXES, remove_asides, sync, write_aside
 from penstock.files.regular import read_regular
 
-__all__ = ["WRITING", "Staging", "describe_unfinished", "is_half_published", "refuse_links", "remove_staging"]
+__all__ = [
+    "UNFINISHED",
+    "WRITING",
+    "Staging",
+    "describe_unfinished",
+    "is_half_published",
+    "refuse_links",
+    "remove_staging",
+]
 
 WRITING = ".writing"
 """Name of the staging folder of what is published inside a folder: a dataset, a simulation."""
+
+UNFINISHED = (
+    "a writer has not finished there. Run it again with resume=True to continue, or with resume=False to start over."
+)
+"""What to do about an unfinished write."""
 
 _OPTIONS, _FINISHED = "options.json", "finished.json"
 _SYNCS = 8  # concurrent syncs: a journal commits them together, and waiting for a disk takes no CPU
@@ -173,12 +186,7 @@ def refuse_links(*paths: Path) -> None:
 
 def describe_unfinished(folder: Path) -> str:
     """Return what to do about an unfinished write in `folder`; empty if there is none."""
-    if not (folder / WRITING).is_dir():
-        return ""
-    return (
-        "a writer has not finished there. Run it again with resume=True to continue, or with resume=False to start "
-        "over."
-    )
+    return UNFINISHED if (folder / WRITING).is_dir() else ""
 
 
 def is_half_published(folder: Path) -> bool:

@@ -24,7 +24,7 @@ from penstock.core.types import Field
 from penstock.files.kinds import local_path
 from penstock.files.regular import read_regular
 from penstock.files.spans.remote_folder import RemoteFolder
-from penstock.files.staging import describe_unfinished
+from penstock.files.staging import UNFINISHED, WRITING, describe_unfinished
 from penstock.files.stores.errors import MissingObjectError
 from penstock.files.stores.url import Url, is_url, parse_place
 from penstock.shard.compression import COMPRESSIONS, Compression
@@ -186,7 +186,7 @@ class Manifest:
             with suppress(SourceError, *_MALFORMED):  # the manifest itself may be valid
                 return cls._parse(json.loads(found[1]), found[0], path)
         try:
-            return cls._parse_whole(read_regular(path), path)
+            return cls.from_bytes(read_regular(path), path)
         except FileNotFoundError as error:
             raise _make_not_found_error(path) from error
         except ReadError:
@@ -208,10 +208,11 @@ class Manifest:
                     folder.read_object(table_path(Path(name)).name), xxhash.xxh3_128_digest(stored)
                 )
                 return cls._parse(json.loads(head), table, place)
-        return cls._parse_whole(stored, place)
+        return cls.from_bytes(stored, place)
 
     @classmethod
-    def _parse_whole(cls, content: bytes, path: Path | Url) -> "Manifest":
+    def from_bytes(cls, content: bytes, path: Path | Url) -> "Manifest":
+        """Return the manifest with this content, which is at `path`; raise if it is damaged or another program's."""
         try:
             stored = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -339,6 +340,8 @@ def _make_missing_error(folder: RemoteFolder, name: str) -> SourceError:
             f"`penstock index '{folder.url}/NAME-{{000000..000009}}.tar'`."
         )
     archives = [found for found in names if ".tar" in Path(found).suffixes or found.endswith(".tgz")]
+    if f"{WRITING}/options.json" in names:
+        return SourceError(f"No dataset at {folder.url}: {UNFINISHED}")
     if not names:
         return SourceError(f"No shards found: there is nothing at {folder.url}.")
     if archives:

@@ -1,16 +1,14 @@
 """Turning samples into members of a shard, with the same fields and dtypes in all of them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
 from penstock.core.errors import OptionError
-from penstock.files.regular import read_regular
 from penstock.shard.codec import ArrayFormat, Payload, encode, json_bytes
 from penstock.shard.manifest import METADATA, FieldInfo
 from penstock.shard.names import check_fields, check_name_length, member_suffix
@@ -90,14 +88,14 @@ class StoredSamples:
 
     Parameters
     ----------
-    folder
-        Where the shards are.
+    read_index
+        Returns the side index of a shard, given the name of the shard.
     shards
         Name and number of items of each.
     """
 
-    def __init__(self, folder: Path, shards: Sequence[tuple[str, int]]) -> None:
-        self._folder, self._names = folder, [name for name, _ in shards]
+    def __init__(self, read_index: Callable[[str], bytes], shards: Sequence[tuple[str, int]]) -> None:
+        self._read_index, self._names = read_index, [name for name, _ in shards]
         self._ends = np.cumsum([n_items for _, n_items in shards])
         self._layouts = MemberLayouts()
         self._open: tuple[int, SideIndex] | None = None
@@ -119,8 +117,8 @@ class StoredSamples:
 
     def _side_index(self, shard: int) -> SideIndex:
         if self._open is None or self._open[0] != shard:
-            name = index_name(self._names[shard])
-            self._open = shard, SideIndex.from_bytes(read_regular(self._folder / name), name)
+            name = self._names[shard]
+            self._open = shard, SideIndex.from_bytes(self._read_index(name), index_name(name))
         return self._open[1]
 
 

@@ -4,6 +4,7 @@ import ctypes
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import xxhash
 
@@ -14,7 +15,7 @@ from penstock.shard.manifest import ShardEntry
 from penstock.shard.side_index import SideIndex, SideIndexBuilder, index_name
 from penstock.shard.tar import END, TAR_BLOCK, HeaderTemplate, byte_sum
 
-__all__ = ["MemberLayouts", "ShardFile", "make_entry", "write_index"]
+__all__ = ["FileSink", "MemberLayouts", "ShardFile", "Sink", "describe_shard", "make_entry", "write_index"]
 
 # Smaller members are joined first: calls cost more than copies.
 _JOIN_BYTES = 1 << 16
@@ -38,9 +39,16 @@ def write_index(shard: Path, side_index: SideIndex, compression: Compression, *,
 
 
 def make_entry(shard: Path, side_index: SideIndex, stored: bytes, compression: Compression) -> ShardEntry:
-    """Return the entry of a shard, given its side index, parsed and as stored."""
+    """Return the entry of a shard in a folder, given its side index, parsed and as stored."""
+    return describe_shard(shard.name, side_index, stored, shard.stat().st_size, compression)
+
+
+def describe_shard(
+    name: str, side_index: SideIndex, stored: bytes, stored_bytes: int, compression: Compression
+) -> ShardEntry:
+    """Return the entry of a shard of `stored_bytes`, given its side index, parsed and as stored."""
     digest = xxhash.xxh3_128_hexdigest(stored)
-    return ShardEntry(shard.name, side_index.n_items, side_index.tar_bytes, shard.stat().st_size, digest, compression)
+    return ShardEntry(name, side_index.n_items, side_index.tar_bytes, stored_bytes, digest, compression)
 
 
 class MemberLayouts:
@@ -81,18 +89,69 @@ class MemberLayouts:
         return template
 
 
-class ShardFile:
-    """Writes one shard, item by item; `close` completes it, and the end of a `with` block discards it otherwise.
+class Sink(Protocol):
+    """What receives the bytes of a shard: a file, or an object at a URL."""
 
-    Until then, the file has a name of its own, so that two processes can write the same shard without conflict.
-    """
+    name: str
+    """The file name of the shard."""
 
-    def __init__(self, folder: Path, name: str, compression: Compression) -> None:
-        self.name, self._folder, self._compression = name, folder, compression
+    def write(self, content: memoryview) -> None:
+        """Append bytes; the caller uses their memory again."""
+        ...
+
+    def close(self, side_index: bytes) -> None:
+        """Give the shard its name, then store its side index: from here on, it is finished."""
+        ...
+
+    def discard(self) -> None:
+        """Remove what was written; does nothing after `close`."""
+        ...
+
+
+class FileSink:
+    """A file that has another name until it is complete, so that two processes can write the same shard."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name, self._folder = name, folder
         self._handle, self._path = create_aside(folder / name)
+        self._written = self._writeback = 0
+
+    def write(self, content: memoryview) -> None:
+        """Append bytes, and now and then ask the disk to start writing."""
+        write_all(self._handle, content)
+        self._written += len(content)
+        if self._written - self._writeback >= _WRITEBACK_BYTES:
+            # Only a hint: `fsync` reports errors of the disk.
+            _libc.sync_file_range(
+                self._handle, self._writeback, self._written - self._writeback, _SYNC_FILE_RANGE_WRITE
+            )
+            self._writeback = self._written
+
+    def close(self, side_index: bytes) -> None:
+        """Make the file durable, give it its name, then write its side index."""
+        os.fsync(self._handle)
+        os.close(self._handle)
+        self._handle = -1
+        self._path.rename(self._folder / self.name)
+        # It becomes durable when the dataset is published; until then, a damaged side index marks an unfinished shard.
+        write_aside(self._folder / index_name(self.name), side_index, lasting=False)
+
+    def discard(self) -> None:
+        """Close and remove the unfinished file; does nothing after `close`."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+        self._path.unlink(missing_ok=True)
+
+
+class ShardFile:
+    """Writes one shard, item by item; `close` completes it, and the end of a `with` block discards it otherwise."""
+
+    def __init__(self, sink: Sink, compression: Compression) -> None:
+        self.name, self._sink, self._compression = sink.name, sink, compression
         self._compressor = make_compressor(compression)
         self._buffer, self._buffered = bytearray(_WRITE_BYTES), 0
-        self._written = self._writeback = 0
+        self._stored_bytes = 0
         self._layouts = MemberLayouts()
         self.builder = SideIndexBuilder()
         self.tar_bytes = 0
@@ -126,26 +185,20 @@ class ShardFile:
         self.tar_bytes = begin
 
     def close(self) -> tuple[ShardEntry, SideIndex]:
-        """End the archive, make it durable, give it its name, then write its side index."""
+        """End the archive, complete the shard, then store its side index."""
         self._append(END)
         self.tar_bytes += len(END)
         self._write(memoryview(self._buffer)[: self._buffered])
         if self._compressor is not None:
             self._store(memoryview(self._compressor.flush()))
-        os.fsync(self._handle)
-        os.close(self._handle)
-        self._handle = -1
-        path, side_index = self._folder / self.name, self.builder.build(self.tar_bytes)
-        self._path.rename(path)
-        # It becomes durable when the dataset is published; until then, a damaged side index marks an unfinished shard.
-        return write_index(path, side_index, self._compression, lasting=False), side_index
+        side_index = self.builder.build(self.tar_bytes)
+        stored = side_index.to_bytes()
+        self._sink.close(stored)
+        return describe_shard(self.name, side_index, stored, self._stored_bytes, self._compression), side_index
 
     def discard(self) -> None:
-        """Close and remove the unfinished file; does nothing after `close`."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
-        self._path.unlink(missing_ok=True)
+        """Remove what was written; does nothing after `close`."""
+        self._sink.discard()
 
     def _append_all(self, buffers: Sequence[bytes | memoryview]) -> tuple[int, int]:
         """Append one member without joining its buffers; return its checksum and its length."""
@@ -182,11 +235,5 @@ class ShardFile:
         self._store(content)
 
     def _store(self, content: memoryview) -> None:
-        write_all(self._handle, content)
-        self._written += len(content)
-        if self._written - self._writeback >= _WRITEBACK_BYTES:
-            # Only a hint: `fsync` reports errors of the disk.
-            _libc.sync_file_range(
-                self._handle, self._writeback, self._written - self._writeback, _SYNC_FILE_RANGE_WRITE
-            )
-            self._writeback = self._written
+        self._sink.write(content)
+        self._stored_bytes += len(content)

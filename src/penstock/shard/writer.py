@@ -1,16 +1,16 @@
 """Writing samples as a dataset: shards, side indexes and, last, the manifest.
 
-Shards are written one by one into a hidden folder, `.writing`, and moved into place when all are complete. A previous
-dataset in the folder stays readable until then.
+In a folder, shards are written into a hidden folder, `.writing`, and moved into place when all are complete. At a URL,
+they are no dataset until the manifest is put. A previous dataset stays readable until then.
 """
 
 import json
 import os
 import string
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, get_args
 
 import xxhash
@@ -18,20 +18,14 @@ import xxhash
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, WriteError
 from penstock.core.text import count
-from penstock.files.kinds import local_path
-from penstock.files.locks import FolderLock
+from penstock.files.stores.options import StoreOptions
+from penstock.files.stores.url import Url, parse_place
 from penstock.shard.codec import ArrayFormat, json_bytes
 from penstock.shard.compression import COMPRESSIONS, Compression, max_decompressed_bytes
-from penstock.shard.manifest import MANIFEST, FieldInfo, Manifest, ShardEntry
+from penstock.shard.manifest import FieldInfo, Manifest, ShardEntry
 from penstock.shard.names import automatic_key, encode_key, field_name
-from penstock.shard.publish import (
-    clear_unfinished,
-    find_finished_shards,
-    finish_publication,
-    prepare_publication,
-    read_published,
-    stage,
-)
+from penstock.shard.outputs.open_place import open_place
+from penstock.shard.outputs.uploads import untag
 from penstock.shard.sample_form import Members, SampleForm, StoredSamples
 from penstock.shard.shard_file import ShardFile
 from penstock.shard.side_index import SideIndex
@@ -83,7 +77,7 @@ class ShardWriter:
 
     1. An invalid sample (a wrong type, a repeated id): OptionError; nothing of it is stored, and the writer accepts
        the next one.
-    2. The disk is full or disappears: WriteError; finished shards are kept for `resume=True`.
+    2. The disk is full, or the server of a URL fails: WriteError; finished shards are kept for `resume=True`.
     3. The process is killed at any moment: there is no dataset, the previous one or the new one.
     4. A second writer on the same folder: refused while the first one lives.
     5. A dataset in the folder: WriteError, unless `overwrite` or `resume`; it is replaced when the new one is complete.
@@ -96,14 +90,16 @@ class ShardWriter:
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
+        folder: str | os.PathLike[str] | Url,
         options: WriteOptions,
         *,
         resume: bool = False,
         overwrite: bool = False,
+        store: StoreOptions | None = None,
     ) -> None:
-        self.folder, self.options = local_path(folder), options
-        self._staging, self._lock = stage(self.folder), FolderLock(self.folder)
+        self.folder, self.options = parse_place(folder), options
+        self._place = open_place(self.folder, store)
+        self._lock = self._place.lock()
         self._shards: list[ShardEntry] = []
         self._fields: dict[str, FieldInfo] = {}
         self._form = SampleForm(options.array_format)
@@ -153,7 +149,7 @@ class ShardWriter:
                 "overwrite=True."
             )
         if self._ended == _COMPLETE:
-            return Manifest.read(self.folder / MANIFEST)
+            return self._read_published()
         if self._ended:
             raise WriteError(
                 f"Could not publish the dataset: this writer of {self.folder} {self._ended}. Create a new one."
@@ -163,20 +159,20 @@ class ShardWriter:
         try:
             if self._open is not None and self._open.n_items:
                 self._close_shard()
-            prepare_publication(self._manifest())
-            finish_publication(self.folder, self.options.shard_name)
+            self._place.prepare(self._manifest())
+            self._lock.check()
+            self._place.finish(self.options.shard_name)
         except OSError as error:
             raise self._fail(error) from error
         self._ended = _COMPLETE
         self._lock.release()
-        return Manifest.read(self.folder / MANIFEST)
+        return self._read_published()
 
     def abandon(self) -> None:
         """Stop without publishing; finished shards are kept for `resume=True`. Does nothing after `commit`."""
         if not self._ended:
             self._ended = "was abandoned"
-            if self._open is not None:
-                self._open.discard()
+            self._discard_open()
         self._lock.release()
 
     def __del__(self) -> None:
@@ -192,55 +188,61 @@ class ShardWriter:
     # -- start and end -------------------------------------------------------------------------------------------------
 
     def _begin(self, *, resume: bool, overwrite: bool) -> None:
-        staging, options = self._staging, json.dumps(asdict(self.options), sort_keys=True)
+        place, options = self._place, json.dumps(asdict(self.options), sort_keys=True)
         if resume and overwrite:
             raise OptionError(
                 "At most one of resume and overwrite must be set, got both. Resume an interrupted write, or start over."
             )
         if resume:
-            finish_publication(self.folder, self.options.shard_name)
-            complete = None if staging.folder.exists() else read_published(self.folder)
+            place.finish(self.options.shard_name)
+            complete = None if place.is_begun else place.read_published()
             if complete is not None:
                 self._check_same(complete)
                 self._n_written, self._ended = complete.n_items, _COMPLETE
                 self._form = SampleForm(self.options.array_format, complete.fields)
-                self._resume_after(self.folder, complete.shards)
+                self._resume_after(place.read_published_index, complete.shards)
                 self._lock.release()
                 return
-            if staging.options not in (None, options):
+            if place.options not in (None, options):
                 raise OptionError(
-                    f"resume=True needs the options with which {self.folder} was started, {staging.options}, got "
+                    f"resume=True needs the options with which {self.folder} was started, {place.options}, got "
                     f"{options}. Use the same options, or overwrite=True instead to start over."
                 )
-            self._take_finished_shards(staging.folder)
+            self._take_finished_shards()
         else:
-            if not overwrite and read_published(self.folder) is not None:
+            if not overwrite and place.read_published() is not None:
                 raise WriteError(
                     f"{self.folder} holds a dataset already. Replace it with overwrite=True, or use another folder."
                 )
-            clear_unfinished(self.folder)
-        staging.begin(options)
+            place.clear()
+        place.begin(options)
 
-    def _take_finished_shards(self, writing: Path) -> None:
+    def _take_finished_shards(self) -> None:
         keys: list[int] = []
-        for entry, side_index in find_finished_shards(writing, self.options.shard_name, self.options.compression):
+        for entry, side_index in self._place.take_finished(self.options.shard_name, self.options.compression):
             self._add_shard(entry, side_index)
             self._n_written += entry.n_items
             keys += side_index.keys.tolist()
         if any(key != _hash_key(automatic_key(number)) for number, key in enumerate(keys)):
             self._keys = set(keys)
-        self._resume_after(writing, self._shards)
+        self._resume_after(self._place.shards.read_index, self._shards)
 
-    def _resume_after(self, folder: Path, shards: Sequence[ShardEntry]) -> None:
+    def _resume_after(self, read_index: Callable[[str], bytes], shards: Sequence[ShardEntry]) -> None:
         if shards:
-            self._resumed = _Resumed(StoredSamples(folder, [(shard.name, shard.n_items) for shard in shards]))
+            self._resumed = _Resumed(StoredSamples(read_index, [(shard.name, shard.n_items) for shard in shards]))
+
+    def _read_published(self) -> Manifest:
+        """Return the manifest of the dataset that this writer has published, or found."""
+        if (published := self._place.read_published()) is None:
+            raise WriteError(f"The dataset in {self.folder} has disappeared. Write it again.")
+        return published
 
     def _check_same(self, complete: Manifest) -> None:
         """Raise OptionError if the complete dataset was written with other options than this writer's."""
         found = (complete.shard_size, complete.compression, complete.array_format, dict(complete.metadata))
         options = self.options
         wanted = (options.shard_size, options.compression, options.array_format, dict(options.metadata))
-        if found != wanted or complete.shards[0].name != options.shard_name(0):
+        if found != wanted or untag(complete.shards[0].name) != options.shard_name(0):
             raise OptionError(
                 f"resume=True needs the options of the complete dataset in {self.folder}, {found}, got {wanted}. Use "
                 "overwrite=True instead to replace it."
@@ -248,13 +250,20 @@ class ShardWriter:
 
     def _fail(self, error: OSError) -> WriteError:
         """Close this writer, and return the error to raise."""
-        if self._open is not None:
-            self._open.discard()
+        self._discard_open()
         self._ended = "has failed"
         self._lock.release()
         message = str(error) if isinstance(error, WriteError) else f"Could not write to {self.folder}: {error}"
         advice = "" if "resume=True" in message else " Fix the cause and continue with resume=True."
         return WriteError(f"{message.removesuffix('.')}.{advice}")
+
+    def _discard_open(self) -> None:
+        """Discard the shard that is open; finished ones are kept, and may still be on their way to a server."""
+        with suppress(OSError):
+            if self._open is not None:
+                self._open.discard()
+        with suppress(OSError):
+            self._place.shards.wait()
 
     def _manifest(self) -> Manifest:
         options = self.options
@@ -277,8 +286,9 @@ class ShardWriter:
             if self._open is not None and self._open.tar_bytes + needed > limit:
                 self._close_shard()
         if self._open is None:
+            self._lock.check()
             name = self.options.shard_name(len(self._shards))
-            self._open = ShardFile(self._staging.folder, name, self.options.compression)
+            self._open = self._place.shards.open_shard(name, self.options.compression)
         return self._open
 
     def _close_shard(self) -> None:

@@ -14,6 +14,7 @@ from penstock_source_suite import Case, same
 from penstock_test_shards import Sample, TarSuite, cases_of, check_in_a_spawned_process, uniform, write
 
 from penstock import OptionError, Source, SourceError, Span, TarSource
+from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.shard.index_tars import index_archives
 from tests.source.tar import test_others, test_source
 
@@ -121,7 +122,10 @@ def test_only_the_fields_that_are_read_are_downloaded(tmp_path: Path, s3: Endpoi
     assert there.n_bytes(key="shard_000000.tar") < 5 * 4096
 
 
-def test_scattered_items_are_downloaded_alone_and_neighbours_by_spans(tmp_path: Path, s3: Endpoint) -> None:
+def test_scattered_items_are_downloaded_alone_and_neighbours_by_spans(
+    tmp_path: Path, s3: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RemoteFolder, "memory_bytes", 1 << 20)  # the dataset does not fit
     samples = [{"x": np.full(1000, i, np.int32)} for i in range(600)]
     write(tmp_path / "set", samples, shard_size=600)
     there = copy_to(s3, tmp_path / "set")

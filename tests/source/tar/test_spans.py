@@ -54,6 +54,15 @@ def test_a_small_part_of_each_item_is_read_alone() -> None:
     assert use.choose(spans_of(grid, list(range(16, 32))), 0.9).all()
 
 
+def test_one_item_of_a_span_of_few_large_ones_is_read_alone() -> None:
+    """Whole spans would cost three times the bytes, and as many requests."""
+    grid = make_grid(item_bytes=SPAN_BYTES * 2 // 5)  # three in a span
+    for n_needed, is_whole in ((1, False), (3, True)):
+        use = SpanUse(grid, 0, 1 << 40)
+        rows = np.array([row for row in range(78) if row % 3 < n_needed])
+        assert use.choose(grid.find(np.zeros_like(rows), rows), 1.0).all() == is_whole
+
+
 def test_what_fits_into_the_cache_is_read_by_spans() -> None:
     grid, use = make_use(kept_bytes=1 << 30, stored_bytes=1 << 30)
     assert use.choose(spans_of(grid, [3, 200]), 1.0).all()

@@ -6,23 +6,24 @@ is an error that can be reported. `RowRecording` also serves `.npz` archives and
 
 import io
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.convert.inputs.protocol import Sample
+from penstock.convert.inputs.protocol import Sample, input_place
 from penstock.convert.windows import Windows, check_overlap
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError, SourceError
 from penstock.core.text import cause
+from penstock.files.byte_files import ByteFile, count_bytes, open_bytes, read_at
 from penstock.files.read_ahead import FileAhead, exceeds_cache
-from penstock.files.regular import open_input
+from penstock.files.spans.options import RemoteOptions
+from penstock.files.stores.url import Url
 from penstock.shard.codec import parse_npy_header
 from penstock.shard.names import check_fields
 from penstock.source.chunked_rows import ChunkedRowReader
@@ -74,19 +75,20 @@ class NpyInput:
         The fraction of a window that the next one repeats.
     """
 
-    path: Path
+    path: Path | Url
     sequence_length: int | None = None
     overlap: float = 0.0
+    remote: RemoteOptions | None = field(default=None, repr=False, compare=False)  # does not change what is read
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", Path(self.path))
+        object.__setattr__(self, "path", input_place(self.path))
         check_rows(self.sequence_length, self.overlap)
 
     def open(self) -> "RowRecording":
         """Open the file and read its header."""
         with ExitStack() as stack:
-            file = stack.enter_context(open_input(self.path))
-            column = npy_column(file, 0, os.fstat(file.fileno()).st_size, str(self.path))
+            file = stack.enter_context(open_bytes(self.path, self.remote))
+            column = npy_column(file, 0, count_bytes(file), str(self.path))
             columns = {"data": column}
             windows = cut_windows(columns, self.sequence_length, self.overlap, self.path)
             return RowRecording(self.path, columns, windows, about={"format": "npy"}, release=stack.pop_all().close)
@@ -97,7 +99,7 @@ class RowRecording:
 
     def __init__(
         self,
-        path: Path,
+        path: Path | Url,
         columns: Mapping[str, Column],
         windows: Windows | None,
         *,
@@ -159,7 +161,7 @@ def check_rows(sequence_length: int | None, overlap: float) -> None:
 
 
 def cut_windows(
-    columns: Mapping[str, Column], sequence_length: int | None, overlap: float, path: Path
+    columns: Mapping[str, Column], sequence_length: int | None, overlap: float, path: Path | Url
 ) -> Windows | None:
     """Return the windows of arrays that have the same length; None for single rows."""
     try:
@@ -176,7 +178,7 @@ def cut_windows(
     return Windows(n_rows, sequence_length, overlap)
 
 
-def check_numbers(numbers: NDArray[np.int64], n_samples: int, path: Path) -> NDArray[np.int64]:
+def check_numbers(numbers: NDArray[np.int64], n_samples: int, path: Path | Url) -> NDArray[np.int64]:
     """Return the item numbers as an array; raise ReadError if the recording does not have all of them."""
     checked = np.asarray(numbers, np.int64)
     if len(checked) and (checked.min() < 0 or checked.max() >= n_samples):
@@ -191,7 +193,7 @@ def _describe_columns(columns: Mapping[str, Column]) -> dict[str, Any]:
     return {name: {"shape": list(found.shape), "dtype": str(found.dtype)} for name, found in columns.items()}
 
 
-def npy_column(file: io.FileIO, begin: int, size: int, what: str) -> Column:
+def npy_column(file: ByteFile, begin: int, size: int, what: str) -> Column:
     """Return the array whose `.npy` starts at byte `begin` and has `size` bytes; `what` names it in errors."""
     head = _read(file, bytearray(min(size, HEAD_BYTES)), begin, f"the header of {what}")
     try:
@@ -219,17 +221,19 @@ def npy_column(file: io.FileIO, begin: int, size: int, what: str) -> Column:
 class _RowMajor:
     """An array in C order: consecutive rows are one read."""
 
-    def __init__(self, file: io.FileIO, shape: tuple[int, ...], dtype: np.dtype[Any], at: int, what: str) -> None:
+    def __init__(self, file: ByteFile, shape: tuple[int, ...], dtype: np.dtype[Any], at: int, what: str) -> None:
         self._file, self._shape, self._dtype, self._at, self._what = file, shape, dtype, at, what
         self._row_bytes = dtype.itemsize * math.prod(shape[1:])
         end = at + shape[0] * self._row_bytes
-        self._ahead = FileAhead(file.fileno(), end, give_back=exceeds_cache([end]))
+        self._ahead: FileAhead | None = None  # an object at a URL is read ahead by itself
+        if isinstance(file, io.FileIO):
+            self._ahead = FileAhead(file.fileno(), end, give_back=exceeds_cache([end]))
 
     def rows(self, start: int, stop: int) -> NDArray[Any]:
         out = np.empty((stop - start, *self._shape[1:]), self._dtype)
         where = f"rows {start}–{stop - 1} of {self._what}"
         begin = self._at + start * self._row_bytes
-        if not self._file.closed:
+        if self._ahead is not None and not self._file.closed:
             self._ahead.follow(begin, begin + out.nbytes)
         _read(self._file, out.reshape(-1).view(np.uint8), begin, where)
         return out.astype(self._dtype.newbyteorder("="), copy=False)
@@ -240,7 +244,7 @@ class _ColumnMajor:
 
     chunks = (1,)
 
-    def __init__(self, file: io.FileIO, shape: tuple[int, ...], dtype: np.dtype[Any], *, at: int, what: str) -> None:
+    def __init__(self, file: ByteFile, shape: tuple[int, ...], dtype: np.dtype[Any], *, at: int, what: str) -> None:
         self._file, self._stored, self._at, self._what = file, dtype, at, what
         self.shape, self.dtype = shape, dtype.newbyteorder("=")
 
@@ -256,13 +260,15 @@ class _ColumnMajor:
         return np.ascontiguousarray(turned, self.dtype)
 
 
-def _read(file: io.FileIO, out: Any, begin: int, where: str) -> Any:
+def _read(file: ByteFile, out: Any, begin: int, where: str) -> Any:
     """Fill `out` with the bytes at `begin` and return it."""
     view = memoryview(out)
     done = 0
     while done < len(view):
         try:
-            n_bytes = os.preadv(file.fileno(), [view[done:]], begin + done)
+            n_bytes = read_at(file, begin + done, view[done:])
+        except ReadError:
+            raise
         except (OSError, ValueError) as error:  # a closed file is a ValueError
             raise ReadError(f"Could not read {where}: {cause(error)}.") from error
         if not n_bytes:

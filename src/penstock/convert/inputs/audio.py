@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.convert.inputs.arrays import check_numbers
-from penstock.convert.inputs.protocol import Sample
+from penstock.convert.inputs.protocol import Sample, folder_name, input_place
 from penstock.convert.windows import Windows, check_overlap
 from penstock.core.errors import SourceError
+from penstock.files.spans.options import RemoteOptions
+from penstock.files.stores.url import Url
 from penstock.source.audio.file import AudioFile, AudioTrack, Channels, check_audio_options, check_positive
 
 __all__ = ["AudioInput", "ClipInput"]
@@ -39,15 +41,16 @@ class AudioInput:
         A file shorter than this has no items and is skipped; None: a file shorter than a window is an error.
     """
 
-    path: Path
+    path: Path | Url
     window_seconds: float = 1.0
     overlap: float = 0.0
     rate_hz: float | None = None
     channels: Channels = "keep"
     min_seconds: float | None = None
+    remote: RemoteOptions | None = field(default=None, repr=False, compare=False)  # does not change what is read
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", Path(self.path))
+        object.__setattr__(self, "path", input_place(self.path))
         check_overlap(self.overlap)
         check_positive("window_seconds", self.window_seconds, "seconds, such as 1.0")
         check_audio_options(self.rate_hz, self.channels)
@@ -63,7 +66,7 @@ class AudioInput:
 
     def open(self) -> "_AudioRecording":
         """Open the file and check that it is complete."""
-        with _open_track(self.path, self.rate_hz, self.channels) as track:
+        with _open_track(self.path, self.remote, self.rate_hz, self.channels) as track:
             windows = self._cut(track)
             track.check_item(windows.length)
             return _AudioRecording(track, windows, self.path, self.min_seconds, is_clip=False)
@@ -102,21 +105,22 @@ class ClipInput:
         As for `AudioInput`.
     """
 
-    path: Path
+    path: Path | Url
     clip_seconds: float | None = None
     min_seconds: float | None = None
     rate_hz: float | None = None
     channels: Channels = "keep"
+    remote: RemoteOptions | None = field(default=None, repr=False, compare=False)  # does not change what is read
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", Path(self.path))
+        object.__setattr__(self, "path", input_place(self.path))
         check_audio_options(self.rate_hz, self.channels)
         _check_seconds("clip_seconds", self.clip_seconds)
         _check_seconds("min_seconds", self.min_seconds)
 
     def open(self) -> "_AudioRecording":
         """Open the file and check that it is complete."""
-        with _open_track(self.path, self.rate_hz, self.channels) as track:
+        with _open_track(self.path, self.remote, self.rate_hz, self.channels) as track:
             length = track.n_frames
             if self.clip_seconds is not None:
                 length = _n_frames("clip_seconds", self.clip_seconds, track, "clip")
@@ -127,9 +131,11 @@ class ClipInput:
 
 
 @contextmanager
-def _open_track(path: Path, rate_hz: float | None, channels: Channels) -> Iterator[AudioTrack]:
+def _open_track(
+    path: Path | Url, remote: RemoteOptions | None, rate_hz: float | None, channels: Channels
+) -> Iterator[AudioTrack]:
     """Open a file; it is closed if the block raises."""
-    file = AudioFile(path, mono=channels == "mono")
+    file = AudioFile(path, mono=channels == "mono", remote=remote)
     try:
         yield AudioTrack(file, rate_hz)
     except BaseException:
@@ -161,7 +167,7 @@ class _AudioRecording:
     """The `Recording` of an open audio file."""
 
     def __init__(
-        self, track: AudioTrack, windows: Windows, path: Path, min_seconds: float | None, *, is_clip: bool
+        self, track: AudioTrack, windows: Windows, path: Path | Url, min_seconds: float | None, *, is_clip: bool
     ) -> None:
         self._path, self._track, self._windows, self._rate = path, track, windows, track.rate_hz
         self._is_clip = is_clip
@@ -203,7 +209,7 @@ class _AudioRecording:
             audio, missing = self._track.frames(start, stop), self._windows.length - (stop - start)
             metadata = {
                 "file": self._path.name,
-                "folder": self._path.absolute().parent.name,
+                "folder": folder_name(self._path),
                 "start_time": start / self._rate,
                 "stop_time": stop / self._rate,
                 "sample_rate_hz": self._rate,

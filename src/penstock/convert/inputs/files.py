@@ -3,18 +3,20 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.convert.inputs.arrays import check_numbers
-from penstock.convert.inputs.protocol import Sample
+from penstock.convert.inputs.protocol import Sample, folder_name, input_place
 from penstock.core.errors import OptionError, ReadError, SourceError
 from penstock.core.text import cause
-from penstock.files.regular import open_input
+from penstock.files.byte_files import open_bytes
+from penstock.files.spans.options import RemoteOptions
+from penstock.files.stores.url import Url
 from penstock.shard.decoders.decode import decode
 from penstock.shard.decoders.images import IMAGES
 from penstock.shard.names import check_fields
@@ -46,17 +48,18 @@ class FilesInput:
         The class of the item, in the metadata as `class`.
     """
 
-    path: Path
+    path: Path | Url
     files: tuple[tuple[str, str], ...] | None = None
     class_name: str | None = None
+    remote: RemoteOptions | None = field(default=None, repr=False, compare=False)  # does not change what is read
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", Path(self.path))
+        object.__setattr__(self, "path", input_place(self.path))
         given = ((_field_name(self.path), self.path.name),) if self.files is None else tuple(map(tuple, self.files))
         object.__setattr__(self, "files", given)
 
     @property
-    def paths(self) -> tuple[Path, ...]:
+    def paths(self) -> tuple[Path | Url, ...]:
         """All files of the item."""
         return tuple(self.path.with_name(name) for _, name in self.files or ())
 
@@ -73,8 +76,8 @@ class _Files:
     def __init__(self, given: FilesInput) -> None:
         self._given = given
         self._fields: dict[str, Any] = {}
-        for (field, _), path in zip(given.files or (), given.paths, strict=True):
-            found = _read_file(field, path)
+        for (name, _), path in zip(given.files or (), given.paths, strict=True):
+            found = _read_file(name, path, given.remote)
             repeated = sorted(self._fields.keys() & found.keys())
             if repeated:
                 raise SourceError(f"The files of {given.path} must have different fields, got {repeated[0]!r} twice.")
@@ -98,30 +101,32 @@ class _Files:
         """Yield the item, as often as asked for."""
         path, class_name = self._given.path, self._given.class_name
         for _ in check_numbers(numbers, 1, path).tolist():
-            metadata = {"file": path.name, "folder": path.absolute().parent.name}
+            metadata = {"file": path.name, "folder": folder_name(path)}
             yield dict(self._fields), metadata if class_name is None else {**metadata, "class": class_name}
 
     def close(self) -> None:
         """Do nothing: the files are closed."""
 
 
-def _field_name(path: Path) -> str:
-    extension = path.suffix.lower().removeprefix(".")
+def _field_name(path: Path | Url) -> str:
+    extension = PurePosixPath(path.name).suffix.lower().removeprefix(".")
     if extension == "npy":
         return "data"
     return _SAME.get(extension, extension) or "data"
 
 
-def _read_file(field: str, path: Path) -> dict[str, Any]:
+def _read_file(field: str, path: Path | Url, remote: RemoteOptions | None) -> dict[str, Any]:
     """Return the fields of one file."""
-    with open_input(path) as file:
+    with open_bytes(path, remote) as file:
         try:
-            content = file.readall()
+            content = file.readall() or b""
+        except ReadError:
+            raise
         except OSError as error:
             raise ReadError(f"Could not read {path}: {cause(error)}.") from error
     if not content:
         raise SourceError(f"A file must not be empty, but {path} is.")
-    suffix = path.suffix.lower()
+    suffix = PurePosixPath(path.name).suffix.lower()
     if suffix in _ARRAYS:
         try:
             found = decode(suffix[1:], content)

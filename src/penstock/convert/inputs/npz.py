@@ -6,7 +6,6 @@ is opened. No member is ever unpickled.
 
 import io
 import lzma
-import os
 import shutil
 import struct
 import tempfile
@@ -17,9 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.convert.inputs.arrays import HEAD_BYTES, Column, RowRecording, check_rows, cut_windows, npy_column
+from penstock.convert.inputs.protocol import input_place
 from penstock.core.errors import OptionError, ReadError, SourceError, WriteError
 from penstock.core.text import cause
+from penstock.files.byte_files import ByteFile, count_bytes, open_bytes, read_range
 from penstock.files.regular import open_input
+from penstock.files.spans.options import RemoteOptions
+from penstock.files.stores.url import Url
 from penstock.shard.codec import NpyHeader, parse_npy_header
 from penstock.shard.names import check_fields
 
@@ -53,14 +56,15 @@ class NpzInput:
         The folder of temporary files; None for the folder of the system, which may be in memory.
     """
 
-    path: Path
+    path: Path | Url
     fields: tuple[str, ...] | None = None
     sequence_length: int | None = None
     overlap: float = 0.0
     scratch: Path | None = field(default=None, repr=False, compare=False)  # does not change what is read
+    remote: RemoteOptions | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", Path(self.path))
+        object.__setattr__(self, "path", input_place(self.path))
         object.__setattr__(self, "scratch", None if self.scratch is None else Path(self.scratch))
         check_rows(self.sequence_length, self.overlap)
         object.__setattr__(self, "fields", normalize_fields(self.fields))
@@ -68,7 +72,7 @@ class NpzInput:
     def open(self) -> RowRecording:
         """Open the archive and unpack compressed members."""
         with ExitStack() as stack:
-            file = stack.enter_context(open_input(self.path))
+            file = stack.enter_context(open_bytes(self.path, self.remote))
             try:
                 with zipfile.ZipFile(file) as archive:
                     members, notes = _list_members(archive, self.path)
@@ -98,7 +102,7 @@ class NpzInput:
                 release=stack.pop_all().close,
             )
 
-    def _column(self, file: io.FileIO, archive: zipfile.ZipFile, member: zipfile.ZipInfo, stack: ExitStack) -> Column:
+    def _column(self, file: ByteFile, archive: zipfile.ZipFile, member: zipfile.ZipInfo, stack: ExitStack) -> Column:
         what = f"{member.filename} in {self.path}"
         if member.flag_bits & _ENCRYPTED:
             raise SourceError(f"Members must not be encrypted, but {what} is. Save it without a password.")
@@ -141,7 +145,7 @@ def normalize_fields(fields: tuple[str, ...] | None) -> tuple[str, ...] | None:
     return tuple(fields)
 
 
-def check_lengths(shapes: dict[str, tuple[int, ...]], axis: int, path: Path) -> None:
+def check_lengths(shapes: dict[str, tuple[int, ...]], axis: int, path: Path | Url) -> None:
     """Raise SourceError if arrays differ in length along `axis`."""
     lengths = {shape[axis] if len(shape) > axis else None for shape in shapes.values()}
     if len(lengths) > 1 or None in lengths:
@@ -152,7 +156,7 @@ def check_lengths(shapes: dict[str, tuple[int, ...]], axis: int, path: Path) -> 
         )
 
 
-def _list_members(archive: zipfile.ZipFile, path: Path) -> tuple[dict[str, zipfile.ZipInfo], list[str]]:
+def _list_members(archive: zipfile.ZipFile, path: Path | Url) -> tuple[dict[str, zipfile.ZipInfo], list[str]]:
     """Return the arrays of an archive by name, and notes on its other members."""
     members: dict[str, zipfile.ZipInfo] = {}
     notes = []
@@ -177,7 +181,9 @@ def _list_members(archive: zipfile.ZipFile, path: Path) -> tuple[dict[str, zipfi
     return members, notes
 
 
-def _select_fields(members: dict[str, zipfile.ZipInfo], fields: tuple[str, ...] | None, path: Path) -> tuple[str, ...]:
+def _select_fields(
+    members: dict[str, zipfile.ZipInfo], fields: tuple[str, ...] | None, path: Path | Url
+) -> tuple[str, ...]:
     has = ", ".join(members) or "none"
     if not members or not set(fields or ()) <= set(members):
         missing = [name for name in fields or () if name not in members]
@@ -186,18 +192,18 @@ def _select_fields(members: dict[str, zipfile.ZipInfo], fields: tuple[str, ...] 
     return tuple(members) if fields is None else fields
 
 
-def _data_offset(file: io.FileIO, member: zipfile.ZipInfo, what: str) -> int:
+def _data_offset(file: ByteFile, member: zipfile.ZipInfo, what: str) -> int:
     """Return the offset of the data of an uncompressed member, from its local header."""
-    head = os.pread(file.fileno(), _LOCAL.size, member.header_offset)
+    head = read_range(file, _LOCAL.size, member.header_offset)
     if len(head) < _LOCAL.size:
         raise SourceError(f"{what} lies beyond the end of the file. The archive is truncated.")
     signature, _, flags, method, *_, name_bytes, extra_bytes = _LOCAL.unpack(head)
     begin: int = member.header_offset + _LOCAL.size + name_bytes + extra_bytes
-    raw = os.pread(file.fileno(), name_bytes, member.header_offset + _LOCAL.size)
+    raw = read_range(file, name_bytes, member.header_offset + _LOCAL.size)
     name = raw.decode("utf-8" if flags & 0x800 else "cp437", errors="replace")
     if signature != b"PK\x03\x04" or method != zipfile.ZIP_STORED or name != member.orig_filename:
         raise SourceError(f"{what} is damaged: the header at byte {member.header_offset} belongs to something else.")
-    if member.compress_size != member.file_size or begin + member.file_size > os.fstat(file.fileno()).st_size:
+    if member.compress_size != member.file_size or begin + member.file_size > count_bytes(file):
         raise SourceError(f"{what} is damaged: fewer than its {member.file_size} bytes are in the file.")
     return begin
 

@@ -5,6 +5,7 @@ in every process: item `i` depends only on the file and the options. So any proc
 and the bytes are the same.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +13,22 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Input", "Recording", "Sample", "SampleRecording", "ids_of", "metadata_of", "paths_of"]
+from penstock.files.spans.options import RemoteOptions
+from penstock.files.stores.url import Url, is_url, parse_place
+
+__all__ = [
+    "Input",
+    "Recording",
+    "Sample",
+    "SampleRecording",
+    "folder_name",
+    "ids_of",
+    "input_place",
+    "local_paths_of",
+    "metadata_of",
+    "paths_of",
+    "remote_of",
+]
 
 Sample = tuple[dict[str, Any], dict[str, Any]]
 """The fields of an item, and its metadata, which say where it came from. A `sample_id` in it is the id of the item."""
@@ -80,8 +96,8 @@ class Input(Protocol):
     """A recording to open: a frozen dataclass of a path and options."""
 
     @property
-    def path(self) -> Path:
-        """The file, or the folder of a zarr store."""
+    def path(self) -> Path | Url:
+        """The file, or the folder of a zarr store; or its URL. With a URL, `remote` says how it is reached."""
         ...
 
     def open(self) -> Recording:
@@ -89,7 +105,28 @@ class Input(Protocol):
         ...
 
 
-def paths_of(given: Input) -> tuple[Path, ...]:
+def paths_of(given: Input) -> tuple[Path | Url, ...]:
     """Return the files that an input reads: `paths` if it has several, otherwise its path."""
-    paths: tuple[Path, ...] = getattr(given, "paths", (given.path,))
+    paths: tuple[Path | Url, ...] = getattr(given, "paths", (given.path,))
     return paths
+
+
+def local_paths_of(given: Input) -> tuple[Path, ...]:
+    """Return those that are on this machine."""
+    return tuple(path for path in paths_of(given) if isinstance(path, Path))
+
+
+def remote_of(given: Input) -> RemoteOptions:
+    """Return how the URL of an input is reached."""
+    found: RemoteOptions | None = getattr(given, "remote", None)
+    return found or RemoteOptions()
+
+
+def input_place(path: str | os.PathLike[str] | Url) -> Path | Url:
+    """Return the path of an input as it was given, or its URL."""
+    return parse_place(path) if isinstance(path, Url) or is_url(path) else Path(path)
+
+
+def folder_name(path: Path | Url) -> str:
+    """Return the name of the folder of a file."""
+    return path.parent.name if isinstance(path, Url) else path.absolute().parent.name

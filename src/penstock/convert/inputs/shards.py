@@ -1,15 +1,18 @@
 """Shards as an input, to change the shard size, shuffle items, or replace pickles."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.convert.inputs.protocol import Sample
 from penstock.core.errors import SourceError
+from penstock.files.spans.options import RemoteOptions
+from penstock.files.stores.url import Url
 from penstock.shard.manifest import METADATA
 from penstock.shard.names import automatic_key, stored_extension
 from penstock.shard.sample_form import RESERVED_KEYS
@@ -30,25 +33,28 @@ class ShardsInput:
     items of a conversion have the same.
     """
 
-    path: Path
+    path: Path | Url
+    remote: RemoteOptions | None = field(default=None, repr=False, compare=False)  # does not change what is read
+
+    is_folder: ClassVar[bool] = True
 
     def open(self) -> "_Shards":
         """Open the shards."""
-        return _Shards(self.path)
+        return _Shards(self.path, self.remote)
 
 
 class _Shards:
-    def __init__(self, path: Path) -> None:
-        whole = TarSource(path)
-        self._path, self._names = path, list(whole.fields)
+    def __init__(self, path: Path | Url, remote: RemoteOptions | None) -> None:
+        # The cache folder is not used: every item is read once.
+        self._open = partial(TarSource, str(path) if isinstance(path, Url) else path, **_store_of(path, remote))
+        whole = self._open()
+        self._names = list(whole.fields)
         if not {*self._names} - {METADATA}:
             raise SourceError(f"A dataset must have fields besides metadata to be converted, but {whole!r} has none.")
         copied = [name for name in self._names if stored_extension(name) not in ("bin", "txt", "json")]
         decoded = [name for name in self._names if name not in copied]
         self._sources = [
-            TarSource(path, fields=names, decode=decode)
-            for names, decode in ((copied, False), (decoded, True))
-            if names
+            self._open(fields=names, decode=decode) for names, decode in ((copied, False), (decoded, True)) if names
         ]
         self.n_samples = whole.index.n_items
         self.about: Mapping[str, Any] = {"format": "shards", "fields": self._names}
@@ -65,7 +71,7 @@ class _Shards:
         if METADATA not in self._names:
             yield from ({} for _ in numbers)
             return
-        source = TarSource(self._path, fields=[METADATA])
+        source = self._open(fields=[METADATA])
         ahead = ItemsAhead(source, np.asarray(numbers, np.int64), _READ_METADATA)
         try:
             for start in range(0, len(numbers), _READ_METADATA):
@@ -99,6 +105,10 @@ class _Shards:
         """Close the shards."""
         for source in self._sources:
             source.close()
+
+
+def _store_of(path: Path | Url, remote: RemoteOptions | None) -> dict[str, Any]:
+    return {"store": remote.store} if isinstance(path, Url) and remote is not None else {}
 
 
 def _own_metadata(about: Mapping[str, Any], number: int) -> dict[str, Any]:

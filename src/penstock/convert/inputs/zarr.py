@@ -3,19 +3,22 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.convert.inputs.arrays import Column, RowRecording, check_rows, cut_windows
 from penstock.convert.inputs.npz import check_lengths, normalize_fields
+from penstock.convert.inputs.protocol import input_place
 from penstock.core.checks import check_integer
 from penstock.core.errors import MissingDependency, ReadError, SourceError
 from penstock.core.text import count
 from penstock.files.regular import check_regular, check_tree
+from penstock.files.spans.options import RemoteOptions
+from penstock.files.stores.url import Url
 from penstock.source.checks import allocate
 from penstock.source.chunked_rows import ChunkedRowReader
 from penstock.source.file_ranges import FileRanges
@@ -49,20 +52,27 @@ class ZarrInput:
         The fraction of a window that the next one repeats.
     """
 
-    path: Path
+    path: Path | Url
     fields: tuple[str, ...] | None = None
     axis: int = 0
     sequence_length: int | None = None
     overlap: float = 0.0
+    remote: RemoteOptions | None = field(default=None, repr=False, compare=False)  # does not change what is read
+
+    is_folder: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", Path(self.path))
+        object.__setattr__(self, "path", input_place(self.path))
         object.__setattr__(self, "fields", normalize_fields(self.fields))
         check_integer("axis", self.axis, at_least=0)
         check_rows(self.sequence_length, self.overlap)
 
     def open(self) -> RowRecording:
         """Open the store and read the metadata of its arrays."""
+        if isinstance(self.path, Url):
+            raise SourceError(
+                f"A zarr store must be on this machine to be converted, got the URL {self.path}. Copy it."
+            )
         with ExitStack() as stack:
             node = _open_store(self.path, stack)
             arrays, notes = _select_arrays(node, self.fields, self.path)
@@ -80,6 +90,7 @@ class ZarrInput:
             )
 
     def _column(self, name: str, array: Any) -> Column:
+        assert isinstance(self.path, Path), "checked by open"
         dtype = np.dtype(array.dtype)
         if dtype.hasobject or dtype.kind == "T":
             raise SourceError(

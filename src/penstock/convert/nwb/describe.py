@@ -13,6 +13,7 @@ from penstock.convert.nwb.spikes import read_spikes
 from penstock.convert.nwb.times import read_times
 from penstock.convert.nwb.units import Units
 from penstock.core.errors import PenstockError
+from penstock.files.stores.url import Url
 
 __all__ = ["describe_file"]
 
@@ -58,7 +59,7 @@ def _describe_units(file: NWBFile) -> Content:
     return Content("units", "Units", shape, unit="spikes", span=span, columns=columns, modality="spikes")
 
 
-def _describe_series(entry: Entry, file: Path) -> Content:
+def _describe_series(entry: Entry, file: Path | Url) -> Content:
     shape = tuple(int(size) for size in getattr(entry.series.data, "shape", ()))
     unit, modality = str(entry.series.unit), modality_of(entry)
     if getattr(entry.series, "external_file", None) is not None:
@@ -76,7 +77,7 @@ def _describe_series(entry: Entry, file: Path) -> Content:
     return Content(entry.path, entry.type, shape, rate or None, unit, span, len(times.begins) - 1, modality=modality)
 
 
-def _describe_table(thing: Thing, file: Path) -> Content:
+def _describe_table(thing: Thing, file: Path | Url) -> Content:
     table, columns = thing.value, tuple(thing.value.colnames)
     shape = (len(table),)
     timed = [name for name in ("start_time", "stop_time", "timestamp") if name in columns]
@@ -89,7 +90,7 @@ def _describe_table(thing: Thing, file: Path) -> Content:
     return Content(thing.path, thing.type, shape, span=span, columns=columns)
 
 
-def _describe_events(thing: Thing, file: Path) -> Content:
+def _describe_events(thing: Thing, file: Path | Url) -> Content:
     with wrap_read_errors(file, f"the timestamps of {thing.path}"):
         times = np.asarray(thing.value.timestamps[:], np.float64)
     span = (float(times.min()), float(times.max())) if len(times) and np.isfinite(times).all() else None

@@ -12,6 +12,7 @@ from penstock.convert.nwb.file import Entry, Thing, wrap_read_errors
 from penstock.convert.nwb.tables import Intervals
 from penstock.convert.nwb.times import CLOSE, read_times
 from penstock.core.errors import SourceError
+from penstock.files.stores.url import Url
 from penstock.source.stored.self_contained import check_read
 
 __all__ = ["EventField", "ShownImage", "StillImage", "Window", "annotation_field", "interval_field", "table_field"]
@@ -70,7 +71,7 @@ class EventField(Protocol):
         ...
 
 
-def table_field(field: str, thing: Thing, column: str | None, file: Path) -> EventField:
+def table_field(field: str, thing: Thing, column: str | None, file: Path | Url) -> EventField:
     """Return the field of a table or of one of its columns; raise SourceError if its rows have no times."""
     table, names = thing.value, thing.value.colnames
     if column is not None and column not in names:
@@ -100,7 +101,7 @@ def table_field(field: str, thing: Thing, column: str | None, file: Path) -> Eve
     return EventValues(field, f"{thing.path}/{column}", times[order], values[order].astype(np.float64))
 
 
-def annotation_field(field: str, found: Entry | Thing, file: Path) -> EventField:
+def annotation_field(field: str, found: Entry | Thing, file: Path | Url) -> EventField:
     """Return the number of annotations, or of the events of ndx-events, in each bin."""
     timed = found.series if isinstance(found, Entry) else found.value
     with wrap_read_errors(file, f"the timestamps of {found.path}"):
@@ -108,7 +109,7 @@ def annotation_field(field: str, found: Entry | Thing, file: Path) -> EventField
     return Counts(field, found.path, times[_order(times)])
 
 
-def interval_field(field: str, entry: Entry, file: Path) -> EventField:
+def interval_field(field: str, entry: Entry, file: Path | Url) -> EventField:
     """Return the number of the interval of each bin. An IntervalSeries has n where one begins, -n at its end."""
     times = read_times(entry, file)
     check_read(entry.series.data, None, f"{entry.path} in {file}")
@@ -266,7 +267,7 @@ class StillImage:
     per_bin: ClassVar[bool] = False
     bounds = (np.nan, np.nan)
 
-    def __init__(self, field: str, thing: Thing, file: Path) -> None:
+    def __init__(self, field: str, thing: Thing, file: Path | Url) -> None:
         self.field, self._path = field, thing.path
         with wrap_read_errors(file, thing.path):
             self._image = np.asarray(thing.value.data[:])
@@ -288,7 +289,7 @@ class ShownImage:
 
     per_bin: ClassVar[bool] = False
 
-    def __init__(self, field: str, entry: Entry, file: Path) -> None:
+    def __init__(self, field: str, entry: Entry, file: Path | Url) -> None:
         self.field, self._path, self._file = field, entry.path, file
         times = read_times(entry, file)
         check_read(entry.series.data, None, f"{entry.path} in {file}")

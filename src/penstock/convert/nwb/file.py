@@ -11,7 +11,10 @@ import numpy as np
 
 from penstock.core.errors import MissingDependency, PenstockError, ReadError, SourceError
 from penstock.core.text import cause, count
-from penstock.files.regular import check_tree, open_regular
+from penstock.files.byte_files import open_bytes, read_range
+from penstock.files.regular import check_tree
+from penstock.files.spans.options import RemoteOptions
+from penstock.files.stores.url import Url
 from penstock.source.stored.self_contained import check_dataset, check_links, check_read
 
 __all__ = ["Entry", "NWBFile", "Thing", "open_nwb", "wrap_read_errors"]
@@ -22,7 +25,9 @@ _QUIET = r"(pynwb|hdmf|hdmf_zarr)(\.|$)"
 
 
 @contextmanager
-def wrap_read_errors(file: Path, what: str, begin: float | None = None, end: float | None = None) -> Iterator[None]:
+def wrap_read_errors(
+    file: Path | Url, what: str, begin: float | None = None, end: float | None = None
+) -> Iterator[None]:
     """Turn any error of the reading libraries into a ReadError that names the object and the time range."""
     try:
         yield
@@ -88,7 +93,7 @@ class Thing:
 class NWBFile:
     """An open file with its series, tables and images, each sorted by path."""
 
-    def __init__(self, path: Path, io: Any, nwb: Any) -> None:
+    def __init__(self, path: Path | Url, io: Any, nwb: Any) -> None:
         self.path = path
         self.nwb = nwb
         self._io = io
@@ -117,17 +122,18 @@ class NWBFile:
         self._io.close()
 
 
-def open_nwb(path: Path) -> NWBFile:
-    """Open an NWB file: HDF5, or a zarr folder written by hdmf-zarr.
+def open_nwb(path: Path | Url, remote: RemoteOptions | None = None) -> NWBFile:
+    """Open an NWB file: HDF5, also at a URL, or a zarr folder written by hdmf-zarr.
 
     1. It does not exist, or is not HDF5 or not NWB: SourceError.
     2. It is truncated, or another process is writing to it: ReadError, with the reason.
     """
-    if not path.exists():
+    if isinstance(path, Path) and not path.exists():
         raise SourceError(f"No such file or folder: {path}. Give the path of an NWB file.")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=_QUIET)
-        io = _zarr_io(path) if path.is_dir() else _hdf5_io(path)
+        is_folder = isinstance(path, Path) and path.is_dir()
+        io = _zarr_io(path) if is_folder and isinstance(path, Path) else _hdf5_io(path, remote)
         try:
             return NWBFile(path, io, io.read())
         except PenstockError:
@@ -139,20 +145,32 @@ def open_nwb(path: Path) -> NWBFile:
             raise kind(f"Could not read {path} as NWB: {error}") from error
 
 
-def _hdf5_io(path: Path) -> Any:
+def _hdf5_io(path: Path | Url, remote: RemoteOptions | None) -> Any:
     try:
         from pynwb import NWBHDF5IO  # type: ignore[import-untyped]  # noqa: PLC0415  # pynwb has no types
     except ImportError as error:
         raise MissingDependency("pynwb", "nwb", "Reading NWB files") from error
+    import h5py  # type: ignore[import-untyped]  # noqa: PLC0415  # pynwb needs it; it has no types
+
+    stream = open_bytes(path, remote)
     try:
-        with open_regular(path) as stream:
-            head = stream.read(len(_HDF5))
+        head = read_range(stream, len(_HDF5), 0)
+    except PenstockError:
+        raise
     except OSError as error:
         raise ReadError(f"Could not open {path}: {cause(error)}") from error
+    finally:
+        if isinstance(path, Path):
+            stream.close()
     if head != _HDF5:
         raise SourceError(f"An NWB file must be HDF5 or a zarr folder, but {path} begins with {head!r}.")
     try:
-        _check_content(path)
+        if isinstance(path, Url):
+            file = h5py.File(stream, "r")
+            _check_content(file, path)
+            return NWBHDF5IO(file=file, mode="r", load_namespaces=True)
+        with h5py.File(path, "r") as file:
+            _check_content(file, path)
         return NWBHDF5IO(str(path), mode="r", load_namespaces=True)
     except PenstockError:
         raise
@@ -167,12 +185,12 @@ def _hdf5_io(path: Path) -> Any:
         raise SourceError(f"Could not read {path} as NWB: {error}") from error
 
 
-def _check_content(path: Path) -> None:
+def _check_content(file: Any, path: Path | Url) -> None:
     """Raise SourceError if the file refers to other files, or if anything in it expands beyond the limit of an item.
 
     The data of a series are read in windows, each of which is checked. Everything else is read whole.
     """
-    import h5py  # type: ignore[import-untyped]  # noqa: PLC0415  # it has no types
+    import h5py  # noqa: PLC0415
 
     def check(name: str, node: Any) -> None:
         if isinstance(node, h5py.Dataset):
@@ -180,9 +198,8 @@ def _check_content(path: Path) -> None:
             if name.rpartition("/")[2] != "data":
                 check_read(node, None, f"{name} in {path}")
 
-    with h5py.File(path, "r") as file:
-        check_links(file, path)
-        file.visititems(check)
+    check_links(file, path)
+    file.visititems(check)
 
 
 def _zarr_io(path: Path) -> Any:

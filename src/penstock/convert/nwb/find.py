@@ -19,6 +19,7 @@ from penstock.convert.nwb.series import Binned, Continuous, Series
 from penstock.convert.nwb.spikes import Spikes, read_spikes
 from penstock.convert.nwb.units import Units, electrode_values
 from penstock.core.errors import SourceError
+from penstock.files.stores.url import Url
 
 __all__ = ["MissingFieldsError", "Modalities", "channel_areas", "find_modalities", "modality_of"]
 
@@ -53,7 +54,7 @@ class MissingFieldsError(SourceError):
         a second line.
     """
 
-    def __init__(self, path: Path, missing: Mapping[str, str], has: str, cure: str) -> None:
+    def __init__(self, path: Path | Url, missing: Mapping[str, str], has: str, cure: str) -> None:
         lacks = "; ".join(f"no {name}: {reason}" for name, reason in missing.items())
         super().__init__(f"{path} has {lacks}. It has {has}. {cure}")
         self.reason = f"{lacks}. {cure}\n  It has {has}."

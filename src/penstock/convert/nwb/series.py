@@ -13,6 +13,7 @@ from penstock.convert.nwb.file import Entry, wrap_read_errors
 from penstock.convert.nwb.times import CLOSE, Times, read_times
 from penstock.core.errors import SourceError
 from penstock.core.limits import check_expansion
+from penstock.files.stores.url import Url
 from penstock.source.audio.resample import Resampler
 from penstock.source.chunked_rows import ChunkedRowReader
 from penstock.source.file_ranges import FileRanges
@@ -30,7 +31,7 @@ _GAP_INTERVALS = 2.5
 class Series:
     """The values of a series in its unit, and the times of its frames."""
 
-    def __init__(self, entry: Entry, file: Path) -> None:
+    def __init__(self, entry: Entry, file: Path | Url) -> None:
         self.entry, self.file, self.path = entry, file, entry.path
         if not entry.is_numeric:
             raise SourceError(f"A series must hold numbers, but {entry} in {file} does not.")
@@ -99,12 +100,12 @@ class Series:
 class _LocatedRows:
     """The rows of a dataset of h5py, and where they lie in the file, so that they are read ahead."""
 
-    def __init__(self, data: Any, file: Path) -> None:
+    def __init__(self, data: Any, file: Path | Url) -> None:
         self._data, self._file = data, file
         self.shape, self.dtype, self.chunks = data.shape, data.dtype, data.chunks
 
     @classmethod
-    def of(cls, data: Any, file: Path) -> Any:
+    def of(cls, data: Any, file: Path | Url) -> Any:
         """Return the data as they are, if they are not in an HDF5 file."""
         return cls(data, file) if hasattr(getattr(data, "id", None), "get_offset") else data
 
@@ -113,6 +114,8 @@ class _LocatedRows:
 
     @cached_property
     def _places(self) -> Hdf5Places | None:
+        if isinstance(self._file, Url):  # the file reads ahead by itself
+            return None
         return Hdf5Places.find(self._data, self._file)
 
     def locate(self, start: int, stop: int) -> FileRanges:

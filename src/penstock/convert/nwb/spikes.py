@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from penstock.convert.nwb.file import wrap_read_errors
 from penstock.convert.nwb.units import Units
 from penstock.core.errors import SourceError
+from penstock.files.stores.url import Url
 
 __all__ = ["IN_MEMORY", "Spikes", "read_spikes"]
 
@@ -47,7 +48,7 @@ class _Trains(Protocol):
 class Spikes:
     """The kept units and their spikes."""
 
-    def __init__(self, trains: _Trains, ids: list[int], areas: list[str | None], file: Path) -> None:
+    def __init__(self, trains: _Trains, ids: list[int], areas: list[str | None], file: Path | Url) -> None:
         self._trains, self._file = trains, file
         self.ids, self.areas = ids, areas
         self.observed: tuple[float, float] | None = None
@@ -151,7 +152,7 @@ class _OnDisk:
     """Spikes in the file, of which one time range is held in memory. The spikes of each unit must be sorted."""
 
     def __init__(
-        self, stored: Any, rows: NDArray[np.int64], kept: NDArray[np.int64], *, ids: list[int], file: Path
+        self, stored: Any, rows: NDArray[np.int64], kept: NDArray[np.int64], *, ids: list[int], file: Path | Url
     ) -> None:
         self._stored, self._rows, self._kept = stored, rows, kept
         self._coarse, self.first, self.last = _build_index(stored, rows, ids, file)
@@ -193,7 +194,7 @@ class _OnDisk:
 
 
 def _build_index(
-    stored: Any, rows: NDArray[np.int64], ids: list[int], file: Path
+    stored: Any, rows: NDArray[np.int64], ids: list[int], file: Path | Url
 ) -> tuple[NDArray[np.float64], float, float]:
     """Return every 4096th spike time, and the first and last time of all. Every time is checked."""
     coarse, first, last = [], np.inf, -np.inf

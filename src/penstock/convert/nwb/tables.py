@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.convert.nwb.file import wrap_read_errors
 from penstock.core.errors import SourceError
+from penstock.files.stores.url import Url
 
 __all__ = ["Intervals", "find_intervals", "to_json"]
 
@@ -37,7 +38,7 @@ def to_json(value: Any) -> Any:
 class Intervals:
     """A table whose rows have a start time and a stop time."""
 
-    def __init__(self, table: Any, file: Path) -> None:
+    def __init__(self, table: Any, file: Path | Url) -> None:
         self.name: str = table.name
         self._table, self._file = table, file
         with wrap_read_errors(file, f"the table {self.name}"):
@@ -99,7 +100,7 @@ def _is_value_column(column: Any) -> bool:
     return not kinds & _POINTERS and getattr(column.data, "dtype", np.dtype(object)).names is None
 
 
-def find_intervals(nwb: Any, name: str, file: Path) -> Intervals | None:
+def find_intervals(nwb: Any, name: str, file: Path | Url) -> Intervals | None:
     """Return the table of that name; None if there is none."""
     table = {"trials": nwb.trials, "epochs": nwb.epochs, "invalid_times": nwb.invalid_times}.get(name)
     if table is None:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.convert.nwb.file import Entry, wrap_read_errors
 from penstock.core.errors import SourceError
+from penstock.files.stores.url import Url
 from penstock.source.chunked_rows import ChunkedRowReader
 
 __all__ = ["CLOSE", "Neighbours", "RateTimes", "StampTimes", "Times", "read_times"]
@@ -108,7 +109,7 @@ class StampTimes:
 
     is_exact = False
 
-    def __init__(self, stamps: Any, file: Path, path: str) -> None:
+    def __init__(self, stamps: Any, file: Path | Url, path: str) -> None:
         self._reader = ChunkedRowReader(stamps)
         self._file, self._path = file, path
         self.n = len(self._reader)
@@ -182,7 +183,7 @@ class StampTimes:
         return np.concatenate(coarse), np.concatenate(gaps).astype(np.int64), np.concatenate(widths)
 
 
-def read_times(entry: Entry, file: Path) -> Times:
+def read_times(entry: Entry, file: Path | Url) -> Times:
     """Return the times of the frames of a series; raise SourceError if the file does not have them."""
     series, n = entry.series, int(entry.series.data.shape[0])
     if n == 0:

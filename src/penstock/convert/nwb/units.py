@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from penstock.convert.nwb.file import wrap_read_errors
 from penstock.convert.nwb.tables import to_json
 from penstock.core.errors import SourceError
+from penstock.files.stores.url import Url
 
 __all__ = ["Units", "electrode_values"]
 
@@ -23,7 +24,7 @@ class Units:
     """The units table; rows keep its order."""
 
     table: Any
-    file: Path
+    file: Path | Url
 
     @property
     def ids(self) -> list[int]:

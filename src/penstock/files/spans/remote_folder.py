@@ -63,6 +63,11 @@ class RemoteFolder:
         return self.options.cache_bytes
 
     @property
+    def memory_bytes(self) -> int:
+        """What spans may take of the memory of each process."""
+        return _MEMORY_BYTES
+
+    @property
     def transfers(self) -> Transfers:
         """What was read in this process so far; if it was forked, also what was read before a `close` before that."""
         process = self._process

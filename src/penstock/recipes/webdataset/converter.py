@@ -92,7 +92,7 @@ class NWBToWebDatasetConverter:
             raise OptionError(
                 f"Files must be added before finalize(), which wrote {self._output}. Use a new converter."
             )
-        known, added, windows = {given.path.resolve() for given in self._inputs}, [], 0
+        known, added, windows = {Path(str(given.path)).resolve() for given in self._inputs}, [], 0
         with track_progress("Looking at inputs", len(paths), "inputs", show=show_progress) as progress:
             for path in map(Path, paths):
                 if path.resolve() in known:

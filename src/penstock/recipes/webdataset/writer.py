@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.core.errors import OptionError
+from penstock.files.stores.options import StoreOptions
 from penstock.observe.progress import track_progress
 from penstock.shard.codec import ArrayFormat
 from penstock.shard.compression import Compression
@@ -21,7 +22,8 @@ class WebDatasetWriter:
     Parameters
     ----------
     output_dir
-        The folder of the dataset.
+        The folder of the dataset, or a URL such as `s3://bucket/train`. To a URL, shards are uploaded while the next
+        samples are written.
     shard_size
         Samples per shard.
     shard_name_pattern
@@ -40,6 +42,8 @@ class WebDatasetWriter:
         are stored are compared and skipped. OptionError if the samples are others.
     overwrite
         Replace an existing dataset at the moment when the new one is complete; False: raise WriteError.
+    store
+        How the URL is reached (endpoint, credentials); None: from the environment.
 
     Examples
     --------
@@ -64,11 +68,12 @@ class WebDatasetWriter:
         metadata: Mapping[str, Any] | None = None,
         resume: bool = False,
         overwrite: bool = False,
+        store: StoreOptions | None = None,
     ) -> None:
         options = WriteOptions(
             shard_size, shard_name_pattern, compression, array_format, max_shard_bytes, dict(metadata or {})
         )
-        self._writer = ShardWriter(output_dir, options, resume=resume, overwrite=overwrite)
+        self._writer = ShardWriter(output_dir, options, resume=resume, overwrite=overwrite, store=store)
 
     @property
     def written(self) -> int:
@@ -137,7 +142,7 @@ def create_shards_from_arrays(
     Parameters
     ----------
     output_dir
-        The folder of the dataset.
+        The folder of the dataset, or a URL such as `s3://bucket/train`.
     data_dict
         Arrays by name, all of the same length; memory maps are read row by row.
     shard_size
@@ -151,7 +156,8 @@ def create_shards_from_arrays(
     show_progress
         Show progress on stderr.
     writer_options
-        Other arguments of `WebDatasetWriter`: `compression`, `array_format`, `max_shard_bytes`, `shard_name_pattern`.
+        Other arguments of `WebDatasetWriter`: `compression`, `array_format`, `max_shard_bytes`, `shard_name_pattern`,
+        `store`.
 
     Examples
     --------

@@ -6,7 +6,6 @@ beginning, and files are checked for completeness when they are opened.
 """
 
 import math
-import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -21,7 +20,9 @@ from numpy.typing import NDArray
 from penstock.core.errors import MissingDependency, OptionError, PenstockError, ReadError, SourceError
 from penstock.core.limits import check_expansion
 from penstock.core.text import cause, count
-from penstock.files.regular import open_input, read_regular
+from penstock.files.byte_files import ByteFile, count_bytes, open_bytes, read_range
+from penstock.files.spans.options import RemoteOptions
+from penstock.files.stores.url import Url
 from penstock.source.audio.mp3 import count_frames
 from penstock.source.audio.resample import Resampler
 from penstock.source.chunked_rows import ChunkedRowReader
@@ -77,26 +78,32 @@ class AudioFile:
         Return the mean of all channels as one channel.
     whole
         Verify the checksums of all pages of an ogg file, which reads the whole file. False: of the last page only.
+    remote
+        How a URL is reached.
     """
 
     dtype = np.dtype(np.float32)
 
-    def __init__(self, path: Path, *, mono: bool = False, whole: bool = True) -> None:
+    def __init__(
+        self, path: Path | Url, *, mono: bool = False, whole: bool = True, remote: RemoteOptions | None = None
+    ) -> None:
         try:
             import soundfile  # type: ignore[import-untyped]  # noqa: PLC0415  # it has no types
         except (ImportError, OSError) as error:  # OSError: libsndfile is missing
             raise MissingDependency("soundfile", "audio", "Reading audio") from error
-        self.n_bytes, self.audio_bytes = _check_complete(path, whole=whole)
+        self._remote = remote
+        self.n_bytes, self.audio_bytes = _check_complete(path, remote, whole=whole)
         self.path, self._mono, self._failure = path, mono, soundfile.SoundFileError
-        self._open: Callable[[], Any] = lambda: soundfile.SoundFile(path)
+        opened: Any = path if isinstance(path, Path) else open_bytes(path, remote)
+        self._open: Callable[[], Any] = partial(_open_sound, soundfile.SoundFile, opened)
         try:
             self._file = self._open()
             if self._file.format == "MP3":
                 self._file.close()
-                self._open = partial(_open_forward_only, soundfile.SoundFile, path)
+                self._open = partial(_open_forward_only, soundfile.SoundFile, opened)
                 self._file = self._open()
         except (soundfile.SoundFileError, OSError, TypeError) as error:
-            unknown = path.suffix.lower() == ".mp3" and "MP3" not in soundfile.available_formats()
+            unknown = path.name.lower().endswith(".mp3") and "MP3" not in soundfile.available_formats()
             cure = ". libsndfile reads mp3 since version 1.1; install a newer soundfile" if unknown else ""
             raise SourceError(f"{path} must be a readable audio file: {_error_text(error)}{cure}.") from error
         self.container, self.subtype = str(self._file.format), str(self._file.subtype)
@@ -131,7 +138,10 @@ class AudioFile:
     def _count_mp3_frames(self) -> int:
         """Return the number of frames that can be decoded; raise SourceError if some are missing or out of reach."""
         try:
-            found = count_frames(read_regular(self.path, max_bytes=None))
+            with open_bytes(self.path, self._remote) as file:
+                found = count_frames(file.readall() or b"")
+        except ReadError:
+            raise
         except OSError as error:
             raise ReadError(f"Could not read {self.path}: {cause(error)}.") from error
         except ValueError as error:
@@ -260,16 +270,23 @@ def check_positive(name: str, value: Any, unit: str) -> None:
         raise OptionError(f"{name} must be a positive number of {unit}, got {value!r}.")
 
 
-def _open_forward_only(file_class: Any, path: Path) -> Any:
+def _open_sound(file_class: Any, file: Any) -> Any:
+    """Open a path, or a file that is open, from its beginning."""
+    if not isinstance(file, Path):
+        file.seek(0)
+    return file_class(file)
+
+
+def _open_forward_only(file_class: Any, file: Any) -> Any:
     """Open a file in which soundfile does not seek, as it does after every read of a seekable one."""
 
     class ForwardOnly(file_class):  # type: ignore[misc]  # soundfile has no types
         def seekable(self) -> bool:
             return False
 
-    file = ForwardOnly(path)
-    file.seek(0)  # as soundfile.read does: after a seek, libsndfile rounds some values of mp3 files otherwise
-    return file
+    sound = _open_sound(ForwardOnly, file)
+    sound.seek(0)  # as soundfile.read does: after a seek, libsndfile rounds some values of mp3 files otherwise
+    return sound
 
 
 def _error_text(error: Exception) -> str:
@@ -278,19 +295,21 @@ def _error_text(error: Exception) -> str:
     return str(text or error).rstrip(". ")
 
 
-def _check_complete(path: Path, *, whole: bool) -> tuple[int, tuple[int, int]]:
+def _check_complete(path: Path | Url, remote: RemoteOptions | None, *, whole: bool) -> tuple[int, tuple[int, int]]:
     """Return the size of a file, and where its audio begins and ends.
 
     Raise SourceError if a wav or ogg file is truncated, which libsndfile ignores.
     """
-    with open_input(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        head, audio_bytes = os.pread(file.fileno(), 12, 0), (0, size)
+    with open_bytes(path, remote) as file:
+        size = count_bytes(file)
+        head, audio_bytes = read_range(file, 12, 0), (0, size)
         try:
             if head[:4] in (b"RIFF", b"RIFX", b"RF64") and head[8:] == b"WAVE":
-                audio_bytes = _check_riff(file.fileno(), size, ">" if head[:4] == b"RIFX" else "<")
+                audio_bytes = _check_riff(file, size, ">" if head[:4] == b"RIFX" else "<")
             elif head[:4] == b"OggS":
-                (_check_ogg if whole else _check_ogg_end)(file.fileno(), size)
+                (_check_ogg if whole else _check_ogg_end)(file, size)
+        except ReadError:
+            raise
         except ValueError as error:
             raise SourceError(f"{path} is damaged or truncated: {error}.") from error
         except OSError as error:
@@ -298,12 +317,12 @@ def _check_complete(path: Path, *, whole: bool) -> tuple[int, tuple[int, int]]:
     return size, audio_bytes
 
 
-def _check_riff(file: int, size: int, order: str) -> tuple[int, int]:
+def _check_riff(file: ByteFile, size: int, order: str) -> tuple[int, int]:
     at, long_size = 12, _UNKNOWN
-    while len(head := os.pread(file, 8, at)) == 8:
+    while len(head := read_range(file, 8, at)) == 8:
         name, n_bytes = head[:4], struct.unpack(f"{order}L", head[4:])[0]
         if name == b"ds64":
-            long_size = int.from_bytes(os.pread(file, 8, at + 16), "little")
+            long_size = int.from_bytes(read_range(file, 8, at + 16), "little")
         if name == b"data":
             n_bytes = long_size if n_bytes == _UNKNOWN else n_bytes
             if n_bytes != _UNKNOWN and at + 8 + n_bytes > size:
@@ -313,7 +332,7 @@ def _check_riff(file: int, size: int, order: str) -> tuple[int, int]:
     raise ValueError("it has no audio")
 
 
-def _check_ogg(file: int, size: int) -> None:
+def _check_ogg(file: ByteFile, size: int) -> None:
     """Raise ValueError if pages are missing or their checksums do not match."""
     at, number, stream, last = 0, 0, b"", False
     while at < size:
@@ -327,10 +346,10 @@ def _check_ogg(file: int, size: int) -> None:
         raise ValueError("its last page is missing")
 
 
-def _check_ogg_end(file: int, size: int) -> None:
+def _check_ogg_end(file: ByteFile, size: int) -> None:
     """Raise ValueError if the file does not end with the last page of a stream."""
     begin = max(0, size - _MAX_PAGE_BYTES)
-    for at in _rfind_all(b"OggS", os.pread(file, size - begin, begin)):
+    for at in _rfind_all(b"OggS", read_range(file, size - begin, begin)):
         try:
             page = _ogg_page(file, begin + at)
         except ValueError:
@@ -348,14 +367,14 @@ def _rfind_all(word: bytes, content: bytes) -> Iterator[int]:
         at = content.rfind(word, 0, at + len(word) - 1)
 
 
-def _ogg_page(file: int, at: int) -> bytes:
+def _ogg_page(file: ByteFile, at: int) -> bytes:
     """Return the page at an offset; raise ValueError if there is none, or its checksum does not match."""
-    head = os.pread(file, 27 + 255, at)
+    head = read_range(file, 27 + 255, at)
     if len(head) < 27 or head[:4] != b"OggS":
         raise ValueError(f"no page of its stream begins at byte {at}")
     n_segments = head[26]
     n_bytes = 27 + n_segments + sum(head[27 : 27 + n_segments])
-    page = os.pread(file, n_bytes, at)
+    page = read_range(file, n_bytes, at)
     if len(page) < n_bytes:
         raise ValueError(f"the page at byte {at} ends {n_bytes - len(page)} bytes too early")
     if _ogg_checksum(page[:22] + bytes(4) + page[26:]) != int.from_bytes(page[22:26], "little"):

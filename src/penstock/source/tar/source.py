@@ -214,7 +214,9 @@ class TarSource:
     @property
     def memory_bytes(self) -> int:
         """Upper bound of the memory that each process keeps between reads: open shards and which items are verified."""
-        return (ShardEngine if self._archives is None else RemoteEngine).memory_bytes(self._spec)
+        if self._archives is None:
+            return ShardEngine.memory_bytes(self._spec)
+        return RemoteEngine.memory_bytes(self._spec) + min(self._archives.memory_bytes, self.stored_bytes)
 
     @property
     def quarantine(self) -> Path | None:

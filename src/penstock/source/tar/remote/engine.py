@@ -68,7 +68,8 @@ class RemoteEngine:
         self.spec, self.process, self._archives = spec, os.getpid(), spec.archives
         table = spec.manifest.table
         self._grid = SpanGrid(table)
-        self._use = SpanUse(self._grid, spec.archives.keeps_bytes, int(table.stored_bytes.sum()))
+        kept_bytes = spec.archives.keeps_bytes + spec.archives.memory_bytes
+        self._use = SpanUse(self._grid, kept_bytes, int(table.stored_bytes.sum()))
         self._index_bytes = _index_bytes(spec)
         self._shards: SharedCache[RemoteShard] = SharedCache(max(_INDEX_BYTES, int(self._index_bytes.max())))
         self._decompressed: SharedCache[NDArray[np.uint8]] = SharedCache(_decompressed_bytes(spec))

@@ -18,8 +18,9 @@ _Int64s = NDArray[np.int64]
 SPAN_BYTES = 1 << 18
 """Of consecutive items that are read together, at least; part of the keys of caches."""
 
-_LEAST_SHARE = 0.25  # of a span that must be needed soon to read all of it
-_LEAST_REMEMBERED, _MOST_REMEMBERED = 1 << 10, 1 << 16  # spans
+_LEAST_SHARE, _LARGE_SHARE = 0.25, 0.75  # of a span that is needed soon: less, items come alone; more, all of it
+_REQUEST_BYTES = 1 << 16  # that come in the time that another request takes
+_LEAST_REMEMBERED, _MOST_REMEMBERED = 64, 1 << 16  # spans: as many as can be kept
 
 
 class SpanGrid:
@@ -29,6 +30,8 @@ class SpanGrid:
         per_span = np.maximum(1, -(-SPAN_BYTES * table.n_items // table.tar_bytes))
         self.n_items: _Int64s = np.where(table.is_plain, np.minimum(per_span, table.n_items), table.n_items)
         """Items of each span but the last, by shard."""
+        self.n_bytes = self.n_items * (table.tar_bytes / table.n_items)
+        """Bytes of each span but the last, approximately, by shard."""
         n_spans = -(-table.n_items // self.n_items)
         self.firsts: _Int64s = np.concatenate([[0], np.cumsum(n_spans)])
         """First span of each shard, then the number of spans."""
@@ -56,7 +59,8 @@ class _Record:
 class SpanUse:
     """Decides which spans are read whole, and when they are done; thread-safe.
 
-    1. Of the spans that were needed lately, less than a quarter of the bytes is needed: items are read alone.
+    1. Of the spans that were needed lately, less than a quarter of the bytes is needed, or so few of the items that
+       their own requests take less time: items are read alone.
     2. A span of which items are announced is read as it was when the first of them was.
     3. A span is done when more than half of its items that were read are released, and no other is announced; if
        nothing at all is announced, when as many were read as it has.
@@ -75,9 +79,10 @@ class SpanUse:
         self._records: dict[int, _Record] = {}
         self._pending = 0
         """Items that are announced and not read yet."""
-        # Spans that were needed lately, in two generations; of each, how many, and how much of them was needed.
+        # Spans that were needed lately, in two generations; of each, how many, how much of them was needed, and how
+        # many items.
         self._recent: set[int] = set()
-        self._needed, self._before = 0.0, (0, 0.0)
+        self._needed, self._n_items, self._before = 0.0, 0, (0, 0.0, 0)
         self._lock = threading.Lock()
 
     def announce(self, spans: _Int64s, share: float) -> NDArray[np.bool_]:
@@ -96,13 +101,17 @@ class SpanUse:
 
     def _visit(self, spans: _Int64s, share: float, *, is_announced: bool) -> NDArray[np.bool_]:
         found, inverse, counts = np.unique(spans, return_inverse=True, return_counts=True)
-        sizes = self._grid.n_items[self._grid.find_shards(found)]
+        shards = self._grid.find_shards(found)
+        sizes = self._grid.n_items[shards]
         whole = np.empty(len(found), np.bool_)
         with self._lock:
             records = [self._records.get(span) for span in found.tolist()]
             is_new = np.array([is_announced or record is None or not record.is_told for record in records], np.bool_)
             self._remember(found[is_new].tolist(), float((counts[is_new] / sizes[is_new]).sum()) * share)
-            is_dense = self._fits or self._is_dense()
+            self._n_items += int(counts[is_new].sum())
+            is_dense = (self._fits and share >= _LEAST_SHARE) or self._is_dense(
+                float(self._grid.n_bytes[shards].mean())
+            )
             for place, (span, count, size) in enumerate(
                 zip(found.tolist(), counts.tolist(), sizes.tolist(), strict=True)
             ):
@@ -144,14 +153,19 @@ class SpanUse:
         return alone[inverse], done
 
     def _remember(self, spans: list[int], needed: float) -> None:
-        if len(self._recent) + len(spans) > self._most:
-            self._before = len(self._recent), self._needed
-            self._recent, self._needed = set(), 0.0
-            # Of what nobody releases, nothing is remembered for long.
+        if max(self._needed, len(self._recent)) + len(spans) > self._most:
+            self._before = len(self._recent), self._needed, self._n_items
+            self._recent, self._needed, self._n_items = set(), 0.0, 0
+        if len(self._records) > _MOST_REMEMBERED:  # of spans that nobody releases
             self._records = {span: record for span, record in self._records.items() if record.pending}
         self._recent.update(spans)
         self._needed += needed
 
-    def _is_dense(self) -> bool:
-        n_before, needed_before = self._before
-        return self._needed + needed_before >= _LEAST_SHARE * (len(self._recent) + n_before)
+    def _is_dense(self, span_bytes: float) -> bool:
+        """Return whether to read whole spans of this size."""
+        n_before, needed_before, items_before = self._before
+        n_spans = max(1, len(self._recent) + n_before)
+        share, n_items = (self._needed + needed_before) / n_spans, (self._n_items + items_before) / n_spans
+        if not _LEAST_SHARE <= share < _LARGE_SHARE:
+            return share >= _LARGE_SHARE
+        return share * span_bytes + n_items * _REQUEST_BYTES >= span_bytes + _REQUEST_BYTES

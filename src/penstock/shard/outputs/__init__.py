@@ -1,0 +1,1 @@
+"""Where datasets are written: a folder, or a URL."""
