@@ -98,3 +98,5 @@ def test_options_for_urls_without_a_url_are_refused(bucket: Endpoint, tmp_path: 
     found = run("convert", bucket.folder / "raw/a.npy", "-o", tmp_path / "set", "--cache", tmp_path / "cache")
     assert found.exit_code == 2
     assert "--cache must be left out: it is for URLs, and none of the inputs is one" in found.output
+    found = run("convert", bucket.folder / "raw/a.npy", "-o", bucket.url / "set", "--anonymous")
+    assert "--anonymous must be left out: it is for URLs, and none of the inputs is one" in found.output

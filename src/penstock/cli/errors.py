@@ -168,7 +168,7 @@ def _describe_usage(error: BaseException) -> tuple[str, str, list[str], int]:
 
 
 _VALUE = r"\([^()]*\)|\[[^\[\]]*\]|'[^']*'|\.\.\.|[\w+-]+(?:\.\w+)?"
-_OTHER_NAMES = {"on_bad": "skip_bad", "seed": "shuffle_seed", "statistics": "stats"}
+_OTHER_NAMES = {"on_bad": "skip_bad", "seed": "shuffle_seed", "statistics": "stats", "store": "anonymous"}
 
 
 def name_options(message: str, command: Any) -> str:

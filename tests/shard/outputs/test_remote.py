@@ -323,3 +323,8 @@ def test_options_of_a_store_are_refused_for_a_folder(tmp_path: Path, s3: Endpoin
     with pytest.raises(OptionError, match="store needs a URL"):
         create_shards_from_arrays(tmp_path / "set", {"x": np.arange(3)}, store=s3.options)
     assert not (tmp_path / "set").exists()
+
+
+def test_a_web_server_is_no_place_to_write_to() -> None:
+    with pytest.raises(OptionError, match=r"must be written to a folder or a bucket.*got the web address https://"):
+        WebDatasetWriter("https://example.org/train")
