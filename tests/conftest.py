@@ -84,6 +84,7 @@ SLOW = (
     "soak",
     "source/stored/test_hint_faults.py",
     "source/stored/test_other_formats.py",
+    "source/stored/test_remote.py",
     "source/stored/test_workers.py",
     "source/tar/test_files.py",
     "source/tar/test_remote.py",

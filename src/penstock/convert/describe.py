@@ -16,6 +16,7 @@ from penstock.core.errors import SourceError
 from penstock.files.regular import open_input
 from penstock.shard.codec import NpyHeader, parse_npy_header
 from penstock.source.audio.file import AudioFile
+from penstock.source.stored.zarr.store_folder import LocalFolder
 from penstock.source.volume.attributes import read_ome
 from penstock.source.volume.ngff import Multiscale
 from penstock.source.volume.plates import describe_collection, list_images
@@ -89,7 +90,7 @@ def _find_problem(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str | None:
 
 def _has_images(path: Path) -> bool:
     try:
-        return "multiscales" in read_ome(str(path)) or describe_collection(str(path)) is not None
+        return "multiscales" in read_ome(LocalFolder(path)) or describe_collection(LocalFolder(path)) is not None
     except SourceError:  # an array, or a group without attributes
         return False
 
@@ -106,7 +107,7 @@ def _describe_images(path: Path) -> Iterator[Content]:
 
 def _list_labels(image: str) -> list[str]:
     try:
-        named = read_ome(f"{image}/labels").get("labels")
+        named = read_ome(LocalFolder(Path(image) / "labels")).get("labels")
     except SourceError:  # it has none
         return []
     return [str(name) for name in named] if isinstance(named, list) else []

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from penstock.core.cache import SharedCache
 from penstock.files.read_ahead import AHEAD_BYTES, Window, exceeds_cache
-from penstock.source.file_ranges import FileRanges
+from penstock.source.ranges import Ranges
 
 __all__ = ["ChunkedRowReader"]
 
@@ -25,7 +25,7 @@ class ChunkedRowReader:
     directly. Not thread-safe.
 
     Rows that follow each other are read ahead from the disk, if the array has `locate(start, stop)`, which returns the
-    `FileRanges` of rows. Of an array that takes more than half of the memory, pages are given back.
+    `Ranges` of rows. Of an array that takes more than half of the memory, pages are given back.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class _RowsAhead:
     """Asks for the rows after those that are read, in whole groups, and gives back those long before them."""
 
     def __init__(self, array: Any, group_rows: int, row_bytes: int) -> None:
-        self._locate: Callable[[int, int], FileRanges] | None = getattr(array, "locate", None)
+        self._locate: Callable[[int, int], Ranges] | None = getattr(array, "locate", None)
         self._n_rows = array.shape[0] if array.shape else 0
         self._group_rows, self._group_bytes = group_rows, group_rows * row_bytes
         self._row_bytes = row_bytes

@@ -1,13 +1,19 @@
-"""Helper threads for one read at a time: started for the read and joined before it returns."""
+"""Helper threads for one call at a time: started for it and joined before it returns."""
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import parent_process
+from typing import TypeVar
 
-__all__ = ["ReadPool"]
+__all__ = ["ReadPool", "Result", "map_at_once"]
+
+Given = TypeVar("Given")
+Result = TypeVar("Result")
 
 _MAX_THREADS = 8
+_MAX_WAITING = 32
 
 
 class ReadPool:
@@ -64,3 +70,11 @@ def _run_in_threads(tasks: list[Callable[[], int]], n_helpers: int) -> list[int]
     if errors:
         raise errors[min(errors)]
     return results
+
+
+def map_at_once(function: Callable[[Given], Result], given: Sequence[Given]) -> list[Result]:
+    """Return the results of a function that waits for a network: for all that is given, at once."""
+    if len(given) < 2:
+        return [function(each) for each in given]
+    with ThreadPoolExecutor(min(_MAX_WAITING, len(given)), thread_name_prefix="penstock-open") as pool:
+        return list(pool.map(function, given))

@@ -180,7 +180,7 @@ def test_errors_name_the_path_or_the_option(folder: Path, tmp_path: Path) -> Non
         ({"input_arrays": {"raw": {"shape": (4, 4, 4), "scale": (8, 8)}}}, "must have three numbers, or two"),
         ({"classes": []}, "need classes, got none"),
         ({"classes": ["er", "er"]}, "classes must be unique"),
-        ({"context": object()}, "cache_bytes"),
+        ({"context": object()}, "memory_bytes"),
         ({"raw_value_transforms": 3}, "raw_value_transforms must be a function of a tensor that returns one, got 3"),
     ):
         with pytest.raises(OptionError, match=said):

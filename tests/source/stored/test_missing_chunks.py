@@ -191,11 +191,11 @@ def test_a_chunk_that_a_server_does_not_find_is_an_error(tmp_path: Path, options
     pytest.importorskip("obstore")
     path = write(tmp_path / "a", options)
     url = f"{server}/a"
+    assert ZarrSource(url).read(Span(0, 50))["data"].tobytes() == DATA.tobytes()
     source = ZarrSource(url)
-    assert source.read(Span(0, 50))["data"].tobytes() == DATA.tobytes()
     for file in path.glob("**/2*"):
         shutil.rmtree(file) if file.is_dir() else file.unlink()
-    with pytest.raises(DamageError, match=r"chunk \(2, [01]\) of http.*whether it was ever stored is not known"):
+    with pytest.raises(DamageError, match=r"chunk \([24], [01]\) of http.*whether it was ever stored is not known"):
         source.read(Span(20, 30))
     assert source.read(Span(30, 50))["data"].tobytes() == DATA[30:].tobytes()
     assert (ZarrSource(url, missing_chunks="fill").read(Span(20, 30))["data"] == FILL).all()

@@ -18,7 +18,7 @@ from zarr.codecs import TransposeCodec
 
 from penstock import DamageError, ReadError, SourceError, Span
 from penstock.source.stored.source import ZarrSource
-from penstock.source.stored.zarr import local as zarr_store
+from penstock.source.stored.zarr import store_folder as zarr_store
 from penstock.source.stored.zarr.zarr_python import ZarrPythonArray
 
 

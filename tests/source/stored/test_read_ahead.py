@@ -132,12 +132,21 @@ def test_a_chunk_with_a_checksum_is_read_whole_until_it_was_verified(
     store.check_read_ahead(source)
 
 
-def test_nothing_is_read_ahead_from_a_url(tmp_path: Path) -> None:
+def test_chunks_at_a_url_are_fetched_ahead(tmp_path: Path) -> None:
     store = write_v3(tmp_path)
-    source = ZarrSource(f"file://{store.path}")
-    assert source.prepare(ITEMS) == 0
-    source.release(ITEMS)
-    assert source.stored_bytes is None
+    local, source = ZarrSource(store.path), ZarrSource(f"file://{store.path}")
+    assert (source.is_remote, source.cache_bytes, local.is_remote) == (True, 0, False)
+    n_chunks = len(np.unique(ITEMS // local.index.largest_chunk))
+    source.close()  # what was read to open it is forgotten
+    assert source.prepare(ITEMS) >= n_chunks
+    assert source.prepare(ITEMS) == 0, "they were asked for"
+    read = {name: array.tobytes() for name, array in source.take(ITEMS).items()}
+    assert read == {name: array.tobytes() for name, array in local.take(ITEMS).items()}
+    everything = np.arange(len(source.index))
+    source.release(everything)
+    assert source.prepare(ITEMS) >= n_chunks, "they were given back"
+    assert source.stored_bytes == local.stored_bytes
+    source.close()
 
 
 def test_a_selection_of_contiguous_columns_is_read_alone(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock import DamageError, OptionError, Plan, ReadError, SourceError, Span, WindowShuffle
 from penstock.source.stored.source import ZarrSource
-from penstock.source.stored.zarr import local as zarr_store
+from penstock.source.stored.zarr import read_chunk as zarr_store
 
 
 def numbers(*shape: int, dtype: str = "f4") -> np.ndarray:
@@ -135,8 +135,8 @@ def test_each_chunk_is_read_once_for_any_number_of_items(
 ) -> None:
     folder, data = recording
     read: list[tuple[int, ...]] = []
-    real = zarr_store._ChunkRead.__call__
-    monkeypatch.setattr(zarr_store._ChunkRead, "__call__", lambda self: (read.append(self.coordinates), real(self))[1])
+    real = zarr_store.ChunkRead.__call__
+    monkeypatch.setattr(zarr_store.ChunkRead, "__call__", lambda self: (read.append(self.coordinates), real(self))[1])
     items = np.array([21, 4, 0, 4, 20, 3, 0])
     source = ZarrSource(folder, {"x": ("timeseries.zarr", slice(None), 1)}, threads=1)
     assert source.take(items)["x"].tobytes() == data[items][:, :, 1].tobytes()

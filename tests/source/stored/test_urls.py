@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import zarr
 
-from penstock import OptionError, Span
+from penstock import OptionError, SourceError, Span
 from penstock.source.stored.source import ZarrSource
-from penstock.source.stored.zarr import zarr_python
 
 
 def numbers(*shape: int) -> np.ndarray:
@@ -57,9 +56,7 @@ def test_urls_are_read_through_obstore(tmp_path: Path) -> None:
     pytest.importorskip("obstore")
     data = numbers(23, 3)
     zarr.create_array(tmp_path / "a", data=data, chunks=(4, 2))
-    source = ZarrSource(f"file://{tmp_path}/a")
-    assert "ObjectStore" in repr(zarr_python._open_node(f"file://{tmp_path}/a").store)
-    check_all(source, data)
+    check_all(ZarrSource(f"file://{tmp_path}/a"), data)
 
 
 def test_schemes_that_obstore_does_not_support_are_read_through_fsspec(tmp_path: Path) -> None:
@@ -68,7 +65,14 @@ def test_schemes_that_obstore_does_not_support_are_read_through_fsspec(tmp_path:
     check_all(ZarrSource(at_url(f"memory://{tmp_path}/b", data)), data)
 
 
-@pytest.mark.parametrize("url", ["memory://nothing/there", "file:///nothing/there", "nosuchscheme://a/b"])
+@pytest.mark.parametrize("url", ["memory://nothing/there", "file:///nothing/there"])
 def test_a_url_without_an_array_is_named(url: str) -> None:
-    with pytest.raises(OptionError, match=f"Could not open {url}"):
+    with pytest.raises(SourceError, match=f"No zarr array in {url}: it has neither zarr.json nor .zarray"):
         ZarrSource(url)
+
+
+def test_what_is_no_url_of_a_store_is_refused() -> None:
+    with pytest.raises(OptionError, match="Could not open nosuchscheme://a"):
+        ZarrSource("nosuchscheme://a/b")
+    with pytest.raises(SourceError, match=r"A \.npy file must be on this machine, got the URL file:///a/b\.npy"):
+        ZarrSource("file:///a/b.npy")

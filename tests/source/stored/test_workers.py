@@ -24,7 +24,7 @@ from penstock_test_parts import (
 from penstock import DamageError, Loader, Plan, ReadError, RunOptions, Span, WindowShuffle
 from penstock.source import read_pool
 from penstock.source.stored.source import ZarrSource
-from penstock.source.stored.zarr import local as zarr_store
+from penstock.source.stored.zarr import array as zarr_store
 
 N = 60
 

@@ -156,12 +156,12 @@ def test_the_report_counts_every_byte(tmp_path: Path) -> None:
     assert source.read_report() == report | {"cached_bytes": 0}
     source.take(np.array([corner]))
     assert source.read_report()["chunks_decoded"] == 9
-    bare = VolumeSource({"raw": cube(path)}, pad=False, cache_bytes=0)
+    bare = VolumeSource({"raw": cube(path)}, pad=False, memory_bytes=0)
     for _ in range(2):
         bare.take(np.array([middle, corner]))
     report = {"bytes_delivered": 512, "bytes_decoded": 2304, "chunks_decoded": 18, "cache_hits": 0, "cached_bytes": 0}
     assert bare.read_report() == report | {"read_amplification": 4.5}
-    small = VolumeSource({"raw": cube(path, 1)}, cache_bytes=0)
+    small = VolumeSource({"raw": cube(path, 1)}, memory_bytes=0)
     small.read(Span(0, 64))  # all in one chunk, which is held for as long as one read needs it
     assert (small.read_report()["chunks_decoded"], small.read_report()["cache_hits"]) == (1, 63)
 
@@ -169,7 +169,7 @@ def test_the_report_counts_every_byte(tmp_path: Path) -> None:
 def test_neighbouring_items_decode_each_chunk_once(tmp_path: Path) -> None:
     data = numbers(8, 12, 9)
     path = write(tmp_path / "a", data)
-    source = VolumeSource({"raw": cube(path, 1)}, cache_bytes=128)
+    source = VolumeSource({"raw": cube(path, 1)}, memory_bytes=128)
     sizes = source.index.chunk_sizes(np.arange(source.index.n_chunks))
     assert sorted(sizes.tolist()) == [16] * 6 + [64] * 12
     for start in range(0, len(source.index), 10):  # batches do not care for chunks
@@ -183,7 +183,7 @@ def test_neighbouring_items_decode_each_chunk_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("budget", [0, 127, 128, 300, 1 << 20])
 def test_any_budget_gives_the_same_patches_and_is_never_exceeded(tmp_path: Path, budget: int) -> None:
     data = numbers(8, 8, 8)
-    source = VolumeSource({"raw": cube(write(tmp_path / "a", data), 3)}, pad=False, cache_bytes=budget, threads=2)
+    source = VolumeSource({"raw": cube(write(tmp_path / "a", data), 3)}, pad=False, memory_bytes=budget, threads=2)
     items = np.random.default_rng(1).integers(0, len(source.index), 50)
     for part in np.split(items, 5):
         found = source.take(part)["raw"]
@@ -355,7 +355,7 @@ def test_wrong_arrays_are_refused(options: dict[str, Any], message: str) -> None
         ({"axis_order": "zyy"}, "three different axes"),
         ({"axis_order": "tyx"}, r"a must have the spatial axes t, y, x .*'raw', t, y, x, but has z, y, x"),
         ({"pad": 0}, "pad must be True or False, got 0"),
-        ({"cache_bytes": -1}, "cache_bytes must be an integer >= 0, got -1"),
+        ({"memory_bytes": -1}, "memory_bytes must be an integer >= 0, got -1"),
         ({"threads": 0}, "threads must be an integer >= 1, got 0"),
         ({"margin": {"labels": (1, 1, 1)}}, r"margin must have names of arrays \(raw\), got \['labels'\]"),
         ({"margin": {"raw": (1, 1)}}, r"a number of voxels for each axis"),

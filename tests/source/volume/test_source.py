@@ -203,7 +203,7 @@ def test_every_patch_equals_that_of_a_naive_loop(arrays: dict[str, Asked], pad: 
             with pytest.raises(SourceError, match=r"must fit into|none does|must overlap"):
                 VolumeSource(specs, pad=pad)
             return
-        source = VolumeSource(specs, pad=pad, cache_bytes=data.draw(st.sampled_from([0, 40, 1 << 20])))
+        source = VolumeSource(specs, pad=pad, memory_bytes=data.draw(st.sampled_from([0, 40, 1 << 20])))
         n = len(wanted)
         items = [0, n - 1, *data.draw(st.lists(st.integers(0, n - 1), max_size=4))]
         check_all(source, arrays, pad, items)
@@ -336,6 +336,6 @@ class TestSuite(SourceSuite):
 
         def make(path: str) -> VolumeSource:
             # A cache that holds some of the chunks.
-            return VolumeSource({"raw": raw.array(path), "labels": labels.array(paths["labels"])}, cache_bytes=300)
+            return VolumeSource({"raw": raw.array(path), "labels": labels.array(paths["labels"])}, memory_bytes=300)
 
         return Case(lambda: make(paths["raw"]), patches.__getitem__, len(centres), lambda: make(changed))

@@ -22,6 +22,7 @@ from penstock.files.stores.url import Url
 from penstock.source.checks import allocate
 from penstock.source.chunked_rows import ChunkedRowReader
 from penstock.source.file_ranges import FileRanges
+from penstock.source.ranges import Ranges
 from penstock.source.stored.open_array import open_array
 
 __all__ = ["ZarrInput", "list_arrays"]
@@ -121,7 +122,7 @@ class _CheckedArray:
             task()
         return out
 
-    def locate(self, selection: tuple[slice, ...]) -> FileRanges:
+    def locate(self, selection: tuple[slice, ...]) -> Ranges:
         """Return where the chunks lie that hold a selection."""
         rows, *columns = self._bounds(selection)
         return self._stored.locate_rows(np.arange(*rows), tuple(columns))
@@ -150,7 +151,7 @@ class _AxisFirst:
         # In a zarr shard, its inner chunks are decoded.
         self.chunks = (array.chunks[axis],)
 
-    def locate(self, start: int, stop: int) -> FileRanges:
+    def locate(self, start: int, stop: int) -> Ranges:
         """Return where rows lie; nothing if zarr-python reads them."""
         if not isinstance(self._stored, _CheckedArray):
             return FileRanges.none()

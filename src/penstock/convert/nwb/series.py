@@ -17,6 +17,8 @@ from penstock.files.stores.url import Url
 from penstock.source.audio.resample import Resampler
 from penstock.source.chunked_rows import ChunkedRowReader
 from penstock.source.file_ranges import FileRanges
+from penstock.source.ranges import Ranges
+from penstock.source.stored.h5_file import OpenHdf5
 from penstock.source.stored.hdf5 import Hdf5Places
 from penstock.source.stored.self_contained import check_read, stored_bytes
 
@@ -116,9 +118,9 @@ class _LocatedRows:
     def _places(self) -> Hdf5Places | None:
         if isinstance(self._file, Url):  # the file reads ahead by itself
             return None
-        return Hdf5Places.find(self._data, self._file)
+        return Hdf5Places.find(self._data, OpenHdf5(self._data.file, str(self._file)))
 
-    def locate(self, start: int, stop: int) -> FileRanges:
+    def locate(self, start: int, stop: int) -> Ranges:
         """Return where rows, or the chunks that hold them, lie."""
         places = self._places
         if places is None:
@@ -129,7 +131,7 @@ class _LocatedRows:
             return places.locate_values(first, (stop - start) * row_values, self.shape[0] * row_values)
         per_row = math.prod(places.counts[1:])  # chunks side by side
         which = slice(start // self.chunks[0] * per_row, -(-stop // self.chunks[0]) * per_row)
-        return FileRanges.of_file(places.file, places.begins[which], places.ends[which])
+        return places.file.locate(places.begins[which], places.ends[which])
 
 
 class _Resampled:

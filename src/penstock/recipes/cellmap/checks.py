@@ -1,4 +1,4 @@
-"""Checks the arguments of datasets: item numbers, shapes and scales of arrays, and names."""
+"""Checks the arguments of datasets: item numbers, shapes and scales of arrays, names, and options of URLs."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -6,8 +6,9 @@ from typing import Any
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
+from penstock.source.stored.folders import Folders
 
-__all__ = ["check_array", "check_names", "check_numbers"]
+__all__ = ["check_array", "check_names", "check_numbers", "make_folders"]
 
 
 def check_numbers(dataset: Any, indices: Sequence[int]) -> list[int]:
@@ -44,3 +45,13 @@ def check_names(inputs: Mapping[str, Any], targets: Mapping[str, Any], classes: 
         raise OptionError("target_arrays need classes, got none; name the classes.")
     if len(set(classes)) < len(classes):
         raise OptionError(f"classes must be unique, got {list(classes)}.")
+
+
+def make_folders(options: Mapping[str, Any]) -> Folders:
+    """Return what opens the paths and URLs of a dataset, by its options `store`, `cache` and `cache_bytes`."""
+    if options.get("cache") is None and options.get("cache_bytes") is not None:
+        raise OptionError(
+            f"cache_bytes={options['cache_bytes']} needs cache, the folder to keep them in. The memory of decoded "
+            "chunks is memory_bytes."
+        )
+    return Folders(store=options.get("store"), cache=options.get("cache"), cache_bytes=options.get("cache_bytes"))

@@ -12,13 +12,15 @@ from torch.utils.data import Dataset, Subset
 
 from penstock.core.errors import OptionError
 from penstock.core.seeds import generator_for, key_for
-from penstock.recipes.cellmap.checks import check_array, check_names, check_numbers
+from penstock.files.stores.options import StoreOptions
+from penstock.recipes.cellmap.checks import check_array, check_names, check_numbers, make_folders
 from penstock.recipes.cellmap.cover import covering_places
 from penstock.recipes.cellmap.labels import count_voxels, label_paths, open_labels, split_target_path
 from penstock.recipes.cellmap.sampling import MutableSubsetRandomSampler, min_redundant_inds, seed_of
 from penstock.recipes.cellmap.transforms import PatchTransform, ValueTransform
 from penstock.run.augment_state import AugmentState
 from penstock.source.combine import Numbered
+from penstock.source.remote_parts import RemoteParts
 from penstock.source.stored.zarr.record import MissingChunks
 from penstock.source.volume.ngff import Multiscale
 from penstock.source.volume.source import VolumeArray, VolumeSource
@@ -38,12 +40,15 @@ class DatasetOptions(TypedDict, total=False):
     pad: bool
     device: str | torch.device | None
     max_workers: int | None
-    cache_bytes: int
+    memory_bytes: int
     missing_chunks: MissingChunks
     at: Mapping[str, int | Sequence[int]] | None
+    store: StoreOptions | None
+    cache: str | os.PathLike[str] | None
+    cache_bytes: int | None
 
 
-class CellMapDataset(Dataset[Any]):
+class CellMapDataset(Dataset[Any], RemoteParts):
     """Patches of raw data and labels of several classes, around any voxel where all arrays overlap.
 
     An item is a dict: each input is a float32 tensor (channels, z, y, x), with one channel if the volume has no channel
@@ -76,7 +81,7 @@ class CellMapDataset(Dataset[Any]):
     axis_order
         Axis order of shapes, scales and patches.
     context
-        Must be None; it configures TensorStore, which is not used here. `cache_bytes` bounds the memory.
+        Must be None; it configures TensorStore, which is not used here. `memory_bytes` bounds the memory.
     rng
         Torch generator or seed of the augmentation. This option and all below are keyword-only.
     at
@@ -93,11 +98,13 @@ class CellMapDataset(Dataset[Any]):
         Device of the items; `CellMapDataLoader` has its own for batches.
     max_workers
         Threads that read one batch; None for the number of CPUs.
-    cache_bytes
+    memory_bytes
         Size of the cache of decoded chunks, per process; 256 MiB by default.
     missing_chunks
         What a chunk that is not stored is. `"error"` by default: the fill value if it was not stored when the dataset
         was opened, and DamageError otherwise, also at a URL, where that is not known. `"fill"`: the fill value.
+    store, cache, cache_bytes
+        How data at a URL are read, and where what was downloaded is kept; as in `ZarrSource`.
     """
 
     def __init__(
@@ -123,7 +130,7 @@ class CellMapDataset(Dataset[Any]):
             )
         if context is not None:
             raise OptionError(
-                "context must be None: it configures TensorStore, which is not used. Set cache_bytes instead."
+                "context must be None: it configures TensorStore, which is not used. Set memory_bytes instead."
             )
         self.raw_path, self.target_path = os.fspath(raw_path), None if target_path is None else os.fspath(target_path)
         self.classes = list(classes or [])
@@ -135,13 +142,17 @@ class CellMapDataset(Dataset[Any]):
         self.pad, self.empty_value = options.get("pad", True), options.get("empty_value", float("nan"))
         self.force_has_data, self.device = options.get("force_has_data", False), options.get("device")
         self.max_workers = options.get("max_workers")
-        self._cache_bytes = options.get("cache_bytes", 256 * 2**20)
+        self._memory_bytes = options.get("memory_bytes", 256 * 2**20)
         self._missing_chunks: MissingChunks = options.get("missing_chunks", "error")
+        self._folders = make_folders(options)
         check_names(self.input_arrays, self.target_arrays, self.classes)
         self.label_paths: dict[str, str | None] = {}
         if self.target_arrays:
-            self.label_paths = label_paths(self.target_path, self.classes, may_be_empty=self.force_has_data)
-        self.channels = Multiscale.read(self.raw_path).channels(self.at)
+            self.label_paths = label_paths(
+                self.target_path, self.classes, self._folders, may_be_empty=self.force_has_data
+            )
+        self.channels = Multiscale.read_folder(self._folders.open(self.raw_path), self.raw_path).channels(self.at)
+        self._folders.check_used()
         """The image of each channel of the inputs."""
         self._build()
         self._state = AugmentState(len(self))
@@ -158,7 +169,7 @@ class CellMapDataset(Dataset[Any]):
         if self.is_train and self.spatial_transforms:
             spatial = Spatial(self.spatial_transforms, outs, axis_order=self.axis_order)
         images: dict[str, tuple[Multiscale | None, ...]] = dict.fromkeys(self.input_arrays, self.channels)
-        labels = [None if path is None else open_labels(path, self.at) for path in self.label_paths.values()]
+        labels = open_labels(self.label_paths.values(), self._folders, self.at)
         images |= dict.fromkeys(self.target_arrays, tuple(labels))
         arrays = {
             name: VolumeArray(images[name], shape, scale, interpolation, pad_value=fill)
@@ -168,12 +179,12 @@ class CellMapDataset(Dataset[Any]):
             arrays,
             axis_order=self.axis_order,
             pad=self.pad,
-            cache_bytes=self._cache_bytes,
+            memory_bytes=self._memory_bytes,
             margin=spatial.margins() if spatial is not None else None,
             threads=self.max_workers,
             missing_chunks=self._missing_chunks,
         )
-        self.source = Numbered(self.volume)
+        self.source, self._parts = Numbered(self.volume), (self.volume,)
         self.changes = PatchTransform(
             tuple(self.input_arrays),
             tuple(self.target_arrays),
@@ -197,12 +208,12 @@ class CellMapDataset(Dataset[Any]):
         return self.read_items(numbers, self.seed, list(zip(epochs, numbers, strict=True)))
 
     def prepare(self, items: NDArray[np.int64]) -> int:
-        """Start reading items into the page cache; see `VolumeSource`."""
+        """Start reading items into the page cache or from a URL; see `VolumeSource`."""
         return self.volume.prepare(items)
 
     @property
     def stored_bytes(self) -> int | None:
-        """Bytes of the local files of all volumes; None for a URL."""
+        """Bytes of the files or objects of all volumes; None: unknown."""
         return self.volume.stored_bytes
 
     def read_items(
@@ -304,9 +315,10 @@ class CellMapDataset(Dataset[Any]):
         """For each class, the number of its voxels and of all voxels; 0 and 0 without labels."""
         scale = next(iter(self.target_arrays.values()), {"scale": ()})["scale"]
         at = dict(zip(self.axis_order[-len(scale) :], scale, strict=True)) if len(scale) else {}
+        images = open_labels(self.label_paths.values(), self._folders, self.at)
         return {
-            name: (0, 0) if path is None else count_voxels(open_labels(path, self.at), at, self._missing_chunks)
-            for name, path in self.label_paths.items()
+            name: (0, 0) if image is None else count_voxels(image, at, self._missing_chunks)
+            for name, image in zip(self.label_paths, images, strict=True)
         }
 
     @property

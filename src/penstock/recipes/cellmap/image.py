@@ -1,6 +1,7 @@
 """One multiscale image, read around any point in world coordinates."""
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, TypedDict, Unpack
@@ -10,6 +11,8 @@ import torch
 
 from penstock.core.errors import OptionError
 from penstock.core.seeds import generator_for
+from penstock.files.stores.options import StoreOptions
+from penstock.recipes.cellmap.checks import make_folders
 from penstock.recipes.cellmap.labels import count_voxels
 from penstock.recipes.cellmap.transforms import ValueTransform
 from penstock.source.stored.zarr.record import MissingChunks
@@ -24,6 +27,9 @@ class ImageOptions(TypedDict, total=False):
 
     at: Mapping[str, int | Sequence[int]] | None
     missing_chunks: MissingChunks
+    store: StoreOptions | None
+    cache: str | os.PathLike[str] | None
+    cache_bytes: int | None
 
 
 class CellMapImage:
@@ -54,6 +60,8 @@ class CellMapImage:
         not given. They are the first axis of a patch.
     missing_chunks
         What a chunk that is not stored is: `"error"` or `"fill"`, as in `CellMapDataset`.
+    store, cache, cache_bytes
+        How data at a URL are read, and where what was downloaded is kept; as in `ZarrSource`.
     """
 
     def __init__(
@@ -80,7 +88,10 @@ class CellMapImage:
         self.scale, self.output_shape = tuple(map(float, target_scale)), tuple(map(int, target_voxel_shape))
         self.pad, self.pad_value, self.interpolation, self.device = pad, pad_value, interpolation, device
         self._transform = None if value_transform is None else ValueTransform(value_transform, "value_transform")
-        self._channels = Multiscale.read(path).channels(options.get("at") or {})
+        folders = make_folders(options)
+        image = Multiscale.read_folder(folders.open(path), os.fspath(path))
+        folders.check_used()
+        self._channels = image.channels(options.get("at") or {})
         array = VolumeArray(self._channels, self.output_shape, self.scale, interpolation, pad_value=pad_value)
         self._missing_chunks: MissingChunks = options.get("missing_chunks", "error")
         self._source = VolumeSource(

@@ -3,14 +3,14 @@
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError, SourceError
+from penstock.source.stored.folders import Folders, find_stored
 from penstock.source.stored.open_array import StoredArray
 from penstock.source.stored.zarr.record import MissingChunks
 from penstock.source.volume.ngff import Multiscale
@@ -36,15 +36,19 @@ def split_target_path(path: str) -> tuple[str, list[str]]:
     return f"{path[: found.start()]}{{label}}{path[found.end() :]}", names
 
 
-def label_paths(target_path: str | None, classes: Sequence[str], *, may_be_empty: bool) -> dict[str, str | None]:
+def label_paths(
+    target_path: str | None, classes: Sequence[str], folders: Folders, *, may_be_empty: bool
+) -> dict[str, str | None]:
     """Return the path to the labels of each class; None for a class without labels, which means unknown, not absent."""
     if target_path is None and not may_be_empty:
         raise OptionError("target_arrays need a target_path, got None; give the path to the labels.")
     template, named = ("", list[str]()) if target_path is None else split_target_path(target_path)
     found: dict[str, str | None] = {}
-    for name in classes:
-        path = template.replace("{label}", name)
-        found[name] = path if name in named and ("://" in path or Path(path).is_dir()) else None
+    paths = {name: template.replace("{label}", name) for name in classes}
+    stored = find_stored([folders.open(paths[name]) for name in paths if name in named])
+    exist = dict(zip((name for name in paths if name in named), stored, strict=True))
+    for name, path in paths.items():
+        found[name] = path if exist.get(name) else None
         if name in named and found[name] is None:
             _LOG.warning("target_path names %r, but %s has no labels; the class counts as unknown.", name, path)
     if not any(found.values()) and not may_be_empty:
@@ -55,9 +59,18 @@ def label_paths(target_path: str | None, classes: Sequence[str], *, may_be_empty
     return found
 
 
-def open_labels(path: str, at: Mapping[str, int | Sequence[int]]) -> Multiscale:
-    """Open labels at the indices of the raw image on non-spatial axes, as far as the labels have several."""
-    image = Multiscale.read(path)
+def open_labels(
+    paths: Iterable[str | None], folders: Folders, at: Mapping[str, int | Sequence[int]]
+) -> list[Multiscale | None]:
+    """Open labels at the indices of the raw image on non-spatial axes, as far as the labels have several.
+
+    None for a class without labels.
+    """
+    images = Multiscale.read_all([path for path in paths if path is not None], folders)
+    return [None if path is None else _choose(images[path], at) for path in paths]
+
+
+def _choose(image: Multiscale, at: Mapping[str, int | Sequence[int]]) -> Multiscale:
     return image.choose({axis: at[axis] for axis, size in image.other_axes.items() if size > 1 and axis in at})  # type: ignore[misc]  # refuses what is no index
 
 
@@ -77,6 +90,8 @@ def _read_layers(array: StoredArray, bounds: Sequence[tuple[int, int]]) -> Itera
     (first, last), inside = bounds[0], tuple(bounds[1:])
     for start in range(first, last, array.chunk_rows):
         stop = min(last, start + array.chunk_rows)
+        if array.remote is not None:  # this layer and the next one
+            array.locate_rows(np.arange(start, min(last, stop + array.chunk_rows)), inside).read_ahead()
         layer = np.empty((stop - start, *(end - begin for begin, end in inside)), array.dtype)
         for task in array.tasks(start, stop, inside, layer):
             task()

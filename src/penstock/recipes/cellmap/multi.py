@@ -20,13 +20,14 @@ from penstock.recipes.cellmap.sampling import ClassBalancedSampler, MutableSubse
 from penstock.recipes.cellmap.transforms import PatchTransform
 from penstock.run.augment_state import AugmentState
 from penstock.source.combine import Concat, Numbered
+from penstock.source.remote_parts import RemoteParts
 
 __all__ = ["CellMapDataSplit", "CellMapMultiDataset", "read_patches"]
 
 _SPLITS = {"train": "train", "validate": "validate", "validation": "validate", "val": "validate"}
 
 
-class CellMapMultiDataset(ConcatDataset[Any]):
+class CellMapMultiDataset(ConcatDataset[Any], RemoteParts):
     """Several datasets of the same classes and arrays, one after the other; each is a crop.
 
     `idx` of an item is its number among all of them. Epochs are counted as in `CellMapDataset`.
@@ -53,6 +54,7 @@ class CellMapMultiDataset(ConcatDataset[Any]):
             raise OptionError("datasets must be a list of one or more CellMapDataset.")
         super().__init__(crops)
         self.datasets: list[CellMapDataset] = crops  # type: ignore[assignment]
+        self._parts = tuple(crops)
         first = crops[0]
         self.classes = list(classes if classes is not None else first.classes)
         self.input_arrays = dict(input_arrays if input_arrays is not None else first.input_arrays)
@@ -105,18 +107,20 @@ class CellMapMultiDataset(ConcatDataset[Any]):
         return self.read_items(numbers, self.seed, list(zip(epochs, numbers, strict=True)))
 
     def prepare(self, items: NDArray[np.int64]) -> int | None:
-        """Start reading items into the page cache; see `VolumeSource`."""
+        """Start reading items into the page cache or from a URL; see `VolumeSource`."""
         return self.source.prepare(items)
 
     @property
     def stored_bytes(self) -> int | None:
-        """Bytes of the local files of all volumes; None for a URL."""
+        """Bytes of the files or objects of all volumes; None: unknown."""
         return self.source.stored_bytes
 
     def read_items(self, numbers: Sequence[int], seed: int, paths: Sequence[tuple[int, int]]) -> list[Any]:
         """Return items as `CellMapDataset.read_items` does; those of one dataset are read together."""
         crops = np.searchsorted(self.cumulative_sizes, numbers, side="right")
         found: list[Any] = [None] * len(numbers)
+        if self.is_remote and len(set(crops.tolist())) > 1:  # those of all crops at once
+            self.source.prepare(np.array(numbers, np.int64))
         for crop in np.unique(crops).tolist():
             places = np.flatnonzero(crops == crop).tolist()
             inside = [numbers[place] - self.crop_starts[crop] for place in places]

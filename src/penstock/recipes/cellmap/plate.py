@@ -4,8 +4,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.files.stores.url import is_url
 from penstock.recipes.cellmap.dataset import Arrays, CellMapDataset
 from penstock.recipes.cellmap.multi import CellMapMultiDataset
+from penstock.source.read_pool import map_at_once
 from penstock.source.volume.plates import list_images
 
 __all__ = ["open_plate"]
@@ -41,10 +43,11 @@ def open_plate(
     >>> train = open_plate("plate.zarr", None, arrays, wells=["A/1", "A/2"])  # doctest: +SKIP
     """
     labels = f"labels/[{','.join(classes or [])}]"
-    crops = [
-        CellMapDataset(
-            image, f"{image}/{labels}" if target_arrays else None, classes, input_arrays, target_arrays, **options
-        )
-        for image in list_images(path, wells=wells)
-    ]
+
+    def open_image(image: str) -> CellMapDataset:
+        target_path = f"{image}/{labels}" if target_arrays else None
+        return CellMapDataset(image, target_path, classes, input_arrays, target_arrays, **options)
+
+    images = list_images(path, wells=wells, store=options.get("store"))
+    crops = list((map_at_once if is_url(path) else map)(open_image, images))
     return CellMapMultiDataset(classes or [], input_arrays, target_arrays or {}, crops)

@@ -5,21 +5,21 @@ import os
 import threading
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.errors import MissingDependency, PenstockError, ReadError, SourceError
+from penstock.core.errors import ReadError, SourceError
 from penstock.core.text import cause
-from penstock.files.regular import check_regular
-from penstock.source.file_ranges import FileRanges, StoredFile
+from penstock.files.spans.remote_folder import RemoteFolder
+from penstock.source.file_ranges import FileRanges
+from penstock.source.ranges import Ranges
 from penstock.source.stored.chunk_grid import MAX_CHUNKS, Selection, list_chunks
-from penstock.source.stored.self_contained import check_dataset, check_links, check_read, stored_bytes
+from penstock.source.stored.h5_file import Hdf5File, OpenHdf5, wrap_damage
+from penstock.source.stored.self_contained import check_dataset, check_read, stored_bytes
 from penstock.source.stored.zarr.record import MissingChunks
 
 __all__ = ["Hdf5Array", "Hdf5Places"]
@@ -31,7 +31,7 @@ _MAX_LISTED_CHUNKS = 1 << 18  # takes half a second; with more chunks, nothing i
 class Hdf5Array:
     """An HDF5 dataset. HDF5 allows one read at a time in a process."""
 
-    path: Path
+    path: Hdf5File
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -40,7 +40,7 @@ class Hdf5Array:
     stored_bytes: int | None = field(default=None, compare=False)
     """Bytes of the dataset in its file."""
 
-    _open: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
+    _open: dict[int, OpenHdf5] = field(default_factory=dict, compare=False, repr=False)
     _locks: dict[int, threading.Lock] = field(default_factory=dict, compare=False, repr=False)
     """By process: after a fork, a lock of the parent may be held by a thread that does not exist in the child."""
 
@@ -49,8 +49,17 @@ class Hdf5Array:
 
     @classmethod
     def open(cls, path: Path, name: str) -> "Hdf5Array":
-        """Read the shape, dtype and chunks of a dataset."""
-        with _open_hdf5(path) as file, _wrap_damage(path):
+        """Read the shape, dtype and chunks of a dataset of a file on this machine."""
+        return cls._open_dataset(Hdf5File(str(path)), name)
+
+    @classmethod
+    def open_remote(cls, remote: RemoteFolder, where: str, name: str) -> "Hdf5Array":
+        """Read the shape, dtype and chunks of a dataset of a file at a URL."""
+        return cls._open_dataset(Hdf5File(where, remote), name or ".")
+
+    @classmethod
+    def _open_dataset(cls, path: Hdf5File, name: str) -> "Hdf5Array":
+        with path.open().file as file, wrap_damage(path.where):
             found = file.get(name) if name != "." else None
             if found is None or not hasattr(found, "dtype"):
                 names: list[str] = []
@@ -58,7 +67,7 @@ class Hdf5Array:
                 raise SourceError(f"{path} has no dataset {name!r}; it has {', '.join(names[:20])}.")
             if not found.shape or found.dtype.kind not in "biufc":
                 raise SourceError(f"{path}/{name} must be a numeric array with rows, got {found.dtype} {found.shape}.")
-            check_dataset(found, path)
+            check_dataset(found, path.where)
             check_read(found, 1, f"A row of {path}/{name}")
             row_bytes = found.nbytes // max(1, found.shape[0])
             chunks = found.chunks or (max(1, (1 << 20) // max(1, row_bytes)), *found.shape[1:])
@@ -67,6 +76,11 @@ class Hdf5Array:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}, "_locks": {}, "_places": {}}
+
+    @property
+    def remote(self) -> RemoteFolder | None:
+        """The remote folder of the file; None if it is on this machine."""
+        return self.path.remote
 
     @property
     def presence(self) -> str:
@@ -83,6 +97,8 @@ class Hdf5Array:
             try:
                 found = self._dataset().shape
             except Exception as error:  # h5py raises anything for a damaged file
+                if isinstance(error, ReadError):  # a network that fails
+                    raise
                 raise ReadError(f"The array {self.path}/{self.name} is gone: {cause(error)}.") from error
         if found != self.shape:
             raise ReadError(
@@ -126,7 +142,7 @@ class Hdf5Array:
 
     # -- where values lie, to read them ahead and to give them back ----------------------------------------------------
 
-    def locate_rows(self, rows: NDArray[np.int64], selection: Selection) -> FileRanges:
+    def locate_rows(self, rows: NDArray[np.int64], selection: Selection) -> Ranges:
         """Return where rows of a contiguous dataset lie, or the chunks of rows; nothing if that is not known."""
         places = self._find_places()
         if places is None or any(low >= high for low, high in selection):
@@ -139,7 +155,7 @@ class Hdf5Array:
         row_values = math.prod(self.shape[1:])
         return places.locate_values(rows * row_values + first, last + 1 - first, row_values * self.shape[0])
 
-    def locate_chunks(self, coordinates: NDArray[np.int64]) -> FileRanges:
+    def locate_chunks(self, coordinates: NDArray[np.int64]) -> Ranges:
         """Return where chunks lie, or the rows of a contiguous dataset that count as one; (chunks, axes)."""
         places = self._find_places()
         if places is None:
@@ -148,7 +164,7 @@ class Hdf5Array:
             chunk_values, n_values = math.prod(self.chunk_shape), math.prod(self.shape)
             return places.locate_values(coordinates[:, 0] * chunk_values, chunk_values, n_values)
         numbers = np.ravel_multi_index(tuple(coordinates.T), places.counts, mode="clip")
-        return FileRanges.of_file(places.file, places.begins[numbers], places.ends[numbers])
+        return places.file.locate(places.begins[numbers], places.ends[numbers])
 
     def piece_rows(self, _: Selection) -> int:
         """Return how many rows can only be given back together: those of a chunk, 1 if the dataset is contiguous."""
@@ -165,7 +181,7 @@ class Hdf5Array:
             with self._lock():
                 if process not in self._places:
                     try:
-                        self._places[process] = Hdf5Places.find(self._dataset(), self.path)
+                        self._places[process] = Hdf5Places.find(self._dataset(), self._open[process])
                     except Exception:  # h5py raises anything for a damaged file; the read says what is wrong
                         return None
         return self._places.get(process)
@@ -176,15 +192,15 @@ class Hdf5Array:
     def _dataset(self) -> Any:
         # A child process can neither use nor close a file handle of its parent.
         if os.getpid() not in self._open:
-            self._open[os.getpid()] = _open_hdf5(self.path)
-        return self._open[os.getpid()][self.name]
+            self._open[os.getpid()] = self.path.open()
+        return self._open[os.getpid()].file[self.name]
 
 
 @dataclass(frozen=True, slots=True)
 class Hdf5Places:
     """Where the values of a dataset lie in its file."""
 
-    file: StoredFile
+    file: OpenHdf5
     counts: tuple[int, ...]
     """Number of chunks along each axis; empty if the dataset is contiguous."""
 
@@ -195,13 +211,11 @@ class Hdf5Places:
     """As `begins`, and equal to it for a chunk that is not stored."""
 
     @classmethod
-    def find(cls, dataset: Any, path: Path) -> "Hdf5Places | None":
+    def find(cls, dataset: Any, file: OpenHdf5) -> "Hdf5Places | None":
         """Return the places of an open dataset of h5py; None if it is virtual, compact or has too many chunks.
 
         All chunks are listed at once: HDF5 finds a single one by going through all before it.
         """
-        status = os.fstat(dataset.file.id.get_vfd_handle())
-        file = StoredFile(str(path), (status.st_dev, status.st_ino))
         if not dataset.chunks:
             offset = dataset.id.get_offset()
             if offset is None:
@@ -219,38 +233,8 @@ class Hdf5Places:
         begins[numbers], ends[numbers] = table[:, -2], table[:, -2] + table[:, -1]
         return cls(file, counts, begins, ends)
 
-    def locate_values(self, firsts: NDArray[np.int64], n_each: int, n_values: int) -> FileRanges:
+    def locate_values(self, firsts: NDArray[np.int64], n_each: int, n_values: int) -> Ranges:
         """Return where runs of `n_each` values begin and end, in a contiguous dataset of `n_values`."""
         value_bytes = int(self.ends[0] - self.begins[0]) // max(1, n_values)
         begins = self.begins[0] + firsts * value_bytes
-        return FileRanges.of_file(self.file, begins, np.minimum(begins + n_each * value_bytes, self.ends[0]))
-
-
-def _open_hdf5(path: Path) -> Any:
-    try:
-        h5py: Any = import_module("h5py")
-    except ImportError as error:
-        raise MissingDependency("h5py", "nwb", "Reading HDF5 files") from error
-    try:
-        check_regular(path)
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise SourceError(f"Could not open {path}: {cause(error)}.") from error
-    try:
-        with _wrap_damage(path):
-            check_links(file, path)
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-@contextmanager
-def _wrap_damage(path: Path) -> Iterator[None]:
-    """Turn whatever h5py raises for a damaged file into a SourceError that names it."""
-    try:
-        yield
-    except PenstockError:
-        raise
-    except Exception as error:
-        raise SourceError(f"Could not read {path}; it is no valid HDF5 file, or damaged: {cause(error)}.") from error
+        return self.file.locate(begins, np.minimum(begins + n_each * value_bytes, self.ends[0]))

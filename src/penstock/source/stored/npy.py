@@ -16,8 +16,8 @@ from penstock.files.regular import open_descriptor, open_regular
 from penstock.shard.codec import parse_npy_header
 from penstock.source.file_ranges import FileRanges, StoredFile
 from penstock.source.stored.chunk_grid import Selection
-from penstock.source.stored.zarr.local import read_into
 from penstock.source.stored.zarr.record import MissingChunks
+from penstock.source.stored.zarr.store_folder import read_into
 
 __all__ = ["NpyArray", "map_npy"]
 
@@ -83,6 +83,11 @@ class NpyArray:
     @property
     def _row_bytes(self) -> int:
         return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+
+    @property
+    def remote(self) -> None:
+        """Nothing: the file is on this machine."""
+        return None
 
     @property
     def presence(self) -> str:

@@ -15,7 +15,7 @@ from penstock.files.stores.url import Url
 __all__ = ["check_dataset", "check_links", "check_read", "stored_bytes"]
 
 
-def check_links(file: Any, path: Path | Url) -> None:
+def check_links(file: Any, path: Path | Url | str) -> None:
     """Raise SourceError if a link of an open `h5py.File` leads to another file. Nothing is opened that is linked."""
     import h5py  # type: ignore[import-untyped]  # noqa: PLC0415  # it has no types
 
@@ -28,7 +28,7 @@ def check_links(file: Any, path: Path | Url) -> None:
         raise _other_file(path, name, file.get(name, getlink=True).filename)
 
 
-def check_dataset(dataset: Any, path: Path | Url) -> None:
+def check_dataset(dataset: Any, path: Path | Url | str) -> None:
     """Raise SourceError if an open dataset has its values in other files, or chunks that expand beyond the limit."""
     name = str(dataset.name)
     properties = dataset.id.get_create_plist()
@@ -61,7 +61,7 @@ def stored_bytes(dataset: Any) -> int:
     return int(dataset.id.get_storage_size())
 
 
-def _other_file(path: Path | Url, name: str, target: str) -> SourceError:
+def _other_file(path: Path | Url | str, name: str, target: str) -> SourceError:
     return SourceError(
         f"All data of {path} must be in this file, but those of {name} are in another: {target!r}. Copy them into one "
         "file, such as with h5copy, or for NWB with NWBHDF5IO.export and link_data=False."

@@ -4,7 +4,6 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,17 +12,19 @@ from numpy.typing import NDArray
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.index import Index, join_presence
-from penstock.core.text import cause
+from penstock.core.transfers import Transfers
 from penstock.core.types import Block, Field, Span
-from penstock.files.regular import read_regular
-from penstock.files.staging import describe_unfinished, is_half_published
+from penstock.files.stores.options import StoreOptions
 from penstock.source.checks import allocate_block, check_items, check_out, check_span, keep_existing, sum_stored
-from penstock.source.file_ranges import FileRanges, keep_whole_groups
-from penstock.source.read_pool import ReadPool
+from penstock.source.file_ranges import keep_whole_groups
+from penstock.source.ranges import RemoteUse, join_ranges
+from penstock.source.read_pool import ReadPool, map_at_once
 from penstock.source.stored.chunk_grid import Selection
-from penstock.source.stored.n5 import refuse_n5
+from penstock.source.stored.folders import Folders
 from penstock.source.stored.open_array import StoredArray, open_array
+from penstock.source.stored.zarr.group import find_arrays
 from penstock.source.stored.zarr.record import MissingChunks, check_missing_chunks
+from penstock.source.stored.zarr.store_folder import StoreFolder
 
 __all__ = ["ZarrSource"]
 
@@ -37,20 +38,21 @@ class ZarrSource:
 
     1. A damaged chunk: DamageError, which names the array and the chunk. A chunk that was there when the source was
        opened and is missing: the same.
-    2. An array that is resized or removed while it is open: ReadError.
-    3. A fork at any time is safe: zarr and `.npy` files do not stay open, and each process has its own HDF5 handles and
-       threads.
+    2. An array that is resized or removed while it is open: ReadError. At a URL, the version of each object is pinned
+       when it is first read; one that is replaced is a ReadError.
+    3. A fork at any time is safe: zarr and `.npy` files do not stay open, and each process has its own HDF5 handles,
+       connections and threads.
 
-    `prepare` concerns local files: the chunks that hold the selected columns of the items, each once, and only the rows
-    themselves in `.npy` files, contiguous HDF5 datasets and, where they are read so, uncompressed chunks. In a call, at
-    most 512 files of an array (64 shards) are opened. `release` gives a chunk back only if all its rows are among the
-    items.
+    `prepare` concerns the chunks that hold the selected columns of the items, each once, and only the rows themselves
+    in local `.npy` files, contiguous HDF5 datasets and, where they are read so, uncompressed chunks. In a call, at most
+    512 local files of an array (64 shards) are opened. Chunks at a URL are fetched at once, and those of one read also
+    without `prepare`. `release` gives a chunk back only if all its rows are among the items.
 
     Parameters
     ----------
     path
-        A zarr store (v2 or v3, with or without sharding), a `.npy` file, `FILE.h5`, or a URL supported by fsspec or
-        obstore. `fields` are relative to it.
+        A zarr store (v2 or v3, with or without sharding), a `.npy` file or `FILE.h5`; zarr and HDF5 also by a URL:
+        `s3://`, `gs://`, `az://`, `http://`, `https://`, and what fsspec knows. `fields` are relative to it.
     fields
         Name to array, or to an array and a selection of its columns: `("timeseries.zarr", slice(0, 100), 1)` takes
         columns 0 to 99 of the second axis and column 1 of the third. Only chunks that hold them are read. None: `path`
@@ -62,6 +64,12 @@ class ZarrSource:
         What a chunk that is not stored is. `"error"`: the fill value if it was not stored when the source was opened,
         as in sparse arrays, and DamageError otherwise, also if that is not known (at a URL, and in arrays of more than
         500,000 files). `"fill"`: the fill value, as in zarr-python. An array without a fill value must have all chunks.
+    store
+        Of a URL: endpoint, credentials, retries. None: as the environment says.
+    cache
+        Of a URL: a folder of this machine for what was downloaded, which all processes share. None: nothing is kept.
+    cache_bytes
+        Size of the files in `cache` at most; None: as much as fits on its disk.
     """
 
     def __init__(
@@ -71,6 +79,9 @@ class ZarrSource:
         *,
         threads: int | None = None,
         missing_chunks: MissingChunks = "error",
+        store: StoreOptions | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         check_missing_chunks(missing_chunks)
         if threads is not None:
@@ -78,14 +89,15 @@ class ZarrSource:
         if not isinstance(path, str | os.PathLike):
             raise OptionError(f"path must be a path or a URL, got {path!r}. Give arrays by name as fields=...")
         self.path, self._threads = os.fspath(path), threads
-        specs = _parse_fields(self.path, fields)
+        folders = Folders(store=store, cache=cache, cache_bytes=cache_bytes)
+        specs = _parse_fields(folders.open(self.path), fields)
+        folders.check_used()
         self._arrays: dict[str, StoredArray] = {}
         self._selections: dict[str, Selection] = {}
         self.fields: dict[str, Field] = {}
-        arrays = {where: open_array(where) for where, _ in specs.values()}
-        arrays = {where: array.record_chunks(missing_chunks) for where, array in arrays.items()}
+        arrays = _open_arrays([where for where, _ in specs.values()], missing_chunks)
         for name, (where, keys) in specs.items():
-            array = arrays[where]
+            array = arrays[str(where)]
             selection, shape = _parse_selection(name, where, array.shape, keys)
             self._arrays[name], self._selections[name] = array, selection
             self.fields[name] = Field(array.dtype, shape)
@@ -93,6 +105,7 @@ class ZarrSource:
         if len(set(lengths.values())) > 1:
             raise SourceError(f"All arrays must have the same number of rows, got {lengths}.")
         self._n_items = next(iter(lengths.values()))
+        self._remotes = RemoteUse(self._arrays.values())
         rows = max(array.chunk_rows for array in self._arrays.values())
         index = Index.uniform(self._n_items, max(1, min(rows, self._n_items)), identity=self._identity())
         self.index = replace(index, presence=join_presence(array.presence for array in self._arrays.values()))
@@ -106,14 +119,22 @@ class ZarrSource:
         """Return consecutive items."""
         check_span(span, self)
         block = allocate_block(self.fields, len(span)) if out is None else check_out(out, self.fields, len(span))
-        self._read(span.start, span.stop, block)
+        with self._remotes:
+            self._fetch(np.arange(span.start, span.stop))
+            self._read(span.start, span.stop, block)
         return block
 
     def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:
         """Return any items, in the given order; each chunk is decoded once."""
         items = check_items(items, self)
         block = allocate_block(self.fields, len(items)) if out is None else check_out(out, self.fields, len(items))
+        with self._remotes:
+            self._take(items, block)
+        return block
+
+    def _take(self, items: NDArray[np.int64], block: Block) -> None:
         order = np.argsort(items, kind="stable")
+        self._fetch(items[order])
         rows = max(array.chunk_rows for array in self._arrays.values())
         chunks = items[order] // rows
         borders = (np.flatnonzero(np.diff(chunks)) + 1).tolist()
@@ -126,27 +147,56 @@ class ZarrSource:
             self._read(first, last, stretch)
             for name, array in block.items():
                 array[places] = stretch[name][items[places] - first]
-        return block
 
     def prepare(self, items: NDArray[np.int64]) -> int:
-        """Start reading the chunks of items into the page cache; return the bytes that were not there."""
+        """Start reading the chunks of items into the page cache or from a URL; return the bytes that were not there."""
         rows = keep_existing(items, self)
         return sum(
-            FileRanges.join([array.locate_rows(rows, selection) for selection in selections]).read_ahead()
+            ranges.read_ahead()
             for array, selections in self._group_by_array()
+            for ranges in join_ranges([array.locate_rows(rows, selection) for selection in selections])
         )
 
+    def _fetch(self, rows: NDArray[np.int64]) -> None:
+        """Start to fetch the chunks of rows that are read now and lie at a URL."""
+        if not self._remotes:
+            return
+        parts = [
+            array.locate_rows(rows, selection)
+            for array, selections in self._group_by_array()
+            if array.remote is not None
+            for selection in selections
+        ]
+        for ranges in join_ranges(parts):
+            ranges.read_ahead()
+
     def release(self, items: NDArray[np.int64]) -> None:
-        """Give the pages of chunks back to the system, if all their rows are among the items."""
+        """Give the pages of chunks back to the system, if all their rows are among the items; from a URL, the bytes."""
         given = keep_existing(items, self)
         for array, selections in self._group_by_array():
             rows = keep_whole_groups(given, max(map(array.piece_rows, selections)), self._n_items)
-            FileRanges.join([array.locate_rows(rows, selection) for selection in selections]).give_back()
+            for ranges in join_ranges([array.locate_rows(rows, selection) for selection in selections]):
+                ranges.give_back()
 
     @property
     def stored_bytes(self) -> int | None:
-        """Bytes of the local files of all arrays, estimated from some of them if there are many; None for a URL."""
+        """Bytes of the files or objects of all arrays, estimated from some of them if there are many; None: unknown."""
         return sum_stored(*(array for array, _ in self._group_by_array()))
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether something is read from a URL, so that it is always read ahead."""
+        return bool(self._remotes)
+
+    @property
+    def cache_bytes(self) -> int:
+        """What may be kept from a URL for the next epoch: the size of the cache folder."""
+        return self._remotes.cache_bytes
+
+    @property
+    def transfers(self) -> Transfers | None:
+        """What this process has downloaded, and how long it waited for it; None if nothing is remote."""
+        return self._remotes.transfers
 
     def _group_by_array(self) -> list[tuple[StoredArray, list[Selection]]]:
         """Return each array once, with the selections of its fields."""
@@ -166,6 +216,7 @@ class ZarrSource:
         """Close files once the reads in progress are done; the next read opens them again."""
         for array in self._arrays.values():
             array.close()
+        self._remotes.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pools": {}}
@@ -200,9 +251,12 @@ class ZarrSource:
     def _identity(self) -> str:
         """Return a hash of shapes, dtypes, selections and a little of the content, but not of the path."""
         digest = hashlib.sha256()
+        arrays = [array for array, _ in self._group_by_array()]
+        found = map_at_once(lambda array: array.fingerprint_bytes(), arrays) if self._remotes else []
+        contents = dict(zip(map(id, arrays), found, strict=False))
         for name, array in self._arrays.items():
             digest.update(f"{name} {array.dtype} {array.shape} {self._selections[name]};".encode())
-            digest.update(array.fingerprint_bytes())
+            digest.update(contents[id(array)] if self._remotes else array.fingerprint_bytes())
         return digest.hexdigest()[:32]
 
 
@@ -217,13 +271,25 @@ class _CopyRows:
         return 0
 
 
+def _open_arrays(folders: Sequence[StoreFolder], missing: MissingChunks) -> dict[str, StoredArray]:
+    """Open arrays, each once, and record their chunks; those at URLs at once."""
+    distinct = {str(folder): folder for folder in folders}
+
+    def open_one(folder: StoreFolder) -> StoredArray:
+        return open_array(folder).record_chunks(missing)
+
+    is_remote = any(folder.remote is not None for folder in distinct.values())
+    opened = (map_at_once if is_remote else map)(open_one, list(distinct.values()))
+    return dict(zip(distinct, opened, strict=True))
+
+
 def _parse_fields(
-    path: str, fields: Mapping[str, FieldSpec] | Sequence[str] | None
-) -> dict[str, tuple[str, tuple[_Key, ...]]]:
-    """Return the path and the selection of each field."""
+    root: StoreFolder, fields: Mapping[str, FieldSpec] | Sequence[str] | None
+) -> dict[str, tuple[StoreFolder, tuple[_Key, ...]]]:
+    """Return the folder and the selection of each field."""
     if fields is None:
-        found = _find_arrays(path)
-        return {name: (where, ()) for name, where in found.items()}
+        names = find_arrays(root)
+        return {"data": (root, ())} if names is None else {name: (root / name, ()) for name in names}
     if isinstance(fields, str) or not fields:
         raise OptionError(f"fields must be names of arrays, or a mapping from names to arrays, got {fields!r}.")
     named = fields if isinstance(fields, Mapping) else {name: name for name in fields}
@@ -234,38 +300,12 @@ def _parse_fields(
             raise OptionError(
                 f"Field {name!r} must be an array, or a tuple of an array and its columns, got {chosen!r}."
             )
-        specs[name] = (_join_path(path, parts[0]), parts[1:])
+        specs[name] = (root if parts[0] in ("", ".") else root / parts[0], parts[1:])
     return specs
 
 
-def _join_path(path: str, name: str) -> str:
-    return path if name in ("", ".") else f"{path.rstrip('/')}/{name}"
-
-
-def _find_arrays(path: str) -> dict[str, str]:
-    """Return the zarr arrays in a folder by name, or `path` itself as `data`."""
-    folder = Path(path)
-    if "://" in path or not folder.is_dir() or _is_zarr_array(folder):
-        return {"data": path}
-    found = {entry.name: str(entry) for entry in sorted(folder.iterdir()) if _is_zarr_array(entry)}
-    if not found or is_half_published(folder):
-        refuse_n5(path)
-        unfinished = describe_unfinished(folder)
-        advice = f": {unfinished}" if unfinished else ". Give the folder of the arrays, or of one of them."
-        raise SourceError(f"No zarr arrays in {path}{advice}")
-    return found
-
-
-def _is_zarr_array(folder: Path) -> bool:
-    metadata = folder / "zarr.json"
-    try:
-        return (folder / ".zarray").exists() or (metadata.exists() and b'"array"' in read_regular(metadata))
-    except OSError as error:
-        raise SourceError(f"Could not read {metadata}: {cause(error)}.") from error
-
-
 def _parse_selection(
-    name: str, where: str, shape: tuple[int, ...], keys: tuple[_Key, ...]
+    name: str, where: StoreFolder, shape: tuple[int, ...], keys: tuple[_Key, ...]
 ) -> tuple[Selection, tuple[int, ...]]:
     """Return the bounds on each axis after the first, and the shape of an item."""
     if len(keys) > len(shape) - 1:

@@ -11,6 +11,7 @@ import numpy as np
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.types import UNNAMED
+from penstock.source.stored.folders import Folders
 from penstock.source.volume.ngff import Level, Multiscale
 from penstock.source.volume.patch import StoredVolume
 
@@ -110,7 +111,10 @@ class ResolvedArray:
 
 
 def resolve_arrays(
-    arrays: Mapping[str, VolumeArray], axis_order: tuple[str, ...], margin: Mapping[str, Sequence[int]]
+    arrays: Mapping[str, VolumeArray],
+    axis_order: tuple[str, ...],
+    margin: Mapping[str, Sequence[int]],
+    folders: Folders,
 ) -> tuple[tuple[ResolvedArray, ...], tuple[StoredVolume, ...]]:
     """Open all volumes; return the arrays, and the distinct levels that they are read from."""
     if not isinstance(arrays, Mapping) or not arrays:
@@ -118,7 +122,7 @@ def resolve_arrays(
     unknown = sorted(set(margin) - set(arrays))
     if unknown:
         raise OptionError(f"margin must have names of arrays ({', '.join(arrays)}), got {unknown}.")
-    images: dict[str, Multiscale] = {}
+    images = _open_images(arrays, folders)
     volumes: dict[tuple[str, tuple[tuple[int, int], ...]], StoredVolume] = {}
     resolved = []
     for name, spec in arrays.items():
@@ -129,10 +133,7 @@ def resolve_arrays(
             if path is None:
                 numbers.append(None)
                 continue
-            where = str(path.where) if isinstance(path, Multiscale) else os.fspath(path)
-            image = path if isinstance(path, Multiscale) else images.get(where) or Multiscale.opened(where)
-            if not isinstance(path, Multiscale):
-                images[where] = image
+            image = path if isinstance(path, Multiscale) else images[os.fspath(path)]
             volume = _select_volume(name, spec, image, axis_order)
             volumes.setdefault((volume.where, volume.at), volume)
             numbers.append(list(volumes).index((volume.where, volume.at)))
@@ -140,6 +141,13 @@ def resolve_arrays(
     if not volumes:
         raise SourceError(f"At least one path must not be None, but all paths of {', '.join(arrays)} are None.")
     return tuple(resolved), tuple(volumes.values())
+
+
+def _open_images(arrays: Mapping[str, VolumeArray], folders: Folders) -> dict[str, Multiscale]:
+    """Open the images that are given by path or URL, each once."""
+    specs = (spec for spec in arrays.values() if isinstance(spec, VolumeArray))
+    paths = [os.fspath(path) for spec in specs for path in spec.paths if isinstance(path, str | os.PathLike)]  # type: ignore[union-attr]  # a tuple since construction
+    return {path: image.choose({}) for path, image in Multiscale.read_all(paths, folders).items()}
 
 
 def _select_volume(name: str, spec: VolumeArray, image: Multiscale, axis_order: tuple[str, ...]) -> StoredVolume:

@@ -13,14 +13,17 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from penstock.core.errors import OptionError, SourceError
+from penstock.source.read_pool import map_at_once
+from penstock.source.stored.folders import Folders, RemoteArguments
 from penstock.source.stored.open_array import StoredArray, open_array
+from penstock.source.stored.zarr.store_folder import StoreFolder
 from penstock.source.volume.attributes import parse_inner_path, read_ome
-from penstock.source.volume.plates import describe_collection, list_images
+from penstock.source.volume.plates import describe_collection, find_images
 
 __all__ = ["Axis", "Level", "Multiscale"]
 
@@ -81,27 +84,48 @@ class Multiscale:
     """Axis and index for each non-spatial axis."""
 
     @classmethod
-    def opened(cls, where: str | os.PathLike[str], *, at: Mapping[str, int] | None = None) -> "Multiscale":
+    def opened(
+        cls, where: str | os.PathLike[str], *, at: Mapping[str, int] | None = None, **remote: Unpack[RemoteArguments]
+    ) -> "Multiscale":
         """Read the metadata of the first multiscale image at a path or URL.
 
         Parameters
         ----------
         at
             Index on each non-spatial axis, such as `{"c": 1}`. Axes that are not named must have length 1.
+        remote
+            `store`, `cache` and `cache_bytes` of a URL, as in `ZarrSource`.
         """
-        return cls.read(where).choose(at or {})
+        return cls.read(where, **remote).choose(at or {})
 
     @classmethod
-    def read(cls, where: str | os.PathLike[str]) -> "Multiscale":
+    def read(cls, where: str | os.PathLike[str], **remote: Unpack[RemoteArguments]) -> "Multiscale":
         """Read the metadata of the first multiscale image at a path or URL; `choose` or `channels` then selects."""
-        name = os.fspath(where)
-        image, version = _first_image(name)
+        return cls.read_folder(Folders.open_one(where, remote), os.fspath(where))
+
+    @classmethod
+    def read_all(cls, paths: Sequence[str], folders: Folders) -> "dict[str, Multiscale]":
+        """Read the metadata of images, each once; of those at URLs at once."""
+        opened = {path: folders.open(path) for path in dict.fromkeys(paths)}
+
+        def read_one(path: str) -> Multiscale:
+            return cls.read_folder(opened[path], path)
+
+        is_remote = any(folder.remote is not None for folder in opened.values())
+        return dict(zip(opened, (map_at_once if is_remote else map)(read_one, list(opened)), strict=True))
+
+    @classmethod
+    def read_folder(cls, folder: StoreFolder, name: str) -> "Multiscale":
+        """Read the metadata of the first multiscale image in a folder, which is called `name`."""
+        image, version = _first_image(folder, name)
         given = list("tczyx") if "axes" not in image and version in _WITHOUT_AXES else image.get("axes")
         axes = _parse_axes(given, name)
         datasets = image.get("datasets")
         if not isinstance(datasets, list) or not datasets:
             raise SourceError(f"The image {name} must have at least one level in 'datasets', got {datasets!r}.")
-        opened = [(dataset, *_open_array(name, dataset)) for dataset in datasets]
+        map_all = map if folder.remote is None else map_at_once
+        arrays = map_all(lambda dataset: _open_array(folder, name, dataset), datasets)
+        opened = [(dataset, *array) for dataset, array in zip(datasets, arrays, strict=True)]
         # ome-zarr before 0.10 halves small images until nothing is left.
         opened = [found for found in opened if 0 not in found[2].shape] or opened
         if version in _WITHOUT_SCALES and not any("coordinateTransformations" in dataset for dataset, _, _ in opened):
@@ -118,14 +142,16 @@ class Multiscale:
         translation: Sequence[float] | None = None,
         axes: Sequence[str] = "zyx",
         at: Mapping[str, int] | None = None,
+        **remote: Unpack[RemoteArguments],
     ) -> "Multiscale":
         """Open a single array without metadata; scale and translation have one number for each of `axes`.
 
-        Axes called `c` and `t` are channels and time, all others are spatial.
+        Axes called `c` and `t` are channels and time, all others are spatial. `remote` may have `store`, `cache` and
+        `cache_bytes`, as in `ZarrSource`.
         """
         name = os.fspath(where)
         named = _parse_axes(list(axes), name)
-        array = open_array(name)
+        array = open_array(Folders.open_one(where, remote))
         shift = [0.0] * len(named) if translation is None else translation
         sizes = _parse_numbers(scale, len(named), f"The scale of {name}", positive=True)
         level = Level(name, array, sizes, _parse_numbers(shift, len(named), f"The translation of {name}"))
@@ -210,16 +236,17 @@ class Multiscale:
         return finest
 
 
-def _first_image(where: str) -> tuple[Mapping[str, Any], str | None]:
+def _first_image(folder: StoreFolder, where: str) -> tuple[Mapping[str, Any], str | None]:
     """Return the first multiscale image at a path or URL, and the version of its metadata, such as "0.4"."""
-    ome = read_ome(where)
+    ome = read_ome(folder)
     images = ome.get("multiscales")
     if not isinstance(images, list) or not images or not isinstance(images[0], Mapping):
-        found = describe_collection(where)
+        found = describe_collection(folder)
         if found is not None:
             raise SourceError(
                 f"{where} must be an OME-NGFF image, but is {found}. Give one of its images, such as "
-                f"{list_images(where)[0]}; penstock.source.list_images({where!r}) lists all of them."
+                f"{where.rstrip('/')}/{find_images(folder)[0]}; penstock.source.list_images({where!r}) lists all of "
+                "them."
             )
         raise SourceError(
             f"{where} must be an OME-NGFF image, but its attributes have no list of multiscales. Give the group of the "
@@ -272,13 +299,13 @@ def _scale_level(
     return level
 
 
-def _open_array(image: str, dataset: Any) -> tuple[str, StoredArray]:
+def _open_array(folder: StoreFolder, image: str, dataset: Any) -> tuple[str, StoredArray]:
     """Return the path and the array of one entry of `datasets`."""
     given = dataset.get("path") if isinstance(dataset, Mapping) else None
     path = parse_inner_path(given, f"a level of {image} must lead to an array below the image")
     where = f"{image.rstrip('/')}/{path}"
     try:
-        return where, open_array(where)
+        return where, open_array(folder / path)
     except OptionError as error:
         raise SourceError(f"Could not open level {path!r} of {image}: {error}") from error
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import DamageError, ReadError
 from penstock.source.checks import allocate
-from penstock.source.file_ranges import FileRanges
+from penstock.source.ranges import Ranges
 from penstock.source.stored.open_array import StoredArray
 from penstock.source.volume.grid import Taps
 
@@ -73,8 +73,8 @@ class StoredVolume:
     def _item_bytes(self) -> int:
         return self.array.dtype.itemsize
 
-    def locate(self, chunks: Iterable[Coordinates]) -> FileRanges:
-        """Return where chunks lie in local files, as far as that is known."""
+    def locate(self, chunks: Iterable[Coordinates]) -> Ranges:
+        """Return where chunks lie, as far as that is known."""
         table = np.array(list(chunks), np.int64)
         stored = np.zeros((len(table), len(self.array.shape)), np.int64)
         for axis, place in self.at:

@@ -3,8 +3,7 @@
 import hashlib
 import itertools
 import os
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,20 +11,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.core.cache import SharedCache
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError
 from penstock.core.index import Index, join_presence
+from penstock.core.transfers import Transfers
 from penstock.core.types import Block, Field, Span
+from penstock.files.stores.options import StoreOptions
 from penstock.source.checks import allocate_block, check_items, check_out, check_span, keep_existing, sum_stored
-from penstock.source.file_ranges import MAX_FILES, FileRanges, first_distinct
-from penstock.source.read_pool import ReadPool
+from penstock.source.file_ranges import MAX_FILES, first_distinct
+from penstock.source.ranges import Ranges, RemoteUse, join_ranges
+from penstock.source.read_pool import Result, map_at_once
+from penstock.source.stored.folders import Folders
 from penstock.source.stored.zarr.record import MissingChunks, check_missing_chunks
 from penstock.source.volume.array import VolumeArray, resolve_arrays
 from penstock.source.volume.centres import find_sampling_region
 from penstock.source.volume.channels import Channel, ChunkKey, PatchGroup, group_patches
 from penstock.source.volume.grid import compute_taps
 from penstock.source.volume.patch import Coordinates, Placement, StoredVolume
+from penstock.source.volume.process_state import ProcessState
 
 __all__ = ["VolumeArray", "VolumeSource"]
 
@@ -45,8 +48,9 @@ class VolumeSource:
     2. An array whose metadata change, or that is removed, while it is open: ReadError.
     3. A fork at any time is safe: each process has its own cache, counters and threads.
 
-    `prepare` reads the chunk files ahead that patches need and that are not cached, of at most 512 chunks in a call.
-    There is no `release`: patches overlap, so a chunk belongs to many items, and is hardly ever done with.
+    `prepare` reads the chunk files ahead that patches need and that are not cached, of at most 512 chunks in a call;
+    those at a URL are fetched at once, and those of one read also without it. There is no `release`: patches overlap,
+    so a chunk belongs to many items, and is hardly ever done with.
 
     Parameters
     ----------
@@ -58,7 +62,7 @@ class VolumeSource:
     pad
         True: all centres in the intersection of all volumes are items, and voxels outside of a volume are `pad_value`.
         False: only centres whose patches, with their margins, lie in their volumes entirely.
-    cache_bytes
+    memory_bytes
         Size of the cache of decoded chunks, in each process. The chunks of the patch being assembled come on top.
     margin
         Field name to the number of voxels to read beyond the patch on each side of each axis, which enlarge the field:
@@ -68,6 +72,9 @@ class VolumeSource:
         process, because there are several of those.
     missing_chunks
         What a chunk that is not stored is: `"error"` or `"fill"`, as in `ZarrSource`.
+    store, cache, cache_bytes
+        How volumes at URLs are read, and where what was downloaded is kept; as in `ZarrSource`. A `Multiscale` has its
+        own.
 
     Examples
     --------
@@ -85,10 +92,13 @@ class VolumeSource:
         *,
         axis_order: Sequence[str] = "zyx",
         pad: bool = True,
-        cache_bytes: int = 256 * 2**20,
+        memory_bytes: int = 256 * 2**20,
         margin: Mapping[str, Sequence[int]] | None = None,
         threads: int | None = None,
         missing_chunks: MissingChunks = "error",
+        store: StoreOptions | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         check_missing_chunks(missing_chunks)
         if threads is not None:
@@ -98,9 +108,18 @@ class VolumeSource:
             raise OptionError(f"axis_order must name three different axes, such as 'zyx', got {axis_order!r}.")
         if not isinstance(pad, bool | np.bool_):
             raise OptionError(f"pad must be True or False, got {pad!r}.")
-        self._budget, self._threads = check_integer("cache_bytes", cache_bytes, at_least=0), threads
-        self._arrays, volumes = resolve_arrays(arrays, self.axis_order, margin or {})
-        self._volumes = tuple(replace(volume, array=volume.array.record_chunks(missing_chunks)) for volume in volumes)
+        self._budget, self._threads = check_integer("memory_bytes", memory_bytes, at_least=0), threads
+        if cache is None and cache_bytes is not None:
+            raise OptionError(
+                f"cache_bytes={cache_bytes} needs cache, the folder to keep them in. The memory of decoded chunks is "
+                "memory_bytes."
+            )
+        folders = Folders(store=store, cache=cache, cache_bytes=cache_bytes)
+        self._arrays, volumes = resolve_arrays(arrays, self.axis_order, margin or {}, folders)
+        folders.check_used()
+        self._remotes = RemoteUse(volume.array for volume in volumes)
+        recorded = self._map(lambda volume: volume.array.record_chunks(missing_chunks), volumes)
+        self._volumes = tuple(replace(volume, array=array) for volume, array in zip(volumes, recorded, strict=True))
         self._region = find_sampling_region(self._arrays, self._volumes, self.axis_order, pad=bool(pad))
         self.fields: dict[str, Field] = {
             array.name: Field(np.dtype(array.spec.dtype), array.field_shape) for array in self._arrays
@@ -108,7 +127,7 @@ class VolumeSource:
         index = Index.from_sizes(self._region.grid.tile_sizes(), identity=self._identity(bool(pad)))
         self.index = replace(index, presence=join_presence(volume.array.presence for volume in self._volumes))
         # By process: a child cannot use the locks and threads of its parent.
-        self._states: dict[int, _ProcessState] = {}
+        self._states: dict[int, ProcessState] = {}
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name} {field.shape}" for name, field in self.fields.items())
@@ -192,8 +211,9 @@ class VolumeSource:
                     block[array.name][rows, channel] = np.nan
         channels = self._place_channels(self.centre_of(unique))
         state = self._process_state()
-        for group in group_patches(channels, self._volumes, len(unique), self._budget):
-            self._fill(state, channels, group, (rows, repeats), block)
+        with self._remotes:
+            for group in group_patches(channels, self._volumes, len(unique), self._budget):
+                self._fill(state, channels, group, (rows, repeats), block)
         if len(unique) < len(items):
             others = np.flatnonzero(rows[again] != np.arange(len(items)))
             for name in self.fields:
@@ -201,7 +221,7 @@ class VolumeSource:
         return block
 
     def prepare(self, items: NDArray[np.int64]) -> int:
-        """Start reading the chunks under patches into the page cache; return the bytes that were not there."""
+        """Start reading the chunks under patches into the page cache or from a URL; return the bytes not there."""
         state, found = self._process_state(), dict[ChunkKey, None]()
         distinct = first_distinct(keep_existing(items, self), MAX_FILES)
         for begin in range(0, len(distinct), _PLACED_AT_ONCE):
@@ -211,17 +231,36 @@ class VolumeSource:
             found |= dict.fromkeys(key for key in keys if key not in state.cache)
             if len(found) >= MAX_FILES:
                 break
+        return sum(ranges.read_ahead() for ranges in self._locate(itertools.islice(found, MAX_FILES)))
+
+    def _locate(self, keys: Iterable[ChunkKey]) -> list[Ranges]:
+        """Return where chunks lie."""
         by_volume: dict[int, list[Coordinates]] = {}
-        for number, coordinates in itertools.islice(found, MAX_FILES):
+        for number, coordinates in keys:
             by_volume.setdefault(number, []).append(coordinates)
         located = [self._volumes[number].locate(chunks) for number, chunks in by_volume.items()]
-        return FileRanges.join(located).read_ahead()  # channels may lie in the same files
+        return join_ranges(located)  # channels may lie in the same files
 
     @property
     def stored_bytes(self) -> int | None:
-        """Bytes of the local files of all volumes, estimated from some of them if there are many; None for a URL."""
+        """Bytes of the files or objects of all volumes, estimated from some if there are many; None: unknown."""
         arrays = {volume.where: volume.array for volume in self._volumes}
         return sum_stored(*arrays.values())
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether something is read from a URL, so that it is always read ahead."""
+        return bool(self._remotes)
+
+    @property
+    def cache_bytes(self) -> int:
+        """What may be kept from a URL for the next epoch: the size of the cache folder."""
+        return self._remotes.cache_bytes
+
+    @property
+    def transfers(self) -> Transfers | None:
+        """What this process has downloaded, and how long it waited for it; None if nothing is remote."""
+        return self._remotes.transfers
 
     def read_report(self) -> dict[str, float]:
         """Return statistics of all reads of this process so far.
@@ -246,17 +285,18 @@ class VolumeSource:
             state.cache.clear()
         for volume in self._volumes:
             volume.array.close()
+        self._remotes.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_states": {}}
 
-    def _process_state(self) -> "_ProcessState":
+    def _process_state(self) -> ProcessState:
         process = os.getpid()
         state = self._states.get(process)
         if state is None:
             for other in set(self._states) - {process}:  # the cache of a parent would stay in memory here
                 self._states.pop(other, None)
-            state = self._states.setdefault(process, _ProcessState(self._budget, self._threads))
+            state = self._states.setdefault(process, ProcessState(self._budget, self._threads))
         return state
 
     def _place_channels(self, centres: NDArray[np.float64]) -> list[Channel]:
@@ -286,7 +326,7 @@ class VolumeSource:
 
     def _fill(
         self,
-        state: "_ProcessState",
+        state: ProcessState,
         channels: list[Channel],
         group: PatchGroup,
         rows: tuple[NDArray[np.int64], NDArray[np.int64]],
@@ -295,6 +335,10 @@ class VolumeSource:
         """Decode the chunks of a group of patches that are not cached, and assemble the patches."""
         held: dict[ChunkKey, NDArray[Any]] = {}
         fetches: list[Callable[[], int]] = []
+        if self._remotes:
+            absent = [key for key in group.chunks if key not in state.cache]
+            for ranges in self._locate(key for key in absent if self._volumes[key[0]].array.remote is not None):
+                ranges.read_ahead()
         for key in group.chunks:
             chunk = state.cache.find(key)
             if chunk is None:
@@ -329,35 +373,12 @@ class VolumeSource:
             options = (spec.interpolation, spec.pad_value, str(spec.dtype))
             digest.update(repr((array.name, array.field_shape, array.margin, spec.scale, array.volumes)).encode())
             digest.update(repr(options).encode())
-        for volume in self._volumes:
+        contents = self._map(lambda volume: volume.array.fingerprint_bytes(), self._volumes)
+        for volume, content in zip(self._volumes, contents, strict=True):
             digest.update(repr((volume.shape, volume.scale, volume.translation, volume.axes, volume.at)).encode())
-            digest.update(repr((str(volume.array.dtype), volume.chunk)).encode() + volume.array.fingerprint_bytes())
+            digest.update(repr((str(volume.array.dtype), volume.chunk)).encode() + content)
         return digest.hexdigest()[:32]
 
-
-class _ProcessState:
-    """The cache, threads and counters of one process."""
-
-    def __init__(self, budget: int, threads: int | None) -> None:
-        self.cache: SharedCache[NDArray[Any]] = SharedCache(budget)  # callers must not write to a chunk
-        self.pool, self.lock = ReadPool(threads), threading.Lock()
-        self.counts = dict.fromkeys(("bytes_delivered", "bytes_decoded", "chunks_decoded", "cache_hits"), 0)
-
-    def count(self, **more: int) -> None:
-        """Add to the counters."""
-        with self.lock:
-            for name, number in more.items():
-                self.counts[name] += number
-
-    def fetch(self, key: ChunkKey, volume: StoredVolume, held: dict[ChunkKey, NDArray[Any]]) -> int:
-        """Put a chunk into `held`; return 1 if it had to be decoded, else 0."""
-        loaded = []
-
-        def load() -> NDArray[Any]:
-            chunk, n_bytes = volume.load(key[1])
-            loaded.append(1)
-            self.count(bytes_decoded=n_bytes, chunks_decoded=1)
-            return chunk
-
-        held[key] = self.cache.get(key, load, volume.chunk_bytes(key[1]))
-        return len(loaded)
+    def _map(self, function: Callable[[StoredVolume], Result], volumes: Sequence[StoredVolume]) -> Iterable[Result]:
+        """Call a function that reads a little of each volume; at once if one is at a URL."""
+        return map_at_once(function, volumes) if self._remotes else map(function, volumes)

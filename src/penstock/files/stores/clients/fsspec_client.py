@@ -207,6 +207,10 @@ def _explain(error: Exception) -> RequestError:
     """Return what an error of a file system means."""
     said = f"{type(error).__name__}: {error}".partition("\n")[0][:200].rstrip(": .")
     if isinstance(error, FileNotFoundError):
+        reason = error.__cause__  # fsspec says so of every HTTP request that fails
+        is_http = isinstance(reason, Exception) and type(reason).__module__.startswith(("aiohttp", "asyncio"))
+        if isinstance(reason, Exception) and is_http and getattr(reason, "status", None) != 404:
+            return _explain(reason)
         return RequestError("missing", "there is no such object")
     status = getattr(error, "status", None)
     if isinstance(status, int):

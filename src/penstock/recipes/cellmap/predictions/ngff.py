@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
 from penstock.files.regular import read_regular
+from penstock.source.stored.zarr.array import open_zarr
 from penstock.source.stored.zarr.chunk_files import (
     MAX_CHUNK_BYTES,
     array_metadata,
@@ -25,7 +26,7 @@ from penstock.source.stored.zarr.chunk_files import (
     write_file,
     write_json,
 )
-from penstock.source.stored.zarr.local import open_zarr
+from penstock.source.stored.zarr.store_folder import LocalFolder
 from penstock.source.volume.ngff import Axis
 
 __all__ = ["Coordinates", "ImageLayout", "ImageStore", "downsample"]
@@ -138,7 +139,8 @@ class ImageStore:
         """Write all levels but the first, each from the one before, chunk by chunk."""
         for number in range(1, len(levels)):
             # Chunks without predictions are the fill value, as `finalize(missing="fill")` wants it.
-            finer, level = open_zarr(self.folder / f"s{number - 1}").record_chunks("fill"), levels[number]
+            finer = open_zarr(LocalFolder(self.folder / f"s{number - 1}")).record_chunks("fill")
+            level = levels[number]
             factors = tuple(2 if size > 1 else 1 for size in levels[number - 1].shape)
             for chunk in level.coordinates():
                 bounds = [

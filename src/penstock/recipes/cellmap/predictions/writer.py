@@ -14,6 +14,8 @@ from torch.utils.data import Subset
 
 from penstock.core.errors import OptionError, WriteError
 from penstock.files.kinds import local_path
+from penstock.files.stores.options import StoreOptions
+from penstock.files.stores.url import is_url
 from penstock.recipes.cellmap.dataset import Arrays, CellMapDataset, split_target_path
 from penstock.recipes.cellmap.loader import CellMapDataLoader
 from penstock.recipes.cellmap.predictions.output import OutputArray, Target, output_array
@@ -34,9 +36,12 @@ class WriterOptions(TypedDict, total=False):
     raw_value_transforms: Callable[..., Any] | None
     empty_value: float
     max_workers: int | None
-    cache_bytes: int
+    memory_bytes: int
     missing_chunks: MissingChunks
     at: Mapping[str, int | Sequence[int]] | None
+    store: StoreOptions | None
+    cache: str | os.PathLike[str] | None
+    cache_bytes: int | None
 
 
 class CellMapDatasetWriter:
@@ -84,8 +89,8 @@ class CellMapDatasetWriter:
         `dtype`: `float32`, or `uint8` for integers from 0 to 255; nothing is scaled. `levels` (1): levels of the
         pyramid, each with half the resolution of the one before; means for float32, modes for uint8. `overlap` (0.25):
         fraction of a patch, up to 0.5, that `blend="linear"` shares with the next one. `empty_value` (0): value of
-        inputs beyond the border. `raw_value_transforms`, `max_workers`, `cache_bytes`, `missing_chunks`, `at`: as
-        in `CellMapDataset`.
+        inputs beyond the border. `raw_value_transforms`, `max_workers`, `memory_bytes`, `missing_chunks`, `at`,
+        `store`, `cache`, `cache_bytes`: as in `CellMapDataset`.
 
     Examples
     --------
@@ -120,12 +125,11 @@ class CellMapDatasetWriter:
         _check_classes(self.classes, self.model_classes)
         if not self.target_arrays:
             raise OptionError(
-                "target_arrays must have at least one array, {'gt': {'shape': ..., 'scale': ...}}, got none."
+                "target_arrays must have one or more arrays, {'gt': {'shape': ..., 'scale': ...}}, got none."
             )
-        if set(self.target_arrays) & set(self.model_classes):
-            raise OptionError(
-                f"Target arrays must not have names of classes, got {sorted(self.target_arrays)}. Rename them."
-            )
+        names = sorted(self.target_arrays)
+        if set(names) & set(self.model_classes):
+            raise OptionError(f"Target arrays must not have names of classes, got {names}. Rename them.")
         self.dataset = CellMapDataset(
             raw_path,
             None,
@@ -136,9 +140,12 @@ class CellMapDatasetWriter:
             empty_value=options.get("empty_value", 0.0),
             pad=pad,
             max_workers=options.get("max_workers"),
-            cache_bytes=options.get("cache_bytes", 256 * 2**20),
+            memory_bytes=options.get("memory_bytes", 256 * 2**20),
             missing_chunks=options.get("missing_chunks", "error"),
             at=options.get("at"),
+            store=options.get("store"),
+            cache=options.get("cache"),
+            cache_bytes=options.get("cache_bytes"),
         )
         self._arrays = self._make_arrays(target_bounds or {}, blend, options)
         places = _image_paths(target_path, self.classes, list(self.target_arrays))
@@ -389,5 +396,5 @@ def _image_paths(target_path: str, classes: Sequence[str], arrays: Sequence[str]
 
 def _check_apart(place: Path, raw_path: str) -> None:
     """Raise if writing would replace the raw volume or a folder that contains it."""
-    if "://" not in os.fspath(raw_path) and Path(raw_path).resolve().is_relative_to(place.resolve()):
+    if not is_url(raw_path) and Path(raw_path).resolve().is_relative_to(place.resolve()):
         raise OptionError(f"target_path must not contain the raw volume {raw_path}, got {place}.")

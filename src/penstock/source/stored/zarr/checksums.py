@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from penstock.core.errors import DamageError, SourceError
+from penstock.core.errors import DamageError, PenstockError, SourceError
 from penstock.core.text import cause
 from penstock.files.durable import write_aside
 from penstock.files.regular import SETTLED_NS, open_regular
@@ -52,7 +52,7 @@ class Checksums:
     Parameters
     ----------
     path
-        The file they come from.
+        The file they come from, or its URL.
     shape, chunks
         Shape of the array and of a chunk.
     numbers, sums
@@ -63,7 +63,7 @@ class Checksums:
 
     def __init__(
         self,
-        path: Path,
+        path: Path | str,
         grid: tuple[_Sizes, _Sizes],
         numbers: NDArray[np.int64],
         sums: NDArray[np.uint64],
@@ -140,7 +140,7 @@ class Checksums:
                 self.sums.astype("<u8").tobytes(),
             )
         )
-        write_aside(self.path, content + xxhash.xxh3_64_intdigest(content).to_bytes(8, "little"))
+        write_aside(Path(self.path), content + xxhash.xxh3_64_intdigest(content).to_bytes(8, "little"))
 
     @classmethod
     def read(cls, path: Path, shape: _Sizes, chunks: _Sizes) -> "Checksums | None":
@@ -148,12 +148,31 @@ class Checksums:
         try:
             with open_regular(path) as file:
                 status = os.fstat(file.fileno())
-                head, n_chunks, grid = _read_head(file, status.st_size)
-                body = file.read(16 * n_chunks + 8)
+                return cls.parse(path, file, (status.st_size, status.st_mtime_ns), (shape, chunks))
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except PenstockError:
+            raise
         except OSError as error:
             raise DamageError(str(path), None, f"{cause(error)}. {_AGAIN}.") from error
+
+    @classmethod
+    def parse(
+        cls, path: Path | str, file: BinaryIO, stamp: tuple[int, int], grid_of_array: tuple[_Sizes, _Sizes]
+    ) -> "Checksums":
+        """Return the checksums in an open file.
+
+        Parameters
+        ----------
+        stamp
+            Size of the file, and when it was written.
+        grid_of_array
+            Shape of the array and of a chunk, which those in the file must equal.
+        """
+        shape, chunks = grid_of_array
+        try:
+            head, n_chunks, grid = _read_head(file, stamp[0])
+            body = file.read(16 * n_chunks + 8)
         except ValueError as error:
             raise DamageError(str(path), None, f"{error}. {_AGAIN}.") from error
         if grid != (list(shape), list(chunks)):
@@ -169,7 +188,7 @@ class Checksums:
         if n_chunks and (numbers[0] < 0 or int(numbers[-1]) >= n_grid or (np.diff(numbers) <= 0).any()):
             raise DamageError(str(path), None, f"its chunks are not in order, or not in the array. {_AGAIN}.")
         sums = np.frombuffer(body, "<u8", n_chunks, 8 * n_chunks).astype(np.uint64)
-        return cls(path, (shape, chunks), numbers, sums, status.st_mtime_ns)
+        return cls(path, (shape, chunks), numbers, sums, stamp[1])
 
 
 def _read_head(file: BinaryIO, n_bytes: int) -> tuple[bytes, int, tuple[Any, Any]]:

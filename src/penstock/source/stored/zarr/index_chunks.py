@@ -19,9 +19,10 @@ from penstock.files.read_ahead import FilesAhead, Part, exceeds_cache
 from penstock.files.regular import read_regular
 from penstock.shard.index_tars import Problem
 from penstock.source.checks import allocate
+from penstock.source.stored.zarr.array import ZarrArray, open_zarr
 from penstock.source.stored.zarr.checksums import SIDECAR, Checksums
 from penstock.source.stored.zarr.codec import UnsupportedStoreError
-from penstock.source.stored.zarr.local import ZarrArray, open_zarr
+from penstock.source.stored.zarr.store_folder import LocalFolder
 from penstock.source.stored.zarr.zarr_python import ZarrPythonArray
 
 __all__ = ["IndexedArray", "find_arrays", "index_store", "verify_store"]
@@ -244,13 +245,16 @@ def _locate(array: _Array, at: tuple[int, ...]) -> list[Part]:
         found = array.locate_chunk(at)
     except (OSError, ValueError):
         return []
-    return [] if found is None else [found]
+    if found is None:
+        return []
+    key, offset, size = found
+    return [(f"{array.folder}/{key}", offset, size)]
 
 
 def _count_changes(fresh: Checksums, array: _Array) -> int:
     """Return how many chunks have other checksums than in the index that is there, and how many of it are gone."""
     try:
-        before = Checksums.read(fresh.path, array.shape, array.unit_shape)
+        before = Checksums.read(Path(fresh.path), array.shape, array.unit_shape)
     except PenstockError:
         return 0
     if before is None:
@@ -268,11 +272,11 @@ def _check_found(store: Path) -> list[Path]:
 
 
 def _open(path: Path) -> _Array:
+    folder = LocalFolder(path)
     try:
-        array: _Array = open_zarr(path)
+        return open_zarr(folder)
     except UnsupportedStoreError:
-        array = ZarrPythonArray.open(str(path))
-    return array
+        return ZarrPythonArray.open(folder)
 
 
 def _name(store: Path, path: Path) -> str:

@@ -4,15 +4,14 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import SourceError
-from penstock.files.regular import read_regular
+from penstock.core.errors import PenstockError, SourceError
 from penstock.source.stored.zarr.codec import Codec, UnsupportedStoreError, codec_v2, codec_v3
 from penstock.source.stored.zarr.keys import ChunkKeys
+from penstock.source.stored.zarr.store_folder import Stamp, StoreFolder
 
 __all__ = ["METADATA_FILES", "Layout", "check_shape", "read_layout"]
 
@@ -56,27 +55,27 @@ def _count_parts(shape: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ..
     return tuple(-(-size // length) for size, length in zip(shape, part, strict=True))
 
 
-def read_layout(path: Path) -> tuple[Layout, tuple[int, int]]:
-    """Return how the array at a path is stored, and size and modification time of its metadata file.
+def read_layout(folder: StoreFolder) -> tuple[Layout, Stamp]:
+    """Return how the array in a folder is stored, and the stamp of its metadata file.
 
     Raise UnsupportedStoreError if it has to be read by zarr-python.
     """
+    folder.expect(METADATA_FILES)
     for name, parse in zip(METADATA_FILES, (_parse_v3, _parse_v2), strict=True):
-        file = path / name
         try:
-            status = file.stat()
-            content = json.loads(read_regular(file, _MAX_BYTES))
-            return parse(path, content), (status.st_size, status.st_mtime_ns)
+            stamp = folder.stamp(name)
+            content = json.loads(folder.read_file(name, _MAX_BYTES))
+            return parse(folder, content), stamp
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except (UnsupportedStoreError, SourceError):
+        except (UnsupportedStoreError, PenstockError):
             raise
         except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise SourceError(f"{file} must hold the metadata of a zarr array: {error!r}.") from error
-    raise SourceError(f"No zarr array in {path}: it has neither zarr.json nor .zarray.")
+            raise SourceError(f"{folder}/{name} must hold the metadata of a zarr array: {error!r}.") from error
+    raise SourceError(f"No zarr array in {folder}: it has neither zarr.json nor .zarray.")
 
 
-def _parse_v2(_: Path, content: Mapping[str, Any]) -> Layout:
+def _parse_v2(_: StoreFolder, content: Mapping[str, Any]) -> Layout:
     codec = codec_v2(content)
     shape, chunks = _parse_sizes(content["shape"]), _parse_sizes(content["chunks"])
     check_shape(shape, chunks)
@@ -85,9 +84,9 @@ def _parse_v2(_: Path, content: Mapping[str, Any]) -> Layout:
     return Layout(shape, chunks, codec, separator, "", fill, metadata=".zarray")
 
 
-def _parse_v3(path: Path, content: Mapping[str, Any]) -> Layout:
+def _parse_v3(folder: StoreFolder, content: Mapping[str, Any]) -> Layout:
     if content.get("node_type") != "array":
-        raise SourceError(f"{path} must be a zarr array, got a {content.get('node_type')}; name an array in it.")
+        raise SourceError(f"{folder} must be a zarr array, got a {content.get('node_type')}; name an array in it.")
     if content["chunk_grid"]["name"] != "regular" or not isinstance(content["data_type"], str):
         raise UnsupportedStoreError(f"chunk grid {content['chunk_grid']['name']}, data type {content['data_type']}")
     shape, chunks = _parse_sizes(content["shape"]), _parse_sizes(content["chunk_grid"]["configuration"]["chunk_shape"])

@@ -1,12 +1,13 @@
 """What is known of the chunks of an array since it was opened, and what a chunk that is missing means."""
 
+import io
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from penstock.core.errors import OptionError
 from penstock.source.stored.zarr.checksums import SIDECAR, Checksums
 from penstock.source.stored.zarr.keys import MAX_LISTED, ChunkKeys, StoredFiles, list_files
+from penstock.source.stored.zarr.store_folder import StoreFolder
 
 __all__ = ["ChunkRecord", "MissingChunks", "check_missing_chunks"]
 
@@ -35,11 +36,23 @@ class ChunkRecord:
 
     @classmethod
     def take(
-        cls, folder: Path, keys: ChunkKeys | None, grid: tuple[tuple[int, ...], tuple[int, ...]], missing: MissingChunks
+        cls,
+        folder: StoreFolder,
+        keys: ChunkKeys | None,
+        grid: tuple[tuple[int, ...], tuple[int, ...]],
+        missing: MissingChunks,
     ) -> "ChunkRecord":
-        """Return the record of an array in a folder; `grid` has its shape, and that of the chunks with checksums."""
-        stored = list_files(folder, keys) if missing == "error" and keys is not None else None
-        return cls(missing, stored, Checksums.read(folder / SIDECAR, *grid))
+        """Return the record of an array; `grid` has its shape, and that of the chunks with checksums.
+
+        Which chunks are stored at a URL is not known: to list them may take a minute for each 100,000.
+        """
+        if folder.remote is None:
+            stored = list_files(folder.path, keys) if missing == "error" and keys is not None else None
+            return cls(missing, stored, Checksums.read(folder.path / SIDECAR, *grid))
+        if folder.list_sizes([SIDECAR]) == [None]:
+            return cls(missing)
+        content, where = folder.read_file(SIDECAR), f"{folder}/{SIDECAR}"
+        return cls(missing, None, Checksums.parse(where, io.BytesIO(content), (len(content), 0), grid))
 
     @property
     def presence(self) -> str:

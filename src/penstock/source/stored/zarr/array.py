@@ -1,0 +1,305 @@
+"""Zarr arrays in a folder or at a URL, read chunk by chunk: which chunks hold what, and where they lie.
+
+A chunk is an object (a file), or a byte range of a shard. `chunk_read` reads one of them, `store_folder` its bytes.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.errors import ReadError, SourceError
+from penstock.core.text import cause
+from penstock.files.spans.remote_folder import RemoteFolder
+from penstock.source.file_ranges import MAX_FILES, FileRanges, first_distinct
+from penstock.source.ranges import Ranges
+from penstock.source.stored.chunk_grid import MAX_CHUNKS, Selection, find_places, list_chunks
+from penstock.source.stored.zarr.checksums import SIDECAR
+from penstock.source.stored.zarr.codec import UnsupportedStoreError
+from penstock.source.stored.zarr.keys import estimate_bytes, list_files
+from penstock.source.stored.zarr.metadata import Layout, read_layout
+from penstock.source.stored.zarr.read_chunk import ChunkPlace, ChunkRead, check_stored_size
+from penstock.source.stored.zarr.record import ChunkRecord, MissingChunks
+from penstock.source.stored.zarr.shard_index import ShardIndexes
+from penstock.source.stored.zarr.store_folder import PINNED, Stamp, StoreFolder
+
+__all__ = ["ZarrArray", "open_zarr"]
+
+_Int64s = NDArray[np.int64]
+
+_HASHED_FILES = 16
+_HASHED_BYTES = 1024  # of each of them
+_MAX_LISTED = 10_000  # objects at a URL: ten requests
+_MAX_SHARDS = 64  # whose indexes are read at once to find chunks that are read ahead
+
+
+@dataclass(frozen=True)
+class ZarrArray:
+    """Location and storage format of an array; picklable."""
+
+    folder: StoreFolder
+    layout: Layout
+    stamp: Stamp = PINNED
+    """Of the metadata file."""
+
+    record: ChunkRecord = field(default_factory=ChunkRecord, compare=False, repr=False)
+
+    _indexes: ShardIndexes | None = field(init=False, compare=False, repr=False)
+    """Of an array with shards."""
+
+    def __post_init__(self) -> None:
+        indexes, layout = None, self.layout
+        if layout.shards is not None:
+            per_shard = tuple(shard // chunk for shard, chunk in zip(layout.shards, layout.chunks, strict=True))
+            indexes = ShardIndexes(self.folder, per_shard, at_end=layout.index_at_end)
+        object.__setattr__(self, "_indexes", indexes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array; rows are axis 0."""
+        return self.layout.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the rows as read, in native byte order."""
+        return self.layout.codec.dtype.newbyteorder("=")
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows per chunk."""
+        return self.layout.chunks[0]
+
+    @property
+    def chunk_shape(self) -> tuple[int, ...]:
+        """Shape of a chunk, which is decoded as a whole, also if several chunks share a file."""
+        return self.layout.chunks
+
+    @property
+    def presence(self) -> str:
+        """Short hash of which chunks are stored; empty if all are."""
+        return self.record.presence
+
+    def record_chunks(self, missing: MissingChunks) -> "ZarrArray":
+        """Return this array with a record of the chunks that are stored now, which must be there from now on."""
+        grid = (self.shape, self.layout.chunks)
+        self._pin_versions()
+        return replace(self, record=ChunkRecord.take(self.folder, self.layout.keys, grid, missing))
+
+    def _pin_versions(self) -> None:
+        """Ask for what the next steps need of an array at a URL, in one round trip; for the cache, list all objects."""
+        if self.folder.remote is None:
+            return
+        remote = self.folder.remote
+        if remote.keeps_bytes and self.layout.keys.n_files <= _MAX_LISTED:
+            with suppress(ReadError):  # a server that lists nothing is asked for each object before it is read
+                remote.list_objects(self.folder.inner)
+        self.folder.list_sizes([SIDECAR, *self._hashed_keys])
+
+    @property
+    def remote(self) -> RemoteFolder | None:
+        """The remote folder of the array; None if it is on this machine."""
+        return self.folder.remote
+
+    def check_unchanged(self) -> None:
+        """Raise ReadError if the metadata of the array have changed since it was opened."""
+        try:
+            if self.folder.stamp(self.layout.metadata) == self.stamp:
+                return
+        except OSError as error:
+            raise ReadError(f"The array {self.folder} is gone: {cause(error)}.") from error
+        try:
+            now, _ = read_layout(self.folder)
+        except (SourceError, UnsupportedStoreError) as error:
+            raise ReadError(f"The array {self.folder} has changed since it was opened: {error}") from error
+        # Compare repr: a fill value may be NaN, which is unequal to itself.
+        if repr(now) != repr(self.layout):
+            raise ReadError(
+                f"The array {self.folder} has changed since it was opened: {self.shape} in chunks of "
+                f"{self.layout.chunks} then, {now.shape} in chunks of {now.chunks} now."
+            )
+
+    # -- stored bytes, for checksums -----------------------------------------------------------------------------------
+
+    @property
+    def unit_shape(self) -> tuple[int, ...]:
+        """Shape of what has a checksum: a chunk."""
+        return self.layout.chunks
+
+    def chunk_number(self, coordinates: tuple[int, ...]) -> int:
+        """Return the number of a chunk, counted with the last axis fastest."""
+        return self.layout.chunk_keys.number(coordinates)
+
+    def coordinates_of(self, number: int) -> tuple[int, ...]:
+        """Return the coordinates of a chunk by its number."""
+        return self.layout.chunk_keys.coordinates(number)
+
+    def list_stored(self) -> Iterator[tuple[int, ...]]:
+        """Yield the coordinates of all stored chunks of a local array."""
+        assert self.folder.remote is None, "only local arrays are listed"
+        keys, layout = self.layout.keys, self.layout
+        files = list_files(self.folder.path, keys, limit=None)
+        for number in () if files is None else files.list_numbers():
+            file = keys.coordinates(number)
+            if layout.shards is None:
+                yield file
+                continue
+            per_shard = [shard // chunk for shard, chunk in zip(layout.shards, layout.chunks, strict=True)]
+            ranges = [
+                range(place * per, min((place + 1) * per, count))
+                for place, per, count in zip(file, per_shard, layout.chunk_keys.counts, strict=True)
+            ]
+            yield from (at for at in itertools.product(*ranges) if self._is_stored(at))
+
+    def _is_stored(self, coordinates: tuple[int, ...]) -> bool:
+        try:
+            return self.locate_chunk(coordinates) is not None
+        except (OSError, ValueError):
+            return True  # reading it says what is wrong
+
+    def read_stored(self, coordinates: tuple[int, ...]) -> tuple[memoryview, int]:
+        """Return the stored bytes of a chunk, and the modification time of its file; FileNotFoundError if missing."""
+        found = self.locate_chunk(coordinates)
+        if found is None:
+            raise FileNotFoundError(f"{self.folder} has no chunk {coordinates}")
+        key, offset, size = found
+        with self.folder.open_object(key, whole=size is None) as file:
+            n_bytes = check_stored_size(file, offset, size, self.chunk_bytes)
+            return file.read(offset, n_bytes).copy().data, file.stamp[1]
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Size of a decoded chunk."""
+        return math.prod(self.layout.chunks) * self.layout.codec.dtype.itemsize
+
+    def close(self) -> None:
+        """Drop the cached shard indexes; no file stays open."""
+        if self._indexes is not None:
+            self._indexes.clear()
+
+    def fingerprint_bytes(self) -> bytes:
+        """Return the size and the beginning of some chunk files; the same for an array and its copy at a URL."""
+        keys = self._hashed_keys
+        if self.folder.remote is not None:
+            sizes = np.array([size or 0 for size in self.folder.list_sizes(keys)], np.int64)
+            begins = np.zeros_like(sizes)
+            self.folder.locate(keys, np.arange(len(keys)), begins, sizes.clip(max=_HASHED_BYTES)).read_ahead()
+        return b"".join(map(self._hash_key, keys))
+
+    def _hash_key(self, key: str) -> bytes:
+        try:
+            with self.folder.open_object(key, whole=False) as file:
+                return b"%d " % file.n_bytes + file.read(0, min(_HASHED_BYTES, file.n_bytes)).tobytes()
+        except FileNotFoundError:
+            return b"missing "
+        except OSError:
+            if self.folder.remote is None:
+                return b"missing "
+            # Some servers send no parts. If it is the network that fails, this must not change what array this is.
+            with self.folder.open_object(key, whole=True) as file:
+                return b"%d " % file.n_bytes + file.read(0, _HASHED_BYTES).tobytes()
+
+    @property
+    def _hashed_keys(self) -> list[str]:
+        counts = self.layout.keys.counts
+        rows = range(0, counts[0], 1 + counts[0] // _HASHED_FILES)
+        return [self._chunk_key((row, *(0 for _ in counts[1:]))) for row in rows]
+
+    def tasks(self, start: int, stop: int, selection: Selection, out: NDArray[Any]) -> Iterator[Callable[[], int]]:
+        """Yield tasks that together read rows [start, stop) into `out`; each returns the number of bytes decoded.
+
+        `out` has rows on axis 0, then all axes of `selection`.
+        """
+        bounds = ((start, stop), *selection)
+        grid = [
+            range(low // size, -(-high // size)) if high > low else range(0)
+            for (low, high), size in zip(bounds, self.layout.chunks, strict=True)
+        ]
+        for coordinates in itertools.product(*grid):
+            corner = [number * size for number, size in zip(coordinates, self.layout.chunks, strict=True)]
+            inner, outer = [], []
+            for (low, high), begin, size in zip(bounds, corner, self.layout.chunks, strict=True):
+                first, last = max(low, begin), min(high, begin + size)
+                inner.append(slice(first - begin, last - begin))
+                outer.append(slice(first - low, last - low))
+            yield ChunkRead(self, coordinates, tuple(inner), out[tuple(outer)])
+
+    def locate_chunk(self, coordinates: tuple[int, ...]) -> ChunkPlace | None:
+        """Return the key of the file, the offset in it and the size (None: all of it); None if it is not stored."""
+        indexes = self._indexes
+        if indexes is None:
+            return self._chunk_key(coordinates), 0, None
+        shard = tuple(number // per for number, per in zip(coordinates, indexes.per_shard, strict=True))
+        key = self._chunk_key(shard)
+        found = indexes.find(key, tuple(n % per for n, per in zip(coordinates, indexes.per_shard, strict=True)))
+        return None if found is None else (key, *found)
+
+    def _chunk_key(self, coordinates: Sequence[int]) -> str:
+        return self.layout.prefix + self.layout.separator.join(map(str, coordinates))
+
+    # -- where chunks lie, to read them ahead and to give them back ----------------------------------------------------
+
+    def locate_chunks(self, coordinates: _Int64s) -> Ranges:
+        """Return where chunks lie that are stored; `coordinates` is (chunks, axes)."""
+        indexes = self._indexes
+        if indexes is None:
+            return self.folder.locate_objects([self._chunk_key(at) for at in coordinates.tolist()])
+        keys = self.layout.keys
+        numbers = np.ravel_multi_index(tuple((coordinates // indexes.per_shard).T), keys.counts)
+        shards = first_distinct(numbers, _MAX_SHARDS)
+        which, is_listed = find_places(numbers, shards)
+        names = [keys.key(keys.coordinates(number)) for number in shards.tolist()]
+        begins, ends = indexes.find_all(names, which, coordinates % indexes.per_shard)
+        return self.folder.locate(names, which, begins, np.where(is_listed, ends, 0))
+
+    def locate_rows(self, rows: _Int64s, selection: Selection) -> Ranges:
+        """Return where the chunks of rows lie; of local ones that are not compressed, if possible only the rows."""
+        layout, checksums = self.layout, self.record.checksums
+        opens_each = layout.shards is None and self.folder.remote is None
+        chunks = list_chunks(rows, selection, layout.chunks, MAX_FILES if opens_each else MAX_CHUNKS)
+        found = self.locate_chunks(chunks)
+        if not isinstance(found, FileRanges) or not self._is_read_by_row(selection):
+            return found
+        which, is_listed = find_places(rows // layout.chunks[0], chunks[:, 0])
+        which, inner = which[is_listed], rows[is_listed] % layout.chunks[0]
+        begins, ends = found.begins[which], found.ends[which]
+        row_bytes = self.chunk_bytes // layout.chunks[0]
+        # A chunk is read as a whole when its checksum is compared.
+        by_row = np.ones(len(chunks), np.bool_)
+        if checksums is not None:
+            by_row = checksums.were_verified(np.ravel_multi_index(tuple(chunks.T), layout.chunk_keys.counts))
+        at = begins + inner * row_bytes
+        return FileRanges(
+            found.files,
+            found.which[which],
+            np.where(by_row[which], at, begins),
+            np.where(by_row[which], np.minimum(at + row_bytes, ends), ends),
+        )
+
+    def piece_rows(self, selection: Selection) -> int:
+        """Return how many rows can only be given back together: those of a chunk, unless rows are read alone."""
+        return 1 if self._is_read_by_row(selection) and self.record.checksums is None else self.layout.chunks[0]
+
+    def _is_read_by_row(self, selection: Selection) -> bool:
+        columns = zip(selection, self.layout.chunks[1:], strict=True)
+        is_plain = self.layout.codec.is_plain and self.folder.remote is None  # what is remote is read in whole chunks
+        return is_plain and all((a % size, b - a) == (0, size) for (a, b), size in columns)
+
+    @cached_property
+    def stored_bytes(self) -> int:
+        """Bytes of the chunk files, estimated from some of them if there are many."""
+        keys = self.layout.keys
+        if self.folder.remote is None:
+            return estimate_bytes(self.folder.path, keys, self.record.stored)
+        sizes = self.folder.list_sizes(self._hashed_keys)
+        return sum(size or 0 for size in sizes) * keys.n_files // max(1, len(sizes))
+
+
+def open_zarr(folder: StoreFolder) -> ZarrArray:
+    """Open a zarr v2 or v3 array; raise UnsupportedStoreError if it has to be read by zarr-python."""
+    return ZarrArray(folder, *read_layout(folder))

@@ -1,0 +1,116 @@
+"""Finds the arrays in a zarr group, or in a folder of arrays."""
+
+import json
+from typing import Any
+
+from penstock.core.errors import PenstockError, ReadError, SourceError
+from penstock.core.text import cause
+from penstock.files.regular import read_regular
+from penstock.files.staging import describe_unfinished, is_half_published
+from penstock.source.read_pool import map_at_once
+from penstock.source.stored.folders import find_hdf5
+from penstock.source.stored.n5 import refuse_n5
+from penstock.source.stored.zarr.store_folder import LocalFolder, StoreFolder, UrlFolder
+
+__all__ = ["find_arrays"]
+
+
+def find_arrays(folder: StoreFolder) -> list[str] | None:
+    """Return the names of the arrays in a folder, sorted; None if it is no folder of arrays, but may be one itself."""
+    if folder.remote is not None:
+        return _find_remote(folder)
+    if not folder.path.is_dir() or _is_local_array(folder):
+        return None
+    found = sorted(entry.name for entry in folder.path.iterdir() if _is_local_array(LocalFolder(entry)))
+    if not found or is_half_published(folder.path):
+        refuse_n5(str(folder))
+        unfinished = describe_unfinished(folder.path)
+        advice = f": {unfinished}" if unfinished else ". Give the folder of the arrays, or of one of them."
+        raise SourceError(f"No zarr arrays in {folder}{advice}")
+    return found
+
+
+def _is_local_array(folder: LocalFolder) -> bool:
+    metadata = folder.path / "zarr.json"
+    try:
+        if (folder.path / ".zarray").exists():
+            return True
+        content = read_regular(metadata) if metadata.exists() else b""
+    except OSError as error:
+        raise SourceError(f"Could not read {metadata}: {cause(error)}.") from error
+    if b'"array"' not in content:
+        return False
+    try:  # the metadata of a group may hold those of its arrays
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return True  # opening it says what is wrong
+    return not isinstance(found, dict) or found.get("node_type") != "group"
+
+
+def _find_remote(folder: UrlFolder) -> list[str] | None:
+    """Look for arrays at a URL: in the metadata of the group, which may list them, or in what the server lists."""
+    if find_hdf5(str(folder)) is not None:
+        return None
+    folder.expect(("zarr.json", ".zarray", ".zgroup"))
+    content = _read_json(folder, "zarr.json")
+    is_group = content is not None
+    if content is None:
+        if _read_json(folder, ".zarray") is not None:
+            return None
+        is_group = _read_json(folder, ".zgroup") is not None
+        content = _read_json(folder, ".zmetadata") if is_group else None
+    elif content.get("node_type") != "group":
+        return None
+    try:
+        names = None if content is None else _list_consolidated(content)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise SourceError(f"{folder} must have valid consolidated metadata: {error!r}.") from error
+    return _list_remote(folder, is_group=is_group) if names is None else sorted(names)
+
+
+def _list_consolidated(content: dict[str, Any]) -> list[str] | None:
+    """Return the arrays in a group by its metadata; None if they do not list them."""
+    if "node_type" in content:
+        nodes = (content.get("consolidated_metadata") or {}).get("metadata")
+        if nodes is None:
+            return None
+        return [name for name, node in nodes.items() if "/" not in name and node["node_type"] == "array"]
+    keys = (key.rpartition("/") for key in content["metadata"])
+    return [name for name, _, kind in keys if kind == ".zarray" and name and "/" not in name]
+
+
+def _list_remote(folder: UrlFolder, *, is_group: bool) -> list[str] | None:
+    try:
+        below = folder.remote.list_folders(folder.inner)
+    except ReadError as error:
+        if not is_group:
+            return None  # reading it says what is there
+        raise SourceError(
+            f"The arrays of the group {folder} must be named, as in fields=['x', 'y']: its server lists nothing, and "
+            f"its metadata are not consolidated. {error}"
+        ) from error
+
+    def is_array(name: str) -> bool:
+        (folder / name).expect(("zarr.json", ".zarray"))
+        content = _read_json(folder / name, "zarr.json")
+        if content is None:
+            return _read_json(folder / name, ".zarray") is not None
+        return content.get("node_type") == "array"
+
+    found = sorted(name for name, is_one in zip(below, map_at_once(is_array, below), strict=True) if is_one)
+    return found or None
+
+
+def _read_json(folder: UrlFolder, name: str) -> dict[str, Any] | None:
+    """Return the content of a metadata file; None if there is none."""
+    try:
+        content = json.loads(folder.read_file(name))
+    except FileNotFoundError:
+        return None
+    except PenstockError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(f"{folder}/{name} must hold the metadata of a zarr group: {error!r}.") from error
+    if not isinstance(content, dict):
+        raise SourceError(f"{folder}/{name} must hold the metadata of a zarr group, got {type(content).__name__}.")
+    return content
