@@ -124,9 +124,8 @@ class CellMapDatasetWriter:
         self.model_classes = self.classes if model_classes is None else list(model_classes)
         _check_classes(self.classes, self.model_classes)
         if not self.target_arrays:
-            raise OptionError(
-                "target_arrays must have one or more arrays, {'gt': {'shape': ..., 'scale': ...}}, got none."
-            )
+            example = "{'gt': {'shape': ..., 'scale': ...}}"
+            raise OptionError(f"target_arrays must have at least one array, {example}, got none.")
         names = sorted(self.target_arrays)
         if set(names) & set(self.model_classes):
             raise OptionError(f"Target arrays must not have names of classes, got {names}. Rename them.")
