@@ -64,11 +64,11 @@ def page(payload: bytes, *, last: bool) -> bytes:
 def test_a_page_that_contains_the_magic_bytes_of_a_page_is_one_page(tmp_path, payload):
     (tmp_path / "a.ogg").write_bytes(page(b"first", last=False) + page(payload, last=True))
     with (tmp_path / "a.ogg").open("rb") as file:
-        audio_file._check_ogg_end(file.fileno(), (tmp_path / "a.ogg").stat().st_size)
+        audio_file._check_ogg_end(file, (tmp_path / "a.ogg").stat().st_size)
     (tmp_path / "a.ogg").write_bytes(page(b"first", last=False) + page(payload, last=False))
     with (tmp_path / "a.ogg").open("rb") as file:
         with pytest.raises(ValueError, match="last page"):
-            audio_file._check_ogg_end(file.fileno(), (tmp_path / "a.ogg").stat().st_size)
+            audio_file._check_ogg_end(file, (tmp_path / "a.ogg").stat().st_size)
 
 
 @pytest.mark.parametrize("extension", ["flac", "ogg"])
