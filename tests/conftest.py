@@ -65,6 +65,7 @@ SLOW = (
     "recipes/cellmap/predictions/test_writer_ends.py",
     "recipes/cellmap/test_example.py",
     "recipes/cellmap/test_loader.py",
+    "recipes/cellmap/test_remote.py",
     "recipes/cellmap/test_workers.py",
     "recipes/chunked/test_audio_example.py",
     "recipes/crossval",
