@@ -157,7 +157,7 @@ def test_two_processes_download_each_span_once(objects: Path, tmp_path: Path, me
     processes = [context.Process(target=read_spans, args=(folder, spans, barrier, results)) for _ in range(2)]
     for process in processes:
         process.start()
-    found = [results.get(timeout=60) for _ in processes]
+    found = [results.get(timeout=100) for _ in processes]
     for process in processes:
         process.join(60)
         assert process.exitcode == 0

@@ -24,7 +24,7 @@ def spans_of(grid: SpanGrid, items: list[int]) -> np.ndarray:
 
 def make_use(kept_bytes: int = 0, stored_bytes: int = 1 << 40) -> tuple[SpanGrid, SpanUse]:
     grid = make_grid()
-    return grid, SpanUse(grid, kept_bytes, stored_bytes)
+    return grid, SpanUse(grid, 0, kept_bytes, stored_bytes)
 
 
 @pytest.mark.parametrize(("item_bytes", "n_items"), [(ITEM, 8), (ITEM - 1, 9), (512, 80), (SPAN_BYTES * 3, 1)])
@@ -58,14 +58,30 @@ def test_one_item_of_a_span_of_few_large_ones_is_read_alone() -> None:
     """Whole spans would cost three times the bytes, and as many requests."""
     grid = make_grid(item_bytes=SPAN_BYTES * 2 // 5)  # three in a span
     for n_needed, is_whole in ((1, False), (3, True)):
-        use = SpanUse(grid, 0, 1 << 40)
+        use = SpanUse(grid, 0, 0, 1 << 40)
         rows = np.array([row for row in range(78) if row % 3 < n_needed])
         assert use.choose(grid.find(np.zeros_like(rows), rows), 1.0).all() == is_whole
 
 
 def test_what_fits_into_the_cache_is_read_by_spans() -> None:
-    grid, use = make_use(kept_bytes=1 << 30, stored_bytes=1 << 30)
+    grid, use = make_use(kept_bytes=2 << 30, stored_bytes=1 << 30)
     assert use.choose(spans_of(grid, [3, 200]), 1.0).all()
+
+
+def test_scattered_items_of_a_part_that_fits_into_the_cache_folder_are_read_by_spans_that_stay() -> None:
+    grid = make_grid()
+    use = SpanUse(grid, 1 << 29, 0, 1 << 30)
+    items = np.random.default_rng(0).permutation(240)
+    spans = spans_of(grid, items.tolist())
+    chosen = np.concatenate([use.announce(spans[first : first + 1], 1.0) for first in range(12)])
+    again = np.concatenate([use.choose(spans[first : first + 1], 1.0) for first in range(12)])
+    assert chosen.tolist() == again.tolist()
+    assert 0 < chosen.sum() < 12
+    is_alone, done = use.release(spans[:12])
+    assert done == []
+    assert (is_alone[~chosen]).all()
+    few = SpanUse(grid, 1 << 29, 0, 1 << 30)  # of which little is read: a label beside an image
+    assert not few.announce(spans[:12], 0.05).any()
 
 
 def test_scattered_items_that_turn_out_to_be_dense_are_read_by_spans() -> None:

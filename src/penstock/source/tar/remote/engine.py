@@ -68,8 +68,9 @@ class RemoteEngine:
         self.spec, self.process, self._archives = spec, os.getpid(), spec.archives
         table = spec.manifest.table
         self._grid = SpanGrid(table)
-        kept_bytes = spec.archives.keeps_bytes + spec.archives.memory_bytes
-        self._use = SpanUse(self._grid, kept_bytes, int(table.stored_bytes.sum()))
+        self._use = SpanUse(
+            self._grid, spec.archives.keeps_bytes, spec.archives.memory_bytes, int(table.stored_bytes.sum())
+        )
         self._index_bytes = _index_bytes(spec)
         self._shards: SharedCache[RemoteShard] = SharedCache(max(_INDEX_BYTES, int(self._index_bytes.max())))
         self._decompressed: SharedCache[NDArray[np.uint8]] = SharedCache(_decompressed_bytes(spec))
@@ -274,7 +275,7 @@ def _locate(wanted: _Wanted, is_whole: NDArray[np.bool_]) -> list[Span]:
         mine = wanted.shards == number
         begins[mine], ends[mine] = shard.locate(wanted.rows[mine], is_whole[mine])
     names = (wanted.opened[number].name for number in wanted.shards.tolist())
-    return [Span(*span) for span in zip(names, begins.tolist(), ends.tolist(), strict=True)]
+    return [Span(*span) for span in zip(names, begins.tolist(), ends.tolist(), is_whole.tolist(), strict=True)]
 
 
 def _group(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -9,6 +9,7 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.seeds import mix64
 from penstock.shard.table import ShardTable
 
 __all__ = ["SPAN_BYTES", "SpanGrid", "SpanUse"]
@@ -19,6 +20,7 @@ SPAN_BYTES = 1 << 18
 """Of consecutive items that are read together, at least; part of the keys of caches."""
 
 _LEAST_SHARE, _LARGE_SHARE = 0.25, 0.75  # of a span that is needed soon: less, items come alone; more, all of it
+_STAYING_SHARE = 0.97  # of a cache folder: what stays in it for good; side indexes and span trailers need room, too
 _REQUEST_BYTES = 1 << 16  # that come in the time that another request takes
 _LEAST_REMEMBERED, _MOST_REMEMBERED = 64, 1 << 16  # spans: as many as can be kept
 
@@ -49,10 +51,10 @@ class SpanGrid:
 class _Record:
     """The use of one span by this process."""
 
-    __slots__ = ("is_told", "is_whole", "pending", "read", "released")
+    __slots__ = ("is_staying", "is_told", "is_whole", "pending", "read", "released")
 
-    def __init__(self, *, is_whole: bool) -> None:
-        self.is_whole, self.is_told = is_whole, False
+    def __init__(self, *, is_dense: bool, is_staying: bool) -> None:
+        self.is_whole, self.is_staying, self.is_told = is_dense or is_staying, is_staying and not is_dense, False
         self.pending = self.read = self.released = 0
 
 
@@ -60,22 +62,26 @@ class SpanUse:
     """Decides which spans are read whole, and when they are done; thread-safe.
 
     1. Of the spans that were needed lately, less than a quarter of the bytes is needed, or so few of the items that
-       their own requests take less time: items are read alone.
+       their own requests take less time: items are read alone. If there is a cache folder, a fixed part of the spans
+       that fits in it is read whole all the same, and stays there.
     2. A span of which items are announced is read as it was when the first of them was.
     3. A span is done when more than half of its items that were read are released, and no other is announced; if
        nothing at all is announced, when as many were read as it has.
 
     Parameters
     ----------
-    kept_bytes
-        What can be kept of spans between reads: all of the dataset, if it fits, is read by whole spans.
+    cache_bytes, memory_bytes
+        What can be kept of spans between reads, in a cache folder and in memory: all of the dataset, if it fits in the
+        one, or in half of the other, is read by whole spans.
     stored_bytes
         Of the dataset.
     """
 
-    def __init__(self, grid: SpanGrid, kept_bytes: int, stored_bytes: int) -> None:
-        self._grid, self._fits = grid, kept_bytes >= stored_bytes
-        self._most = min(max(kept_bytes // SPAN_BYTES, _LEAST_REMEMBERED), _MOST_REMEMBERED)
+    def __init__(self, grid: SpanGrid, cache_bytes: int, memory_bytes: int, stored_bytes: int) -> None:
+        self._grid, self._fits = grid, stored_bytes <= max(cache_bytes, memory_bytes // 2)
+        self._most = min(max((cache_bytes + memory_bytes) // SPAN_BYTES, _LEAST_REMEMBERED), _MOST_REMEMBERED)
+        self._staying = _STAYING_SHARE * cache_bytes / max(1, stored_bytes)
+        """How much of the spans stays in the cache folder if items are read alone."""
         self._records: dict[int, _Record] = {}
         self._pending = 0
         """Items that are announced and not read yet."""
@@ -104,6 +110,8 @@ class SpanUse:
         shards = self._grid.find_shards(found)
         sizes = self._grid.n_items[shards]
         whole = np.empty(len(found), np.bool_)
+        limit = min(self._staying, 1.0) if share >= _LEAST_SHARE else 0.0
+        staying = mix64(found.astype(np.uint64)) < np.uint64(limit * (2**64 - 2**11))
         with self._lock:
             records = [self._records.get(span) for span in found.tolist()]
             is_new = np.array([is_announced or record is None or not record.is_told for record in records], np.bool_)
@@ -117,7 +125,7 @@ class SpanUse:
             ):
                 record = records[place]
                 if record is None:
-                    record = self._records[span] = _Record(is_whole=is_dense)
+                    record = self._records[span] = _Record(is_dense=is_dense, is_staying=bool(staying[place]))
                 whole[place] = record.is_whole
                 if is_announced:
                     if record.read >= size:  # in the epoch before
@@ -128,7 +136,7 @@ class SpanUse:
                     done = min(count, record.pending)
                     record.pending, record.read = record.pending - done, record.read + count
                     self._pending -= done
-                    if not record.is_whole and not record.pending:
+                    if (not record.is_whole or record.is_staying) and not record.pending:
                         del self._records[span]
         return whole[inverse]
 
@@ -145,6 +153,8 @@ class SpanUse:
                 if record is None or not record.is_whole:
                     continue
                 alone[place] = False
+                if record.is_staying:
+                    continue
                 record.released += count
                 is_over = not record.pending and (self._pending > 0 or record.read >= size)
                 if is_over and 2 * record.released > record.read:
