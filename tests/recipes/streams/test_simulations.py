@@ -2,11 +2,13 @@
 
 import gc
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from penstock_remote import Endpoint
 from penstock_test_parts import own_threads
 
 from penstock import DamageError, OptionError, ResumeError, SourceError, Span, WriteError
@@ -14,11 +16,13 @@ from penstock.recipes.streams import (
     DataSplit,
     FlyVisSim,
     NeuronData,
+    RandomChunkLoader,
     SimulationWriter,
     create_zarr_loader,
     load_column_slice,
     load_metadata,
 )
+from penstock.source.stored.folders import RemoteArguments
 
 TIME, NEURONS = 4500, 6
 DYNAMIC = [FlyVisSim.VOLTAGE, FlyVisSim.STIMULUS, FlyVisSim.CALCIUM, FlyVisSim.FLUORESCENCE]
@@ -56,6 +60,23 @@ def test_the_files_have_the_documented_shapes_chunks_and_compression(simulation:
     assert [compressor[key] for key in ("id", "cname", "clevel", "shuffle")] == ["blosc", "zstd", 3, 2]
     static = json.loads((simulation / "metadata.zarr" / ".zarray").read_text())
     assert static["shape"] == static["chunks"] == [NEURONS, 5]
+
+
+def test_a_simulation_at_a_url_is_read_as_on_this_machine(simulation: Path, s3: Endpoint) -> None:
+    shutil.copytree(simulation, s3.folder / "sim")
+    where = str(s3.url / "sim")
+    remote: RemoteArguments = {"store": s3.options}
+    assert load_metadata(f"{where}.zarr", **remote).tobytes() == load_metadata(simulation).tobytes()
+    wanted = load_column_slice(simulation, 3, 1990, 2500, 4)
+    assert load_column_slice(where, 3, 1990, 2500, 4, **remote).tobytes() == wanted.tobytes()
+    orders = []
+    for load_fn in (create_zarr_loader(where, 3, 4, 2, **remote), create_zarr_loader(simulation, 3, 4, 2)):
+        with RandomChunkLoader(load_fn, TIME, 300, "cpu", seed=4) as loader:
+            loader.start_epoch(num_chunks=6)
+            orders.append([[part.numpy().tobytes() for part in loader.get_next_chunk()] for _ in range(6)])
+    assert orders[0] == orders[1]
+    with pytest.raises(SourceError, match=r"No zarr array in s3://.*/none/timeseries\.zarr"):
+        create_zarr_loader(str(s3.url / "none"), 3, 4, 2, **remote)
 
 
 def test_zarr_reads_what_was_written(simulation: Path) -> None:

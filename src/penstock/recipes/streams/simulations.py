@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,9 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.types import Span
 from penstock.files.staging import describe_unfinished
+from penstock.files.stores.url import Url, is_url
 from penstock.recipes.streams.rows import SourceFunction
+from penstock.source.stored.folders import RemoteArguments
 from penstock.source.stored.source import ZarrSource
 
 __all__ = [
@@ -56,20 +58,27 @@ STATIC = (FlyVisSim.INDEX, FlyVisSim.XPOS, FlyVisSim.YPOS, FlyVisSim.GROUP_TYPE,
 
 
 def load_column_slice(
-    path: _Path, column: int, time_start: int, time_end: int, neuron_limit: int | None = None
+    path: _Path,
+    column: int,
+    time_start: int,
+    time_end: int,
+    neuron_limit: int | None = None,
+    **remote: Unpack[RemoteArguments],
 ) -> NDArray[np.float32]:
     """Return one column of a time range, (time, neurons).
 
     Parameters
     ----------
     path
-        The folder of the simulation; a trailing `.npy` or `.zarr` is removed.
+        The folder of the simulation, or its URL; a trailing `.npy` or `.zarr` is removed.
     column
         A dynamic column.
     neuron_limit
         Return the first `neuron_limit` neurons; None: all.
+    remote
+        `store`, `cache` and `cache_bytes` of a URL, as in `ZarrSource`.
     """
-    source = ZarrSource(_folder(path), {"data": (SERIES, _neurons(neuron_limit), _column(column))})
+    source = ZarrSource(_folder(path), {"data": (SERIES, _neurons(neuron_limit), _column(column))}, **remote)
     try:
         if not 0 <= time_start <= time_end <= len(source.index):
             raise OptionError(
@@ -82,9 +91,9 @@ def load_column_slice(
         source.close()
 
 
-def load_metadata(path: _Path) -> NDArray[np.float32]:
-    """Return the static columns, (neurons, 5): index, x, y, group and type."""
-    source = ZarrSource(_folder(path), {"data": STATIC_FILE})
+def load_metadata(path: _Path, **remote: Unpack[RemoteArguments]) -> NDArray[np.float32]:
+    """Return the static columns, (neurons, 5): index, x, y, group and type; `remote` as in `load_column_slice`."""
+    source = ZarrSource(_folder(path), {"data": STATIC_FILE}, **remote)
     try:
         found: NDArray[np.float32] = np.asarray(source.read(Span(0, len(source.index)))["data"])
         return found
@@ -92,7 +101,13 @@ def load_metadata(path: _Path) -> NDArray[np.float32]:
         source.close()
 
 
-def create_zarr_loader(data_path: _Path, column_idx: int, stim_column_idx: int, num_stim_dims: int) -> SourceFunction:
+def create_zarr_loader(
+    data_path: _Path,
+    column_idx: int,
+    stim_column_idx: int,
+    num_stim_dims: int,
+    **remote: Unpack[RemoteArguments],
+) -> SourceFunction:
     """Return a function of start and end that reads two columns of a time range into reused memory.
 
     Its `source` is the `ZarrSource` behind it, which the chunk loaders read directly.
@@ -100,21 +115,25 @@ def create_zarr_loader(data_path: _Path, column_idx: int, stim_column_idx: int, 
     Parameters
     ----------
     data_path
-        The folder of the simulation.
+        The folder of the simulation, or its URL.
     column_idx, stim_column_idx
         The modelled column, and the column of the stimulus.
     num_stim_dims
         Neurons of the stimulus: the first `num_stim_dims`.
+    remote
+        `store`, `cache` and `cache_bytes` of a URL, as in `ZarrSource`.
     """
     folder = _folder(data_path)
     data, stim = (
         (SERIES, slice(None), _column(column_idx)),
         (SERIES, _neurons(num_stim_dims), _column(stim_column_idx)),
     )
-    return SourceFunction(ZarrSource(folder, {"data": data, "stim": stim}))
+    return SourceFunction(ZarrSource(folder, {"data": data, "stim": stim}, **remote))
 
 
-def _folder(path: _Path) -> Path:
+def _folder(path: _Path) -> str | Path:
+    if is_url(path):  # opening it says what is there
+        return str(Url(os.fspath(path))).removesuffix(".npy").removesuffix(".zarr")
     folder = Path(path)
     folder = folder.with_suffix("") if folder.suffix in (".npy", ".zarr") else folder
     if not (folder / SERIES).exists():
