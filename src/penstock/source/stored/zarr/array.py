@@ -20,7 +20,6 @@ from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.source.file_ranges import MAX_FILES, FileRanges, first_distinct
 from penstock.source.ranges import Ranges
 from penstock.source.stored.chunk_grid import MAX_CHUNKS, Selection, find_places, list_chunks
-from penstock.source.stored.zarr.checksums import SIDECAR
 from penstock.source.stored.zarr.codec import UnsupportedStoreError
 from penstock.source.stored.zarr.keys import estimate_bytes, list_files
 from penstock.source.stored.zarr.metadata import Layout, read_layout
@@ -92,14 +91,14 @@ class ZarrArray:
         return replace(self, record=ChunkRecord.take(self.folder, self.layout.keys, grid, missing))
 
     def _pin_versions(self) -> None:
-        """Ask for what the next steps need of an array at a URL, in one round trip; for the cache, list all objects."""
+        """Ask for the objects that are hashed, in one round trip; for the cache, list all of an array at a URL."""
         if self.folder.remote is None:
             return
         remote = self.folder.remote
         if remote.keeps_bytes and self.layout.keys.n_files <= _MAX_LISTED:
             with suppress(ReadError):  # a server that lists nothing is asked for each object before it is read
                 remote.list_objects(self.folder.inner)
-        self.folder.list_sizes([SIDECAR, *self._hashed_keys])
+        self.folder.list_sizes(self._hashed_keys)
 
     @property
     def remote(self) -> RemoteFolder | None:

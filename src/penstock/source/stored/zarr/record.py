@@ -49,9 +49,10 @@ class ChunkRecord:
         if folder.remote is None:
             stored = list_files(folder.path, keys) if missing == "error" and keys is not None else None
             return cls(missing, stored, Checksums.read(folder.path / SIDECAR, *grid))
-        if folder.list_sizes([SIDECAR]) == [None]:
+        try:
+            content, where = folder.read_file(SIDECAR), f"{folder}/{SIDECAR}"
+        except FileNotFoundError:
             return cls(missing)
-        content, where = folder.read_file(SIDECAR), f"{folder}/{SIDECAR}"
         return cls(missing, None, Checksums.parse(where, io.BytesIO(content), (len(content), 0), grid))
 
     @property
