@@ -48,14 +48,14 @@ def run(folder: Path, out: Path, repeats: int) -> None:
     printed("volumes: random patches, raw and two classes", "patches", results)
     saved(out, "volumes", results)
     print("| order | read amplification | of item by item |\n|---|---|---|")
-    single = _amplification(path, near=1, cache_bytes=0)
+    single = _amplification(path, near=1, memory_bytes=0)
     for name, near, cache in (
         ("item by item", 1, 0),
         ("cache of 64 MB", 1, CACHE_BYTES),
         ("near=16", 16, CACHE_BYTES),
         ("near=16, default cache", 16, None),
     ):
-        found = _amplification(path, near=near, cache_bytes=cache)
+        found = _amplification(path, near=near, memory_bytes=cache)
         print(f"| {name} | {found:.2f} | {found / single:.2f} |", flush=True)
 
 
@@ -111,10 +111,10 @@ def _dataset(path: Path, **options: Any) -> cellmap.CellMapDataset:
     )
 
 
-def penstock(path: Path, workers: int, cache_bytes: int | None = CACHE_BYTES) -> float:
+def penstock(path: Path, workers: int, memory_bytes: int | None = CACHE_BYTES) -> float:
     """Draw batches, in the order of the default."""
     loader = cellmap.CellMapDataLoader(
-        _dataset(path, **({} if cache_bytes is None else {"cache_bytes": cache_bytes})),
+        _dataset(path, **({} if memory_bytes is None else {"memory_bytes": memory_bytes})),
         batch_size=BATCH,
         num_workers=workers,
         iterations_per_epoch=BATCHES,
@@ -192,8 +192,8 @@ def cellmap(path: Path, python: str, workers: int) -> float:
     return float(done.stdout.split()[-1])
 
 
-def _amplification(path: Path, near: int, cache_bytes: int | None) -> float:
-    dataset = _dataset(path, **({} if cache_bytes is None else {"cache_bytes": cache_bytes}))
+def _amplification(path: Path, near: int, memory_bytes: int | None) -> float:
+    dataset = _dataset(path, **({} if memory_bytes is None else {"memory_bytes": memory_bytes}))
     loader = cellmap.CellMapDataLoader(dataset, batch_size=BATCH, iterations_per_epoch=BATCHES, rng=1, near=near)
     for _ in loader:
         pass
