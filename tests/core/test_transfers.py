@@ -37,7 +37,7 @@ def test_local_sources_have_no_counts_and_remote_ones_are_added() -> None:
 
 def remote_source(name: str, counts: Transfers) -> ArraySource:
     source = ArraySource({name: np.arange(4)})
-    source.transfers = counts  # type: ignore[attr-defined]  # as a remote source has
+    source.is_remote, source.transfers = True, counts  # type: ignore[attr-defined]  # as a remote source has
     return source
 
 

@@ -186,13 +186,12 @@ class Manifest:
             with suppress(SourceError, *_MALFORMED):  # the manifest itself may be valid
                 return cls._parse(json.loads(found[1]), found[0], path)
         try:
-            return cls.from_bytes(read_regular(path), path)
+            content = read_regular(path)
         except FileNotFoundError as error:
             raise _make_not_found_error(path) from error
-        except ReadError:
-            raise
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             raise ReadError(f"Could not read the manifest {path}: {cause(error)}.") from error
+        return cls.from_bytes(content, path)
 
     @classmethod
     def fetch(cls, folder: RemoteFolder, name: str) -> "Manifest":

@@ -18,6 +18,7 @@ from penstock import ZarrSource
 from penstock.core.errors import DamageError, OptionError, ReadError, SourceError
 from penstock.recipes.tune.source_of import source_of
 from penstock.source.stored.zarr.codec import Codec
+from penstock.source.stored.zarr.store_folder import LocalFolder
 from penstock.source.volume.ngff import Multiscale
 from penstock.source.volume.plates import describe_collection, list_images
 from tests.campaign.fuzz.mutate import BYTES, Mutation
@@ -243,7 +244,7 @@ def _write_images(folder: Path) -> None:
 
 def _read_image(image: Path) -> None:
     list_images(image)
-    describe_collection(str(image))
+    describe_collection(LocalFolder(image))
     found = Multiscale.opened(image)
     found.level_for(dict.fromkeys(found.space, 1.0))
     repr(found)
