@@ -64,7 +64,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any], type[Exception]]] = {
     "npz": ("rows.npz", lambda path: NpzInput(path).open(), SourceError),
     "zarr zip": ("rows.zip", lambda path: ZarrInput(path).open(), SourceError),
     "zarr chunk": ("0.0", lambda path: ZarrInput(path.parent).open(), SourceError),
-    "nwb": ("rows.nwb", open_nwb, ReadError),
+    "nwb": ("rows.nwb", open_nwb, SourceError),
     "audio": ("a.wav", lambda path: AudioInput(path).open(), SourceError),
     "audio source": ("a.wav", lambda path: ps.AudioSource([path]), SourceError),
     "image": ("a.png", lambda path: FilesInput(path).open(), SourceError),
