@@ -114,7 +114,8 @@ class CacheFolder:
                 handle, _ = aside
                 write_all(handle, content.data)
                 write_all(handle, memoryview(_TRAILER.pack(_MAGIC, checksum)))
-                aside[1].replace(path)
+                with self._ledger():  # a scan meanwhile would miss it, or count it twice
+                    aside[1].replace(path)
             except BaseException:
                 self._remove(str(aside[1]))
                 raise
