@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from penstock.core.errors import MissingDependency, OptionError
+from penstock.files.stores.clients.obstore_client import OBSTORE_SCHEMES
 from penstock.files.stores.errors import RequestError
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.protocol import ClientUpload, ObjectInfo
@@ -34,6 +35,8 @@ class FsspecClient:
             # Not one that a parent process may have opened: file systems with a thread are not fork-safe.
             self.file_system, base = core.url_to_fs(f"{root}/", skip_instance_cache=True, **given)
         except ImportError as error:
+            if root.partition(":")[0] in OBSTORE_SCHEMES:
+                raise MissingDependency("obstore", "remote", f"Reading {root}") from error
             raise OptionError(f"Could not open {root}: {error}") from error
         except Exception as error:  # for example an unknown scheme
             raise OptionError(f"Could not open {root}: {error}") from error
