@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from penstock.core.transfers import Transfers
 from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.files.spans.span import Span
 from penstock.source.file_ranges import FileRanges
@@ -82,16 +81,6 @@ class RemoteUse:
 
     def __bool__(self) -> bool:
         return bool(self.folders)
-
-    @property
-    def cache_bytes(self) -> int:
-        """What may be kept for the next epoch."""
-        return max((folder.keeps_bytes for folder in self.folders), default=0)
-
-    @property
-    def transfers(self) -> Transfers | None:
-        """What this process has downloaded; None if nothing is remote."""
-        return Transfers.of(*self.folders)
 
     def __enter__(self) -> None:
         if not self.folders:

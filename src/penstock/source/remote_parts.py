@@ -1,4 +1,4 @@
-"""What a source that is made of others says about its network."""
+"""What a source says about its network, by what it is made of."""
 
 from penstock.core.transfers import Transfers
 
@@ -6,10 +6,10 @@ __all__ = ["RemoteParts"]
 
 
 class RemoteParts:
-    """A source that is made of others: it is remote if one of them is."""
+    """A source that is made of other sources, or reads from remote folders: it is remote if one of them is."""
 
     _parts: "tuple[object, ...]"
-    """The others."""
+    """The other sources, or the remote folders."""
 
     @property
     def is_remote(self) -> bool:

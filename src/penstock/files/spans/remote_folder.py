@@ -43,6 +43,9 @@ class RemoteFolder:
         Keys of objects are relative to it; `""` is the object at the URL itself.
     """
 
+    is_remote = True
+    """As the sources that read from it."""
+
     def __init__(self, url: Url, options: RemoteOptions) -> None:
         self.url, self.options = url, options
         self._pinned: dict[str, ObjectInfo] = {}
@@ -58,7 +61,7 @@ class RemoteFolder:
         return {**self.__dict__, "_process": None, "_before": Transfers()}
 
     @property
-    def keeps_bytes(self) -> int:
+    def cache_bytes(self) -> int:
         """What the cache folder may hold; 0 without one."""
         return self.options.cache_bytes
 

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.index import Index, join_presence
-from penstock.core.transfers import Transfers
 from penstock.core.types import Block, Field, Span
 from penstock.files.stores.options import StoreOptions
 from penstock.source.checks import allocate_block, check_items, check_out, check_span, keep_existing, sum_stored
 from penstock.source.file_ranges import keep_whole_groups
 from penstock.source.ranges import RemoteUse, join_ranges
 from penstock.source.read_pool import ReadPool, map_at_once
+from penstock.source.remote_parts import RemoteParts
 from penstock.source.stored.chunk_grid import Selection
 from penstock.source.stored.folders import Folders
 from penstock.source.stored.open_array import StoredArray, open_array
@@ -33,7 +33,7 @@ FieldSpec = str | tuple[str, *tuple[_Key, ...]]
 """An array, or an array and a selection for each axis after the first."""
 
 
-class ZarrSource:
+class ZarrSource(RemoteParts):
     """Items are the rows of one or more stored arrays of equal length, read in whole chunks.
 
     1. A damaged chunk: DamageError, which names the array and the chunk. A chunk that was there when the source was
@@ -106,6 +106,7 @@ class ZarrSource:
             raise SourceError(f"All arrays must have the same number of rows, got {lengths}.")
         self._n_items = next(iter(lengths.values()))
         self._remotes = RemoteUse(self._arrays.values())
+        self._parts = self._remotes.folders
         rows = max(array.chunk_rows for array in self._arrays.values())
         index = Index.uniform(self._n_items, max(1, min(rows, self._n_items)), identity=self._identity())
         self.index = replace(index, presence=join_presence(array.presence for array in self._arrays.values()))
@@ -182,21 +183,6 @@ class ZarrSource:
     def stored_bytes(self) -> int | None:
         """Bytes of the files or objects of all arrays, estimated from some of them if there are many; None: unknown."""
         return sum_stored(*(array for array, _ in self._group_by_array()))
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether something is read from a URL, so that it is always read ahead."""
-        return bool(self._remotes)
-
-    @property
-    def cache_bytes(self) -> int:
-        """What may be kept from a URL for the next epoch: the size of the cache folder."""
-        return self._remotes.cache_bytes
-
-    @property
-    def transfers(self) -> Transfers | None:
-        """What this process has downloaded, and how long it waited for it; None if nothing is remote."""
-        return self._remotes.transfers
 
     def _group_by_array(self) -> list[tuple[StoredArray, list[Selection]]]:
         """Return each array once, with the selections of its fields."""

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from penstock.core.checks import check_integer
 from penstock.core.errors import DamageError, OptionError, SourceError
 from penstock.core.index import Index
-from penstock.core.transfers import Transfers
 from penstock.core.types import Block, Field, Span
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url
@@ -24,6 +23,7 @@ from penstock.shard.names import KEY
 from penstock.shard.places.open_dataset import check_present, open_dataset
 from penstock.shard.tar import TAR_BLOCK
 from penstock.source.checks import check_items, check_span
+from penstock.source.remote_parts import RemoteParts
 from penstock.source.tar.engine import ShardEngine
 from penstock.source.tar.quarantine import Quarantine
 from penstock.source.tar.read_items import ReadSpec, Verify
@@ -43,7 +43,7 @@ STRETCH_ITEMS = 64
 """Consecutive items that a buffered shuffle moves together, because one disk read brings them all."""
 
 
-class TarSource:
+class TarSource(RemoteParts):
     """Items in tar shards of a folder or a URL, written by Penstock or indexed with `penstock index`.
 
     1. A shard that is missing, truncated, replaced, swapped or has a single bit flipped: DamageError, which names shard
@@ -120,6 +120,7 @@ class TarSource:
         check_decoding(decode)
         self.path = manifest_place(path)
         self.manifest, self._archives = open_dataset(self.path, store=store, cache=cache, cache_bytes=cache_bytes)
+        self._parts = () if self._archives is None else (self._archives,)
         check_present(self.manifest, self._archives)
         table = self.manifest.table
         self._borders = np.concatenate([[0], np.cumsum(table.n_items)]).astype(np.int64)
@@ -195,21 +196,6 @@ class TarSource:
     def url(self) -> Url | None:
         """Where the shards are; None if they are on this machine."""
         return None if self._archives is None else self._archives.url
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the shards are at a URL."""
-        return self._archives is not None
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of a URL that are kept from epoch to epoch; 0 without a cache folder."""
-        return 0 if self._archives is None else self._archives.keeps_bytes
-
-    @property
-    def transfers(self) -> Transfers | None:
-        """What this process has read from a URL and from the cache; None for shards of this machine."""
-        return None if self._archives is None else self._archives.transfers
 
     @property
     def memory_bytes(self) -> int:

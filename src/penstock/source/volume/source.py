@@ -14,13 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError
 from penstock.core.index import Index, join_presence
-from penstock.core.transfers import Transfers
 from penstock.core.types import Block, Field, Span
 from penstock.files.stores.options import StoreOptions
 from penstock.source.checks import allocate_block, check_items, check_out, check_span, keep_existing, sum_stored
 from penstock.source.file_ranges import MAX_FILES, first_distinct
 from penstock.source.ranges import Ranges, RemoteUse, join_ranges
 from penstock.source.read_pool import Result, map_at_once
+from penstock.source.remote_parts import RemoteParts
 from penstock.source.stored.folders import Folders
 from penstock.source.stored.zarr.record import MissingChunks, check_missing_chunks
 from penstock.source.volume.array import VolumeArray, resolve_arrays
@@ -36,7 +36,7 @@ _PLACED_AT_ONCE = 32  # patches whose chunks are listed before it is asked wheth
 _MIN_THREADED_BYTES = 1 << 20  # assembling smaller patches takes less time than starting threads
 
 
-class VolumeSource:
+class VolumeSource(RemoteParts):
     """Items are patches around the centres of a regular grid, in the region where all volumes overlap.
 
     The step of the grid is the largest scale among the arrays (see `volume.centres`). Items are numbered tile by tile:
@@ -118,6 +118,7 @@ class VolumeSource:
         self._arrays, volumes = resolve_arrays(arrays, self.axis_order, margin or {}, folders)
         folders.check_used()
         self._remotes = RemoteUse(volume.array for volume in volumes)
+        self._parts = self._remotes.folders
         recorded = self._map(lambda volume: volume.array.record_chunks(missing_chunks), volumes)
         self._volumes = tuple(replace(volume, array=array) for volume, array in zip(volumes, recorded, strict=True))
         self._region = find_sampling_region(self._arrays, self._volumes, self.axis_order, pad=bool(pad))
@@ -246,21 +247,6 @@ class VolumeSource:
         """Bytes of the files or objects of all volumes, estimated from some if there are many; None: unknown."""
         arrays = {volume.where: volume.array for volume in self._volumes}
         return sum_stored(*arrays.values())
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether something is read from a URL, so that it is always read ahead."""
-        return bool(self._remotes)
-
-    @property
-    def cache_bytes(self) -> int:
-        """What may be kept from a URL for the next epoch: the size of the cache folder."""
-        return self._remotes.cache_bytes
-
-    @property
-    def transfers(self) -> Transfers | None:
-        """What this process has downloaded, and how long it waited for it; None if nothing is remote."""
-        return self._remotes.transfers
 
     def read_report(self) -> dict[str, float]:
         """Return statistics of all reads of this process so far.

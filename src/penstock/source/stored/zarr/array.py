@@ -95,7 +95,7 @@ class ZarrArray:
         if self.folder.remote is None:
             return
         remote = self.folder.remote
-        if remote.keeps_bytes and self.layout.keys.n_files <= _MAX_LISTED:
+        if remote.cache_bytes and self.layout.keys.n_files <= _MAX_LISTED:
             with suppress(ReadError):  # a server that lists nothing is asked for each object before it is read
                 remote.list_objects(self.folder.inner)
         self.folder.list_sizes(self._hashed_keys)

@@ -69,7 +69,7 @@ class RemoteEngine:
         table = spec.manifest.table
         self._grid = SpanGrid(table)
         self._use = SpanUse(
-            self._grid, spec.archives.keeps_bytes, spec.archives.memory_bytes, int(table.stored_bytes.sum())
+            self._grid, spec.archives.cache_bytes, spec.archives.memory_bytes, int(table.stored_bytes.sum())
         )
         self._index_bytes = _index_bytes(spec)
         self._shards: SharedCache[RemoteShard] = SharedCache(max(_INDEX_BYTES, int(self._index_bytes.max())))
@@ -241,7 +241,7 @@ class RemoteEngine:
             shard = RemoteShard(number, self.spec, content, int(self._grid.n_items[number]))
             shard.layout = self._layouts.setdefault(shard.layout, shard.layout)
             self._share = shard.share
-            if not self._archives.keeps_bytes:
+            if not self._archives.cache_bytes:
                 self._archives.release([self._index_span(number)])  # it is kept here
             return shard
 
