@@ -7,7 +7,8 @@ import pytest
 
 from penstock import ArraySource
 from penstock.core.transfers import Transfers
-from penstock.source.combine import Concat, Numbered, Take, Zip
+from penstock.source.combine import Concat, Numbered, Zip
+from penstock.source.select.selectable import Take
 
 FIRST = Transfers(3, 300, 1, 10, 5, 0.5, 0.25)
 SECOND = Transfers(1, 20, 0, 2, 1, 0.125, 0.0)

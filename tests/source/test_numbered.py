@@ -6,8 +6,9 @@ import pytest
 from penstock.core.errors import SourceError
 from penstock.core.types import Span
 from penstock.source.array import ArraySource
-from penstock.source.combine import Concat, Numbered, Take
+from penstock.source.combine import Concat, Numbered
 from penstock.source.dataset import DatasetSource
+from penstock.source.select.selectable import Take
 
 VALUES = np.arange(12.0).reshape(6, 2)
 

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError, SourceError
-from penstock.core.seeds import check_seed, key_for
+from penstock.core.seeds import check_seed
+from penstock.source.select.parts import check_fractions, divide_groups
 
 __all__ = ["WHOLE", "ItemSpan", "Split", "assign_groups", "cut_by_time", "parse_split"]
 
@@ -54,11 +55,7 @@ class Split:
             raise OptionError(
                 f"Split names must be unique, printable names of folders without '/' or a leading '.', got {names}."
             )
-        if any(not 0 < share <= 1 for _, share in self.shares) or abs(sum(s for _, s in self.shares) - 1) > 1e-6:
-            raise OptionError(
-                f"The fractions of a split must be > 0 and add up to 1, such as train=0.8,val=0.1,test=0.1, got "
-                f"{dict(self.shares)}."
-            )
+        check_fractions(dict(self.shares))
 
     @property
     def column(self) -> str | None:
@@ -104,20 +101,8 @@ def assign_groups(groups: Sequence[str], sizes: Sequence[int], split: Split) -> 
             f"{len(split.shares)} splits need at least as many {split.group_by}s, got {len(totals)} "
             f"({', '.join(sorted(totals)[:5])}). Use fewer splits, or group_by='time'."
         )
-    # Groups are sorted by a hash of their names and cut near the borders of the fractions: a group that is added moves
-    # each border by less than its own size, and the other groups stay where they are.
-    order = sorted(totals, key=lambda group: (key_for(split.seed, "split", group), group))
-    before = np.cumsum([0, *(totals[group] for group in order)])
-    borders = np.cumsum([share for _, share in split.shares]) * before[-1]
-    borders[-1] = before[-1]
-    found: dict[str, str] = {}
-    cut = 0
-    for number, name in enumerate(split.names):
-        # At least one group here, and one for each split that follows.
-        last = len(order) - (len(split.names) - 1 - number)
-        start, cut = cut, cut + 1 + int(np.argmin(np.abs(before[cut + 1 : last + 1] - borders[number])))
-        found |= dict.fromkeys(order[start:cut], name)
-    return found
+    parts = divide_groups(totals, [share for _, share in split.shares], split.seed)
+    return {group: split.names[number] for group, number in parts.items()}
 
 
 def cut_by_time(spans: NDArray[np.float64], split: Split) -> dict[str, list[ItemSpan]]:

@@ -45,6 +45,35 @@ class Balanced:
     length: int | None = None
     """Items per epoch; None: as many as the index has."""
 
+    @classmethod
+    def by(
+        cls,
+        source: Any,
+        column: str,
+        weights: Mapping[Any, float] | Sequence[float] | None = None,
+        length: int | None = None,
+    ) -> "Balanced":
+        """Return an order whose groups are the values of a metadata column of `source`, such as `"label"`.
+
+        Parameters
+        ----------
+        source
+            A source that has columns, as those of Penstock do.
+        column
+            Name of the column; every item must have a value.
+        """
+        if not hasattr(source, "columns"):
+            raise PlanError(
+                f"source must have columns, got {source!r}. Make its class inherit penstock.source.Selectable, or use "
+                "Balanced(labels)."
+            )
+        values = source.columns(column)[column]
+        missing = values == None if values.dtype.hasobject else values != values  # noqa: E711, PLR0124  # per item; NaN
+        if np.any(missing):
+            item = int(np.flatnonzero(missing)[0])
+            raise PlanError(f"Every item must have a value of {column!r}, but item {item} of {source!r} has none.")
+        return cls(values.astype(str) if values.dtype.hasobject else values, weights, length)
+
     def __post_init__(self) -> None:
         if self.length is not None:
             check_integer("length", self.length, at_least=1, error=PlanError)

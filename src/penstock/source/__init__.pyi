@@ -2,9 +2,11 @@ from penstock.source.array import ArraySource as ArraySource
 from penstock.source.audio.source import AudioSource as AudioSource
 from penstock.source.combine import Concat as Concat
 from penstock.source.combine import Numbered as Numbered
-from penstock.source.combine import Take as Take
 from penstock.source.combine import Zip as Zip
 from penstock.source.dataset import DatasetSource as DatasetSource
+from penstock.source.select.columns import read_columns as read_columns
+from penstock.source.select.selectable import Selectable as Selectable
+from penstock.source.select.selectable import Take as Take
 from penstock.source.stored.source import ZarrSource as ZarrSource
 from penstock.source.tar.source import TarSource as TarSource
 from penstock.source.volume.array import VolumeArray as VolumeArray

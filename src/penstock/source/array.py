@@ -1,10 +1,11 @@
 """Items from NumPy arrays and memory maps: one field per array."""
 
+import copy
 import hashlib
 import math
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from penstock.files.regular import check_regular
 from penstock.source.checks import allocate_block, check_items, check_span, keep_existing
 from penstock.source.file_ranges import FileRanges, StoredFile
 from penstock.source.native import copy_rows
+from penstock.source.select.selectable import Selectable, check_fields
 
 __all__ = ["ArraySource"]
 
@@ -31,7 +33,7 @@ _HASHED_ITEMS, _HASHED_BYTES = 16, 1024
 _ENCLOSING_RATIO, _ENCLOSING_BYTES = 4, 1 << 15
 
 
-class ArraySource:
+class ArraySource(Selectable):
     """Items are the rows of one or more arrays of equal length.
 
     Memory maps stay on disk: they are pickled as path, offset and shape and mapped again in the process that reads
@@ -75,6 +77,16 @@ class ArraySource:
 
     def __repr__(self) -> str:
         return f"ArraySource({len(self.index)} items of {', '.join(self.fields)})"
+
+    def with_fields(self, fields: Sequence[str]) -> "ArraySource":
+        """Return a source of the same items with these fields alone; their arrays are shared."""
+        other = copy.copy(self)
+        names = check_fields(self, fields)
+        other.fields = {name: self.fields[name] for name in names}
+        other._arrays = {name: self._arrays[name] for name in names}
+        other._files = {name: file for name, file in self._files.items() if name in names}
+        other._open = None if self._open is None else {name: self._open[name] for name in names}
+        return other
 
     def read(self, span: Span, out: Block | None = None) -> Block:
         """Return copies of consecutive items."""

@@ -1,26 +1,27 @@
-"""Sources built from other sources: concatenated, zipped, numbered, or a selection of one."""
+"""Sources built from other sources: concatenated, zipped or numbered."""
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from penstock.core.errors import SourceError
 from penstock.core.index import Index, join_presence
 from penstock.core.protocols import Source
 from penstock.core.types import UNNAMED, Block, Field, Span
-from penstock.source.checks import check_items, check_span, keep_existing, sum_memory, sum_stored
+from penstock.source.checks import check_items, keep_existing, sum_memory, sum_stored
 from penstock.source.remote_parts import RemoteParts
+from penstock.source.select.selectable import Selectable, call_prepare, call_release, check_fields, select_fields
 
-__all__ = ["Concat", "Numbered", "Take", "Zip"]
+__all__ = ["Concat", "Numbered", "Zip"]
 
 _Int64s = NDArray[np.int64]
 
 
-class Concat(RemoteParts):
+class Concat(Selectable, RemoteParts):
     """Several sources with the same fields, one after the other.
 
     Examples
@@ -75,17 +76,30 @@ class Concat(RemoteParts):
 
     def prepare(self, items: _Int64s) -> int | None:
         """Start reading items into the page cache, as far as the sources do; return the bytes that were not there."""
-        return _add_up([_prepare(source, its_items) for source, its_items in self._split(items)])
+        return _add_up([call_prepare(source, its_items) for source, its_items in self._split(items)])
 
     def release(self, items: _Int64s) -> None:
         """Give the pages of items back to the system, as far as the sources do."""
         for source, its_items in self._split(items):
-            _release(source, its_items)
+            call_release(source, its_items)
 
     @property
     def stored_bytes(self) -> int | None:
         """Bytes of the local files of the sources; None if one does not know them."""
         return sum_stored(*self._sources)
+
+    def with_fields(self, fields: Sequence[str]) -> "Concat":
+        """Return a source of the same items with these fields alone."""
+        other = copy.copy(self)
+        other._parts = other._sources = tuple(select_fields(source, fields) for source in self._sources)
+        other.fields = other._sources[0].fields
+        return other
+
+    @property
+    def stored_fields(self) -> Mapping[str, Field]:
+        """All fields that can be read, also those that are not delivered."""
+        each: list[Mapping[str, Field]] = [getattr(part, "stored_fields", part.fields) for part in self._sources]
+        return {name: field for name, field in each[0].items() if all(name in fields for fields in each)}
 
     def _split(self, items: _Int64s) -> Iterator[tuple[Source, _Int64s]]:
         """Yield each source that has some of the items, with their numbers in it."""
@@ -107,7 +121,7 @@ class Concat(RemoteParts):
             source.close()
 
 
-class Numbered(RemoteParts):
+class Numbered(Selectable, RemoteParts):
     """A source with an additional field: the number of each item.
 
     Examples
@@ -142,11 +156,11 @@ class Numbered(RemoteParts):
 
     def prepare(self, items: _Int64s) -> int | None:
         """Start reading items into the page cache, as far as the source does; return the bytes that were not there."""
-        return _prepare(self._source, items)
+        return call_prepare(self._source, items)
 
     def release(self, items: _Int64s) -> None:
         """Give the pages of items back to the system, as far as the source does."""
-        _release(self._source, items)
+        call_release(self._source, items)
 
     @property
     def stored_bytes(self) -> int | None:
@@ -173,7 +187,7 @@ class Numbered(RemoteParts):
         return {**block, self._name: numbers}
 
 
-class Zip(RemoteParts):
+class Zip(Selectable, RemoteParts):
     """Several sources of equal length, side by side: item i has the fields of item i of each.
 
     Examples
@@ -206,6 +220,15 @@ class Zip(RemoteParts):
         presence = join_presence(source.index.presence for source in sources)
         self.index = replace(sources[0].index, identity=identity, presence=presence)
 
+    def with_fields(self, fields: Sequence[str]) -> "Zip":
+        """Return a source of the same items with these fields alone; sources without any of them are not read."""
+        names = check_fields(self, fields)
+        chosen = [(source, [name for name in names if name in source.fields]) for source in self._sources]
+        other = copy.copy(self)
+        other._parts = other._sources = tuple(select_fields(source, own) for source, own in chosen if own)
+        other.fields = {name: self.fields[name] for name in names}
+        return other
+
     def __repr__(self) -> str:
         return f"Zip({', '.join(map(repr, self._sources))})"
 
@@ -223,12 +246,12 @@ class Zip(RemoteParts):
 
     def prepare(self, items: _Int64s) -> int | None:
         """Start reading items into the page cache, as far as the sources do; return the bytes that were not there."""
-        return _add_up([_prepare(source, items) for source in self._sources])
+        return _add_up([call_prepare(source, items) for source in self._sources])
 
     def release(self, items: _Int64s) -> None:
         """Give the pages of items back to the system, as far as the sources do."""
         for source in self._sources:
-            _release(source, items)
+            call_release(source, items)
 
     @property
     def stored_bytes(self) -> int | None:
@@ -244,92 +267,6 @@ class Zip(RemoteParts):
         """Close every source."""
         for source in self._sources:
             source.close()
-
-
-class Take(RemoteParts):
-    """A selection of items as a source of its own, in the given order; repeats are allowed.
-
-    To train on a subset of a source, `source.index.select(mask)` is lighter: it keeps the item numbers of the source.
-
-    Examples
-    --------
-    >>> from penstock.source.array import ArraySource
-    >>> part = Take(ArraySource({"x": np.arange(10) * 10}), [7, 2, 2])
-    >>> part.read(Span(0, 3))["x"].tolist()
-    [70, 20, 20]
-    """
-
-    def __init__(self, source: Source, items: ArrayLike) -> None:
-        self._source, self._parts = source, (source,)
-        self.fields: Mapping[str, Field] = source.fields
-        numbers = np.asarray(items)
-        if numbers.dtype == np.bool_:
-            selection = source.index.select(numbers)
-            numbers = selection.stored(np.arange(len(selection)))
-        if numbers.ndim != 1 or (numbers.size and not np.issubdtype(numbers.dtype, np.integer)):
-            raise SourceError(
-                f"items must be a 1-d mask or 1-d item numbers, got {numbers.dtype} with {numbers.ndim} axes."
-            )
-        self._items = numbers.astype(np.int64)
-        check_items(self._items, source)
-        # Ascending items keep the chunks of the source. In any other order, no two items count as stored together.
-        sizes = np.ones(len(self._items), np.int64)
-        if (np.diff(self._items) > 0).all():
-            chunks, _ = source.index.locate(self._items)
-            sizes = np.unique(chunks, return_counts=True)[1]
-        content = hashlib.blake2b(source.index.content_digest.encode() + self._items.tobytes(), digest_size=8)
-        index = Index.from_sizes(sizes, identity=content.hexdigest())
-        self.index = replace(index, presence=source.index.presence)
-
-    def __repr__(self) -> str:
-        return f"Take({len(self._items)} of {self._source!r})"
-
-    def read(self, span: Span, out: Block | None = None) -> Block:
-        """Return consecutive items of the selection."""
-        check_span(span, self)
-        items = self._items[span.start : span.stop]
-        if len(items) and items[-1] - items[0] + 1 == len(items) and (np.diff(items) == 1).all():
-            return self._source.read(Span(int(items[0]), int(items[-1]) + 1), out)
-        return self._source.take(items, out)
-
-    def take(self, items: _Int64s, out: Block | None = None) -> Block:
-        """Return any items of the selection."""
-        items = check_items(items, self)
-        return self._source.take(self._items[items], out)
-
-    def prepare(self, items: _Int64s) -> int | None:
-        """Start reading items into the page cache, as far as the source does; return the bytes that were not there."""
-        return _prepare(self._source, self._items[keep_existing(items, self)])
-
-    def release(self, items: _Int64s) -> None:
-        """Give the pages of items back to the system, as far as the source does."""
-        _release(self._source, self._items[keep_existing(items, self)])
-
-    @property
-    def stored_bytes(self) -> int | None:
-        """Bytes of the local files of the source, in proportion to the items; None if it does not know them."""
-        n_bytes = sum_stored(self._source)
-        return None if n_bytes is None else n_bytes * len(np.unique(self._items)) // max(1, len(self._source.index))
-
-    @property
-    def memory_bytes(self) -> int:
-        """Upper bound of the memory that the source keeps between reads."""
-        return sum_memory(self._source)
-
-    def close(self) -> None:
-        """Close the source."""
-        self._source.close()
-
-
-def _prepare(source: Source, items: _Int64s) -> int | None:
-    prepare: Callable[[_Int64s], int | None] | None = getattr(source, "prepare", None)
-    return 0 if prepare is None else prepare(items)
-
-
-def _release(source: Source, items: _Int64s) -> None:
-    release: Callable[[_Int64s], None] | None = getattr(source, "release", None)
-    if release is not None:
-        release(items)
 
 
 def _add_up(missing: Iterable[int | None]) -> int | None:

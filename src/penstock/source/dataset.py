@@ -13,11 +13,12 @@ from penstock.core.index import Index
 from penstock.core.types import UNNAMED, Block, Field, Span
 from penstock.source.checks import check_items, check_span, keep_existing
 from penstock.source.remote_parts import RemoteParts
+from penstock.source.select.selectable import Selectable
 
 __all__ = ["DatasetSource"]
 
 
-class DatasetSource(RemoteParts):
+class DatasetSource(Selectable, RemoteParts):
     """Items of a map-style dataset: tuples, mappings, tensors, any object.
 
     If the dataset has `__getitems__` (list of indices in, list of items out), a whole batch is one call. If it has

@@ -13,7 +13,8 @@ import pytest
 import zarr
 
 from penstock import DamageError, Loader, OptionError, Plan, ResumeError, RunOptions, Sequential, Span, Zip
-from penstock.source.combine import Concat, Take
+from penstock.source.combine import Concat
+from penstock.source.select.selectable import Take
 from penstock.source.stored.source import ZarrSource
 from penstock.source.stored.zarr import keys as chunk_keys
 from penstock.source.stored.zarr.keys import ChunkKeys, list_files

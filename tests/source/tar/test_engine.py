@@ -14,7 +14,8 @@ from penstock_test_shards import uniform, write
 
 from penstock import ArraySource, Concat, DamageError, TarSource, Zip, create_shards_from_arrays
 from penstock.shard.places import open_dataset
-from penstock.source.combine import Numbered, Take
+from penstock.source.combine import Numbered
+from penstock.source.select.selectable import Take
 from penstock.source.tar import open_shards
 from penstock.source.tar.open_shards import SideIndexFile
 from penstock.source.tar.verified import VerifiedItems

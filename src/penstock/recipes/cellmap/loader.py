@@ -28,8 +28,8 @@ from penstock.recipes.cellmap.dataset import CellMapDataset
 from penstock.recipes.cellmap.multi import CellMapMultiDataset, read_patches
 from penstock.recipes.cellmap.package import ItemReader, generator_owners
 from penstock.recipes.cellmap.sampling import crop_starts, seed_of, weigh_crops
-from penstock.source.combine import Take
 from penstock.source.dataset import DatasetSource
+from penstock.source.select.selectable import Take
 
 __all__ = ["CellMapDataLoader"]
 

@@ -31,6 +31,7 @@ from penstock.source.audio.properties import FileInfo
 from penstock.source.audio.resample import Resampler
 from penstock.source.checks import check_items, check_span, keep_existing
 from penstock.source.file_ranges import MAX_FILES, FileRanges, StoredFile, first_distinct
+from penstock.source.select.selectable import Selectable
 
 __all__ = ["AudioSource"]
 
@@ -42,7 +43,7 @@ Tail = Literal["short", "drop"]
 _CACHE_BYTES = 16 << 20  # per open ogg or mp3 file: a minute and a half of one channel
 
 
-class AudioSource:
+class AudioSource(Selectable):
     """Items are consecutive windows of wav, flac, ogg and mp3 files; each file is a chunk.
 
     The only field is `audio`: float32 of shape (frames, channels), integers scaled to -1 … 1. It has a fixed shape if

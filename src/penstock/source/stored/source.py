@@ -1,5 +1,6 @@
 """Items from rows of zarr arrays, `.npy` files and HDF5 datasets: one field per array, or per selection of columns."""
 
+import copy
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from penstock.source.file_ranges import keep_whole_groups
 from penstock.source.ranges import RemoteUse, join_ranges
 from penstock.source.read_pool import ReadPool, map_at_once
 from penstock.source.remote_parts import RemoteParts
+from penstock.source.select.selectable import Selectable, check_fields
 from penstock.source.stored.chunk_grid import Selection
 from penstock.source.stored.folders import Folders
 from penstock.source.stored.open_array import StoredArray, open_array
@@ -33,7 +35,7 @@ FieldSpec = str | tuple[str, *tuple[_Key, ...]]
 """An array, or an array and a selection for each axis after the first."""
 
 
-class ZarrSource(RemoteParts):
+class ZarrSource(Selectable, RemoteParts):
     """Items are the rows of one or more stored arrays of equal length, read in whole chunks.
 
     1. A damaged chunk: DamageError, which names the array and the chunk. A chunk that was there when the source was
@@ -112,6 +114,17 @@ class ZarrSource(RemoteParts):
         self.index = replace(index, presence=join_presence(array.presence for array in self._arrays.values()))
         # By process: after a fork, helper threads of the parent would count as busy although they do not exist.
         self._pools: dict[int, ReadPool] = {}
+
+    def with_fields(self, fields: Sequence[str]) -> "ZarrSource":
+        """Return a source of the same items with these fields alone; chunks of other fields are not read."""
+        names = check_fields(self, fields)
+        other = copy.copy(self)
+        other.fields = {name: self.fields[name] for name in names}
+        other._arrays = {name: self._arrays[name] for name in names}
+        other._selections = {name: self._selections[name] for name in names}
+        other._remotes, other._pools = RemoteUse(other._arrays.values()), {}
+        other._parts = other._remotes.folders
+        return other
 
     def __repr__(self) -> str:
         return f"ZarrSource({self.path!r}, {self._n_items} items of {', '.join(self.fields)})"

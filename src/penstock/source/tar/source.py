@@ -24,6 +24,7 @@ from penstock.shard.places.open_dataset import check_present, open_dataset
 from penstock.shard.tar import TAR_BLOCK
 from penstock.source.checks import check_items, check_span
 from penstock.source.remote_parts import RemoteParts
+from penstock.source.select.selectable import Selectable
 from penstock.source.tar.engine import ShardEngine
 from penstock.source.tar.quarantine import Quarantine
 from penstock.source.tar.read_items import ReadSpec, Verify
@@ -43,7 +44,7 @@ STRETCH_ITEMS = 64
 """Consecutive items that a buffered shuffle moves together, because one disk read brings them all."""
 
 
-class TarSource(RemoteParts):
+class TarSource(Selectable, RemoteParts):
     """Items in tar shards of a folder or a URL, written by Penstock or indexed with `penstock index`.
 
     1. A shard that is missing, truncated, replaced, swapped or has a single bit flipped: DamageError, which names shard
@@ -146,6 +147,11 @@ class TarSource(RemoteParts):
         infos, other.fields = _select_fields(self.manifest, fields, self._spec.decode)
         other._spec, other._engine = replace(self._spec, infos=infos, fields=other.fields), None
         return other
+
+    @property
+    def stored_fields(self) -> Mapping[str, Field]:
+        """All fields of the shards, also those that are not delivered."""
+        return _select_fields(self.manifest, [*self.manifest.fields, KEY], self._spec.decode)[1]
 
     def __repr__(self) -> str:
         return f"TarSource({str(self.manifest.folder)!r}, {len(self.index)} items of {', '.join(self.fields)})"

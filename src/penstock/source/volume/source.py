@@ -21,6 +21,7 @@ from penstock.source.file_ranges import MAX_FILES, first_distinct
 from penstock.source.ranges import Ranges, RemoteUse, join_ranges
 from penstock.source.read_pool import Result, map_at_once
 from penstock.source.remote_parts import RemoteParts
+from penstock.source.select.selectable import Selectable
 from penstock.source.stored.folders import Folders
 from penstock.source.stored.zarr.record import MissingChunks, check_missing_chunks
 from penstock.source.volume.array import VolumeArray, resolve_arrays
@@ -36,7 +37,7 @@ _PLACED_AT_ONCE = 32  # patches whose chunks are listed before it is asked wheth
 _MIN_THREADED_BYTES = 1 << 20  # assembling smaller patches takes less time than starting threads
 
 
-class VolumeSource(RemoteParts):
+class VolumeSource(Selectable, RemoteParts):
     """Items are patches around the centres of a regular grid, in the region where all volumes overlap.
 
     The step of the grid is the largest scale among the arrays (see `volume.centres`). Items are numbered tile by tile:

@@ -1,0 +1,1 @@
+"""Choose items of a source by their metadata: conditions, samples and splits, without writing anything."""
