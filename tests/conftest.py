@@ -87,6 +87,7 @@ SLOW = (
     "source/stored/test_other_formats.py",
     "source/stored/test_remote.py",
     "source/stored/test_workers.py",
+    "source/table/test_workers.py",
     "source/tar/test_files.py",
     "source/tar/test_remote.py",
     "source/test_native.py",

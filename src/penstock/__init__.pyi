@@ -60,5 +60,6 @@ from penstock.source.combine import Concat as Concat
 from penstock.source.combine import Zip as Zip
 from penstock.source.dataset import DatasetSource as DatasetSource
 from penstock.source.stored.source import ZarrSource as ZarrSource
+from penstock.source.table.source import TableSource as TableSource
 from penstock.source.tar.source import TarSource as TarSource
 from penstock.source.volume.source import VolumeSource as VolumeSource

@@ -8,6 +8,7 @@ from penstock.source.select.columns import read_columns as read_columns
 from penstock.source.select.selectable import Selectable as Selectable
 from penstock.source.select.selectable import Take as Take
 from penstock.source.stored.source import ZarrSource as ZarrSource
+from penstock.source.table.source import TableSource as TableSource
 from penstock.source.tar.source import TarSource as TarSource
 from penstock.source.volume.array import VolumeArray as VolumeArray
 from penstock.source.volume.ngff import Multiscale as Multiscale

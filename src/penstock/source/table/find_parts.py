@@ -1,0 +1,105 @@
+"""What a table is given as: files by a path, a pattern or a list, or a table in memory of any library."""
+
+import glob
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.core.cache import SharedCache
+from penstock.core.errors import SourceError
+from penstock.core.text import count
+from penstock.files.kinds import local_path
+from penstock.source.table.arrow_file import ArrowPart
+from penstock.source.table.columns import import_pyarrow
+from penstock.source.table.csv_file import read_csv_table
+from penstock.source.table.parquet_file import ParquetPart
+from penstock.source.table.parts import MemoryPart, Part
+
+__all__ = ["find_parts"]
+
+_PARQUET, _ARROW, _CSV = (".parquet", ".pq"), (".feather", ".arrow", ".ipc"), (".csv", ".tsv")
+_EXTENSIONS = (*_PARQUET, *_ARROW, *_CSV)
+_KEPT_FOOTERS = 64  # of Parquet files: parsed, some hundred kilobytes each
+
+_Path = str | os.PathLike[str]
+
+
+def find_parts(where: Any) -> tuple[list[Part], Any]:
+    """Return the parts of a table, and the order of its rows if it is another than that of the parts."""
+    import_pyarrow()
+    if isinstance(where, str | os.PathLike):
+        return _open_files(_find_files(where)), None
+    if isinstance(where, list | tuple) and where and all(isinstance(each, str | os.PathLike) for each in where):
+        return _open_files([path for each in where for path in _find_files(each)]), None
+    return _open_memory(where)
+
+
+def _find_files(where: _Path) -> list[Path]:
+    path = local_path(where)
+    if path.is_dir():
+        found = [
+            each
+            for each in path.rglob("*")
+            if each.suffix.lower() in _EXTENSIONS
+            and not any(part.startswith((".", "_")) for part in each.relative_to(path).parts)
+        ]
+        if not found:
+            raise SourceError(f"The folder {path} must have files of {', '.join(_EXTENSIONS)}, got none.")
+        return sorted(found)
+    if path.exists() or not glob.has_magic(str(path)):
+        return [path]
+    found = [Path(each) for each in glob.glob(str(path), recursive=True)]  # noqa: PTH207  # of an absolute pattern
+    if not found:
+        raise SourceError(f"No file matches {path}.")
+    return sorted(found)
+
+
+def _open_files(paths: Sequence[Path]) -> list[Part]:
+    footers: SharedCache[Any] = SharedCache(sys.maxsize, max_entries=_KEPT_FOOTERS)
+    parts: list[Part] = []
+    for path in paths:
+        suffix = path.suffix.lower()
+        if suffix in _PARQUET:
+            parts.append(ParquetPart(path, footers))
+        elif suffix in _ARROW:
+            parts.append(ArrowPart(path))
+        elif suffix in _CSV:
+            parts.append(MemoryPart(read_csv_table(path), str(path)))
+        else:
+            raise SourceError(f"A table must be a file of {', '.join(_EXTENSIONS)}, got {path}.")
+    return parts
+
+
+def _open_memory(given: Any) -> tuple[list[Part], Any]:
+    kind = type(given)
+    name, package = kind.__name__, kind.__module__.partition(".")[0]
+    if package == "datasets" and hasattr(given, "_indices"):
+        indices = given._indices
+        order = None if indices is None else indices.column(0).to_numpy()
+        return [MemoryPart(given.data, f"the Dataset of {count(len(given), 'row')}")], order
+    if package == "datasets":
+        cure = "Choose one split, such as dataset['train']" if isinstance(given, dict) else "Load it without streaming"
+        raise SourceError(f"A table must be a datasets.Dataset, got {name}. {cure}.")
+    pa = import_pyarrow()
+    if isinstance(given, pa.Table):
+        return [MemoryPart(given, "the Table")], None
+    if isinstance(given, pa.RecordBatch):
+        return [MemoryPart(pa.Table.from_batches([given]), "the RecordBatch")], None
+    if name == "LazyFrame":
+        raise SourceError("A table must hold its rows, got a LazyFrame of polars. Call collect() first.")
+    if name != "DataFrame":
+        raise SourceError(
+            f"A table must be a path, a list of paths, a pyarrow Table, a data frame of pandas or polars, or a Dataset "
+            f"of Hugging Face, got {name}."
+        )
+    if hasattr(given, "to_arrow"):
+        return [MemoryPart(given.to_arrow(), "the DataFrame")], None
+    try:
+        table = pa.Table.from_pandas(given, preserve_index=False)
+    except (ValueError, TypeError) as error:  # ArrowInvalid, ArrowTypeError
+        raise SourceError(
+            f"Every column of a data frame must have values of one type: {'; '.join(map(str, error.args))}."
+        ) from error
+    return [MemoryPart(table.replace_schema_metadata(None), "the DataFrame")], None
