@@ -59,10 +59,10 @@ $(NWB_ZARR)/.ready: constraints-nwb-zarr.txt
 	@touch $@
 
 test: lint types $(LIBRARY)
-	$(BIN)/pytest -q -n 2 -m "not slow"
+	$(BIN)/pytest -q -n 2 --dist loadscope -m "not slow"
 
 test-all: lint types $(LIBRARY) $(NWB_ZARR)/.ready
-	PENSTOCK_NWB_ZARR_PYTHON=$(CURDIR)/$(NWB_ZARR)/bin/python $(BIN)/pytest -q -n 2
+	PENSTOCK_TESTS=all PENSTOCK_NWB_ZARR_PYTHON=$(CURDIR)/$(NWB_ZARR)/bin/python $(BIN)/pytest -q -n 2 --dist loadscope
 
 # In `make test-all` they run if there is a browser, and are skipped otherwise; here they fail without one.
 test-browser: $(READY) $(LIBRARY)
@@ -109,7 +109,7 @@ bench: $(READY) $(LIBRARY)
 	$(BIN)/python -m bench
 
 soak: $(READY) $(LIBRARY)
-	PENSTOCK_SOAK=1 $(BIN)/pytest -q tests/laws tests/soak --timeout=3600
+	PENSTOCK_TESTS=soak $(BIN)/pytest -q tests/laws tests/soak --timeout=3600
 
 # Parts, --minutes and --seed: FAULTS="kills --minutes 5 --seed 3". Writes the table of docs/explanation/guarantees.md.
 faults: $(READY) $(LIBRARY)

@@ -1,4 +1,4 @@
-"""How many random cases the laws are tried on (`default`, and `soak` with PENSTOCK_SOAK=1), and what all tests save.
+"""How many random cases the laws are tried on, which tests are slow, and what all tests save.
 
 Several tests run at once, each with processes of its own: what is done twice here is waited for everywhere.
 """
@@ -6,6 +6,7 @@ Several tests run at once, each with processes of its own: what is done twice he
 import gc
 import itertools
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,17 +25,23 @@ pytest.register_assert_rewrite(
     "penstock_test_shards",
 )
 
-# Neither profile judges by the clock: the machine may be busy.
+# None of the profiles judges by the clock: the machine may be busy.
 _UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
+_CASES = {"fast": 15, "all": 60, "soak": 2000}
 
-settings.register_profile("default", max_examples=60, **_UNTIMED)
-settings.register_profile("soak", max_examples=2000, **_UNTIMED)
-settings.load_profile("soak" if os.environ.get("PENSTOCK_SOAK") == "1" else "default")
+for _name, _cases in _CASES.items():
+    settings.register_profile(_name, max_examples=_cases, **_UNTIMED)
+settings.load_profile(os.environ.get("PENSTOCK_TESTS", "fast"))
 
 # Threads of torch and of BLAS wait for each other in a loop where tests share the cores. Processes that tests start
 # inherit this; whoever sets it keeps what was set.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+
+# `make test &`, nohup and some runners ignore Ctrl-C for all that they start, and tests press it.
+for _signal in (signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_signal) == signal.SIG_IGN:
+        signal.signal(_signal, signal.default_int_handler if _signal == signal.SIGINT else signal.SIG_DFL)
 
 # Tests that kill, start processes or whole programs, or build packages; beginnings of paths. `make test` leaves them
 # out, `make test-all` and CI run them.

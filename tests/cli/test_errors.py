@@ -9,14 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from penstock_test_processes import is_group_gone
+from penstock_test_parts import eventually
+from penstock_test_processes import is_group_gone, start_session
 from typer.testing import CliRunner
 
 from penstock import PlanError, ReadError, create_shards_from_arrays
@@ -284,32 +283,18 @@ def test_ctrl_c_ends_a_conversion_and_its_workers_and_publishes_nothing(folder: 
     # Items for minutes, in a file of holes.
     np.lib.format.open_memmap(folder / "rows2.npy", mode="w+", dtype=np.float64, shape=(30_000_000,))
     words = "-m penstock convert rows0.npy rows1.npy rows2.npy -o out --quiet --workers 2"
-    process = subprocess.Popen(
-        [sys.executable, *words.split()],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    with start_session([sys.executable, *words.split()], cwd=folder) as process:
 
-    def has_begun() -> bool:
-        assert process.poll() is None
-        return any((folder / "out" / ".writing").glob("*.tar"))
+        def has_begun() -> bool:
+            assert process.poll() is None
+            return any((folder / "out" / ".writing").glob("*.tar"))
 
-    wait_until(has_begun)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the command and its workers
-    out, errors = process.communicate(timeout=60)
-    assert (process.returncode, out, errors) == (130, "", "\nStopped.\n")
-    wait_until(lambda: is_group_gone(process.pid))
+        assert eventually(has_begun, seconds=60)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the command and its workers
+        out, errors = process.communicate(timeout=60)
+        assert (process.returncode, out, errors) == (130, "", "\nStopped.\n")
+        assert eventually(lambda: is_group_gone(process.pid), seconds=60)
     assert not (folder / "out" / "dataset_metadata.json").exists()
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_closed_pipe_is_no_error_message(folder: Path) -> None:

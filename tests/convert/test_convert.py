@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from penstock_cases import few_cases
 from penstock_convert_parts import Taped, mishap, read, rows, tapes, tree, visible
 
 from penstock import TarSource
@@ -43,7 +44,7 @@ def inputs(tmp_path: Path) -> list[Taped]:
 
 
 @given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=5), shard_size=st.integers(1, 30))
-@settings(max_examples=15)
+@few_cases
 def test_every_sample_is_there_once_in_the_order_of_the_inputs(
     sizes: list[int], shard_size: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

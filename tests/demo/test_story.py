@@ -231,7 +231,7 @@ def test_a_signal_ends_the_demo_with_all_its_processes_and_removes_the_files(tmp
     assert b"Traceback" not in errors
     assert [list((tmp_path / name).iterdir()) for name in ("home", "temporary", "here")] == [[], [], []]
     assert _running(str(tmp_path)) == []
-    assert eventually(lambda: is_group_gone(started.pid), seconds=10)
+    assert eventually(lambda: is_group_gone(started.pid))
 
 
 def test_the_page_about_the_demo_shows_what_the_demo_says(told):

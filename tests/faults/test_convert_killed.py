@@ -19,7 +19,7 @@ from penstock.convert.splits import Split
 from penstock.core.errors import SourceError, WorkerError, WriteError
 from penstock.shard.writer import WriteOptions
 
-SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
+SOAK = os.environ.get("PENSTOCK_TESTS") == "soak"
 HALVES = (("train", 0.5), ("val", 0.5))
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"statistics": True},

@@ -33,7 +33,7 @@ from penstock import Loader, Plan, Shuffle, TarSource, WindowShuffle
 from penstock.source.tar import engine
 from penstock.source.tar.request import Request
 
-SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
+SOAK = os.environ.get("PENSTOCK_TESTS") == "soak"
 originals = penstock_test_shards.originals
 folder = penstock_test_shards.folder
 packed = penstock_test_shards.packed

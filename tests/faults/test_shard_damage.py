@@ -28,7 +28,7 @@ from penstock.core.errors import DamageError
 from penstock.shard.manifest import MANIFEST
 from penstock.shard.verify import verify_shards
 
-SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
+SOAK = os.environ.get("PENSTOCK_TESTS") == "soak"
 originals = penstock_test_shards.originals
 folder = penstock_test_shards.folder
 packed = penstock_test_shards.packed

@@ -22,7 +22,7 @@ from penstock.core.errors import DamageError, OptionError, PenstockError, Source
 from penstock.shard.index_tars import index_archives
 from penstock.shard.verify import verify_shards
 
-SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
+SOAK = os.environ.get("PENSTOCK_TESTS") == "soak"
 
 
 class Calls:
@@ -192,7 +192,10 @@ def test_an_absurd_size_is_reported_and_takes_no_memory(tmp_path: Path) -> None:
     assert megabytes < 100
 
 
-COUNTS = [10_000, pytest.param(1_000_000, marks=pytest.mark.skipif(not SOAK, reason="slow; run with PENSTOCK_SOAK=1"))]
+COUNTS = [
+    10_000,
+    pytest.param(1_000_000, marks=pytest.mark.skipif(not SOAK, reason="slow; PENSTOCK_TESTS=soak")),
+]
 
 
 def write_members(path: Path, names: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ from penstock import TarSource
 from penstock.core.errors import SourceError
 from penstock.shard.verify import verify_shards
 
-SOAK = 20 if os.environ.get("PENSTOCK_SOAK") == "1" else 1
+SOAK = 20 if os.environ.get("PENSTOCK_TESTS") == "soak" else 1
 
 SCRIPT = """
 import sys

@@ -18,7 +18,7 @@ from penstock_test_killer import Killer, start_killer
 from penstock import SourceError, Span, WriteError, ZarrSource
 from penstock.recipes.streams import FlyVisSim, SimulationWriter, create_zarr_loader, load_column_slice, load_metadata
 
-SOAK = 10 if os.environ.get("PENSTOCK_SOAK") == "1" else 1
+SOAK = 10 if os.environ.get("PENSTOCK_TESTS") == "soak" else 1
 STEPS, NEURONS = 2500, 2  # a whole chunk, and one that is filled up
 
 SCRIPT = """

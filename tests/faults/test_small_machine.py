@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from penstock_test_processes import PARTS, read_answer, start_script
 
-SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
+SOAK = os.environ.get("PENSTOCK_TESTS") == "soak"
 NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
 
 # -- /dev/shm of 64 MB and 256 open files ------------------------------------------------------------------------------

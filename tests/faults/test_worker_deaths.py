@@ -23,7 +23,7 @@ from penstock_test_parts import (
 from penstock import Loader, RunOptions, WorkerError
 from tests.faults.loaders import BOTH, FORK, PERSISTENT, PLAN, SOURCE, make_loader, run_epoch, workers
 
-SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
+SOAK = os.environ.get("PENSTOCK_TESTS") == "soak"
 
 
 def kill_a_worker() -> None:

@@ -22,7 +22,7 @@ from penstock import ArraySource, DatasetSource, Loader, Plan, RunOptions, Seque
 from penstock.plan import Listed
 from tests.faults.loaders import FORK, PERSISTENT, PLAN, make_loader, workers
 
-SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
+SOAK = os.environ.get("PENSTOCK_TESTS") == "soak"
 LONG_SOURCE = numbered_source(4000)
 LONG_PLAN = Plan(LONG_SOURCE.index, Shuffle(), batch_size=4, seed=7)  # 1000 batches
 METHODS = pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])

@@ -5,8 +5,9 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
+from penstock_cases import few_cases
 from penstock_test_parts import worlds
 
 from penstock import Loader, Plan, WindowShuffle
@@ -37,7 +38,7 @@ stages = st.lists(
 )
 
 
-@settings(max_examples=settings.default.max_examples // 2)  # each is four runs of up to four ranks
+@few_cases  # each is four runs of up to four ranks
 @given(stages, st.sampled_from(["short", "pad"]), st.integers(1, 3), st.integers(2, 6), st.integers(0, 1000))
 def test_stopping_three_times_with_other_ranks_and_workers_is_one_run(
     changes: list[tuple[int, str, int]], tail: Any, lanes: int, batch_size: int, seed: int

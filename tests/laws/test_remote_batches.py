@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from penstock_cases import few_cases
 from penstock_remote import Endpoint
 from penstock_remote_sets import Place, RemoteSet, digests_of, make_plan, write_set
 from penstock_test_parts import run_side_by_side, with_noise
@@ -77,7 +78,7 @@ def test_the_batches_are_those_of_the_local_folder(
     order=st.sampled_from(sorted(ORDERS)),
     stop=st.integers(0, 28),
 )
-@settings(max_examples=20)
+@few_cases
 def test_a_state_of_one_place_resumes_at_any_other(
     places: tuple[Place, Place], order: str, stop: int, served: RemoteSet, expected: dict[str, list[Any]]
 ) -> None:

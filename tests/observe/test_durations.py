@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.observe.durations import Durations, LoopTimes, Pace, Trace
@@ -21,7 +21,6 @@ def make_durations(values: list[float]) -> Durations:
 
 
 @given(values=st.lists(seconds, min_size=1, max_size=200), share=st.floats(0, 1))
-@settings(max_examples=40)
 def test_quantiles_are_within_one_percent_of_the_sorted_list(values: list[float], share: float) -> None:
     found = make_durations(values).quantile(share)
     exact = float(np.quantile(values, share, method="inverted_cdf"))
@@ -29,7 +28,6 @@ def test_quantiles_are_within_one_percent_of_the_sorted_list(values: list[float]
 
 
 @given(values=st.lists(seconds, min_size=1, max_size=200))
-@settings(max_examples=40)
 def test_count_mean_deviation_and_extremes_are_those_of_numpy(values: list[float]) -> None:
     found = make_durations(values)
     assert (found.count, found.min, found.max) == (len(values), min(values), max(values))
@@ -62,7 +60,6 @@ def test_without_durations_figures_are_nan() -> None:
 
 
 @given(values=st.lists(st.floats(1e-6, 10), min_size=1, max_size=100), factor=st.floats(1.001, 3))
-@settings(max_examples=30)
 def test_every_duration_is_in_its_bin_of_the_histogram(values: list[float], factor: float) -> None:
     edges, counts = make_durations(values).histogram(factor)
     assert counts.sum() == len(values)
@@ -82,7 +79,6 @@ def test_two_histograms_share_their_grid() -> None:
 
 
 @given(values=st.lists(st.floats(0, 1e3), min_size=1, max_size=300), half=st.integers(1, 20))
-@settings(max_examples=40)
 def test_a_trace_is_bounded_and_loses_neither_sum_nor_peak(values: list[float], half: int) -> None:
     trace, most = Trace(max_points=2 * half), 2 * half
     for time, value in enumerate(values):
@@ -138,7 +134,6 @@ steps = st.lists(
 
 
 @given(epochs=steps, warmup=st.integers(0, 8), broken=st.booleans())
-@settings(max_examples=60)
 def test_the_steady_state_is_all_but_startups_and_warm_up(
     epochs: list[list[tuple[float, float, int]]], warmup: int, broken: bool
 ) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "session_members",
     "start_case",
     "start_script",
+    "start_session",
 ]
 
 PARTS = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -167,12 +168,22 @@ def start_script(
     path.write_text(text)
     known = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     known["PYTHONPATH"] = PARTS
+    with start_session([sys.executable, "-W", "error", str(path), *args], env={**known, **(env or {})}) as process:
+        yield process
+
+
+@contextmanager
+def start_session(
+    command: Sequence[str], cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a program as a session of its own, which ends with the block: nothing it started outlives the test."""
     process = subprocess.Popen(
-        [sys.executable, "-W", "error", str(path), *args],
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**known, **(env or {})},
+        cwd=cwd,
+        env=env,
         start_new_session=True,
     )
     try:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from penstock_cases import few_cases
 
 from penstock.shard import shard_file
 from penstock.shard.codec import Payload
@@ -43,7 +44,7 @@ near = st.builds(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@few_cases
 @given(sizes=st.lists(near, min_size=1, max_size=5), compression=st.sampled_from(["none", "gz"]))
 @example(sizes=[AT_ONCE - TAR_BLOCK], compression="none")  # the member fills the buffer exactly
 @example(sizes=[3 * AT_ONCE - TAR_BLOCK, AT_ONCE - TAR_BLOCK - 1024], compression="none")  # the end of the archive does

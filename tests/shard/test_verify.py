@@ -18,7 +18,7 @@ from penstock.shard.verify import verify_shards
 from penstock.shard.writer import ShardWriter, WriteOptions
 from tests.shard.samples import sample, write
 
-SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
+SOAK = os.environ.get("PENSTOCK_TESTS") == "soak"
 SECOND = "shard_000001.tar"  # items 3, 4, 5; each has three members of 1024 bytes, beginning with their headers
 
 

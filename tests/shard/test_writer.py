@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import TarSource
@@ -90,7 +90,6 @@ def test_arrays_may_have_any_length(tmp_path: Path) -> None:
     assert [(len(x), set(x.tolist())) for x in found] == [(n * 20_000, {n} if n else set()) for n in range(7)]
 
 
-@settings(max_examples=300 if os.environ.get("PENSTOCK_SOAK") == "1" else 30)
 @given(
     st.lists(st.tuples(st.integers(0, 70_000), st.booleans()), min_size=1, max_size=8),
     st.integers(1, 4),

@@ -11,7 +11,7 @@ from penstock import ArraySource, Span, TarSource
 from penstock.shard.writer import ShardWriter, WriteOptions
 from penstock.source.stored.source import ZarrSource
 
-SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
+SOAK = os.environ.get("PENSTOCK_TESTS") == "soak"
 N_ROWS, WIDTH = 2**31 + 1000, 3
 PLACES = [0, 2**31 // WIDTH, 2**32 // WIDTH, 2**31 - 1, 2**31, N_ROWS - 2]  # rows around which something is written
 
@@ -49,7 +49,7 @@ def test_a_zarr_array_of_more_than_two_to_the_31_rows(options: dict[str, object]
     check(ZarrSource(tmp_path / "a"), "data")
 
 
-@pytest.mark.skipif(not SOAK, reason="writes and reads two gigabytes; run with PENSTOCK_SOAK=1")
+@pytest.mark.skipif(not SOAK, reason="writes and reads two gigabytes; run with PENSTOCK_TESTS=soak")
 def test_an_item_of_more_than_two_to_the_31_elements_comes_back_from_a_shard(tmp_path: Path) -> None:
     large = np.zeros(2**31 + 9, np.uint8)
     large[[0, 2**31 - 1, 2**31, -1]] = [1, 2, 3, 4]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import PenstockError
@@ -84,7 +84,6 @@ def layouts(draw: st.DrawFn) -> list[tuple[int, int, int, int]]:
     return members
 
 
-@settings(max_examples=60, deadline=None)
 @given(members=layouts(), n_items=st.integers(1, 9), data=st.data())
 def test_any_layout_is_copied_and_verified(
     library: ctypes.CDLL,
@@ -130,7 +129,6 @@ def test_any_layout_is_copied_and_verified(
         one.close()
 
 
-@settings(max_examples=60, deadline=None)
 @given(members=st.lists(layouts().map(lambda members: members[0]), min_size=1, max_size=9), data=st.data())
 def test_members_of_different_sizes_are_copied_and_verified(
     library: ctypes.CDLL,

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from penstock_cases import few_cases
 
 from penstock.core.errors import OptionError
 from penstock.core.seeds import generator_for
@@ -71,7 +72,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 @pytest.mark.parametrize("transform", EVERY, ids=NAMES)
-@settings(max_examples=15)
+@few_cases
 @given(count=st.integers(1, 7), seed=st.integers(0, 1000), dtype=st.sampled_from([np.float32, np.float64, np.float16]))
 def test_a_batch_has_the_bits_of_its_items(transform: Any, count: int, seed: int, dtype: Any) -> None:
     batch = values(count, dtype)

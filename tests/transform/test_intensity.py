@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage, stats
 
@@ -132,7 +132,6 @@ def test_p_is_the_fraction_of_changed_items_and_ranges_always_hold() -> None:
 # -- blur --------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30)
 @given(
     shape=st.tuples(st.integers(1, 2), st.integers(1, 4), st.integers(1, 5)),
     sigma=st.tuples(*[st.sampled_from([0.0, 0.4, 0.7, 3.0])] * 2),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import OptionError
@@ -27,7 +27,6 @@ def stripes(masked: np.ndarray, axis: int) -> list[int]:
     return np.flatnonzero((masked == -1).all(axis=over)).tolist()
 
 
-@settings(max_examples=40)
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 12), st.integers(1, 12))
     | st.tuples(st.integers(1, 12), st.integers(1, 12)),

@@ -4,8 +4,9 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from penstock_cases import few_cases
 from scipy import signal
 
 from penstock.core.errors import OptionError
@@ -15,7 +16,7 @@ RATES = [(1000, 500), (1000, 300), (300, 1000), (44_100, 16_000), (24_414.0625, 
 
 
 @pytest.mark.parametrize(("rate_in", "rate_out"), RATES)
-@settings(max_examples=15)
+@few_cases
 @given(data=st.data())
 def test_a_window_is_the_slice_of_the_whole_recording(rate_in, rate_out, data):
     n_in = data.draw(st.integers(1, 6000))

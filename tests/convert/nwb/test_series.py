@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from penstock_nwb_parts import add_lfp, add_units, new_file, one_by_one, open_nwb, save_nwb, series
 from pynwb.ecephys import LFP
@@ -125,7 +125,6 @@ def _continuous(stamps, seconds, rate_hz=None):
     return nwb_series.Continuous("x", nwb_series.Series(entry, Path("x.nwb")), seconds, rate_hz)
 
 
-@settings(max_examples=30)
 @given(
     parts=st.lists(st.tuples(st.integers(1, 60), st.floats(0.01, 1.0)), min_size=1, max_size=5),
     jitter=st.sampled_from([0.0, 1e-4, 1e-3]),

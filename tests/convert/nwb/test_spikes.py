@@ -5,8 +5,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from penstock_cases import few_cases
 from penstock_nwb_parts import add_behavior, add_units, electrodes, new_file, one_by_one, open_nwb, save_nwb, series
 from pynwb.misc import Units
 
@@ -40,7 +41,7 @@ def test_a_spike_on_an_edge_is_in_the_bin_that_begins_there(tmp_path):
         np.testing.assert_array_equal(fields["spikes"], expected)
 
 
-@settings(max_examples=15)
+@few_cases
 @given(
     trains=st.lists(st.lists(st.integers(0, 4000), max_size=30), min_size=1, max_size=4),
     length=st.sampled_from([1, 3, 10]),

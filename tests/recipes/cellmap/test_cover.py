@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from penstock_cases import few_cases
 from penstock_cellmap_parts import (
     CLASSES,
     INPUTS,
@@ -67,7 +68,7 @@ def test_the_union_of_all_patches_is_every_voxel(folder: Path, shape: tuple[int,
     assert count == math.prod(patches)  # and none in excess
 
 
-@settings(max_examples=25)
+@few_cases
 @given(
     shape=st.tuples(st.integers(1, 12), st.integers(1, 15), st.integers(1, 20)),
     raw=st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)),

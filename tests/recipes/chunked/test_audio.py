@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from penstock_cases import few_cases
 from scipy.signal import resample_poly
 from torch.utils.data import DataLoader
 
@@ -193,7 +194,7 @@ def test_files_are_sorted_as_a_person_would(tmp_path):
     ]  # fmt: skip
 
 
-@settings(max_examples=15)
+@few_cases
 @given(cuts=st.lists(st.floats(0, 1), max_size=4))
 def test_consecutive_ratios_hold_each_file_once(folder, cuts):
     bounds = [0.0, *sorted(cuts), 1.0]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from penstock_cases import few_cases
 
 from penstock.core.errors import OptionError
 from penstock.recipes.crossval import folds as folds_module
@@ -54,7 +55,6 @@ tables = st.integers(1, 24).flatmap(
 )
 
 
-@settings(max_examples=100)
 @given(table=tables, n_splits=st.integers(2, 4))
 def test_folds_keep_authors_apart_and_classes_trainable_whenever_possible(
     table: tuple[list[int], list[int]], n_splits: int
@@ -84,7 +84,6 @@ def test_folds_keep_authors_apart_and_classes_trainable_whenever_possible(
         assert np.array_equal(one.val, other.val)
 
 
-@settings(max_examples=40)
 @given(table=tables, share=st.floats(0.1, 0.6))
 def test_a_split_in_two_has_every_class_on_both_sides(table: tuple[list[int], list[int]], share: float) -> None:
     labels, authors = map(np.array, table)
@@ -145,7 +144,7 @@ def test_the_number_of_processes_changes_nothing(monkeypatch: pytest.MonkeyPatch
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=15)
+@few_cases
 def test_the_order_of_the_rows_moves_no_author_to_another_fold(seed: int) -> None:
     labels, authors = _table(80, 4, 9)
     moved = np.random.default_rng(seed).permutation(80)
@@ -269,7 +268,6 @@ def test_an_invalid_seed_in_the_cache_is_searched_for_again(seed: object, tmp_pa
 
 
 @given(labels=st.lists(st.integers(0, 3), min_size=2, max_size=40), n_splits=st.integers(2, 5), seed=st.integers(0, 9))
-@settings(max_examples=40)
 def test_stratified_folds_divide_each_class_evenly(labels: list[int], n_splits: int, seed: int) -> None:
     classes = np.array(labels)
     if np.unique(classes, return_counts=True)[1].min() < 2 or len(labels) < n_splits:

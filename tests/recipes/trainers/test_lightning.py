@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
+from penstock_cases import few_cases
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from penstock.core.errors import LoaderError, OptionError
@@ -144,7 +145,7 @@ def test_without_sizes_everything_is_bit_equal_to_lightning_with_torch_loaders(
     assert len(epochs(found.seen, "train")[0]) == limits.get("limit_train_batches", 7)
 
 
-@settings(max_examples=12)
+@few_cases
 @given(
     st.tuples(st.integers(1, 13), st.integers(1, 9)),
     st.tuples(st.integers(1, 15), st.integers(1, 12)),

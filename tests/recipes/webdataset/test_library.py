@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import webdataset as wds
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from penstock_cases import few_cases
 from penstock_source_suite import same
 from penstock_webdataset_library import consumed, read_by_the_library, tars
 
@@ -96,7 +97,7 @@ _values = st.one_of(
 )
 
 
-@settings(max_examples=15)  # the library leaves so much behind that every example collects garbage
+@few_cases  # the library leaves so much behind that every example collects garbage
 @given(sample=st.dictionaries(st.sampled_from("abcdef"), _values, min_size=1), n=st.integers(1, 5))
 def test_any_sample_is_the_same_to_both(
     tmp_path_factory: pytest.TempPathFactory, sample: dict[str, Any], n: int

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from penstock_cases import few_cases
 from penstock_source_suite import Case, SourceSuite
 from penstock_test_parts import open_files, read_answer, start_script
 from scipy.signal import resample_poly
@@ -85,7 +86,7 @@ class TestAudio(SourceSuite):
 # -- which frames ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25)
+@few_cases
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=4),
     window=st.none() | st.integers(1, 40),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from penstock_source_suite import Case, SourceSuite
 
@@ -193,7 +193,6 @@ def asked_arrays(draw: st.DrawFn) -> dict[str, Asked]:
     return arrays
 
 
-@settings(max_examples=40)
 @given(arrays=asked_arrays(), pad=st.booleans(), data=st.data())
 def test_every_patch_equals_that_of_a_naive_loop(arrays: dict[str, Asked], pad: bool, data: st.DataObject) -> None:
     wanted = naive_centres(list(arrays.values()), pad)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -146,7 +146,6 @@ def test_margins_of_known_changes() -> None:
     assert Spatial(every, box).margins() == {"raw": (math.ceil(4 * math.sqrt(3) - 4),) * 3}
 
 
-@settings(max_examples=30)
 @given(
     low=st.floats(-360, 360),
     width=st.floats(0, 180),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage
 from scipy.spatial.transform import Rotation
@@ -195,7 +195,6 @@ def test_an_unchanged_array_is_the_same_object_and_a_margin_is_cut_off() -> None
 # -- interpolation -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
 @given(
     angles=st.fixed_dictionaries({axis: st.sampled_from([0, 17.5, 45, 90, -123.4, 180]) for axis in "xyz"}),
     mirrored=st.sets(st.sampled_from("xyz")),

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.core.errors import OptionError
@@ -14,7 +14,6 @@ from penstock.recipes.cellmap.predictions.tiles import Voxels, axis_tiles, ramp,
 EIGHTHS = st.integers(1, 40).map(lambda n: n / 8)
 
 
-@settings(max_examples=150)
 @given(
     sizes=st.tuples(st.integers(1, 60), st.integers(1, 20)),
     scale=EIGHTHS,

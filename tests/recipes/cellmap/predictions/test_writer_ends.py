@@ -18,7 +18,7 @@ from penstock_test_killer import Killer, start_killer
 from penstock.core.errors import OptionError, ResumeError, WriteError
 from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter
 
-SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
+SOAK = os.environ.get("PENSTOCK_TESTS") == "soak"
 SHAPE, PATCH = (13, 20, 17), {"shape": (6, 8, 8), "scale": (8, 4, 4)}
 
 
