@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from penstock_source_suite import Case, SourceSuite
+from penstock_source_suite import Case, ShortSuite, SourceSuite
 
 from penstock import ArraySource, Loader, OptionError, Plan, ReadError, Sequential, SourceError, Span
 
@@ -66,7 +66,7 @@ IN_MEMORY = {
 }
 
 
-class TestArraysInMemory(SourceSuite):
+class TestArraysInMemory(ShortSuite):
     @pytest.fixture(params=IN_MEMORY.values(), ids=IN_MEMORY)
     def case(self, request: pytest.FixtureRequest) -> Case:
         shape, dtype = request.param
@@ -85,13 +85,13 @@ VIEWS = {
 }
 
 
-class TestViewsInMemory(SourceSuite):
+class TestViewsInMemory(ShortSuite):
     @pytest.fixture(params=VIEWS.values(), ids=VIEWS)
     def case(self, request: pytest.FixtureRequest) -> Case:
         return case_of(lambda offset: request.param(encoded(N, (4,), "i4", offset)))
 
 
-class TestOtherKindsOfArrays(SourceSuite):
+class TestOtherKindsOfArrays(ShortSuite):
     @pytest.fixture(params=["tensor", "list", "structured"])
     def case(self, request: pytest.FixtureRequest) -> Case:
         def make(offset: int) -> Any:
@@ -139,7 +139,7 @@ class TestMemoryMaps(SourceSuite):
         )
 
 
-class TestViewsOfMemoryMaps(SourceSuite):
+class TestViewsOfMemoryMaps(ShortSuite):
     @pytest.fixture(params=VIEWS.values(), ids=VIEWS)
     def case(self, request: pytest.FixtureRequest, saved: Callable[..., Any]) -> Case:
         def make(offset: int) -> Any:
@@ -148,7 +148,7 @@ class TestViewsOfMemoryMaps(SourceSuite):
         return case_of(make, np.array(request.param(encoded(N, (4,), "i4"))))
 
 
-class TestRawMemoryMapWithAnOffset(SourceSuite):
+class TestRawMemoryMapWithAnOffset(ShortSuite):
     @pytest.fixture(params=["whole", "view", "view of a view", "asarray"])
     def case(self, request: pytest.FixtureRequest, tmp_path: Path) -> Case:
         def make(offset: int) -> Any:

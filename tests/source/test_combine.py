@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from penstock_source_suite import Case, SourceSuite
+from penstock_source_suite import Case, ShortSuite, SourceSuite
 from penstock_test_parts import CountingSource, Numbers, Pairs, numbered_source
 
 from penstock import (
@@ -35,7 +35,7 @@ def truth(item: int) -> dict[str, Any]:
     return {"x": np.int64(item), "y": np.array([item, -item], "f4")}
 
 
-class TestConcat(SourceSuite):
+class TestConcat(ShortSuite):
     @pytest.fixture(params=["three", "one", "with empty parts", "of concats", "of takes"])
     def case(self, request: pytest.FixtureRequest) -> Case:
         def make(first: int = 0) -> Source:
@@ -54,7 +54,7 @@ class TestConcat(SourceSuite):
         return Case(make, truth, 21, lambda: make(1))
 
 
-class TestConcatOfMemoryMaps(SourceSuite):
+class TestConcatOfMemoryMaps(ShortSuite):
     @pytest.fixture
     def case(self, tmp_path: Path) -> Case:
         def make(first: int = 0) -> Source:
@@ -65,7 +65,7 @@ class TestConcatOfMemoryMaps(SourceSuite):
         return Case(make, lambda item: {"x": np.int64(item)}, 20, lambda: make(1))
 
 
-class TestConcatOfDatasets(SourceSuite):
+class TestConcatOfDatasets(ShortSuite):
     @pytest.fixture
     def case(self) -> Case:
         def make(second: int = 9) -> Source:
@@ -75,7 +75,7 @@ class TestConcatOfDatasets(SourceSuite):
         return Case(make, lambda item: {"": pairs[item if item < 7 else item - 7]}, 16, lambda: make(10))
 
 
-class TestZip(SourceSuite):
+class TestZip(ShortSuite):
     @pytest.fixture(params=["two", "one", "with a take"])
     def case(self, request: pytest.FixtureRequest) -> Case:
         def make(first: int = 0) -> Source:
@@ -102,7 +102,7 @@ TAKEN = {
 }
 
 
-class TestTake(SourceSuite):
+class TestTake(ShortSuite):
     @pytest.fixture(params=TAKEN)
     def case(self, request: pytest.FixtureRequest) -> Case:
         items = TAKEN[request.param]
@@ -116,7 +116,7 @@ class TestTake(SourceSuite):
         )
 
 
-class TestTakeOfADataset(SourceSuite):
+class TestTakeOfADataset(ShortSuite):
     @pytest.fixture
     def case(self) -> Case:
         items, numbers = [8, 3, 3, 11, 0], Numbers(12)

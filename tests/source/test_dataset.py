@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from penstock_source_suite import Case, SourceSuite
+from penstock_source_suite import Case, ShortSuite, SourceSuite
 from penstock_test_parts import Mishap, Numbers, Pairs, Records, Together, mishap_in_the_users_code
 
 from penstock import DatasetSource, ReadError, SourceError, Span
 from penstock.core.types import UNNAMED
 
 
-class TestDatasets(SourceSuite):
+class TestDatasets(ShortSuite):
     @pytest.fixture(
         params=[
             Numbers,

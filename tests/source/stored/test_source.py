@@ -13,7 +13,7 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_source_suite import Case, SourceSuite
+from penstock_source_suite import Case, ShortSuite
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 from penstock import OptionError, Span
@@ -285,7 +285,7 @@ SUITE: dict[str, dict[str, Any]] = {
 }
 
 
-class TestZarr(SourceSuite):
+class TestZarr(ShortSuite):
     @pytest.fixture(scope="class", params=SUITE.values(), ids=SUITE)
     @classmethod
     def case(cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:

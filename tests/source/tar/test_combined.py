@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from penstock_source_suite import Case, same
+from penstock_source_suite import Case, ShortSuite, same
 from penstock_test_shards import Kind, Sample, TarSuite, Truth, cases_of, uniform, write
 
 from penstock import ArraySource, Concat, Source, SourceError, TarSource, Zip
@@ -52,7 +52,9 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     return cases_of(KINDS, tmp_path_factory, _opened)
 
 
-class TestTarSource(TarSuite):
+class TestTarSource(ShortSuite):
+    suite = TarSuite
+
     @pytest.fixture(params=KINDS)
     def case(self, request: pytest.FixtureRequest, cases: Callable[[str], Case]) -> Case:
         return cases(request.param)

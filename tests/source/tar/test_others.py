@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import penstock_test_shards
 import pytest
-from penstock_source_suite import Case, SourceSuite
+from penstock_source_suite import Case, ShortSuite, SourceSuite
 from penstock_test_shards import (
     Kind,
     Sample,
@@ -91,7 +91,9 @@ KINDS: dict[str, Kind] = {
 cases = penstock_test_shards.cases
 
 
-class TestTarSource(TarSuite):
+class TestTarSource(ShortSuite):
+    suite = TarSuite
+
     @pytest.fixture(params=KINDS)
     def case(self, request: pytest.FixtureRequest, cases: Callable[[str], Case]) -> Case:
         return cases(request.param)

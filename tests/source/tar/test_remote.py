@@ -10,7 +10,7 @@ import numpy as np
 import penstock_test_shards
 import pytest
 from penstock_remote import Endpoint
-from penstock_source_suite import Case, same
+from penstock_source_suite import Case, ShortSuite, same
 from penstock_test_shards import Sample, TarSuite, cases_of, check_in_a_spawned_process, uniform, write
 
 from penstock import OptionError, Source, SourceError, Span, TarSource
@@ -38,7 +38,9 @@ def cases(tmp_path_factory: pytest.TempPathFactory, s3_server: Endpoint) -> Call
     return cases_of({name: KINDS[name] for name in SUITE}, tmp_path_factory, open_source)
 
 
-class TestRemoteTarSource(TarSuite):
+class TestRemoteTarSource(ShortSuite):
+    suite = TarSuite
+
     @pytest.fixture(params=SUITE)
     def case(self, request: pytest.FixtureRequest, cases: Callable[[str], Case]) -> Case:
         return cases(request.param)

@@ -9,7 +9,7 @@ import penstock_test_shards
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from penstock_source_suite import Case, same
+from penstock_source_suite import Case, ShortSuite, same
 from penstock_test_shards import Kind, Sample, TarSuite, Truth, check_in_a_spawned_process, grid, npy, uniform, write
 
 from penstock import Span, TarSource
@@ -175,7 +175,15 @@ cases = penstock_test_shards.cases
 
 
 class TestTarSource(TarSuite):
-    @pytest.fixture(params=KINDS)
+    @pytest.fixture(params=["uniform", "ragged"])
+    def case(self, request: pytest.FixtureRequest, cases: Callable[[str], Case]) -> Case:
+        return cases(request.param)
+
+
+class TestOtherKinds(ShortSuite):
+    suite = TarSuite
+
+    @pytest.fixture(params=[name for name in KINDS if name not in ("uniform", "ragged")])
     def case(self, request: pytest.FixtureRequest, cases: Callable[[str], Case]) -> Case:
         return cases(request.param)
 
