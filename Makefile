@@ -61,8 +61,9 @@ $(NWB_ZARR)/.ready: constraints-nwb-zarr.txt
 test: lint types $(LIBRARY)
 	$(BIN)/pytest -q -n 2 --dist loadscope -m "not slow"
 
+# Half of the slow tests wait for processes: four at once keep two cores busy.
 test-all: lint types $(LIBRARY) $(NWB_ZARR)/.ready
-	PENSTOCK_TESTS=all PENSTOCK_NWB_ZARR_PYTHON=$(CURDIR)/$(NWB_ZARR)/bin/python $(BIN)/pytest -q -n 2 --dist loadscope
+	PENSTOCK_TESTS=all PENSTOCK_NWB_ZARR_PYTHON=$(CURDIR)/$(NWB_ZARR)/bin/python $(BIN)/pytest -q -n 4 --dist loadscope
 
 # In `make test-all` they run if there is a browser, and are skipped otherwise; here they fail without one.
 test-browser: $(READY) $(LIBRARY)
