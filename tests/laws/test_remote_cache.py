@@ -1,8 +1,7 @@
 """A cache of c of the shards: each epoch after the first downloads 1 - c of the bytes, measured at the endpoint.
 
-Half of the shards may be 0.52 of the bytes: a part of a cache is for what is read ahead, and spans are not cut. Worker
-processes and ranks may find no room in the moment when another one has just made some: on a busy machine, that costs
-some spans of an epoch.
+Half of the shards may be 0.52 of the bytes: side indexes need room in a cache, too, and spans are not cut. It is the
+same for worker processes and ranks, on a busy machine: which part of a set stays in a cache depends on no moment.
 """
 
 from pathlib import Path
@@ -18,7 +17,7 @@ from penstock import Loader, RunOptions, Sequential, Shuffle, WindowShuffle
 from tests.faults.test_ranks import join_group
 
 N_ITEMS, ITEM_BYTES = 320, 1 << 18  # an item is a span
-MOST, MOST_OF_SEVERAL = 0.52, 0.65
+MOST = 0.52
 FORK = RunOptions(executor="processes", start_method="fork")  # workers of another epoch have nothing in memory
 THREADS = RunOptions(executor="threads")
 CASES: dict[str, tuple[Any, int, RunOptions]] = {
@@ -68,7 +67,7 @@ def test_with_half_of_the_shards_each_epoch_downloads_the_other_half(
         for _ in range(3):
             deliver(loader)
             found.append(shards.downloaded())
-    assert max(found[1:]) <= (MOST if case[2].executor != "processes" else MOST_OF_SEVERAL), found
+    assert max(found[1:]) <= MOST, found
     assert found[0] <= 1.1, found
     assert most[1] > 3, "the folder was measured while it was used"
     assert most[0] <= (shards.cache_bytes or 0), most
@@ -113,5 +112,5 @@ def test_two_ranks_that_share_a_cache_download_as_much_as_one(name: str, shards:
         found, _ = run_side_by_side(
             *((train_rank, str(tmp_path / "store"), rank, shards, name) for rank in range(2)), seconds=200
         )
-    assert max(found[1:]) <= MOST_OF_SEVERAL, found
+    assert max(found[1:]) <= MOST, found
     assert most[0] <= (shards.cache_bytes or 0), most

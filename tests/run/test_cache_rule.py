@@ -1,4 +1,4 @@
-"""What a remote source keeps from epoch to epoch: what the next one needs first, never more than its cache holds."""
+"""What a remote source keeps from epoch to epoch: always the same part, never more than its cache holds."""
 
 from collections.abc import Mapping
 
@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from penstock import Index, Loader, Order, Plan, RunOptions, Sequential, Shuffle, WindowShuffle
 from penstock.core.types import Block, Field, Span
 from penstock.run.pages import decide_pages
+from penstock.source.tar.remote.spans import find_staying
 
 _ITEM_BYTES = 1 << 17
 
 
 class _Remote:
-    """Items whose value is their number; downloads what it does not hold, and holds what is not released."""
+    """Items whose value is their number; in memory are those that are not released, in a cache a part of them."""
 
     is_remote = True
     fields: Mapping[str, Field] = {"x": Field(np.dtype(np.int64), ())}
@@ -24,13 +25,19 @@ class _Remote:
         self.index, self.cache_bytes = Index.uniform(n_items, chunk=8), cache_bytes
         self.stored_bytes = n_items * _ITEM_BYTES
         self.held: set[int] = set()
+        self.cached: set[int] = set()
+        self.staying: set[int] = set()
         self.told: list[int] = []
-        self.n_downloads = self.most_held = 0
+        self.n_downloads = 0
+
+    def keep_share(self, share: float) -> None:
+        self.staying = set(find_staying(np.arange(len(self.index)), len(self.index), share).nonzero()[0].tolist())
 
     def take(self, items: NDArray[np.int64], out: Block | None = None) -> Block:
-        self.n_downloads += len(set(items.tolist()) - self.held)
-        self.held |= set(items.tolist())
-        self.most_held = max(self.most_held, len(self.held))
+        wanted = set(items.tolist())
+        self.n_downloads += len(wanted - self.held - self.cached)
+        self.held |= wanted
+        self.cached |= wanted & self.staying
         if out is not None:
             np.copyto(out["x"], items)
         return {"x": items} if out is None else out
@@ -58,14 +65,25 @@ def test_epochs_download_what_the_cache_has_no_room_for(order: Order, n: int, ba
     source = _Remote(n, cache_items * _ITEM_BYTES)
     plan = Plan(source.index, order, batch_size=batch_size, tail="short")
     pages = decide_pages(source, plan, RunOptions())
+    kept = int(0.98 * cache_items) if cache_items < n else n
     for epoch in range(4):
         source.n_downloads = 0
         for draw in plan.epoch(epoch).draws(range(plan.epoch(epoch).n_batches)):
             source.take(draw.items)
             pages.give_back(source, draw.items, epoch)
-            assert len(source.held) <= max(cache_items, 0)
-        kept = int(0.98 * cache_items) if cache_items < n else n
-        assert source.n_downloads == (n if epoch == 0 else n - kept)
+            assert source.held == set()
+            assert len(source.cached) <= cache_items
+        assert abs(source.n_downloads - (n if epoch == 0 else n - kept)) <= (epoch > 0)
+
+
+@given(st.integers(1, 5000), st.floats(0.0, 1.2))
+def test_of_the_spans_a_share_stays(n_spans: int, share: float) -> None:
+    staying = find_staying(np.arange(n_spans), n_spans, share)
+    assert staying.sum() == min(n_spans, np.floor(n_spans * share))
+    counts, whole = np.cumsum(staying), np.arange(32, n_spans, 32)
+    assert (counts[whole - 1] == np.minimum(whole, np.floor(whole * share))).all()
+    some = np.random.default_rng(0).permutation(n_spans)[:50]
+    assert (find_staying(some, n_spans, share) == staying[some]).all()
 
 
 def test_without_a_cache_nothing_is_kept_and_everything_is_told_at_once() -> None:

@@ -1,8 +1,8 @@
 """What an epoch costs if the data lies in an object store: requests and bytes, by the plan, before anything is read.
 
-A cache that knows the plan keeps what the next epoch needs first. With a fraction c of the data, every epoch after the
-first downloads exactly 1 - c of it, which no cache can beat. A cache that evicts what was used longest ago (LRU) holds
-the end of an epoch when the next one begins, which is the wrong part: it is worked out for comparison.
+A cache keeps the same part of the dataset in all epochs. With a fraction c of the data, every epoch after the first
+downloads exactly 1 - c of it, which no cache can beat. A cache that evicts what was used longest ago (LRU) holds the
+end of an epoch when the next one begins, which is the wrong part: it is worked out for comparison.
 """
 
 import math
@@ -64,7 +64,7 @@ class EpochCosts:
     """The first epoch, with an empty cache."""
 
     later: Download
-    """Each later epoch, with a cache that keeps what the next epoch needs first."""
+    """Each later epoch, with a cache that always keeps the same part."""
 
     later_lru: Download
     """Each later epoch, with a cache of the same size that evicts what was used longest ago."""

@@ -1,4 +1,4 @@
-"""What a loader leaves in a cache: all of a dataset that fits, and otherwise what the next epoch needs first.
+"""What a loader leaves in the page cache: all of a dataset that fits, and otherwise what the next epoch needs first.
 
 A cache that keeps what was read last keeps the wrong part of a dataset that is larger than it: in the next epoch, every
 item comes after all of the cache was replaced. The page cache of the system does that, and replaces the files of other
@@ -7,6 +7,9 @@ programs as well.
 What the next epoch needs first is the best that any cache can keep. Let it hold K of N bytes. After t bytes of an epoch
 it holds those of the first K that are not read yet (K - t) and those of the t that come first in the next epoch (at
 most t): never more than K. The next epoch finds K bytes, and reads N - K.
+
+A cache folder for data at a URL keeps a fixed part of K bytes instead. The next epoch reads N - K bytes, too, and which
+ones stay depends on no moment, so that processes need not agree on it.
 """
 
 from collections.abc import Iterable
@@ -28,7 +31,7 @@ _Int64s = NDArray[np.int64]
 
 _SHARE = 0.5  # of the memory that is available: what a dataset may take of the page cache
 _AHEAD_SHARE = 1 / 16  # of the same: what is read ahead
-_CACHE_SHARE = 0.98  # of a cache folder: what the next epoch needs first; the rest is for what is read ahead
+_CACHE_SHARE = 0.98  # of a cache folder: items; side indexes need room, too
 _SCATTERED_BYTES = 1 << 16  # smaller items share their pages with others, unless most of them are neighbours
 _MOST_KEPT_ITEMS = 1 << 20  # to work out which items come first takes a tenth of a second
 _MOST_ITEMS = 1 << 24  # one byte each; of more items, none are kept
@@ -48,6 +51,9 @@ class Pages:
 
     kept_items: int = 0
     """How many of them are kept."""
+
+    workers_stay: bool = True
+    """Whether worker processes can use in the next epoch what they have read ahead of it."""
 
     _first: dict[int, NDArray[np.bool_]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -93,7 +99,8 @@ def decide_pages(source: Source, plan: BatchPlan, options: RunOptions) -> Pages:
     available = this_machine().memory_bytes
     ahead = min(options.read_ahead_bytes, int(_AHEAD_SHARE * available)) if can_prepare else 0
     if getattr(source, "is_remote", False):
-        return _decide_cache(source, plan, Pages(ahead, item_bytes)) if can_release else Pages(ahead, item_bytes)
+        pages = Pages(ahead, item_bytes, workers_stay=options.persistent)
+        return _decide_cache(source, plan, pages) if can_release else pages
     budget = int(_SHARE * available) if options.page_cache_bytes is None else options.page_cache_bytes
     if not can_release or stored is None or stored <= budget:
         return Pages(ahead, item_bytes)
@@ -103,18 +110,12 @@ def decide_pages(source: Source, plan: BatchPlan, options: RunOptions) -> Pages:
 
 
 def _decide_cache(source: Source, plan: BatchPlan, pages: Pages) -> Pages:
-    """Return what to keep of a remote dataset: all that fits in its cache folder; without one, nothing.
-
-    If it is not known which items come first, nothing is released: the cache keeps what came into it first, which
-    saves as many bytes, but not those that are needed next.
-    """
+    """Say what stays in the cache folder of a remote dataset; its memory is released as soon as it was read."""
     budget, stored = int(getattr(source, "cache_bytes", 0)), getattr(source, "stored_bytes", None)
-    if not budget:
-        return replace(pages, plan=plan)
-    pages = replace(pages, read_ahead_bytes=min(pages.read_ahead_bytes, budget // 4))
-    if stored is None or stored <= budget or len(source.index) > _MOST_ITEMS:
-        return pages
-    return replace(pages, plan=plan, kept_items=int(_CACHE_SHARE * budget / stored * len(source.index)))
+    if budget and stored is not None and hasattr(source, "keep_share"):
+        source.keep_share(1.0 if stored <= budget else _CACHE_SHARE * budget / stored)
+    ahead = min(pages.read_ahead_bytes, budget // 4) if budget else pages.read_ahead_bytes
+    return replace(pages, plan=plan, read_ahead_bytes=ahead)
 
 
 def _item_bytes(source: Source, stored: int | None) -> int:

@@ -22,6 +22,14 @@ class RemoteParts:
         kept = [getattr(part, "cache_bytes", 0) for part in self._parts if getattr(part, "is_remote", False) is True]
         return max((n_bytes for n_bytes in kept if isinstance(n_bytes, int)), default=0)
 
+    def keep_share(self, share: float) -> None:
+        """Say how much of the remote bytes stays in the cache folder, from one epoch to the next."""
+        for part in self._parts:
+            if getattr(part, "is_remote", False) is True:
+                keep_share = getattr(part, "keep_share", None)
+                if keep_share is not None:
+                    keep_share(share)
+
     @property
     def transfers(self) -> Transfers | None:
         """What was downloaded in this process so far; None if nothing is remote."""

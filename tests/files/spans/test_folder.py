@@ -80,43 +80,18 @@ def test_the_bound_holds_and_what_is_there_is_right(
     caches = [CacheFolder(folder, max_bytes) for _ in range(2)]
     for _ in range(data.draw(st.integers(1, 30))):
         cache = caches[data.draw(st.integers(0, 1))]
-        number, what = data.draw(st.integers(0, 12)), data.draw(st.sampled_from(["add", "read", "expend", "delete"]))
+        number, what = data.draw(st.integers(0, 12)), data.draw(st.sampled_from(["add", "read", "age", "delete"]))
         if what == "add":
             is_there = cache.add(_span(number), _content(number))
             assert is_there == cache.find(_span(number))
-        elif what == "expend":
-            cache.expend(_span(number))
+        elif what == "age" and _files(folder):
+            os.utime(_files(folder)[-1], (1e9, 1e9))  # used by an earlier run
         elif what == "delete" and _files(folder):
             _files(folder)[0].unlink()
         found = cache.read(_span(number))
         assert found is None or bytes(found) == bytes(_content(number))
         assert measure_folder(folder) <= max_bytes
     shutil.rmtree(folder)
-
-
-def test_what_was_read_is_evicted_first_and_what_is_needed_stays(tmp_path: Path) -> None:
-    room = 3 * (100 + _TRAILER_BYTES)
-    cache = CacheFolder(tmp_path / "c", room)
-    for number in range(3):
-        assert cache.add(_span(number), _content(number))
-    assert not cache.add(_span(3), _content(3))  # all are needed
-    cache.expend(_span(1))
-    assert cache.add(_span(3), _content(3))
-    assert [cache.find(_span(number)) for number in range(4)] == [True, False, True, True]
-    cache.expend(_span(0))
-    assert cache.find(_span(0))  # needed again
-    assert not cache.add(_span(4), _content(4))
-    assert cache.read(_span(0)) is not None
-
-
-def test_another_process_evicts_what_this_one_has_read(tmp_path: Path) -> None:
-    room = 2 * (100 + _TRAILER_BYTES)
-    mine, other = CacheFolder(tmp_path / "c", room), CacheFolder(tmp_path / "c", room)
-    assert mine.add(_span(0), _content(0))
-    assert mine.add(_span(1), _content(1))
-    mine.expend(_span(0))
-    assert other.add(_span(2), _content(2))
-    assert [mine.find(_span(number)) for number in range(3)] == [False, True, True]
 
 
 def test_a_worker_that_starts_later_keeps_what_its_run_has_used(tmp_path: Path) -> None:
@@ -127,10 +102,6 @@ def test_a_worker_that_starts_later_keeps_what_its_run_has_used(tmp_path: Path) 
     while time.time_ns() <= _files(tmp_path / "c")[-1].stat().st_mtime_ns:
         pass
     assert not CacheFolder(tmp_path / "c", room, began).add(_span(2), _content(2))
-    earlier.expend(_span(0))
-    later = CacheFolder(tmp_path / "c", room, began)
-    assert later.add(_span(2), _content(2))
-    assert [later.find(_span(number)) for number in range(3)] == [False, True, True]
 
 
 def test_what_earlier_runs_left_goes_before_what_is_needed_now(tmp_path: Path) -> None:
@@ -153,7 +124,6 @@ def test_a_deleted_folder_and_a_deleted_ledger_are_made_again(tmp_path: Path) ->
     shutil.rmtree(tmp_path / "c")
     assert cache.read(_span(0)) is None
     assert not cache.find(_span(0))
-    cache.expend(_span(0))
     assert cache.add(_span(0), _content(0))
     (tmp_path / "c" / "ledger").unlink()
     assert cache.add(_span(1), _content(1))

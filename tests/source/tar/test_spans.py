@@ -24,7 +24,7 @@ def spans_of(grid: SpanGrid, items: list[int]) -> np.ndarray:
 
 def make_use(kept_bytes: int = 0, stored_bytes: int = 1 << 40) -> tuple[SpanGrid, SpanUse]:
     grid = make_grid()
-    return grid, SpanUse(grid, 0, kept_bytes, stored_bytes)
+    return grid, SpanUse(grid, kept_bytes, stored_bytes)
 
 
 @pytest.mark.parametrize(("item_bytes", "n_items"), [(ITEM, 8), (ITEM - 1, 9), (512, 80), (SPAN_BYTES * 3, 1)])
@@ -58,7 +58,7 @@ def test_one_item_of_a_span_of_few_large_ones_is_read_alone() -> None:
     """Whole spans would cost three times the bytes, and as many requests."""
     grid = make_grid(item_bytes=SPAN_BYTES * 2 // 5)  # three in a span
     for n_needed, is_whole in ((1, False), (3, True)):
-        use = SpanUse(grid, 0, 0, 1 << 40)
+        use = SpanUse(grid, 0, 1 << 40)
         rows = np.array([row for row in range(78) if row % 3 < n_needed])
         assert use.choose(grid.find(np.zeros_like(rows), rows), 1.0).all() == is_whole
 
@@ -70,7 +70,7 @@ def test_what_fits_into_the_cache_is_read_by_spans() -> None:
 
 def test_scattered_items_of_a_part_that_fits_into_the_cache_folder_are_read_by_spans_that_stay() -> None:
     grid = make_grid()
-    use = SpanUse(grid, 1 << 29, 0, 1 << 30)
+    use = SpanUse(grid, 0, 1 << 30, lambda: 0.5, lambda _: True)
     items = np.random.default_rng(0).permutation(240)
     spans = spans_of(grid, items.tolist())
     chosen = np.concatenate([use.announce(spans[first : first + 1], 1.0) for first in range(12)])
@@ -80,7 +80,7 @@ def test_scattered_items_of_a_part_that_fits_into_the_cache_folder_are_read_by_s
     is_alone, done = use.release(spans[:12])
     assert done == []
     assert (is_alone[~chosen]).all()
-    few = SpanUse(grid, 1 << 29, 0, 1 << 30)  # of which little is read: a label beside an image
+    few = SpanUse(grid, 0, 1 << 30, lambda: 0.5, lambda _: True)  # of which little is read: a label beside an image
     assert not few.announce(spans[:12], 0.05).any()
 
 

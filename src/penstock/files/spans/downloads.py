@@ -27,7 +27,7 @@ __all__ = ["Downloads", "Owner"]
 _Bytes = NDArray[np.uint8]
 
 _SMALL_BYTES, _LARGE_BYTES = 1 << 20, 4 << 20  # neighbours that are fetched with one request: fewer if others are idle
-_GAP_BYTES = 64 << 10  # between neighbours: reading them takes less time than another request
+_GAP_BYTES = 64 << 10  # reading them takes less time than another request
 _GROUP_BYTES = 16 << 20  # of spans that are needed at about the same time: neighbours among them share a request
 _IDLE_SECONDS = 2.0  # then a thread ends
 _FOREIGN_READS = 4  # of spans that were not announced, one after the other: what was announced before is dropped
@@ -40,6 +40,11 @@ class Owner(ABC):
 
     def __init__(self) -> None:
         self.n_busy, self.busy_since, self.busy_before = 0, 0.0, 0.0
+
+    @property
+    def gap_bytes(self) -> int:
+        """What may lie between neighbours that are fetched with one request."""
+        return _GAP_BYTES
 
     @abstractmethod
     def fetch(self, spans: Sequence[Span]) -> list[_Bytes]:
@@ -229,7 +234,7 @@ class Downloads:
             gap = span.begin - last.end
             if (entry.owner, span.key, span.is_kept) != (found[0].owner, first.key, first.is_kept):
                 break
-            if not 0 <= gap <= _GAP_BYTES or span.end - first.begin > most:
+            if not 0 <= gap <= entry.owner.gap_bytes or span.end - first.begin > most:
                 break
             if queue is self._queue and not self._make_room(entry.n_bytes + sum(each.n_bytes for each in found)):
                 break

@@ -5,7 +5,7 @@ FOLDER/OBJECT/BEGIN-END      the bytes of a span, then their checksum
 FOLDER/ledger                bytes of all files; locked while it is read and changed
 FOLDER/locks                 a byte of it is locked by the process that is downloading a span
 
-A span that was read, and is not needed soon, has a date of 1970: it is evicted before all others.
+What a run has used stays until it ends. What only earlier runs have used is evicted for room, the oldest first.
 """
 
 import fcntl
@@ -48,25 +48,25 @@ class CacheFolder:
     1. A file that was truncated, changed or half written: it is removed, and its span is not there.
     2. The folder is deleted, or its disk is full: spans are not kept. Nothing else happens.
     3. A process is killed at any moment: what it has written is there whole or not at all, and the bound holds.
-    4. All files are needed soon: nothing is evicted, and a further span is not kept.
+    4. This run has used all files: nothing is evicted, and a further span is not kept.
 
     Parameters
     ----------
     max_bytes
         Bound of all files of the folder together, at any moment.
     opened_ns
-        When a run began, by `time.time_ns`: what was used since then is evicted only if it was expended. None: now.
+        When a run began, by `time.time_ns`: what was used since then is not evicted. None: now.
     """
 
     def __init__(self, folder: Path, max_bytes: int, opened_ns: int | None = None) -> None:
         self.folder, self.max_bytes = folder, max_bytes
         self._opened_ns = time.time_ns() if opened_ns is None else opened_ns
-        self._expendable: deque[str] = deque()  # marked by this process, or found by its last scan
+        self._expendable: deque[str] = deque()  # found by the last scan
         self._scan_at = self._write_at = 0.0
         _create(folder)
 
     def find(self, span: StoredSpan) -> bool:
-        """Return whether a span is there; if it is, it is needed soon."""
+        """Return whether a span is there; if it is, it is used by this run."""
         try:
             path = self._path(span)
             if os.stat(path).st_mtime_ns < self._opened_ns:  # noqa: PTH116  # called for every span
@@ -126,13 +126,6 @@ class CacheFolder:
             return False
         return True
 
-    def expend(self, span: StoredSpan) -> None:
-        """Allow a span to be evicted before others: it was read, and is not needed soon."""
-        path = self._path(span)
-        with suppress(OSError):
-            os.utime(path, ns=(0, 0))
-            self._expendable.append(path)
-
     def open_locks(self) -> "SpanLocks":
         """Return the locks of spans, of which none is taken yet."""
         return SpanLocks(f"{self.folder}/{_LOCKS}")
@@ -176,7 +169,7 @@ class CacheFolder:
             path = self._expendable.popleft()
             with suppress(OSError):
                 status = os.stat(path)  # noqa: PTH116
-                if status.st_mtime_ns < self._opened_ns:  # or it is needed again
+                if status.st_mtime_ns < self._opened_ns:  # or it is used again
                     os.unlink(path)  # noqa: PTH108
                     total -= status.st_size
         return total

@@ -3,11 +3,12 @@
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from penstock.core.errors import ReadError
@@ -29,6 +30,8 @@ _Bytes = NDArray[np.uint8]
 _MEMORY_BYTES = 192 << 20  # of spans in memory, of all remote folders of a process
 _OTHERS_SECONDS = 10.0  # for another process that is downloading a span; then this one downloads it, too
 _POLL_SECONDS = 0.01
+_FULL_SECONDS = 60.0  # after there was no room in the cache folder, spans are not read whole for it
+_EXACT_GAP_BYTES = 2 << 10  # headers between members of an archive
 
 
 class RemoteFolder:
@@ -51,6 +54,10 @@ class RemoteFolder:
         self._pinned: dict[str, ObjectInfo] = {}
         self._process: _Process | None = None
         self._opened_ns = time.time_ns()
+        self.kept_share: float | None = None
+        """How much of the bytes stays in the cache folder; None: not known, all that there is room for."""
+        self.is_exact = options.cache is not None
+        """Whether what lies between spans is left out, though a request more takes longer than reading it."""
         self._before = Transfers()
         """What was read before the last `close`."""
 
@@ -78,6 +85,22 @@ class RemoteFolder:
             return self._before
         return self._before + process.transfers
 
+    def keep_share(self, share: float) -> None:
+        """Say how much of all bytes that are read stays in the cache folder.
+
+        Which part it is depends on the names of objects alone: every process, epoch and run keeps the same.
+        """
+        self.kept_share = share
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the cache folder had no room for a span a short time ago."""
+        return self._open().is_full
+
+    def find_cached(self, span: Span) -> bool:
+        """Return whether a span is in the cache folder."""
+        return self._open().find_cached(span)
+
     # -- objects -------------------------------------------------------------------------------------------------------
 
     def describe(self, key: str) -> ObjectInfo:
@@ -102,7 +125,7 @@ class RemoteFolder:
 
     def read_object(self, key: str) -> bytes:
         """Return the content of a whole object, such as a manifest."""
-        return self.get([Span(key, 0, WHOLE)])[0].tobytes()
+        return self.get([Span(key, 0, WHOLE, is_kept=True)])[0].tobytes()
 
     # -- spans ---------------------------------------------------------------------------------------------------------
 
@@ -127,7 +150,7 @@ class RemoteFolder:
                     raise
 
     def release(self, spans: Sequence[Span]) -> None:
-        """Free the memory of spans that were read; if room is needed in the cache folder, they are evicted first."""
+        """Free the memory of spans that were read; what is in the cache folder stays there."""
         self._open().release(spans)
 
     def close(self) -> None:
@@ -143,7 +166,7 @@ class RemoteFolder:
             with _OPENING:
                 process = self._process
                 if process is None or process.number != os.getpid():
-                    process = self._process = _Process(self.url, self.options, self._pinned, self._opened_ns)
+                    process = self._process = _Process(self)
         return process
 
     @property
@@ -163,11 +186,14 @@ class RemoteFolder:
 class _Process(Owner):
     """What one process has open."""
 
-    def __init__(self, url: Url, options: RemoteOptions, pinned: dict[str, ObjectInfo], opened_ns: int) -> None:
+    def __init__(self, parent: RemoteFolder) -> None:
         super().__init__()
-        self.number, self._url, self._pinned = os.getpid(), url, pinned
-        self.store: Store = open_store(url, options.store)
-        self._folder = None if options.cache is None else CacheFolder(options.cache, options.cache_bytes, opened_ns)
+        options, self._parent = parent.options, parent
+        self.number, self._url, self._pinned = os.getpid(), parent.url, parent._pinned
+        self.store: Store = open_store(self._url, options.store)
+        self._folder: CacheFolder | None = None
+        if options.cache is not None:
+            self._folder = CacheFolder(options.cache, options.cache_bytes, parent._opened_ns)
         connections = (options.store or StoreOptions()).connections
         self.downloads = _DOWNLOADS.setdefault(
             (os.getpid(), connections), Downloads(connections=connections, memory_bytes=_MEMORY_BYTES)
@@ -176,6 +202,15 @@ class _Process(Owner):
         self._n_hits = self._n_misses = 0
         self._waited_seconds = 0.0
         self._before = _read_counts(self.store)
+        self._full_until = 0.0
+
+    @property
+    def gap_bytes(self) -> int:
+        return _EXACT_GAP_BYTES if self._parent.is_exact else super().gap_bytes
+
+    @property
+    def is_full(self) -> bool:
+        return time.monotonic() < self._full_until
 
     @property
     def transfers(self) -> Transfers:
@@ -201,7 +236,7 @@ class _Process(Owner):
             contents, n_used, n_missing = self.downloads.get(self, asked)
             for place, content in zip(places, contents, strict=True):
                 found[place] = content
-            self.downloads.release(self, [span for span in asked if self._find_cached(span)])
+            self.downloads.release(self, [span for span in asked if self.find_cached(span)])
         with self._lock:
             self._n_misses += len(places) - n_used
             self._n_hits += len(spans) - len(places) + n_used
@@ -210,30 +245,32 @@ class _Process(Owner):
         return [content for content in found if content is not None]
 
     def prepare(self, spans: Sequence[Span]) -> int:
-        missing = [span for span in spans if not self.downloads.find(self, span) and not self._find_cached(span)]
+        missing = [span for span in spans if not self.downloads.find(self, span) and not self.find_cached(span)]
         if missing:
             self.downloads.prepare(self, missing)
         return sum(span.n_bytes or 1 for span in missing)
 
     def release(self, spans: Sequence[Span]) -> None:
         self.downloads.release(self, spans)
-        if self._folder is not None:
-            for stored in self._name_stored(spans):
-                self._folder.expend(stored)
 
     # -- the cache folder ----------------------------------------------------------------------------------------------
 
     def _name(self, span: Span) -> StoredSpan | None:
-        """Return the name of a span in the cache folder; None if its version is not known."""
+        """Return the name of a span in the cache folder; None if it is not kept there, or its version is not known."""
+        if self._folder is None or not self._is_kept(span):
+            return None
         info = self._pinned.get(span.key)
-        if self._folder is None or not span.is_kept or info is None or info.version is None:
+        if info is None or info.version is None:
             return None
         return StoredSpan.of(str(self._url / span.key if span.key else self._url), info.version, span)
 
-    def _name_stored(self, spans: Iterable[Span]) -> list[StoredSpan]:
-        return [stored for stored in map(self._name, spans) if stored is not None]
+    def _is_kept(self, span: Span) -> bool:
+        share = self._parent.kept_share
+        if span.is_kept is not None or share is None or share >= 1.0:
+            return span.is_kept is not False
+        return xxhash.xxh3_64_intdigest(f"{span.begin} {span.key}".encode("utf-8", "surrogatepass")) < share * 2**64
 
-    def _find_cached(self, span: Span) -> bool:
+    def find_cached(self, span: Span) -> bool:
         stored = self._name(span)
         return stored is not None and self._folder is not None and self._folder.find(stored)
 
@@ -248,23 +285,25 @@ class _Process(Owner):
     def fetch(self, spans: Sequence[Span]) -> list[_Bytes]:
         """Return neighbouring spans of an object; once per machine, if there is a cache folder."""
         key = spans[0].key
-        is_cached = self._folder is not None and spans[0].is_kept
+        is_cached = self._folder is not None and any(map(self._is_kept, spans))
         if key not in self._pinned and (is_cached or (spans[0].end == WHOLE and spans[0].begin)):
             self._pinned.setdefault(key, self.store.describe(key))
-        names = self._name_stored(spans)
-        if self._folder is None or len(names) < len(spans):
+        names = [self._name(span) for span in spans]
+        present = [name for name in names if name is not None]
+        if self._folder is None or not present:
             return self._download(spans)
         with self._folder.open_locks() as locks:
-            self._wait_for_others(self._folder, names, locks)
-            found = [self._folder.read(name) for name in names]
+            self._wait_for_others(self._folder, present, locks)
+            found = [None if name is None else self._folder.read(name) for name in names]
             missing = [number for number, content in enumerate(found) if content is None]
             if missing:
                 first, last = missing[0], missing[-1] + 1
                 found[first:last] = self._download(spans[first:last])
             for number in missing:
-                content = found[number]
+                name, content = names[number], found[number]
                 assert content is not None, "downloaded"
-                self._folder.add(names[number], content)
+                if name is not None and not self._folder.add(name, content):
+                    self._full_until = time.monotonic() + _FULL_SECONDS
             return [content for content in found if content is not None]
 
     def _wait_for_others(self, folder: CacheFolder, names: Sequence[StoredSpan], locks: SpanLocks) -> None:

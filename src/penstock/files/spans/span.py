@@ -20,8 +20,8 @@ class Span(NamedTuple):
     end: int
     """`WHOLE`: the end of the object."""
 
-    is_kept: bool = True
-    """Whether a cache folder may keep it; not what is too small for a file."""
+    is_kept: bool | None = None
+    """Whether a cache folder keeps it, if there is room; None: if it is among those that fit."""
 
     @property
     def n_bytes(self) -> int:

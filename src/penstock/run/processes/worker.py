@@ -165,7 +165,9 @@ class _Worker:
         """Return what tells the source about the steps after `start`; each worker tells its part of them."""
         if self._read_ahead is None or self._read_ahead[0] != (id(plan), start):
             part = (self._place.number, self._place.workers)
-            draws_from = partial(draws_into_next_epoch, plan, world, start)
+            share = self._draws.share_of(plan, world, start)
+            stays = self._maker.pages.workers_stay
+            draws_from = partial(draws_into_next_epoch, plan, world, start) if stays else share.draws
             if self._read_ahead is not None:
                 self._read_ahead[1].close()
             told = ReadAhead(self._maker.source, self._maker.pages, draws_from, part=part)

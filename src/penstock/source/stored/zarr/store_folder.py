@@ -230,7 +230,7 @@ class UrlFolder:
 
     def expect(self, names: Sequence[str]) -> None:
         """Start to fetch objects that are read next, or found missing: all in one round trip."""
-        self.remote.prepare([Span(f"{self.inner}{name}", 0, WHOLE) for name in names])
+        self.remote.prepare([Span(f"{self.inner}{name}", 0, WHOLE, is_kept=True) for name in names])
 
     def stamp(self, _: str) -> Stamp:
         """Return `PINNED`."""

@@ -1,6 +1,6 @@
 """Reads items from shards of a URL: side indexes as small objects, items from spans of the shards.
 
-Of a shard, only the spans that hold the items are fetched, many at a time. What is fetched ahead, kept and evicted is
+Of a shard, only the spans that hold the items are fetched, many at a time. What is fetched ahead, and kept is
 decided in `files/spans`.
 """
 
@@ -25,7 +25,7 @@ from penstock.source.tar.open_shards import check_size
 from penstock.source.tar.read_items import ReadSpec, fill_block
 from penstock.source.tar.remote.ahead import RemoteAhead
 from penstock.source.tar.remote.shards import OpenSpan, RemoteShard, decompress
-from penstock.source.tar.remote.spans import SpanGrid, SpanUse
+from penstock.source.tar.remote.spans import LEAST_SHARE, SpanGrid, SpanUse
 from penstock.source.tar.request import Request
 
 __all__ = ["RemoteEngine"]
@@ -69,7 +69,7 @@ class RemoteEngine:
         table = spec.manifest.table
         self._grid = SpanGrid(table)
         self._use = SpanUse(
-            self._grid, spec.archives.cache_bytes, spec.archives.memory_bytes, int(table.stored_bytes.sum())
+            self._grid, spec.archives.memory_bytes, int(table.stored_bytes.sum()), self._kept_share, self._can_stay
         )
         self._index_bytes = _index_bytes(spec)
         self._shards: SharedCache[RemoteShard] = SharedCache(max(_INDEX_BYTES, int(self._index_bytes.max())))
@@ -106,6 +106,18 @@ class RemoteEngine:
         spans = self._grid.find(shards, items - self.spec.borders[shards])
         return self._ahead.add(items, self._use.announce(spans, self._share or 1.0))
 
+    def _kept_share(self) -> float:
+        """Return how much of the spans stays in the cache folder: what the loader has said, or what fits."""
+        told, n_bytes = self._archives.kept_share, self._archives.cache_bytes
+        return n_bytes / max(1, int(self.spec.manifest.table.stored_bytes.sum())) if told is None else told
+
+    def _can_stay(self, span: int) -> bool:
+        """Return whether a span is in the cache folder, or has room there."""
+        if not self._archives.is_full:
+            return True
+        shard = self._shards.find(int(self._grid.find_shards(np.array([span]))[0]))
+        return shard is not None and self._archives.find_cached(self._locate_span(shard, span))
+
     def _is_ready(self, items: _Int64s) -> bool:
         return all(number in self._shards for number in np.unique(self._find_shards(items)).tolist())
 
@@ -117,7 +129,7 @@ class RemoteEngine:
             with suppress(PenstockError, OSError):  # the read meets the same fault
                 opened[number] = load()
         wanted = self._select(opened, items, items, shards)
-        spans = _locate(wanted, is_whole[np.isin(shards, list(opened))])
+        spans = self._locate(wanted, is_whole[np.isin(shards, list(opened))])
         # The items of a batch come in any order; spans that follow each other are fetched with one request.
         groups = (sorted(spans[start : start + _AT_ONCE_ITEMS]) for start in range(0, len(spans), _AT_ONCE_ITEMS))
         return self._archives.prepare(_without_repeats([span for group in groups for span in group]))
@@ -128,9 +140,9 @@ class RemoteEngine:
         opened = {number: shard for number in np.unique(shards).tolist() if (shard := self._shards.find(number))}
         wanted = self._select(opened, items, items, shards)
         is_alone, done = self._use.release(self._grid.find(wanted.shards, wanted.rows))
-        spans = _locate(wanted.take(is_alone), np.zeros(int(is_alone.sum()), np.bool_))
+        spans = self._locate(wanted.take(is_alone), np.zeros(int(is_alone.sum()), np.bool_))
         for span, number in zip(done, self._grid.find_shards(np.array(done, np.int64)).tolist(), strict=True):
-            spans.append(opened[number].locate_span(span - int(self._grid.firsts[number])))
+            spans.append(self._locate_span(opened[number], span))
         self._archives.release(_without_repeats(spans))
 
     def close(self) -> None:
@@ -145,6 +157,22 @@ class RemoteEngine:
         mine = np.isin(shards, list(opened))
         rows = items[mine] - self.spec.borders[shards[mine]]
         return _Wanted(opened, shards[mine], items[mine], rows, places[mine])
+
+    def _locate(self, wanted: _Wanted, is_whole: NDArray[np.bool_]) -> list[Span]:
+        """Return the bytes to fetch for each item: those of its span, or its own."""
+        begins, ends = np.empty_like(wanted.rows), np.empty_like(wanted.rows)
+        for number, shard in wanted.opened.items():
+            mine = wanted.shards == number
+            begins[mine], ends[mine] = shard.locate(wanted.rows[mine], is_whole[mine])
+        staying = self._use.is_staying(self._grid.find(wanted.shards, wanted.rows))
+        is_kept = staying & (is_whole | ~self.spec.manifest.table.is_plain[wanted.shards])
+        names = (wanted.opened[number].name for number in wanted.shards.tolist())
+        return [Span(*span) for span in zip(names, begins.tolist(), ends.tolist(), is_kept.tolist(), strict=True)]
+
+    def _locate_span(self, shard: RemoteShard, number: int) -> Span:
+        """Return the bytes of a span of a shard, given its number among all spans."""
+        is_kept = bool(self._use.is_staying(np.array([number]))[0])
+        return shard.locate_span(number - int(self._grid.firsts[shard.number]))._replace(is_kept=is_kept)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -168,7 +196,7 @@ class RemoteEngine:
 
     def _visit_some(self, wanted: _Wanted, read: Callable[[Request], None], *, is_whole: bool) -> None:
         chosen = self._use.choose(self._grid.find(wanted.shards, wanted.rows), self._share or 1.0)
-        spans = _locate(wanted, chosen | is_whole)
+        spans = self._locate(wanted, chosen | is_whole)
         # Items are in order, so that those of one span follow each other.
         is_first = np.array([True, *(span != before for before, span in itertools.pairwise(spans))])
         which, firsts = np.cumsum(is_first) - 1, np.flatnonzero(is_first)
@@ -206,7 +234,8 @@ class RemoteEngine:
 
     def _decompress(self, shard: RemoteShard) -> NDArray[np.uint8]:
         def load() -> NDArray[np.uint8]:
-            return decompress(shard.entry, self._archives.get([shard.locate_span(0)])[0])
+            span = self._locate_span(shard, int(self._grid.firsts[shard.number]))
+            return decompress(shard.entry, self._archives.get([span])[0])
 
         return self._decompressed.get(shard.number, load, shard.entry.tar_bytes)
 
@@ -229,7 +258,7 @@ class RemoteEngine:
             yield from ((number, partial(self._load, number)) for number in missing)
 
     def _index_span(self, number: int) -> Span:
-        return Span(index_name(self._name(number)), 0, WHOLE)
+        return Span(index_name(self._name(number)), 0, WHOLE, is_kept=True)
 
     def _name(self, number: int) -> str:
         return self.spec.manifest.shards[number].name
@@ -241,6 +270,7 @@ class RemoteEngine:
             shard = RemoteShard(number, self.spec, content, int(self._grid.n_items[number]))
             shard.layout = self._layouts.setdefault(shard.layout, shard.layout)
             self._share = shard.share
+            self._archives.is_exact = shard.share >= LEAST_SHARE
             if not self._archives.cache_bytes:
                 self._archives.release([self._index_span(number)])  # it is kept here
             return shard
@@ -266,16 +296,6 @@ def _index_bytes(spec: ReadSpec) -> _Int64s:
 def _decompressed_bytes(spec: ReadSpec) -> int:
     table = spec.manifest.table
     return max(_DECOMPRESSED_BYTES, int(table.tar_bytes[~table.is_plain].max(initial=0)))
-
-
-def _locate(wanted: _Wanted, is_whole: NDArray[np.bool_]) -> list[Span]:
-    """Return the bytes to fetch for each item: those of its span, or its own."""
-    begins, ends = np.empty_like(wanted.rows), np.empty_like(wanted.rows)
-    for number, shard in wanted.opened.items():
-        mine = wanted.shards == number
-        begins[mine], ends[mine] = shard.locate(wanted.rows[mine], is_whole[mine])
-    names = (wanted.opened[number].name for number in wanted.shards.tolist())
-    return [Span(*span) for span in zip(names, begins.tolist(), ends.tolist(), is_whole.tolist(), strict=True)]
 
 
 def _group(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:

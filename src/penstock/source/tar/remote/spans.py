@@ -5,22 +5,25 @@ them has put into a cache serves all.
 """
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.seeds import mix64
 from penstock.shard.table import ShardTable
 
-__all__ = ["SPAN_BYTES", "SpanGrid", "SpanUse"]
+__all__ = ["LEAST_SHARE", "SPAN_BYTES", "SpanGrid", "SpanUse", "find_staying"]
 
 _Int64s = NDArray[np.int64]
 
 SPAN_BYTES = 1 << 18
 """Of consecutive items that are read together, at least; part of the keys of caches."""
 
-_LEAST_SHARE, _LARGE_SHARE = 0.25, 0.75  # of a span that is needed soon: less, items come alone; more, all of it
-_STAYING_SHARE = 0.97  # of a cache folder: what stays in it for good; side indexes and span trailers need room, too
+LEAST_SHARE = 0.25
+"""Of a span that is needed soon: less, and items come alone."""
+
+_LARGE_SHARE = 0.75  # more, and all of it comes
+_STRETCH_SPANS = 32  # of which those that stay in a cache folder are the first ones; a request fetches several
 _REQUEST_BYTES = 1 << 16  # that come in the time that another request takes
 _LEAST_REMEMBERED, _MOST_REMEMBERED = 64, 1 << 16  # spans: as many as can be kept
 
@@ -35,6 +38,7 @@ class SpanGrid:
         self.n_bytes = self.n_items * (table.tar_bytes / table.n_items)
         """Bytes of each span but the last, approximately, by shard."""
         n_spans = -(-table.n_items // self.n_items)
+        self._last_items: _Int64s = table.n_items - (n_spans - 1) * self.n_items
         self.firsts: _Int64s = np.concatenate([[0], np.cumsum(n_spans)])
         """First span of each shard, then the number of spans."""
 
@@ -47,48 +51,80 @@ class SpanGrid:
         """Return the shard of each span."""
         return np.searchsorted(self.firsts, spans, side="right") - 1
 
+    def count_items(self, spans: _Int64s) -> _Int64s:
+        """Return how many items each span has."""
+        shards = self.find_shards(spans)
+        return np.where(spans + 1 == self.firsts[shards + 1], self._last_items[shards], self.n_items[shards])
+
+
+def find_staying(spans: _Int64s, n_spans: int, share: float) -> NDArray[np.bool_]:
+    """Return which of `n_spans` spans stay in a cache folder that has room for a share of them.
+
+    It is the same in every process: of each stretch of spans the first ones, so that what is between them is fetched
+    with few requests, and every part of an epoch needs the network equally. In all, `share * n_spans`, rounded down.
+
+    Examples
+    --------
+    >>> find_staying(np.arange(64), 64, 0.5).nonzero()[0].tolist() == [*range(16), *range(32, 48)]
+    True
+    """
+    firsts = spans // _STRETCH_SPANS * _STRETCH_SPANS
+    counts = np.floor(np.minimum(firsts + _STRETCH_SPANS, n_spans) * share) - np.floor(firsts * share)
+    found: NDArray[np.bool_] = spans - firsts < counts
+    return found
+
 
 class _Record:
     """The use of one span by this process."""
 
     __slots__ = ("is_staying", "is_told", "is_whole", "pending", "read", "released")
 
-    def __init__(self, *, is_dense: bool, is_staying: bool) -> None:
-        self.is_whole, self.is_staying, self.is_told = is_dense or is_staying, is_staying and not is_dense, False
+    def __init__(self, *, is_whole: bool, is_staying: bool) -> None:
+        self.is_whole, self.is_staying, self.is_told = is_whole, is_staying, False
         self.pending = self.read = self.released = 0
 
 
 class SpanUse:
     """Decides which spans are read whole, and when they are done; thread-safe.
 
-    1. Of the spans that were needed lately, less than a quarter of the bytes is needed, or so few of the items that
-       their own requests take less time: items are read alone. If there is a cache folder, a fixed part of the spans
-       that fits in it is read whole all the same, and stays there.
-    2. A span of which items are announced is read as it was when the first of them was.
-    3. A span is done when more than half of its items that were read are released, and no other is announced; if
+    1. There is a cache folder: a fixed part of the spans that fits in it is read whole, and stays there. Of the others,
+       exactly what is needed is read: spans of which all items are, and items alone.
+    2. There is none: whole spans, unless less than a quarter of the bytes of those that were needed lately is needed,
+       or so few of the items that their own requests take less time.
+    3. A span of which items are announced is read as it was when the first of them was.
+    4. A span is done when more than half of its items that were read are released, and no other is announced; if
        nothing at all is announced, when as many were read as it has.
 
     Parameters
     ----------
-    cache_bytes, memory_bytes
-        What can be kept of spans between reads, in a cache folder and in memory: all of the dataset, if it fits in the
-        one, or in half of the other, is read by whole spans.
+    memory_bytes
+        What can be kept of spans between reads, in memory: of a dataset that fits in half of it, spans are read whole.
     stored_bytes
         Of the dataset.
+    kept_share
+        Returns how much of the dataset stays in a cache folder; 0 without one.
+    can_stay
+        Returns whether a span is in the cache folder, or has room there.
     """
 
-    def __init__(self, grid: SpanGrid, cache_bytes: int, memory_bytes: int, stored_bytes: int) -> None:
-        self._grid, self._fits = grid, stored_bytes <= max(cache_bytes, memory_bytes // 2)
-        self._most = min(max((cache_bytes + memory_bytes) // SPAN_BYTES, _LEAST_REMEMBERED), _MOST_REMEMBERED)
-        self._staying = _STAYING_SHARE * cache_bytes / max(1, stored_bytes)
-        """How much of the spans stays in the cache folder if items are read alone."""
+    def __init__(
+        self,
+        grid: SpanGrid,
+        memory_bytes: int,
+        stored_bytes: int,
+        kept_share: Callable[[], float] = float,
+        can_stay: Callable[[int], bool] = bool,
+    ) -> None:
+        self._grid, self._fits = grid, stored_bytes <= memory_bytes // 2
+        self._most = min(max(memory_bytes // SPAN_BYTES, _LEAST_REMEMBERED), _MOST_REMEMBERED)
+        self._kept_share, self._can_stay = kept_share, can_stay
         self._records: dict[int, _Record] = {}
         self._pending = 0
         """Items that are announced and not read yet."""
-        # Spans that were needed lately, in two generations; of each, how many, how much of them was needed, and how
-        # many items.
-        self._recent: set[int] = set()
-        self._needed, self._n_items, self._before = 0.0, 0, (0, 0.0, 0)
+        # Spans that were needed lately, and how much of each, in two generations; of each generation, how many spans,
+        # how much of them was needed, and how many items.
+        self._recent: dict[int, float] = {}
+        self._needed, self._n_visits, self._n_items, self._before = 0.0, 0.0, 0, (0, 0.0, 0)
         self._lock = threading.Lock()
 
     def announce(self, spans: _Int64s, share: float) -> NDArray[np.bool_]:
@@ -105,27 +141,27 @@ class SpanUse:
         """Return whether to read the span of each item whole, and note that the items are read now."""
         return self._visit(spans, share, is_announced=False)
 
+    def is_staying(self, spans: _Int64s) -> NDArray[np.bool_]:
+        """Return which spans belong into the cache folder."""
+        return find_staying(spans, int(self._grid.firsts[-1]), self._kept_share())
+
     def _visit(self, spans: _Int64s, share: float, *, is_announced: bool) -> NDArray[np.bool_]:
         found, inverse, counts = np.unique(spans, return_inverse=True, return_counts=True)
-        shards = self._grid.find_shards(found)
-        sizes = self._grid.n_items[shards]
-        whole = np.empty(len(found), np.bool_)
-        limit = min(self._staying, 1.0) if share >= _LEAST_SHARE else 0.0
-        staying = mix64(found.astype(np.uint64)) < np.uint64(limit * (2**64 - 2**11))
+        sizes = self._grid.count_items(found)
         with self._lock:
+            if len(self._records) > _MOST_REMEMBERED:  # of spans that nobody releases
+                self._records = {span: record for span, record in self._records.items() if record.pending}
             records = [self._records.get(span) for span in found.tolist()]
             is_new = np.array([is_announced or record is None or not record.is_told for record in records], np.bool_)
-            self._remember(found[is_new].tolist(), float((counts[is_new] / sizes[is_new]).sum()) * share)
-            self._n_items += int(counts[is_new].sum())
-            is_dense = (self._fits and share >= _LEAST_SHARE) or self._is_dense(
-                float(self._grid.n_bytes[shards].mean())
-            )
+            wanted, staying = self._choose(found, counts, sizes, share, is_new)
+            whole = np.empty(len(found), np.bool_)
             for place, (span, count, size) in enumerate(
                 zip(found.tolist(), counts.tolist(), sizes.tolist(), strict=True)
             ):
                 record = records[place]
                 if record is None:
-                    record = self._records[span] = _Record(is_dense=is_dense, is_staying=bool(staying[place]))
+                    is_whole, is_staying = bool(wanted[place]), bool(staying[place])
+                    record = self._records[span] = _Record(is_whole=is_whole, is_staying=is_staying)
                 whole[place] = record.is_whole
                 if is_announced:
                     if record.read >= size:  # in the epoch before
@@ -140,10 +176,26 @@ class SpanUse:
                         del self._records[span]
         return whole[inverse]
 
+    def _choose(
+        self, spans: _Int64s, counts: _Int64s, sizes: _Int64s, share: float, is_new: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return which spans to read whole, and which of these stay in the cache folder; the lock is held."""
+        none = np.zeros(len(spans), np.bool_)
+        self._remember(spans[is_new].tolist(), share * counts[is_new] / sizes[is_new])
+        self._n_items += int(counts[is_new].sum())
+        if share < LEAST_SHARE:
+            return none, none
+        if self._kept_share():
+            staying = self.is_staying(spans)
+            staying[staying] = [self._can_stay(span) for span in spans[staying].tolist()]
+            return staying | (counts >= sizes) | (self._needed_share >= _LARGE_SHARE), staying
+        span_bytes = float(self._grid.n_bytes[self._grid.find_shards(spans)].mean()) if len(spans) else 0.0
+        return none | (self._fits or self._is_dense(span_bytes)), none
+
     def release(self, spans: _Int64s) -> tuple[NDArray[np.bool_], list[int]]:
         """Note items that are not needed soon; return which of them were read alone, and the spans that are done."""
         found, inverse, counts = np.unique(spans, return_inverse=True, return_counts=True)
-        sizes = self._grid.n_items[self._grid.find_shards(found)]
+        sizes = self._grid.count_items(found)
         alone, done = np.ones(len(found), np.bool_), []
         with self._lock:
             for place, (span, count, size) in enumerate(
@@ -162,20 +214,26 @@ class SpanUse:
                     del self._records[span]
         return alone[inverse], done
 
-    def _remember(self, spans: list[int], needed: float) -> None:
-        if max(self._needed, len(self._recent)) + len(spans) > self._most:
+    def _remember(self, spans: list[int], needed: NDArray[np.float64]) -> None:
+        if max(self._n_visits, len(self._recent)) + len(spans) > self._most:
             self._before = len(self._recent), self._needed, self._n_items
-            self._recent, self._needed, self._n_items = set(), 0.0, 0
-        if len(self._records) > _MOST_REMEMBERED:  # of spans that nobody releases
-            self._records = {span: record for span, record in self._records.items() if record.pending}
-        self._recent.update(spans)
-        self._needed += needed
+            self._recent, self._needed, self._n_visits, self._n_items = {}, 0.0, 0.0, 0
+        for span, share in zip(spans, needed.tolist(), strict=True):
+            before = self._recent.get(span, 0.0)
+            self._recent[span] = min(1.0, before + share)
+            self._needed += self._recent[span] - before
+            self._n_visits += share
+
+    @property
+    def _needed_share(self) -> float:
+        """How much of the spans was needed that were needed lately."""
+        n_before, needed_before, _ = self._before
+        return (self._needed + needed_before) / max(1, len(self._recent) + n_before)
 
     def _is_dense(self, span_bytes: float) -> bool:
         """Return whether to read whole spans of this size."""
-        n_before, needed_before, items_before = self._before
-        n_spans = max(1, len(self._recent) + n_before)
-        share, n_items = (self._needed + needed_before) / n_spans, (self._n_items + items_before) / n_spans
-        if not _LEAST_SHARE <= share < _LARGE_SHARE:
+        share, n_before, items_before = self._needed_share, self._before[0], self._before[2]
+        n_items = (self._n_items + items_before) / max(1, len(self._recent) + n_before)
+        if not LEAST_SHARE <= share < _LARGE_SHARE:
             return share >= _LARGE_SHARE
         return share * span_bytes + n_items * _REQUEST_BYTES >= span_bytes + _REQUEST_BYTES
