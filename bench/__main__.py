@@ -11,6 +11,7 @@ from bench import (
     convert,
     delivery,
     imports,
+    lengths,
     many_shards,
     order,
     remote,
@@ -23,6 +24,7 @@ from bench import (
 BENCHMARKS = {
     "imports": imports.run,
     "order": order.run,
+    "lengths": lengths.run,
     "delivery": delivery.run,
     "shards": shards.run,
     "many_shards": many_shards.run,

@@ -27,6 +27,7 @@ from penstock.core.errors import SourceError as SourceError
 from penstock.core.errors import WorkerError as WorkerError
 from penstock.core.errors import WriteError as WriteError
 from penstock.core.index import Index as Index
+from penstock.core.lengths import Lengths as Lengths
 from penstock.core.protocols import Observer as Observer
 from penstock.core.protocols import Order as Order
 from penstock.core.protocols import Source as Source
@@ -37,11 +38,15 @@ from penstock.core.types import Field as Field
 from penstock.core.types import Span as Span
 from penstock.core.version import __version__ as __version__
 from penstock.feed.loader import Loader as Loader
+from penstock.feed.pad import Pad as Pad
 from penstock.files.stores.options import StoreOptions as StoreOptions
 from penstock.observe.timing import Timings as Timings
 from penstock.observe.watcher import watch as watch
 from penstock.plan.balanced import Balanced as Balanced
 from penstock.plan.cursor import Cursor as Cursor
+from penstock.plan.lengths.batches import Bucketed as Bucketed
+from penstock.plan.lengths.batches import TokenBudget as TokenBudget
+from penstock.plan.lengths.packed import Packed as Packed
 from penstock.plan.orders import RandomChunks as RandomChunks
 from penstock.plan.orders import Sequential as Sequential
 from penstock.plan.orders import Shuffle as Shuffle
@@ -59,6 +64,7 @@ from penstock.source.audio.source import AudioSource as AudioSource
 from penstock.source.combine import Concat as Concat
 from penstock.source.combine import Zip as Zip
 from penstock.source.dataset import DatasetSource as DatasetSource
+from penstock.source.lengths import item_lengths as item_lengths
 from penstock.source.stored.source import ZarrSource as ZarrSource
 from penstock.source.table.source import TableSource as TableSource
 from penstock.source.tar.source import TarSource as TarSource

@@ -11,6 +11,8 @@ from penstock.core.errors import SourceError as SourceError
 from penstock.core.errors import WorkerError as WorkerError
 from penstock.core.errors import WriteError as WriteError
 from penstock.core.index import Index as Index
+from penstock.core.lengths import Lengths as Lengths
+from penstock.core.lengths import LengthTable as LengthTable
 from penstock.core.protocols import Observer as Observer
 from penstock.core.protocols import Order as Order
 from penstock.core.protocols import Source as Source
@@ -21,5 +23,6 @@ from penstock.core.types import Arrangement as Arrangement
 from penstock.core.types import Block as Block
 from penstock.core.types import Draw as Draw
 from penstock.core.types import Field as Field
+from penstock.core.types import Rows as Rows
 from penstock.core.types import Span as Span
 from penstock.core.types import Windows as Windows

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
 
-__all__ = ["UNNAMED", "Arrangement", "Block", "Draw", "Field", "Part", "Span", "Window", "Windows"]
+__all__ = ["UNNAMED", "Arrangement", "Block", "Draw", "Field", "Part", "Rows", "Span", "Window", "Windows"]
 
 Block = Mapping[str, NDArray[Any]]
 """Named arrays with items on axis 0."""
@@ -80,6 +80,29 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """How much of each item of a draw is delivered, and in which row of the batch it lies. Lengths are in tokens."""
+
+    numbers: NDArray[np.int64]
+    """Row of each item, ascending."""
+
+    begins: NDArray[np.int64]
+    """First token of the item that is delivered."""
+
+    counts: NDArray[np.int64]
+    """How many tokens are delivered."""
+
+    lengths: NDArray[np.int64]
+    """Length of the item that the plan counts on; it must not have more tokens."""
+
+    row_length: int | None = None
+    """Tokens of every row, into which several items are packed; None: a row is an item, as long as the longest."""
+
+    pad_to_multiple_of: int | None = None
+    """What the plan rounds the longest up to; None if that is left to the collate function."""
+
+
+@dataclass(frozen=True, slots=True)
 class Draw:
     """What one batch is made of: the items, and the rows of the windows that hold them."""
 
@@ -99,6 +122,9 @@ class Draw:
 
     visits: NDArray[np.int64] | None = None
     """Numbers that tell repeats of one item within a pass apart; None if each item comes once."""
+
+    rows: Rows | None = None
+    """How much of each item is delivered, and where; None if all of it is, each item in a row of its own."""
 
     def __len__(self) -> int:
         return len(self.items)

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from penstock.core.errors import OptionError
-from penstock.core.types import Block
+from penstock.core.types import Block, Draw
 
-__all__ = ["MASK", "Collator", "collate_block"]
+__all__ = ["MASK", "Collator", "collate_block", "to_tensor"]
 
 MASK = "mask"
 """Name of the mask in a padded batch."""
@@ -24,20 +24,21 @@ def collate_block(block: Block, mask: _Mask = None) -> dict[str, Any]:
 
     Strings, dates, durations, structured arrays and fields of varying shape are lists, one value for each item.
     """
-    batch = {name: _to_tensor(name, array) for name, array in block.items()}
+    batch = {name: to_tensor(name, array) for name, array in block.items()}
     if mask is not None:
         batch[MASK] = torch.from_numpy(mask.copy())
     return batch
 
 
-def _to_tensor(name: str, array: NDArray[Any]) -> Any:
+def to_tensor(name: str, array: NDArray[Any]) -> Any:
+    """Return an array as a tensor on the same memory, or as a list if torch has nothing like it."""
     if array.dtype.kind in "US":
         return array.tolist()
     if array.dtype.kind in "mMV" and not array.dtype.hasobject:
         # A copy, because the memory of the block is used again.
         return list(array.copy()) if array.ndim else array.copy()
     if array.dtype.hasobject and array.ndim == 1:
-        return [_to_tensor(name, value) if isinstance(value, np.ndarray) else value for value in array]
+        return [to_tensor(name, value) if isinstance(value, np.ndarray) else value for value in array]
     try:
         return torch.from_numpy(array)
     except TypeError as error:
@@ -56,9 +57,16 @@ class Collator:
     def __repr__(self) -> str:
         return f"{self._collate!r}"
 
-    def __call__(self, items: list[Any], mask: _Mask = None) -> Any:
+    def collate(self, items: list[Any]) -> Any:
+        """Return the batch of `items`, without a mask."""
+        return _collate_by_default(items) if self._collate is None else self._collate(items)
+
+    def __call__(self, items: list[Any], draw: Draw) -> Any:
         """Return the batch of `items`; a mask is added by name, or at the end of a tuple."""
-        batch = _collate_by_default(items) if self._collate is None else self._collate(items)
+        collate_draw = getattr(self._collate, "collate_draw", None)
+        if collate_draw is not None:
+            return collate_draw(items, draw)
+        batch, mask = self.collate(items), draw.mask
         if mask is None:
             return batch
         padding = torch.from_numpy(mask.copy())

@@ -47,7 +47,8 @@ class Loader:
     transform
         Called as `transform(item, rng)` for each item, with a generator that depends on seed, epoch and item only.
     collate
-        Makes a batch from a list of items; None: torch's default collation, except that tuples stay tuples.
+        Makes a batch from a list of items; None: torch's default collation, except that tuples stay tuples. `Pad` pads
+        items of different lengths.
     num_workers
         0: each batch is made when it is asked for. Otherwise, the number of threads or processes that make batches
         ahead; `options.executor` says which.
@@ -93,7 +94,7 @@ class Loader:
         if world.workers != 1:
             raise OptionError(f"world must not name a worker, got {world!r}. Use World(rank, size).")
         self._record: Record = observer.record if observer is not None else _ignore
-        _check_plan(source, plan)
+        _check_plan(source, plan, collate)
         self._position = Position(plan, world)
         self._transform, self._collate = transform, collate
         self._execution = Execution(plan, world, self._make_maker(), num_workers=num_workers, options=self._options)
@@ -222,7 +223,7 @@ class Loader:
         The next `iter` yields the next epoch, by the new plan; numbers of epochs continue. States are of the new plan.
         """
         self._check_open()
-        _check_plan(self.source, plan)
+        _check_plan(self.source, plan, self._collate)
         self._end_live_iteration("set_plan() was called during this iteration; call iter() again")
         before, cursor = self.plan, self._position.cursor
         self._execution.set_plan(plan)
@@ -328,6 +329,11 @@ class Loader:
                 "Use tail='short' or tail='pad' to leave out none.",
                 share.left_out, share.epoch.n_batches, self.world.size,
             )  # fmt: skip
+        if self.plan.n_dropped:
+            _LOG.warning(
+                "%s of %s items are left out, because they are too long for the plan (too_long='drop').",
+                self.plan.n_dropped, len(self.plan.index),
+            )  # fmt: skip
         if share.epoch.left_out:
             _LOG.info(
                 "tail='drop' leaves out %s of %s items per epoch, which do not fill a batch.",
@@ -346,7 +352,7 @@ class Loader:
             )
 
 
-def _check_plan(source: Source, plan: BatchPlan) -> None:
+def _check_plan(source: Source, plan: BatchPlan, collate: Callable[[list[Any]], Any] | None) -> None:
     if not isinstance(plan, BatchPlan):
         raise OptionError(f"plan must be a Plan or Segments, got {type(plan).__name__}.")
     index = source.index
@@ -355,6 +361,11 @@ def _check_plan(source: Source, plan: BatchPlan) -> None:
             f"The plan must be over the index of its source: it is over {plan.index!r}, but {source!r} has {index!r}"
             f"{' with other content' if plan.index.n_stored == index.n_stored else ''}. "
             "Make the plan over source.index or source.index.select(...)."
+        )
+    if plan.needs_rows and not hasattr(collate, "collate_draw"):
+        raise OptionError(
+            f"{type(plan).__name__} cuts or packs items when they are collated: collate must be Pad('tokens'), with "
+            f"the names of your fields, got {collate!r}."
         )
     if plan.tail == "pad" and MASK in source.fields:
         raise OptionError(f"tail='pad' adds a field {MASK!r}, but {source!r} already has one. Rename that field.")

@@ -189,6 +189,7 @@ def _parse_plan(stored: dict[str, Any] | None) -> dict[str, Any] | None:
             "score": float(mixing["score"]),
             "read_amplification": float(mixing["read_amplification"]),
             "batches_measured": int(mixing["batches_measured"]),
+            **({"padding": float(mixing["padding"])} if "padding" in mixing else {}),
         },
         "access": {
             "positions": positions,

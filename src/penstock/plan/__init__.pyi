@@ -6,6 +6,9 @@ from penstock.plan.costs import EpochCosts as EpochCosts
 from penstock.plan.costs import Prices as Prices
 from penstock.plan.cursor import Cursor as Cursor
 from penstock.plan.inspect import Mixing as Mixing
+from penstock.plan.lengths.batches import Bucketed as Bucketed
+from penstock.plan.lengths.batches import TokenBudget as TokenBudget
+from penstock.plan.lengths.packed import Packed as Packed
 from penstock.plan.orders import Listed as Listed
 from penstock.plan.orders import RandomChunks as RandomChunks
 from penstock.plan.orders import Sequential as Sequential

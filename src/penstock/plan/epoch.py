@@ -6,6 +6,7 @@ consecutive positions. If it crosses the end of a pass (only in cycling segments
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -119,6 +120,18 @@ class Epoch:
         positions = starts[:, None] + np.arange(self.passes.batch_size)
         return positions, positions < self._stop
 
+    def divide(self, first: int, stop: int, parts: int) -> list[_Int64s] | None:
+        """Return the positions of batches `first` … `stop` - 1 in `parts` parts, each of which is a batch.
+
+        None if there are fewer positions than parts.
+        """
+        found, valid = self.positions(np.arange(first, stop))
+        positions = found[valid]
+        if len(positions) < parts:
+            return None
+        bounds = (len(positions) * np.arange(parts + 1) // parts).tolist()
+        return [positions[begin:end] for begin, end in pairwise(bounds)]
+
     def draw_positions(self, batch: int, positions: _Int64s) -> Draw:
         """Return the draw of any positions that exist, as batch `batch`."""
         return next(self._make_draws(np.array([batch]), positions[None, :], np.ones((1, len(positions)), np.bool_)))
@@ -223,8 +236,8 @@ class Share:
         self._world, self._start = world, start
         left = max(epoch.n_batches - start, 0)
         self._full_steps, over = divmod(left, world.size)
-        self._last_round: _Int64s | None = None
-        """Positions of all ranks in the last step, if its items are split."""
+        self._last_round: list[_Int64s] | None = None
+        """Positions of each rank in the last step, if its items are split."""
         self.left_out = 0
         """Batches that no rank makes."""
         if over and tail == "pad":
@@ -249,8 +262,7 @@ class Share:
         full = min(stop, self._full_steps)
         yield from self.epoch.draws(self._world.batches(self._start + full * size, self._start + first * size))
         if self._last_round is not None and first < self.n_steps <= stop:
-            bounds = len(self._last_round) * np.arange(size + 1) // size
-            mine = self._last_round[bounds[self._world.rank] : bounds[self._world.rank + 1]]
+            mine = self._last_round[self._world.rank]
             yield self.epoch.draw_positions(self._start + self._full_steps * size, mine)
 
     def items(self) -> Iterator[_Int64s]:
@@ -269,20 +281,15 @@ class Share:
     def _split_last_round(self, over: int) -> None:
         """Let all ranks share the items of the last `over` batches."""
         size, stop = self._world.size, self.epoch.n_batches
-        last = self._positions(stop - over, stop)
-        if len(last) < size and self._full_steps:
-            self._full_steps -= 1
-            last = self._positions(stop - over - size, stop)
-        if len(last) >= size:
-            self._last_round = last
-        elif self.epoch.passes.length < size:
+        self._last_round = self.epoch.divide(stop - over, stop, size)
+        if self._last_round is None and self._full_steps:
+            self._last_round = self.epoch.divide(stop - over - size, stop, size)
+            self._full_steps -= self._last_round is not None
+        if self._last_round is not None:
+            return
+        if self.epoch.passes.length < size:
             raise PlanError(
                 f"An epoch must have an item for each of the {size} ranks, got {self.epoch.passes.length}: a rank "
                 "without a batch would block the others. Use fewer ranks, or tail='pad' (masked)."
             )
-        else:
-            self.left_out = over
-
-    def _positions(self, first: int, stop: int) -> _Int64s:
-        positions, valid = self.epoch.positions(np.arange(first, stop))
-        return positions[valid]
+        self.left_out = over

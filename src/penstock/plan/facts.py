@@ -58,6 +58,7 @@ def plan_facts(plan: BatchPlan, source: Any = None) -> dict[str, Any]:
             "score": mixing.score,
             "read_amplification": mixing.read_amplification,
             "batches_measured": mixing.batches_measured,
+            **({} if mixing.padding is None else {"padding": mixing.padding}),
         },
         "access": access_map(plan, source),
     }
@@ -79,7 +80,8 @@ def access_map(plan: BatchPlan, source: Any = None) -> dict[str, Any]:
         draw = epoch.draw(batch)
         valid = np.flatnonzero(draw.mask) if draw.mask is not None else np.arange(len(draw))
         rows = valid[np.unique(np.linspace(0, len(valid) - 1, min(len(valid), points_per_batch)).astype(np.int64))]
-        positions += (batch * size + rows).tolist()
+        # A packed batch has more items than rows, which are what its positions count.
+        positions += (batch * size + (rows if len(draw) <= size else rows * size // len(draw))).tolist()
         items += draw.items[rows].tolist()
     unit, n_borders, borders = _find_borders(plan.index, source)
     return {

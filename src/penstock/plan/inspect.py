@@ -1,6 +1,7 @@
 """Describe an order for people: in words, as a hash, and by how well it mixes."""
 
 import hashlib
+import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -27,6 +28,16 @@ class Inspectable(Protocol):
 
     def epoch(self, number: int, origin: int = 0) -> Epoch:
         """Return epoch `number`, from position `origin` on."""
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether items must be collated by `Pad`, which cuts and packs them as the draws say."""
+        return False
+
+    @property
+    def n_dropped(self) -> int:
+        """Items of the index that no epoch visits, because they are too long."""
+        return 0
 
     def explain(self, batch: int, epoch: int = 0) -> str:
         """Return a description of batch `batch` of `epoch`."""
@@ -79,8 +90,12 @@ class Mixing:
     costs: EpochCosts | None = None
     """What an epoch downloads; None if `stored_bytes` was not given."""
 
+    padding: float | None = None
+    """Part of the tokens in the padded batches that is padding; None if the plan does not know lengths."""
+
     def __str__(self) -> str:
         costs = "" if self.costs is None else f"; {self.costs}"
+        costs = costs if self.padding is None else f"{costs}; {self.padding:.1%} of the batches is padding"
         return (
             f"mixing {self.score:.2f} (0 = storage order, 1 = uniform), reads {self.read_amplification:.2f}x the items "
             f"it delivers if only whole chunks can be read; {count(self.batches_measured, 'batch')} measured{costs}"
@@ -148,15 +163,16 @@ def _score(draws: list[Draw], index: Index) -> float:
     batch, which the score scales.
     """
     n = index.n_stored
-    size = max(len(draw) for draw in draws)
+    size = math.ceil(sum(len(draw) for draw in draws) / len(draws))
     if size < 2 or n < 2 * size:
         return _neighbour_score(draws, n)
     # Waves whose half period holds at least two batches: finer ones would average out over consecutive items, too.
     frequency = np.arange(1, max(1, min(_WAVES, n // (4 * size))) + 1)
     observed = np.zeros(len(frequency))
     for draw in draws:
-        observed += _wave_mean((draw.items + 0.5) / n, frequency) ** 2
-    observed /= len(draws)
+        # The more items, the smaller the square, in proportion; so batches of any size count as one of the usual size.
+        observed += len(draw) * _wave_mean((draw.items + 0.5) / n, frequency) ** 2
+    observed /= len(draws) * size
     runs = np.linspace(0, n - size, 257)[:, None] + np.arange(size)
     run = np.mean([_wave_mean((row + 0.5) / n, frequency) ** 2 for row in runs], axis=0)
     uniform = 0.5 / size * (n - size) / (n - 1)

@@ -51,8 +51,8 @@ class BatchMaker:
     collate_block: Callable[[Block, _Mask], Any] | None
     """Makes a batch from a whole block; None if items are collated one by one."""
 
-    collate_items: Callable[[list[Any], _Mask], Any]
-    """Makes a batch from a list of items."""
+    collate_items: Callable[[list[Any], Draw], Any]
+    """Makes a batch from a list of items, and the draw that they come from."""
 
     windows_held: int
     allocate: Callable[[int], NDArray[np.uint8]] | None = None
@@ -173,7 +173,7 @@ class BatchMaker:
             began = time.perf_counter()
         try:
             collate = self.collate_block
-            batch = self.collate_items(items, draw.mask) if collate is None else collate(block, draw.mask)
+            batch = self.collate_items(items, draw) if collate is None else collate(block, draw.mask)
         except BaseException as error:
             _raise_named(error, f"while collating {_describe(draw)}")
         record("collate", time.perf_counter() - began, 0)

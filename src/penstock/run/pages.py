@@ -80,10 +80,11 @@ class Pages:
             assert self.plan is not None, "nothing is given back without a plan"
             found = np.zeros(n_items, np.bool_)
             n_left = self.kept_items
-            batches = range(min(self.plan.epoch(epoch).n_batches, -(-n_left // self.plan.batch_size)))
-            for items in self.plan.epoch(epoch).items(batches):
-                found[items[: max(0, n_left)]] = True
+            for items in self.plan.epoch(epoch).items(range(self.plan.epoch(epoch).n_batches)):
+                found[items[:n_left]] = True
                 n_left -= len(items)
+                if n_left <= 0:
+                    break
             self._first.clear()  # of the epoch before; another thread works them out again
             self._first[epoch] = found
         return found

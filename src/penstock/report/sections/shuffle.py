@@ -40,6 +40,8 @@ def shuffle_section(shuffle: dict[str, Any] | None, *, watched: bool) -> Html:
         f"over {count(mixing['batches_measured'], 'batch')} of epoch 0. In uncompressed shards, any item is cheap to "
         "read."
     )
+    if "padding" in mixing:
+        costs += f" {mixing['padding']:.1%} of the tokens in its batches are padding."
     return join(
         tag("p", f"{whose}: {shuffle['description']}."),
         tag("p", describe_mixing(shuffle)[1], " ", explanation),

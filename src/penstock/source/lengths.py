@@ -1,0 +1,210 @@
+"""The lengths of the items of a source: read once, and kept with their sort in a file that is mapped from then on.
+
+The file holds, after a header with a checksum, the different lengths and their counts (64-bit), the length of every
+item and the items sorted by length (32-bit). It is written aside and renamed: it is there whole, or not at all.
+"""
+
+import hashlib
+import os
+import struct
+from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import ArrayLike, NDArray
+
+from penstock.core.errors import SourceError, WriteError
+from penstock.core.lengths import Lengths, LengthTable
+from penstock.core.protocols import Source
+from penstock.core.text import cause
+from penstock.core.types import UNNAMED, Span
+from penstock.files.durable import create_aside, remove_asides, sync, write_all
+from penstock.files.locks import FolderLock
+from penstock.files.regular import check_regular
+
+__all__ = ["item_lengths"]
+
+_HEADER = struct.Struct("<16sQQQ16s")
+"""Magic, version, items, different lengths, checksum of the rest."""
+
+_MAGIC, _VERSION = b"PENSTOCK-LENGTHS", 1
+_ITEMS_AT_ONCE = 4096
+
+
+def item_lengths(source: Source, by: str | ArrayLike, *, cache: str | os.PathLike[str] | None = None) -> Lengths:
+    """Return the length of every item of a source, for `Bucketed`, `TokenBudget` and `Packed`.
+
+    Parameters
+    ----------
+    by
+        Name of a field: the length of its first axis, or of a string; of a field of single integers, their values. Or
+        the lengths themselves, one integer for each item. A field whose lengths differ is read whole, once.
+    cache
+        A folder of this machine, in which the lengths and their sort are kept: they are mapped from there the next
+        time. None: both are in memory, 8 bytes an item. Of a `DatasetSource`, whose content has no fingerprint, only
+        the sort is kept.
+
+    Examples
+    --------
+    >>> from penstock import ArraySource
+    >>> source = ArraySource({"x": np.arange(4), "n_frames": np.array([3, 1, 2, 1])})
+    >>> item_lengths(source, by="n_frames").values.tolist()
+    [3, 1, 2, 1]
+    """
+    folder = None if cache is None else Path(cache)
+    if not isinstance(by, str):
+        return _keep(_check_count(Lengths(by), source), folder)
+    if UNNAMED in source.fields:
+        return _keep(_measure(source, by), folder)
+    field = source.fields.get(by)
+    if field is None:
+        near = get_close_matches(by, source.fields, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise SourceError(f"by must be a field of {source!r} ({', '.join(source.fields)}), got {by!r}.{hint}")
+    if field.shape:
+        return Lengths(np.broadcast_to(np.uint32(field.shape[0]), len(source.index)))
+    if folder is None:
+        return _measure(source, by)
+    # The fingerprint of the source stands for its content, so nothing is read if the file is there.
+    digest = hashlib.blake2b(repr((source.index.content_digest, by)).encode(), digest_size=8).hexdigest()
+    path = folder / f"lengths-{digest}.bin"
+    return _open_if_whole(path, len(source.index)) or _write(_measure(source, by), path)
+
+
+def _keep(lengths: Lengths, folder: Path | None) -> Lengths:
+    """Return lengths whose sort is kept in a folder, under the hash of all lengths."""
+    if folder is None:
+        return lengths
+    path = folder / f"lengths-{lengths.digest}.bin"
+    return _open_if_whole(path, len(lengths)) or _write(lengths, path)
+
+
+def _check_count(lengths: Lengths, source: Source) -> Lengths:
+    if len(lengths) != len(source.index):
+        raise SourceError(f"by must have one length for each of the {len(source.index)} items, got {len(lengths)}.")
+    return lengths
+
+
+# -- from a source -----------------------------------------------------------------------------------------------------
+
+
+def _measure(source: Source, by: str) -> Lengths:
+    """Read one field of all items."""
+    choose = getattr(source, "with_fields", None) if by in source.fields else None
+    only: Source = source if choose is None else choose([by])
+    found = np.empty(len(source.index), np.uint32)
+    for begin in range(0, len(found), _ITEMS_AT_ONCE):
+        span = Span(begin, min(begin + _ITEMS_AT_ONCE, len(found)))
+        block = only.read(span)
+        column = block[by] if by in block else [_find_value(item, by, source) for item in block[UNNAMED]]
+        found[span.start : span.stop] = _column_lengths(column, by, span.start)
+    if only is not source:
+        only.close()
+    return Lengths(found)
+
+
+def _find_value(item: Any, by: str, source: Source) -> Any:
+    try:
+        return item[by]
+    except (LookupError, TypeError) as error:
+        raise SourceError(f"by must be a field of the items of {source!r}, got {by!r}: {cause(error)}") from error
+
+
+def _column_lengths(column: Any, by: str, first: int) -> Any:
+    """Return the lengths of consecutive items, the first of which is item `first`."""
+    if isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype.kind in "iu":
+        return _check_numbers(column, by, first)
+    lengths = []
+    for item, value in enumerate(column, first):
+        if isinstance(value, int | np.integer) and not isinstance(value, bool):
+            lengths.append(int(_check_numbers(np.array([value]), by, item)[0]))
+        elif isinstance(value, float | bool | np.floating | np.bool_) or not hasattr(value, "__len__"):
+            raise SourceError(
+                f"Field {by!r} must have an axis or be an integer to be a length, got {type(value).__name__} in item "
+                f"{item}."
+            )
+        else:
+            lengths.append(len(value))
+    return lengths
+
+
+def _check_numbers(numbers: NDArray[Any], by: str, first: int) -> NDArray[Any]:
+    wrong = np.flatnonzero((numbers < 0) | (numbers >= 1 << 32))
+    if len(wrong):
+        place = int(wrong[0])
+        raise SourceError(f"A length must be >= 0 and < 2^32, got {numbers[place]} in {by!r} of item {first + place}.")
+    return numbers
+
+
+# -- from a file -------------------------------------------------------------------------------------------------------
+
+
+def _open_if_whole(path: Path, n_items: int) -> Lengths | None:
+    """Return the lengths of a file; None if it is not there, or damaged."""
+    with suppress(OSError, ValueError):
+        found = _open(path)
+        return found if len(found) == n_items else None
+    return None
+
+
+def _open(path: Path) -> Lengths:
+    """Map a file; raise OSError or ValueError if it is not there, or damaged."""
+    check_regular(path)
+    raw = np.memmap(path, np.uint8, mode="r")
+    if len(raw) < _HEADER.size:
+        raise ValueError(f"{path} ends in its header")
+    magic, version, n_items, n_values, checksum = _HEADER.unpack(raw[: _HEADER.size].tobytes())
+    content = raw[_HEADER.size :]
+    if (magic, version, len(content)) != (_MAGIC, _VERSION, 16 * n_values + 8 * n_items):
+        raise ValueError(f"{path} is truncated, or of another version")
+    if xxhash.xxh3_128_digest(content.data) != checksum:
+        raise ValueError(f"{path} does not match its checksum")
+    values, counts = content[: 16 * n_values].view("<i8").reshape(2, n_values)
+    of_items, sort = content[16 * n_values :].view("<u4").reshape(2, n_items)
+    digest = xxhash.xxh3_64_hexdigest(of_items.data if n_items else b"")
+    return Lengths.from_parts(of_items, sort, LengthTable(values, counts), digest, (_open, (path,)))
+
+
+def _write(lengths: Lengths, path: Path) -> Lengths:
+    """Write a file and map it; keep the lengths in memory if another process writes there now."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(path.parent)
+    except OSError as error:
+        if not path.parent.is_dir():
+            raise WriteError(f"Could not create the folder {path.parent}: {cause(error)}") from error
+        return lengths
+    try:
+        remove_asides(path.parent, {path.name})
+        _write_parts(lengths, path)
+        return _open(path)
+    except (OSError, ValueError) as error:
+        raise WriteError(f"Could not write {path}: {cause(error)}") from error
+    finally:
+        lock.release()
+
+
+def _write_parts(lengths: Lengths, path: Path) -> None:
+    table = lengths.table
+    arrays: list[NDArray[Any]] = [
+        *(np.ascontiguousarray(array, "<i8") for array in (table.values, table.counts)),
+        *(np.ascontiguousarray(array, "<u4") for array in (lengths.values, lengths.sort)),
+    ]
+    parts = [array.view(np.uint8).data for array in arrays if len(array)]
+    checksum = xxhash.xxh3_128()
+    for part in parts:
+        checksum.update(part)
+    header = _HEADER.pack(_MAGIC, _VERSION, len(lengths), len(table.values), checksum.digest())
+    handle, aside = create_aside(path)
+    try:
+        with os.fdopen(handle, "wb"):
+            for part in (memoryview(header), *parts):
+                write_all(handle, part)
+            os.fsync(handle)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+    sync(path.parent)
