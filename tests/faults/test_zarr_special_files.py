@@ -143,23 +143,28 @@ def test_absurd_shapes_give_errors_of_penstock_and_take_no_memory(
     if version == 3 and options:
         options = {"filters": [zarr.codecs.TransposeCodec(order=(1, 0))]}
     path = write(tmp_path / "a", {"zarr_format": version, **options})
+    shown = run_isolated(_read_with_sizes, path, version, place, axis, seconds=120)
+    assert all(found in ("PenstockError", "read") for found in shown), dict(zip(map(str, SIZES), shown, strict=True))
+    assert "PenstockError" in shown
+
+
+def _read_with_sizes(path: Path, version: int, place: str, axis: int) -> list[str]:
+    limit = int(Path("/proc/self/statm").read_text().split()[0]) * 4096 + (1 << 31)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     file = path / (".zarray" if version == 2 else "zarr.json")
     metadata = json.loads(file.read_bytes())
-    shown: list[Any] = []
+    shown = []
     for size in SIZES:
         content = json.loads(json.dumps(metadata))
         chunks = content["chunks"] if version == 2 else content["chunk_grid"]["configuration"]["chunk_shape"]
         for sizes in {"shape": [content["shape"]], "chunks": [chunks], "both": [content["shape"], chunks]}[place]:
             sizes[axis] = size
         file.write_text(json.dumps(content))
-        shown.append(run_isolated(_read_all, path, seconds=120))
-    assert all(found in ("PenstockError", "read") for found in shown), dict(zip(map(str, SIZES), shown, strict=True))
-    assert "PenstockError" in shown
+        shown.append(_read_all(path))
+    return shown
 
 
 def _read_all(path: Path) -> str:
-    limit = int(Path("/proc/self/statm").read_text().split()[0]) * 4096 + (1 << 31)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     try:
         source = ZarrSource(path, threads=1)
         source.take(np.array([0, len(source.index) - 1]))
