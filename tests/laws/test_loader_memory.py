@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from penstock_cases import pairwise
 from penstock_test_parts import planned_items, run_isolated
 
 from penstock import (
@@ -75,9 +76,10 @@ def keep_ids(kind: str, executor: str, batch_size: int, folder: str) -> tuple[li
     return [ids.tolist() for ids in kept], grown, estimate
 
 
-@pytest.mark.parametrize("batch_size", [1, 8, 50])
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("kind", ["arrays", "windows", "dataset", "shards"])
+@pytest.mark.parametrize(
+    ("kind", "executor", "batch_size"),
+    pairwise(["arrays", "windows", "dataset", "shards"], list(EXECUTORS), [1, 8, 50]),
+)
 def test_kept_ids_do_not_keep_the_images_beside_them(kind: str, executor: str, batch_size: int, tmp_path: Path) -> None:
     kept, grown, estimate = run_isolated(keep_ids, kind, executor, batch_size, str(tmp_path / "shards"))
     ids_bytes = 8 * sum(map(len, kept))
