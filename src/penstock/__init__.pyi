@@ -54,6 +54,7 @@ from penstock.plan.orders import WindowShuffle as WindowShuffle
 from penstock.plan.plan import Plan as Plan
 from penstock.plan.segments import Segments as Segments
 from penstock.plan.world import World as World
+from penstock.recipes.mixture.mixture import Mixture as Mixture
 from penstock.recipes.tune.search import tune as tune
 from penstock.recipes.webdataset.loader import create_webdataset_dataloader as create_webdataset_dataloader
 from penstock.recipes.webdataset.writer import create_shards_from_arrays as create_shards_from_arrays

@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "recipes.streams": _BELOW_RECIPES,
     "recipes.webdataset": _BELOW_RECIPES,
     "recipes.cellmap": _BELOW_RECIPES,
+    "recipes.mixture": _BELOW_RECIPES,
     "recipes.tune": _BELOW_RECIPES,
     "recipes.trainers": {*_BELOW_RECIPES, "recipes.chunked"},
     "recipes.workersafe": {*_BELOW_RECIPES, "recipes.tune"},

@@ -4,7 +4,8 @@ from typing import Any
 
 from penstock_test_parts import numbered_source, to_plain, with_noise
 
-from penstock import Loader, Plan, RunOptions, Segments, Shuffle, Source, WindowShuffle
+from penstock import Index, Loader, Plan, RunOptions, Segments, Shuffle, Source, WindowShuffle
+from penstock.plan.mixed.order import Mixed, MixedPart
 
 __all__ = ["EPOCHS", "EXECUTORS", "FORK", "MOVES", "PLANS", "SOURCE", "THREADS", "epochs_of", "make_loader"]
 
@@ -16,11 +17,13 @@ EXECUTORS = {
     "one thread": (1, RunOptions(executor="threads", prefetch=3)),
     "three threads": (3, THREADS),
 }
+_PARTS = (MixedPart("a", Index.uniform(16, 4), Shuffle()), MixedPart("b", Index.uniform(30, 4), WindowShuffle(3)))
 PLANS: dict[str, Any] = {
     "shuffle, short": Plan(SOURCE.index, Shuffle(), batch_size=7, tail="short", seed=1),
     "shuffle, drop": Plan(SOURCE.index, Shuffle(), batch_size=7, seed=2, tail="drop"),
     "windows, pad, lanes": Plan(SOURCE.index, WindowShuffle(3), batch_size=8, lanes=3, tail="pad", seed=3),
     "cycling segments": Segments(Plan(SOURCE.index, WindowShuffle(2), batch_size=5, lanes=2, seed=4, tail="drop"), 4),
+    "mixture": Plan(SOURCE.index, Mixed(_PARTS, ((0, (2, 1)),), "all"), batch_size=7, tail="short", seed=6),
     "segments of a pass": Segments(Plan(SOURCE.index, Shuffle(), batch_size=5, tail="short", seed=5), 4),
 }
 MOVES = Plan(SOURCE.index, Shuffle(), batch_size=7, tail="short", seed=1)  # 7 batches

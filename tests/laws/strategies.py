@@ -11,6 +11,7 @@ from penstock.core.protocols import Order
 from penstock.core.types import Draw
 from penstock.plan.balanced import Balanced
 from penstock.plan.epoch import Epoch
+from penstock.plan.mixed.order import Mixed, MixedPart
 from penstock.plan.orders import RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
 from penstock.plan.plan import Plan
 
@@ -84,7 +85,21 @@ def any_order(index: Index) -> st.SearchStrategy[Order]:
         kinds.append(st.builds(Subset, st.integers(1, len(index))))
         labels = st.lists(st.integers(0, 3), min_size=len(index), max_size=len(index))
         kinds.append(st.builds(Balanced, labels, length=st.none() | st.integers(1, 80)))
+        if index.selected is None:
+            kinds.append(_mixed_orders(len(index)))
     return st.one_of(*kinds)
+
+
+@st.composite
+def _mixed_orders(draw: st.DrawFn, n_items: int) -> Order:
+    """Mixtures of one or two sources; with homogeneous batches, and weights that change with a step."""
+    first = draw(st.integers(1, n_items))
+    sizes = [first, n_items - first] if first < n_items else [first]
+    parts = tuple(MixedPart(f"s{n}", Index.uniform(size, 3), Shuffle()) for n, size in enumerate(sizes))
+    weights = st.tuples(*(st.integers(1, 5) for _ in sizes))
+    if draw(st.booleans()):
+        return Mixed(parts, ((0, draw(weights)),), "all", homogeneous=draw(st.booleans()))
+    return Mixed(parts, ((0, draw(weights)), (draw(st.integers(1, 9)), draw(weights))), draw(st.integers(1, 80)))
 
 
 @st.composite

@@ -10,6 +10,7 @@ import pytest
 from penstock.core.index import Index
 from penstock.core.seeds import generator_for, key_for, mix64, subkeys
 from penstock.plan.balanced import Balanced, BalancedSpans
+from penstock.plan.mixed.order import Mixed, MixedPart
 from penstock.plan.orders import Listed, RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
 from penstock.plan.permute import permute
 from penstock.plan.plan import Plan
@@ -17,6 +18,10 @@ from penstock.plan.segments import Segments
 
 CHUNKED = Index.from_sizes([4, 7, 3, 6])
 LABELS = ["rare"] * 3 + ["common"] * 17
+MIXED = (
+    MixedPart("a", Index.from_sizes([4, 7]), Shuffle()),
+    MixedPart("b", Index.from_sizes([3, 6]), WindowShuffle(1)),
+)
 LARGE = Index.uniform(1000, 20)
 
 ORDERS = [
@@ -89,6 +94,25 @@ ORDERS = [
         Plan(CHUNKED, Listed([3, 1, 3, 19, 0, 7, 7, 2]), batch_size=4, seed=42, tail="drop"),
         [[3, 1, 3, 19], [0, 7, 7, 2]],
         "d9ab82ba76f72211",
+    ),
+    (
+        Plan(CHUNKED, Mixed(MIXED, ((0, (3, 2)),), "first"), batch_size=5, seed=42, tail="short"),
+        [[10, 11, 3, 13, 8], [1, 15, 5, 17, 9], [4, 14, 2, 18, 6], [0, 19, 7]],
+        "dd1a5426bb48a4ac",
+    ),
+    (
+        Plan(CHUNKED, Mixed(MIXED, ((0, (3, 1)),), "all", homogeneous=True), batch_size=5, seed=42, tail="short"),
+        [
+            [5, 1, 0, 7, 9],
+            [10, 6, 0, 2, 1],
+            [4, 3, 5, 8, 10],
+            [17, 14, 18, 19, 16],
+            [8, 4, 2, 3, 9],
+            [7, 5, 1, 6, 0],
+            [3, 9, 4, 5, 8],
+            [11, 12, 13, 16, 17],
+        ],
+        "e8315e32c47b114b",
     ),
     (
         Plan(CHUNKED, WindowShuffle(2, permute_chunks=False), batch_size=4, seed=42, tail="drop"),
@@ -225,4 +249,5 @@ def test_identities_are_what_they_were() -> None:
     assert repr(BalancedSpans((0, 5), (0.25, 0.75), 8)) == (
         "BalancedSpans(starts=(0, 5), weights=(0.25, 0.75), length=8)"
     )
+    assert repr(Mixed(MIXED, ((0, (3, 2)),))) == "Mixed(a 3/5, b 2/5, stop='first', 301c4754831b2dc8)"
     assert repr(RandomChunks(4)) == "RandomChunks(size=4, count=None, align=1, shuffle=False)"

@@ -45,6 +45,9 @@ class Index:
     _sizes: ChunkSizes | None = None
     """Sizes of the chunks, if they are not all of `chunk_items`."""
 
+    _identifies_chunks: bool = False
+    """Whether `identity` tells other chunks apart, so that the digest need not visit all of them."""
+
     _selection: tuple["Index", NumberSet] | None = None
     """Of which index this is a part, and the numbers of its items there; None if it is whole."""
 
@@ -250,18 +253,28 @@ class Index:
         return numbers
 
     @classmethod
-    def concat(cls, parts: Sequence["Index"]) -> "Index":
+    def concat(cls, parts: Sequence["Index"], *, identity: str | None = None) -> "Index":
         """Return the index of several sources, concatenated.
+
+        Parameters
+        ----------
+        identity
+            Fingerprint of the whole, made of the digests of the parts, at least; the chunks are then not visited for
+            the digest. None: those of the parts, if they have any.
 
         Examples
         --------
         >>> Index.concat([Index.uniform(4, 2), Index.uniform(3, 3)])
         Index(7 items in 3 chunks)
         """
-        identity = "" if not any(part.identity for part in parts) else "+".join(part.content_digest for part in parts)
+        covers_chunks = identity is not None
+        if identity is None:
+            known = any(part.identity for part in parts)
+            identity = "+".join(part.content_digest for part in parts) if known else ""
         wholes = [part if part._selection is None else part._selection[0] for part in parts]
         whole = cls._from_chunks(join_chunks([part._chunks for part in wholes]), identity)
-        whole = replace(whole, presence=join_presence(part.presence for part in parts))
+        presence = join_presence(part.presence for part in parts)
+        whole = replace(whole, presence=presence, _identifies_chunks=covers_chunks)
         if all(part._selection is None for part in parts):
             return whole
         mask = np.ones(len(whole), np.bool_)
@@ -318,7 +331,7 @@ class Index:
         """Short hash of everything but the presence."""
         digest = hashlib.blake2b(digest_size=8, person=b"penstock-index"[:16])
         digest.update(repr((self.n_items, self.chunk_items, self.n_stored, self.identity)).encode())
-        borders = None if self.chunk_items else self._border_blocks()
+        borders = None if self.chunk_items or self._identifies_chunks else self._border_blocks()
         numbers = None if self._selection is None else self._selection[1].blocks()
         for blocks in (borders, numbers):
             if blocks is None:

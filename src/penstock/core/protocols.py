@@ -27,7 +27,8 @@ class Source(Protocol):
     - `release(items)`: these items were read, and are not read again for longer than memory holds them. It gives the
       pages that hold nothing else back to the system.
     - `stored_bytes`: the bytes of all its local files; None if it does not know, and then nothing is given back.
-
+    - `fill(items, rows, out)`: reads any items into rows of `out`, which has an array for every field. Sources that are
+      made of several call it; without it, they call `take` and copy the items to their rows.
     - `is_remote`: True if items come over a network; `prepare` is called for all of them, from the first batch on, and
       starts downloads.
     - `cache_bytes`: of a remote source, how much it keeps from one epoch to the next; 0: nothing. `release` is called
@@ -62,7 +63,11 @@ class Source(Protocol):
 
 
 class Order(Protocol):
-    """Sequence in which an epoch visits the items. A frozen value whose repr names all that the sequence depends on."""
+    """Sequence in which an epoch visits the items. A frozen value whose repr names all that the sequence depends on.
+
+    An order that depends on the size of batches has `with_batch_size(batch_size)`, too, which returns the order for
+    batches of that size; a `Plan` calls it.
+    """
 
     def check(self, index: Index) -> None:
         """Raise PlanError if this order does not fit `index`."""

@@ -189,3 +189,6 @@ class Arrangement:
 
     windows: Windows | None = None
     """Windows of the epoch; None if items are taken directly from the source."""
+
+    spread: Callable[[NDArray[np.int64]], NDArray[np.float64]] | None = None
+    """Map items to places in 0 … 1 that a well mixed epoch visits evenly; None: their places in storage."""

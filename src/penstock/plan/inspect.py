@@ -151,10 +151,10 @@ def measure_mixing(epoch: Epoch, max_batches: int) -> Mixing:
         cost = _window_cost(epoch.passes, draws[0].parts[0].window.epoch, max_batches)
     else:
         cost = sum(_chunk_items(draw.items, epoch.passes.index) for draw in draws) / delivered
-    return Mixing(_score(draws, epoch.passes.index), cost, count)
+    return Mixing(_score(draws, epoch.passes), cost, count)
 
 
-def _score(draws: list[Draw], index: Index) -> float:
+def _score(draws: list[Draw], passes: Passes) -> float:
     """Return where batches are on the scale from consecutive items (0) to uniform samples (1).
 
     A cosine wave over the storage, averaged over a batch, is near zero if the batch is spread out and far from zero if
@@ -162,23 +162,25 @@ def _score(draws: list[Draw], index: Index) -> float:
     over single items; for consecutive items it is known, too. Its inverse is the number of independent places in a
     batch, which the score scales.
     """
-    n = index.n_stored
+    n = passes.index.n_stored
+    spread = passes.arrangement(draws[0].epoch if draws[0].epochs is None else int(draws[0].epochs[0])).spread
+    places = [(draw.items + 0.5) / n if spread is None else spread(draw.items) for draw in draws]
     size = math.ceil(sum(len(draw) for draw in draws) / len(draws))
     if size < 2 or n < 2 * size:
-        return _neighbour_score(draws, n)
+        return _neighbour_score(np.concatenate(places) * n, n)
     # Waves whose half period holds at least two batches: finer ones would average out over consecutive items, too.
     frequency = np.arange(1, max(1, min(_WAVES, n // (4 * size))) + 1)
     observed = np.zeros(len(frequency))
-    for draw in draws:
+    for place in places:
         # The more items, the smaller the square, in proportion; so batches of any size count as one of the usual size.
-        observed += len(draw) * _wave_mean((draw.items + 0.5) / n, frequency) ** 2
+        observed += len(place) * _wave_mean(place, frequency) ** 2
     observed /= len(draws) * size
     runs = np.linspace(0, n - size, 257)[:, None] + np.arange(size)
     run = np.mean([_wave_mean((row + 0.5) / n, frequency) ** 2 for row in runs], axis=0)
     uniform = 0.5 / size * (n - size) / (n - 1)
-    places = np.mean(run) / max(float(np.mean(observed)), 1e-300)
+    independent = np.mean(run) / max(float(np.mean(observed)), 1e-300)
     most = float(np.mean(run)) / uniform
-    return float(np.clip((places - 1) / max(most - 1, 1e-9), 0, 1))
+    return float(np.clip((independent - 1) / max(most - 1, 1e-9), 0, 1))
 
 
 def _wave_mean(place: NDArray[np.float64], frequency: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -186,12 +188,11 @@ def _wave_mean(place: NDArray[np.float64], frequency: NDArray[np.int64]) -> NDAr
     return mean
 
 
-def _neighbour_score(draws: list[Draw], n: int) -> float:
+def _neighbour_score(places: NDArray[np.float64], n: int) -> float:
     """Return the mean distance of neighbours in the order, relative to uniform samples: for batches of one item."""
-    items = np.concatenate([draw.items for draw in draws])
-    if len(items) < 2 or n < 4:
+    if len(places) < 2 or n < 4:
         return 0.0
-    distance = float(np.abs(np.diff(items)).mean())
+    distance = float(np.abs(np.diff(places)).mean())
     return float(np.clip((distance - 1) / ((n + 1) / 3 - 1), 0, 1))
 
 

@@ -69,6 +69,9 @@ class Plan(Inspectable):
         check_seed(self.seed)
         if self.tail not in get_args(Tail):
             raise PlanError(f"tail must be one of {', '.join(map(repr, get_args(Tail)))}, got {self.tail!r}.")
+        with_batch_size = getattr(self.order, "with_batch_size", None)
+        if with_batch_size is not None:
+            object.__setattr__(self, "order", with_batch_size(self.batch_size))
         self.order.check(self.index)
 
     def __reduce__(self) -> tuple[Any, ...]:

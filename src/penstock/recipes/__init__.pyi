@@ -1,6 +1,7 @@
 from penstock.recipes import cellmap as cellmap
 from penstock.recipes import chunked as chunked
 from penstock.recipes import crossval as crossval
+from penstock.recipes import mixture as mixture
 from penstock.recipes import streams as streams
 from penstock.recipes import trainers as trainers
 from penstock.recipes import tune as tune

@@ -1,8 +1,8 @@
-"""Argument checks and output allocation shared by all sources."""
+"""Argument checks, output allocation, and what sources that are made of others do with them."""
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ __all__ = [
     "check_items",
     "check_out",
     "check_span",
+    "fill_rows",
     "keep_existing",
     "sum_memory",
     "sum_stored",
@@ -73,6 +74,16 @@ def check_out(out: Block, fields: Mapping[str, Field], n_items: int) -> Block:
             found = f"{out[name].dtype} {out[name].shape}" if name in out else "no such array"
             raise OptionError(f"out[{name!r}] must be an array of {field.dtype} {shape}, got {found}.")
     return out
+
+
+def fill_rows(source: Source, items: NDArray[np.int64], rows: NDArray[np.int64], out: Block) -> None:
+    """Read items of `source` into some rows of arrays; without a copy in between, if the source can do that."""
+    fill: Callable[[NDArray[np.int64], NDArray[np.int64], Block], None] | None = getattr(source, "fill", None)
+    if fill is not None:
+        fill(items, rows, out)
+        return
+    for name, array in source.take(items).items():
+        out[name][rows] = array
 
 
 def sum_memory(*sources: Source) -> int:

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,7 @@ from penstock.core.errors import SourceError
 from penstock.core.index import Index, join_presence
 from penstock.core.protocols import Source
 from penstock.core.types import UNNAMED, Block, Field, Span
-from penstock.source.checks import check_items, keep_existing, sum_memory, sum_stored
+from penstock.source.checks import allocate_block, check_items, fill_rows, keep_existing, sum_memory, sum_stored
 from penstock.source.remote_parts import RemoteParts
 from penstock.source.select.selectable import Selectable, call_prepare, call_release, check_fields, select_fields
 
@@ -61,18 +60,18 @@ class Concat(Selectable, RemoteParts):
         """Return any items, each from its own source."""
         items = check_items(items, self)
         numbers = np.searchsorted(self._offsets, items, side="right") - 1
-        present: list[int] = np.unique(numbers).tolist()
+        present: list[int] = np.flatnonzero(np.bincount(numbers)).tolist()
         if len(present) == 1:
             return self._sources[present[0]].take(items - self._offsets[present[0]], out)
-        block: dict[str, NDArray[Any]] = dict(out or {})
+        if not present:
+            return self._sources[0].take(items, out)
+        given = out or {}
+        others = {name: field for name, field in self.fields.items() if name not in given}
+        block = {**given, **allocate_block(others, len(items))}
         for number in present:
             rows = np.flatnonzero(numbers == number)
-            found = self._sources[number].take(items[rows] - self._offsets[number])
-            for name, array in found.items():
-                if name not in block:
-                    block[name] = np.empty((len(items), *array.shape[1:]), array.dtype)
-                block[name][rows] = array
-        return block if present else self._sources[0].take(items, out)
+            fill_rows(self._sources[number], items[rows] - self._offsets[number], rows, block)
+        return block
 
     def prepare(self, items: _Int64s) -> int | None:
         """Start reading items into the page cache, as far as the sources do; return the bytes that were not there."""

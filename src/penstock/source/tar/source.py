@@ -163,26 +163,33 @@ class TarSource(Selectable, RemoteParts):
 
     def take(self, items: _Int64s, out: Block | None = None) -> Block:
         """Return any items, in the given order."""
+        given = out or {}
+        block = {
+            name: given[name] if name in given else _empty(field, len(items)) for name, field in self.fields.items()
+        }
+        self.fill(items, np.arange(len(items)), block)
+        return {**block, **given}
+
+    def fill(self, items: _Int64s, rows: _Int64s, out: Block) -> None:
+        """Read any items into rows of `out`, which has an array for every field; other rows stay as they are."""
         items = check_items(items, self)
-        block: dict[str, NDArray[Any]] = {}
-        for name, field in self.fields.items():
-            given = out.get(name) if out is not None else None
-            fits = given is not None and given.flags.c_contiguous
-            block[name] = given if given is not None and fits else _empty(field, len(items))
         if not len(items):
-            return block
+            return
+        block: dict[str, NDArray[Any]] = {
+            name: out[name] if out[name].flags.c_contiguous else _empty(field, len(out[name]))
+            for name, field in self.fields.items()
+        }
         engine = self._process_engine()
         try:
-            engine.fill(items, np.arange(len(items)), block)
+            engine.fill(items, rows, block)
         except DamageError:
             if self._quarantine is None:
                 raise
-            for place, item in enumerate(items.tolist()):
-                self._fill_or_substitute(engine, item, np.array([place]), block)
-        for name, given in (out or {}).items():
-            if block[name] is not given:
-                np.copyto(given, block[name])
-        return {**block, **(out or {})}
+            for row, item in zip(rows.tolist(), items.tolist(), strict=True):
+                self._fill_or_substitute(engine, item, np.array([row]), block)
+        for name, array in block.items():
+            if array is not out[name]:
+                out[name][rows] = array[rows]
 
     def prepare(self, items: _Int64s) -> int:
         """Start reading items, without waiting for them; return the bytes that were not in memory, or in the cache."""

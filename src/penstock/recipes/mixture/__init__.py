@@ -1,0 +1,5 @@
+"""Several sources as one, each with its weight of every batch."""
+
+from penstock.core.doors import open_door
+
+__getattr__, __dir__, __all__ = open_door(__name__, __file__)

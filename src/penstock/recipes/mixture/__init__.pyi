@@ -1,0 +1,1 @@
+from penstock.recipes.mixture.mixture import Mixture as Mixture

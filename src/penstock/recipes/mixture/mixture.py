@@ -1,0 +1,181 @@
+"""Mixture: several sources as one, and the order in which a plan visits them."""
+
+import hashlib
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.errors import PlanError
+from penstock.core.index import Index
+from penstock.core.protocols import Order, Source
+from penstock.core.types import Block, Field, Span
+from penstock.plan.mixed.order import Mixed, MixedPart, Stop
+from penstock.plan.orders import Shuffle
+from penstock.recipes.mixture.align import FieldChoice, align_sources
+from penstock.recipes.mixture.names import check_names, check_sources
+from penstock.recipes.mixture.parse_weights import Weights, parse_weights
+from penstock.source.combine import Concat
+from penstock.source.remote_parts import RemoteParts
+from penstock.source.select.selectable import Selectable
+
+__all__ = ["Mixture"]
+
+_Int64s = NDArray[np.int64]
+
+
+class Mixture(Selectable, RemoteParts):
+    """Several sources as one, each with its weight of every batch: a source, and `order` for the plan.
+
+    Of the first n items of the training, a source of weight w has w x n, to within one item, for every n, over all
+    epochs, workers and ranks. A source visits its items in rounds, each in an order of its own: no item comes again
+    before all others of its source have come, also from one epoch to the next.
+
+    The field `source` of every item is the number of its source in `names`. Items without named fields (of a
+    `DatasetSource`) get it as the key `source` if they are mappings, and as a last element otherwise.
+
+    Parameters
+    ----------
+    sources
+        Sources by name, of any kind. One may be a mixture itself.
+    weights
+        Weight of each source, by name or in the order of `sources`: numbers > 0, of which only the ratios count. Or by
+        step, `{0: {...}, 10_000: {...}}`; bounds then hold from each of these steps on. None: in proportion to the
+        numbers of items. Weights are used as fractions with a common denominator of at most 32,768; `weights` shows
+        them.
+    stop
+        Where an epoch ends. `"first"`: before a source would begin its second round, so that the first epoch has no
+        item twice. `"all"`: when every source has been visited once; smaller ones go round again. A number: after so
+        many items.
+    temperature
+        In place of `weights`: in proportion to `n_items ** (1 / temperature)`. 1: as many items as there are; larger
+        ones visit small sources more often.
+    fields
+        `"common"`: the fields that all sources have. `"union"`: those that any of them has; zeros (None if the shape
+        varies) where a source has none, and `NAME_mask` is False there. Names by source and field,
+        `{"a": {"image": "x"}}`: rename them first, then the common ones.
+    orders
+        Order in which a round visits the items of a source, by name; `Shuffle()` for the others, and its own for a
+        mixture. Windows of a
+        `WindowShuffle` are not held in memory: items are taken one by one.
+    homogeneous
+        Whether each batch has items of one source only. Weights are then those of batches, all batches are full, and
+        `stop` is met in whole batches.
+    items_per_step
+        With weights by step: items of a step on all ranks together, ranks x batch size. None: one batch of the plan,
+        which is a step of a training with one rank.
+
+    Examples
+    --------
+    >>> from penstock import ArraySource, Loader, Plan
+    >>> a, b = ArraySource({"x": np.arange(8)}), ArraySource({"x": np.arange(100, 140), "y": np.ones(40)})
+    >>> mixture = Mixture({"a": a, "b": b}, weights={"a": 0.25, "b": 0.75})
+    >>> plan = Plan(mixture.index, mixture.order, batch_size=8, seed=7)
+    >>> with Loader(mixture, plan) as loader:
+    ...     batch = next(iter(loader))
+    >>> batch["source"].tolist(), batch["x"].tolist()
+    ([1, 1, 0, 1, 1, 1, 0, 1], [129, 102, 0, 106, 138, 120, 6, 135])
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Source],
+        weights: Weights | Mapping[int, Weights] | None = None,
+        stop: Stop = "first",
+        *,
+        temperature: float | None = None,
+        fields: FieldChoice = "common",
+        orders: Mapping[str, Order] | None = None,
+        homogeneous: bool = False,
+        items_per_step: int | None = None,
+    ) -> None:
+        check_sources(sources)
+        self.names = tuple(sources)
+        """Names of the sources; the field `source` is the place in it."""
+        self._sources = Concat(align_sources(sources, fields))
+        self._parts = (self._sources,)
+        self.fields: Mapping[str, Field] = self._sources.fields
+        phases = parse_weights(weights, temperature, {name: len(source.index) for name, source in sources.items()})
+        if items_per_step is not None and len(phases) == 1:
+            raise PlanError(
+                f"items_per_step={items_per_step!r} needs weights by step, such as {{0: {{...}}, 10_000: {{...}}}}."
+            )
+        rounds = _check_orders(orders, sources)
+        parts = tuple(MixedPart(name, source.index, rounds[name]) for name, source in sources.items())
+        self.order = Mixed(parts, phases, stop, homogeneous, items_per_step)
+        """The order of a plan over this mixture."""
+        self.index = _join_indexes(parts)
+        self.order.check_parts()
+
+    def __repr__(self) -> str:
+        weights = self.order.phases[0][1]
+        shown = ", ".join(f"{name} {weight}/{sum(weights)}" for name, weight in zip(self.names, weights, strict=True))
+        return f"Mixture({len(self.index)} items of {', '.join(self.fields)}: {shown})"
+
+    @property
+    def weights(self) -> dict[str, Fraction] | dict[int, dict[str, Fraction]]:
+        """The weights that are used, as exact fractions: by name, or by step and name."""
+        found = {
+            step: {name: Fraction(count, sum(counts)) for name, count in zip(self.names, counts, strict=True)}
+            for step, counts in self.order.phases
+        }
+        return found if len(found) > 1 else found[0]
+
+    def rounds(self, epochs: int = 1) -> dict[str, float]:
+        """Return how often each source has been visited as a whole at the end of so many epochs.
+
+        With homogeneous batches, or weights by step, that depends on the plan: ask `plan.order.rounds(epochs)`.
+        """
+        return self.order.rounds(epochs)
+
+    def read(self, span: Span, out: Block | None = None) -> Block:
+        """Return consecutive items: those of the first source, then those of the second, and so on."""
+        return self._sources.read(span, out)
+
+    def take(self, items: _Int64s, out: Block | None = None) -> Block:
+        """Return any items, each from its own source."""
+        return self._sources.take(items, out)
+
+    def prepare(self, items: _Int64s) -> int | None:
+        """Start reading items into the page cache, as far as the sources do; return the bytes that were not there."""
+        return self._sources.prepare(items)
+
+    def release(self, items: _Int64s) -> None:
+        """Give the pages of items back to the system, as far as the sources do."""
+        self._sources.release(items)
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """Bytes of the local files of the sources; None if one does not know them."""
+        return self._sources.stored_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Upper bound of the memory that the sources keep between reads."""
+        return self._sources.memory_bytes
+
+    def close(self) -> None:
+        """Close every source."""
+        self._sources.close()
+
+
+def _check_orders(orders: Any, sources: Mapping[str, Source]) -> dict[str, Order]:
+    orders = {} if orders is None else orders
+    if not isinstance(orders, Mapping):
+        first = next(iter(sources))
+        raise PlanError(f"orders must be orders by source, such as {{{first!r}: Sequential()}}, got {orders!r}.")
+    check_names("orders", orders, sources, error=PlanError)
+    for name, order in orders.items():
+        if isinstance(order, type) or not hasattr(order, "arrange"):
+            raise PlanError(f"orders[{name!r}] must be an order such as Shuffle() or Sequential(), got {order!r}.")
+    # A mixture among the sources has an order of its own.
+    return {name: orders.get(name, getattr(source, "order", Shuffle())) for name, source in sources.items()}
+
+
+def _join_indexes(parts: tuple[MixedPart, ...]) -> Index:
+    content = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        content.update(repr((part.name, len(part.index), part.index.content_digest)).encode())
+    return Index.concat([part.index for part in parts], identity=content.hexdigest())
