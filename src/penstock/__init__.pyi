@@ -1,3 +1,4 @@
+from penstock import chain as chain
 from penstock import convert as convert
 from penstock import core as core
 from penstock import doctor as doctor
@@ -13,6 +14,7 @@ from penstock import source as source
 from penstock import transform as transform
 from penstock.aliases.deprecated import *
 from penstock.aliases.stable import *
+from penstock.chain.dataset import open as open
 from penstock.convert.to_shards import convert_to_shards as convert_to_shards
 from penstock.core.errors import ConversionError as ConversionError
 from penstock.core.errors import DamageError as DamageError

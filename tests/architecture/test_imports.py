@@ -20,11 +20,12 @@ ALLOWED: dict[str, set[str]] = {
     "shard": {"core", "files"},
     "source": _FILES,
     "run": {"core", "plan", "files"},
-    "feed": {"core", "plan", "run"},
     "observe": {*_FILES, "plan", "run"},
+    "feed": {"core", "plan", "run", "observe"},
     "convert": {*_READ, "plan", "observe"},
     "report": {*_READ, "plan", "observe"},
     "doctor": {*_FILES, "source", "observe"},
+    "chain": {*_READ, "plan", "run", "feed", "observe"},
     "recipes": {"core"},  # the folder's door alone
     "recipes.chunked": _BELOW_RECIPES,
     "recipes.streams": _BELOW_RECIPES,

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from penstock import Loader, Plan, Sequential, create_shards_from_arrays
 from penstock.cli import app
 from penstock.recipes.tune import Tuning
-from penstock.recipes.tune.source_of import source_of
+from penstock.source.find_source import open_source
 
 RUN = CliRunner()
 
@@ -30,7 +30,7 @@ def test_it_prints_every_setting_and_what_to_set_and_writes_a_file_that_a_loader
     for trial in tuned.trials:
         assert str(trial.setting) in done.output
     assert tuned.verdict in done.output
-    source = source_of(str(array))
+    source = open_source(str(array))
     with Loader(source, Plan(source.index, Sequential(), 8), **tuned.loader_kwargs()) as loader:
         assert [row[0] for row in next(iter(loader))["rows"].tolist()] == [4 * number for number in range(8)]
 

@@ -117,9 +117,8 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_says(page, tmp_path, m
 def test_the_readme_has_the_shortest_use():
     lines = [
         "import numpy as np, penstock as ps",
-        'source = ps.ArraySource({"x": np.arange(103)})',
-        "plan = ps.Plan(source.index, ps.Shuffle(), batch_size=8, seed=7)",
-        "with ps.Loader(source, plan, num_workers=2) as loader:",
+        'data = ps.open({"x": np.arange(103)})      # or "shards", "s3://bucket/train", "rows.zarr", "*.wav", …',
+        "with data.shuffle(seed=7).batch(8).loader(num_workers=2) as loader:",
         '    for batch in loader:                   # {"x": tensor of 8}',
         '        train(batch["x"])',
         '    torch.save(loader.state_dict(), "loader.pt")',

@@ -23,7 +23,6 @@ from penstock.observe.run_file import is_run_file, read_run
 from penstock.recipes.cellmap.multi import CellMapDataSplit
 from penstock.recipes.crossval.cross_validation import cross_val_training
 from penstock.recipes.trainers.config import build_from_config
-from penstock.recipes.tune.source_of import source_of
 from penstock.recipes.tune.tuning import Tuning
 from penstock.recipes.webdataset.loader import ResumableWebDatasetLoader
 from penstock.shard.index_tars import index_archives
@@ -32,6 +31,7 @@ from penstock.shard.table import table_path
 from penstock.shard.verify import verify_shards
 from penstock.shard.writer import ShardWriter, WriteOptions
 from penstock.source.array import ArraySource
+from penstock.source.find_source import open_source
 from penstock.source.tar.quarantine import Quarantine
 
 kinds = pytest.mark.parametrize("kind", SPECIAL)
@@ -57,7 +57,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any], type[Exception]]] = {
     "parquet": ("table.parquet", read_table, SourceError),
     "split": ("split.csv", CellMapDataSplit.from_csv, OptionError),
     "yaml": ("config.yaml", build_from_config, OptionError),
-    "npy": ("rows.npy", lambda path: source_of(str(path)), SourceError),
+    "npy": ("rows.npy", lambda path: open_source(str(path)), SourceError),
     "stored npy": ("rows.npy", ps.ZarrSource, SourceError),
     "hdf5": ("rows.h5", lambda path: ps.ZarrSource(path / "x"), SourceError),
     "zarr": ("zarr.json", lambda path: ps.ZarrSource(path.parent), SourceError),

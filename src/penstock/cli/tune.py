@@ -64,10 +64,10 @@ def tune(  # noqa: PLR0917  # one parameter per option
     from penstock.plan.orders import Shuffle  # noqa: PLC0415
     from penstock.plan.plan import Plan  # noqa: PLC0415
     from penstock.recipes.tune.search import tune as run_search  # noqa: PLC0415
-    from penstock.recipes.tune.source_of import source_of  # noqa: PLC0415
     from penstock.recipes.tune.storage import look_at_storage  # noqa: PLC0415
+    from penstock.source.find_source import open_source  # noqa: PLC0415
 
-    source = source_of(where)
+    source = open_source(where)
     look = look_at_storage(where, source, batch_size=search.batch_size, show=not quiet)  # before the trials read it
     plan = Plan(source.index, Shuffle(), min(search.batch_size, max(1, len(source.index))))
     with Loader(source, plan) as loader:

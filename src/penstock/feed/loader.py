@@ -20,6 +20,7 @@ from penstock.feed.iteration import Iteration
 from penstock.feed.memory import MemoryEstimate, tensor_bytes
 from penstock.feed.position import Delivery, Position
 from penstock.feed.ranks import current_world
+from penstock.observe.progress import track_progress
 from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.world import World
 from penstock.run.first_wait import FirstWait
@@ -128,6 +129,18 @@ class Loader:
 
     def __len__(self) -> int:
         return len(self._position)
+
+    def progress(self, what: str = "", *, show: bool = True) -> Iterator[Any]:
+        """Yield the batches of `iter(loader)`, and show on rank 0 how far the epoch is, its speed and the time left.
+
+        On stderr: a bar on a terminal, else a line now and then, after `what` or the number of the epoch.
+        """
+        batches, total, name = iter(self), len(self), what or f"Epoch {self.epoch}"
+        before = max(0, total - self.remaining)
+        with track_progress(name, total, "batches", show=show and not self.world.rank, before=before) as bar:
+            for batch in batches:
+                yield batch
+                bar.advance()
 
     @property
     def plan(self) -> BatchPlan:

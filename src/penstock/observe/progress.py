@@ -112,10 +112,13 @@ class _Bar:
 
 @contextmanager
 def track_progress(
-    what: str, total: int, unit: str, *, show: bool = True, out: TextIO | None = None
+    what: str, total: int, unit: str, *, show: bool = True, out: TextIO | None = None, before: int = 0
 ) -> Iterator[Progress]:
-    """Show the progress of a job; `unit="bytes"` is shown in MB, and a total of 0 means unknown."""
-    tracker = Progress(what, total, unit, show=show, out=out or sys.stderr)
+    """Show the progress of a job; `unit="bytes"` is shown in MB, and a total of 0 means unknown.
+
+    What was done `before` does not count for its speed.
+    """
+    tracker = Progress(what, total, unit, show=show, out=out or sys.stderr, before=before)
     try:
         yield tracker
     finally:

@@ -17,6 +17,11 @@ class RemoteParts:
         return any(getattr(part, "is_remote", False) is True for part in self._parts)
 
     @property
+    def reads_whole_chunks(self) -> bool:
+        """Whether only whole chunks can be read, such as compressed ones: then items should come in windows."""
+        return any(getattr(part, "reads_whole_chunks", False) is True for part in self._parts)
+
+    @property
     def cache_bytes(self) -> int:
         """What is kept of remote items from one epoch to the next. Sources that have a cache usually share it."""
         kept = [getattr(part, "cache_bytes", 0) for part in self._parts if getattr(part, "is_remote", False) is True]

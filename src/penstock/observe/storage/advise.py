@@ -15,7 +15,7 @@ from penstock.observe.storage.measure import StorageSpeed
 from penstock.plan.orders import Shuffle, WindowShuffle, shuffle_within
 from penstock.plan.plan import Plan
 
-__all__ = ["OrderAdvice", "StoredDataset", "advise_order", "delivered_bytes"]
+__all__ = ["OrderAdvice", "StoredDataset", "WindowRoom", "advise_order", "delivered_bytes"]
 
 _FAST_SHUFFLE = 0.7  # of the speed in sequence; no window mixes as well
 _FAST_CHUNK = 0.9
@@ -135,7 +135,7 @@ def advise_order(
     reach_items
         Items that windows mix at least, as far as memory allows.
     """
-    room = _Room(int(min(_WINDOW_BYTES, memory_bytes * _MEMORY_FRACTION)), batch_size, reach_items)
+    room = WindowRoom(int(min(_WINDOW_BYTES, memory_bytes * _MEMORY_FRACTION)), batch_size, reach_items)
     order, chunk_items, reason = _choose(speed, items, room)
     index = items.index(chunk_items)
     mixing = Plan(index, order, batch_size=max(1, min(batch_size, len(index)))).mixing(max_batches=256).score
@@ -149,22 +149,25 @@ def advise_order(
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
+class WindowRoom:
     """What a window may hold."""
 
-    window_bytes: int
-    batch_size: int
-    reach_items: int
+    window_bytes: int = _WINDOW_BYTES
+    batch_size: int = 32
+    reach_items: int = 1000
 
     def window(self, items: StoredDataset, chunk_items: int, *, held: bool) -> WindowShuffle:
         """Return windows of as many chunks as memory allows, and no more than mix better."""
-        n_chunks = max(1, items.index(chunk_items).n_chunks)
-        fit = int(self.window_bytes / (chunk_items * items.item_bytes))
+        return replace(self.fit_window(items.index(chunk_items).n_chunks, chunk_items, items.item_bytes), held=held)
+
+    def fit_window(self, n_chunks: int, chunk_items: int, item_bytes: float) -> WindowShuffle:
+        """Return the same for items of a size; windows are held in memory unless a single chunk is too large for it."""
+        fit = int(self.window_bytes / (chunk_items * item_bytes))
         useful = max(_CHUNKS_PER_BATCH_ITEM * self.batch_size, -(-self.reach_items // chunk_items))
-        return WindowShuffle(max(1, min(fit, useful, n_chunks)), held=held)
+        return WindowShuffle(max(1, min(fit, useful, n_chunks)), held=fit > 0)
 
 
-def _choose(speed: StorageSpeed, items: StoredDataset, room: _Room) -> tuple[Shuffle | WindowShuffle, int, str]:
+def _choose(speed: StorageSpeed, items: StoredDataset, room: WindowRoom) -> tuple[Shuffle | WindowShuffle, int, str]:
     """Return an order, the items per chunk, and the reason."""
     as_opened = items.chunk_items
     if items.is_whole and as_opened > 1:
@@ -199,7 +202,7 @@ def _choose(speed: StorageSpeed, items: StoredDataset, room: _Room) -> tuple[Shu
     return order, chunk_items, f"{found}, and chunks of {size / 1e6:,.3g} MB {reached}"
 
 
-def _count_items(items: StoredDataset, chunk_bytes: float, room: _Room) -> int:
+def _count_items(items: StoredDataset, chunk_bytes: float, room: WindowRoom) -> int:
     """Return how many items a chunk of at least this many bytes has, so that some chunks fit into a window."""
     wanted = math.ceil(chunk_bytes / max(1.0, items.read_bytes))
     most = int(room.window_bytes / (_FEWEST_CHUNKS * items.item_bytes))

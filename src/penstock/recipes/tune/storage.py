@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import OptionError, PenstockError
 from penstock.core.protocols import Source
 from penstock.core.types import Span
 from penstock.files.machine import this_machine
@@ -18,7 +18,8 @@ from penstock.observe.progress import track_progress
 from penstock.observe.storage.advise import OrderAdvice, StoredDataset, advise_order, delivered_bytes
 from penstock.observe.storage.measure import MOST_BYTES, StorageSpeed, leave_unmeasured, measure_storage
 from penstock.observe.storage.shards import describe_shards
-from penstock.recipes.tune.source_of import source_of
+from penstock.source.array import ArraySource
+from penstock.source.find_source import open_source
 from penstock.source.stored.source import ZarrSource
 from penstock.source.tar.source import STRETCH_ITEMS, TarSource
 
@@ -76,10 +77,11 @@ def look_at_storage(
     items: StoredDataset | None = None
     url: object = where if is_url(where) else None
     with suppress(PenstockError, OSError):  # the command itself reports what is wrong
-        opened = source_of(where, store) if source is None else source
+        opened = _open(where, store) if source is None else source
         url = getattr(opened, "url", None) or url  # the archives of an index on this machine
         try:
-            items = _describe_items(opened, where) if len(opened.index) else None
+            is_described = isinstance(opened, TarSource | ZarrSource | ArraySource) and len(opened.index)
+            items = _describe_items(opened, where) if is_described else None
         finally:
             if source is None:
                 opened.close()
@@ -98,6 +100,14 @@ def _advise(speed: StorageSpeed, items: StoredDataset | None, batch_size: int) -
     memory_bytes, reach_items = this_machine().memory_bytes, _REACH_CHUNKS * items.chunk_items
     advice = advise_order(speed, items, memory_bytes=memory_bytes, batch_size=batch_size, reach_items=reach_items)
     return StorageLook(speed, advice)
+
+
+def _open(where: str, store: StoreOptions | None) -> Source:
+    """Return the source of a dataset; only shards may be at a URL while their index is on this machine."""
+    if store is not None:
+        with suppress(OptionError):  # nothing is at a URL
+            return open_source(where, store=store)
+    return open_source(where)
 
 
 def _describe_items(source: Source, where: str) -> StoredDataset:

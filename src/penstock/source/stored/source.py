@@ -197,6 +197,12 @@ class ZarrSource(Selectable, RemoteParts):
         """Bytes of the files or objects of all arrays, estimated from some of them if there are many; None: unknown."""
         return sum_stored(*(array for array, _ in self._group_by_array()))
 
+    @property
+    def reads_whole_chunks(self) -> bool:
+        """Whether the chunks of an array are compressed, or cannot be read in part for another reason."""
+        pieces = [array.piece_rows(each) for array, selections in self._group_by_array() for each in selections]
+        return max(pieces) > 1
+
     def _group_by_array(self) -> list[tuple[StoredArray, list[Selection]]]:
         """Return each array once, with the selections of its fields."""
         found: dict[int, tuple[StoredArray, list[Selection]]] = {}

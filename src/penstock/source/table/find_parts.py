@@ -17,10 +17,10 @@ from penstock.source.table.csv_file import read_csv_table
 from penstock.source.table.parquet_file import ParquetPart
 from penstock.source.table.parts import MemoryPart, Part
 
-__all__ = ["find_parts"]
+__all__ = ["TABLE_EXTENSIONS", "find_parts"]
 
 _PARQUET, _ARROW, _CSV = (".parquet", ".pq"), (".feather", ".arrow", ".ipc"), (".csv", ".tsv")
-_EXTENSIONS = (*_PARQUET, *_ARROW, *_CSV)
+TABLE_EXTENSIONS = (*_PARQUET, *_ARROW, *_CSV)
 _KEPT_FOOTERS = 64  # of Parquet files: parsed, some hundred kilobytes each
 
 _Path = str | os.PathLike[str]
@@ -42,11 +42,11 @@ def _find_files(where: _Path) -> list[Path]:
         found = [
             each
             for each in path.rglob("*")
-            if each.suffix.lower() in _EXTENSIONS
+            if each.suffix.lower() in TABLE_EXTENSIONS
             and not any(part.startswith((".", "_")) for part in each.relative_to(path).parts)
         ]
         if not found:
-            raise SourceError(f"The folder {path} must have files of {', '.join(_EXTENSIONS)}, got none.")
+            raise SourceError(f"The folder {path} must have files of {', '.join(TABLE_EXTENSIONS)}, got none.")
         return sorted(found)
     if path.exists() or not glob.has_magic(str(path)):
         return [path]
@@ -68,7 +68,7 @@ def _open_files(paths: Sequence[Path]) -> list[Part]:
         elif suffix in _CSV:
             parts.append(MemoryPart(read_csv_table(path), str(path)))
         else:
-            raise SourceError(f"A table must be a file of {', '.join(_EXTENSIONS)}, got {path}.")
+            raise SourceError(f"A table must be a file of {', '.join(TABLE_EXTENSIONS)}, got {path}.")
     return parts
 
 

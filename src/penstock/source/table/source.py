@@ -15,6 +15,7 @@ from penstock.core.index import Index
 from penstock.core.types import Block, Field, Span
 from penstock.source.checks import allocate_block, check_items, check_span, keep_existing
 from penstock.source.file_ranges import FileRanges
+from penstock.source.select.selectable import Selectable
 from penstock.source.table.find_parts import find_parts
 from penstock.source.table.parts import Part
 from penstock.source.table.reader import TableReader, TableSpec
@@ -29,7 +30,7 @@ _DECODED_BYTES = 128 << 20
 _HASHED_ROWS = 16
 
 
-class TableSource:
+class TableSource(Selectable):
     """Items are the rows of a table, and fields are its columns.
 
     | column | field |
@@ -137,6 +138,11 @@ class TableSource:
     def prepare(self, items: _Int64s) -> int:
         """Start reading the chunks of items into the page cache; return the bytes that were not there."""
         return self._locate(items).read_ahead()
+
+    @property
+    def reads_whole_chunks(self) -> bool:
+        """Whether row groups or record batches are decoded as a whole."""
+        return any(part.is_decoded for part in self._spec.parts)
 
     @property
     def stored_bytes(self) -> int:

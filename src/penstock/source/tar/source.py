@@ -149,6 +149,11 @@ class TarSource(Selectable, RemoteParts):
         return other
 
     @property
+    def reads_whole_chunks(self) -> bool:
+        """Whether a shard is compressed, and can only be read as a whole."""
+        return not bool(self.manifest.table.is_plain.all())
+
+    @property
     def stored_fields(self) -> Mapping[str, Field]:
         """All fields of the shards, also those that are not delivered."""
         return _select_fields(self.manifest, [*self.manifest.fields, KEY], self._spec.decode)[1]

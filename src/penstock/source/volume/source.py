@@ -160,6 +160,11 @@ class VolumeSource(Selectable, RemoteParts):
         """Upper bound of the memory that each process keeps between reads: the cache of decoded chunks."""
         return self._budget
 
+    @property
+    def reads_whole_chunks(self) -> bool:
+        """True: a patch is cut from whole chunks, which its neighbours share."""
+        return True
+
     def centre_of(self, items: ArrayLike) -> NDArray[np.float64]:
         """Return the centres (n, 3) of items, in world units and in `axis_order`."""
         return self._region.grid.centres(self.place_of(items))

@@ -16,7 +16,7 @@ import zarr
 
 from penstock import ZarrSource
 from penstock.core.errors import DamageError, OptionError, ReadError, SourceError
-from penstock.recipes.tune.source_of import source_of
+from penstock.source.find_source import open_source
 from penstock.source.stored.zarr.codec import Codec
 from penstock.source.stored.zarr.store_folder import LocalFolder
 from penstock.source.volume.ngff import Multiscale
@@ -161,7 +161,7 @@ def _prepare_npy(folder: Path) -> Run:
 
     def run(content: bytes) -> None:
         put_file(path, content)
-        source_of(path)
+        open_source(path)
         source = ZarrSource(path, threads=1)
         if not len(source.index):
             return

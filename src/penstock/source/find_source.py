@@ -1,0 +1,186 @@
+"""From anything that holds items to a source: a path, a pattern, a URL, arrays or a dataset. Its kind is found out."""
+
+import glob
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from penstock.core.errors import OptionError, SourceError
+from penstock.core.protocols import Source
+from penstock.core.text import cause
+from penstock.files.stores.url import is_url
+from penstock.shard.manifest import MANIFEST
+from penstock.source.array import ArraySource
+from penstock.source.audio.file import EXTENSIONS
+from penstock.source.audio.source import AudioSource
+from penstock.source.combine import Concat
+from penstock.source.dataset import DatasetSource
+from penstock.source.stored.folders import HDF5_SUFFIXES, Folders
+from penstock.source.stored.npy import map_npy
+from penstock.source.stored.source import ZarrSource
+from penstock.source.table.find_parts import TABLE_EXTENSIONS
+from penstock.source.table.source import TableSource
+from penstock.source.tar.source import STRETCH_ITEMS, TarSource
+from penstock.source.volume.array import VolumeArray
+from penstock.source.volume.attributes import read_ome
+from penstock.source.volume.ngff import Multiscale
+from penstock.source.volume.source import VolumeSource
+
+__all__ = ["open_source"]
+
+_T = TypeVar("_T")
+
+_ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")
+_TABLE_PACKAGES = ("pandas", "polars", "pyarrow", "datasets")
+_PROTOCOL = ("index", "fields", "read", "take")
+
+
+def open_source(what: Any, **options: Any) -> Source:
+    """Return a source for anything that has items.
+
+    | what | source |
+    |---|---|
+    | a folder or a URL of shards; a pattern of tars that were indexed | `TarSource` |
+    | a zarr array or group, an HDF5 file, or a URL of one | `ZarrSource` |
+    | an OME-NGFF image, with `shape=` of a patch and perhaps `scale=` | `VolumeSource` |
+    | an audio file, a pattern (`"*.wav"`), or a folder of audio files | `AudioSource` |
+    | an npy file, or a pattern of them | `ArraySource`, concatenated |
+    | a `.parquet`, `.feather`, `.arrow`, `.csv` or `.tsv` file, a pattern or a folder of them; a frame of pandas or \
+polars, a pyarrow table, a Hugging Face dataset | `TableSource` |
+    | an array, or a mapping of names to arrays | `ArraySource` |
+    | a source | itself |
+    | any other object with `len` and `[i]`, such as a torch dataset | `DatasetSource` |
+
+    Parameters
+    ----------
+    options
+        Those of the source that it is, such as `fields=["x"]` or `cache="/scratch"`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> open_source({"x": np.arange(3)}), open_source([("a", 1), ("b", 2)])
+    (ArraySource(3 items of x), DatasetSource(list))
+    >>> open_source("nowhere.npy")
+    Traceback (most recent call last):
+    ...
+    penstock.core.errors.SourceError: No file nowhere.npy. Check the path.
+    """
+    if isinstance(what, str | os.PathLike) or is_url(what):
+        return _open_place(os.fspath(what) if isinstance(what, os.PathLike) else str(what), options)
+    if isinstance(what, Sequence) and what and all(isinstance(each, str | os.PathLike) for each in what):
+        return _open_files([os.fspath(each) for each in what], options)
+    if all(hasattr(what, name) for name in _PROTOCOL):
+        source: Source = _make(lambda: what, options)
+        return source
+    kind, given = _find_kind(what)
+    return _make(kind, options, given)
+
+
+def _find_kind(what: Any) -> tuple[Callable[..., Source], Any]:
+    """Return the source of an object in memory, and what it is made from."""
+    if type(what).__module__.partition(".")[0] in _TABLE_PACKAGES:
+        return TableSource, what
+    if isinstance(what, Mapping):
+        return ArraySource, what
+    if hasattr(what, "shape") and hasattr(what, "dtype") and hasattr(what, "__array__"):
+        return ArraySource, {"x": what}
+    if hasattr(what, "__getitem__") and hasattr(what, "__len__"):
+        return DatasetSource, what
+    raise SourceError(
+        f"Items come from a path, a URL, arrays, a dataset with len() and [i], or a source, got {type(what).__name__}. "
+        "Convert an iterable dataset to shards first."
+    )
+
+
+def _open_place(where: str, options: dict[str, Any]) -> Source:
+    """Return the source of a path, a pattern or a URL."""
+    path, suffix = Path(where), Path(where).suffix.lower()
+    is_remote = is_url(where)
+    is_group = not is_remote and any((path / name).is_file() for name in _ZARR_FILES)
+    if suffix in HDF5_SUFFIXES or ".zarr" in path.suffixes or (is_remote and ".zarr/" in where) or is_group:
+        return _open_zarr(where, options)
+    if suffix in (".npy", *EXTENSIONS) and not is_remote:
+        is_pattern = glob.has_magic(where) and not path.exists()
+        found = sorted(glob.glob(where, recursive=True)) if is_pattern else [where]  # noqa: PTH207  # a whole pattern
+        if not found:
+            raise SourceError(f"No file {where}. Check the pattern.")
+        return _open_files(found, options)
+    inside = set() if is_remote else _list_extensions(path)
+    if not is_remote and (suffix in TABLE_EXTENSIONS or inside & set(TABLE_EXTENSIONS)):
+        return _make(TableSource, options, where)
+    if inside & set(EXTENSIONS):
+        return _make(AudioSource, options, where)
+    return _open_shards(where, options)
+
+
+def _list_extensions(folder: Path) -> set[str]:
+    """Return the extensions of the files in a folder that has no shards."""
+    if not folder.is_dir() or (folder / MANIFEST).exists():
+        return set()
+    found = {entry.suffix.lower() for entry in folder.iterdir()}
+    return set() if ".tar" in found else found
+
+
+def _open_files(paths: list[str], options: dict[str, Any]) -> Source:
+    """Return the source of several files of one kind: audio, tables, or npy, one after the other."""
+    kinds = {Path(path).suffix.lower() for path in paths}
+    if kinds <= set(TABLE_EXTENSIONS):
+        return _make(TableSource, options, paths)
+    if kinds <= set(EXTENSIONS):
+        return _make(AudioSource, options, paths)
+    if kinds != {".npy"}:
+        raise SourceError(f"Files must all be audio, tables or npy, got {', '.join(sorted(kinds))} files.")
+    name = Path(paths[0]).stem or "x" if len(paths) == 1 else "x"
+    parts = [_make(ArraySource, options, {name: _map_npy(path)}) for path in paths]
+    return parts[0] if len(parts) == 1 else Concat(parts)
+
+
+def _map_npy(path: str) -> Any:
+    try:
+        return map_npy(Path(path))
+    except FileNotFoundError as error:
+        raise SourceError(f"No file {path}. Check the path.") from error
+    except OSError as error:
+        raise SourceError(f"Could not read {path} as an npy file: {cause(error)}") from error
+
+
+def _open_shards(where: str, options: dict[str, Any]) -> TarSource:
+    # At a URL, few items are fetched together; a whole shard is the chunk of a local one.
+    chunk = {"chunk_items": STRETCH_ITEMS} if is_url(where) else {}
+    return _make(TarSource, {**chunk, **options}, where)
+
+
+def _open_zarr(where: str, options: dict[str, Any]) -> Source:
+    """Return the patches of an OME-NGFF image, or the rows of arrays."""
+    remote: Any = {name: options[name] for name in ("store", "cache", "cache_bytes") if name in options}
+    is_hdf5 = Path(where).suffix.lower() in HDF5_SUFFIXES
+    is_there = is_url(where) or Path(where).is_dir()
+    if is_hdf5 or not is_there or "multiscales" not in read_ome(Folders.open_one(where, remote)):
+        return _make(ZarrSource, options, where)
+    rest = dict(options)
+    shape, scale = rest.pop("shape", None), rest.pop("scale", None)
+    image = Multiscale.read(where, **remote)
+    if shape is None:
+        raise SourceError(
+            f"{where} is an OME-NGFF image with {len(image.levels)} levels, whose items are patches. Say how large they"
+            " are, in voxels, such as shape=(64, 64, 64), and perhaps at which scale=(...) in world units."
+        )
+    if scale is None:
+        by_axis = dict(zip((axis.name for axis in image.axes), image.levels[0].scale, strict=True))
+        order = [name for name in rest.get("axis_order", "zyx") if name in by_axis]
+        scale = [by_axis[name] for name in order][-len(shape) :]
+    return _make(VolumeSource, rest, {"image": VolumeArray(where, shape, scale)})
+
+
+def _make(kind: Callable[..., _T], options: dict[str, Any], *arguments: Any) -> _T:
+    """Return what `kind` makes; raise OptionError for options that it does not take."""
+    known = list(inspect.signature(kind).parameters)[len(arguments) :]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        name = getattr(kind, "__name__", "")
+        takes = f"{name} takes {', '.join(known)}" if known else "a source that is open takes none"
+        raise OptionError(f"Options must be those of the source: {takes}; got {', '.join(unknown)}.")
+    return kind(*arguments, **options)

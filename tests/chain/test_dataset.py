@@ -1,0 +1,217 @@
+"""The chain gives what Source, Plan and Loader give, bit for bit, and refuses what makes no sense."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock_loader_suite import LoaderCase, LoaderSuite
+from penstock_test_parts import to_plain
+
+import penstock as ps
+from penstock import World
+from penstock.chain import Dataset
+from penstock.source import Take, open_source
+
+N = 24
+
+
+def arrays(first: int = 0) -> dict[str, Any]:
+    return {"x": np.arange(N) + first, "label": np.arange(N) % 3}
+
+
+def add_noise(item: Any, rng: np.random.Generator) -> Any:
+    return {**item, "noise": rng.random()}
+
+
+def double(item: Any) -> Any:
+    return {**item, "twice": 2 * item["x"]}
+
+
+class TestChain(LoaderSuite):
+    @pytest.fixture
+    def case(self) -> LoaderCase:
+        def make(*, first: int = 0, seed: int = 5, batch_size: int = 2, workers: int = 0, world: Any = None) -> Any:
+            data = ps.open(arrays(first)).shuffle(seed).map(double).map(add_noise).batch(batch_size)
+            return data.loader(workers, world=world)
+
+        return LoaderCase(
+            make,
+            foreign={"the data": {"first": 1}, "the seed": {"seed": 6}},
+            workers=[{"workers": 2}],
+            ranks=True,
+            batch_size="any",
+        )
+
+
+@given(data=st.data())
+def test_the_chain_is_source_plan_and_loader(data: st.DataObject) -> None:
+    seed, size = data.draw(st.integers(0, 9)), data.draw(st.integers(1, 7))
+    tail: Any = data.draw(st.sampled_from(["short", "drop", "pad"]))
+    ranks = data.draw(st.integers(1, 3))
+    choose = data.draw(st.sampled_from(["all", "where", "sample", "split", "fields"]))
+    order = data.draw(st.sampled_from(["none", "shuffle", "window", "balance"]))
+    chain, source = ps.open(arrays()), ps.ArraySource(arrays())
+    chosen: tuple[Dataset, Any] = {
+        "all": lambda: (chain, source),
+        "where": lambda: (chain.where("label != 1"), source.where("label != 1")),
+        "sample": lambda: (chain.sample(0.5, seed), source.sample(0.5, seed)),
+        "split": lambda: (chain.split(a=0.6, b=0.4, seed=seed)["a"], source.split(a=0.6, b=0.4, seed=seed)["a"]),
+        "fields": lambda: (chain.fields("x", "label"), source.with_fields(["x", "label"])),
+    }[choose]()
+    chain, source = chosen
+    ordered: tuple[Dataset, Any] = {
+        "none": lambda: (chain, ps.Sequential()),
+        "shuffle": lambda: (chain.shuffle(seed), ps.Shuffle()),
+        "window": lambda: (chain.shuffle(seed, window=1), ps.WindowShuffle(1)),
+        "balance": lambda: (chain.balance("label", seed, length=10), ps.Balanced.by(source, "label", length=10)),
+    }[order]()
+    chain = ordered[0].map(add_noise).batch(size, tail=tail)
+    plan = ps.Plan(source.index, ordered[1], size, 0 if order == "none" else seed, tail=tail)
+    assert chain.plan.identity() == plan.identity()
+    for rank in range(ranks):
+        world = World(rank, ranks)
+        with chain.loader(world=world) as ours, ps.Loader(source, plan, transform=add_noise, world=world) as theirs:
+            assert [to_plain(batch) for batch in ours] == [to_plain(batch) for batch in theirs]
+
+
+def test_choosing_after_the_order_is_choosing_before_it() -> None:
+    before = ps.open(arrays()).where("label == 1").fields("x").shuffle(seed=3).batch(4)
+    after = ps.open(arrays()).shuffle(seed=3).fields("x").where("label == 1").batch(4)
+    assert before.plan.identity() == after.plan.identity()
+    assert list(after.source.fields) == ["x"]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("places")
+    ps.create_shards_from_arrays(folder / "shards", arrays(), shard_size=7)
+    ps.create_shards_from_arrays(folder / "packed", arrays(), shard_size=7, compression="gz")
+    for number in range(2):
+        np.save(folder / f"part{number}.npy", np.arange(N)[number * N // 2 : (number + 1) * N // 2])
+    group = zarr.open_group(folder / "rows.zarr", mode="w")
+    for name, compressors in (("plain", None), ("x", "auto")):
+        stored = group.create_array(name, shape=(N,), chunks=(4,), dtype="i8", compressors=compressors)
+        stored[...] = np.arange(N)
+    pd.DataFrame(arrays()).to_csv(folder / "table.csv", index=False)
+    return folder
+
+
+def test_open_finds_out_what_it_was_given(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(places)
+    source = ps.ArraySource(arrays())
+    given: list[tuple[Any, str, str]] = [
+        ("shards", "TarSource", "Shuffle()"),
+        (places / "packed", "TarSource", "WindowShuffle(window=4)"),
+        ("rows.zarr", "ZarrSource", "WindowShuffle(window=6)"),
+        ("table.csv", "TableSource", "Shuffle()"),
+        ("part*.npy", "Concat", "Shuffle()"),
+        (["part0.npy", "part1.npy"], "Concat", "Shuffle()"),
+        (pd.DataFrame(arrays()), "TableSource", "Shuffle()"),
+        (arrays(), "ArraySource", "Shuffle()"),
+        (np.arange(N), "ArraySource", "Shuffle()"),
+        (torch.arange(N), "ArraySource", "Shuffle()"),
+        (source, "ArraySource", "Shuffle()"),
+        (ps.open(source), "ArraySource", "Shuffle()"),
+        ([{"x": n} for n in range(N)], "DatasetSource", "Shuffle()"),
+        (torch.utils.data.TensorDataset(torch.arange(N)), "DatasetSource", "Shuffle()"),
+    ]
+    for what, kind, order in given:
+        data = ps.open(what)
+        assert (type(data.source).__name__, repr(data.shuffle().order)) == (kind, order), what
+        block = data.source.take(np.arange(N))
+        if kind == "DatasetSource":
+            assert [item["x"] if isinstance(item, dict) else item[0].item() for item in block[""]] == list(range(N))
+        else:
+            assert block["x"].tolist() == list(range(N)), what
+        data.source.close()
+    assert ps.open("part1.npy").source.fields.keys() == {"part1"}
+    assert ps.open("rows.zarr", fields=["plain"]).shuffle().order == ps.Shuffle()
+
+
+def test_the_repr_shows_the_pipeline_as_it_will_run() -> None:
+    data = ps.open(arrays()).where("label == 1").shuffle(seed=7).map(double).batch(3)
+    assert repr(data) == (
+        "Dataset\n"
+        "  source  Take(8 of ArraySource(24 items of x, label), where('label == 1'))\n"
+        "  items   8 of x int64, label int64\n"
+        "  map     double\n"
+        "  order   Shuffle(), seed=7\n"
+        "  batch   3 items, tail='short': 3 batches per epoch"
+    )
+    assert repr(ps.open(arrays())).endswith("batch   not yet; next: batch(size), then loader()")
+
+
+def test_a_notebook_shows_three_items_and_escapes_text() -> None:
+    images = np.arange(4 * 20 * 30).reshape(4, 20, 30)
+    names = np.array(["<script>alert(1)</script>"] * 4, object)
+    signals = np.arange(80, dtype=">f4").reshape(4, 20)
+    rows = [{"image": images[n], "name": names[n], "signal": signals[n], "n": n} for n in range(4)]
+    table = ps.open(pd.DataFrame({"n": np.arange(4), "name": names}))._repr_html_()
+    assert "<script" not in table
+    assert table.count("&lt;script&gt;") == 3
+    drawn = ps.open({"image": images, "signal": signals})._repr_html_()
+    assert (drawn.count("data:image/png;base64,"), drawn.count("<polyline")) == (3, 3)
+    assert "http" not in drawn
+    assert "IndexError" not in ps.open(rows)._repr_html_()
+    assert ps.open(Take(ps.ArraySource({"x": np.arange(3)}), []))._repr_html_().startswith("<table>")
+
+
+class _Own:
+    """A source of the user's own, which inherits nothing."""
+
+    def __init__(self) -> None:
+        self._inner = ps.ArraySource(arrays())
+        self.index, self.fields, self.read = self._inner.index, self._inner.fields, self._inner.read
+        self.take, self.close = self._inner.take, self._inner.close
+
+
+def test_a_source_of_ones_own_has_the_verbs_too() -> None:
+    data = ps.open(_Own()).where("label == 2").fields("x").batch(8)
+    with data.loader() as loader:
+        assert [batch["x"].tolist() for batch in loader] == [list(range(2, N, 3))]
+
+
+def test_what_makes_no_sense_says_what_to_do(places: Path) -> None:
+    data = ps.open(arrays())
+    wrong: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (lambda: data.batch(2).batch(3), ps.PlanError, r"batch\(\) must not follow batch\(\): batches are made once"),
+        (lambda: data.batch(2).shuffle(), ps.PlanError, r"shuffle\(\) must not follow batch\(\): .* before batch\(\)"),
+        (lambda: data.batch(2).map(double), ps.PlanError, r"map\(\) must not follow batch\(\)"),
+        (lambda: data.batch(2).where("label == 1"), ps.PlanError, r"where\(\) must not follow batch\(\)"),
+        (lambda: data.shuffle().shuffle(), ps.PlanError, r"one order"),
+        (lambda: data.map(double).where("twice == 1"), ps.PlanError, r"where\(\) must not follow map\(\)"),
+        (lambda: data.balance("label").sample(0.5), ps.PlanError, r"must not follow balance\(\)"),
+        (data.loader, ps.PlanError, r"say how large they are with batch\(size\)"),
+        (lambda: data.batch(0), ps.PlanError, r"size must be an integer >= 1, got 0"),
+        (lambda: data.shuffle(-1), ps.PlanError, r"seed must be an integer >= 0, got -1"),
+        (lambda: data.shuffle(window=99).batch(2).plan, ps.PlanError, r"window must be <= 1"),
+        (lambda: data.where("label == 9").batch(2).loader(), ps.PlanError, r"at least one item, but none is left"),
+        (lambda: data.map(3), ps.OptionError, r"map\(\) takes a function of an item"),
+        (lambda: data.fields("y"), ps.OptionError, r"fields must be different fields"),
+        (lambda: data.balance("labl"), ps.SourceError, r"Did you mean 'label'"),
+        (lambda: ps.open(3), ps.SourceError, r"got int"),
+        (lambda: ps.open(places / "nowhere"), ps.SourceError, r"does not exist"),
+        (lambda: ps.open(places / "*.wav"), ps.SourceError, r"No file .*\*\.wav"),
+        (lambda: ps.open(["a.wav", "b.npy"]), ps.SourceError, r"must all be audio, tables or npy"),
+        (lambda: ps.open(places / "shards", shape=3), ps.OptionError, r"TarSource takes fields, .*; got shape"),
+        (lambda: open_source(ps.ArraySource(arrays()), fields=["x"]), ps.OptionError, r"takes none; got fields"),
+    ]
+    for call, error, message in wrong:
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_a_function_that_fails_names_the_item() -> None:
+    def fail(item: Any) -> Any:
+        return [item][int(item["x"] == 5)]
+
+    with ps.open(arrays()).map(fail).batch(4).loader() as loader, pytest.raises(IndexError) as caught:
+        list(loader)
+    assert any("item 5" in note for note in caught.value.__notes__)
