@@ -11,12 +11,14 @@ Code that only makes data for a page is written into a comment, which no reader 
 import contextlib
 import io
 import itertools
+import os
 import re
 import shlex
 import sys
 import types
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
@@ -96,6 +98,7 @@ def _with_code(pages: list[Path]) -> list[Path]:
 
 
 @pytest.mark.parametrize("page", _with_code(_PAGES), ids=lambda page: str(page.relative_to(_ROOT)))
+@mock.patch.dict(os.environ)  # what a page sets ends with it
 def test_the_code_of_a_page_runs_and_prints_what_the_page_says(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module = types.ModuleType("page")
