@@ -45,6 +45,22 @@ def test_lengths_come_from_a_field_of_shards(shards: Path, by: str, expected: li
     assert lengths == item_lengths(source, expected) == Lengths(expected)
 
 
+def test_lengths_of_arrays_in_shards_are_those_of_the_side_index(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = TarSource(shards)
+    assert source.axis_lengths("wide") is None  # more than one axis: it is read
+    assert source.axis_lengths("n_tokens") is None
+    read: list[int] = []
+    take = TarSource.take
+
+    def count_and_take(self: TarSource, items: Any, out: Any = None) -> Any:
+        read.extend(items)
+        return take(self, items, out)
+
+    monkeypatch.setattr(TarSource, "take", count_and_take)
+    assert item_lengths(source, "tokens").values.tolist() == COUNTS
+    assert read == [0]
+
+
 def test_lengths_come_from_the_items_of_a_dataset() -> None:
     source = DatasetSource([{"text": "abc", "n": 5}, {"text": "", "n": np.int16(7)}])
     assert item_lengths(source, "text").values.tolist() == [3, 0]

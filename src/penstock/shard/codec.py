@@ -26,6 +26,7 @@ __all__ = [
     "decode_npy",
     "encode",
     "json_bytes",
+    "npy_header_bytes",
     "parse_descr",
     "parse_npy_header",
 ]
@@ -99,7 +100,7 @@ def encode(name: str, value: Any, array_format: ArrayFormat = "npy") -> Payload:
         # Copy first: a view would be pickled with its whole base array.
         pickled = pickle.dumps(array.copy(), protocol=_PICKLE_PROTOCOL)
         return Payload("pyd", (pickled,), len(pickled), array.dtype, array.shape)
-    head = _npy_header_bytes(array.dtype, array.shape)
+    head = npy_header_bytes(array.dtype, array.shape)
     if array.nbytes < _COPIED_BYTES:
         data: bytes | memoryview = array.tobytes()
     else:  # as bytes, since dates and some other dtypes do not support the buffer protocol
@@ -157,7 +158,8 @@ def _to_array(name: str, value: Any) -> NDArray[Any]:
 
 
 @lru_cache(maxsize=256)
-def _npy_header_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+def npy_header_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Return the header of an array in C order, as it is written."""
     out = io.BytesIO()
     fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     try:

@@ -41,7 +41,8 @@ def item_lengths(source: Source, by: str | ArrayLike, *, cache: str | os.PathLik
     ----------
     by
         Name of a field: the length of its first axis, or of a string; of a field of single integers, their values. Or
-        the lengths themselves, one integer for each item. A field whose lengths differ is read whole, once.
+        the lengths themselves, one integer for each item. A field whose lengths differ is read whole, once;
+        1-D arrays in shards of Penstock are not, because their side indexes tell.
     cache
         A folder of this machine, in which the lengths and their sort are kept: they are mapped from there the next
         time. None: both are in memory, 8 bytes an item. Of a `DatasetSource`, whose content has no fingerprint, only
@@ -92,7 +93,11 @@ def _check_count(lengths: Lengths, source: Source) -> Lengths:
 
 
 def _measure(source: Source, by: str) -> Lengths:
-    """Read one field of all items."""
+    """Return the lengths of a field: as the source knows them, or by reading it in all items."""
+    find_known = getattr(source, "axis_lengths", None) if by in source.fields else None
+    known = None if find_known is None else find_known(by)
+    if known is not None:
+        return Lengths(known)
     choose = getattr(source, "with_fields", None) if by in source.fields else None
     only: Source = source if choose is None else choose([by])
     found = np.empty(len(source.index), np.uint32)

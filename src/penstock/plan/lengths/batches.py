@@ -135,10 +135,6 @@ class Bucketed(_BucketPlan):
             self._lengths, n_kept=self.n_kept, limit=None, width=self.width, size_of=lambda _: self.batch_size
         )
 
-    def describe(self) -> str:
-        """Return the name of the plan with everything that its order depends on, except seed and index."""
-        return f"Bucketed(batch_size={self.batch_size}, width={self.width}, tail={self.tail!r})"
-
 
 @dataclass(frozen=True)
 class TokenBudget(_BucketPlan):
@@ -235,12 +231,6 @@ class TokenBudget(_BucketPlan):
 
     def _round_up(self, length: int) -> int:
         return -(-length // self.pad_to_multiple_of) * self.pad_to_multiple_of
-
-    def describe(self) -> str:
-        """Return the name of the plan with everything that its order depends on, except seed and index."""
-        limits = f"max_tokens={self.max_tokens}, max_items={self.max_items}, width={self.width}"
-        padding = f"pad_to_multiple_of={self.pad_to_multiple_of}, too_long={self.too_long!r}"
-        return f"TokenBudget({limits}, {padding}, tail={self.tail!r})"
 
 
 class _BucketEpoch(Epoch):

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
@@ -53,8 +53,7 @@ class LengthPlan(Inspectable):
     @cached_property
     def _lengths(self) -> Lengths:
         """Lengths of the items of the index."""
-        assert isinstance(self.lengths, Lengths), "converted in __post_init__"
-        return self.lengths.select(self.index)
+        return self._given.select(self.index)
 
     batch_size: int
     """Items in the largest batch, or rows in every batch."""
@@ -80,10 +79,6 @@ class LengthPlan(Inspectable):
         return len(self.index) - self.n_kept
 
     @abstractmethod
-    def describe(self) -> str:
-        """Return the name of the plan with everything that its order depends on, except seed and index."""
-
-    @abstractmethod
     def epoch(self, number: int, origin: int = 0) -> Epoch:
         """Return epoch `number`."""
 
@@ -100,13 +95,27 @@ class LengthPlan(Inspectable):
         return {
             "items": len(self.index),
             "data": self.index.digest,
-            "order": f"{self.describe()} by {self.lengths!r}",
+            "order": self._describe(),
             "seed": int(self.seed),
             "batch_size": self.batch_size,
             "lanes": self.lanes,
             "tail": self.tail,
             "segment": 0,
         }
+
+    def _describe(self) -> str:
+        """Return everything that the order depends on, except seed and index; what is as by default is left out."""
+        said = []
+        for option in fields(self):  # type: ignore[arg-type]  # each of them is a dataclass
+            value = getattr(self, option.name)
+            if option.name not in ("index", "lengths", "seed") and value != option.default:
+                said.append(f"{option.name}={value.item() if isinstance(value, np.generic) else value!r}")
+        return f"{type(self).__name__}({', '.join([*said, f'lengths={self._given.digest}'])})"
+
+    @property
+    def _given(self) -> Lengths:
+        assert isinstance(self.lengths, Lengths), "converted in __post_init__"
+        return self.lengths
 
     def with_batches(self, batch_size: int, tail: Tail) -> Any:  # noqa: ARG002
         """Return this plan: the sizes of its batches are part of its order."""

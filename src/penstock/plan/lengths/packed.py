@@ -149,11 +149,6 @@ class Packed(LengthPlan):
         n_rows = int(draw.rows.numbers[-1]) + 1 if len(draw) else 0
         return int(draw.rows.counts[valid].sum()), n_rows * self.length
 
-    def describe(self) -> str:
-        """Return the name of the plan with everything that its order depends on, except seed and index."""
-        what = f"length={self.length}, batch_size={self.batch_size}, split={self.split}, too_long={self.too_long!r}"
-        return f"Packed({what}, tail={self.tail!r})"
-
 
 class _PackedEpoch(Epoch):
     """The batches of one epoch; positions are rows."""

@@ -25,6 +25,7 @@ from penstock.shard.tar import TAR_BLOCK
 from penstock.source.checks import check_items, check_span
 from penstock.source.remote_parts import RemoteParts
 from penstock.source.select.selectable import Selectable
+from penstock.source.tar.axis_lengths import read_axis_lengths
 from penstock.source.tar.engine import ShardEngine
 from penstock.source.tar.quarantine import Quarantine
 from penstock.source.tar.read_items import ReadSpec, Verify
@@ -147,6 +148,14 @@ class TarSource(Selectable, RemoteParts):
         infos, other.fields = _select_fields(self.manifest, fields, self._spec.decode)
         other._spec, other._engine = replace(self._spec, infos=infos, fields=other.fields), None
         return other
+
+    def axis_lengths(self, name: str) -> NDArray[np.uint32] | None:
+        """Return the length of a 1-D field in every item, by the side indexes alone; None if they do not tell it."""
+        only = self.with_fields([name])
+        first = only.take(np.zeros(1, np.int64))[name][0] if len(self.index) else None
+        only.close()
+        is_flat = isinstance(first, np.ndarray) and first.ndim == 1
+        return read_axis_lengths(only._spec, name) if is_flat else None
 
     @property
     def reads_whole_chunks(self) -> bool:
