@@ -113,7 +113,8 @@ def test_batches_are_the_same_out_of_every_executor_and_after_every_resume(name:
         for batch in loader:
             whole.append(to_lists(batch))
             states.append(loader.state_dict())
-    for executor in ("threads", "processes"):
+    # Starting processes takes long, and what they are sent is the same for all plans.
+    for executor in ("threads", "processes") if name in ("budget", "split") else ("threads",):
         with make_loader(plan, executor) as other:
             assert [to_lists(batch) for batch in other] == whole
     executors = ["inline", "threads"]

@@ -119,7 +119,7 @@ class Lengths:
     @cached_property
     def sort(self) -> _U32s:
         """Items from the shortest to the longest; those of one length by their numbers."""
-        return _sort_items(self.values)
+        return _sort_items(self.values, self.table)
 
     def select(self, index: Index) -> "Lengths":
         """Return the lengths of the items of `index`, which is the index of the source or a selection of it."""
@@ -154,16 +154,12 @@ def _blocks(values: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
     return (values[begin : begin + size] for begin in range(0, len(values), size))
 
 
-def _sort_items(lengths: _U32s) -> _U32s:
+def _sort_items(lengths: _U32s, table: LengthTable) -> _U32s:
     """Return the items by length, then by number, with no more memory than that and some blocks."""
-    longest = lengths.max(initial=0)
-    is_short = longest < 1 << _KEY_BITS
+    is_short = table.values.max(initial=0) < 1 << _KEY_BITS
     keys_of = (lambda block: np.ascontiguousarray(block, np.uint32)) if is_short else _shorten
-    top = int(keys_of(np.atleast_1d(longest))[0]) + 1
-    counts = np.zeros(top, np.int64)
-    for block in _blocks(lengths, _BLOCK):
-        counts += np.bincount(keys_of(block), minlength=top)
-    ends = np.cumsum(counts)
+    counts = np.bincount(keys_of(table.values.astype(np.uint32)), table.counts).astype(np.int64)
+    ends, top = np.cumsum(counts), len(counts)
     following = ends - counts  # where the next item with each key goes
     found = np.empty(len(lengths), np.uint32)
     for begin in range(0, len(lengths), _BLOCK):

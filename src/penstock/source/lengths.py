@@ -31,7 +31,7 @@ _HEADER = struct.Struct("<16sQQQ16s")
 """Magic, version, items, different lengths, checksum of the rest."""
 
 _MAGIC, _VERSION = b"PENSTOCK-LENGTHS", 1
-_ITEMS_AT_ONCE = 4096
+_ITEMS_AT_ONCE, _NUMBERS_AT_ONCE = 4096, 1 << 16
 
 
 def item_lengths(source: Source, by: str | ArrayLike, *, cache: str | os.PathLike[str] | None = None) -> Lengths:
@@ -101,8 +101,10 @@ def _measure(source: Source, by: str) -> Lengths:
     choose = getattr(source, "with_fields", None) if by in source.fields else None
     only: Source = source if choose is None else choose([by])
     found = np.empty(len(source.index), np.uint32)
-    for begin in range(0, len(found), _ITEMS_AT_ONCE):
-        span = Span(begin, min(begin + _ITEMS_AT_ONCE, len(found)))
+    is_number = by in source.fields and source.fields[by].shape == ()
+    at_once = _NUMBERS_AT_ONCE if is_number else _ITEMS_AT_ONCE
+    for begin in range(0, len(found), at_once):
+        span = Span(begin, min(begin + at_once, len(found)))
         block = only.read(span)
         column = block[by] if by in block else [_find_value(item, by, source) for item in block[UNNAMED]]
         found[span.start : span.stop] = _column_lengths(column, by, span.start)
