@@ -4,6 +4,8 @@ from penstock.source.combine import Concat as Concat
 from penstock.source.combine import Numbered as Numbered
 from penstock.source.combine import Zip as Zip
 from penstock.source.dataset import DatasetSource as DatasetSource
+from penstock.source.files.folder import FolderSource as FolderSource
+from penstock.source.files.source import FilesSource as FilesSource
 from penstock.source.find_source import open_source as open_source
 from penstock.source.lengths import item_lengths as item_lengths
 from penstock.source.select.columns import read_columns as read_columns

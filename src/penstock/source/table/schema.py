@@ -17,14 +17,16 @@ __all__ = ["agree_on_types", "check_columns", "choose_fill"]
 _INDEX = re.compile(r"__index_level_\d+__")  # the row numbers that pandas stores
 
 
-def agree_on_types(parts: Sequence[Part], columns: Sequence[str] | None) -> dict[str, ColumnType]:
-    """Return the columns that are read; raise SourceError if they are not the same in all parts."""
+def agree_on_types(parts: Sequence[Part], columns: Sequence[str] | None) -> tuple[dict[str, ColumnType], list[str]]:
+    """Return all columns that are the same in all parts, and those to read; raise SourceError if those differ."""
     first = _find_types(parts[0])
     if not first:
         raise SourceError(f"A table must have at least one column, got none in {parts[0].name}.")
     names = list(first) if columns is None else check_columns(columns, first)
+    same = dict(first)
     for part in parts[1:]:
         types = _find_types(part)
+        same = {name: column for name, column in same.items() if name in types and types[name].label == column.label}
         for name in [*names, *(types if columns is None else ())]:
             here, there = (table[name].label if name in table else "no column" for table in (first, types))
             if here != there:
@@ -33,7 +35,7 @@ def agree_on_types(parts: Sequence[Part], columns: Sequence[str] | None) -> dict
                     f"{parts[0].name} and {there} in {part.name}. Leave it out with columns=..., or read the files "
                     "one by one."
                 )
-    return {name: first[name] for name in names}
+    return same, names
 
 
 def _find_types(part: Part) -> dict[str, ColumnType]:

@@ -91,14 +91,17 @@ class TableSource(Selectable):
         decoded_bytes: int | None = None,
     ) -> None:
         parts, order = find_parts(where)
-        types = agree_on_types(parts, columns)
+        types, names = agree_on_types(parts, columns)
         self._order: _Int64s | None = None if order is None else np.asarray(order, np.int64)
         rows = np.concatenate([part.rows for part in parts])
         n_rows = int(rows.sum()) if self._order is None else len(self._order)
         if not n_rows:
             raise SourceError(f"A table must have at least one row, got none in {_name_parts(parts)}.")
-        self._spec = TableSpec(tuple(parts), types, choose_fill(fill or {}, types))
-        self.fields: dict[str, Field] = _make_fields(self._spec)
+        self._whole = TableSpec(tuple(parts), types, choose_fill(fill or {}, types))
+        self._spec = self._whole.select(names)
+        self.stored_fields: dict[str, Field] = _make_fields(self._whole)
+        """All columns, also those that are not read."""
+        self.fields: dict[str, Field] = {name: self.stored_fields[name] for name in names}
         if decoded_bytes is None:
             decoded_bytes = max(_DECODED_BYTES, 2 * int(rows.max()) * self._item_bytes())
         self._decoded_bytes = check_integer("decoded_bytes", decoded_bytes, at_least=0)
@@ -107,12 +110,12 @@ class TableSource(Selectable):
         self.index = self._make_index(rows, chunk_items)
 
     def with_fields(self, fields: Sequence[str]) -> "TableSource":
-        """Return a source of the same items with these columns; files are not opened again."""
+        """Return a source of the same items with these columns, of all that are stored."""
         other = object.__new__(TableSource)
-        names = check_columns(fields, self._spec.types)
+        names = check_columns(fields, self._whole.types)
         other.__dict__.update(self.__dict__, _reader=None)
-        other._spec = self._spec.select(names)
-        other.fields = {name: self.fields[name] for name in names}
+        other._spec = self._whole.select(names)
+        other.fields = {name: self.stored_fields[name] for name in names}
         return other
 
     def __repr__(self) -> str:

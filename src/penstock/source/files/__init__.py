@@ -1,0 +1,1 @@
+"""Items from files, one each: those that a table names, or those of a folder."""
