@@ -67,6 +67,8 @@ from penstock.source.audio.source import AudioSource as AudioSource
 from penstock.source.combine import Concat as Concat
 from penstock.source.combine import Zip as Zip
 from penstock.source.dataset import DatasetSource as DatasetSource
+from penstock.source.files.folder import FolderSource as FolderSource
+from penstock.source.files.source import FilesSource as FilesSource
 from penstock.source.lengths import item_lengths as item_lengths
 from penstock.source.stored.source import ZarrSource as ZarrSource
 from penstock.source.table.source import TableSource as TableSource

@@ -60,6 +60,7 @@ EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
     ("penstock.shard.decoders.images", "Image.open"): (1, _OPEN),
     ("penstock.source.array", "memmap"): (1, _CHECKED),
     ("penstock.source.lengths", "memmap"): (1, _CHECKED),
+    ("penstock.source.files.reader", "FileIO"): (1, _OPEN),
     ("penstock.source.stored.h5_file", "h5py.File"): (2, "a path that `check_regular` has opened, or a RemoteFile"),
     ("penstock.source.stored.npy", "memmap"): (1, _CHECKED),
     ("penstock.source.table.csv_file", "read_csv"): (1, _OPEN),

@@ -55,8 +55,6 @@ from penstock.recipes.workersafe.factory import DataLoaderConfigLogger as DataLo
 from penstock.recipes.workersafe.factory import OptimalDataLoaderFactory as OptimalDataLoaderFactory
 from penstock.recipes.workersafe.monitor import DataLoaderPerformanceMonitor as DataLoaderPerformanceMonitor
 from penstock.recipes.workersafe.monitor import quick_benchmark as quick_benchmark
-from penstock.source.files.folder import FolderSource as FolderSource
-from penstock.source.files.source import FilesSource as FilesSource
 from penstock.transform.intensity import Normalize as Normalize
 from penstock.transform.noise import GaussianNoise as GaussianNoise
 from penstock.transform.presets import get_augmentation_params as get_augmentation_params
