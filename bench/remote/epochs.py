@@ -42,8 +42,6 @@ class Epoch:
     downloaded: float
     requests: int
     cache_share: float
-    failures: int
-    """Runs that ended in an error, and were repeated."""
     """The most that was in the cache folder, as a share of the dataset."""
 
 

@@ -11,6 +11,8 @@ from penstock_remote import Endpoint
 from penstock_test_shards import ALL, SECOND, damage_of, facts, flip_member, read_quarantine
 
 from penstock import DamageError, ReadError, TarSource
+from penstock.files.spans.folder import CacheFolder
+from penstock.files.spans.span import StoredSpan
 from penstock.files.stores.options import StoreOptions
 
 originals, folder, packed = penstock_test_shards.originals, penstock_test_shards.folder, penstock_test_shards.packed
@@ -87,6 +89,26 @@ def test_items_are_verified_whenever_they_come_again(there: Endpoint) -> None:
     flip_member(there.folder, "sample_000000003.x.npy")
     for _ in range(2):
         assert damage_of(open_there(there)).item == 3
+
+
+def test_damage_that_has_come_into_a_cache_is_downloaded_again(there: Endpoint, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert facts(open_there(there, cache=cache, cache_bytes=1 << 20).take(ALL)) == ALL.tolist()
+    spans = [path for path in cache.glob("*/*-*") if not path.name.endswith("-end")]  # of shards
+    assert len(spans) == 3
+    for path in spans:
+        content = np.fromfile(path, np.uint8)[:-16] ^ 1
+        path.unlink()
+        assert CacheFolder(cache, 1 << 20).add(StoredSpan(path.parent.name, *map(int, path.name.split("-"))), content)
+    source = open_there(there, cache=cache, cache_bytes=1 << 20)
+    found = []
+    for _ in range(10):
+        try:
+            found = facts(source.take(ALL))
+        except DamageError:
+            continue
+        break
+    assert found == ALL.tolist()
 
 
 @pytest.mark.parametrize("what", ["missing", "damaged", "other"])

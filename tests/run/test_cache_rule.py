@@ -1,5 +1,6 @@
 """What a remote source keeps from epoch to epoch: always the same part, never more than its cache holds."""
 
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -101,3 +102,18 @@ def test_read_ahead_takes_no_more_than_a_quarter_of_the_cache() -> None:
     source = _Remote(1000, 100 * _ITEM_BYTES)
     pages = decide_pages(source, Plan(source.index, Shuffle(), batch_size=8), RunOptions())
     assert pages.read_ahead_bytes == 25 * _ITEM_BYTES
+
+
+def _hold_interpreter(item: Block, _: np.random.Generator) -> Block:
+    until = time.thread_time() + 0.005
+    while time.thread_time() < until:
+        pass
+    return item
+
+
+def test_processes_that_would_download_the_same_windows_are_not_chosen() -> None:
+    source = _Remote(48, 0)
+    plan = Plan(source.index, WindowShuffle(window=2), batch_size=8)
+    with Loader(source, plan, num_workers=2, transform=_hold_interpreter) as loader:
+        assert sorted(item for batch in loader for item in batch["x"].tolist()) == list(range(48))
+        assert "executor='threads'" in repr(loader)

@@ -58,6 +58,8 @@ class Execution:
     ) -> tuple[Generator[Any, None, None], Callable[[], None] | None]:
         """Return the batches of this rank from `start` on, and a function that wakes a consumer waiting for one."""
         self._decide_pages()
+        if self.executor == "auto" and self._would_repeat_downloads:
+            self.choose("threads")
         if self.executor == "auto":
             choosing = _Choosing(self, start, record, first_wait)
             return choosing.batches(), choosing.wake
@@ -161,6 +163,12 @@ class Execution:
             first_wait=first_wait,
         )
         return batches, handoff.close
+
+    @property
+    def _would_repeat_downloads(self) -> bool:
+        """Whether several worker processes would need the same shuffle windows, and each would download them."""
+        is_remote = getattr(self.maker.source, "is_remote", False) is True
+        return is_remote and self.maker.windows_held > 0 and self._plan.lanes < self._num_workers * self._world.size
 
     def _decide_pages(self) -> None:
         """Decide, before the first batch, what to read ahead and what to give back."""

@@ -1,14 +1,12 @@
 """Paths of this machine: a URL is none."""
 
 import os
-import re
 from pathlib import Path
 
 from penstock.core.errors import OptionError
+from penstock.files.stores.url import is_url
 
 __all__ = ["local_path"]
-
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # with one slash, too: Path("s3://bucket") has no more
 
 
 def local_path(where: str | os.PathLike[str]) -> Path:
@@ -16,7 +14,7 @@ def local_path(where: str | os.PathLike[str]) -> Path:
 
     Without this check, `s3://bucket/shards` would be a folder `s3:` in the working directory.
     """
-    if _URL.match(os.fspath(where)):
+    if is_url(where):
         raise OptionError(
             f"The path must be one of this machine, got the URL {os.fspath(where)!r}. Copy the data from or to it, for "
             "example with rclone, or mount it."

@@ -79,10 +79,21 @@ class EpochCosts:
 
     def __str__(self) -> str:
         return (
-            f"the first epoch downloads {self.first.n_bytes / 1e9:,.3g} GB in {count(self.first.requests, 'request')}, "
-            f"each later one {self.later.n_bytes / 1e9:,.3g} GB in {self.later.requests:,} with a cache of "
-            f"{self.cache_bytes / 1e9:,.3g} GB ({self.later_lru.n_bytes / 1e9:,.3g} GB if it were LRU)"
+            f"the first epoch downloads {_format_gb(self.first.n_bytes)} in {count(self.first.requests, 'request')}, "
+            f"each later one {_format_gb(self.later.n_bytes)} in {self.later.requests:,} with a cache of "
+            f"{_format_gb(self.cache_bytes)} ({_format_gb(self.later_lru.n_bytes)} if it were LRU)"
         )
+
+
+def _format_gb(n_bytes: float) -> str:
+    """Return gigabytes with three digits, and no exponent.
+
+    Examples
+    --------
+    >>> _format_gb(1_234_500_000_000), _format_gb(1_500_000), _format_gb(0)
+    ('1,234 GB', '0.0015 GB', '0 GB')
+    """
+    return f"{n_bytes / 1e9:,.0f} GB" if n_bytes >= 999.5e9 else f"{n_bytes / 1e9:,.3g} GB"
 
 
 def estimate_costs(passes: Passes, number: int, *, stored_bytes: int, cache_bytes: int) -> EpochCosts:

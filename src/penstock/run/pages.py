@@ -100,8 +100,8 @@ def decide_pages(source: Source, plan: BatchPlan, options: RunOptions) -> Pages:
     available = this_machine().memory_bytes
     ahead = min(options.read_ahead_bytes, int(_AHEAD_SHARE * available)) if can_prepare else 0
     if getattr(source, "is_remote", False):
-        pages = Pages(ahead, item_bytes, workers_stay=options.persistent)
-        return _decide_cache(source, plan, pages) if can_release else pages
+        pages = Pages(ahead, item_bytes, plan if can_release else None, workers_stay=options.persistent)
+        return _decide_cache(source, pages)
     budget = int(_SHARE * available) if options.page_cache_bytes is None else options.page_cache_bytes
     if not can_release or stored is None or stored <= budget:
         return Pages(ahead, item_bytes)
@@ -110,13 +110,12 @@ def decide_pages(source: Source, plan: BatchPlan, options: RunOptions) -> Pages:
     return Pages(ahead, item_bytes, plan, kept)
 
 
-def _decide_cache(source: Source, plan: BatchPlan, pages: Pages) -> Pages:
-    """Say what stays in the cache folder of a remote dataset; its memory is released as soon as it was read."""
+def _decide_cache(source: Source, pages: Pages) -> Pages:
+    """Say what stays in the cache folder of a remote dataset; what was read is released from memory at once."""
     budget, stored = int(getattr(source, "cache_bytes", 0)), getattr(source, "stored_bytes", None)
     if budget and stored is not None and hasattr(source, "keep_share"):
         source.keep_share(1.0 if stored <= budget else _CACHE_SHARE * budget / stored)
-    ahead = min(pages.read_ahead_bytes, budget // 4) if budget else pages.read_ahead_bytes
-    return replace(pages, plan=plan, read_ahead_bytes=ahead)
+    return replace(pages, read_ahead_bytes=min(pages.read_ahead_bytes, budget // 4)) if budget else pages
 
 
 def _item_bytes(source: Source, stored: int | None) -> int:

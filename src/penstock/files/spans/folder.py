@@ -12,7 +12,9 @@ import fcntl
 import os
 import re
 import struct
+import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -63,6 +65,10 @@ class CacheFolder:
         self._opened_ns = time.time_ns() if opened_ns is None else opened_ns
         self._expendable: deque[str] = deque()  # found by the last scan
         self._scan_at = self._write_at = 0.0
+        self._counting = threading.Lock()
+        self._ledgers: list[int] = []
+        self._idle_locks: list[int] = []
+        weakref.finalize(self, _close_all, self._ledgers, self._idle_locks)
         _create(folder)
 
     def find(self, span: StoredSpan) -> bool:
@@ -105,8 +111,11 @@ class CacheFolder:
             return False
         path = Path(self._path(span))
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            aside = self._reserve(path, len(content) + _TRAILER.size)
+            try:
+                aside = self._reserve(path, len(content) + _TRAILER.size)
+            except FileNotFoundError:  # the folder was deleted
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                aside = self._reserve(path, len(content) + _TRAILER.size)
             if aside is None:
                 return path.exists()
             try:
@@ -126,9 +135,13 @@ class CacheFolder:
             return False
         return True
 
+    def remove(self, span: StoredSpan) -> None:
+        """Forget a span."""
+        self._remove(self._path(span))
+
     def open_locks(self) -> "SpanLocks":
         """Return the locks of spans, of which none is taken yet."""
-        return SpanLocks(f"{self.folder}/{_LOCKS}")
+        return SpanLocks(f"{self.folder}/{_LOCKS}", self._idle_locks)
 
     def _path(self, span: StoredSpan) -> str:
         return f"{self.folder}/{span.object}/{span.file_name}"
@@ -149,6 +162,7 @@ class CacheFolder:
                 if total + n_bytes > self.max_bytes:
                     return None
             ledger.write(total + n_bytes)  # before the file: a kill in between counts too many bytes, not too few
+            path.parent.mkdir(mode=0o700, exist_ok=True)
             handle, aside = create_aside(path)
             os.ftruncate(handle, n_bytes)  # counted by a scan
             return handle, aside
@@ -198,19 +212,24 @@ class CacheFolder:
 
     @contextmanager
     def _ledger(self) -> "Iterator[_Ledger]":
-        path = f"{self.folder}/{_LEDGER}"
-        while True:
-            handle = open_list(path)
+        with self._counting:  # the open file is locked for this process, not for the thread
+            handle = self._lock_ledger()
             try:
-                with suppress(OSError):  # without locks, processes may exceed the bound by what they write at once
-                    fcntl.flock(handle, fcntl.LOCK_EX)
-                if os.fstat(handle).st_nlink:  # or the folder was deleted meanwhile
-                    yield _Ledger(handle)
-                    return
+                yield _Ledger(handle)
             finally:
                 with suppress(OSError):
                     fcntl.flock(handle, fcntl.LOCK_UN)  # a child that was forked meanwhile has the open file, too
-                os.close(handle)
+
+    def _lock_ledger(self) -> int:
+        while True:
+            if not self._ledgers:
+                self._ledgers.append(open_list(f"{self.folder}/{_LEDGER}"))
+            handle = self._ledgers[0]
+            with suppress(OSError):  # without locks, processes may exceed the bound by what they write at once
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if os.fstat(handle).st_nlink:
+                return handle
+            os.close(self._ledgers.pop())  # the folder was deleted meanwhile
 
 
 class _Ledger:
@@ -233,13 +252,23 @@ class SpanLocks:
     """Locks of spans: one byte each of a file, so that no two spans share one.
 
     They belong to the open file, not to the process: two threads exclude each other as two processes do.
+
+    Parameters
+    ----------
+    idle
+        Open files without locks; one of them is used, and comes back.
     """
 
-    def __init__(self, path: str) -> None:
-        try:
-            self._handle = open_list(path)
-        except OSError:
-            self._handle = -1
+    def __init__(self, path: str, idle: list[int]) -> None:
+        self._idle, self._handle = idle, -1
+        with suppress(OSError, IndexError):
+            self._handle = idle.pop()
+            if not os.fstat(self._handle).st_nlink:  # the folder was deleted meanwhile
+                os.close(self._handle)
+                self._handle = -1
+        if self._handle < 0:
+            with suppress(OSError):
+                self._handle = open_list(path)
 
     def __enter__(self) -> "SpanLocks":
         return self
@@ -248,7 +277,7 @@ class SpanLocks:
         if self._handle >= 0:
             with suppress(OSError):
                 self._set(fcntl.F_UNLCK, 0, 0)  # a child that was forked meanwhile has the open file, too
-            os.close(self._handle)
+            self._idle.append(self._handle)
             self._handle = -1
 
     def take(self, span: StoredSpan) -> bool:
@@ -266,6 +295,11 @@ class SpanLocks:
 
     def _set(self, kind: int, start: int, length: int) -> None:
         fcntl.fcntl(self._handle, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
+
+
+def _close_all(*handles: list[int]) -> None:
+    for handle in (each for some in handles for each in some):
+        os.close(handle)
 
 
 def measure_folder(folder: Path) -> int:

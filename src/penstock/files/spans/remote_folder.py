@@ -153,6 +153,10 @@ class RemoteFolder:
         """Free the memory of spans that were read; what is in the cache folder stays there."""
         self._open().release(spans)
 
+    def drop(self, spans: Sequence[Span]) -> None:
+        """Forget spans whose content is damaged, in memory and in the cache folder: the next read downloads them."""
+        self._open().drop(spans)
+
     def close(self) -> None:
         """End all downloads and close connections; the next read opens them again."""
         process, self._process = self._process, None
@@ -252,6 +256,12 @@ class _Process(Owner):
 
     def release(self, spans: Sequence[Span]) -> None:
         self.downloads.release(self, spans)
+
+    def drop(self, spans: Sequence[Span]) -> None:
+        self.downloads.release(self, spans)
+        for stored in map(self._name, spans):
+            if stored is not None and self._folder is not None:
+                self._folder.remove(stored)
 
     # -- the cache folder ----------------------------------------------------------------------------------------------
 

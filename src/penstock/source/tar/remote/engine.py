@@ -213,8 +213,12 @@ class RemoteEngine:
             request = Request(
                 parts, which[mine] - start, some.items, some.rows, places=some.places, unverified=unverified
             )
-            for part in request.split_by_layout():
-                read(part)
+            try:
+                for part in request.split_by_layout():
+                    read(part)
+            except DamageError:
+                self._archives.drop([spans[first] for first in firsts[start:stop].tolist()])
+                raise
 
     def _fetch(self, wanted: _Wanted, spans: Sequence[Span]) -> list[OpenSpan]:
         """Return spans in memory, given the first item of each."""
