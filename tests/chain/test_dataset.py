@@ -88,6 +88,58 @@ def test_choosing_after_the_order_is_choosing_before_it() -> None:
     assert list(after.source.fields) == ["x"]
 
 
+def sequences() -> list[Any]:
+    return [np.arange(1 + n % 7) + 100 * n for n in range(N)]
+
+
+def test_batches_by_length_are_those_of_the_plans_by_length(tmp_path: Path) -> None:
+    tokens, where = sequences(), tmp_path / "shards"
+    ps.create_shards_from_arrays(where, {"tokens": tokens, "n_tokens": np.array([len(row) for row in tokens])})
+    data, source = ps.open(where).fields("tokens").shuffle(seed=5), ps.TarSource(where, fields=["tokens"])
+    lengths, index = ps.item_lengths(source, by="tokens"), source.index
+    for chain, plan in (
+        (data.bucket(4, by="tokens"), ps.Bucketed(index, lengths, 4, seed=5)),
+        (data.budget(16, by="tokens", max_items=5), ps.TokenBudget(index, lengths, 16, 5, seed=5)),
+        (data.pack(8, 2, by="tokens", cache=tmp_path / "cache"), ps.Packed(index, lengths, 8, 2, seed=5)),
+    ):
+        assert chain.plan.identity() == plan.identity()
+        with chain.loader() as ours, ps.Loader(source, plan, collate=ps.Pad("tokens")) as theirs:
+            assert [to_plain(batch) for batch in ours] == [to_plain(batch) for batch in theirs]
+    by_column = ps.open(where).shuffle(seed=5).bucket(4, by="n_tokens", pad=ps.Pad("tokens"))
+    assert by_column.plan.identity() == ps.Bucketed(index, lengths, 4, seed=5).identity()
+    assert repr(data.bucket(4, by="tokens")).splitlines()[-2] == "  order   by length, seed=5"
+    wrong: list[Callable[[], Any]] = [
+        lambda: data.bucket(4, by="tokens").batch(3),
+        lambda: data.batch(3).bucket(4, by="tokens"),
+        lambda: ps.open(where).balance("n_tokens").pack(8, 2, by="tokens"),
+        lambda: data.budget(3, by="tokens").plan,
+    ]
+    for call in wrong:
+        with pytest.raises(ps.PlanError):
+            call()
+
+
+def test_a_mixture_in_the_chain_is_that_of_the_recipe() -> None:
+    a, b = ps.ArraySource(arrays()), ps.ArraySource(arrays(100))
+    mixture = ps.Mixture({"a": a.where("label == 1"), "b": b}, weights={"a": 1, "b": 3}, stop="all")
+    plan = ps.Plan(mixture.index, mixture.order, 4, seed=3)
+    chosen = ps.open(a).where("label == 1")
+    chain = chosen.mix({"b": b}, {"a": 1, "b": 3}, name="a", stop="all").shuffle(seed=3).batch(4)
+    assert chain.plan.identity() == plan.identity()
+    with chain.loader() as ours, ps.Loader(mixture, plan) as theirs:
+        assert [to_plain(batch) for batch in ours] == [to_plain(batch) for batch in theirs]
+    wrong: list[Callable[[], Any]] = [
+        lambda: chain.mix({"c": b}),
+        lambda: ps.open(a).mix({"b": ps.open(b).shuffle()}),
+        lambda: ps.open(a).mix({"b": b}).where("label == 1"),
+        lambda: ps.open(a).mix({"b": b}).shuffle(window=1),
+        lambda: ps.open(a).mix({"b": b}).bucket(2, by="x"),
+    ]
+    for call in wrong:
+        with pytest.raises(ps.PlanError, match="must not follow"):
+            call()
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("places")
@@ -193,7 +245,7 @@ def test_what_makes_no_sense_says_what_to_do(places: Path) -> None:
         (lambda: data.shuffle(-1), ps.PlanError, r"seed must be an integer >= 0, got -1"),
         (lambda: data.shuffle(window=99).batch(2).plan, ps.PlanError, r"window must be <= 1"),
         (lambda: data.where("label == 9").batch(2).loader(), ps.PlanError, r"at least one item, but none is left"),
-        (lambda: data.map(3), ps.OptionError, r"map\(\) takes a function of an item"),
+        (lambda: data.map(3), ps.OptionError, r"A transform must be a function of an item"),
         (lambda: data.fields("y"), ps.OptionError, r"fields must be different fields"),
         (lambda: data.balance("labl"), ps.SourceError, r"Did you mean 'label'"),
         (lambda: ps.open(3), ps.SourceError, r"got int"),

@@ -1,6 +1,5 @@
 """`open(x)` and the verbs that follow: choose items, order them, change them, batch them, load them."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,22 +7,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from penstock.chain.default_order import default_order
 from penstock.chain.glance import show_html
 from penstock.core.checks import check_integer
-from penstock.core.errors import OptionError, PlanError
+from penstock.core.errors import PlanError
+from penstock.core.index import Index
 from penstock.core.protocols import Order, Source, Transform
 from penstock.core.seeds import check_seed
 from penstock.core.text import count
 from penstock.feed.loader import Loader
+from penstock.feed.pad import Pad
+from penstock.observe.storage.advise import default_order
 from penstock.plan.balanced import Balanced
 from penstock.plan.batch_plan import BatchPlan
 from penstock.plan.epoch import Tail
+from penstock.plan.lengths.batches import Bucketed, TokenBudget
+from penstock.plan.lengths.packed import Packed
 from penstock.plan.orders import Sequential, WindowShuffle
 from penstock.plan.plan import Plan
+from penstock.recipes.mixture.mixture import Mixture
 from penstock.source.find_source import open_source
+from penstock.source.lengths import item_lengths
 from penstock.source.select.selectable import Selectable, Take, check_fields, select_fields
-from penstock.transform.compose import Compose
+from penstock.transform.compose import Compose, as_transform
 
 __all__ = ["Dataset", "open"]
 
@@ -46,23 +51,26 @@ def open(what: Any, **options: Any) -> "Dataset":  # noqa: A001  # `ps.open`, as
     ...     [batch["x"].tolist() for batch in loader]
     [[1, 3], [9, 5], [7]]
     """
-    return what if isinstance(what, Dataset) else Dataset(open_source(what, **options))
+    return _as_dataset(what, options)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ordering:
-    """How items are ordered: by `find`, given the source, when the plan is made."""
+    """Which order a verb asked for."""
 
-    find: Callable[[Any], Order]
     verb: str
+    order: Order | None
+    """None: the one that fits the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Batching:
-    """How batches are made: by `plan`, given the source, the order and the seed."""
+    """Which batches a verb asked for."""
 
-    plan: Callable[[Source, Order, int], BatchPlan]
     verb: str
+    plan: Callable[[Index, Order, int], BatchPlan]
+    """From an index, an order and a seed."""
+
     collate: Callable[[list[Any]], Any] | None = None
 
 
@@ -98,17 +106,17 @@ class Dataset:
 
     def where(self, condition: "str | Callable[..., ArrayLike] | ArrayLike") -> "Dataset":
         """Keep the items that fulfil a condition over metadata columns, such as `"subject == 'A'"`."""
-        self._refuse_after("where", "map", "balance", "batch")
+        self._refuse_after("where", "map", "counted", "batch")
         return replace(self, items=_selectable(self.items).where(condition))
 
     def sample(self, fraction: float, seed: int = 0) -> "Dataset":
         """Keep a random fraction of the items, the same for the same seed."""
-        self._refuse_after("sample", "balance", "batch")
+        self._refuse_after("sample", "counted", "batch")
         return replace(self, items=_selectable(self.items).sample(fraction, seed))
 
     def split(self, *, by: "str | ArrayLike | None" = None, seed: int = 0, **fractions: float) -> "dict[str, Dataset]":
         """Return a dataset for each part, such as `split(train=0.8, val=0.2, by="subject", seed=7)`."""
-        self._refuse_after("split", "balance", "batch")
+        self._refuse_after("split", "counted", "batch")
         parts = _selectable(self.items).split(by=by, seed=seed, **fractions)
         return {name: replace(self, items=part) for name, part in parts.items()}
 
@@ -123,8 +131,9 @@ class Dataset:
             Chunks whose items are mixed in memory, as in `WindowShuffle`. None: `Shuffle`, or windows of up to 256 MB
             if the items are compressed or remote, so that only whole chunks are cheap to read.
         """
-        order = None if window is None else WindowShuffle(window)
-        return self._with_order("shuffle", lambda source: order or default_order(source), seed)
+        if self.ordering is not None and self.ordering.verb == "mix" and window is None:
+            return replace(self, seed=check_seed(seed))
+        return self._with_order(_Ordering("shuffle", None if window is None else WindowShuffle(window)), seed)
 
     def balance(
         self,
@@ -135,24 +144,50 @@ class Dataset:
         length: int | None = None,
     ) -> "Dataset":
         """Visit items so that every value of a column has its exact share of an epoch; see `Balanced`."""
-        order = Balanced.by(self.items, by, weights, length)
-        return self._with_order("balance", lambda _: order, seed)
+        return self._with_order(_Ordering("balance", Balanced.by(self.items, by, weights, length)), seed)
+
+    def mix(self, others: Mapping[str, Any], weights: Any = None, *, name: str = "first", **options: Any) -> "Dataset":
+        """Mix these items, called `name`, with others, each with a weight of its own; see `Mixture`.
+
+        Parameters
+        ----------
+        others
+            Datasets, or anything that `open` takes, by name. They are neither ordered, mapped nor batched yet: each is
+            visited in an order of its own, and `shuffle(seed)` after the mixture sets the seed.
+        weights, options
+            `weights`, `stop`, `temperature`, `fields`, … of `Mixture`.
+        """
+        parts = {name: self, **{other: _as_dataset(what, {}) for other, what in others.items()}}
+        for part in parts.values():
+            part._refuse_after("mix", "map", "order", "batch")
+        mixture = Mixture({other: part.source for other, part in parts.items()}, weights, **options)
+        return replace(self, items=mixture, kept=None, ordering=_Ordering("mix", mixture.order))
 
     def map(self, transform: "Transform | Callable[[Any], Any]") -> "Dataset":
         """Change each item by a function of it, or by a transform `(item, rng)`."""
         self._refuse_after("map", "batch")
-        return replace(self, steps=(*self.steps, _as_transform(transform)))
+        return replace(self, steps=(*self.steps, as_transform(transform)))
 
     # -- batch and load ----------------------------------------------------------------------------------------------
 
     def batch(self, size: int, *, tail: Tail = "short", lanes: int = 1) -> "Dataset":
         """Make batches of `size` items; `tail` and `lanes` are those of `Plan`."""
         check_integer("size", size, at_least=1, error=PlanError)
+        self._refuse_after("batch", "batch")
+        plan = lambda index, order, seed: Plan(index, order, size, seed, lanes, tail)  # noqa: E731
+        return replace(self, batching=_Batching("batch", plan))
 
-        def plan(source: Source, order: Order, seed: int) -> Plan:
-            return Plan(source.index, order, size, seed, lanes, tail)
+    def bucket(self, size: int, *, by: str | ArrayLike, pad: Pad | None = None, **options: Any) -> "Dataset":
+        """Make batches of `size` items of near lengths; `options` are those of `Bucketed`."""
+        return self._by_length("bucket", Bucketed, by, pad, {"batch_size": size, **options})
 
-        return self._with_batches(_Batching(plan, "batch"))
+    def budget(self, max_tokens: int, *, by: str | ArrayLike, pad: Pad | None = None, **options: Any) -> "Dataset":
+        """Make batches of as many items as fit a budget after padding; `options` are those of `TokenBudget`."""
+        return self._by_length("budget", TokenBudget, by, pad, {"max_tokens": max_tokens, **options})
+
+    def pack(self, length: int, size: int, *, by: str | ArrayLike, pad: Pad | None = None, **options: Any) -> "Dataset":
+        """Make batches of `size` rows, each of `length` tokens of several items; `options` are those of `Packed`."""
+        return self._by_length("pack", Packed, by, pad, {"length": length, "batch_size": size, **options})
 
     @property
     def source(self) -> Source:
@@ -162,7 +197,9 @@ class Dataset:
     @property
     def order(self) -> Order:
         """The order of the items: `Sequential` if none was asked for."""
-        return Sequential() if self.ordering is None else self.ordering.find(self.source)
+        if self.ordering is None:
+            return Sequential()
+        return default_order(self.source) if self.ordering.order is None else self.ordering.order
 
     @property
     def plan(self) -> BatchPlan:
@@ -171,7 +208,7 @@ class Dataset:
             raise PlanError("A plan needs batches: say how large they are with batch(size).")
         if not len(self.source.index):
             raise PlanError(f"A plan needs at least one item, but none is left in {self.source!r}.")
-        return self.batching.plan(self.source, self.order, self.seed)
+        return self.batching.plan(self.items.index, self.order, self.seed)
 
     @property
     def transform(self) -> Transform | None:
@@ -197,12 +234,13 @@ class Dataset:
 
     def describe(self) -> list[tuple[str, str]]:
         """Return the steps as they will run: what they are called, and what they do."""
-        fields = [f"{name} {field.dtype} {field.shape or ''}".strip() for name, field in self.source.fields.items()]
+        source = self.source
+        fields = [f"{name} {field.dtype} {field.shape or ''}".strip() for name, field in source.fields.items()]
         rows = [
-            ("source", repr(self.source)),
-            ("items", f"{len(self.source.index):,} of {', '.join(fields)}"),
+            ("source", repr(source)),
+            ("items", f"{len(source.index):,} of {', '.join(fields)}"),
             *(("map", repr(step)) for step in self.steps),
-            ("order", f"{self.order!r}, seed={self.seed}" if self.ordering is not None else "Sequential()"),
+            ("order", f"{self.order!r}, seed={self.seed}"),
         ]
         if self.batching is None:
             return [*rows, ("batch", "not yet; next: batch(size), then loader()")]
@@ -210,18 +248,30 @@ class Dataset:
             plan = self.plan
         except PlanError as error:
             return [*rows, ("batch", str(error))]
-        size = f"{count(plan.batch_size, 'item')}, tail={plan.tail!r}"
-        return [*rows, (self.batching.verb, f"{size}: {count(plan.epoch(0).n_batches, 'batch')} per epoch")]
+        if self.batching.verb == "batch":
+            what = f"{count(plan.batch_size, 'item')}, tail={plan.tail!r}"
+        else:  # the plan has an order of its own
+            rows[-1], what = ("order", f"by length, seed={self.seed}"), str(plan.identity()["order"])
+        return [*rows, (self.batching.verb, f"{what}: {count(plan.epoch(0).n_batches, 'batch')} per epoch")]
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _with_order(self, verb: str, find: Callable[[Any], Order], seed: int) -> "Dataset":
-        self._refuse_after(verb, "order", "batch")
-        return replace(self, ordering=_Ordering(find, verb), seed=check_seed(seed))
+    def _with_order(self, ordering: _Ordering, seed: int) -> "Dataset":
+        self._refuse_after(ordering.verb, "order", "batch")
+        return replace(self, ordering=ordering, seed=check_seed(seed))
 
-    def _with_batches(self, batching: _Batching) -> "Dataset":
-        self._refuse_after(batching.verb, "batch")
-        return replace(self, batching=batching)
+    def _by_length(self, verb: str, kind: Any, by: Any, pad: Pad | None, options: dict[str, Any]) -> "Dataset":
+        """Return a dataset whose plan knows the lengths of the items, and pads the field that they are of."""
+        self._refuse_after(verb, "batch")
+        if self.ordering is not None and self.ordering.order is not None:
+            raise PlanError(
+                f"{verb}() must not follow {self.ordering.verb}(): it orders items by their lengths. Use shuffle(seed)."
+            )
+        lengths = item_lengths(self.items, by, cache=options.pop("cache", None))
+        plan = kind(self.items.index, lengths, seed=self.seed, **options)
+        field = self.source.fields.get(by) if isinstance(by, str) else None
+        pad = Pad(by) if pad is None and field is not None and field.shape is None else pad
+        return replace(self, batching=_Batching(verb, lambda *_: plan, pad))
 
     def _refuse_after(self, verb: str, *stages: str) -> None:
         """Raise PlanError if one of these stages was already reached."""
@@ -236,8 +286,8 @@ class Dataset:
             raise PlanError(
                 f"{verb}() must not follow {self.ordering.verb}(): the items have one order. Leave one out."
             )
-        if "balance" in stages and self.ordering is not None and self.ordering.verb == "balance":
-            raise PlanError(f"{verb}() must not follow balance(), which counts the items. Call it first.")
+        if "counted" in stages and self.ordering is not None and self.ordering.verb in ("balance", "mix"):
+            raise PlanError(f"{verb}() must not follow {self.ordering.verb}(), which counts the items. Call it first.")
         if "map" in stages and self.steps:
             raise PlanError(f"{verb}() must not follow map(): it chooses what is read, before that. Call it first.")
 
@@ -245,33 +295,8 @@ class Dataset:
 _BATCHES = ("batch", "bucket", "budget", "pack")
 
 
-class _OfItem:
-    """A function of an item alone, as a transform."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.function = function
-
-    def __call__(self, item: Any, _: np.random.Generator, /) -> Any:
-        return self.function(item)
-
-    def __repr__(self) -> str:
-        return getattr(self.function, "__qualname__", repr(self.function))
-
-
-def _as_transform(given: Any) -> Transform:
-    """Return a transform: what takes an item and a generator, or a function of an item."""
-    if not callable(given) or isinstance(given, type):
-        raise OptionError(f"map() takes a function of an item, or a transform(item, rng), got {given!r}.")
-    try:
-        parameters = list(inspect.signature(given).parameters.values())
-    except (TypeError, ValueError):  # of a built-in
-        parameters = []
-    needed = [one for one in parameters if one.default is one.empty and one.kind in _POSITIONAL]
-    transform: Transform = given if len(needed) == 2 else _OfItem(given)
-    return transform
-
-
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+def _as_dataset(what: Any, options: dict[str, Any]) -> Dataset:
+    return what if isinstance(what, Dataset) and not options else Dataset(open_source(what, **options))
 
 
 def _selectable(source: Source) -> Selectable:

@@ -100,7 +100,8 @@ def _open_place(where: str, options: dict[str, Any]) -> Source:
     path, suffix = Path(where), Path(where).suffix.lower()
     is_remote = is_url(where)
     is_group = not is_remote and any((path / name).is_file() for name in _ZARR_FILES)
-    if suffix in HDF5_SUFFIXES or ".zarr" in path.suffixes or (is_remote and ".zarr/" in where) or is_group:
+    is_hdf5 = any(Path(part).suffix.lower() in HDF5_SUFFIXES for part in path.parts)
+    if is_hdf5 or ".zarr" in path.suffixes or (is_remote and ".zarr/" in where) or is_group:
         return _open_zarr(where, options)
     if suffix in (".npy", *EXTENSIONS) and not is_remote:
         is_pattern = glob.has_magic(where) and not path.exists()
@@ -156,7 +157,7 @@ def _open_shards(where: str, options: dict[str, Any]) -> TarSource:
 def _open_zarr(where: str, options: dict[str, Any]) -> Source:
     """Return the patches of an OME-NGFF image, or the rows of arrays."""
     remote: Any = {name: options[name] for name in ("store", "cache", "cache_bytes") if name in options}
-    is_hdf5 = Path(where).suffix.lower() in HDF5_SUFFIXES
+    is_hdf5 = any(Path(part).suffix.lower() in HDF5_SUFFIXES for part in Path(where).parts)
     is_there = is_url(where) or Path(where).is_dir()
     if is_hdf5 or not is_there or "multiscales" not in read_ome(Folders.open_one(where, remote)):
         return _make(ZarrSource, options, where)

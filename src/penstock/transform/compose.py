@@ -1,6 +1,7 @@
 """Chain transforms, in an order that destroys no data."""
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from penstock.core.errors import OptionError
 from penstock.core.protocols import Transform
 
-__all__ = ["Compose", "check_order"]
+__all__ = ["Compose", "OfItem", "as_transform", "check_order"]
 
 
 class Compose:
@@ -52,6 +53,36 @@ class Compose:
 
     def __repr__(self) -> str:
         return f"Compose([{', '.join(map(repr, self.steps))}])"
+
+
+class OfItem:
+    """A function of an item alone, as a transform."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def __call__(self, item: Any, _: np.random.Generator, /) -> Any:
+        """Return what the function makes of the item."""
+        return self.function(item)
+
+    def __repr__(self) -> str:
+        return str(getattr(self.function, "__qualname__", repr(self.function)))
+
+
+def as_transform(given: "Transform | Callable[[Any], Any]") -> Transform:
+    """Return a transform: what needs an item and a generator as it is, and any other function as one of the item."""
+    if not callable(given) or isinstance(given, type):
+        raise OptionError(f"A transform must be a function of an item, or transform(item, rng), got {given!r}.")
+    try:
+        parameters = list(inspect.signature(given).parameters.values())
+    except (TypeError, ValueError):  # of a built-in
+        parameters = []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [one for one in parameters if one.default is one.empty and one.kind in positional]
+    transform: Any = given
+    return transform if len(needed) == 2 else OfItem(transform)
 
 
 def check_order(steps: Iterable[Any]) -> None:

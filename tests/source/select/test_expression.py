@@ -71,6 +71,14 @@ def test_missing_values_fulfil_no_comparison_but_that_with_none() -> None:
         assert parse_condition(text).evaluate(columns).tolist() == wanted, text
 
 
+def test_dates_are_compared_with_text() -> None:
+    columns: dict[str, Any] = {"day": np.array(["2026-11-16", "NaT", "2026-11-17"], "M8[us]")}
+    assert parse_condition("day >= '2026-11-17'").evaluate(columns).tolist() == [False, False, True]
+    assert parse_condition("day == None").evaluate(columns).tolist() == [False, True, False]
+    with pytest.raises(OptionError, match=r"compares dates with numbers"):
+        parse_condition("day > 3").evaluate(columns)
+
+
 def test_any_name_can_be_a_column() -> None:
     condition = parse_condition("column('class') == 1 and meta.day > 0")
     assert condition.columns == ("class", "meta.day")

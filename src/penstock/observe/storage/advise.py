@@ -15,7 +15,7 @@ from penstock.observe.storage.measure import StorageSpeed
 from penstock.plan.orders import Shuffle, WindowShuffle, shuffle_within
 from penstock.plan.plan import Plan
 
-__all__ = ["OrderAdvice", "StoredDataset", "WindowRoom", "advise_order", "delivered_bytes"]
+__all__ = ["OrderAdvice", "StoredDataset", "WindowRoom", "advise_order", "default_order", "delivered_bytes"]
 
 _FAST_SHUFFLE = 0.7  # of the speed in sequence; no window mixes as well
 _FAST_CHUNK = 0.9
@@ -25,6 +25,7 @@ _MEMORY_FRACTION = 1 / 16  # of free memory, for one window: loaders hold two or
 _FEWEST_CHUNKS = 4  # in a window; with fewer, batches are stretches of storage
 _CHUNKS_PER_BATCH_ITEM = 16  # in a window; more of them hardly mix better
 _SLOW_SEEK = 1e-3  # seconds: then windows are held, so that their chunks are read from front to back
+_ITEM_BYTES = 1 << 20  # of an item whose size is not known
 _LEAST_REMOTE_CHUNK = 1 << 20  # a server may have answered the measurement from memory
 
 
@@ -211,6 +212,19 @@ def _count_items(items: StoredDataset, chunk_bytes: float, room: WindowRoom) -> 
 
 def _format_fraction(fraction: float) -> str:
     return f"{fraction:.2f}" if fraction >= 0.01 else "less than 0.01"
+
+
+def default_order(source: Source) -> Shuffle | WindowShuffle:
+    """Return the shuffle that fits a source, by the source alone: nothing is measured, so every machine has the same.
+
+    `Shuffle` if any item is cheap to read; windows of whole chunks for compressed and remote items. A window has at
+    most 256 MB, and then it is held in memory; a chunk that is larger is not held.
+    """
+    index, is_remote = source.index, getattr(source, "is_remote", False) is True
+    is_whole = getattr(source, "reads_whole_chunks", False) is True and index.largest_chunk > 1
+    if not is_remote and not is_whole:
+        return Shuffle()
+    return WindowRoom().fit_window(index.n_chunks, max(1, index.usual_chunk), delivered_bytes(source) or _ITEM_BYTES)
 
 
 def delivered_bytes(source: Source) -> int | None:

@@ -58,6 +58,8 @@ class Condition:
         try:
             with np.errstate(all="ignore"):
                 found = self._evaluate(self._tree, columns)
+        except OptionError:
+            raise
         except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
             raise OptionError(f"Could not evaluate the condition {self.text!r}: {error}.") from error
         return self._as_mask(found, self._tree)
@@ -101,6 +103,7 @@ class Condition:
             if not is_equality:
                 raise OptionError(f"None can only be compared with == and !=, got {self._show(node)!r}.")
             return missing if compare is operator.eq else np.logical_not(missing)
+        left, right = _read_date(left, right), _read_date(right, left)
         kinds = {kind for kind in (_kind(left), _kind(right)) if kind != "mixed"}
         if len(kinds) > 1:
             raise OptionError(
@@ -236,14 +239,23 @@ def _is_among(value: Any, wanted: list[Any]) -> NDArray[np.bool_]:
 def _is_missing(column: NDArray[Any]) -> NDArray[np.bool_]:
     if column.dtype.hasobject:
         return np.fromiter((each is None for each in column.tolist()), np.bool_, len(column))
-    return np.isnan(column) if column.dtype.kind == "f" else np.zeros(column.shape, np.bool_)
+    missing: NDArray[np.bool_] = np.zeros(column.shape, np.bool_)
+    if column.dtype.kind in "Mmf":
+        missing = (np.isnan if column.dtype.kind == "f" else np.isnat)(column)
+    return missing
+
+
+def _read_date(value: Any, other: Any) -> Any:
+    """Return a text as a date if it is compared with dates: `day > '2026-11-17'`."""
+    is_date = isinstance(value, str) and isinstance(other, np.ndarray) and other.dtype.kind == "M"
+    return np.datetime64(value) if is_date else value
 
 
 def _kind(value: Any) -> str:
-    """Return what a value or column holds: numbers (and bools), text, or mixed."""
+    """Return what a value or column holds: numbers (and bools), text, dates, or mixed."""
     if not isinstance(value, np.ndarray):
-        return "text" if isinstance(value, str) else "numbers"
+        return "text" if isinstance(value, str) else "dates" if isinstance(value, np.datetime64) else "numbers"
     if value.dtype.kind in "USO":
         is_text = value.dtype.kind != "O" or all(each is None or isinstance(each, str) for each in value.tolist())
         return "text" if is_text else "mixed"
-    return "numbers"
+    return "numbers" if value.dtype.kind not in "Mm" else "dates"
