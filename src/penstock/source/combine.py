@@ -11,7 +11,7 @@ from penstock.core.errors import SourceError
 from penstock.core.index import Index, join_presence
 from penstock.core.protocols import Source
 from penstock.core.types import UNNAMED, Block, Field, Span
-from penstock.source.checks import allocate_block, check_items, fill_rows, keep_existing, sum_memory, sum_stored
+from penstock.source.checks import allocate_block, check_items, fill_parts, keep_existing, sum_memory, sum_stored
 from penstock.source.keys import align_sources
 from penstock.source.remote_parts import RemoteParts
 from penstock.source.select.selectable import Selectable, call_prepare, call_release, check_fields, select_fields
@@ -69,9 +69,8 @@ class Concat(Selectable, RemoteParts):
         given = out or {}
         others = {name: field for name, field in self.fields.items() if name not in given}
         block = {**given, **allocate_block(others, len(items))}
-        for number in present:
-            rows = np.flatnonzero(numbers == number)
-            fill_rows(self._sources[number], items[rows] - self._offsets[number], rows, block)
+        where = [(number, np.flatnonzero(numbers == number)) for number in present]
+        fill_parts([(self._sources[n], items[rows] - self._offsets[n], rows) for n, rows in where], block)
         return block
 
     def prepare(self, items: _Int64s) -> int | None:

@@ -13,6 +13,7 @@ from penstock_test_parts import Numbers, Pairs, Records, to_plain
 
 from penstock import (
     ArraySource,
+    DamageError,
     DatasetSource,
     Loader,
     Mixture,
@@ -285,3 +286,36 @@ A, B = numbers(0, 10), numbers(100, 140)
 def test_bad_input_is_refused_with_what_is_allowed(arguments: list[Any], options: dict[str, Any], message: str) -> None:
     with pytest.raises(PenstockError, match=message):
         Mixture(*arguments, **options)
+
+
+class TestShardsThatAreReadTogether:
+    def test_items_of_several_datasets_are_read_with_one_call_if_they_are_read_alike(self, stored: Path) -> None:
+        first, second = (TarSource(stored / name, fields=["x", "y"]) for name in ("shards", "others"))
+        out = {"x": np.full(5, -1), "y": np.full((5, 3), -1, np.float32)}
+        rows = [np.array([3, 0]), np.array([4, 1])]
+        parts = [(first, np.array([7, 22]), rows[0]), (second, np.array([5, 0]), rows[1])]
+        assert first.fill_together(parts, out)
+        assert out["x"].tolist() == [22, 100, -1, 7, 105]
+        assert out["y"][:, 2].tolist() == [22, 100, -1, 7, 105]
+        for other in (TarSource(stored / "others", fields=["x"]), TarSource(stored / "others", verify="always"), A):
+            assert not first.fill_together([parts[0], (other, *parts[1][1:])], out)
+
+    def test_damage_names_the_shard_and_the_item_and_is_substituted_on_request(self, tmp_path: Path) -> None:
+        for name in ("good", "bad"):
+            arrays = {"x": np.arange(20 * 512, dtype=np.float32).reshape(20, 512)}
+            create_shards_from_arrays(tmp_path / name, arrays, shard_size=5, show_progress=False)
+        shard = sorted((tmp_path / "bad").glob("*.tar"))[2]
+        content = bytearray(shard.read_bytes())
+        content[2000] ^= 1
+        shard.write_bytes(content)
+
+        def read(**options: Any) -> list[float]:
+            sources = {name: TarSource(tmp_path / name, fields=["x"], **options) for name in ("good", "bad")}
+            return Mixture(sources).take(np.array([3, 30, 4, 38]))["x"][:, 0].tolist()
+
+        with pytest.raises(DamageError, match=rf"item 10 in {shard.name}"):
+            read()
+        found = read(on_error="substitute", quarantine=tmp_path / "bad.jsonl")
+        assert [found[0], found[2], found[3]] == [3 * 512, 4 * 512, 18 * 512]
+        assert found[1] != 10 * 512
+        assert found[1] % 512 == 0

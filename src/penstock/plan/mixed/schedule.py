@@ -111,13 +111,14 @@ def _make_period(weights: tuple[int, ...]) -> _Period:
     begins = [*earliest[by_earliest].tolist(), length]
     urgency = (latest * n_sources + sources)[by_earliest].tolist()
     waiting: list[int] = []
-    chosen, entered = np.empty(length, np.int64), 0
+    chosen: list[int] = []
+    entered = 0
     for position in range(length):
         while begins[entered] <= position:
             heappush(waiting, urgency[entered])
             entered += 1
-        chosen[position] = heappop(waiting)
-    order = chosen % n_sources
+        chosen.append(heappop(waiting))
+    order = np.array(chosen) % n_sources
     places = np.split(np.argsort(order, kind="stable"), np.cumsum(counts)[:-1])
     passed = np.empty(length, np.int32)
     passed[np.concatenate(places)] = turns

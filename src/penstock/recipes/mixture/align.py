@@ -1,6 +1,6 @@
 """Sources of different fields, brought to the fields of their mixture."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -68,6 +68,21 @@ class Aligned(RemoteParts):
             found = self._source.take(items)
             for name, here in self._names.items():
                 out[name][rows] = found[here]
+        self._add_constants(rows, out)
+
+    def fill_together(self, parts: "Sequence[tuple[Aligned, _Int64s, _Int64s]]", out: Block) -> bool:
+        """Do as `fill` for items of several sources of a mixture, with one call; False if that is not possible."""
+        own: Callable[..., bool] | None = getattr(self._source, "fill_together", None)
+        if own is None or not all(part._is_direct and part._names == self._names for part, _, _ in parts):
+            return False
+        arrays = {here: out[name] for name, here in self._names.items()}
+        if not own([(part._source, items, rows) for part, items, rows in parts], arrays):
+            return False
+        for part, _, rows in parts:
+            part._add_constants(rows, out)
+        return True
+
+    def _add_constants(self, rows: _Int64s, out: Block) -> None:
         if UNNAMED in self.fields:
             self._number_items(out[UNNAMED], rows)
         for name, value in self._constants.items():

@@ -23,7 +23,7 @@ from penstock.source.native import StoredRanges, give_back, read_ahead
 from penstock.source.tar.layout import Extent, find_extents
 from penstock.source.tar.open_shards import RESOURCE_ERRORS, OpenShard, SideIndexFile, file_limits
 from penstock.source.tar.read_items import ReadSpec, Verify, fill_block
-from penstock.source.tar.request import Request
+from penstock.source.tar.request import Request, Visit
 from penstock.source.tar.verified import VerifiedItems
 
 __all__ = ["ShardEngine"]
@@ -35,6 +35,8 @@ _SORT_FROM = 64  # items
 _DECOMPRESSED_BYTES = 512 << 20  # decompressed shards in the cache; at least one shard
 _SMALL_BYTES, _BLOCK_BYTES = 1 << 16, 1 << 17  # items that are read ahead in blocks, and the blocks
 _OPEN_BYTES = 4096  # memory of an open shard that is not compressed
+# The distinct layouts, each with itself, so that equal ones are one object, in all datasets.
+_LAYOUTS: dict[tuple[Extent, ...], tuple[Extent, ...]] = {}
 
 
 def _open_bytes(manifest: Manifest) -> _Int64s:
@@ -63,8 +65,6 @@ class ShardEngine:
         self._open_bytes = _open_bytes(spec.manifest)
         self._verified = VerifiedItems(table.n_items if spec.verify == "first" else table.n_items[:0])
         self._folder, self._suffixes, self._fixed = str(spec.manifest.folder), spec.suffixes, spec.fixed
-        # The distinct layouts, each with itself, so that equal ones are one object.
-        self._layouts: dict[tuple[Extent, ...], tuple[Extent, ...]] = {}
         # By shard: its layout, and the identities of its file and its side index when they were last opened.
         self._layout_of = np.empty(len(table), object)
         self._seen = np.zeros((len(table), 2), np.int64)
@@ -159,28 +159,43 @@ class ShardEngine:
         read: Callable[[Request], None],
         verify: Verify,
     ) -> None:
-        shards, items, places = numbers
-        rows, which = items - self.spec.borders[shards], np.searchsorted(present, shards)
         for _ in range(_MAX_ATTEMPTS):
-            began_ns = time.time_ns()
-            open_shards = [self._shards.find(number) or self._open(number, items, shards) for number in present]
-            as_of = self._verified.changes
-            if verify == "first":
-                unverified = self._verified.find_unverified(shards, rows)
-            else:
-                unverified = np.full(len(items), verify == "always")
-            request = Request(open_shards, which, items, rows, places=places, unverified=unverified)
-            parts = list(request.split_by_layout())
+            visit = self._begin(present, numbers, verify)
+            parts = list(Request.join([visit]).split_by_layout())
             for part in parts:
                 read(part)
             changed = [number for part in parts for number in part.find_changed()]
             if not changed:
-                if verify == "first" and unverified.any():
-                    settled = np.array([began_ns - shard.changed_ns > SETTLED_NS for shard in open_shards])[which]
-                    self._verified.mark(shards[settled], rows[settled], as_of)
+                if verify == "first":
+                    self.end(visit)
                 return
             self._drop(changed)
         raise DamageError(self.spec.manifest.shards[changed[0]].name, None, "it is being written to while it is read")
+
+    def begin(self, items: _Int64s, places: _Int64s) -> Visit | None:
+        """Open the shards of items to `fill`; None if they are too many to be open at once."""
+        shards = np.searchsorted(self.spec.borders, items, side="right") - 1
+        present = sorted(set(shards.tolist()))
+        return None if len(present) > self._at_once else self._begin(present, (shards, items, places), self.spec.verify)
+
+    def _begin(self, present: list[int], numbers: tuple[_Int64s, _Int64s, _Int64s], verify: Verify) -> Visit:
+        shards, items, places = numbers
+        rows, which = items - self.spec.borders[shards], np.searchsorted(present, shards)
+        began_ns = time.time_ns()
+        open_shards = [self._shards.find(number) or self._open(number, items, shards) for number in present]
+        as_of = self._verified.changes
+        if verify == "first":
+            unverified = self._verified.find_unverified(shards, rows)
+        else:
+            unverified = np.full(len(items), verify == "always")
+        return Visit(open_shards, which, items, rows, places, unverified, shards, began_ns, as_of)
+
+    def end(self, visit: Visit) -> None:
+        """Record that all items of a visit were read and verified."""
+        if self.spec.verify == "first" and visit.unverified.any():
+            settled = [visit.began_ns - shard.changed_ns > SETTLED_NS for shard in visit.open_shards]
+            chosen = np.array(settled)[visit.which]
+            self._verified.mark(visit.shards[chosen], visit.rows[chosen], visit.as_of)
 
     def _drop(self, changed: list[int]) -> None:
         """Drop shards that were written to, so that they are opened and verified again."""
@@ -230,7 +245,7 @@ class ShardEngine:
                 side_index = entry.parse_index(content, self._suffixes)
                 columns = {column.suffix: column for column in side_index.columns}
                 extents = find_extents(columns, side_index.n_items, self._fixed)
-                self._layout_of[number] = self._layouts.setdefault(extents, extents)
+                self._layout_of[number] = _LAYOUTS.setdefault(extents, extents)
             index.map_file(content)
             shard.add_index(index, self._suffixes, self._layout_of[number])
             self._seen[number] = found

@@ -38,6 +38,11 @@ class ReadSpec:
     archives: RemoteFolder | None = None
     """Where the shards are; None: in a folder of this machine."""
 
+    def reads_like(self, other: "ReadSpec") -> bool:
+        """Return whether items of both are read into the same arrays, in the same way."""
+        ways = [(dict(s.infos), dict(s.fields), s.verify, s.decode, s.allow_pickle, s.archives) for s in (self, other)]
+        return ways[0] == ways[1]
+
     @property
     def suffixes(self) -> set[str]:
         """The suffixes of the members that hold the fields."""

@@ -1,7 +1,7 @@
 """Items to read at once from open shards: where they lie, their bytes and their keys."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
@@ -21,9 +21,9 @@ from penstock.source.native import (
     read_numbers,
 )
 from penstock.source.tar.layout import Extent
-from penstock.source.tar.open_shards import NO_COLUMN, IndexPlaces
+from penstock.source.tar.open_shards import NO_COLUMN, IndexPlaces, OpenShard
 
-__all__ = ["OpenPart", "Request"]
+__all__ = ["OpenPart", "Request", "Visit"]
 
 _Int64s = NDArray[np.int64]
 
@@ -55,6 +55,32 @@ class OpenPart(Protocol):
         ...
 
 
+class Visit(NamedTuple):
+    """Items of one dataset that are read at once.
+
+    Attributes
+    ----------
+    which
+        Place of each item's shard in `open_shards`.
+    rows, places
+        Number of each item in its shard, and row of the arrays that it is read into.
+    shards
+        Number of each item's shard.
+    began_ns, as_of
+        When its shards were opened, and as of which change it is known what was verified.
+    """
+
+    open_shards: Sequence[OpenShard]
+    which: _Int64s
+    items: _Int64s
+    rows: _Int64s
+    places: _Int64s
+    unverified: NDArray[np.bool_]
+    shards: _Int64s
+    began_ns: int
+    as_of: int
+
+
 class Request:
     """Items to read from shards with the same layout."""
 
@@ -74,6 +100,29 @@ class Request:
         self._table = _stack_rows([shard.table_row for shard in open_shards])
         self._origins = np.array([shard.origin for shard in open_shards], np.int64)
         self._indexes: _Int64s | None = None  # the same of the side indexes, once a number of one was read
+
+    @classmethod
+    def join(cls, visits: Sequence[Visit]) -> "Request":
+        """Return one request for the items of several visits."""
+        if len(visits) == 1:
+            visit = visits[0]
+            return cls(
+                visit.open_shards,
+                visit.which,
+                visit.items,
+                visit.rows,
+                places=visit.places,
+                unverified=visit.unverified,
+            )
+        ends = np.cumsum([len(visit.open_shards) for visit in visits])
+        return cls(
+            [shard for visit in visits for shard in visit.open_shards],
+            np.concatenate([v.which + end - len(v.open_shards) for v, end in zip(visits, ends, strict=True)]),
+            np.concatenate([visit.items for visit in visits]),
+            np.concatenate([visit.rows for visit in visits]),
+            places=np.concatenate([visit.places for visit in visits]),
+            unverified=np.concatenate([visit.unverified for visit in visits]),
+        )
 
     def split_by_layout(self) -> "Iterator[Request]":
         """Yield requests whose shards have one layout each; most often this one."""

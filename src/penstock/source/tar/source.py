@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from penstock.core.checks import check_integer
 from penstock.core.errors import DamageError, OptionError, SourceError
 from penstock.core.index import Index
+from penstock.core.protocols import Source
 from penstock.core.types import Block, Field, Span
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url
@@ -30,6 +31,7 @@ from penstock.source.tar.engine import ShardEngine
 from penstock.source.tar.quarantine import Quarantine
 from penstock.source.tar.read_items import ReadSpec, Verify
 from penstock.source.tar.remote.engine import RemoteEngine
+from penstock.source.tar.together import fill_together
 
 __all__ = ["STRETCH_ITEMS", "TarSource"]
 
@@ -204,6 +206,21 @@ class TarSource(Selectable, RemoteParts):
         for name, array in block.items():
             if array is not out[name]:
                 out[name][rows] = array[rows]
+
+    def fill_together(self, parts: "Sequence[tuple[Source, _Int64s, _Int64s]]", out: Block) -> bool:
+        """Do as `fill` for items of several sources, this one among them, with one call; False if that is not possible.
+
+        It is if all are shards on this machine that are read in the same way.
+        """
+        engines: list[tuple[ShardEngine, _Int64s, _Int64s]] = []
+        for source, items, rows in parts:
+            engine = source._process_engine() if isinstance(source, TarSource) else None
+            if not isinstance(engine, ShardEngine) or not self._spec.reads_like(engine.spec):
+                return False
+            engines.append((engine, check_items(items, source), rows))
+        if not all(out[name].flags.c_contiguous for name in self.fields):
+            return False
+        return fill_together(engines, out)
 
     def prepare(self, items: _Int64s) -> int:
         """Start reading items, without waiting for them; return the bytes that were not in memory, or in the cache."""
