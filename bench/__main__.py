@@ -18,6 +18,7 @@ from bench import (
     remote,
     shards,
     streams,
+    tables,
     tuning,
     volumes,
 )
@@ -34,6 +35,7 @@ BENCHMARKS = {
     "chunks": chunks.run,
     "streams": streams.run,
     "chunked": chunked.run,
+    "tables": tables.run,
     "tuning": tuning.run,
     "volumes": volumes.run,
     **cold.PARTS,

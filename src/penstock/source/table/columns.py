@@ -128,7 +128,7 @@ def unwrap(array: Any) -> Any:
     """Return a column as one array, without an extension type or a dictionary."""
     while True:
         if hasattr(array, "combine_chunks"):
-            array = array.combine_chunks()
+            array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()  # which copies
         elif hasattr(array, "storage"):
             array = array.storage
         elif hasattr(array, "dictionary_decode"):

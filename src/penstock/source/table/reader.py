@@ -110,7 +110,9 @@ class TableReader:
             target = slice(low - start, high - start)
             for name in self._in_memory:
                 self._copy(name, piece, within, block[name][target])
-            for name, values in self._convert(piece, within) if self._converted else ():
+            # Who reads a whole piece keeps it: a second copy here would only take memory.
+            is_whole = high - low == self._borders[piece + 1] - self._borders[piece]
+            for name, values in self._convert(piece, within, keep=not is_whole) if self._converted else ():
                 _assign(block[name], target, values)
 
     def _check_parts(self, pieces: _Int64s) -> None:
@@ -161,9 +163,9 @@ class TableReader:
                 "opened, or the disk failed. Restore it, and resume from a saved state."
             )
 
-    def _convert(self, piece: int, rows: _Int64s | slice) -> Iterator[tuple[str, Any]]:
+    def _convert(self, piece: int, rows: _Int64s | slice, *, keep: bool = True) -> Iterator[tuple[str, Any]]:
         """Yield the columns that do not lie in memory as plain values, for some rows of a piece."""
-        values = self._load(piece)
+        values = self._load(piece, keep=keep)
         for name in self._converted:
             column, missing, value = self._spec.types[name], self._spec.missing[name], values[name]
             if isinstance(value, np.ndarray):
@@ -176,7 +178,7 @@ class TableReader:
                 place = rows.start + error.place if isinstance(rows, slice) else int(rows[error.place])
                 raise self._missing_value(name, piece, place) from None
 
-    def _load(self, piece: int) -> Mapping[str, Any]:
+    def _load(self, piece: int, *, keep: bool) -> Mapping[str, Any]:
         """Return columns of a piece: as NumPy arrays, if it has to be decoded and they have a fixed shape."""
         number = self._spec.find_part(piece)
         part, within = self._spec.parts[number], piece - int(self._spec.first_pieces[number])
@@ -188,14 +190,14 @@ class TableReader:
             found = self._open[number].load(within, self._converted)
             return {name: self._decode(name, piece, found.column(name)) for name in self._converted}
 
+        if not keep and piece not in self._cache:
+            return load()
         return self._cache.get(piece, load, int(part.rows[within]) * self._item_bytes)
 
     def _decode(self, name: str, piece: int, array: Any) -> Any:
         column = self._spec.types[name]
-        if hasattr(array, "combine_chunks"):
-            array = array.combine_chunks()
-        if hasattr(array, "num_chunks"):  # a column of several dictionaries stays in chunks
-            array = array.chunk(0) if array.num_chunks == 1 else array
+        if hasattr(array, "num_chunks"):
+            array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()  # which copies
         if column.kind != "fixed":
             return array
         try:
