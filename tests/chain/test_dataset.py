@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from penstock_loader_suite import LoaderCase, LoaderSuite
 from penstock_test_parts import to_plain
+from PIL import Image
 
 import penstock as ps
 from penstock import World
@@ -151,6 +152,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, compressors in (("plain", None), ("x", "auto")):
         stored = group.create_array(name, shape=(N,), chunks=(4,), dtype="i8", compressors=compressors)
         stored[...] = np.arange(N)
+    for number, name in enumerate(("cat", "dog")):
+        (folder / "photos" / name).mkdir(parents=True)
+        Image.fromarray(np.full((5, 6, 3), 100 + 100 * number, np.uint8)).save(folder / "photos" / name / "0.png")
     pd.DataFrame(arrays()).to_csv(folder / "table.csv", index=False)
     return folder
 
@@ -183,6 +187,8 @@ def test_open_finds_out_what_it_was_given(places: Path, monkeypatch: pytest.Monk
         else:
             assert block["x"].tolist() == list(range(N)), what
         data.source.close()
+    assert ps.open("photos").source.columns("label")["label"].tolist() == [0, 1]
+    assert ps.open("photos/*/*.png").where("label == 1").source.take(np.array([0]))["image"][0].max() == 200
     assert ps.open("part1.npy").source.fields.keys() == {"part1"}
     assert ps.open("rows.zarr", fields=["plain"]).shuffle().order == ps.Shuffle()
 

@@ -17,6 +17,8 @@ from penstock.source.audio.file import EXTENSIONS
 from penstock.source.audio.source import AudioSource
 from penstock.source.combine import Concat
 from penstock.source.dataset import DatasetSource
+from penstock.source.files.decoders import EXTENSIONS as FILE_EXTENSIONS
+from penstock.source.files.folder import FolderSource
 from penstock.source.stored.folders import HDF5_SUFFIXES, Folders
 from penstock.source.stored.npy import map_npy
 from penstock.source.stored.source import ZarrSource
@@ -34,6 +36,7 @@ _T = TypeVar("_T")
 
 _ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")
 _TABLE_PACKAGES = ("pandas", "polars", "pyarrow", "datasets")
+_IMAGES = tuple(f".{each}" for each in FILE_EXTENSIONS["image"])
 _PROTOCOL = ("index", "fields", "read", "take")
 
 
@@ -49,6 +52,7 @@ def open_source(what: Any, **options: Any) -> Source:
     | an npy file, or a pattern of them | `ArraySource`, concatenated |
     | a `.parquet`, `.feather`, `.arrow`, `.csv` or `.tsv` file, a pattern or a folder of them; a frame of pandas or \
 polars, a pyarrow table, a Hugging Face dataset | `TableSource` |
+    | a pattern of images, or a folder with a folder of images for each class | `FolderSource` |
     | an array, or a mapping of names to arrays | `ArraySource` |
     | a source | itself |
     | any other object with `len` and `[i]`, such as a torch dataset | `DatasetSource` |
@@ -114,7 +118,14 @@ def _open_place(where: str, options: dict[str, Any]) -> Source:
         return _make(TableSource, options, where)
     if inside & set(EXTENSIONS):
         return _make(AudioSource, options, where)
+    if not is_remote and (suffix in _IMAGES or ("" in inside and _has_images(path))):
+        return _make(FolderSource, options, where)
     return _open_shards(where, options)
+
+
+def _has_images(folder: Path) -> bool:
+    """Return whether a folder has folders of images, one for each class."""
+    return any(entry.suffix.lower() in _IMAGES for entry in folder.glob("*/*"))
 
 
 def _list_extensions(folder: Path) -> set[str]:
