@@ -13,12 +13,13 @@ __all__ = ["IN_FLIGHT", "download", "open_bucket"]
 IN_FLIGHT, _PIECE = 16, 4 << 20
 
 
-def open_bucket(endpoint: Endpoint) -> Any:
-    """Return a store of obstore."""
+def open_bucket(endpoint: Endpoint, prefix: str | None = None) -> Any:
+    """Return a store of obstore: the bucket, or a folder of it."""
     from obstore.store import S3Store
 
     return S3Store(
         BUCKET,
+        prefix=prefix,
         endpoint=endpoint.http,
         region="us-east-1",
         access_key_id="penstockkey",

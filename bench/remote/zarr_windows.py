@@ -90,7 +90,7 @@ def zarr_python(endpoint: Endpoint, name: str) -> float:
     import zarr
     from zarr.storage import ObjectStore
 
-    array: Any = zarr.open_array(ObjectStore(open_bucket(endpoint).with_prefix(name), read_only=True), mode="r")
+    array: Any = zarr.open_array(ObjectStore(open_bucket(endpoint, name), read_only=True), mode="r")
     endpoint.limit()
     began = time.perf_counter()
     return _rate((array[start : start + WINDOW] for start in _starts()), began)
