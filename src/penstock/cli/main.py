@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.convert import convert
+from penstock.cli.conversion.convert import convert
+from penstock.cli.conversion.edit import edit
 from penstock.cli.data import index, inspect, verify
 from penstock.cli.doctor import doctor
 from penstock.cli.errors import EXIT_CODES, Commands, ProblemsFound
@@ -82,7 +83,7 @@ def demo(
         raise ProblemsFound
 
 
-for command in (convert, index, inspect, verify, tune, report, doctor, demo):
+for command in (convert, edit, index, inspect, verify, tune, report, doctor, demo):
     app.command(cls=GroupedCommand, epilog=format_examples(command.__name__, rich=_RICH))(command)
 
 

@@ -158,6 +158,12 @@ EXAMPLES = {
         "penstock convert 'recordings/*.nwb' -o shards --split train=0.8,val=0.2 --group-by subject --stats",
         "penstock convert 's3://bucket/raw/**/*.nwb' -o s3://bucket/train --workers 4",
     ),
+    "edit": (
+        "penstock edit shards --output good --where 'quality > 0.5' --drop-field lfp --rename spikes=counts",
+        "penstock edit shards -o parts --split train=0.8,val=0.2 --split-by subject --workers 4",
+        "penstock edit monday -o week --merge tuesday --merge wednesday --sort-by time",
+        "penstock edit shards -o larger --reshard 256MB",
+    ),
     "index": (
         "penstock index photos",
         "penstock index 'photos/train-{000000..000009}.tar' --workers 4",

@@ -1,4 +1,6 @@
 from penstock.convert.columns import Columns as Columns
+from penstock.convert.edit.edit_dataset import edit_dataset as edit_dataset
+from penstock.convert.edit.edits import Edits as Edits
 from penstock.convert.engines import DaskEngine as DaskEngine
 from penstock.convert.engines import LocalEngine as LocalEngine
 from penstock.convert.formats import ReadOptions as ReadOptions

@@ -21,7 +21,7 @@ from penstock.convert.engines import Engine, LocalEngine
 from penstock.convert.inputs.protocol import Input
 from penstock.convert.inputs.shards import ShardsInput
 from penstock.convert.output import Output
-from penstock.convert.plan import Alignment, BadInput, Job, Scanner
+from penstock.convert.plan import Alignment, Arrangement, BadInput, Job, Scanner
 from penstock.convert.scan import ConvertOptions, ProgressCallback, make_jobs, scan_inputs
 from penstock.convert.shard_task import InputError, Task, close_recordings, count_empty, read_statistics, write_task
 from penstock.convert.splits import WHOLE, Split
@@ -51,6 +51,7 @@ class _Conversion:
     options: ConvertOptions
     engine: Engine
     on_progress: ProgressCallback
+    arrangement: Arrangement | None = None
 
 
 def convert(
@@ -62,6 +63,7 @@ def convert(
     existing: Existing = "refuse",
     on_progress: ProgressCallback | None = None,
     store: StoreOptions | None = None,
+    arrangement: Arrangement | None = None,
 ) -> dict[str, Manifest]:
     """Convert recordings to shards and return the manifest of each split.
 
@@ -83,12 +85,15 @@ def convert(
         Progress callback `(phase, unit, done, total, current)`.
     store
         How the URL of the output is reached; None: from the environment.
+    arrangement
+        Chooses which items go to which split, and their order; None: all of them, as the split says.
     """
     options, where, resume = options or ConvertOptions(), parse_place(output), existing == "resume"
     with ExitStack() as stack:
         locked = Output(where, options.split.names, store)
         stack.callback(locked.close)
-        conversion = _Conversion(locked, options, engine or LocalEngine(), on_progress or (lambda *_: None))
+        report = on_progress or (lambda *_: None)
+        conversion = _Conversion(locked, options, engine or LocalEngine(), report, arrangement)
         stack.callback(conversion.engine.close)
         stack.callback(close_recordings)
         if existing == "refuse":
@@ -122,7 +127,7 @@ def _write_and_publish(
 ) -> dict[str, Manifest]:
     """Write and publish all splits. If they are shuffled, items are staged in order first."""
     output, options = conversion.output, conversion.options
-    jobs = make_jobs(found, output.where, options, bad, output.store)
+    jobs = make_jobs(found, output.where, options, bad, output.store, arrangement=conversion.arrangement)
     if not resume:
         output.remove_staged()
     todo = _begin(jobs, resume=resume)

@@ -24,7 +24,7 @@ from penstock.shard.outputs.open_place import open_place
 from penstock.shard.outputs.place import Place
 from penstock.shard.writer import WriteOptions
 
-__all__ = ["AlignableInput", "Alignment", "BadInput", "Job", "Label", "Scan", "Scanner"]
+__all__ = ["AlignableInput", "Alignment", "Arrangement", "BadInput", "Job", "Label", "Scan", "Scanner"]
 
 _Int64s = NDArray[np.int64]
 
@@ -88,6 +88,20 @@ class AlignableInput(Input, Protocol):
 
     def align(self, scans: Sequence[Scan]) -> Alignment:
         """Return the scans with inputs that agree; raise SourceError if they cannot, or must not."""
+        ...
+
+
+class Arrangement(Protocol):
+    """Chooses which items of the inputs are written to which dataset, and in which order."""
+
+    about: Mapping[str, Any]
+    """What was chosen, as JSON, for the manifest."""
+
+    group_by: str
+    """What is in one split as a whole: the name of a column, or `"item"`."""
+
+    def arrange(self, scans: Sequence[Scan]) -> Mapping[str, Sequence[tuple[int, int, int]]]:
+        """Return the items of each split as a job has them: (number of a scan, start, stop)."""
         ...
 
 

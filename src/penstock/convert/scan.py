@@ -12,7 +12,7 @@ from penstock.convert.columns import ColumnReader, Columns, find_repeated_ids, l
 from penstock.convert.engines import Engine
 from penstock.convert.inputs.function import function_name
 from penstock.convert.inputs.protocol import Input, local_paths_of
-from penstock.convert.plan import AlignableInput, Alignment, BadInput, Job, Scan, Scanner
+from penstock.convert.plan import AlignableInput, Alignment, Arrangement, BadInput, Job, Scan, Scanner
 from penstock.convert.splits import WHOLE, Split, assign_groups
 from penstock.core.errors import ConversionError, OptionError, SourceError
 from penstock.core.seeds import check_seed
@@ -167,9 +167,38 @@ def make_jobs(
     options: ConvertOptions,
     bad: Mapping[Path | Url, str],
     store: StoreOptions | None = None,
+    *,
+    arrangement: Arrangement | None = None,
 ) -> list[Job]:
-    """Return one job for each split."""
+    """Return one job for each split; `arrangement` chooses its items, in place of the split."""
     split, scans = options.split, found.scans
+    chosen = _divide(scans, split) if arrangement is None else arrangement.arrange(scans)
+    jobs = []
+    give_back = are_large([scan.input for scan in scans])
+    label, repeated = make_label(scans, options.columns.label), find_repeated_ids(scans)
+    keep_ids = not repeated and any(sample_id is not None for scan in scans for sample_id in scan.ids)
+    for name in split.names:
+        spans = tuple(chosen.get(name, ()))
+        if not spans:
+            raise SourceError(
+                f"Every split must have items, but {name!r} has none. Use larger fractions, or more inputs."
+            )
+        about = _provenance(scans, options, bad, name, spans)
+        notes = [*found.notes, *([_note_repeated(repeated)] if repeated else [])]
+        about |= {"notes": notes} if notes else {}
+        about |= {"alignment": dict(found.about)} if found.about else {}
+        if arrangement is not None:
+            about |= arrangement.about
+            about["split"] = about["split"] and {**about["split"], "group_by": arrangement.group_by}
+        about |= {"classes": {label.column: list(label.classes)}} if label is not None else {}
+        folder = output / name if name else output
+        job = Job(folder, options.write, scans, spans, options.shuffle_seed, options.statistics, about)
+        jobs.append(replace(job, label=label, keep_ids=keep_ids, give_back=give_back, store=store))
+    return jobs
+
+
+def _divide(scans: Sequence[Scan], split: Split) -> dict[str, list[tuple[int, int, int]]]:
+    """Return all items, in the order of the inputs, by split."""
     if len(split.shares) == 1:
         members = [(split.names[0], number, 0, scan.n_items) for number, scan in enumerate(scans) if scan.n_items]
     elif split.group_by == "time":
@@ -183,25 +212,10 @@ def make_jobs(
         groups = list_groups(scans, split.group_by)
         split_of = assign_groups([group for group, *_ in groups], [stop - start for *_, start, stop in groups], split)
         members = [(split_of[group], number, start, stop) for group, number, start, stop in groups]
-    jobs = []
-    give_back = are_large([scan.input for scan in scans])
-    label, repeated = make_label(scans, options.columns.label), find_repeated_ids(scans)
-    keep_ids = not repeated and any(sample_id is not None for scan in scans for sample_id in scan.ids)
-    for name in split.names:
-        spans = tuple((number, start, stop) for member, number, start, stop in members if member == name)
-        if not spans:
-            raise SourceError(
-                f"Every split must have items, but {name!r} has none. Use larger fractions, or more inputs."
-            )
-        about = _provenance(scans, options, bad, name, spans)
-        notes = [*found.notes, *([_note_repeated(repeated)] if repeated else [])]
-        about |= {"notes": notes} if notes else {}
-        about |= {"alignment": dict(found.about)} if found.about else {}
-        about |= {"classes": {label.column: list(label.classes)}} if label is not None else {}
-        folder = output / name if name else output
-        job = Job(folder, options.write, scans, spans, options.shuffle_seed, options.statistics, about)
-        jobs.append(replace(job, label=label, keep_ids=keep_ids, give_back=give_back, store=store))
-    return jobs
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    for name, number, start, stop in members:
+        found.setdefault(name, []).append((number, start, stop))
+    return found
 
 
 def _note_repeated(ids: Sequence[str]) -> str:

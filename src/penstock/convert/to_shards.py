@@ -19,7 +19,7 @@ from penstock.files.stores.url import Url, is_url, parse_place
 from penstock.observe.progress import track_phases
 from penstock.shard.manifest import Manifest
 
-__all__ = ["choose_store", "convert_to_shards", "list_notes", "summaries"]
+__all__ = ["choose_store", "convert_to_shards", "list_notes", "log_notes", "summaries"]
 
 _LOG = logging.getLogger("penstock")
 
@@ -84,7 +84,8 @@ def convert_to_shards(
     with track_phases(show=show_progress) as bar:
         how: dict[str, Any] = {"engine": engine, "existing": existing, "on_progress": bar}
         manifests = convert(found, where, options, store=output_store, **how)
-    return _log_notes(manifests, where)
+    log_notes(list_notes(manifests), where)
+    return summaries(manifests)
 
 
 def choose_store(store: StoreOptions | None, inputs: Sequence[Any], output: Path | Url) -> StoreOptions | None:
@@ -111,11 +112,10 @@ def _choose_engine(workers: int, engine: Engine | None) -> Engine:
     return engine if engine is not None else LocalEngine(workers)
 
 
-def _log_notes(manifests: dict[str, Manifest], where: Path | Url) -> dict[str, Any]:
-    """Log what concerns the whole dataset, and return the summaries."""
-    for note in list_notes(manifests):
+def log_notes(notes: Sequence[str], where: Path | Url) -> None:
+    """Log what concerns the whole dataset."""
+    for note in notes:
         _LOG.warning("%s: %s", where, note)
-    return summaries(manifests)
 
 
 def list_notes(manifests: dict[str, Manifest]) -> list[str]:

@@ -19,7 +19,7 @@ from penstock.shard.sample_form import RESERVED_KEYS
 from penstock.source.tar.source import TarSource
 from penstock.transform.read_values import ItemsAhead
 
-__all__ = ["ShardsInput"]
+__all__ = ["OpenShards", "ShardsInput"]
 
 _READ_ITEMS, _READ_METADATA = 32, 1024
 _TOLD_BYTES, _MOST_TOLD = 16 << 20, 4096  # that are read ahead at once
@@ -38,16 +38,20 @@ class ShardsInput:
 
     is_folder: ClassVar[bool] = True
 
-    def open(self) -> "_Shards":
+    def open(self) -> "OpenShards":
         """Open the shards."""
-        return _Shards(self.path, self.remote)
+        return OpenShards(self.path, self.remote)
 
 
-class _Shards:
-    def __init__(self, path: Path | Url, remote: RemoteOptions | None) -> None:
+class OpenShards:
+    """The items of shards, with all fields or some of them."""
+
+    def __init__(
+        self, path: Path | Url, remote: RemoteOptions | None = None, fields: Sequence[str] | None = None
+    ) -> None:
         # The cache folder is not used: every item is read once.
         self._open = partial(TarSource, str(path) if isinstance(path, Url) else path, **_store_of(path, remote))
-        whole = self._open()
+        whole = self._open(fields=fields)
         self._names = list(whole.fields)
         if not {*self._names} - {METADATA}:
             raise SourceError(f"A dataset must have fields besides metadata to be converted, but {whole!r} has none.")
@@ -56,6 +60,7 @@ class _Shards:
         self._sources = [
             self._open(fields=names, decode=decode) for names, decode in ((copied, False), (decoded, True)) if names
         ]
+        self.manifest = whole.manifest
         self.n_samples = whole.index.n_items
         self.about: Mapping[str, Any] = {"format": "shards", "fields": self._names}
         self.groups: Mapping[str, str] = {}

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.conversion_options import ConversionOptions
-from penstock.cli.data import print_problems, problems_to_json
+from penstock.cli.conversion.estimate import estimate, list_some, print_notes
+from penstock.cli.conversion.options import ConversionOptions
+from penstock.cli.conversion.results import print_datasets, print_manifests, print_validation, validate
 from penstock.cli.errors import ProblemsFound, name_options
-from penstock.cli.estimate import estimate, list_some, print_notes
 from penstock.cli.groups import expand_groups, list_limited
 from penstock.cli.options import Json, Quiet
-from penstock.cli.screen import print_json, print_table, tables_on
 from penstock.cli.where import check_input
 from penstock.core.errors import OptionError
 from penstock.core.text import count, name_once
@@ -21,8 +20,6 @@ from penstock.files.stores.url import is_url, parse_place
 
 if TYPE_CHECKING:
     from penstock.convert.inputs.protocol import Input
-    from penstock.files.stores.options import StoreOptions
-    from penstock.shard.index_tars import Problem
     from penstock.shard.manifest import Manifest
 
 __all__ = ["convert"]
@@ -84,11 +81,11 @@ def convert(
     seconds = time.monotonic() - began
     if not as_json:
         _print_result(context, manifests, len(found), seconds)
-    problems = _validate(manifests, execution.workers, how["store"], show=not quiet) if execution.validate else None
+    problems = validate(manifests, execution.workers, how["store"], show=not quiet) if execution.validate else None
     if as_json:
-        _print_result_json(manifests, problems)
+        print_manifests(manifests, problems)
     elif problems is not None:
-        _print_validation(manifests, problems)
+        print_validation(manifests, problems)
     if problems and any(problems.values()):
         raise ProblemsFound
 
@@ -109,26 +106,7 @@ def _check_used(context: typer.Context, inputs: "Sequence[Input]") -> None:
 
 
 def _print_result(context: typer.Context, manifests: "dict[str, Manifest]", n_inputs: int, seconds: float) -> None:
-    sizes = {name: sum(shard.stored_bytes for shard in manifest.shards) for name, manifest in manifests.items()}
-    if tables_on():
-        rows = [
-            (
-                name or str(manifest.folder),
-                f"{manifest.n_items:,}",
-                f"{len(manifest.shards):,}",
-                f"{sizes[name] / 1e6:,.1f} MB",
-                ", ".join(manifest.modalities),
-            )
-            for name, manifest in manifests.items()
-        ]
-        print_table(["Dataset", "Items", "Shards", "Size", "Fields"], rows)
-    else:
-        for name, manifest in manifests.items():
-            where = f"{name}: " if name else ""
-            typer.echo(
-                f"{where}{count(manifest.n_items, 'item')} in {count(len(manifest.shards), 'shard')}, "
-                f"{sizes[name] / 1e6:,.1f} MB: {', '.join(manifest.modalities)}"
-            )
+    print_datasets(manifests)
     from penstock.convert.to_shards import list_notes  # noqa: PLC0415
 
     about = next(iter(manifests.values())).metadata["conversion"]
@@ -149,38 +127,3 @@ def _print_skipped(skipped: Sequence[dict[str, str]]) -> None:
     rest = sum(map(len, list(files.values())[_MOST_LINES:]))
     if rest:
         typer.echo(f"Skipped {rest:,} more; the manifest has all of them.", err=True)
-
-
-def _print_result_json(manifests: "dict[str, Manifest]", problems: "dict[str, list[Problem]] | None") -> None:
-    """Print the manifests, each with the problems that validation found."""
-    from penstock.convert.to_shards import summaries  # noqa: PLC0415
-
-    answer = summaries(manifests)
-    for name, found in (problems or {}).items():
-        summary = answer[name] if name else answer
-        summary["problems"] = problems_to_json(found)
-    print_json(answer)
-
-
-def _validate(
-    manifests: "dict[str, Manifest]", workers: int, store: "StoreOptions | None", *, show: bool
-) -> "dict[str, list[Problem]]":
-    """Read every shard again and return the problems found, by split."""
-    from penstock.observe.progress import track_progress  # noqa: PLC0415
-    from penstock.shard.verify import verify_shards  # noqa: PLC0415
-
-    problems = {}
-    for name, manifest in manifests.items():
-        total = sum(shard.stored_bytes for shard in manifest.shards)
-        with track_progress("Validating", total, "bytes", show=show) as bar:
-            _, problems[name] = verify_shards(manifest.folder, workers=workers, progress=bar.advance, store=store)
-    return problems
-
-
-def _print_validation(manifests: "dict[str, Manifest]", problems: "dict[str, list[Problem]]") -> None:
-    for name, manifest in manifests.items():
-        if problems[name]:
-            print_problems(problems[name])
-            continue
-        total = sum(shard.stored_bytes for shard in manifest.shards)
-        typer.echo(f"{manifest.folder}: {total / 1e6:,.1f} MB read again, no problems")

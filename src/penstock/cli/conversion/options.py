@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from penstock.cli.conversion.split_options import ColumnGroup, SplitGroup
 from penstock.cli.groups import AppliesTo
 from penstock.cli.options import ConvertUrlGroup, choices
-from penstock.cli.split_options import ColumnGroup, SplitGroup
 from penstock.core.errors import OptionError
 
 if TYPE_CHECKING:

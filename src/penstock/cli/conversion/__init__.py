@@ -1,0 +1,1 @@
+"""`penstock convert` and `penstock edit`: the commands that write datasets."""

@@ -1,0 +1,55 @@
+"""A process that edits a dataset is killed: nothing is published, and resuming ends in the same bytes."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from penstock_convert_parts import tree, visible
+from penstock_test_killer import start_killer
+
+from penstock.convert import Edits, edit_dataset
+from penstock.shard.writer import ShardWriter, WriteOptions
+
+
+def write(folder: Path, numbers: range) -> Path:
+    writer = ShardWriter(folder, WriteOptions(4))
+    for number in numbers:
+        writer.write({"x": np.arange(3) + 10 * number}, f"id-{number}", {"rank": number * 5 % 7})
+    writer.commit()
+    return folder
+
+
+SCRIPT = """
+from penstock_test_killer import serve
+from penstock.convert import Edits, edit_dataset
+
+def run(sources, output, edits, resume):
+    edit_dataset(sources, output, Edits(**edits), resume=resume, show_progress=False)
+
+serve(run)
+"""
+
+
+def test_killed_anywhere_resuming_ends_in_the_same_bytes(tmp_path: Path) -> None:
+    datasets = [write(tmp_path / "first", range(9)), write(tmp_path / "second", range(9, 16))]
+    edits: dict[str, Any] = {
+        "where": "rank > 1",
+        "sort_by": "rank",
+        "split": {"a": 0.5, "b": 0.5},
+        "rename": {"x": "z"},
+    }
+    job: dict[str, Any] = {"sources": list(map(str, datasets)), "edits": edits}
+    with start_killer(SCRIPT) as killer:
+        ticks = killer.run(output=str(tmp_path / "whole"), resume=False, **job)["count"]
+        whole = tree(tmp_path / "whole")
+        for at in range(1, ticks + 1, ticks // 6):
+            out = tmp_path / f"out{at}"
+            answer = killer.run(at=at, output=str(out), resume=False, **job)
+            assert answer["killed"] == signal.SIGKILL
+            if at < ticks // 2:
+                assert visible(out) == set()
+            killer.run(output=str(out), resume=True, **job)
+            assert tree(out) == whole, f"killed at {at} of {ticks}"
+    edit_dataset(datasets, tmp_path / "workers", Edits(**edits), workers=2, show_progress=False)
+    assert tree(tmp_path / "workers") == whole
