@@ -42,7 +42,7 @@ class Mixture(Selectable, RemoteParts):
         Sources by name, of any kind. One may be a mixture itself.
     weights
         Weight of each source, by name or in the order of `sources`: numbers > 0, of which only the ratios count. Or by
-        step, `{0: {...}, 10_000: {...}}`; bounds then hold from each of these steps on. None: in proportion to the
+        step, `{0: {...}, 10_000: {...}}`: each holds from its step on. None: in proportion to the
         numbers of items. Weights are used as fractions with a common denominator of at most 32,768; `weights` shows
         them.
     stop
@@ -58,8 +58,7 @@ class Mixture(Selectable, RemoteParts):
         `{"a": {"image": "x"}}`: rename them first, then the common ones.
     orders
         Order in which a round visits the items of a source, by name; `Shuffle()` for the others, and its own for a
-        mixture. Windows of a
-        `WindowShuffle` are not held in memory: items are taken one by one.
+        mixture. Windows of a `WindowShuffle` are not held in memory: items are taken one by one.
     homogeneous
         Whether each batch has items of one source only. Weights are then those of batches, all batches are full, and
         `stop` is met in whole batches.
