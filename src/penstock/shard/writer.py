@@ -1,12 +1,13 @@
 """Writing samples as a dataset: shards, side indexes and, last, the manifest.
 
-In a folder, shards are written into a hidden folder, `.writing`, and moved into place when all are complete. At a URL,
-they are no dataset until the manifest is put. A previous dataset stays readable until then.
+Shards of a folder are written into `.writing` in it, and moved into place when all are complete. Those at a URL are no
+dataset until the manifest is put. A previous dataset stays readable until then.
 """
 
 import json
 import os
 import string
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -175,8 +176,8 @@ class ShardWriter:
             self._discard_open()
         self._lock.release()
 
-    def __del__(self) -> None:
-        if not self._ended and self._lock.is_held:  # a forked child has a copy, but not the lock
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting() and not self._ended and self._lock.is_held:  # late, modules are gone; a fork has no lock
             warnings.warn(
                 f"A writer of {self.folder} with {count(self._n_written, 'sample')} was dropped without finalize(), so "
                 "no dataset was published. Use it in a `with` statement, or continue with resume=True.",
@@ -239,10 +240,10 @@ class ShardWriter:
 
     def _check_same(self, complete: Manifest) -> None:
         """Raise OptionError if the complete dataset was written with other options than this writer's."""
-        found = (complete.shard_size, complete.compression, complete.array_format, dict(complete.metadata))
-        options = self.options
-        wanted = (options.shard_size, options.compression, options.array_format, dict(options.metadata))
-        if found != wanted or untag(complete.shards[0].name) != options.shard_name(0):
+        found, wanted = (
+            (one.shard_size, one.compression, one.array_format, dict(one.metadata)) for one in (complete, self.options)
+        )
+        if found != wanted or untag(complete.shards[0].name) != self.options.shard_name(0):
             raise OptionError(
                 f"resume=True needs the options of the complete dataset in {self.folder}, {found}, got {wanted}. Use "
                 "overwrite=True instead to replace it."

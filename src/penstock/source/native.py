@@ -8,7 +8,7 @@ import ctypes
 import hashlib
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,9 +67,9 @@ class FileMap:
         self.address = address
         _libc.madvise(address, n_bytes, mmap.MADV_RANDOM)  # a shuffled order makes no use of readahead
 
-    def __del__(self) -> None:
+    def __del__(self, unmap: Callable[[int, int], int] = _libc.munmap) -> None:  # `_libc` is gone late at the exit
         if self.address:
-            _libc.munmap(self.address, self.n_bytes)
+            unmap(self.address, self.n_bytes)
 
 
 class StoredItems(NamedTuple):

@@ -8,7 +8,7 @@ import errno
 import os
 import resource
 import struct
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import BinaryIO, NamedTuple
 
 from penstock.core.errors import DamageError, ReadError
@@ -135,10 +135,10 @@ class OpenShard:
         """Return the size of the file now."""
         return os.fstat(self.handle).st_size
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` is gone late at the exit
         for handle in (self.handle, self._index_handle):
             if handle >= 0:
-                os.close(handle)
+                close(handle)
 
 
 class SideIndexFile:
