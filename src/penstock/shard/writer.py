@@ -1,7 +1,7 @@
 """Writing samples as a dataset: shards, side indexes and, last, the manifest.
 
-Shards of a folder are written into `.writing` in it, and moved into place when all are complete. Those at a URL are no
-dataset until the manifest is put. A previous dataset stays readable until then.
+Shards of a folder are written into its `.writing` and moved when all are complete; those at a URL are no dataset until
+the manifest is put. A previous dataset stays readable until then.
 """
 
 import json
