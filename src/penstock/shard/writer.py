@@ -267,10 +267,8 @@ class ShardWriter:
             self._place.shards.wait()
 
     def _manifest(self) -> Manifest:
-        options = self.options
-        return Manifest(
-            self.folder, self._fields, tuple(self._shards), options.shard_size, options.array_format, options.metadata
-        )
+        shape = (self.options.shard_size, self.options.array_format, self.options.metadata)
+        return Manifest(self.folder, self._fields, tuple(self._shards), *shape)
 
     # -- shards --------------------------------------------------------------------------------------------------------
 
