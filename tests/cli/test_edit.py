@@ -1,6 +1,7 @@
 """`penstock edit`: the options reach the edits, errors name options, and the help has what one needs to know."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from penstock.cli import app
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     for number, name in enumerate(("monday", "tuesday")):
         np.savez(f"{name}.npz", x=np.arange(10) + 10 * number, y=np.arange(10) % 3, z=np.zeros((10, 300)) + number)
         convert_to_shards(f"{name}.npz", name, show_progress=False)
@@ -45,7 +47,18 @@ def test_all_options_together(folder: Path) -> None:
     assert values(folder / "parts" / "a", "n") == parts["a"].columns("n")["n"].tolist()
 
 
+def test_a_field_is_added_beside_the_dataset(folder: Path) -> None:
+    (folder / "features_of_days.py").write_text("def double(item):\n    return 2 * item['x']\n")
+    done = run("monday", "--add-field", "twice=features_of_days:double")
+    assert done.exit_code == 0, done.output
+    assert values(folder / "monday-twice", "twice") == [2 * n for n in range(10)]
+
+
 BAD = {
+    "monday": (2, "--output must be given"),
+    "monday --add-field x": (2, "--add-field must be NAME=MODULE:FUNCTION"),
+    "monday --add-field v=math:sqrt --where y>1": (2, "needs --copy"),
+    "monday --add-field v=math:sqrt": (1, "math:sqrt failed at item 0"),
     "monday -o monday --overwrite": (2, "--output must be outside of the dataset that is read"),
     "monday -o tuesday": (1, "Replace it with --overwrite"),
     "monday -o out --where y>7": (2, "--where 'y>7' keeps none of 10 items"),

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from penstock_convert_parts import tree
 
-from penstock import Concat, OptionError, PenstockError, SourceError, TarSource, WriteError
+from penstock import Concat, OptionError, PenstockError, SourceError, TarSource, WriteError, Zip
 from penstock.convert import Edits, edit_dataset
 from penstock.shard.verify import verify_shards
 from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.source import Take
 
 
 def subject_of(number: int) -> str:
@@ -169,3 +170,54 @@ def test_items_without_a_value_are_named(tmp_path: Path) -> None:
         edit(tmp_path / "gaps", tmp_path / "out", sort_by="time")
     edit(tmp_path / "gaps", tmp_path / "out", sort_by="time", where="time != None")
     assert numbers_of(tmp_path / "out") == [4, 2, 1, 0]
+
+
+def total(item: dict[str, Any]) -> Any:
+    return item["x"].sum() + item["metadata"]["rank"]
+
+
+def fail_at_seven(item: dict[str, Any]) -> float:
+    return 1 / (item["y"].item() - 7)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_sidecar_has_the_added_field_of_the_same_items(workers: int, datasets: list[Path], tmp_path: Path) -> None:
+    before = tree(datasets[0])
+    found = edit(datasets[0], tmp_path / "side", add_fields={"total": total}, workers=workers)
+    assert (found["modalities"], found["total_shards"]) == (["total"], 4)
+    expected = [30 * n + 3 + n * 5 % 7 for n in range(14)]
+    both = Zip([TarSource(datasets[0]), TarSource(tmp_path / "side", fields=["total"])])
+    assert both.take(np.arange(14))["total"].tolist() == expected
+    backwards = Take(TarSource(datasets[0], fields=["y", "__key__"]), np.arange(14)[::-1])
+    joined = Zip([backwards, TarSource(tmp_path / "side", fields=["total", "__key__"])], on="__key__")
+    assert joined.take(np.arange(14))["total"].tolist() == expected[::-1]
+    assert tree(datasets[0]) == before
+    edit(datasets, tmp_path / "copy", add_fields={"total": total}, copy=True, where="rank > 2", drop_fields=["x"])
+    items = read(tmp_path / "copy")
+    assert sorted(items) == ["left.ppm", "metadata", "note", "total", "y"]
+    assert [int(v) for v in items["total"]] == [30 * n + 3 + n * 5 % 7 for n in range(23) if n * 5 % 7 > 2]
+
+
+BAD_FUNCTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "fails": ({"f": fail_at_seven}, "fail_at_seven failed at item 7 (key 'id-7'): ZeroDivisionError"),
+    "not there": ({"f": "math:loudness"}, "'math:loudness' could not be imported"),
+    "no module": ({"f": "no_such_module:f"}, "No module named 'no_such_module'"),
+    "no name": ({"f": "math"}, "module:function"),
+    "lambda": ({"f": lambda item: 1}, "at the top level of a module"),
+    "taken": ({"x": total}, "the items have 'x' already"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FUNCTIONS)
+def test_a_function_that_fails_is_named_with_the_item(case: str, datasets: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(PenstockError) as raised:
+        edit(datasets[0], tmp_path / "out", add_fields=BAD_FUNCTIONS[case][0])
+    assert BAD_FUNCTIONS[case][1] in str(raised.value)
+    assert not (tmp_path / "out" / "dataset_metadata.json").exists()
+
+
+def test_a_sidecar_keeps_all_items(datasets: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="where needs copy=True"):
+        edit(datasets[0], tmp_path / "out", add_fields={"total": total}, where="rank > 2")
+    with pytest.raises(OptionError, match="that of one dataset"):
+        edit(datasets, tmp_path / "out", add_fields={"total": total})

@@ -1,8 +1,10 @@
 """`penstock edit`: change a dataset into another one on the command line."""
 
 import itertools
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
@@ -14,7 +16,7 @@ from penstock.cli.options import Json, Quiet, UrlGroup, parse_size
 from penstock.cli.where import check_dataset
 from penstock.core.errors import OptionError
 from penstock.core.text import count
-from penstock.files.stores.url import is_url, parse_place
+from penstock.files.stores.url import Url, is_url, parse_place
 
 if TYPE_CHECKING:
     from penstock.convert.edit.edits import Edits
@@ -63,6 +65,18 @@ class _FieldGroup:
         list[str] | None, typer.Option("--drop-field", metavar="NAME", help="Leave a field out. Repeatable.")
     ] = None
     rename: Annotated[list[str] | None, typer.Option(metavar="OLD=NEW", help="Rename a field. Repeatable.")] = None
+    add_fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--add-field",
+            metavar="NAME=MODULE:FUNCTION",
+            help="Compute a field from each item, a dict of its fields. What is written has this field alone (a "
+            "sidecar, to join with Zip), unless --copy is given. Repeatable.",
+        ),
+    ] = None
+    copy: Annotated[
+        bool, typer.Option("--copy", help="With --add-field: write the other fields of the items as well.")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +143,8 @@ class _EditOptions:
             self.items.split_by,
             self.items.seed,
             **self.shards.to_dict(),
+            add_fields=dict(_parse_added(text) for text in self.fields.add_fields or ()),
+            copy=self.fields.copy,
         )
 
 
@@ -139,14 +155,15 @@ def edit(
         typer.Argument(metavar="SRC", help="The folder or URL of a dataset; also as --input (-i). It does not change."),
     ],
     output: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--output",
             "-o",
             metavar="DIR|URL",
-            help="Folder or URL of the edited dataset; with --split, of one dataset per name.",
+            help="Folder or URL of the edited dataset; with --split, of one dataset per name. Required, except for the "
+            "sidecar of --add-field, which is SRC-NAME if not given.",
         ),
-    ],
+    ] = None,
     *,
     options: _EditOptions,
     quiet: Quiet = False,
@@ -167,7 +184,9 @@ def edit(
     sources, execution, store = [source, *(options.items.merge or ())], options.execution, options.url.options()
     for given in itertools.filterfalse(is_url, sources):
         check_dataset(given)
-    edits, where, began = options.to_edits(), parse_place(output), time.monotonic()
+    sys.path.insert(0, str(Path.cwd()))  # where the modules of --add-field are looked for, as python -m does
+    edits, began = options.to_edits(), time.monotonic()
+    where = _choose_output(source, output, edits)
     how: dict[str, Any] = {
         "engine": LocalEngine(execution.workers),
         "existing": existing_from_flags(resume=execution.resume, overwrite=execution.overwrite),
@@ -185,6 +204,21 @@ def edit(
         print_validation(manifests, problems)
     if problems and any(problems.values()):
         raise ProblemsFound
+
+
+def _choose_output(source: str, output: str | None, edits: "Edits") -> "Path | Url":
+    if output is not None:
+        return parse_place(output)
+    if not edits.is_sidecar:
+        raise OptionError("--output must be given: the folder or URL of the edited dataset.")
+    return parse_place("-".join([source.rstrip("/"), *(edits.add_fields or ())]))
+
+
+def _parse_added(text: str) -> tuple[str, str]:
+    name, equals, function = text.partition("=")
+    if not equals or not name.strip() or not function.strip():
+        raise OptionError(f"--add-field must be NAME=MODULE:FUNCTION, such as loud=features:loudness, got {text!r}.")
+    return name.strip(), function.strip()
 
 
 def _parse_rename(text: str) -> tuple[str, str]:

@@ -16,7 +16,8 @@ from penstock.convert.inputs.protocol import input_place
 from penstock.convert.scan import ConvertOptions, ProgressCallback
 from penstock.convert.splits import WHOLE, Split
 from penstock.convert.to_shards import choose_store, list_notes, log_notes, summaries
-from penstock.core.errors import OptionError, SourceError
+from penstock.core.errors import ConversionError, OptionError, ReadError, SourceError
+from penstock.core.text import name_once
 from penstock.files.spans.options import RemoteOptions
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url, parse_place
@@ -101,6 +102,10 @@ def write_edited(
     """Write an edited dataset and return the manifest of each part."""
     if not sources:
         raise SourceError("An edit needs at least one dataset, got none.")
+    if edits.is_sidecar and len(sources) > 1:
+        raise OptionError(
+            f"A sidecar is that of one dataset, got {len(sources)}. Add the field to each, or use copy=True."
+        )
     output_store = choose_store(store, sources, output)
     places = [input_place(place) for place in sources]
     _check_places(places, output, tuple(edits.split or [WHOLE]))
@@ -109,8 +114,9 @@ def write_edited(
     inputs = [
         EditedShards(
             place,
-            tuple(edits.list_kept(manifest.fields).items()),
+            () if edits.is_sidecar else tuple(edits.list_kept(manifest.fields).items()),
             METADATA in manifest.fields,
+            tuple((name, str(function)) for name, function in (edits.add_fields or {}).items()),
             RemoteOptions(store) if isinstance(place, Url) else None,
         )
         for place, manifest in zip(places, manifests, strict=True)
@@ -121,7 +127,11 @@ def write_edited(
     split = Split() if edits.split is None else Split(tuple(edits.split.items()))
     options = ConvertOptions(write, split, statistics=all("statistics" in each.metadata for each in manifests))
     how: dict[str, Any] = {"engine": engine, "existing": existing, "on_progress": on_progress, "store": output_store}
-    return convert(inputs, output, options, arrangement=Arranged(edits, _keep_classes(manifests)), **how)
+    try:
+        return convert(inputs, output, options, arrangement=Arranged(edits, _keep_classes(manifests)), **how)
+    except ConversionError as error:
+        reasons = "\n".join(name_once(path, reason) for path, reason in error.reasons.items())
+        raise ReadError(f"{reasons}\nNothing was published.") from error
 
 
 def _check_places(sources: Sequence[Path | Url], output: Path | Url, names: Sequence[str]) -> None:

@@ -1,10 +1,11 @@
 """What is changed in a dataset: which items are kept, in which order and parts, and with which fields."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from penstock.convert.edit.derive import name_function
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.core.seeds import check_seed
@@ -15,6 +16,7 @@ from penstock.source.select.parts import check_fractions
 
 __all__ = ["Edits"]
 
+_NOT_IN_SIDECAR = ("where", "drop_fields", "rename", "sort_by", "split", "shard_size", "shard_bytes")
 _DECODED = ("bin", "txt", "json")  # all other extensions are those of files, which are copied as they are
 
 
@@ -39,6 +41,11 @@ class Edits:
         With `split`: items with the same value of this column are in the same part; None: items are divided one by one.
     seed
         With `split`: the seed of the random division.
+    add_fields
+        Name of a field to `"module:function"`, or the function, which takes a dict of the fields of an item, decoded,
+        and returns the field. What is written is a sidecar: a dataset with these fields alone, and the same items.
+    copy
+        With `add_fields`: write the other fields of the items as well.
     shard_size, shard_bytes
         Items per shard, or about how many bytes a shard has; both None: as many items as in the dataset that is read.
     """
@@ -52,6 +59,8 @@ class Edits:
     seed: int = 0
     shard_size: int | None = None
     shard_bytes: int | None = None
+    add_fields: Mapping[str, str | Callable[..., Any]] | None = None
+    copy: bool = False
 
     def __post_init__(self) -> None:
         if self.where is not None:
@@ -74,6 +83,17 @@ class Edits:
                 f"{self.shard_bytes}."
             )
         check_fields((self.rename or {}).values(), METADATA)
+        check_fields(self.add_fields or (), METADATA)
+        added = tuple((name, name_function(function)) for name, function in (self.add_fields or {}).items())
+        object.__setattr__(self, "add_fields", dict(added))
+        if self.copy and not added:
+            raise OptionError("copy needs add_fields; without them, all fields are written anyway. Leave it out.")
+        others = [name for name in _NOT_IN_SIDECAR if getattr(self, name)]
+        if self.is_sidecar and others:
+            raise OptionError(
+                f"{others[0]} needs copy=True together with add_fields: a sidecar has the items of the dataset, in "
+                "their order."
+            )
         for old, new in (self.rename or {}).items():
             extension = stored_extension(old)
             if extension not in _DECODED and stored_extension(new) != extension:
@@ -81,6 +101,11 @@ class Edits:
                     f"The field {old!r} holds files, and must keep their extension to be read, such as "
                     f"{new.partition('.')[0]}.{extension}; got rename {old!r} to {new!r}."
                 )
+
+    @property
+    def is_sidecar(self) -> bool:
+        """Whether only added fields are written."""
+        return bool(self.add_fields) and not self.copy
 
     @property
     def names(self) -> dict[str, str]:
@@ -98,7 +123,10 @@ class Edits:
         if both:
             raise OptionError(f"A field must be dropped or renamed, got both for {both[0]!r}.")
         for fields in datasets:
-            kept = list(self.list_kept(fields).values())
+            kept = list(dict.fromkeys(fields) if self.is_sidecar else self.list_kept(fields).values())
+            taken = next((name for name in self.add_fields or () if name in kept), None)
+            if taken is not None:
+                raise OptionError(f"A field to add must have a name of its own, but the items have {taken!r} already.")
             if not kept:
                 raise OptionError(f"drop_fields must leave at least one field, but drops all of {', '.join(known)}.")
             double = next((name for name in kept if kept.count(name) > 1), None)
@@ -107,7 +135,7 @@ class Edits:
                     f"rename must give every field a name of its own, but two would be {double!r}. Drop one, or use "
                     "another name."
                 )
-            check_fields(kept, METADATA)
+            check_fields([name for name in (*kept, *(self.add_fields or ())) if name != METADATA], METADATA)
 
     def list_kept(self, fields: Iterable[str]) -> dict[str, str]:
         """Return the fields of a dataset that are kept, besides metadata, with their new names."""
@@ -123,6 +151,8 @@ class Edits:
             "drop_fields": list(self.drop_fields) or None,
             "rename": self.names or None,
             "sort_by": self.sort_by,
+            "add_fields": dict(self.add_fields or {}) or None,
+            "copy": self.copy or None,
             **division,
             "shard_size": self.shard_size,
             "shard_bytes": self.shard_bytes,
