@@ -75,7 +75,7 @@ def edit_dataset(
     >>> folder = Path(tempfile.mkdtemp())
     >>> np.save(folder / "rows.npy", np.arange(12).reshape(6, 2))
     >>> _ = convert_to_shards(folder / "rows.npy", folder / "shards", show_progress=False)
-    >>> edits = Edits(where="row >= 2", rename={"rows": "x"})
+    >>> edits = Edits(where="row >= 2", rename={"data": "x"})
     >>> found = edit_dataset(folder / "shards", folder / "edited", edits, show_progress=False)
     >>> found["total_samples"], found["modalities"]
     (4, ['x'])
