@@ -28,7 +28,7 @@ help:
 	@echo "make demo    generate data, train, be killed, resume bit-equal (under 2 minutes)"
 	@echo "make docs    the documentation as a site, in site/ (open site/index.html)"
 	@echo "make bench   speed and memory, as ratios to limits measured in the same run"
-	@echo "make soak    the same laws over many more random cases, and 200 epochs for leaks"
+	@echo "make soak    the same laws over many more random cases, all cases of all faults, and 200 epochs for leaks"
 	@echo "make faults-peers    the fault cases on webdataset, litdata, MosaicML streaming, torchdata and grain (10 minutes)"
 	@echo "make faults  kills, full disks, damage and hostile input at random, counted (about 20 minutes)"
 	@echo "make format  let ruff format and mend"
@@ -38,7 +38,7 @@ $(READY): pyproject.toml constraints.txt hatch_build.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or newer, got " + sys.version)'
 	@echo "Setting up $(VENV) (some minutes; torch is large) ..."
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 # Installing compiles it, too; this is for when the C has changed.
@@ -55,7 +55,7 @@ types: $(READY)
 $(NWB_ZARR)/.ready: constraints-nwb-zarr.txt
 	@echo "Setting up $(NWB_ZARR) ..."
 	@$(PYTHON) -m venv --clear $(NWB_ZARR)
-	@$(NWB_ZARR)/bin/pip install --quiet --disable-pip-version-check -c constraints-nwb-zarr.txt pynwb hdmf-zarr scipy xxhash typer
+	@$(NWB_ZARR)/bin/pip install --quiet --no-compile --disable-pip-version-check -c constraints-nwb-zarr.txt pynwb hdmf-zarr scipy xxhash typer
 	@touch $@
 
 test: lint types $(LIBRARY)
@@ -66,7 +66,7 @@ test: lint types $(LIBRARY)
 ALONE := faults recipes laws source
 test-all: lint types $(LIBRARY) $(NWB_ZARR)/.ready
 	@export PENSTOCK_TESTS=all PENSTOCK_NWB_ZARR_PYTHON=$(CURDIR)/$(NWB_ZARR)/bin/python; failed=; \
-	for tests in $(ALONE:%=tests/%) "tests $(ALONE:%=--ignore=tests/%)"; do \
+	for tests in $(ALONE:%=tests/%) "tests src $(ALONE:%=--ignore=tests/%)"; do \
 		echo "pytest $$tests"; $(BIN)/pytest -q -n 4 --dist loadscope $$tests || failed="$$failed$$tests; "; \
 	done; [ -z "$$failed" ] || { echo "These failed: $$failed"; exit 1; }
 
@@ -81,7 +81,7 @@ test-sanitize: $(READY)
 $(CELLMAP)/.ready: constraints-cellmap.txt
 	@echo "Setting up $(CELLMAP) (about two minutes, more than a gigabyte) ..."
 	@$(PYTHON) -m venv --clear $(CELLMAP)
-	@$(CELLMAP)/bin/pip install --quiet --disable-pip-version-check -c constraints-cellmap.txt cellmap-data xxhash typer
+	@$(CELLMAP)/bin/pip install --quiet --no-compile --disable-pip-version-check -c constraints-cellmap.txt cellmap-data xxhash typer
 	@touch $@
 
 test-cellmap: $(READY) $(LIBRARY) $(CELLMAP)/.ready
@@ -104,7 +104,7 @@ $(DOCS)/.ready: pyproject.toml constraints.txt
 	@echo "Setting up $(DOCS) (about twenty seconds) ..."
 	@$(PYTHON) -m venv --clear $(DOCS)
 	@$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(DOCS)/wanted.txt
-	@$(DOCS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r $(DOCS)/wanted.txt
+	@$(DOCS)/bin/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -r $(DOCS)/wanted.txt
 	@touch $@
 
 # The variable leaves out a notice of the theme, which ends in 2027, about its successor.
@@ -115,7 +115,7 @@ bench: $(READY) $(LIBRARY)
 	$(BIN)/python -m bench
 
 soak: $(READY) $(LIBRARY)
-	PENSTOCK_TESTS=soak $(BIN)/pytest -q tests/laws tests/soak --timeout=3600
+	PENSTOCK_TESTS=soak $(BIN)/pytest -q tests/laws tests/soak tests/faults --timeout=3600
 
 # Parts, --minutes and --seed: FAULTS="kills --minutes 5 --seed 3". Writes the table of docs/explanation/guarantees.md.
 faults: $(READY) $(LIBRARY)
@@ -124,7 +124,7 @@ faults: $(READY) $(LIBRARY)
 $(PEERS)/.ready: constraints-peers.txt
 	@echo "Setting up $(PEERS) (some minutes, more than a gigabyte) ..."
 	@$(PYTHON) -m venv --clear $(PEERS)
-	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints-peers.txt webdataset litdata mosaicml-streaming torchdata grain
+	@$(PEERS)/bin/pip install --quiet --no-compile --disable-pip-version-check -c constraints-peers.txt webdataset litdata mosaicml-streaming torchdata grain
 	@touch $@
 
 # Writes tests/campaign/peers/results.json, which the table of guarantees.md shows: then `python -m tests.campaign --tables`.

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from penstock_cases import spread_cases
 from penstock_remote import Endpoint, serve_http, serve_s3
 
 pytest.register_assert_rewrite(
@@ -103,7 +104,9 @@ _TESTS = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of `SLOW`."""
+    """Mark the tests of `SLOW`, and leave out cases of those with many."""
+    if os.environ.get("PENSTOCK_TESTS") != "soak":
+        items[:] = spread_cases(items)
     slow = tuple(str(_TESTS / name) for name in SLOW)
     for item in items:
         if str(item.path).startswith(slow):

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import soundfile
 import zarr
-from penstock_page_cache import cached_pages, can_be_dropped
+from penstock_page_cache import cached_pages, can_be_dropped, drop
+from penstock_test_parts import eventually
 
 from penstock import convert_to_shards
 from penstock.convert.fingerprint import fingerprint
@@ -102,12 +103,17 @@ def test_inputs_larger_than_memory_and_their_shards_do_not_stay_in_the_page_cach
         pytest.skip("this file system keeps its pages")
     monkeypatch.setattr(read_ahead, "_KEPT_SHARE", 0.0)
     monkeypatch.setattr(read_ahead, "AHEAD_BYTES", ahead_bytes)
-    if is_used:
-        given.read_bytes()
-    convert_to_shards(given, tmp_path / "out", show_progress=False)
-    share = cached_pages(given).mean()
-    assert share == 1 if is_used else share < 0.5
-    assert cached_pages(tmp_path / "out" / "shard_000000.tar").mean() < 0.5
+
+    def convert_once() -> bool:
+        drop(given)
+        if is_used:
+            given.read_bytes()
+        convert_to_shards(given, tmp_path / "out", show_progress=False, overwrite=True)
+        share = cached_pages(given).mean()
+        is_right = share == 1 if is_used else share < 0.5
+        return bool(is_right and cached_pages(tmp_path / "out" / "shard_000000.tar").mean() < 0.5)
+
+    assert eventually(convert_once)  # the kernel keeps pages that another processor holds at that moment
 
 
 def test_inputs_that_fit_in_memory_stay_in_the_page_cache(tmp_path: Path) -> None:

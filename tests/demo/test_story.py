@@ -58,12 +58,15 @@ def _running(word: str) -> list[str]:
     return lines
 
 
+pytestmark = pytest.mark.timeout(300)  # the first of these tests waits for the story
+
+
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     """The quick story, once: what it said, and where its files are."""
     place = tmp_path_factory.mktemp("demo")
     command = _command(place, "--seed", "3", "--keep", "files")
-    done = subprocess.run(**command, capture_output=True, text=True, check=False, timeout=110)
+    done = subprocess.run(**command, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return done, place / "here" / "files"
 

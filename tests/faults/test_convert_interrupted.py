@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from penstock_cases import some_cases
 from penstock_convert_parts import OddError, Taped, has_happened, mend, mishap, read, rows, tapes, tree, visible
 
 from penstock import TarSource
@@ -49,6 +50,7 @@ class InterruptAt:
             raise KeyboardInterrupt
 
 
+@some_cases(2)
 @pytest.mark.parametrize("case", CASES)
 def test_interrupted_after_any_shard_it_resumes_to_the_same_bytes(
     case: str, inputs: list[Taped], tmp_path: Path
@@ -65,6 +67,7 @@ def test_interrupted_after_any_shard_it_resumes_to_the_same_bytes(
         assert tree(out) == whole, f"interrupted at {at}"
 
 
+@some_cases(2)
 @pytest.mark.parametrize(("case", "workers"), [("plain", 1), ("plain", 2), ("shuffled", 1), ("by file", 2)])
 def test_an_input_that_fails_in_the_middle_is_named_and_when_mended_goes_on(
     case: str, workers: int, inputs: list[Taped], tmp_path: Path
@@ -108,6 +111,7 @@ def test_an_error_of_the_inputs_own_code_publishes_nothing(
     assert read(tmp_path / "out") == rows(inputs)
 
 
+@some_cases(3)
 @pytest.mark.parametrize("case", ["plain", "shuffled"])
 @pytest.mark.parametrize("kind", ["grow", "rewrite"])
 @pytest.mark.parametrize("workers", [1, 2])
@@ -191,6 +195,7 @@ def read_skipped(folder: Path) -> list[tuple[str, str]]:
     return [(entry["file"], entry["reason"]) for entry in manifest["metadata"]["conversion"]["skipped"]]
 
 
+@some_cases(4)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("when", ["looked at", "read"])
 def test_a_run_that_skips_is_one_that_never_had_the_bad_input(
@@ -237,6 +242,7 @@ def test_a_run_that_skipped_an_input_while_reading_can_be_resumed(
 # -- what lies in the folder -------------------------------------------------------------------------------------------
 
 
+@some_cases(5)
 @pytest.mark.parametrize("case", ["plain", "shuffled", "by file"])
 @pytest.mark.parametrize("damage", ["shard", "index", "statistics", "part"])
 def test_partial_files_of_a_power_cut_are_written_again(

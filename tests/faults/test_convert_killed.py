@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from penstock_cases import some_cases
 from penstock_convert_parts import Row, Taped, has_happened, held, mend, mishap, read, rows, tapes, tree, visible
 from penstock_test_killer import Killer, start_killer
 from penstock_test_parts import eventually
@@ -104,6 +105,7 @@ def read_or_none(folder: Path) -> list[Row] | None:
 # -- the process that started it ---------------------------------------------------------------------------------------
 
 
+@some_cases(2)
 @pytest.mark.parametrize("case", CASES)
 def test_killed_before_any_change_of_a_file_resuming_ends_in_the_same_bytes(
     case: str, conversions: Conversions, inputs: list[Taped], tmp_path: Path
@@ -121,6 +123,7 @@ def test_killed_before_any_change_of_a_file_resuming_ends_in_the_same_bytes(
         assert tree(out) == whole, f"killed at {at}"
 
 
+@some_cases(1)
 @pytest.mark.parametrize("case", ["plain", "by subject"])
 def test_killed_while_replacing_a_dataset_a_reader_sees_the_old_the_new_or_none(
     case: str, conversions: Conversions, inputs: list[Taped], tmp_path: Path
@@ -153,6 +156,7 @@ HOW = {
 }
 
 
+@some_cases(2)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("case", ["plain", "shuffled"])
 def test_workers_of_a_process_that_is_killed_end_and_keep_nobody_out(
@@ -198,6 +202,7 @@ def test_ctrl_c_ends_the_workers_and_leaves_what_was_finished(
 # -- a worker ----------------------------------------------------------------------------------------------------------
 
 
+@some_cases(2)
 @pytest.mark.parametrize("case", CASES)
 def test_a_worker_that_is_killed_costs_nothing(case: str, inputs: list[Taped], tmp_path: Path) -> None:
     convert(inputs, tmp_path / "whole", options_of(case))

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from penstock_cases import some_cases
 from penstock_test_parts import eventually
 from penstock_test_processes import is_group_gone, start_script
 
@@ -86,6 +87,7 @@ CASES = [
 ]
 
 
+@some_cases(6)
 @pytest.mark.parametrize(("state", "executor", "method"), CASES, ids=["-".join(filter(None, case)) for case in CASES])
 def test_ctrl_c_ends_the_program_without_waiting_for_a_batch(
     tmp_path: Path, state: str, executor: str, method: str

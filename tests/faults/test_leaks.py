@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from penstock_cases import some_cases
 from penstock_test_parts import (
     ExitAt,
     Mishap,
@@ -171,6 +172,7 @@ def check_nothing_is_left(end: Callable[[Any], Any], executor: Any, first: Any =
     del held
 
 
+@some_cases(14)
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_loader_leaves_nothing_behind(executor: str, end: Callable[[Any], Any]) -> None:
@@ -223,6 +225,7 @@ def run_two_at_once(executor: Any, order: list[int]) -> None:
     before.check()
 
 
+@some_cases(4)
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["first first", "last first"])
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_two_loaders_side_by_side_leave_nothing_behind(executor: str, order: list[int]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from penstock_cases import some_cases
 from penstock_remote import Endpoint
 from penstock_remote_sets import RemoteSet, digest_batch, digests_of, make_plan, write_set
 
@@ -55,6 +56,7 @@ def deliver(loader: Loader) -> tuple[list[Any], ReadError | None]:
     return found, None
 
 
+@some_cases(6)
 @pytest.mark.parametrize("fault", PASSING)
 @pytest.mark.parametrize(("place", "executor"), [("s3", "threads"), ("s3 cached", "inline")])
 def test_a_fault_that_passes_changes_no_batch(
@@ -87,6 +89,7 @@ STAYING: dict[str, dict[str, Any]] = {
 }
 
 
+@some_cases(5)
 @pytest.mark.parametrize("fault", STAYING)
 @pytest.mark.parametrize("executor", ["threads", "processes"])
 def test_a_fault_that_stays_is_one_error_that_names_the_place_and_the_items(

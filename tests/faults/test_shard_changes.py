@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import penstock_test_shards
 import pytest
+from penstock_cases import some_cases
 from penstock_test_parts import run_at_once, run_isolated
 from penstock_test_shards import (
     ALL,
@@ -192,6 +193,7 @@ def test_a_compressed_shard_that_changes_is_exact_or_named(change: Callable[[Pat
         assert change not in (refill, touch, make_read_only)
 
 
+@some_cases(11)
 @pytest.mark.parametrize("change", [*NOTICED, *HARMLESS], ids=lambda change: change.__name__)
 @pytest.mark.parametrize("run", RUNS)
 def test_a_shard_that_changes_in_the_middle_of_an_epoch_gives_exact_items_or_an_error(
@@ -313,6 +315,7 @@ def reading_beside_a_vandal(folder: Path, kind: str, reads: int) -> tuple[int, i
     return counts[0], counts[1]
 
 
+@some_cases(4)
 @pytest.mark.parametrize("kind", ["rewritten", "rewritten in steps", "shrunk and refilled", "replaced"])
 @pytest.mark.parametrize("compression", ["none", "gz"])
 def test_beside_a_process_that_changes_a_shard_every_item_is_exact_or_refused(

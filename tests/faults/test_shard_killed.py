@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from penstock_cases import some_cases
 from penstock_test_killer import Killer, start_killer
 
 from penstock import TarSource
@@ -182,6 +183,7 @@ def test_killed_and_started_over_no_file_is_left_over(case: Case) -> None:
         assert verify_shards(folder)[1] == []
 
 
+@some_cases(2)
 @pytest.mark.parametrize("compression", ["none", "gz"])
 @pytest.mark.parametrize("before", ["nothing", "the same names"])
 def test_killed_at_any_function_call_resuming_is_exact(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from penstock_cases import some_cases
 from penstock_test_parts import (
     ExitAt,
     Mishap,
@@ -48,6 +49,7 @@ def kill_workers_at(options: RunOptions, when: list[int], epochs: int) -> list[A
     return found
 
 
+@some_cases(4)
 @BOTH
 @pytest.mark.parametrize("when", [[1], [7], [5, 6, 12], [19], [20], [21]], ids=str)
 def test_a_worker_killed_between_batches_is_replaced_and_nothing_is_lost(options: RunOptions, when: list[int]) -> None:
@@ -71,6 +73,7 @@ class DieOnce:
         return item
 
 
+@some_cases(5)
 @BOTH
 @pytest.mark.parametrize("item_of_batch", [0, 1, 10, 19])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV], ids=["SIGKILL", "SIGSEGV"])
@@ -103,6 +106,7 @@ def test_a_worker_that_dies_is_replaced_even_if_all_batches_are_kept(tmp_path: P
     assert run_isolated(keep_batches_while_a_worker_dies, str(tmp_path), n_workers) == []
 
 
+@some_cases(3)
 @pytest.mark.parametrize("n_workers", [1, 2])
 @pytest.mark.parametrize("bad", [0, 6, 19])
 def test_a_batch_that_kills_every_worker_is_named_after_those_before_it(n_workers: int, bad: int) -> None:

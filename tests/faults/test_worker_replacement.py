@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from penstock_cases import some_cases
 from penstock_test_parts import delivered_items, eventually, numbered_source, planned_items, run_isolated, to_plain
 from penstock_test_processes import read_answer, start_script
 from torch.utils.data import Dataset, get_worker_info
@@ -47,6 +48,7 @@ def replace_one(method: str) -> tuple[list[Any], dict[str, int], dict[str, int]]
     return found, before, after
 
 
+@some_cases(2)
 @METHODS
 def test_one_dead_worker_is_replaced_by_one_and_the_others_keep_running(method: str) -> None:
     found, before, after = run_isolated(replace_one, method, seconds=120)
@@ -154,6 +156,7 @@ def kill_at_random(method: str, kills: int, seed: int) -> tuple[list[Any], int]:
     return found, died
 
 
+@some_cases(2)
 @METHODS
 def test_random_deaths_of_workers_change_nothing(method: str) -> None:
     kills = 200 if SOAK else {"fork": 40}.get(method, 3)

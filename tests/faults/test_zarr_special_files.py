@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from penstock_cases import some_cases
 from penstock_test_parts import run_isolated
 
 from penstock import PenstockError, Span
@@ -74,6 +75,7 @@ def refusals(*calls: Callable[[], Any]) -> list[str]:
     return found
 
 
+@some_cases(6)
 @pytest.mark.parametrize("kind", SPECIAL)
 @pytest.mark.parametrize("options", ARRAYS.values(), ids=ARRAYS)
 def test_a_special_file_as_chunk_is_an_error(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
@@ -90,6 +92,7 @@ def test_a_special_file_as_chunk_is_an_error(tmp_path: Path, kind: str, options:
     assert all("chunk (" in problem for problem in problems)
 
 
+@some_cases(7)
 @pytest.mark.parametrize("kind", SPECIAL)
 @pytest.mark.parametrize(
     ("name", "options"),
@@ -133,6 +136,7 @@ def test_special_files_as_metadata_of_a_volume_or_as_checksums_are_errors(tmp_pa
 SIZES = [-1, 0, 1 << 53, 1 << 62, (1 << 64) - 1, 10**40, 1.5, True, None, "3", []]
 
 
+@some_cases(8)
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("place", ["shape", "chunks", "both"])
 @pytest.mark.parametrize("axis", [0, 1])

@@ -1,15 +1,37 @@
-"""Fewer cases that still say enough: random ones for laws with expensive cases, and pairs instead of full products."""
+"""Fewer cases that still say enough: of laws, of products of parameters, and of tests whose cases take seconds."""
 
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import settings
 
-__all__ = ["few_cases", "pairwise"]
+__all__ = ["few_cases", "pairwise", "some_cases", "spread_cases"]
 
 few_cases = settings(max_examples=max(5, settings.default.max_examples // 4))
 """A quarter of what the profile in tests/conftest.py has."""
+
+
+def some_cases(count: int) -> pytest.MarkDecorator:
+    """Mark a test with parameters: `count` of its cases are run, evenly spread; all of them by `make soak`."""
+    return pytest.mark.some_cases(count)
+
+
+def spread_cases(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests that are run, if those with the mark `some_cases` are run on some of their cases."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("some_cases") is not None:
+            groups.setdefault(item.nodeid.split("[")[0], []).append(item)
+    left_out: set[pytest.Item] = set()
+    for cases in groups.values():
+        mark = cases[0].get_closest_marker("some_cases")
+        assert mark is not None, "all of them have it"
+        count = min(mark.args[0], len(cases))
+        chosen = {(2 * number + 1) * len(cases) // (2 * count) for number in range(count)}
+        left_out.update(case for number, case in enumerate(cases) if number not in chosen)
+    return [item for item in items if item not in left_out]
 
 
 def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:

@@ -294,6 +294,8 @@ class Downloads:
             entry.content = contents[number]
             self._held_bytes += entry.content.nbytes - entry.n_bytes  # it is under way, so nobody has dropped it
             entry.n_bytes = entry.content.nbytes
+            if owner in self._closed and not entry.waiting:
+                self._drop(entry)
         self._done.notify_all()
 
     def _fail(self, entry: _Entry, error: BaseException) -> None:
