@@ -19,8 +19,8 @@ DOCS := .venv-docs
 .PHONY: help test test-all test-browser test-sanitize test-cellmap mutants lint types demo picture docs bench soak faults faults-peers format clean
 
 help:
-	@echo "make test    format, lint, types, architecture, and all tests but the slow ones (about 4 minutes)"
-	@echo "make test-all        everything CI checks, the slow tests included (about 12 minutes)"
+	@echo "make test    format, lint, types, architecture, and all tests but the slow ones (about 5 minutes)"
+	@echo "make test-all        the same with the slow tests and more random cases (about 18 minutes)"
 	@echo "make test-browser    the report in a headless Chromium (apt-get install chromium)"
 	@echo "make test-cellmap    our loader over the datasets of the cellmap-data package"
 	@echo "make test-sanitize   the C part with AddressSanitizer and UBSan (about 2 minutes; needs the libasan of gcc)"
@@ -59,7 +59,7 @@ $(NWB_ZARR)/.ready: constraints-nwb-zarr.txt
 	@touch $@
 
 test: lint types $(LIBRARY)
-	$(BIN)/pytest -q -n 2 --dist loadscope -m "not slow"
+	$(BIN)/pytest -q -n 2 -m "not slow"
 
 # Half of these tests wait for processes: four at once keep two cores busy. Folders whose tests fork most run in
 # processes of their own: a fork copies what its parent has imported and collected.
@@ -67,7 +67,7 @@ ALONE := faults recipes laws source
 test-all: lint types $(LIBRARY) $(NWB_ZARR)/.ready
 	@export PENSTOCK_TESTS=all PENSTOCK_NWB_ZARR_PYTHON=$(CURDIR)/$(NWB_ZARR)/bin/python; failed=; \
 	for tests in $(ALONE:%=tests/%) "tests src $(ALONE:%=--ignore=tests/%)"; do \
-		echo "pytest $$tests"; $(BIN)/pytest -q -n 4 --dist loadscope $$tests || failed="$$failed$$tests; "; \
+		echo "pytest $$tests"; $(BIN)/pytest -q -n 4 $$tests || failed="$$failed$$tests; "; \
 	done; [ -z "$$failed" ] || { echo "These failed: $$failed"; exit 1; }
 
 # In `make test-all` they run if there is a browser, and are skipped otherwise; here they fail without one.

@@ -1,4 +1,4 @@
-"""How many random cases the laws are tried on, which tests are slow, and what all tests save.
+"""Which tests are slow, and what all tests save.
 
 Several tests run at once, each with processes of its own: what is done twice here is waited for everywhere.
 """
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from penstock_cases import spread_cases
 from penstock_remote import Endpoint, serve_http, serve_s3
 
@@ -25,14 +24,6 @@ pytest.register_assert_rewrite(
     "penstock_test_parts",
     "penstock_test_shards",
 )
-
-# None of the profiles judges by the clock: the machine may be busy.
-_UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
-_CASES = {"fast": 15, "all": 60, "soak": 2000}
-
-for _name, _cases in _CASES.items():
-    settings.register_profile(_name, max_examples=_cases, **_UNTIMED)
-settings.load_profile(os.environ.get("PENSTOCK_TESTS", "fast"))
 
 # Threads of torch and of BLAS wait for each other in a loop where tests share the cores. Processes that tests start
 # inherit this; whoever sets it keeps what was set.

@@ -92,14 +92,16 @@ def any_order(index: Index) -> st.SearchStrategy[Order]:
 
 @st.composite
 def _mixed_orders(draw: st.DrawFn, n_items: int) -> Order:
-    """Mixtures of one or two sources; with homogeneous batches, and weights that change with a step."""
+    """Mixtures of one or two sources, some with weights that change with a step."""
     first = draw(st.integers(1, n_items))
     sizes = [first, n_items - first] if first < n_items else [first]
     parts = tuple(MixedPart(f"s{n}", Index.uniform(size, 3), Shuffle()) for n, size in enumerate(sizes))
     weights = st.tuples(*(st.integers(1, 5) for _ in sizes))
     if draw(st.booleans()):
-        return Mixed(parts, ((0, draw(weights)),), "all", homogeneous=draw(st.booleans()))
-    return Mixed(parts, ((0, draw(weights)), (draw(st.integers(1, 9)), draw(weights))), draw(st.integers(1, 80)))
+        return Mixed(parts, ((0, draw(weights)),), "all")
+    # Steps of a size of their own: those of a batch, as batches of one source, are refused with another batch size.
+    phases = ((0, draw(weights)), (draw(st.integers(1, 9)), draw(weights)))
+    return Mixed(parts, phases, draw(st.integers(1, 80)), items_per_step=draw(st.integers(1, 9)))
 
 
 @st.composite

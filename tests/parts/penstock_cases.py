@@ -1,16 +1,25 @@
 """Fewer cases that still say enough: of laws, of products of parameters, and of tests whose cases take seconds."""
 
 import itertools
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 __all__ = ["few_cases", "pairwise", "some_cases", "spread_cases"]
 
+# None of the profiles judges by the clock: the machine may be busy.
+_UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
+_CASES = {"fast": 15, "all": 60, "soak": 2000}
+
+for _name, _count in _CASES.items():
+    settings.register_profile(_name, max_examples=_count, **_UNTIMED)
+settings.load_profile(os.environ.get("PENSTOCK_TESTS", "fast"))
+
 few_cases = settings(max_examples=max(5, settings.default.max_examples // 4))
-"""A quarter of what the profile in tests/conftest.py has."""
+"""A quarter of the cases of the profile."""
 
 
 def some_cases(count: int) -> pytest.MarkDecorator:
