@@ -49,7 +49,7 @@ def open(what: Any, **options: Any) -> "Dataset":  # noqa: A001  # `ps.open`, as
     >>> data = open({"x": np.arange(10), "label": np.arange(10) % 2}).where("label == 1").shuffle(seed=7).batch(2)
     >>> with data.loader() as loader:
     ...     [batch["x"].tolist() for batch in loader]
-    [[1, 3], [9, 5], [7]]
+    [[9, 7], [3, 1], [5]]
     """
     return _as_dataset(what, options)
 

@@ -155,7 +155,7 @@ def describe_downloads(figures: Figures) -> str:
     >>> figures = {"download_bytes": 2.5e9, "download_requests": 1200, "download_retries": 1, "cache_hits": 300}
     >>> times = {"download_hidden_seconds": 9.5, "download_waited_seconds": 0.5}
     >>> describe_downloads({**figures, **times, "cache_misses": 900})
-    '2.5 GB in 1,200 requests, 1 retry, 25 % from the cache; 95 % of the download time was hidden (0.5 s waited)'
+    '2.5 GB in 1,200 requests, 1 retry, 25 % from the cache; 95 % of the download time was hidden (500 ms waited)'
     """
     requests, retries = figures["download_requests"], figures["download_retries"]
     asked = figures["cache_hits"] + figures["cache_misses"]

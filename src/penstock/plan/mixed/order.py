@@ -53,7 +53,7 @@ class Mixed:
     >>> parts = (MixedPart("a", Index.uniform(4), Sequential()), MixedPart("b", Index.uniform(3), Sequential()))
     >>> order = Mixed(parts, ((0, (2, 1)),), stop="all")
     >>> order, order.arrange(Index.uniform(7), seed=0, epoch=0).items(np.arange(order.length)).tolist()
-    (Mixed(a 2/3, b 1/3, stop='all', 66d0d1e2f5b2b2f4), [0, 4, 1, 2, 5, 3, 0, 6])
+    (Mixed(a 2/3, b 1/3, stop='all', 112285dace3a0433), [0, 1, 4, 2, 3, 5, 0, 1, 6])
     """
 
     parts: tuple[MixedPart, ...]

@@ -50,7 +50,7 @@ class Schedule:
     Examples
     --------
     >>> Schedule([(0, (2, 1)), (6, (1, 1))]).locate(np.arange(10))[0].tolist()
-    [0, 1, 0, 0, 1, 0, 0, 1, 0, 1]
+    [0, 0, 1, 0, 0, 1, 0, 1, 0, 1]
     """
 
     def __init__(self, phases: Sequence[tuple[int, tuple[int, ...]]]) -> None:
