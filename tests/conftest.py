@@ -35,7 +35,8 @@ for _signal in (signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_signal) == signal.SIG_IGN:
         signal.signal(_signal, signal.default_int_handler if _signal == signal.SIGINT else signal.SIG_DFL)
 
-# Tests that kill, start processes or whole programs, or build packages; beginnings of paths. `make test` leaves them
+# Tests that kill, start processes or whole programs, build packages, or ask what the kernel keeps in its page cache,
+# which other tests change; beginnings of paths. `make test` leaves them
 # out, `make test-all` and CI run them.
 SLOW = (
     "browser",
@@ -47,6 +48,7 @@ SLOW = (
     "convert/test_convert.py",
     "convert/test_engines.py",
     "convert/test_examples.py",
+    "convert/test_read_ahead.py",
     "convert/test_urls.py",
     "demo/test_story.py",
     "docs/test_notebooks.py",
@@ -57,6 +59,7 @@ SLOW = (
     "files/stores/test_faults.py",
     "files/stores/test_forks.py",
     "files/stores/test_stalls.py",
+    "files/test_read_ahead.py",
     "feed/test_loader_transfers.py",
     "laws/test_loader",
     "laws/test_remote",
@@ -82,14 +85,20 @@ SLOW = (
     "run/test_executors.py",
     "shard/outputs",
     "soak",
+    "source/audio/test_read_ahead.py",
     "source/stored/test_hint_faults.py",
     "source/stored/test_other_formats.py",
+    "source/stored/test_read_ahead.py",
     "source/stored/test_remote.py",
     "source/stored/test_workers.py",
     "source/table/test_workers.py",
     "source/tar/test_files.py",
+    "source/tar/test_pages.py",
     "source/tar/test_remote.py",
     "source/test_native.py",
+    "source/test_native_pages.py",
+    "source/test_read_ahead.py",
+    "source/volume/test_read_ahead.py",
 )
 _TESTS = Path(__file__).parent
 
