@@ -19,7 +19,7 @@ DOCS := .venv-docs
 .PHONY: help test test-all test-browser test-sanitize test-cellmap mutants lint types demo picture docs bench soak faults faults-peers format clean
 
 help:
-	@echo "make test    format, lint, types, architecture, and all tests but the slow ones (about 5 minutes)"
+	@echo "make test    format, lint, types, architecture, and all tests but the slow ones (about 7 minutes)"
 	@echo "make test-all        the same with the slow tests and more random cases (about 18 minutes)"
 	@echo "make test-browser    the report in a headless Chromium (apt-get install chromium)"
 	@echo "make test-cellmap    our loader over the datasets of the cellmap-data package"
