@@ -31,10 +31,11 @@ def test_item_bytes_is_none_if_the_bytes_vary(dtype: str, shape: tuple[int, ...]
     assert Field(np.dtype(dtype), shape).item_bytes == nbytes
 
 
-def test_a_window_has_the_items_of_all_its_spans_and_a_key_of_epoch_and_number() -> None:
+def test_a_window_has_the_items_of_all_its_spans_and_a_key_of_epoch_number_and_cut() -> None:
     window = Window(epoch=2, number=5, spans=np.array([[0, 3], [10, 14]]))
     assert len(window) == 7
-    assert window.key == (2, 5)
+    assert window.key == (2, 5, None)
+    assert Window(epoch=2, number=5, spans=window.spans, cut_at=40).key == (2, 5, 40)
 
 
 def test_the_seed_path_of_a_row_is_its_pass_its_item_and_its_visit_if_it_is_not_the_first() -> None:

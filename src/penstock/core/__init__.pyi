@@ -13,6 +13,7 @@ from penstock.core.errors import WriteError as WriteError
 from penstock.core.index import Index as Index
 from penstock.core.lengths import Lengths as Lengths
 from penstock.core.lengths import LengthTable as LengthTable
+from penstock.core.metadata.records import Records as Records
 from penstock.core.protocols import Observer as Observer
 from penstock.core.protocols import Order as Order
 from penstock.core.protocols import Source as Source

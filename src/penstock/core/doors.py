@@ -40,7 +40,9 @@ def open_door(
             return value
         moved = deprecated and _read_stub(folder, deprecated).get(name)
         if not moved:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}{_find_near(folder, package, name, homes)}"
+            )
         _warn(f"`from {package} import {name}` is deprecated; use `from {moved} import {name}`.")
         return getattr(_import(moved), name)
 
@@ -52,6 +54,21 @@ def _read_stub(folder: str, name: str) -> dict[str, str]:
     with open(os.path.join(folder, name), encoding="utf-8") as file:  # noqa: PTH118, PTH123
         lines = [line.split() for line in file]
     return {words[3]: words[1] for words in lines if len(words) == 6 and words[0] == "from" and words[4] == "as"}
+
+
+def _find_near(folder: str, package: str, name: str, homes: dict[str, str]) -> str:
+    """Return where else a name is, or which name is meant; empty if neither is known."""
+    if name.startswith("_"):  # asked for by tools
+        return ""
+    import difflib  # noqa: PLC0415  # for errors only
+
+    root = os.path.join(folder, *[os.pardir] * package.count("."))  # noqa: PTH118
+    for room in sorted(os.listdir(root)):  # noqa: PTH208
+        stub = os.path.join(room, "__init__.pyi")  # noqa: PTH118
+        if os.path.isfile(os.path.join(root, stub)) and name in _read_stub(root, stub):  # noqa: PTH113, PTH118
+            return f". Use `from {package.partition('.')[0]}.{room} import {name}`."
+    near = difflib.get_close_matches(name, homes, n=1)
+    return f". Did you mean {near[0]!r}?" if near else ""
 
 
 def _import(module: str) -> object:

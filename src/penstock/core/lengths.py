@@ -11,10 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.core.errors import SourceError
 from penstock.core.index import Index
 
-__all__ = ["LengthTable", "Lengths"]
+__all__ = ["Gather", "LengthTable", "Lengths"]
 
 _U32s = NDArray[np.uint32]
 _Int64s = NDArray[np.int64]
+
+Gather = Callable[[_U32s, _Int64s], _U32s]
+"""Returns the numbers at some places of an array, which may be mapped from a file that others can change."""
 
 _MAX = 1 << 32
 # A block whose lengths and item numbers have 16 bits each is sorted as 32-bit integers, in the cache of a core: 0.2 s
@@ -66,6 +69,7 @@ class Lengths:
     def __init__(self, values: ArrayLike) -> None:
         self.values: _U32s = _check_values(values)
         self._open: tuple[Callable[..., Lengths], tuple[Any, ...]] | None = None
+        self._gather: Gather = _choose
 
     @classmethod
     def from_parts(
@@ -73,12 +77,14 @@ class Lengths:
         values: _U32s,
         sort: _U32s,
         table: LengthTable,
+        *,
         digest: str,
         open_again: tuple[Callable[..., "Lengths"], tuple[Any, ...]],
+        gather: Gather,
     ) -> "Lengths":
-        """Return lengths whose sort is stored; they are pickled as what `open_again` calls."""
+        """Return lengths whose sort is stored; they are pickled as what `open_again` calls, and read with `gather`."""
         found = cls.__new__(cls)
-        found.values, found._open = values, open_again
+        found.values, found._open, found._gather = values, open_again, gather
         found.__dict__.update(sort=sort, table=table, digest=digest)
         return found
 
@@ -121,6 +127,14 @@ class Lengths:
         """Items from the shortest to the longest; those of one length by their numbers."""
         return _sort_items(self.values, self.table)
 
+    def of(self, items: _Int64s) -> _Int64s:
+        """Return the lengths of items."""
+        return self._gather(self.values, items).astype(np.int64)
+
+    def find_items(self, places: _Int64s) -> _Int64s:
+        """Return the items at some places of the sort."""
+        return self._gather(self.sort, places).astype(np.int64)
+
     def select(self, index: Index) -> "Lengths":
         """Return the lengths of the items of `index`, which is the index of the source or a selection of it."""
         if len(self) not in (index.n_stored, len(index)):
@@ -132,8 +146,12 @@ class Lengths:
         chosen = np.empty(len(index), np.uint32)
         for begin in range(0, len(index), _BLOCK):
             items = np.arange(begin, min(begin + _BLOCK, len(index)))
-            chosen[begin : begin + _BLOCK] = self.values[index.stored(items)]
+            chosen[begin : begin + _BLOCK] = self._gather(self.values, index.stored(items))
         return Lengths(chosen)
+
+
+def _choose(numbers: _U32s, places: _Int64s) -> _U32s:
+    return numbers[places]
 
 
 def _check_values(values: ArrayLike) -> _U32s:

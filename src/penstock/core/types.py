@@ -1,5 +1,6 @@
 """Small value types used throughout the package."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
+from penstock.core.metadata.records import Records
 
 __all__ = ["UNNAMED", "Arrangement", "Block", "Draw", "Field", "Part", "Rows", "Span", "Window", "Windows"]
 
@@ -44,12 +46,19 @@ class Field:
     typical_bytes: int | None = field(default=None, compare=False, repr=False)
     """Approximate bytes per item if they vary; None if the source does not know."""
 
+    holds_records: bool = field(default=False, compare=False, repr=False)
+    """Whether its values are dicts that are made when they are looked at: a column of it is `Records`."""
+
     @property
     def item_bytes(self) -> int | None:
         """Bytes per item; None if they vary."""
         if self.shape is None or self.dtype.hasobject:
             return None
-        return int(self.dtype.itemsize * np.prod(self.shape, dtype=np.int64))
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    def blank(self, n_items: int) -> Any:
+        """Return a column of `n_items` items, to be filled."""
+        return Records.blank(n_items) if self.holds_records else np.empty((n_items, *(self.shape or ())), self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +70,37 @@ class Window:
     spans: NDArray[np.int64]
     """Shape (k, 2): start and stop of each span, in items, ascending, never overlapping."""
 
+    cut_at: int | None = None
+    """If it lies in two lanes: the first position of the epoch whose item is in the spans, which hold those of one lane
+    only. None: all items of the window."""
+
+    # Worked out once, and asked for with every batch.
+    _size: int = field(init=False, repr=False, compare=False)
+    _shifts: NDArray[np.int64] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        ends = np.cumsum(self.spans[:, 1] - self.spans[:, 0])
+        object.__setattr__(self, "_size", int(ends[-1]) if len(ends) else 0)
+        object.__setattr__(self, "_shifts", ends - self.spans[:, 1])
+
     @property
-    def key(self) -> tuple[int, int]:
-        """(epoch, number), unique within a plan."""
-        return (self.epoch, self.number)
+    def key(self) -> tuple[int, int, int | None]:
+        """(epoch, number, cut_at), unique within a plan."""
+        return (self.epoch, self.number, self.cut_at)
 
     def __len__(self) -> int:
-        return int((self.spans[:, 1] - self.spans[:, 0]).sum())
+        return self._size
+
+    def find_rows(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the rows of `items` if the spans are laid end to end.
+
+        Examples
+        --------
+        >>> Window(0, 0, np.array([[10, 13], [50, 60]])).find_rows(np.array([12, 50, 53])).tolist()
+        [2, 3, 6]
+        """
+        found: NDArray[np.int64] = items + self._shifts[self.spans[:, 0].searchsorted(items, side="right") - 1]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +135,12 @@ class Rows:
     """What the plan rounds the longest up to; None if that is left to the collate function."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Draw:
-    """What one batch is made of: the items, and the rows of the windows that hold them."""
+    """What one batch is made of: the items, and the rows of the windows that hold them. Nobody changes one.
+
+    It is not frozen: an epoch makes a million of them, and freezing one takes longer than all else about it.
+    """
 
     epoch: int
     batch: int
