@@ -23,7 +23,8 @@ from penstock.files.figures import save_figure
 from penstock.recipes.cellmap.predictions.ngff import ImageStore
 from penstock.recipes.cellmap.predictions.publish import UnfinishedImage
 from penstock.recipes.tune.tuning import Tuning
-from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
+from penstock.shard.writer import ShardWriter
 from penstock.source.tar.quarantine import Quarantine
 
 MINE = ("thesis.txt", "options.json", "dataset_metadata.json", "part-0")

@@ -27,9 +27,10 @@ from penstock.recipes.tune.tuning import Tuning
 from penstock.recipes.webdataset.loader import ResumableWebDatasetLoader
 from penstock.shard.index_tars import index_archives
 from penstock.shard.manifest import MANIFEST
+from penstock.shard.outputs.write_options import WriteOptions
 from penstock.shard.table import table_path
 from penstock.shard.verify import verify_shards
-from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.shard.writer import ShardWriter
 from penstock.source.array import ArraySource
 from penstock.source.find_source import open_source
 from penstock.source.tar.quarantine import Quarantine

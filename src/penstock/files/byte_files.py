@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from penstock.files.positioned import read_once
 from penstock.files.regular import open_input
 from penstock.files.spans.options import RemoteOptions
 from penstock.files.spans.remote_folder import RemoteFolder
@@ -31,7 +32,9 @@ def count_bytes(file: ByteFile) -> int:
 
 def read_at(file: ByteFile, begin: int, out: Any) -> int:
     """Fill `out` with bytes from `begin` on; return their number, which may be less."""
-    return file.read_at(begin, out) if isinstance(file, RemoteFile) else os.preadv(file.fileno(), [out], begin)
+    return (
+        file.read_at(begin, out) if isinstance(file, RemoteFile) else read_once(file.fileno(), memoryview(out), begin)
+    )
 
 
 def read_range(file: ByteFile, n_bytes: int, begin: int) -> bytes:

@@ -50,7 +50,9 @@ class Lease:
         self._n_renewals, self._number = 0, -1
         self._stop = threading.Event()
         self._number = self._acquire()
-        self._renewer = threading.Thread(target=self._renew_until_stopped, name="penstock-lease", daemon=True)
+        self._renewer = threading.Thread(
+            target=self._renew_until_stopped, args=(self._number,), name="penstock-lease", daemon=True
+        )
         self._renewer.start()
 
     @property
@@ -67,7 +69,7 @@ class Lease:
                 f"Another writer has taken over {self._store.url}: this one could not renew its lock for "
                 f"{self._expiry:g} s. Wait for the other one, or use another URL."
             )
-        self._renew()
+        self._renew(self._number)
 
     def release(self) -> None:
         """Release the lock; idempotent. A server that cannot be reached releases it when it expires."""
@@ -116,7 +118,7 @@ class Lease:
             self._expiry,
         )
         until, n_missing = time.monotonic() + self._expiry, 0
-        while time.monotonic() < until and n_missing < 2:  # some servers have none for a moment while it is replaced
+        while time.monotonic() < until and n_missing < 3:  # some servers have none for a moment while it is replaced
             time.sleep(min(_LOOK_SECONDS, self._expiry / 20))
             now = self._read(number)
             n_missing = n_missing + 1 if now is None else 0
@@ -134,16 +136,18 @@ class Lease:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def _renew_until_stopped(self) -> None:
+    def _renew_until_stopped(self, number: int) -> None:
         while not self._stop.wait(self._expiry / _RENEWALS):
-            with suppress(PenstockError):  # the next one may succeed, and `check` tells if none does
-                if max(self._list(), default=-1) == self._number:
-                    self._renew()
+            try:
+                if max(self._list(), default=-1) == number:
+                    self._renew(number)
+            except Exception as error:  # the next one may succeed, and `check` raises if none does
+                _LOG.warning("The lock of %s could not be renewed: %s", self._store.url, error)
 
-    def _renew(self) -> None:
+    def _renew(self, number: int) -> None:
         began = time.monotonic()
         self._n_renewals += 1
-        self._store.put(self._key(self._number), self._content())
+        self._store.put(self._key(number), self._content())
         self._renewed = began
 
     def _key(self, number: int) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from penstock.core.text import count
 from penstock.files.regular import read_regular
 
-__all__ = ["Limits", "Machine", "find_limits", "resident_bytes", "this_machine"]
+__all__ = ["Limits", "Machine", "count_cpus", "find_limits", "is_running", "resident_bytes", "this_machine"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
@@ -66,7 +66,7 @@ def find_limits(cgroup: Path = _CGROUP, own: Path = _OWN_CGROUP) -> Limits:
         if (limit := _memory_limit(group)) is not None and limit < _NO_LIMIT
     ]
     cpus = min(quotas, default=(None, ""))
-    return Limits(os.cpu_count() or 1, _affinity(), *cpus, *min(memory, default=(None, "")))
+    return Limits(os.cpu_count() or 1, count_cpus(), *cpus, *min(memory, default=(None, "")))
 
 
 def this_machine(cgroup: Path = _CGROUP, own: Path = _OWN_CGROUP) -> Machine:
@@ -97,6 +97,25 @@ def resident_bytes(pid: int | None = None) -> int:
             total += int(words[1]) * os.sysconf("SC_PAGE_SIZE")
             waiting.extend(_children(process))
     return total
+
+
+def count_cpus() -> int:
+    """Return how many CPUs the scheduler lets this process use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        return os.cpu_count() or 1
+
+
+def is_running(pid: int) -> bool:
+    """Return whether there is a process, of whomever."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def _children(process: int) -> list[int]:
@@ -154,16 +173,9 @@ def _quota(group: Path) -> float | None:
     return None
 
 
-def _affinity() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this system
-        return os.cpu_count() or 1
-
-
 def _cpus(cgroup: Path, own: Path) -> int:
     quotas = [quota for group in _groups(cgroup, own, "cpu") if (quota := _quota(group)) is not None]
-    return max(1, int(min([_affinity(), *quotas])))  # less than one CPU still runs
+    return max(1, int(min([count_cpus(), *quotas])))  # less than one CPU still runs
 
 
 def _free_memory() -> int:

@@ -108,6 +108,75 @@ def test_neighbours_that_are_announced_in_another_order_share_a_request() -> Non
         assert server.requests == [("a", 1000, 5000), ("b", 0, 1000)]
 
 
+def test_neighbours_share_a_request_though_they_were_announced_one_after_the_other() -> None:
+    server = _Server()
+    server.gate.clear()
+    with _open(server, connections=1) as downloads:
+        downloads.prepare(server, _spans(9, key="first"))
+        _wait_until(lambda: len(server.requests) == 1)
+        for number in (7, 2, 5, 3, 6):
+            downloads.prepare(server, _spans(number))
+        server.gate.set()
+        found = downloads.get(server, _spans(*range(2, 8)))[0]
+        for number, content in zip(range(2, 8), found, strict=True):
+            np.testing.assert_array_equal(content, _content(_spans(number)[0]))
+        # 4 was not announced, but is waited for together with the others.
+        assert sorted(server.requests) == [("a", 2000, 8000), ("first", 9000, 10_000)]
+
+
+def test_the_memory_of_a_request_counts_until_all_of_its_spans_are_released() -> None:
+    server = _Server()
+    with _open(server, connections=1) as downloads:
+        downloads.get(server, _spans(0, 1, 2))
+        assert server.requests == [("a", 0, 3000)]
+        downloads.release(server, _spans(0, 2))
+        assert downloads._held_bytes == 3000
+        downloads.release(server, _spans(1))
+        assert downloads._held_bytes == 0
+
+
+def test_many_small_requests_are_under_way_and_few_large_ones() -> None:
+    for n_bytes, most in ((1000, 40), (4 << 20, 16), (16 << 20, 4)):
+        server = _Server()
+        server.gate.clear()
+        with _open(server, connections=40, memory_bytes=1 << 30) as downloads:
+            server.fetch = lambda spans, server=server: _wait_at(server, spans)  # type: ignore[method-assign]
+            downloads.prepare(server, [Span(f"k{number}", 0, n_bytes) for number in range(50)])
+            _wait_until(lambda server=server, most=most: server.n_busy == most)  # type: ignore[misc]
+            downloads.prepare(server, [Span("one more", 0, n_bytes)])
+            assert server.n_busy == most
+            reader = threading.Thread(target=downloads.get, args=(server, [Span("wanted", 0, 1000)]))
+            reader.start()  # it need not wait for those that are fetched ahead
+            _wait_until(lambda server=server, most=most: server.n_busy == min(most + 1, 40))  # type: ignore[misc]
+            server.gate.set()
+            reader.join(_SECONDS)
+
+
+def _wait_at(server: _Server, spans: Sequence[Span]) -> list[np.ndarray]:
+    assert server.gate.wait(_SECONDS)
+    return [np.zeros(1, np.uint8) for _ in spans]
+
+
+def test_the_size_of_a_whole_object_is_looked_for_again_before_it_is_fetched() -> None:
+    class Server(_Server):
+        known = 0
+
+        def find_size(self, span: Span) -> int:
+            return self.known
+
+    server = Server()
+    server.gate.clear()
+    with _open(server, connections=20, memory_bytes=1 << 30) as downloads:
+        downloads.prepare(server, [Span("a", 0, WHOLE)])
+        _wait_until(lambda: server.n_busy == 1)
+        downloads.prepare(server, [Span(f"b{number}", 0, WHOLE) for number in range(14)])
+        _wait_until(lambda: server.n_busy == 15)
+        server.known = 32 << 20
+        downloads.prepare(server, [Span(f"c{number}", 0, WHOLE) for number in range(5)])
+        _wait_until(lambda: server.n_busy == 16)  # of 8 requests: with it, there are enough
+        assert downloads._queued_bytes == 4 * (32 << 20)
+
+
 def test_idle_connections_share_the_neighbours() -> None:
     server = _Server()
     with _open(server, connections=4) as downloads:

@@ -42,9 +42,7 @@ def server(request: pytest.FixtureRequest) -> Endpoint:
 
 
 def read(store: Store, begin: int = 4000, n_bytes: int = 8000, version: str | None = None) -> bytes:
-    out = bytearray(n_bytes)
-    store.read_into("x", begin, memoryview(out), version=version)
-    return bytes(out)
+    return bytes(store.read_range("x", begin, n_bytes, version=version))
 
 
 def open_with(server: Endpoint, **changes: Any) -> Store:

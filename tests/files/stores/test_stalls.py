@@ -21,9 +21,7 @@ STALLS: dict[str, dict[str, Any]] = {
 
 
 def read(store: Store) -> bytes:
-    out = bytearray(100_000)
-    store.read_into("x", 7, memoryview(out))
-    return bytes(out)
+    return bytes(store.read_range("x", 7, 100_000))
 
 
 @pytest.mark.parametrize("stall", STALLS)

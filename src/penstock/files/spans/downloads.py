@@ -7,13 +7,17 @@ All remote folders of a process share the threads and the memory, so that a hund
 3. Memory is full of spans that nobody has read: no more are fetched ahead. What a reader waits for always is.
 4. A span cannot be fetched: whoever waits for it gets the error. If nobody waits, the read meets the same fault later.
 5. What was announced is never read, because an epoch was left: after a few other reads it is dropped.
+6. Spans lie side by side, and all of them were announced or are waited for: they come with one request, however far
+   apart the moments are at which they are needed.
 """
 
 import threading
 import time
 from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from weakref import WeakSet
 
 import numpy as np
@@ -21,6 +25,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import ReadError
 from penstock.files.spans.span import WHOLE, Span
+from penstock.files.stores.remote_store import PIECE_BYTES
 
 __all__ = ["Downloads", "Owner"]
 
@@ -28,7 +33,7 @@ _Bytes = NDArray[np.uint8]
 
 _SMALL_BYTES, _LARGE_BYTES = 1 << 20, 4 << 20  # neighbours that are fetched with one request: fewer if others are idle
 _GAP_BYTES = 64 << 10  # reading them takes less time than another request
-_GROUP_BYTES = 16 << 20  # of spans that are needed at about the same time: neighbours among them share a request
+_LARGE_REQUESTS, _FLYING_BYTES = 16, 16 << 20  # ahead of use: more requests at a time only while they have fewer bytes
 _IDLE_SECONDS = 2.0  # then a thread ends
 _FOREIGN_READS = 4  # of spans that were not announced, one after the other: what was announced before is dropped
 _UNKNOWN_BYTES = 1 << 20  # of a whole object, before its size is known
@@ -46,6 +51,10 @@ class Owner(ABC):
         """What may lie between neighbours that are fetched with one request."""
         return _GAP_BYTES
 
+    def find_size(self, span: Span) -> int:
+        """Return the bytes of a span; 0 if they are not known."""
+        return span.n_bytes
+
     @abstractmethod
     def fetch(self, spans: Sequence[Span]) -> list[_Bytes]:
         """Return the bytes of neighbouring spans of one object; called by several threads at once."""
@@ -56,21 +65,45 @@ class Owner(ABC):
         return self.busy_before + (time.perf_counter() - self.busy_since if self.n_busy else 0.0)
 
 
+_Line = tuple[Owner, str, bool | None]
+"""Owner and object of spans, and whether a cache folder keeps them."""
+
+
 class _Entry:
     """A span that is queued, under way or in memory."""
 
-    __slots__ = ("content", "error", "is_started", "n_bytes", "owner", "span", "waiting")
+    __slots__ = ("answer", "content", "error", "is_started", "key", "n_bytes", "owner", "readers", "span")
 
     def __init__(self, owner: Owner, span: Span) -> None:
-        self.owner, self.span, self.n_bytes = owner, span, span.n_bytes or _UNKNOWN_BYTES
+        self.owner, self.span, self.n_bytes = owner, span, owner.find_size(span) or _UNKNOWN_BYTES
+        self.key = owner, span
         self.content: _Bytes | None = None
+        self.answer: _Answer | None = None
         self.error: BaseException | None = None
         self.is_started = False
-        self.waiting = 0
+        self.readers: list[_Reader] = []
 
     @property
-    def key(self) -> tuple[Owner, Span]:
-        return self.owner, self.span
+    def line(self) -> _Line:
+        """What it may share a request with."""
+        return self.owner, self.span.key, self.span.is_kept
+
+
+@dataclass(slots=True)
+class _Answer:
+    """The memory of a request, which is freed when all entries that it was for are."""
+
+    n_bytes: int
+    n_left: int
+
+
+class _Reader:
+    """A thread that waits for entries; woken once, when the last of them is over."""
+
+    __slots__ = ("changed", "n_missing")
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.changed, self.n_missing = threading.Condition(lock), 0
 
 
 class Downloads:
@@ -79,7 +112,7 @@ class Downloads:
     Parameters
     ----------
     connections
-        How many requests are under way at a time.
+        How many requests are under way at a time, at most. Large ones are fewer: more would only share the bandwidth.
     memory_bytes
         Memory of spans that were fetched ahead, or used and not released.
     """
@@ -87,17 +120,17 @@ class Downloads:
     def __init__(self, *, connections: int, memory_bytes: int) -> None:
         self._connections, self._memory_bytes = connections, memory_bytes
         self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)
-        """Something is to be fetched, or there is room for it."""
-        self._done = threading.Condition(self._lock)
-        """Something was fetched."""
+        self._work = threading.Condition(self._lock)  # something is to be fetched, or there is room for it
+        self._ended = threading.Condition(self._lock)  # of a request of an owner that is closed
         self._entries: dict[tuple[Owner, Span], _Entry] = {}
         self._used: OrderedDict[tuple[Owner, Span], _Entry] = OrderedDict()
         """Entries that were read and not released, the least recently read first."""
         self._urgent: deque[_Entry] = deque()
         self._queue: deque[_Entry] = deque()
+        self._lines: dict[_Line, list[Span]] = {}  # spans that were not started, by their places
         self._held_bytes = 0  # of entries that were started
         self._queued_bytes = 0  # of entries that were not
+        self._n_flying = self._flying_bytes = 0  # requests that are under way
         self._foreign_reads = 0
         self._threads: set[threading.Thread] = set()
         self._n_idle = 0
@@ -110,29 +143,29 @@ class Downloads:
     def prepare(self, owner: Owner, spans: Sequence[Span]) -> None:
         """Fetch spans ahead of use, in about this order."""
         with self._lock:
-            _check_open(owner, self._closed)
-            for span in _bring_neighbours_together(spans):
+            self._check_open(owner)
+            for span in spans:
                 if (owner, span) not in self._entries:
                     self._add(owner, span, self._queue)
-            self._start_threads()
+            self._start_thread()
 
     def get(self, owner: Owner, spans: Sequence[Span]) -> tuple[list[_Bytes], int, int]:
         """Return the bytes of spans, how many of them were read before, and how many had to be waited for."""
         with self._lock:
-            _check_open(owner, self._closed)
+            self._check_open(owner)
             n_used = sum((owner, span) in self._used for span in spans)
             is_foreign = not any((owner, span) in self._entries for span in spans)
-            entries = [self._want(owner, span) for span in spans]
-            n_missing = sum(not _is_over(entry) for entry in entries)
+            reader = _Reader(self._lock)
+            entries = [self._want(owner, span, reader) for span in spans]
+            n_missing = reader.n_missing
             try:
                 self._note_read(is_foreign=is_foreign and bool(entries))
-                self._start_threads()
-                for entry in entries:
-                    self._done.wait_for(lambda: owner in self._closed or _is_over(entry))  # noqa: B023  # called at once
+                self._start_thread()
+                reader.changed.wait_for(lambda: owner in self._closed or not reader.n_missing)
                 return [self._use(entry) for entry in entries], n_used, n_missing
             finally:
                 for entry in entries:
-                    entry.waiting -= 1
+                    entry.readers.remove(reader)
 
     def release(self, owner: Owner, spans: Sequence[Span]) -> None:
         """Free the memory of spans."""
@@ -141,35 +174,42 @@ class Downloads:
                 entry = self._entries.get((owner, span))
                 if entry is not None and _is_free(entry):
                     self._drop(entry)
-            self._work.notify_all()
+            self._start_thread()
 
     def close(self, owner: Owner) -> None:
         """Drop all spans of an owner, and wait a moment for its requests that are under way."""
         with self._lock:
             self._closed.add(owner)
             for entry in [entry for entry in self._entries.values() if entry.owner is owner]:
+                for reader in entry.readers:
+                    reader.changed.notify()
                 if _is_free(entry) or not entry.is_started:
                     self._drop(entry)
-            self._done.notify_all()
-            self._work.notify_all()
-            self._done.wait_for(lambda: not owner.n_busy, _CLOSE_SECONDS)
+            self._start_thread()
+            self._ended.wait_for(lambda: not owner.n_busy, _CLOSE_SECONDS)
 
-    # -- entries; the lock is held -------------------------------------------------------------------------------------
+    # -- the lock is held ----------------------------------------------------------------------------------------------
+
+    def _check_open(self, owner: Owner) -> None:
+        if owner in self._closed:
+            raise ReadError("A remote folder was closed while it was read.")
 
     def _add(self, owner: Owner, span: Span, queue: "deque[_Entry]") -> _Entry:
         entry = self._entries[owner, span] = _Entry(owner, span)
         self._queued_bytes += entry.n_bytes
         queue.append(entry)
+        insort(self._lines.setdefault(entry.line, []), span)
         return entry
 
-    def _want(self, owner: Owner, span: Span) -> _Entry:
+    def _want(self, owner: Owner, span: Span, reader: _Reader) -> _Entry:
         """Return the entry of a span that a reader waits for; if it is not under way, it comes next."""
         entry = self._entries.get((owner, span))
         if entry is None:
             entry = self._add(owner, span, self._urgent)
-        elif not entry.is_started and not entry.waiting:
+        elif not entry.is_started and not entry.readers:
             self._urgent.append(entry)  # and skipped in the queue, once it was started
-        entry.waiting += 1
+        entry.readers.append(reader)
+        reader.n_missing += not _is_over(entry)
         return entry
 
     def _use(self, entry: _Entry) -> _Bytes:
@@ -188,11 +228,27 @@ class Downloads:
             return
         del self._entries[entry.key]
         self._used.pop(entry.key, None)
-        if entry.is_started:
+        if not entry.is_started:
+            self._leave_queue(entry)
+        elif entry.answer is None:
             self._held_bytes -= entry.n_bytes
         else:
-            self._queued_bytes -= entry.n_bytes
-            entry.is_started = True  # skipped in the queue
+            entry.answer.n_left -= 1
+            self._held_bytes -= 0 if entry.answer.n_left else entry.answer.n_bytes
+
+    def _update_size(self, entry: _Entry) -> int:
+        """Return the size of an entry that was not started; that of a whole object may be known by now."""
+        before, entry.n_bytes = entry.n_bytes, entry.owner.find_size(entry.span) or _UNKNOWN_BYTES
+        self._queued_bytes += entry.n_bytes - before
+        return entry.n_bytes
+
+    def _leave_queue(self, entry: _Entry) -> None:
+        entry.is_started = True  # skipped in the queue
+        self._queued_bytes -= entry.n_bytes
+        line = self._lines[entry.line]
+        del line[bisect_left(line, entry.span)]
+        if not line:
+            del self._lines[entry.line]
 
     def _note_read(self, *, is_foreign: bool) -> None:
         """Drop what was announced and not read, if readers have turned to what was not announced."""
@@ -215,44 +271,51 @@ class Downloads:
 
     def _pop_neighbours(self) -> list[_Entry]:
         """Return the entries to fetch next with one request; none if there is nothing to do now."""
-        for queue in (self._urgent, self._queue):
+        few = min(_LARGE_REQUESTS, self._connections)
+        is_crowded = self._n_flying >= few and self._flying_bytes >= _FLYING_BYTES
+        for queue in (self._urgent, self._queue) if self._n_flying < self._connections else ():
             while queue and queue[0].is_started:
                 queue.popleft()
-            if queue and (queue is self._urgent or self._make_room(queue[0].n_bytes)):
-                return self._pop_from(queue)
+            if (
+                queue
+                and self._update_size(queue[0])
+                and (queue is self._urgent or (not is_crowded and self._make_room(queue[0].n_bytes)))
+            ):
+                most = _SMALL_BYTES if queue is self._urgent else min(_LARGE_BYTES, self._queued_bytes // few)
+                return self._pop_around(queue.popleft(), max(_SMALL_BYTES, most))
         return []
 
-    def _pop_from(self, queue: "deque[_Entry]") -> list[_Entry]:
-        found = [queue.popleft()]
-        first = last = found[0].span
-        most = min(_LARGE_BYTES, max(_SMALL_BYTES, self._queued_bytes // self._connections))
-        while queue and last.end != WHOLE:
-            entry, span = queue[0], queue[0].span
-            if entry.is_started:
-                queue.popleft()
-                continue
-            gap = span.begin - last.end
-            if (entry.owner, span.key, span.is_kept) != (found[0].owner, first.key, first.is_kept):
-                break
-            if not 0 <= gap <= entry.owner.gap_bytes or span.end - first.begin > most:
-                break
-            if queue is self._queue and not self._make_room(entry.n_bytes + sum(each.n_bytes for each in found)):
-                break
-            found.append(queue.popleft())
-            last = span
+    def _pop_around(self, middle: _Entry, most: int) -> list[_Entry]:
+        """Return an entry and those beside it that were not started, of at most so many bytes together."""
+        line = self._lines[middle.line]
+        first = last = bisect_left(line, middle.span)
+        n_bytes = middle.n_bytes
+        for step in (1, -1):
+            while 0 <= (place := (last if step > 0 else first) + step) < len(line):
+                low, high = line[min(place, first)], line[max(place, last)]
+                left, right = (line[last], high) if step > 0 else (low, line[first])
+                if left.end == WHOLE or not 0 <= right.begin - left.end <= middle.owner.gap_bytes:
+                    break
+                if right.end == WHOLE or high.end - low.begin > most:
+                    break
+                entry = self._entries[middle.owner, line[place]]
+                n_bytes += entry.n_bytes
+                if not entry.readers and not self._make_room(n_bytes):
+                    break
+                first, last = min(first, place), max(last, place)
+        found = [self._entries[middle.owner, span] for span in line[first : last + 1]]
         for entry in found:
-            entry.is_started = True
-            self._queued_bytes -= entry.n_bytes
+            self._leave_queue(entry)
             self._held_bytes += entry.n_bytes
         return found
 
-    # -- threads -------------------------------------------------------------------------------------------------------
-
-    def _start_threads(self) -> None:
-        """Wake or start as many threads as there are entries to fetch, up to the limit; the lock is held."""
-        n_waiting = len(self._urgent) + len(self._queue)
-        self._work.notify(n_waiting)
-        for _ in range(min(n_waiting - self._n_idle, self._connections - len(self._threads))):
+    def _start_thread(self) -> None:
+        """Wake or start a thread if there is something to fetch; it does the same before it waits for its answer."""
+        if not self._urgent and not self._queue:
+            return
+        if self._n_idle:
+            self._work.notify()
+        elif len(self._threads) < self._connections:
             thread = threading.Thread(target=self._run, name="penstock-fetch", daemon=True)
             self._threads.add(thread)
             thread.start()
@@ -275,8 +338,11 @@ class Downloads:
 
     def _download(self, entries: list[_Entry]) -> None:
         """Fetch entries; the lock is released meanwhile."""
-        owner = entries[0].owner
+        owner, n_bytes = entries[0].owner, sum(entry.n_bytes for entry in entries)
+        n_requests = -(-n_bytes // PIECE_BYTES)
         _note_busy(owner, 1)
+        self._n_flying, self._flying_bytes = self._n_flying + n_requests, self._flying_bytes + n_bytes
+        self._start_thread()
         self._lock.release()
         contents: list[_Bytes] = []
         error: BaseException | None = None
@@ -286,39 +352,33 @@ class Downloads:
             error = raised
         finally:
             self._lock.acquire()
+            self._n_flying, self._flying_bytes = self._n_flying - n_requests, self._flying_bytes - n_bytes
             _note_busy(owner, -1)
+        total = max(entries[-1].span.end - entries[0].span.begin, sum(content.nbytes for content in contents))
+        answer = _Answer(total, len(entries))
+        self._held_bytes += answer.n_bytes - n_bytes if error is None else 0  # nobody has dropped what was under way
         for number, entry in enumerate(entries):
             if error is not None:
                 self._fail(entry, error)
-                continue
-            entry.content = contents[number]
-            self._held_bytes += entry.content.nbytes - entry.n_bytes  # it is under way, so nobody has dropped it
-            entry.n_bytes = entry.content.nbytes
-            if owner in self._closed and not entry.waiting:
-                self._drop(entry)
-        self._done.notify_all()
+            else:
+                entry.content, entry.answer, entry.n_bytes = contents[number], answer, contents[number].nbytes
+                if owner in self._closed and not entry.readers:
+                    self._drop(entry)
+            for reader in entry.readers:
+                reader.n_missing -= 1
+                if not reader.n_missing:
+                    reader.changed.notify()
+        if owner in self._closed:
+            self._ended.notify_all()
 
     def _fail(self, entry: _Entry, error: BaseException) -> None:
         """Keep an error for those who wait; that an object is missing, also for the next reader."""
         entry.error = error
-        if entry.waiting or not isinstance(error, FileNotFoundError):
+        if entry.readers or not isinstance(error, FileNotFoundError):
             self._drop(entry)
             return
         self._held_bytes -= entry.n_bytes
         entry.n_bytes = 0
-
-
-def _bring_neighbours_together(spans: Sequence[Span]) -> Iterator[Span]:
-    """Yield spans by object and place within each group; a shuffled order has neighbours far from each other."""
-    group: list[Span] = []
-    n_bytes = 0
-    for span in spans:
-        group.append(span)
-        n_bytes += span.n_bytes
-        if n_bytes >= _GROUP_BYTES:
-            yield from sorted(group)
-            group, n_bytes = [], 0
-    yield from sorted(group)
 
 
 def _note_busy(owner: Owner, change: int) -> None:
@@ -331,15 +391,10 @@ def _note_busy(owner: Owner, change: int) -> None:
         owner.busy_before += now - owner.busy_since
 
 
-def _check_open(owner: Owner, closed: "WeakSet[Owner]") -> None:
-    if owner in closed:
-        raise ReadError("A remote folder was closed while it was read.")
-
-
 def _is_over(entry: _Entry) -> bool:
     return entry.content is not None or entry.error is not None
 
 
 def _is_free(entry: _Entry) -> bool:
     """Return whether nobody waits for an entry and it is not under way."""
-    return not entry.waiting and (_is_over(entry) or not entry.is_started)
+    return not entry.readers and (_is_over(entry) or not entry.is_started)

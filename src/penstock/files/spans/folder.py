@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from penstock.core.errors import OptionError, WriteError
 from penstock.core.text import cause
 from penstock.files.durable import create_aside, write_all, write_aside
+from penstock.files.positioned import read_into
 from penstock.files.regular import open_descriptor, open_list
 from penstock.files.spans.span import WHOLE, StoredSpan
 
@@ -275,7 +276,7 @@ class SpanLocks:
 
     def __exit__(self, *_: object) -> None:
         if self._handle >= 0:
-            with suppress(OSError):
+            with suppress(OSError, AttributeError):
                 self._set(fcntl.F_UNLCK, 0, 0)  # a child that was forked meanwhile has the open file, too
             self._idle.append(self._handle)
             self._handle = -1
@@ -289,7 +290,7 @@ class SpanLocks:
             self._set(fcntl.F_WRLCK, place, 1)
         except (BlockingIOError, PermissionError):
             return False
-        except OSError:  # no locks here: at worst, a span is downloaded twice
+        except (OSError, AttributeError):  # no locks of open files here: at worst, a span is downloaded twice
             pass
         return True
 
@@ -319,14 +320,8 @@ def _list_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _read_all(handle: int, content: NDArray[np.uint8], trailer: bytearray) -> bool:
-    """Read a whole file; return whether it had so many bytes. One call reads at most 2 GB."""
-    done, total = 0, len(content) + len(trailer)
-    while done < len(content):
-        n_read = os.preadv(handle, [content[done:].data, trailer], done)
-        if not n_read:
-            return False
-        done += n_read
-    return done == total or os.preadv(handle, [memoryview(trailer)[done - len(content) :]], done) == total - done
+    """Read a whole file; return whether it had so many bytes."""
+    return read_into(handle, content, 0) == len(content) and read_into(handle, trailer, len(content)) == len(trailer)
 
 
 def _create(folder: Path) -> None:

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +21,7 @@ from penstock.files.stores.errors import MissingObjectError
 from penstock.files.stores.open_store import open_store
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.protocol import ObjectInfo, Store
+from penstock.files.stores.remote_store import PIECE_BYTES
 from penstock.files.stores.url import Url
 
 __all__ = ["RemoteFolder"]
@@ -117,7 +118,11 @@ class RemoteFolder:
 
     def list_objects(self, prefix: str = "") -> list[ObjectInfo]:
         """Return all objects whose keys begin with `prefix`; ReadError if the server lists nothing."""
-        return [self._pin(found) for found in self._open().store.list_objects(prefix)]
+        return [self._pin(found) for found in self.iter_objects(prefix)]
+
+    def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield the same one after the other, as the server lists them; their versions are not pinned."""
+        return self._open().store.list_objects(prefix)
 
     def list_folders(self, prefix: str = "") -> list[str]:
         """Return the names of the folders in the folder `prefix`; ReadError if the server lists nothing."""
@@ -207,10 +212,23 @@ class _Process(Owner):
         self._waited_seconds = 0.0
         self._before = _read_counts(self.store)
         self._full_until = 0.0
+        self._typical_bytes: dict[bool | None, int] = {}
+        """Of objects that are read as a whole: the size of the last one. Those of metadata, which are kept, differ."""
 
     @property
     def gap_bytes(self) -> int:
         return _EXACT_GAP_BYTES if self._parent.is_exact else super().gap_bytes
+
+    def find_size(self, span: Span) -> int:
+        """Return the bytes of a span; of an object that was not asked for yet, those of the last one of its kind."""
+        if span.end != WHOLE:
+            return span.n_bytes
+        info = self._pinned.get(span.key)
+        if info is not None:
+            return max(0, info.n_bytes - span.begin)
+        if span.is_kept is None and None not in self._typical_bytes:
+            self._typical_bytes[None] = max((each.n_bytes for each in self._pinned.copy().values()), default=0)
+        return self._typical_bytes.get(span.is_kept, 0)
 
     @property
     def is_full(self) -> bool:
@@ -296,8 +314,11 @@ class _Process(Owner):
         """Return neighbouring spans of an object; once per machine, if there is a cache folder."""
         key = spans[0].key
         is_cached = self._folder is not None and any(map(self._is_kept, spans))
-        if key not in self._pinned and (is_cached or (spans[0].end == WHOLE and spans[0].begin)):
+        is_large = self.find_size(spans[0]) > PIECE_BYTES  # read in pieces, if its size is known
+        if key not in self._pinned and (is_cached or (spans[0].end == WHOLE and (spans[0].begin or is_large))):
             self._pinned.setdefault(key, self.store.describe(key))
+        if spans[0].end == WHOLE and key in self._pinned:
+            self._typical_bytes[spans[0].is_kept] = self._pinned[key].n_bytes
         names = [self._name(span) for span in spans]
         present = [name for name in names if name is not None]
         if self._folder is None or not present:
@@ -329,17 +350,18 @@ class _Process(Owner):
         first, last = spans[0], spans[-1]
         info = self._pinned.get(first.key)
         version = None if info is None else info.version
-        if last.end == WHOLE and first.begin == 0:
+        if last.end == WHOLE and first.begin == 0 and (info is None or info.n_bytes <= PIECE_BYTES):
             content, found = self.store.read_object(first.key, version=version)
             self._pinned.setdefault(first.key, found)
+            self._typical_bytes[first.is_kept] = len(content)
             return [np.frombuffer(content, np.uint8)]
         end = last.end
         if end == WHOLE:
             assert info is not None, "described before"
             end = info.n_bytes
-        joined = np.empty(max(0, end - first.begin), np.uint8)
-        if len(joined):
-            self.store.read_into(first.key, first.begin, joined.data, version=version)
+        joined = np.frombuffer(
+            self.store.read_range(first.key, first.begin, max(0, end - first.begin), version=version), np.uint8
+        )
         joined.flags.writeable = False
         return [
             joined[span.begin - first.begin : (end if span.end == WHOLE else span.end) - first.begin] for span in spans

@@ -33,7 +33,8 @@ class StoreOptions:
     deadline_seconds
         How long it is repeated. No request leaves the caller without an answer or an error for longer than this.
     connections
-        Requests in flight at a time, for each process.
+        Requests in flight at a time, for each process, at most: all of them if each is small, a quarter if they are
+        large.
     """
 
     endpoint: str | None = None
@@ -42,7 +43,7 @@ class StoreOptions:
     credentials: Callable[[], Mapping[str, Any]] | None = field(default=None, repr=False)
     retries: int = 10
     deadline_seconds: float = 120.0
-    connections: int = 16
+    connections: int = 64
 
     def __post_init__(self) -> None:
         if self.endpoint is not None and not str(self.endpoint).startswith(("http://", "https://")):

@@ -44,8 +44,8 @@ class Store(Protocol):
     def describe(self, key: str) -> ObjectInfo:
         """Return size and version of an object, or raise MissingObjectError."""
 
-    def read_into(self, key: str, begin: int, out: memoryview, *, version: str | None = None) -> None:
-        """Fill all of `out` with the bytes from `begin` on.
+    def read_range(self, key: str, begin: int, n_bytes: int, *, version: str | None = None) -> memoryview:
+        """Return so many bytes from `begin` on, in memory of their own.
 
         With a `version` that the object does not have (any more), raise ReplacedObjectError.
         """
@@ -97,8 +97,8 @@ class Client(Protocol):
     def describe(self, path: str, seconds: float) -> ObjectInfo:
         """Return size and version of an object."""
 
-    def read_into(self, path: str, begin: int, out: memoryview, version: str | None, seconds: float) -> None:
-        """Fill all of `out` with the bytes from `begin` on."""
+    def read_range(self, path: str, begin: int, n_bytes: int, version: str | None, seconds: float) -> memoryview:
+        """Return so many bytes from `begin` on, in memory of their own."""
 
     def read_object(self, path: str, version: str | None, seconds: float) -> tuple[bytes, ObjectInfo]:
         """Return a whole object."""

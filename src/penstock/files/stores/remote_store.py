@@ -1,7 +1,10 @@
 """Stores at a URL: requests that are repeated, counted and limited."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+
+import numpy as np
 
 from penstock.core.errors import OptionError
 from penstock.files.stores.clients.shared_client import find_client
@@ -13,11 +16,16 @@ from penstock.files.stores.retry import repeat
 from penstock.files.stores.store_upload import StoreUpload
 from penstock.files.stores.url import Url
 
-__all__ = ["RemoteStore"]
+__all__ = ["PIECE_BYTES", "RemoteStore"]
 
 _T = TypeVar("_T")
-_REQUEST_BYTES = 1 << 26
-"""The most that one request reads: on a slow line, it must arrive within half of the deadline."""
+PIECE_BYTES = 4 << 20
+"""The most that one request reads; several are under way at once.
+
+So what is asked for first comes first: many large requests share the bandwidth, and all end at the same time.
+"""
+
+_PIECES = 16  # at once
 
 
 class RemoteStore:
@@ -36,19 +44,29 @@ class RemoteStore:
         found = self._repeat(f"Could not read {self._name(key)}", lambda client, left: client.describe(path, left))
         return found._replace(key=key)
 
-    def read_into(self, key: str, begin: int, out: memoryview, *, version: str | None = None) -> None:
-        """Fill all of `out` with the bytes from `begin` on."""
-        view = memoryview(out).cast("B")
-        for first in range(0, len(view), _REQUEST_BYTES):
-            self._read_piece(key, begin + first, view[first : first + _REQUEST_BYTES], version)
+    def read_range(self, key: str, begin: int, n_bytes: int, *, version: str | None = None) -> memoryview:
+        """Return so many bytes from `begin` on, in memory of their own."""
+        if 0 < n_bytes <= PIECE_BYTES:
+            return self._read_piece(key, begin, n_bytes, version)
+        found = np.empty(n_bytes, np.uint8).data
 
-    def _read_piece(self, key: str, begin: int, out: memoryview, version: str | None) -> None:
+        def read(first: int) -> None:
+            size = min(PIECE_BYTES, n_bytes - first)
+            found[first : first + size] = self._read_piece(key, begin + first, size, version)
+
+        with ThreadPoolExecutor(_PIECES, "penstock-piece") as pool:
+            for _ in pool.map(read, range(0, n_bytes, PIECE_BYTES)):
+                pass
+        return found
+
+    def _read_piece(self, key: str, begin: int, n_bytes: int, version: str | None) -> memoryview:
         path = self._readable(key)
-        self._repeat(
-            f"Could not read bytes {begin}–{begin + len(out) - 1} of {self._name(key)}",
-            lambda client, left: client.read_into(path, begin, out, version, left),
+        content = self._repeat(
+            f"Could not read bytes {begin}–{begin + n_bytes - 1} of {self._name(key)}",
+            lambda client, left: client.read_range(path, begin, n_bytes, version, left),
         )
-        self.counts.add(bytes_read=len(out))
+        self.counts.add(bytes_read=n_bytes)
+        return content
 
     def read_object(self, key: str, *, version: str | None = None) -> tuple[bytes, ObjectInfo]:
         """Return a whole (small) object."""

@@ -79,8 +79,8 @@ def _answer(
 ) -> None:
     """Carry out a request."""
     name, args, content = message
-    if name == "read_into":
-        send_message(connection, ("ok", None), client.fetch(*args))
+    if name == "read_range":
+        send_message(connection, ("ok", None), client.read_range(*args))
     elif name == "list_objects":
         for group in client.list_objects(*args):
             send_message(connection, ("ok", [tuple(info) for info in group]))

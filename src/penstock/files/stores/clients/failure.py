@@ -1,5 +1,6 @@
 """What obstore's errors mean: whether to repeat a request, and one line that says why it failed."""
 
+import os
 import re
 
 from penstock.files.stores.errors import RequestError
@@ -29,6 +30,7 @@ _REFUSALS = (
 )
 """Words of obstore's messages, and what they mean: the request would fail again."""
 
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 _NO_CREDENTIALS = (
     "no credentials were found. Set {variables}, pass StoreOptions(credentials=...), or "
     "StoreOptions(anonymous=True) for a public bucket"
@@ -52,8 +54,16 @@ def explain_failure(error: Exception) -> RequestError:
         return RequestError("refused", refusal)
     if "HTTP error" in head or "Got invalid" in head:
         default = "the answer was not whole" if "Got invalid" in head else "the connection failed"
-        return RequestError("again", next((meaning for word, meaning in _CAUSES if word in internals), default))
+        return RequestError(
+            "again", next((meaning for word, meaning in _CAUSES if word in internals), default) + _proxy()
+        )
     return RequestError("refused", _one_line(head))
+
+
+def _proxy() -> str:
+    """Return which variable names a proxy, through which the request may have gone; empty if none does."""
+    found = next((name for name in _PROXIES if os.environ.get(name)), None)
+    return f" ({found} is set: a proxy may be in between; NO_PROXY names servers without one)" if found else ""
 
 
 def _explain_status(status: int, shown: str, body: str) -> RequestError:

@@ -49,16 +49,16 @@ class FsspecClient:
             raise RequestError("missing", "there is no such object")
         return _info(path, found)
 
-    def read_into(self, path: str, begin: int, out: memoryview, version: str | None, seconds: float) -> None:
-        """Fill all of `out` with the bytes from `begin` on."""
+    def read_range(self, path: str, begin: int, n_bytes: int, version: str | None, seconds: float) -> memoryview:
+        """Return so many bytes from `begin` on."""
         self._check_version(path, version, seconds)
-        end = begin + len(out)
+        end = begin + n_bytes
         content = self._call(seconds, lambda: self.file_system.cat_file(self._full(path), start=begin, end=end))
-        if len(content) < len(out) and 0 <= (found := self.describe(path, seconds).n_bytes) < end:
+        if len(content) < n_bytes and 0 <= (found := self.describe(path, seconds).n_bytes) < end:
             raise RequestError("refused", f"it ends after {found:,} bytes")
-        if len(content) != len(out):
-            raise RequestError("again", f"{len(content):,} bytes came instead of {len(out):,}")
-        out[:] = content
+        if len(content) != n_bytes:
+            raise RequestError("again", f"{len(content):,} bytes came instead of {n_bytes:,}")
+        return memoryview(content)
 
     def read_object(self, path: str, version: str | None, seconds: float) -> tuple[bytes, ObjectInfo]:
         """Return a whole object."""

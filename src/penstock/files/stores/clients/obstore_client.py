@@ -79,12 +79,8 @@ class ObstoreClient:
             self._check_kind(path)
             return _info(self._obstore.head(self._for(seconds), path))
 
-    def read_into(self, path: str, begin: int, out: memoryview, version: str | None, seconds: float) -> None:
-        """Fill all of `out` with the bytes from `begin` on."""
-        out[:] = self.fetch(path, begin, len(out), version, seconds)
-
-    def fetch(self, path: str, begin: int, n_bytes: int, version: str | None, seconds: float) -> memoryview:
-        """Return the bytes from `begin` on, in memory of obstore."""
+    def read_range(self, path: str, begin: int, n_bytes: int, version: str | None, seconds: float) -> memoryview:
+        """Return so many bytes from `begin` on, in memory of obstore."""
         end = begin + n_bytes
         with _explain():
             self._check_kind(path)

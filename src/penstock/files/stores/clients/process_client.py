@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from penstock.files.stores.clients.messages import receive_into, receive_message, send_message
 from penstock.files.stores.clients.obstore_client import ObstoreSettings
 from penstock.files.stores.errors import RequestError
@@ -41,9 +43,11 @@ class ProcessClient:
         """Return size and version of an object."""
         return ObjectInfo(*self._ask(seconds, ("describe", path, seconds)))
 
-    def read_into(self, path: str, begin: int, out: memoryview, version: str | None, seconds: float) -> None:
-        """Fill all of `out` with the bytes from `begin` on."""
-        self._ask(seconds, ("read_into", path, begin, len(out), version, seconds), out=out)
+    def read_range(self, path: str, begin: int, n_bytes: int, version: str | None, seconds: float) -> memoryview:
+        """Return so many bytes from `begin` on."""
+        out = np.empty(n_bytes, np.uint8).data
+        self._ask(seconds, ("read_range", path, begin, n_bytes, version, seconds), out=out)
+        return out
 
     def read_object(self, path: str, version: str | None, seconds: float) -> tuple[bytes, ObjectInfo]:
         """Return a whole object."""
