@@ -115,6 +115,11 @@ ORDERS = [
         "e8315e32c47b114b",
     ),
     (
+        Plan(CHUNKED, Mixed(MIXED, ((0, (3, 1)), (2, (1, 2))), 17), batch_size=5, seed=42, tail="short"),
+        [[9, 11, 13, 10, 15], [17, 3, 14, 18, 8], [19, 16, 1, 11, 12], [5, 13]],
+        "2843d5c4b7819265",
+    ),
+    (
         Plan(CHUNKED, WindowShuffle(2, permute_chunks=False), batch_size=4, seed=42, tail="drop"),
         [[3, 5, 7, 1], [4, 8, 0, 6], [10, 2, 9, 15], [12, 11, 18, 19], [13, 16, 17, 14]],
         "9c8abaaa1b06fe52",

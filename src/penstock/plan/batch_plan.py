@@ -63,6 +63,9 @@ class BatchPlan(Inspectable, Protocol):
     def with_batches(self, batch_size: int, tail: Tail) -> Self:
         """Return the same plan with another batch size and tail."""
 
+    def with_windows(self) -> Self:
+        """Return the same plan, with windows if its order has some that it does not hold in memory."""
+
     def convert_position(self, before: Self, *, epoch: int, batch: int, origin: int) -> tuple[int, int]:
         """Return the batch and origin at which this plan resumes a position in `epoch` of `before`.
 

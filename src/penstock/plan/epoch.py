@@ -4,7 +4,7 @@ Positions are counted along an endless stream of passes: position p of pass e is
 consecutive positions. If it crosses the end of a pass (only in cycling segments), its items come from two passes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -17,7 +17,7 @@ from penstock.core.index import Index
 from penstock.core.types import Arrangement, Draw, Part, Window
 from penstock.plan.world import World
 
-__all__ = ["ENDLESS", "Epoch", "Passes", "Share", "Tail"]
+__all__ = ["ENDLESS", "MOST_CUT", "Epoch", "Passes", "Share", "Tail"]
 
 ENDLESS = 1 << 61
 """Beyond every reachable position, and small enough that the sum of two stays below 2**63."""
@@ -26,8 +26,12 @@ Tail = Literal["drop", "short", "pad"]
 
 _Int64s = NDArray[np.int64]
 
-# Positions computed at a time: a permutation of 16 384 costs about 1 ms, of 32 about 0.1 ms.
-_POSITIONS_AT_ONCE = 16_384
+# Positions computed at a time: a permutation of 65,536 costs about 2 ms, of 32 about 0.1 ms. The first ones are fewer,
+# so that the first batch does not wait for those of many others.
+_FIRST_POSITIONS, _POSITIONS_AT_ONCE = 8_192, 65_536
+
+# Items of a window in two lanes: which of more are in which lane takes longer than to read them in both.
+MOST_CUT = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class Epoch:
         stop: int,
         n_batches: int,
         starts: Callable[[_Int64s], _Int64s],
+        lane_starts: Callable[[int], _Int64s] | None = None,
     ) -> None:
         self.number = number
         self.n_batches = n_batches
@@ -72,7 +77,9 @@ class Epoch:
         # Positions [first, stop): they repeat to pad a batch, and stop ends a short one.
         self._first, self._stop = first, stop
         self._starts = starts
-        self._windows: dict[tuple[int, int], Window] = {}
+        # Places of a pass at which lanes begin, ascending: a window that lies in two lanes is cut there.
+        self._lane_starts = lane_starts if self.passes.lanes > 1 else None
+        self._windows: dict[tuple[int, int, int], Window] = {}
 
     @property
     def first_pass(self) -> int:
@@ -99,19 +106,24 @@ class Epoch:
 
         With `tail="pad"`, numbers past the end are allowed: such a batch is all padding.
         """
-        at_once = max(1, _POSITIONS_AT_ONCE // self.passes.batch_size)
-        for begin in range(0, len(batches), at_once):
-            numbers = np.asarray(batches[begin : begin + at_once], np.int64)
+        for numbers in self._group(batches):
             positions, valid = self.positions(numbers)
             yield from self._make_draws(numbers, positions, valid)
 
     def items(self, batches: range) -> Iterator[_Int64s]:
         """Yield the items of `batches`, concatenated, many batches at a time; without padding."""
-        at_once = max(1, _POSITIONS_AT_ONCE // self.passes.batch_size)
-        for begin in range(0, len(batches), at_once):
-            positions, valid = self.positions(np.asarray(batches[begin : begin + at_once], np.int64))
-            passes, places = np.divmod(positions[valid], max(self.passes.length, 1))
+        for numbers in self._group(batches):
+            positions, valid = self.positions(numbers)
+            passes, places = self._locate(positions[valid])
             yield self._items(passes, places)[0]
+
+    def _group(self, batches: range) -> Iterator[_Int64s]:
+        """Yield the numbers of batches that are computed at a time, more of them each time."""
+        begin, n_positions = 0, _FIRST_POSITIONS
+        while begin < len(batches):
+            end = begin + max(1, n_positions // self.passes.batch_size)
+            yield np.asarray(batches[begin:end], np.int64)
+            begin, n_positions = end, min(2 * n_positions, _POSITIONS_AT_ONCE)
 
     def positions(self, batches: _Int64s) -> tuple[_Int64s, NDArray[np.bool_]]:
         """Return the positions of each batch, shape (len(batches), batch_size), and a mask of those that exist."""
@@ -142,34 +154,60 @@ class Epoch:
             wrapped = self._first + (positions - self._stop) % max(self._stop - self._first, 1)
             positions = np.where(valid, positions, wrapped)
         # A short batch starts with its valid positions; the rest is computed like any other and cut off.
-        passes, places = np.divmod(np.minimum(positions, max(self._stop - 1, 0)), max(self.passes.length, 1))
+        passes, places = self._locate(np.minimum(positions, max(self._stop - 1, 0)))
         items, visits = self._items(passes, places)
         windows = self._window_numbers(passes, places)
-        counts = valid.sum(axis=1)
-        one_pass = (passes == self.number).all(axis=1)
-        for row, batch in enumerate(batches.tolist()):
-            size = positions.shape[1] if padded else int(counts[row])
+        lanes = None if windows is None else self._lane_numbers(passes, places)
+        sizes = [positions.shape[1]] * len(batches) if padded else valid.sum(axis=1).tolist()
+        one_pass = (passes == self.number).all(axis=1).tolist()
+        rows = list(items)  # all at once: less than one by one
+        repeats: Sequence[_Int64s | None] = [None] * len(rows) if visits is None else list(visits)
+        if windows is None and not padded and all(one_pass):
+            for batch, row, size, visit in zip(batches.tolist(), rows, sizes, repeats, strict=True):
+                if size == len(row):
+                    yield Draw(self.number, batch, row, visits=visit)
+                else:
+                    yield Draw(self.number, batch, row[:size], visits=None if visit is None else visit[:size])
+            return
+        for number, batch in enumerate(batches.tolist()):
+            size = sizes[number]
+            epochs = None if one_pass[number] else passes[number, :size]
             yield Draw(
                 epoch=self.number,
                 batch=batch,
-                items=items[row, :size],
+                items=rows[number][:size],
                 parts=()
-                if windows is None
-                else self._parts(passes[row, :size], windows[row, :size], items[row, :size]),
-                mask=valid[row] if padded else None,
-                epochs=None if one_pass[row] else passes[row, :size],
-                visits=None if visits is None else visits[row, :size],
+                if windows is None or lanes is None
+                else self._parts(epochs, windows[number, :size], lanes[number, :size], rows[number][:size]),
+                mask=valid[number] if padded else None,
+                epochs=epochs,
+                visits=None if visits is None else visits[number, :size],
             )
+
+    def _locate(self, positions: _Int64s) -> tuple[_Int64s, _Int64s]:
+        """Return the pass of each position, and its place in that pass."""
+        length = max(self.passes.length, 1)
+        if not positions.size:
+            return positions, positions
+        first, last = int(positions.min()) // length, int(positions.max()) // length
+        if first != last:
+            passes, places = np.divmod(positions, length)
+            return passes, places
+        return np.full(positions.shape, first), positions - first * length  # a division takes ten times as long
 
     def _items(self, passes: _Int64s, places: _Int64s) -> tuple[_Int64s, _Int64s | None]:
         if passes.size == 0:
             return np.zeros(passes.shape, np.int64), None
+        first, last = int(passes.min()), int(passes.max())
+        if first == last:
+            arrangement, flat = self.passes.arrangement(first), places.reshape(-1)
+            found = self.passes.index.stored(arrangement.items(flat)).reshape(places.shape)
+            return found, None if arrangement.visits is None else arrangement.visits(flat).reshape(places.shape)
         items = np.empty(passes.shape, np.int64)
         visits = np.zeros(passes.shape, np.int64)
         counted = False
-        first, last = int(passes.min()), int(passes.max())
         for number in range(first, last + 1):
-            chosen = passes == number if first != last else np.ones(passes.shape, np.bool_)
+            chosen = passes == number
             arrangement = self.passes.arrangement(number)
             items[chosen] = self.passes.index.stored(arrangement.items(places[chosen]))
             if arrangement.visits is not None:
@@ -190,36 +228,58 @@ class Epoch:
             numbers[chosen] = windows.numbers(places[chosen])
         return numbers
 
-    def _parts(self, passes: _Int64s, windows: _Int64s, items: _Int64s) -> tuple[Part, ...]:
-        changes = (np.flatnonzero((windows[1:] != windows[:-1]) | (passes[1:] != passes[:-1])) + 1).tolist()
+    def _lane_numbers(self, passes: _Int64s, places: _Int64s) -> _Int64s:
+        """Return the run of slots that each position is in; 0 if there is one lane."""
+        numbers = np.zeros_like(places)
+        if self._lane_starts is None or not passes.size:
+            return numbers
+        for number in range(int(passes.min()), int(passes.max()) + 1):
+            chosen = passes == number
+            numbers[chosen] = np.searchsorted(self._lane_starts(number)[1:], places[chosen], side="right")
+        return numbers
+
+    def _parts(self, epochs: _Int64s | None, windows: _Int64s, lanes: _Int64s, items: _Int64s) -> tuple[Part, ...]:
+        # Windows of a padded batch do not ascend: it ends with items from the beginning of the epoch.
+        if epochs is None and len(items) and (windows == windows[0]).all() and (lanes == lanes[0]).all():
+            window = self._window(self.number, int(windows[0]), int(lanes[0]))
+            return (Part(window, 0, window.find_rows(items)),)
+        changed = (windows[1:] != windows[:-1]) | (lanes[1:] != lanes[:-1])
+        if epochs is not None:
+            changed |= epochs[1:] != epochs[:-1]
+        changes = (changed.nonzero()[0] + 1).tolist()
         parts = []
         for begin, end in zip([0, *changes], [*changes, len(items)], strict=True):
-            window = self._window(int(passes[begin]), int(windows[begin]))
-            parts.append(Part(window, begin, _rows(window, items[begin:end])))
+            epoch = self.number if epochs is None else int(epochs[begin])
+            window = self._window(epoch, int(windows[begin]), int(lanes[begin]))
+            parts.append(Part(window, begin, window.find_rows(items[begin:end])))
         return tuple(parts)
 
-    def _window(self, epoch: int, number: int) -> Window:
-        key = (epoch, number)
+    def _window(self, epoch: int, number: int, lane: int) -> Window:
+        key = (epoch, number, lane)
         if key not in self._windows:
             if len(self._windows) > 4 * self.passes.lanes:
                 self._windows.clear()
-            windows = self.passes.arrangement(epoch).windows
-            assert windows is not None, "called for orders with windows only"
-            self._windows[key] = Window(epoch, number, self.passes.index.stored_spans(windows.spans(number)))
+            self._windows[key] = self._make_window(epoch, number, lane)
         return self._windows[key]
+
+    def _make_window(self, epoch: int, number: int, lane: int) -> Window:
+        """Return the items of a window that a lane visits: other lanes may be read elsewhere, or much later."""
+        arrangement = self.passes.arrangement(epoch)
+        windows = arrangement.windows
+        assert windows is not None, "called for orders with windows only"
+        if self._lane_starts is not None:
+            begin, end = windows.starts(np.array([number, number + 1])).tolist()
+            cuts = self._lane_starts(epoch)[1:]
+            first = max(begin, int(cuts[lane - 1])) if lane else begin
+            stop = min(end, int(cuts[lane])) if lane < len(cuts) else end
+            if stop - first < min(end - begin, MOST_CUT):
+                items = np.sort(self.passes.index.stored(arrangement.items(np.arange(first, stop))))
+                return Window(epoch, number, _join_runs(items), cut_at=first)
+        return Window(epoch, number, self.passes.index.stored_spans(windows.spans(number)))
 
     def share(self, world: World, start: int = 0) -> "Share":
         """Return the share of rank `world.rank` in this epoch, from batch `start` on."""
         return Share(self, world, start, self.passes.tail)
-
-
-def _rows(window: Window, items: _Int64s) -> _Int64s:
-    """Return the rows of `items` in the concatenated spans of the window."""
-    starts, stops = window.spans[:, 0], window.spans[:, 1]
-    before = np.cumsum(stops - starts) - (stops - starts)
-    span = np.searchsorted(starts, items, side="right") - 1
-    rows: _Int64s = before[span] + items - starts[span]
-    return rows
 
 
 class Share:
@@ -293,3 +353,10 @@ class Share:
                 "without a batch would block the others. Use fewer ranks, or tail='pad' (masked)."
             )
         self.left_out = over
+
+
+def _join_runs(items: _Int64s) -> _Int64s:
+    """Return the spans of consecutive items, given in ascending order."""
+    ends = np.flatnonzero(np.diff(items, append=items[-1] + 2) != 1)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    return np.stack([items[starts], items[ends] + 1], axis=1)

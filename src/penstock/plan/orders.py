@@ -6,7 +6,7 @@ depends on.
 """
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -153,6 +153,10 @@ class WindowShuffle:
                 f"window must be <= {index.n_chunks}, the number of chunks, got {self.window}. A window of all chunks "
                 "holds all data in memory; Shuffle() needs no memory."
             )
+
+    def with_windows(self) -> "WindowShuffle":
+        """Return the same sequence, in windows that are held."""
+        return replace(self, held=True)
 
     def arrange(self, index: Index, seed: int, epoch: int) -> Arrangement:
         """Return the sequence of `epoch`; time and memory depend only on the number of chunks of unusual size."""

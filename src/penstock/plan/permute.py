@@ -86,23 +86,46 @@ def _walk(x: _U64s, sizes: _U64s, keys: _U64s, rounds: range) -> _U64s:
     bits = _bit_length(sizes)
     # One row per round, with one key for all positions or one for each.
     round_keys = mix64(keys[None, :] ^ _ROUND_KEYS[: len(rounds), None])
-    y = _feistel(x, bits, round_keys, rounds)
+    tables = _make_tables(bits, round_keys, rounds) if len(sizes) == len(keys) == 1 and _needs_tables(x, bits) else None
+    y = _feistel(x, bits, round_keys, rounds, tables)
     outside = np.flatnonzero(y >= sizes)
+    walked = y[outside]
     while outside.size:
         some_sizes, some_bits = (sizes, bits) if len(sizes) == 1 else (sizes[outside], bits[outside])
         some_keys = round_keys if len(keys) == 1 else round_keys[:, outside]
-        y[outside] = walked = _feistel(y[outside], some_bits, some_keys, rounds)
-        outside = outside[walked >= some_sizes]
+        walked = _feistel(walked, some_bits, some_keys, rounds, tables)
+        y[outside] = walked
+        again = walked >= some_sizes
+        outside, walked = outside[again], walked[again]
     return y
 
 
-def _feistel(x: _U64s, bits: _U64s, round_keys: _U64s, rounds: range) -> _U64s:
+def _needs_tables(x: _U64s, bits: _U64s) -> bool:
+    return bool(x.size > _TABLE_USES << int(bits[0] - bits[0] // _U64(2)))
+
+
+def _make_tables(bits: _U64s, round_keys: _U64s, rounds: range) -> dict[int, _U64s]:
+    """Return, for each round, what it adds to one half for every value of the other."""
+    low_bits = bits // _U64(2)
+    masks = ((_U64(1) << (bits - low_bits)) - _U64(1), (_U64(1) << low_bits) - _U64(1))
+    every = np.arange(int(masks[0][0]) + 1, dtype=_U64)
+    shifted = np.empty_like(every)
+    return {
+        number: _mix(every, round_keys[number], masks[number % 2], np.empty_like(every), shifted) for number in rounds
+    }
+
+
+def _feistel(
+    x: _U64s, bits: _U64s, round_keys: _U64s, rounds: range, tables: "dict[int, _U64s] | None" = None
+) -> _U64s:
     low_bits = bits // _U64(2)
     low_mask = (_U64(1) << low_bits) - _U64(1)
     high_mask = (_U64(1) << (bits - low_bits)) - _U64(1)
     high, low = x >> low_bits, x & low_mask
-    if len(bits) == round_keys.shape[1] == 1 and x.size > _TABLE_USES * int(high_mask[0]):
-        _mix_by_table(high, low, (high_mask, low_mask), round_keys, rounds)
+    if tables is not None:
+        for number in rounds:
+            changed, half = (low, high) if number % 2 else (high, low)
+            changed ^= tables[number].take(half.view(np.int64), mode="clip")  # faster, and nothing is outside
     else:
         scratch, shifted = np.empty_like(x), np.empty_like(x)
         for number in rounds:
@@ -113,16 +136,6 @@ def _feistel(x: _U64s, bits: _U64s, round_keys: _U64s, rounds: range) -> _U64s:
     high <<= low_bits
     high |= low
     return high
-
-
-def _mix_by_table(high: _U64s, low: _U64s, masks: tuple[_U64s, _U64s], round_keys: _U64s, rounds: range) -> None:
-    """Make all rounds, in place, with a table of the few values that a half can have."""
-    every = np.arange(int(masks[0][0]) + 1, dtype=_U64)
-    scratch, shifted = np.empty_like(every), np.empty_like(every)
-    for number in rounds:
-        changed, half, mask = (low, high, masks[1]) if number % 2 else (high, low, masks[0])
-        table = _mix(every, round_keys[number], mask, scratch, shifted)
-        changed ^= np.take(table, half.view(np.int64), mode="clip")  # "clip" is faster, and nothing is outside
 
 
 def _mix(half: _U64s, round_key: _U64s, mask: _U64s, scratch: _U64s, shifted: _U64s) -> _U64s:

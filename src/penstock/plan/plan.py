@@ -4,8 +4,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, get_args
 
-import numpy as np
-
 from penstock.core.checks import check_integer
 from penstock.core.errors import PlanError, ResumeError
 from penstock.core.index import Index
@@ -15,7 +13,7 @@ from penstock.core.types import Arrangement
 from penstock.plan.batch_plan import EpochPlace
 from penstock.plan.epoch import Epoch, Passes, Tail
 from penstock.plan.inspect import Inspectable
-from penstock.plan.world import slots
+from penstock.plan.world import lane_slots, slots
 
 __all__ = ["Plan"]
 
@@ -109,6 +107,7 @@ class Plan(Inspectable):
             stop=(number + 1) * self.length,
             n_batches=n_batches,
             starts=lambda batches: first + slots(batches, n_batches, self.lanes) * self.batch_size,
+            lane_starts=lambda _: origin + lane_slots(n_batches, self.lanes) * self.batch_size,
         )
 
     @cached_property
@@ -162,6 +161,12 @@ class Plan(Inspectable):
             return self
         return replace(self, batch_size=batch_size, tail=tail)
 
+    def with_windows(self) -> "Plan":
+        """Return the same plan, with windows if its order has some that it does not hold in memory."""
+        with_windows = getattr(self.order, "with_windows", None)
+        order = self.order if with_windows is None else with_windows()
+        return self if order == self.order else replace(self, order=order)
+
     def convert_position(self, before: "Plan", *, epoch: int, batch: int, origin: int) -> tuple[int, int]:
         """Return the batch and origin that follow `batch` batches of `before` after `origin`."""
         if batch == 0 and origin == 0:
@@ -195,6 +200,5 @@ class Plan(Inspectable):
         return " and ".join(f"{name} changed from {old!r} to {now!r}" for name, old, now in changes if old != now)
 
     def _lane_starts(self) -> list[int]:
-        lanes = np.arange(min(self.lanes, self.n_batches))
-        starts: list[int] = (slots(lanes, self.n_batches, self.lanes) * self.batch_size).tolist()
+        starts: list[int] = (lane_slots(self.n_batches, self.lanes) * self.batch_size).tolist()
         return starts

@@ -13,7 +13,7 @@ from penstock.plan.batch_plan import EpochPlace
 from penstock.plan.epoch import ENDLESS, Epoch, Passes, Tail
 from penstock.plan.inspect import Inspectable
 from penstock.plan.plan import Plan
-from penstock.plan.world import slots
+from penstock.plan.world import lane_slots, slots
 
 __all__ = ["Segments"]
 
@@ -117,8 +117,20 @@ class Segments(Inspectable):
             place: NDArray[np.int64] = (first + slots(streamed - first, after - first, self.plan.lanes)) * size
             return place
 
+        def lane_starts(of_pass: int) -> NDArray[np.int64]:
+            first, after = -(-of_pass * length // size), -(-(of_pass + 1) * length // size)
+            return (first + lane_slots(after - first, self.plan.lanes)) * size - of_pass * length
+
         n_batches = self.length if length else 0
-        return Epoch(self.plan.passes, number, first=0, stop=ENDLESS, n_batches=n_batches, starts=starts)
+        return Epoch(
+            self.plan.passes,
+            number,
+            first=0,
+            stop=ENDLESS,
+            n_batches=n_batches,
+            starts=starts,
+            lane_starts=lane_starts,
+        )
 
     def _segment_of_pass(self, number: int) -> Epoch:
         of_pass, segment, _ = self.locate(number)
@@ -132,6 +144,7 @@ class Segments(Inspectable):
             stop=first + self.plan.length,
             n_batches=max(0, min(self.length, total - done)),
             starts=lambda batches: first + slots(batches + done, total, self.plan.lanes) * self.plan.batch_size,
+            lane_starts=lambda _: lane_slots(total, self.plan.lanes) * self.plan.batch_size,
         )
 
     def identity(self) -> dict[str, str | int]:
@@ -141,6 +154,11 @@ class Segments(Inspectable):
     def with_batches(self, batch_size: int, tail: Tail) -> "Segments":
         """Return the same segments with another batch size and tail."""
         plan = self.plan.with_batches(batch_size, tail)
+        return self if plan is self.plan else replace(self, plan=plan)
+
+    def with_windows(self) -> "Segments":
+        """Return the same segments, with windows if the order has some that it does not hold in memory."""
+        plan = self.plan.with_windows()
         return self if plan is self.plan else replace(self, plan=plan)
 
     def convert_position(self, before: "Segments", *, epoch: int, batch: int, origin: int) -> tuple[int, int]:

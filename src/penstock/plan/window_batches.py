@@ -213,6 +213,10 @@ class WindowBatches(Inspectable):
         """Return this plan: its batches are as large as the windows."""
         return self
 
+    def with_windows(self) -> "WindowBatches":
+        """Return this plan: each of its batches is a window."""
+        return self
+
     def convert_position(self, before: "WindowBatches", *, epoch: int, batch: int, origin: int) -> tuple[int, int]:  # noqa: ARG002
         """Return the same position: it counts windows, whatever their size."""
         return batch, origin

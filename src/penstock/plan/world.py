@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError
 
-__all__ = ["World", "slots"]
+__all__ = ["World", "lane_slots", "slots"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +61,17 @@ def slots(batches: NDArray[np.int64], n_batches: int | NDArray[np.int64], lanes:
     longer_before = np.maximum(place - (lanes - extra), 0)
     slot: NDArray[np.int64] = place * base + longer_before + batches // lanes
     return slot
+
+
+def lane_slots(n_batches: int, lanes: int) -> NDArray[np.int64]:
+    """Return the first slot of each run of consecutive slots, in the order of the slots.
+
+    Examples
+    --------
+    >>> lane_slots(7, lanes=2).tolist()
+    [0, 3]
+    """
+    base, extra = divmod(n_batches, lanes)
+    places = np.arange(lanes)
+    first: NDArray[np.int64] = places * base + np.maximum(places - (lanes - extra), 0)
+    return first

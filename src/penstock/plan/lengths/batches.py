@@ -62,7 +62,7 @@ class _BucketPlan(LengthPlan):
 
         def items(positions: _Int64s) -> _Int64s:
             # Places count from the longest item on, the sort from the shortest.
-            return self._lengths.sort[n_kept - 1 - shuffle(positions)].astype(np.int64)
+            return self._lengths.find_items(n_kept - 1 - shuffle(positions))
 
         return Arrangement(n_kept, items)
 
@@ -73,7 +73,7 @@ class _BucketPlan(LengthPlan):
     def count_tokens(self, draw: Draw) -> tuple[int, int]:
         """Return the tokens of a batch, and its tokens if all items are padded to the longest."""
         rows = draw.rows
-        counts = self._lengths.values[self.index.find(draw.items)] if rows is None else rows.counts
+        counts = self._lengths.of(self.index.find(draw.items)) if rows is None else rows.counts
         tokens = counts if draw.mask is None else counts[draw.mask]
         return int(tokens.sum()), len(draw) * self._round_up(int(counts.max(initial=0)))
 
@@ -225,7 +225,7 @@ class TokenBudget(_BucketPlan):
 
     def rows(self, items: _Int64s) -> Rows:
         """Return how much of each item is delivered."""
-        lengths = self._lengths.values[items].astype(np.int64)
+        lengths = self._lengths.of(items)
         counts, begins = np.minimum(lengths, self._limit), np.zeros(len(items), np.int64)
         return Rows(np.arange(len(items)), begins, counts, lengths, pad_to_multiple_of=self.pad_to_multiple_of)
 

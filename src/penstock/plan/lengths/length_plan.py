@@ -121,6 +121,10 @@ class LengthPlan(Inspectable):
         """Return this plan: the sizes of its batches are part of its order."""
         return self
 
+    def with_windows(self) -> Any:
+        """Return this plan: there are no windows."""
+        return self
+
     def convert_position(self, before: Any, *, epoch: int, batch: int, origin: int) -> tuple[int, int]:  # noqa: ARG002
         """Return the same position: a state of a plan with other batches is refused before."""
         return batch, origin
@@ -173,10 +177,10 @@ def check_too_long(plan: LengthPlan, policy: str, limit: int, name: str) -> None
     lengths = plan._lengths
     n_longer = lengths.table.n_items - lengths.table.count_up_to(limit)
     if policy == "error" and n_longer:
-        item = int(lengths.values.argmax())
-        stored = int(plan.index.stored(np.array([item]))[0])
+        longest = lengths.find_items(np.array([len(lengths) - lengths.table.counts[-1]]))
+        stored = int(plan.index.stored(longest)[0])
         raise PlanError(
-            f"Every item must have at most {name}={limit} tokens, got {lengths.values[item]} for item {stored} "
+            f"Every item must have at most {name}={limit} tokens, got {lengths.table.values[-1]} for item {stored} "
             f"({n_longer} of {len(lengths)} items are longer). Use a larger {name}, or too_long='truncate' or 'drop'."
         )
 

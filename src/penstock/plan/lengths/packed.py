@@ -125,7 +125,7 @@ class Packed(LengthPlan):
         numbers = permute(positions, max(self.n_rows, 1), key_for(self.seed, "rows", epoch))
         pieces = self._rows.pieces(numbers)
         places = self._shuffle(epoch, self._rows.firsts)(pieces.places)
-        return pieces, self._lengths.sort[places].astype(np.int64)
+        return pieces, self._lengths.find_items(places)
 
     def _first_items(self, epoch: int) -> Arrangement:
         """Return the sequence of the first items of all rows: what an epoch reads, near enough to estimate costs."""
@@ -138,7 +138,7 @@ class Packed(LengthPlan):
 
     def piece_rows(self, items: _Int64s, pieces: Pieces) -> Rows:
         """Return what is delivered of `items`, and in which row."""
-        lengths = self._lengths.values[items].astype(np.int64)
+        lengths = self._lengths.of(items)
         counts = np.minimum(pieces.counts, lengths - pieces.begins)
         return Rows(pieces.rows, pieces.begins, counts, lengths, self.length)
 

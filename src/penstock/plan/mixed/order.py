@@ -27,6 +27,9 @@ _Int64s = NDArray[np.int64]
 
 Stop = Literal["first", "all"] | int
 
+_Visit = tuple[int, int, _Int64s, _Int64s]
+"""Positions that are of one round of one source: source, round, rows of the positions, places in the round."""
+
 _SHOWN = 6  # sources in a repr; the hash has all of them
 
 
@@ -144,9 +147,20 @@ class Mixed:
             part = self.parts[source]
             return part.order.arrange(part.index, key_for(seed, "mixture", part.name), number)
 
+        latest: tuple[_Int64s, list[_Visit]] = np.empty(0, np.int64), []
+
+        def visit(positions: _Int64s) -> list[_Visit]:
+            """Do as `_visit`; once for the items and the visits of the same positions."""
+            nonlocal latest
+            wanted, (known, found) = first + positions.reshape(-1), latest
+            if not np.array_equal(known, wanted):
+                found = list(self._visit(wanted))
+                latest = wanted, found
+            return found
+
         def items(positions: _Int64s) -> _Int64s:
             found = np.empty(positions.size, np.int64)
-            for source, number, rows, places in self._visit(first + positions.reshape(-1)):
+            for source, number, rows, places in visit(positions):
                 found[rows] = starts[source] + arrange_round(source, number).items(places)
             return found.reshape(positions.shape)
 
@@ -155,7 +169,7 @@ class Mixed:
 
         def visits(positions: _Int64s) -> _Int64s:
             found = np.empty(positions.size, np.int64)
-            for source, number, rows, places in self._visit(first + positions.reshape(-1)):
+            for source, number, rows, places in visit(positions):
                 # An order may visit an item more than once in a round, too.
                 within = arrange_round(source, number).visits
                 found[rows] = number - begun[source] + (0 if within is None else within(places) << 32)
@@ -202,8 +216,8 @@ class Mixed:
         sizes = self._round_lengths
         return {part.name: int(counts[number]) / sizes[number] for number, part in enumerate(self.parts)}
 
-    def _visit(self, positions: _Int64s) -> Iterator[tuple[int, int, _Int64s, _Int64s]]:
-        """Yield the rounds of sources at some positions: source, round, rows of `positions`, places in the round."""
+    def _visit(self, positions: _Int64s) -> Iterator[_Visit]:
+        """Yield the rounds of sources at some positions."""
         if self.homogeneous:
             units, within = np.divmod(positions, self._unit)
             sources, turns = self._schedule.locate(units)
@@ -212,10 +226,12 @@ class Mixed:
             sources, members = self._schedule.locate(positions)
         for source in np.flatnonzero(np.bincount(sources)).tolist():
             rows = np.flatnonzero(sources == source)
-            numbers, places = np.divmod(members[rows], self._round_lengths[source])
-            if numbers.min() == numbers.max():
-                yield source, int(numbers[0]), rows, places
+            own, length = members[rows], self._round_lengths[source]
+            first, last = int(own.min()) // length, int(own.max()) // length
+            if first == last:
+                yield source, first, rows, own - first * length
                 continue
+            numbers, places = np.divmod(own, length)
             for number in np.unique(numbers).tolist():
                 chosen = numbers == number
                 yield source, number, rows[chosen], places[chosen]
