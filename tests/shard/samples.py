@@ -13,7 +13,8 @@ from penstock_test_parts import open_files
 
 from penstock import TarSource
 from penstock.shard.manifest import Manifest, _checksum
-from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
+from penstock.shard.writer import ShardWriter
 
 __all__ = [
     "Side",

@@ -91,12 +91,7 @@ def test_the_disk_is_asked_to_begin_after_every_eight_megabytes(
 ) -> None:
     asked: list[tuple[int, ...]] = []
 
-    class Library:
-        def sync_file_range(self, handle: int, *place: int) -> int:
-            asked.append(place)
-            return 0
-
-    monkeypatch.setattr(shard_file, "_libc", Library())
+    monkeypatch.setattr(shard_file, "_sync_file_range", lambda _, *place: asked.append(place))
     file = shard(tmp_path, [1 << 20] * 18)
     file.close()
     begin_writing = 2  # SYNC_FILE_RANGE_WRITE

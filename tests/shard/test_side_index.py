@@ -16,7 +16,8 @@ from penstock import TarSource
 from penstock.core.errors import DamageError, PenstockError
 from penstock.shard.codec import NpyHeader
 from penstock.shard.manifest import MANIFEST
-from penstock.shard.side_index import MISSING, Numbers, SideIndex, SideIndexBuilder, index_name, parse_dtype, parse_int
+from penstock.shard.parse_values import parse_dtype, parse_int
+from penstock.shard.side_index import MISSING, Numbers, SideIndex, SideIndexBuilder, index_name
 from penstock.shard.verify import verify_shards
 from tests.shard.samples import reseal, write
 

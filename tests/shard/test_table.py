@@ -113,7 +113,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, bytes]
 def test_a_table_with_a_flipped_bit_is_ignored(small: tuple[Path, bytes]) -> None:
     path, content = small
     assert read_table(path) is not None
-    for place in range(8 * len(content)):
+    # Every bit, or, in `make test`, a bit of every byte and each time another one.
+    for place in range(0, 8 * len(content), 9 if os.environ.get("PENSTOCK_TESTS", "fast") == "fast" else 1):
         damaged = bytearray(content)
         damaged[place // 8] ^= 1 << place % 8
         table_path(path).write_bytes(damaged)

@@ -15,8 +15,9 @@ from penstock import TarSource
 from penstock.core.errors import DamageError, SourceError
 from penstock.files import read_ahead
 from penstock.shard.manifest import MANIFEST
+from penstock.shard.outputs.write_options import WriteOptions
 from penstock.shard.verify import verify_shards
-from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.shard.writer import ShardWriter
 from tests.shard.samples import sample, write
 
 SOAK = os.environ.get("PENSTOCK_TESTS") == "soak"

@@ -18,7 +18,7 @@ from penstock import TarSource
 from penstock.core.errors import OptionError, SourceError, WriteError
 from penstock.recipes.webdataset import WebDatasetWriter
 from penstock.shard.manifest import MANIFEST
-from penstock.shard.writer import WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
 from tests.shard.samples import contents, metadata, numbers, open_files_in, sample, start_writer, write
 
 # -- what is written ---------------------------------------------------------------------------------------------------
@@ -160,7 +160,9 @@ def test_by_default_a_thousand_samples_make_a_plain_shard_of_npy_members() -> No
         "array_format": "npy",
         "max_shard_bytes": None,
         "metadata": {},
+        "layout": "samples",
     }
+    assert WriteOptions().to_json().keys() == asdict(WriteOptions()).keys() - {"layout"}
     assert WriteOptions().most_tar_bytes is None
 
 

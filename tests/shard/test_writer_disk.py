@@ -13,7 +13,8 @@ from penstock import TarSource
 from penstock.core.errors import SourceError, WriteError
 from penstock.recipes.webdataset import WebDatasetWriter
 from penstock.shard.manifest import MANIFEST
-from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
+from penstock.shard.writer import ShardWriter
 from tests.shard.samples import contents, numbers, open_files_in, sample, start_writer, write
 
 NOBODY = 65534

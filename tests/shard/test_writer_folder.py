@@ -11,8 +11,9 @@ from penstock_test_parts import run_isolated
 from penstock.core.errors import OptionError, WriteError
 from penstock.shard.index_tars import index_archives
 from penstock.shard.manifest import MANIFEST
+from penstock.shard.outputs.write_options import WriteOptions
 from penstock.shard.table import read_table
-from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.shard.writer import ShardWriter
 from tests.shard.samples import contents, numbers, sample, start_writer, write
 
 # -- what is there already ---------------------------------------------------------------------------------------------

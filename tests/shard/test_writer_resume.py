@@ -9,7 +9,8 @@ import pytest
 from penstock import create_shards_from_arrays
 from penstock.core.errors import OptionError, PenstockError, WriteError
 from penstock.recipes.webdataset import WebDatasetWriter
-from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
+from penstock.shard.writer import ShardWriter
 from tests.shard.samples import contents, numbers, sample, start_writer, write
 
 

@@ -10,7 +10,8 @@ import torch
 
 from penstock import TarSource
 from penstock.core.errors import OptionError
-from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
+from penstock.shard.writer import ShardWriter
 from tests.shard.samples import contents, ids, metadata, numbers, open_files_in, sample, start_writer, write
 
 STRANGE = [

@@ -25,6 +25,7 @@ __all__ = [
     "decode_json",
     "decode_npy",
     "encode",
+    "is_plain_array",
     "json_bytes",
     "npy_header_bytes",
     "parse_descr",
@@ -106,6 +107,11 @@ def encode(name: str, value: Any, array_format: ArrayFormat = "npy") -> Payload:
     else:  # as bytes, since dates and some other dtypes do not support the buffer protocol
         data = np.asarray(array, order="C").reshape(-1).view(np.uint8).data
     return Payload("npy", (head, data), len(head) + len(data), array.dtype, array.shape)
+
+
+def is_plain_array(value: Any) -> bool:
+    """Return whether the rows of `value` are stored as they are in memory: an array of numbers of NumPy itself."""
+    return isinstance(value, np.ndarray) and type(value) in (np.ndarray, np.memmap) and value.dtype.isbuiltin == 1
 
 
 def _text_bytes(name: str, value: str) -> bytes:

@@ -20,6 +20,9 @@ from penstock.files.read_ahead import exceeds_cache
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url, parse_place
 from penstock.shard.codec import NpyHeader, parse_npy_header
+from penstock.shard.columns.index_packed import PackedIndex, index_packed, is_packed
+from penstock.shard.columns.read_index import ShardIndex, layout_of
+from penstock.shard.columns.row_index import RowIndex
 from penstock.shard.compression import Compression, DecompressedStream, compression_of, max_decompressed_bytes
 from penstock.shard.manifest import MANIFEST, METADATA, FieldInfo, Manifest, manifest_path, manifest_place
 from penstock.shard.names import field_names, fold_extension, split_name
@@ -27,7 +30,7 @@ from penstock.shard.places.archives import Archive, find_archives
 from penstock.shard.places.targets import FolderTarget, Target, UrlTarget
 from penstock.shard.side_index import MISSING, SideIndex, SideIndexBuilder, index_name
 from penstock.shard.table import ShardEntry, table_path
-from penstock.shard.tar import Member, Readable, read_members
+from penstock.shard.tar import TAR_BLOCK, Member, Readable, read_members
 
 __all__ = ["Problem", "index_archives"]
 
@@ -85,6 +88,10 @@ def index_archives(
     Returns
     -------
     The manifest and no problems, or None and the problems.
+
+    Examples
+    --------
+    >>> manifest, problems = index_archives("photos/train-{000000..000009}.tar")  # doctest: +SKIP
     """
     place = parse_place(where)
     archives = find_archives(where, store)
@@ -101,7 +108,7 @@ def index_archives(
             on_skip(_name_hidden(found))
         done.append(found)
     problems = [problem for found in done for problem in found.problems]
-    indexed = [(found.archive, found.side_index, found.compression) for found in done if found.side_index is not None]
+    indexed = list(_number_items(done))
     if not allow_missing:
         problems += _find_missing_members([(archive.name, side_index) for archive, side_index, _ in indexed])
     if problems:
@@ -137,7 +144,7 @@ def _url_of(archive: Archive) -> Url | None:
 
 
 def _write(
-    target: Target, name: str, indexed: Sequence[tuple[Archive, SideIndex, Compression]], elsewhere: Url | None
+    target: Target, name: str, indexed: Sequence[tuple[Archive, ShardIndex, Compression]], elsewhere: Url | None
 ) -> Manifest:
     """Write side indexes, then the manifest; `elsewhere` is where the archives are, if not in the same folder."""
     files: list[tuple[str, bytes]] = []
@@ -148,7 +155,8 @@ def _write(
         sizes = side_index.n_items, side_index.tar_bytes, archive.n_bytes
         shards.append(ShardEntry(archive.name, *sizes, xxhash.xxh3_128_hexdigest(stored), compression))
     fields = _merge_columns([side_index for _, side_index, _ in indexed])
-    manifest = Manifest(target.place, fields, tuple(shards), None, "as found", archives=elsewhere)
+    layout = "+".join(sorted({layout_of(side_index) for _, side_index, _ in indexed}))
+    manifest = Manifest(target.place, fields, tuple(shards), None, "as found", archives=elsewhere, layout=layout)
     content = manifest.to_bytes()
     table = manifest.table_bytes(content)
     if table is not None:
@@ -161,10 +169,23 @@ class _Indexed(NamedTuple):
     """What was found in an archive; no side index if it is unusable."""
 
     archive: Archive
-    side_index: SideIndex | None
+    side_index: SideIndex | PackedIndex | None
     compression: Compression
     problems: list[Problem]
     hidden: list[str]
+
+
+def _number_items(done: "Sequence[_Indexed]") -> Iterator[tuple[Archive, ShardIndex, Compression]]:
+    """Yield the usable archives, and their side indexes, in which automatic keys count on from archive to archive."""
+    first = 0
+    for found in done:
+        if found.side_index is None:
+            continue
+        side_index: ShardIndex | PackedIndex = found.side_index
+        if isinstance(side_index, PackedIndex):
+            side_index = side_index.number_from(first)
+        first += side_index.n_items
+        yield found.archive, side_index, found.compression
 
 
 def _index_archive(archive: Archive, *, give_back: bool = False) -> _Indexed:
@@ -185,7 +206,9 @@ def _index_archive(archive: Archive, *, give_back: bool = False) -> _Indexed:
             if compression != "none":
                 limit = max_decompressed_bytes(archive.n_bytes)
                 stream = DecompressedStream(file, compression, archive.name, limit)
-            counted = _CountingStream(stream)
+            counted = _CountingStream(stream, stream.read(TAR_BLOCK))
+            if is_packed(counted.first):
+                return _Indexed(archive, index_packed(counted, archive.name), compression, problems, hidden)
             found = _visible_members(read_members(counted, archive.name), hidden)
             for key, suffix, member in _group_members(found, archive.name, problems):
                 if key is not None:
@@ -209,14 +232,17 @@ def _index_archive(archive: Archive, *, give_back: bool = False) -> _Indexed:
 
 
 class _CountingStream:
-    """Counts the bytes that are read."""
+    """Counts the bytes that are read; the first of them were read before."""
 
-    def __init__(self, stream: Readable) -> None:
-        self._stream = stream
+    def __init__(self, stream: Readable, first: bytes) -> None:
+        self._stream, self.first = stream, first
         self.position = 0
 
     def read(self, size: int, /) -> bytes:
-        content = self._stream.read(size)
+        start = min(self.position, len(self.first))
+        content = self.first[start : start + size]
+        if len(content) < size:
+            content += self._stream.read(size - len(content))
         self.position += len(content)
         return content
 
@@ -261,16 +287,19 @@ def _read_npy_header(suffix: str, member: Member, shard: str, item: int, problem
         return None
 
 
-def _find_missing_members(indexed: Sequence[tuple[str, SideIndex]]) -> list[Problem]:
+def _find_missing_members(indexed: Sequence[tuple[str, ShardIndex]]) -> list[Problem]:
     """Return a problem for each member that some items lack and others have."""
-    suffixes = dict.fromkeys(column.suffix for _, side_index in indexed for column in side_index.columns)
+    suffixes = dict.fromkeys(field.suffix for _, side_index in indexed for field in side_index.stored_fields)
     problems = []
     for archive, side_index in indexed:
         n_items = side_index.n_items
-        columns = {column.suffix: column for column in side_index.columns}
-        rows = np.arange(n_items)
+        if isinstance(side_index, RowIndex):  # its items have all fields of the shard
+            have = {field.suffix: np.zeros(n_items, bool) for field in side_index.stored_fields}
+        else:
+            rows = np.arange(n_items)
+            have = {column.suffix: column.begins.at(rows) == MISSING for column in side_index.columns}
         for suffix in suffixes:
-            is_missing = columns[suffix].begins.at(rows) == MISSING if suffix in columns else np.ones(n_items, bool)
+            is_missing = have.get(suffix, np.ones(n_items, bool))
             if is_missing.any():
                 has = "has" if is_missing.sum() == 1 else "have"
                 reason = f"{is_missing.sum()} of {count(n_items, 'item')} {has} no .{suffix}"
@@ -278,15 +307,15 @@ def _find_missing_members(indexed: Sequence[tuple[str, SideIndex]]) -> list[Prob
     return problems
 
 
-def _merge_columns(side_indexes: list[SideIndex]) -> dict[str, FieldInfo]:
+def _merge_columns(side_indexes: list[ShardIndex]) -> dict[str, FieldInfo]:
     """Return the fields of all archives; the metadata come last."""
     infos: dict[str, FieldInfo] = {}
     for side_index in side_indexes:
-        for column in side_index.columns:
-            info = FieldInfo(column.suffix, column.dtype, column.shape)
-            infos[column.suffix] = infos[column.suffix].merge(info) if column.suffix in infos else info
+        for suffix, dtype, shape in side_index.stored_fields:
+            info = FieldInfo(suffix, dtype, shape)
+            infos[suffix] = infos[suffix].merge(info) if suffix in infos else info
     # A column that one archive lacks has no fixed shape.
-    counts = Counter(column.suffix for side_index in side_indexes for column in side_index.columns)
+    counts = Counter(field.suffix for side_index in side_indexes for field in side_index.stored_fields)
     for suffix, info in infos.items():
         if counts[suffix] < len(side_indexes):
             infos[suffix] = FieldInfo(suffix, info.dtype, None)

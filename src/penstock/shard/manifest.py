@@ -19,16 +19,18 @@ import numpy as np
 import xxhash
 
 from penstock.core.errors import DamageError, ReadError, SourceError
-from penstock.core.text import cause, count
+from penstock.core.text import cause
 from penstock.core.types import Field
 from penstock.files.kinds import local_path
 from penstock.files.regular import read_regular
 from penstock.files.spans.remote_folder import RemoteFolder
-from penstock.files.staging import UNFINISHED, WRITING, describe_unfinished
 from penstock.files.stores.errors import MissingObjectError
 from penstock.files.stores.url import Url, is_url, parse_place
+from penstock.shard.columns.read_index import ShardIndex
 from penstock.shard.compression import COMPRESSIONS, Compression
-from penstock.shard.side_index import SideIndex, index_name, parse_dtype, parse_int, parse_shape, parse_text
+from penstock.shard.parse_values import parse_dtype, parse_int, parse_shape, parse_text
+from penstock.shard.places.missing import INDEXED, explain_missing_path, explain_missing_url
+from penstock.shard.side_index import index_name
 from penstock.shard.table import ShardEntry, ShardTable, read_table, table_path
 
 __all__ = ["MANIFEST", "METADATA", "FieldInfo", "Manifest", "ShardEntry", "manifest_path", "manifest_place"]
@@ -88,6 +90,9 @@ class Manifest:
 
     archives: Url | None = None
     """Where the shards are, if they were indexed from elsewhere."""
+
+    layout: str = "samples"
+    """How items lie in the shards: "samples", "columns" or "columns+samples"."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shards", ShardTable.from_entries(self.shards))
@@ -166,6 +171,7 @@ class Manifest:
             "metadata": dict(self.metadata),
             "fingerprint": self.fingerprint,
             **({} if self.archives is None else {"archives": str(self.archives)}),
+            **({} if self.layout == "samples" else {"layout": self.layout}),
         }
 
     def to_bytes(self) -> bytes:
@@ -188,7 +194,7 @@ class Manifest:
         try:
             content = read_regular(path)
         except FileNotFoundError as error:
-            raise _make_not_found_error(path) from error
+            raise explain_missing_path(path) from error
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             raise ReadError(f"Could not read the manifest {path}: {cause(error)}.") from error
         return cls.from_bytes(content, path)
@@ -200,7 +206,7 @@ class Manifest:
         try:
             stored = folder.read_object(name)
         except MissingObjectError as error:
-            raise _make_missing_error(folder, name) from error
+            raise explain_missing_url(folder, name) from error
         if len(stored) >= _TABLE_FROM * _LEAST_ENTRY_BYTES:
             with suppress(ReadError, SourceError, *_MALFORMED):
                 table, head = ShardTable.from_bytes(
@@ -221,7 +227,7 @@ class Manifest:
             if stored.pop("checksum", None) != _checksum(stored):
                 raise DamageError(str(path), None, "the manifest does not match its own checksum")
             table = ShardTable.from_entries([_parse_shard(entry) for entry in stored["shards"]])
-            table.validate()
+            table.validate(parse_text(stored.get("layout", "samples")))
             return cls._parse(stored, table, path)
         except _MALFORMED as error:
             raise DamageError(str(path), None, f"the manifest is malformed: {error}") from error
@@ -245,9 +251,9 @@ class Manifest:
             raise ValueError("it must have shards, fields and metadata")
         archives = None if stored.get("archives") is None else _parse_archives(stored["archives"])
         about = stored["shard_size"], stored["array_format"], stored["metadata"]
-        return cls(path.parent, fields, shards, *about, archives)
+        return cls(path.parent, fields, shards, *about, archives, parse_text(stored.get("layout", "samples")))
 
-    def side_index(self, number: int, archives: RemoteFolder | None = None) -> SideIndex:
+    def side_index(self, number: int, archives: RemoteFolder | None = None) -> ShardIndex:
         """Read the side index of a shard, from a folder or from the URL; raise if it is not the one in the manifest."""
         return self.shards[number].parse_index(self.read_index(number, archives))
 
@@ -275,7 +281,7 @@ def manifest_place(where: str | os.PathLike[str] | Url) -> Path | Url:
     if place.name.endswith(".json"):
         return place
     is_pattern = any(letter in place.name for letter in "{*?[") or ".tar" in Path(place.name).suffixes
-    return place.with_name(f"{place.name}.metadata.json") if is_pattern else place / MANIFEST
+    return place.with_name(f"{place.name}{INDEXED}") if is_pattern else place / MANIFEST
 
 
 def manifest_path(where: str | os.PathLike[str]) -> Path:
@@ -285,7 +291,7 @@ def manifest_path(where: str | os.PathLike[str]) -> Path:
     if path.suffix == ".json" and not is_folder:
         return path
     is_pattern = any(letter in path.name for letter in "{*?[") or ".tar" in path.suffixes
-    return path.with_name(f"{path.name}.metadata.json") if is_pattern and not is_folder else path / MANIFEST
+    return path.with_name(f"{path.name}{INDEXED}") if is_pattern and not is_folder else path / MANIFEST
 
 
 def _checksum(stored: Mapping[str, Any]) -> str:
@@ -327,45 +333,3 @@ def _parse_archives(text: Any) -> Url:
     place = parse_place(text)
     assert isinstance(place, Url), "a URL, as was checked"
     return place
-
-
-def _make_missing_error(folder: RemoteFolder, name: str) -> SourceError:
-    """Return the error for a URL without a manifest."""
-    try:
-        names = sorted(info.key for info in folder.list_objects())
-    except ReadError:  # a server that lists nothing
-        return SourceError(
-            f"No dataset at {folder.url}: there is no {name}. If there are tar archives, index them: "
-            f"`penstock index '{folder.url}/NAME-{{000000..000009}}.tar'`."
-        )
-    archives = [found for found in names if ".tar" in Path(found).suffixes or found.endswith(".tgz")]
-    if f"{WRITING}/options.json" in names:
-        return SourceError(f"No dataset at {folder.url}: {UNFINISHED}")
-    if not names:
-        return SourceError(f"No shards found: there is nothing at {folder.url}.")
-    if archives:
-        return SourceError(
-            f"No manifest {name} at {folder.url}, which holds {count(len(archives), 'archive')} ({archives[0]}"
-            f"{', …' if archives[1:] else ''}). Run `penstock index {folder.url}` to make one."
-        )
-    return SourceError(f"No shards found at {folder.url}: it has neither a manifest ({name}) nor tar archives.")
-
-
-def _make_not_found_error(path: Path) -> SourceError:
-    folder = path.parent
-    try:
-        if not folder.is_dir():
-            return SourceError(f"No shards found: the folder {folder} does not exist.")
-        names = sorted(entry.name for entry in folder.iterdir())
-        unfinished = describe_unfinished(folder)
-    except OSError as error:
-        return SourceError(f"No shards found: the folder {folder} cannot be read: {cause(error)}.")
-    archives = [name for name in names if ".tar" in Path(name).suffixes or name.endswith(".tgz")]
-    if unfinished:
-        return SourceError(f"No dataset in {folder}: {unfinished}")
-    if archives:
-        return SourceError(
-            f"No manifest {path.name} in {folder}, which holds {count(len(archives), 'archive')} ({archives[0]}"
-            f"{', …' if archives[1:] else ''}). Run `penstock index {folder}` to make one."
-        )
-    return SourceError(f"No shards found in {folder}: it has neither a manifest ({path.name}) nor tar archives.")

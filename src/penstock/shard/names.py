@@ -20,6 +20,7 @@ __all__ = [
     "field_name",
     "field_names",
     "fold_extension",
+    "has_extension",
     "is_automatic",
     "member_suffix",
     "split_name",
@@ -114,6 +115,11 @@ def stored_extension(name: str) -> str:
     return extension if extension in _OF_FILES else "bin"
 
 
+def has_extension(name: str) -> bool:
+    """Return whether a name ends, as that of a file does, in an extension under which payloads are stored."""
+    return name.rpartition(".")[2].lower() in _APPENDED | _OF_FILES
+
+
 def member_suffix(name: str, extension: str) -> str:
     """Return the part of a member's name after the key: `name` with its extension, unless it has that already.
 
@@ -124,8 +130,8 @@ def member_suffix(name: str, extension: str) -> str:
     """
     stem, _, last = name.rpartition(".")
     # `field_name` must return the name: a stem with an extension that the writer adds would lose it.
-    has_extension = last.lower() == extension and not (stem and extension in _APPENDED)
-    return name if has_extension else f"{name}.{extension}"
+    is_complete = last.lower() == extension and not (stem and extension in _APPENDED)
+    return name if is_complete else f"{name}.{extension}"
 
 
 def field_name(suffix: str) -> str:

@@ -21,10 +21,11 @@ from penstock.core.errors import DamageError, SourceError
 from penstock.files.durable import write_aside
 from penstock.files.regular import NotRegularError, read_regular
 from penstock.files.staging import WRITING, Staging
+from penstock.shard.columns.read_index import ShardIndex, parse_index
 from penstock.shard.compression import Compression
 from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry
 from penstock.shard.shard_file import make_entry
-from penstock.shard.side_index import SideIndex, index_name
+from penstock.shard.side_index import index_name
 from penstock.shard.table import table_path
 
 __all__ = [
@@ -53,9 +54,9 @@ def read_published(folder: Path) -> Manifest | None:
 
 def find_finished_shards(
     writing: Path, shard_name: Callable[[int], str], compression: Compression
-) -> list[tuple[ShardEntry, SideIndex]]:
+) -> list[tuple[ShardEntry, ShardIndex]]:
     """Return the shards that an unfinished writer completed, and remove those after the first that is missing."""
-    found: list[tuple[ShardEntry, SideIndex]] = []
+    found: list[tuple[ShardEntry, ShardIndex]] = []
     while (finished := find_finished_shard(writing, shard_name(len(found)), compression)) is not None:
         found.append(finished)
     kept = set(_file_names(entry.name for entry, _ in found))
@@ -65,11 +66,11 @@ def find_finished_shards(
     return found
 
 
-def find_finished_shard(writing: Path, name: str, compression: Compression) -> tuple[ShardEntry, SideIndex] | None:
+def find_finished_shard(writing: Path, name: str, compression: Compression) -> tuple[ShardEntry, ShardIndex] | None:
     """Return a shard that was written completely; None if it was not."""
     try:
         stored = read_regular(writing / index_name(name), max_bytes=None)
-        side_index = SideIndex.from_bytes(stored, name)
+        side_index = parse_index(stored, name)
         entry = make_entry(writing / name, side_index, stored, compression)
     except (FileNotFoundError, NotRegularError, DamageError):
         return None

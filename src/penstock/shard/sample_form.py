@@ -1,7 +1,7 @@
 """Turning samples into members of a shard, with the same fields and dtypes in all of them."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -10,13 +10,13 @@ import xxhash
 
 from penstock.core.errors import OptionError
 from penstock.shard.codec import ArrayFormat, Payload, encode, json_bytes
+from penstock.shard.columns.packed_shard import PackedShard
 from penstock.shard.manifest import METADATA, FieldInfo
-from penstock.shard.names import check_fields, check_name_length, member_suffix
-from penstock.shard.shard_file import MemberLayouts, ShardFile
-from penstock.shard.side_index import SideIndex, index_name
-from penstock.shard.tar import TAR_BLOCK, padded_size
+from penstock.shard.names import automatic_key, check_fields, check_name_length, member_suffix
+from penstock.shard.shard_file import ShardFile
+from penstock.shard.tar import END, TAR_BLOCK, padded_size
 
-__all__ = ["RESERVED_KEYS", "Members", "SampleForm", "StoredSamples"]
+__all__ = ["RESERVED_KEYS", "Members", "SampleForm"]
 
 RESERVED_KEYS = ("sample_id", "modalities", "shard_idx", "sample_idx_in_shard")
 """Names in the metadata of a sample that the writer sets."""
@@ -39,7 +39,8 @@ class SampleForm:
     def __init__(self, array_format: ArrayFormat, fields: Mapping[str, FieldInfo] | None = None) -> None:
         self._array_format: ArrayFormat = array_format
         known = {name: info for name, info in (fields or {}).items() if name != METADATA}
-        self._suffixes = {name: info.suffix for name, info in known.items()}
+        self.suffixes = {name: info.suffix for name, info in known.items()}
+        """Of the fields, by name; empty before the first sample."""
         self._dtypes: dict[str, np.dtype[Any] | None] = {name: info.dtype for name, info in known.items()}
 
     def encode(
@@ -50,29 +51,40 @@ class SampleForm:
             got = "an empty one" if isinstance(sample, Mapping) else type(sample).__name__
             raise OptionError(f"Sample {number} must be a dict with at least one field, got {got}.")
         payloads = self._encode_fields(sample, number)
-        suffixes = self._suffixes or {name: member_suffix(name, one.extension) for name, one in payloads.items()}
+        suffixes = self.suffixes or {name: member_suffix(name, one.extension) for name, one in payloads.items()}
         check_name_length(key, (*suffixes.values(), _METADATA))
-        return Members(key, suffixes, payloads, *_encode_metadata(sample_id, tuple(suffixes), metadata))
+        return Members(key, sample_id, suffixes, payloads, *_encode_metadata(sample_id, tuple(suffixes), metadata))
 
-    def add(self, members: "Members", shard: ShardFile, shard_number: int) -> None:
+    def add(self, members: "Members", shard: ShardFile | PackedShard, shard_number: int) -> None:
         """Add a sample to a shard. The first one determines the fields and dtypes of all that follow."""
-        shard.add(*members.place_in(shard_number, shard.n_items))
-        if not self._suffixes:
-            self._suffixes = dict(members.suffixes)
+        if isinstance(shard, PackedShard):
+            shard.add(*members.row_in(shard.next_number))
+        else:
+            shard.add(*members.place_in(shard_number, shard.n_items))
+        self._learn(members)
+
+    def add_rows(self, members: "Members", shard: PackedShard, arrays: Mapping[str, Any]) -> None:
+        """Add the rows of arrays, the first of which is `members`, as samples without ids and metadata."""
+        shard.add_rows({suffix: arrays[name] for name, suffix in members.suffixes.items()})
+        self._learn(members)
+
+    def _learn(self, members: "Members") -> None:
+        if not self.suffixes:
+            self.suffixes = dict(members.suffixes)
             self._dtypes = {name: payload.dtype for name, payload in members.payloads.items()}
 
     def _encode_fields(self, sample: Mapping[str, Any], number: int) -> dict[str, Payload]:
-        if not self._suffixes:
+        if not self.suffixes:
             check_fields(sample, METADATA)
             return {name: encode(name, value, self._array_format) for name, value in sample.items()}
-        if sample.keys() != self._suffixes.keys():
-            lacks, adds = sorted(self._suffixes.keys() - sample.keys()), sorted(sample.keys() - self._suffixes.keys())
+        if sample.keys() != self.suffixes.keys():
+            lacks, adds = sorted(self.suffixes.keys() - sample.keys()), sorted(sample.keys() - self.suffixes.keys())
             raise OptionError(
                 f"All samples of a dataset must have the same fields, but sample {number} lacks {lacks} and adds "
                 f"{adds}. Fill in missing fields (an empty array, ''), or write two datasets."
             )
         payloads = {}
-        for name, suffix in self._suffixes.items():
+        for name, suffix in self.suffixes.items():
             payload = payloads[name] = encode(name, sample[name], self._array_format)
             dtype, same_kind = self._dtypes[name], suffix.lower().endswith(payload.extension)
             if (payload.dtype is not dtype and payload.dtype != dtype) or not same_kind:
@@ -83,49 +95,11 @@ class SampleForm:
         return payloads
 
 
-class StoredSamples:
-    """The samples of finished shards, to compare others with.
-
-    Parameters
-    ----------
-    read_index
-        Returns the side index of a shard, given the name of the shard.
-    shards
-        Name and number of items of each.
-    """
-
-    def __init__(self, read_index: Callable[[str], bytes], shards: Sequence[tuple[str, int]]) -> None:
-        self._read_index, self._names = read_index, [name for name, _ in shards]
-        self._ends = np.cumsum([n_items for _, n_items in shards])
-        self._layouts = MemberLayouts()
-        self._open: tuple[int, SideIndex] | None = None
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    @property
-    def first_shard_items(self) -> int:
-        """Items of the first shard."""
-        return int(self._ends[0])
-
-    def has(self, number: int, members: "Members") -> bool:
-        """Return whether sample `number` is stored with exactly these bytes."""
-        shard = int(np.searchsorted(self._ends, number, side="right"))
-        row = number - (int(self._ends[shard - 1]) if shard else 0)
-        stored = {column.suffix: int(column.checksums[row]) for column in self._side_index(shard).columns}
-        return self._layouts.checksums(*members.place_in(shard, row)) == stored
-
-    def _side_index(self, shard: int) -> SideIndex:
-        if self._open is None or self._open[0] != shard:
-            name = self._names[shard]
-            self._open = shard, SideIndex.from_bytes(self._read_index(name), index_name(name))
-        return self._open[1]
-
-
 class Members(NamedTuple):
     """The members of one sample, encoded; the last one, its metadata, still lacks the place in the shard."""
 
     key: str
+    sample_id: str
     suffixes: Mapping[str, str]
     payloads: Mapping[str, Payload]
     before: bytes
@@ -138,6 +112,12 @@ class Members(NamedTuple):
         payloads = [*self.payloads.values(), Payload("json", (metadata,), len(metadata))]
         return self.key, (*self.suffixes.values(), _METADATA), payloads
 
+    def row_in(self, number: int) -> tuple[str | None, tuple[str, ...], list[Payload], bytes]:
+        """Return the id, unless it is automatic, suffixes, payloads and metadata of item `number` of a dataset."""
+        sample_id = None if self.sample_id == automatic_key(number) else self.sample_id
+        metadata = b"{" + self.after[1:] if len(self.after) > 1 else b"{}"
+        return sample_id, tuple(self.suffixes.values()), list(self.payloads.values()), metadata
+
     def content_hash(self) -> int:
         """Return a hash of the fields and of the user's metadata, without key, id and place."""
         digest = xxhash.xxh3_64(self.after)
@@ -147,11 +127,19 @@ class Members(NamedTuple):
         return digest.intdigest()
 
     @property
-    def most_bytes(self) -> int:
-        """The most that the sample takes in an archive, with headers and padding."""
+    def n_bytes(self) -> int:
+        """Bytes of all payloads but the metadata."""
+        return sum(payload.size for payload in self.payloads.values())
+
+    def size_in(self, shard: ShardFile | PackedShard) -> int:
+        """Return the size that an archive has with this sample, at most."""
+        if isinstance(shard, PackedShard):
+            sample_id, _, payloads, metadata = self.row_in(shard.next_number)
+            return shard.tar_bytes + shard.most_bytes(sample_id, payloads, metadata) + len(END)
         fields = sum(TAR_BLOCK + padded_size(payload.size) for payload in self.payloads.values())
         # The place in the shard takes less than a block.
-        return fields + 2 * TAR_BLOCK + padded_size(len(self.before) + len(self.after))
+        metadata_bytes = 2 * TAR_BLOCK + padded_size(len(self.before) + len(self.after))
+        return shard.tar_bytes + fields + metadata_bytes + len(END)
 
 
 def _encode_metadata(

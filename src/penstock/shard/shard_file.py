@@ -15,7 +15,17 @@ from penstock.shard.manifest import ShardEntry
 from penstock.shard.side_index import SideIndex, SideIndexBuilder, index_name
 from penstock.shard.tar import END, TAR_BLOCK, HeaderTemplate, byte_sum
 
-__all__ = ["FileSink", "MemberLayouts", "ShardFile", "Sink", "describe_shard", "make_entry", "write_index"]
+__all__ = [
+    "ArchiveStream",
+    "FileSink",
+    "IndexSizes",
+    "MemberLayouts",
+    "ShardFile",
+    "Sink",
+    "describe_shard",
+    "make_entry",
+    "write_index",
+]
 
 # Smaller members are joined first: calls cost more than copies.
 _JOIN_BYTES = 1 << 16
@@ -27,8 +37,24 @@ _WRITEBACK_BYTES = 1 << 23
 _SYNC_FILE_RANGE_WRITE = 2
 _MAX_TEMPLATES = 4096
 
-_libc = ctypes.CDLL(None)
-_libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+# None where there is no such call.
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+
+
+class IndexSizes(Protocol):
+    """A side index, of either layout."""
+
+    @property
+    def n_items(self) -> int:
+        """Number of items."""
+        ...
+
+    @property
+    def tar_bytes(self) -> int:
+        """Size of the decompressed archive."""
+        ...
 
 
 def write_index(shard: Path, side_index: SideIndex, compression: Compression, *, lasting: bool = True) -> ShardEntry:
@@ -38,13 +64,13 @@ def write_index(shard: Path, side_index: SideIndex, compression: Compression, *,
     return make_entry(shard, side_index, stored, compression)
 
 
-def make_entry(shard: Path, side_index: SideIndex, stored: bytes, compression: Compression) -> ShardEntry:
+def make_entry(shard: Path, side_index: IndexSizes, stored: bytes, compression: Compression) -> ShardEntry:
     """Return the entry of a shard in a folder, given its side index, parsed and as stored."""
     return describe_shard(shard.name, side_index, stored, shard.stat().st_size, compression)
 
 
 def describe_shard(
-    name: str, side_index: SideIndex, stored: bytes, stored_bytes: int, compression: Compression
+    name: str, side_index: IndexSizes, stored: bytes, stored_bytes: int, compression: Compression
 ) -> ShardEntry:
     """Return the entry of a shard of `stored_bytes`, given its side index, parsed and as stored."""
     digest = xxhash.xxh3_128_hexdigest(stored)
@@ -122,9 +148,8 @@ class FileSink:
         self._written += len(content)
         if self._written - self._writeback >= _WRITEBACK_BYTES:
             # Only a hint: `fsync` reports errors of the disk.
-            _libc.sync_file_range(
-                self._handle, self._writeback, self._written - self._writeback, _SYNC_FILE_RANGE_WRITE
-            )
+            if _sync_file_range is not None:
+                _sync_file_range(self._handle, self._writeback, self._written - self._writeback, _SYNC_FILE_RANGE_WRITE)
             self._writeback = self._written
 
     def close(self, side_index: bytes) -> None:
@@ -144,14 +169,63 @@ class FileSink:
         self._path.unlink(missing_ok=True)
 
 
+class ArchiveStream:
+    """The bytes of one shard on their way to a sink: written in aligned pieces, compressed if need be."""
+
+    def __init__(self, sink: Sink, compression: Compression) -> None:
+        self._sink, self._compression = sink, compression
+        self._compressor = make_compressor(compression)
+        self._buffer, self._buffered = bytearray(_WRITE_BYTES), 0
+        self._stored_bytes = 0
+
+    def append(self, content: bytes | memoryview) -> None:
+        """Buffer bytes until there are enough for an aligned write."""
+        end = self._buffered + len(content)
+        if end < _WRITE_BYTES:
+            self._buffer[self._buffered : end] = content
+            self._buffered = end
+            return
+        left = memoryview(content)
+        while self._buffered + len(left) >= _WRITE_BYTES:
+            if self._buffered:
+                size = _WRITE_BYTES - self._buffered
+                self._buffer[self._buffered :] = left[:size]
+                self._write(memoryview(self._buffer))
+                self._buffered = 0
+            else:
+                size = len(left) - len(left) % _WRITE_BYTES
+                self._write(left[:size])
+            left = left[size:]
+        self._buffer[: len(left)] = left
+        self._buffered = len(left)
+
+    def close(self, side_index: IndexSizes, stored: bytes) -> ShardEntry:
+        """Complete the shard, then store its side index, given parsed and as stored."""
+        self._write(memoryview(self._buffer)[: self._buffered])
+        if self._compressor is not None:
+            self._store(memoryview(self._compressor.flush()))
+        self._sink.close(stored)
+        return describe_shard(self._sink.name, side_index, stored, self._stored_bytes, self._compression)
+
+    def discard(self) -> None:
+        """Remove what was written; does nothing after `close`."""
+        self._sink.discard()
+
+    def _write(self, content: memoryview) -> None:
+        if self._compressor is not None:
+            content = memoryview(self._compressor.compress(content))
+        self._store(content)
+
+    def _store(self, content: memoryview) -> None:
+        self._sink.write(content)
+        self._stored_bytes += len(content)
+
+
 class ShardFile:
     """Writes one shard, item by item; `close` completes it, and the end of a `with` block discards it otherwise."""
 
     def __init__(self, sink: Sink, compression: Compression) -> None:
-        self.name, self._sink, self._compression = sink.name, sink, compression
-        self._compressor = make_compressor(compression)
-        self._buffer, self._buffered = bytearray(_WRITE_BYTES), 0
-        self._stored_bytes = 0
+        self.name, self._archive = sink.name, ArchiveStream(sink, compression)
         self._layouts = MemberLayouts()
         self.builder = SideIndexBuilder()
         self.tar_bytes = 0
@@ -176,7 +250,7 @@ class ShardFile:
         for suffix, template, npy, buffers in members:
             if template.size < _JOIN_BYTES:
                 content = b"".join(buffers)
-                self._append(content)
+                self._archive.append(content)
                 checksum, length = xxhash.xxh3_64_intdigest(content), len(content)
             else:
                 checksum, length = self._append_all(buffers)
@@ -186,54 +260,19 @@ class ShardFile:
 
     def close(self) -> tuple[ShardEntry, SideIndex]:
         """End the archive, complete the shard, then store its side index."""
-        self._append(END)
+        self._archive.append(END)
         self.tar_bytes += len(END)
-        self._write(memoryview(self._buffer)[: self._buffered])
-        if self._compressor is not None:
-            self._store(memoryview(self._compressor.flush()))
         side_index = self.builder.build(self.tar_bytes)
-        stored = side_index.to_bytes()
-        self._sink.close(stored)
-        return describe_shard(self.name, side_index, stored, self._stored_bytes, self._compression), side_index
+        return self._archive.close(side_index, side_index.to_bytes()), side_index
 
     def discard(self) -> None:
         """Remove what was written; does nothing after `close`."""
-        self._sink.discard()
+        self._archive.discard()
 
     def _append_all(self, buffers: Sequence[bytes | memoryview]) -> tuple[int, int]:
         """Append one member without joining its buffers; return its checksum and its length."""
         digest = xxhash.xxh3_64()
         for content in buffers:
             digest.update(content)
-            self._append(content)
+            self._archive.append(content)
         return digest.intdigest(), sum(map(len, buffers))
-
-    def _append(self, content: bytes | memoryview) -> None:
-        """Buffer bytes until there are enough for an aligned write."""
-        end = self._buffered + len(content)
-        if end < _WRITE_BYTES:
-            self._buffer[self._buffered : end] = content
-            self._buffered = end
-            return
-        left = memoryview(content)
-        while self._buffered + len(left) >= _WRITE_BYTES:
-            if self._buffered:
-                size = _WRITE_BYTES - self._buffered
-                self._buffer[self._buffered :] = left[:size]
-                self._write(memoryview(self._buffer))
-                self._buffered = 0
-            else:
-                size = len(left) - len(left) % _WRITE_BYTES
-                self._write(left[:size])
-            left = left[size:]
-        self._buffer[: len(left)] = left
-        self._buffered = len(left)
-
-    def _write(self, content: memoryview) -> None:
-        if self._compressor is not None:
-            content = memoryview(self._compressor.compress(content))
-        self._store(content)
-
-    def _store(self, content: memoryview) -> None:
-        self._sink.write(content)
-        self._stored_bytes += len(content)

@@ -18,10 +18,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock.core.errors import DamageError
-from penstock.shard.codec import NpyHeader, parse_descr
+from penstock.shard.codec import NpyHeader
+from penstock.shard.parse_values import parse_dtype, parse_int, parse_shape, parse_text
 from penstock.shard.tar import TAR_BLOCK
 
 __all__ = [
+    "CHECKSUM_BYTES",
     "MISSING",
     "Column",
     "ColumnHead",
@@ -29,19 +31,16 @@ __all__ = [
     "SideIndex",
     "SideIndexBuilder",
     "SideIndexHead",
+    "StoredField",
     "index_name",
-    "parse_dtype",
     "parse_head",
-    "parse_int",
-    "parse_shape",
-    "parse_text",
 ]
 
 _Int64s = NDArray[np.int64]
 
 _MAGIC = b"PENSTOCK-INDEX\x00\x01"
-_CHECKSUM_BYTES = 16
-_MAX_DESCR = 1 << 14
+CHECKSUM_BYTES = 16
+"""Bytes of the checksum that ends a side index."""
 _CACHED_HEAD = 1 << 14  # bytes
 MISSING = -1
 """The offset and size of a member that an item lacks."""
@@ -138,6 +137,14 @@ class Column:
                 raise ValueError(f"the size of {self.suffix!r} does not match its shape")
 
 
+class StoredField(NamedTuple):
+    """A field as a shard holds it: the suffix of its members, and the dtype and shape that all items share."""
+
+    suffix: str
+    dtype: np.dtype[Any] | None
+    shape: tuple[int, ...] | None
+
+
 @dataclass(frozen=True, slots=True)
 class SideIndex:
     """Where the members of one shard lie, and their checksums."""
@@ -149,6 +156,11 @@ class SideIndex:
     columns: tuple[Column, ...]
     keys: NDArray[np.uint64]
     """Hash of each item's key."""
+
+    @property
+    def stored_fields(self) -> list[StoredField]:
+        """The fields of the items."""
+        return [StoredField(column.suffix, column.dtype, column.shape) for column in self.columns]
 
     def to_bytes(self) -> bytes:
         """Return the stored form."""
@@ -178,7 +190,7 @@ class SideIndex:
         """Parse the output of `to_bytes`, or some of its columns; raise DamageError if any bit has changed."""
         if stored[: len(_MAGIC)] != _MAGIC:
             raise DamageError(name, None, "not a side index that this version of Penstock can read")
-        if xxhash.xxh3_128_digest(memoryview(stored)[:-_CHECKSUM_BYTES]) != stored[-_CHECKSUM_BYTES:]:
+        if xxhash.xxh3_128_digest(memoryview(stored)[:-CHECKSUM_BYTES]) != stored[-CHECKSUM_BYTES:]:
             raise DamageError(name, None, "the side index does not match its own checksum")
         try:
             return cls._parse(stored, suffixes)
@@ -188,7 +200,7 @@ class SideIndex:
     @classmethod
     def _parse(cls, stored: bytes, suffixes: Collection[str] | None) -> "SideIndex":
         head = parse_head(stored)
-        if head.end > len(stored) - _CHECKSUM_BYTES:
+        if head.end > len(stored) - CHECKSUM_BYTES:
             raise ValueError("it ends before its last array")
         n_items = head.n_items
         columns = []
@@ -274,41 +286,6 @@ def _parse_head(content: bytes) -> SideIndexHead:
             part.column(b"", n_items, np.empty(0, np.uint64)).validate(n_items, tar_bytes)
         columns.append(part)
     return SideIndexHead(n_items, tar_bytes, keys_at, tuple(columns), at + 8 * n_items)
-
-
-def parse_int(value: Any, at_least: int = -(2**63)) -> int:
-    """Return an integer read from a file; raise ValueError if it is anything else or out of range."""
-    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value < 2**63:
-        raise ValueError(f"must be a 64-bit integer >= {at_least}, got {value!r}")
-    return value
-
-
-def parse_text(value: Any) -> str:
-    """Return a string read from a file; raise ValueError if it is anything else."""
-    if not isinstance(value, str):
-        raise ValueError(f"must be a string, got {value!r}")
-    return value
-
-
-def parse_dtype(descr: str | None) -> np.dtype[Any] | None:
-    """Return the dtype that a file describes; raise ValueError if it is invalid or contains Python objects."""
-    if descr is None:
-        return None
-    if not isinstance(descr, str) or len(descr) > _MAX_DESCR:
-        raise ValueError(f"invalid dtype {str(descr)[:80]!r}")
-    dtype = parse_descr(descr)
-    if dtype.hasobject:
-        raise ValueError(f"dtype {dtype} contains Python objects")
-    return dtype
-
-
-def parse_shape(lengths: list[int] | None) -> tuple[int, ...] | None:
-    """Return the shape that a file describes."""
-    if lengths is None:
-        return None
-    if not isinstance(lengths, list):
-        raise ValueError(f"invalid shape {str(lengths)[:80]!r}")
-    return tuple(parse_int(length, 0) for length in lengths)
 
 
 class SideIndexBuilder:

@@ -20,6 +20,7 @@ def summarize(manifest: Manifest) -> dict[str, Any]:
         "total_shards": len(manifest.shards),
         "shard_size": manifest.shard_size,
         "compression": manifest.compression,
+        **({} if manifest.layout == "samples" else {"layout": manifest.layout}),
         "modalities": manifest.modalities,
         "fields": {
             name: {

@@ -6,6 +6,7 @@ manifest stays the truth: a table that is missing, damaged or of another manifes
 """
 
 import itertools
+import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import DamageError
 from penstock.files.regular import open_regular, read_regular
+from penstock.shard.columns.read_index import ShardIndex, parse_index
+from penstock.shard.columns.row_index import BLOCK_ROWS
 from penstock.shard.compression import COMPRESSIONS, Compression, max_decompressed_bytes
-from penstock.shard.side_index import SideIndex, index_name
+from penstock.shard.side_index import index_name
 from penstock.shard.tar import TAR_BLOCK
 
 __all__ = ["ShardEntry", "ShardTable", "read_table", "table_path"]
@@ -49,9 +52,9 @@ class ShardEntry:
 
     compression: Compression = "none"
 
-    def parse_index(self, stored: bytes, suffixes: Collection[str] | None = None) -> SideIndex:
-        """Parse the side index of the shard, or some of its columns; raise if it is not the one in the manifest."""
-        side_index = SideIndex.from_bytes(stored, index_name(self.name), suffixes)
+    def parse_index(self, stored: bytes, suffixes: Collection[str] | None = None) -> ShardIndex:
+        """Parse the side index of the shard, or some of its columns; raise if the manifest lists another."""
+        side_index = parse_index(stored, index_name(self.name), suffixes)
         has_listed_size = (side_index.n_items, side_index.tar_bytes) == (self.n_items, self.tar_bytes)
         if xxhash.xxh3_128_hexdigest(stored) != self.digest or not has_listed_size:
             raise DamageError(
@@ -140,11 +143,14 @@ class ShardTable(Sequence[ShardEntry]):
         """The compressions that occur."""
         return [COMPRESSIONS[code] for code in np.unique(self._codes)]
 
-    def validate(self) -> None:
-        """Raise ValueError if no shard can have one of these names or sizes."""
+    def validate(self, layout: str = "samples") -> None:
+        """Raise ValueError if no shard of this layout can have one of these names or sizes."""
+        most = 1 if layout == "samples" else BLOCK_ROWS  # items in a member
         plain = self.is_plain
         wrong = (self.n_items < 1) | (self.tar_bytes < 0) | (self.stored_bytes < 0)
-        wrong |= (self.n_items > self.tar_bytes // TAR_BLOCK) | (plain & (self.tar_bytes != self.stored_bytes))
+        wrong |= (-(-self.n_items // most) > self.tar_bytes // TAR_BLOCK) | (
+            plain & (self.tar_bytes != self.stored_bytes)
+        )
         for number in np.flatnonzero(~plain & (self.tar_bytes > max_decompressed_bytes(0))).tolist():
             wrong[number] |= int(self.tar_bytes[number]) > max_decompressed_bytes(int(self.stored_bytes[number]))
         for number in np.flatnonzero(wrong).tolist():
@@ -186,7 +192,8 @@ class ShardTable(Sequence[ShardEntry]):
         )
         if table._codes.max() >= len(COMPRESSIONS):
             raise ValueError("unknown compression")
-        table.validate()
+        about = json.loads(bytes(head))
+        table.validate(about.get("layout", "samples") if isinstance(about, dict) else "samples")
         return table, bytes(head)
 
     def _columns(self) -> list[bytes]:
@@ -252,5 +259,5 @@ def read_table(manifest: Path) -> tuple[ShardTable, bytes] | None:
             while content := file.read(_HASHED_BYTES):
                 digest.update(content)
         return ShardTable.from_bytes(stored, digest.digest())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None

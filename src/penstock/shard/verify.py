@@ -19,15 +19,20 @@ from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.files.staging import WRITING
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url
+from penstock.shard.columns.read_index import ShardIndex
+from penstock.shard.columns.row_index import RowColumn, RowIndex
+from penstock.shard.columns.verify_rows import compare_rows, find_damaged_end
 from penstock.shard.compression import DecompressedStream, max_decompressed_bytes
 from penstock.shard.index_tars import Problem
 from penstock.shard.manifest import MANIFEST, Manifest, ShardEntry, manifest_place
 from penstock.shard.places.archives import ARCHIVE, open_object
 from penstock.shard.places.open_dataset import open_dataset
-from penstock.shard.side_index import MISSING, SideIndex
+from penstock.shard.side_index import MISSING, Column, SideIndex
 from penstock.shard.tar import Readable
 
 __all__ = ["Sample", "verify_sample", "verify_shards"]
+
+_Int64s = NDArray[np.int64]
 
 _STRAY = "it is not listed in the manifest, so it is not part of the dataset"
 _MAX_LISTED = 1000  # problems of one shard; the rest are counted
@@ -54,6 +59,16 @@ def verify_shards(
         Called with the size in bytes of each shard that is done.
     store
         How to reach a URL.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from penstock import create_shards_from_arrays
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = create_shards_from_arrays(folder, {"x": np.arange(6)}, shard_size=2)
+    >>> manifest, problems = verify_shards(folder)
+    >>> manifest.n_items, problems
+    (6, [])
     """
     manifest, archives = open_dataset(where, store=store)
     starts = np.cumsum([0, *(shard.n_items for shard in manifest.shards)]).tolist()
@@ -133,21 +148,30 @@ def _sample_shard(manifest: Manifest, number: int, start: int, max_bytes: int) -
         return Sample(1, 0, 0, (Problem(entry.name, None, f"it cannot be read: {error.strerror or error}"),))
 
 
-def _sample_items(file: int, side_index: SideIndex, entry: ShardEntry, start: int, max_bytes: int) -> Sample:
+def _sample_items(file: int, side_index: ShardIndex, entry: ShardEntry, start: int, max_bytes: int) -> Sample:
     rows = np.unique(np.linspace(0, side_index.n_items - 1, _SAMPLED_ITEMS).astype(np.int64))
     checked, n_bytes, problems = set[int](), 0, list[Problem]()
     for column in side_index.columns:
-        for row, begin, end in zip(rows.tolist(), column.begins.at(rows), column.ends(rows), strict=True):
-            size = int(end) - int(begin)
+        begins, sizes, mask = _locate(column, rows, side_index)
+        for row, begin, size in zip(rows.tolist(), begins.tolist(), sizes.tolist(), strict=True):
             if begin == MISSING or size > max_bytes - n_bytes:
                 continue
-            content = os.pread(file, size, int(begin))
+            content = os.pread(file, size, begin)
             n_bytes += size
             checked.add(row)
-            if xxhash.xxh3_64_intdigest(content) != column.checksums[row]:
+            if xxhash.xxh3_64_intdigest(content) & mask != column.checksums[row]:
                 reason = f"the checksum of {column.suffix!r} does not match its bytes"
                 problems.append(Problem(entry.name, start + row, reason))
     return Sample(1, len(checked), n_bytes, tuple(problems))
+
+
+def _locate(column: Column | RowColumn, rows: _Int64s, side_index: ShardIndex) -> tuple[_Int64s, _Int64s, int]:
+    """Return where the bytes of several items begin, how many there are, and the bits of their checksums."""
+    if isinstance(column, RowColumn):
+        assert isinstance(side_index, RowIndex), "its columns are rows"
+        return *column.places(rows, side_index.starts), 2 ** (8 * column.checksums.itemsize) - 1
+    begins = column.begins.at(rows)
+    return begins, column.ends(rows) - begins, 2**64 - 1
 
 
 def _find_objects(manifest: Manifest, archives: RemoteFolder | None) -> Iterator[Problem]:
@@ -195,7 +219,11 @@ def _verify_shard(
             stream: Readable = file
             if entry.compression != "none":
                 stream = DecompressedStream(file, entry.compression, entry.name, max_decompressed_bytes(size))
-            return problems + list(_compare_members(stream, side_index, entry, start))
+            if isinstance(side_index, SideIndex):
+                return problems + list(_compare_members(stream, side_index, entry, start))
+            for item, reason in compare_rows(stream, side_index):
+                problems.append(Problem(entry.name, None if item is None else start + item, reason))
+            return problems
     except DamageError as error:
         return [Problem(entry.name, error.item, error.reason)]
     except OSError as error:
@@ -249,11 +277,8 @@ def _compare_members(stream: Readable, side_index: SideIndex, entry: ShardEntry,
     if len(overlaps):
         yield problem(n_members, "the side index has overlapping members")
         return
-    rest = stream.read(side_index.tar_bytes - position)
-    if len(rest) < side_index.tar_bytes - position or rest.strip(b"\0"):
-        yield Problem(entry.name, None, "the tar blocks of zeros that end the archive are damaged")
-    elif stream.read(1):  # this read also checks compressed data to their end
-        yield Problem(entry.name, None, "bytes after the end of the archive")
+    if (damage := find_damaged_end(stream, side_index.tar_bytes - position)) is not None:
+        yield Problem(entry.name, None, damage)
 
 
 def _group_members(ends: NDArray[np.int64], n_members: int) -> Iterator[tuple[int, int]]:

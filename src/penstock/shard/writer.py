@@ -6,71 +6,34 @@ the manifest is put. A previous dataset stays readable until then.
 
 import json
 import os
-import string
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from typing import Any, get_args
+from dataclasses import dataclass, field
+from typing import Any
 
 import xxhash
 
-from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, WriteError
 from penstock.core.text import count
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url, parse_place
-from penstock.shard.codec import ArrayFormat, json_bytes
-from penstock.shard.compression import COMPRESSIONS, Compression, max_decompressed_bytes
+from penstock.shard.codec import is_plain_array
+from penstock.shard.columns.packed_shard import PackedShard
+from penstock.shard.columns.read_index import ShardIndex
 from penstock.shard.manifest import FieldInfo, Manifest, ShardEntry
 from penstock.shard.names import automatic_key, encode_key, field_name
+from penstock.shard.outputs.contents import ShardContents
 from penstock.shard.outputs.open_place import open_place
+from penstock.shard.outputs.stored_samples import StoredSamples
 from penstock.shard.outputs.uploads import untag
-from penstock.shard.sample_form import Members, SampleForm, StoredSamples
-from penstock.shard.shard_file import ShardFile
-from penstock.shard.side_index import SideIndex
-from penstock.shard.tar import END
+from penstock.shard.outputs.write_options import Shard, WriteOptions, open_shard
+from penstock.shard.sample_form import Members, SampleForm
 
-__all__ = ["ShardWriter", "WriteOptions", "merge_fields"]
+__all__ = ["ShardWriter", "merge_fields"]
 
 _COMPLETE = "is complete"
-
-
-@dataclass(frozen=True, slots=True)
-class WriteOptions:
-    """Options that, with the samples, determine every byte of a dataset."""
-
-    shard_size: int = 1000
-    shard_name_pattern: str = "shard_{shard_idx:06d}.tar"
-    compression: Compression = "none"
-    array_format: ArrayFormat = "npy"
-    max_shard_bytes: int | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_integer("shard_size", self.shard_size, at_least=1)
-        if self.max_shard_bytes is not None:
-            check_integer("max_shard_bytes", self.max_shard_bytes, at_least=4096)
-        if self.compression not in COMPRESSIONS:
-            raise OptionError(
-                f"compression must be one of {', '.join(map(repr, COMPRESSIONS))}, got {self.compression!r}."
-            )
-        if self.array_format not in get_args(ArrayFormat):
-            raise OptionError(f"array_format must be 'npy', or 'pyd' for pickles, got {self.array_format!r}.")
-        json_bytes(dict(self.metadata), "metadata")
-        _check_pattern(self.shard_name_pattern)
-
-    @property
-    def most_tar_bytes(self) -> int | None:
-        """The largest archive, in bytes. Compressed ones always have a bound, since they are decompressed whole."""
-        if self.compression == "none":
-            return self.max_shard_bytes
-        return min(self.max_shard_bytes or max_decompressed_bytes(0), max_decompressed_bytes(0))
-
-    def shard_name(self, number: int) -> str:
-        """Return the file name of a shard."""
-        return self.shard_name_pattern.format(shard_idx=number)
 
 
 class ShardWriter:
@@ -103,9 +66,10 @@ class ShardWriter:
         self._lock = self._place.lock()
         self._shards: list[ShardEntry] = []
         self._fields: dict[str, FieldInfo] = {}
+        self._contents = ShardContents()
         self._form = SampleForm(options.array_format)
         self._keys: set[int] | None = None
-        self._open: ShardFile | None = None
+        self._open: Shard | None = None
         self._n_written = 0
         self._resumed: _Resumed | None = None
         try:
@@ -124,6 +88,8 @@ class ShardWriter:
 
     def write(self, sample: Mapping[str, Any], sample_id: str | None, metadata: Mapping[str, Any] | None) -> None:
         """Add one sample."""
+        if sample_id is None and not metadata and self._write_plain(sample):
+            return
         if self._resumed is not None and self._is_stored(sample, sample_id, metadata):
             return
         if self._ended:
@@ -140,6 +106,55 @@ class ShardWriter:
                 self._close_shard()
         except OSError as error:
             raise self._fail(error) from error
+
+    def _write_plain(self, sample: Mapping[str, Any]) -> bool:
+        """Add a sample of arrays like those before it into columns, and return True; the quick way of `write`."""
+        shard = self._open
+        if not (isinstance(shard, PackedShard) and isinstance(sample, Mapping) and self._counts_only):
+            return False
+        try:
+            is_added = shard.add_plain(sample, self._form.suffixes)
+            self._n_written += is_added
+            if shard.n_items == self.options.shard_size:
+                self._close_shard()
+        except OSError as error:
+            raise self._fail(error) from error
+        return is_added
+
+    def write_rows(self, arrays: Mapping[str, Any], start: int, stop: int) -> None:
+        """Add rows of arrays as samples without ids and metadata; into columns, whole blocks of them at once."""
+        while start < stop:
+            sample = {name: array[start] for name, array in arrays.items()}
+            members = self._encode_first(sample, arrays)
+            if members is None:
+                self.write(sample, None, None)
+                start += 1
+                continue
+            try:
+                shard = self._open_shard_for(members)
+                assert isinstance(shard, PackedShard), "rows are written at once into columns only"
+                end = min(stop, start + self.options.shard_size - shard.n_items)
+                self._form.add_rows(members, shard, {name: array[start:end] for name, array in arrays.items()})
+                self._n_written += end - start
+                start = end
+                if shard.n_items == self.options.shard_size:
+                    self._close_shard()
+            except OSError as error:
+                raise self._fail(error) from error
+
+    @property
+    def _counts_only(self) -> bool:
+        """Whether nothing is asked of a sample without id and metadata but how many there are."""
+        return not self._ended and [self._resumed, self._keys, self.options.most_tar_bytes] == [None, None, None]
+
+    def _encode_first(self, sample: Mapping[str, Any], arrays: Mapping[str, Any]) -> Members | None:
+        """Return the first of many rows, encoded, if they can be written at once; None if they cannot."""
+        if not self._counts_only or not all(is_plain_array(array) for array in arrays.values()):
+            return None
+        key = automatic_key(self._n_written)
+        members = self._form.encode(sample, self._n_written, key, key, None)
+        is_packed = isinstance(self._open, PackedShard) if self._open else self.options.packs(members.n_bytes)
+        return members if is_packed else None
 
     def commit(self) -> Manifest:
         """Publish the dataset, and return its manifest."""
@@ -189,7 +204,7 @@ class ShardWriter:
     # -- start and end -------------------------------------------------------------------------------------------------
 
     def _begin(self, *, resume: bool, overwrite: bool) -> None:
-        place, options = self._place, json.dumps(asdict(self.options), sort_keys=True)
+        place, options = self._place, json.dumps(self.options.to_json(), sort_keys=True)
         if resume and overwrite:
             raise OptionError(
                 "At most one of resume and overwrite must be set, got both. Resume an interrupted write, or start over."
@@ -241,8 +256,11 @@ class ShardWriter:
     def _check_same(self, complete: Manifest) -> None:
         """Raise OptionError if the complete dataset was written with other options than this writer's."""
         found, wanted = (
-            (one.shard_size, one.compression, one.array_format, dict(one.metadata)) for one in (complete, self.options)
+            (one.shard_size, one.compression, one.array_format, dict(one.metadata), one.layout)
+            for one in (complete, self.options)
         )
+        if self.options.layout == "auto":
+            found = (*found[:-1], "auto")
         if found != wanted or untag(complete.shards[0].name) != self.options.shard_name(0):
             raise OptionError(
                 f"resume=True needs the options of the complete dataset in {self.folder}, {found}, got {wanted}. Use "
@@ -268,26 +286,27 @@ class ShardWriter:
 
     def _manifest(self) -> Manifest:
         shape = (self.options.shard_size, self.options.array_format, self.options.metadata)
-        return Manifest(self.folder, self._fields, tuple(self._shards), *shape)
+        self._contents.suggest_columns(self.folder, self._shards)
+        return Manifest(self.folder, self._fields, tuple(self._shards), *shape, layout=self._contents.layout)
 
     # -- shards --------------------------------------------------------------------------------------------------------
 
-    def _open_shard_for(self, members: Members) -> ShardFile:
+    def _open_shard_for(self, members: Members) -> Shard:
         """Return an open shard that has room for a sample."""
         limit = self.options.most_tar_bytes
-        if limit is not None:
-            needed = members.most_bytes + len(END)
-            if needed > limit:
+        if limit is not None and self._open is not None and members.size_in(self._open) > limit:
+            self._close_shard()
+        if self._open is None:
+            self._lock.check()
+            place = len(self._shards), self._n_written, members.n_bytes
+            self._open = open_shard(self._place.shards, self.options, *place)
+            if limit is not None and (needed := members.size_in(self._open)) > limit:
+                self._open.discard()
+                self._open = None
                 raise OptionError(
                     f"A sample must fit into a shard of {limit} bytes, but sample {self._n_written} needs {needed}. "
                     "Raise max_shard_bytes."
                 )
-            if self._open is not None and self._open.tar_bytes + needed > limit:
-                self._close_shard()
-        if self._open is None:
-            self._lock.check()
-            name = self.options.shard_name(len(self._shards))
-            self._open = self._place.shards.open_shard(name, self.options.compression)
         return self._open
 
     def _close_shard(self) -> None:
@@ -296,8 +315,9 @@ class ShardWriter:
             self._open = None
             self._add_shard(*shard.close())
 
-    def _add_shard(self, entry: ShardEntry, side_index: SideIndex) -> None:
+    def _add_shard(self, entry: ShardEntry, side_index: ShardIndex) -> None:
         self._shards.append(entry)
+        self._contents.add(side_index)
         if not self._fields:
             self._form = SampleForm(self.options.array_format, merge_fields({}, side_index))
         self._fields = merge_fields(self._fields, side_index)
@@ -366,34 +386,15 @@ class _Resumed:
     """Hashes of the samples that were given to a writer that continues."""
 
 
-def merge_fields(fields: Mapping[str, FieldInfo], side_index: SideIndex) -> dict[str, FieldInfo]:
+def merge_fields(fields: Mapping[str, FieldInfo], side_index: ShardIndex) -> dict[str, FieldInfo]:
     """Return `fields` merged with those of one more shard."""
     merged = dict(fields)
-    for column in side_index.columns:
-        name = field_name(column.suffix)
-        info = FieldInfo(column.suffix, column.dtype, column.shape)
+    for stored in side_index.stored_fields:
+        name = field_name(stored.suffix)
+        info = FieldInfo(*stored)
         merged[name] = merged[name].merge(info) if name in merged else info
     return merged
 
 
 def _hash_key(key: str) -> int:
     return xxhash.xxh3_64_intdigest(key.encode())
-
-
-def _check_pattern(pattern: str) -> None:
-    try:
-        names = {pattern.format(shard_idx=number) for number in (0, 1, 999_999, 1_000_000)}
-        fields = {name for _, name, _, _ in string.Formatter().parse(pattern) if name is not None}
-    except (IndexError, KeyError, ValueError) as error:
-        raise OptionError(
-            f"shard_name_pattern must be a format string with {{shard_idx}}, got {pattern!r}: {error}."
-        ) from error
-    if fields != {"shard_idx"} or len(names) < 4:
-        raise OptionError(
-            "shard_name_pattern must give every shard its own name, such as 'train_{shard_idx:06d}.tar', "
-            f"got {pattern!r}."
-        )
-    if any(
-        "/" in name or name.startswith(".") or not name.endswith(".tar") or not name.isprintable() for name in names
-    ):
-        raise OptionError(f"shard_name_pattern must be a plain file name that ends in .tar, got {pattern!r}.")

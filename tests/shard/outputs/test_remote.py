@@ -16,7 +16,8 @@ from penstock.core.errors import OptionError, SourceError, WriteError
 from penstock.files.stores.options import StoreOptions
 from penstock.recipes.webdataset import WebDatasetWriter
 from penstock.shard.manifest import Manifest
-from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
+from penstock.shard.writer import ShardWriter
 from tests.shard.samples import contents, numbers, sample, write
 
 N_SAMPLES = 8
@@ -46,7 +47,9 @@ def hasty(s3: Endpoint) -> StoreOptions:
     return StoreOptions(s3.options.endpoint, "us-east-1", credentials=s3.options.credentials, retries=1)
 
 
-@pytest.mark.parametrize("more", [{}, {"compression": "gz"}, {"shard_name_pattern": "t{shard_idx}.tar"}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"compression": "gz"}, {"shard_name_pattern": "t{shard_idx}.tar"}, {"layout": "columns"}], ids=str
+)
 def test_it_has_the_bytes_of_a_local_dataset(s3: Endpoint, tmp_path: Path, more: dict[str, Any]) -> None:
     local = write(tmp_path, N_SAMPLES, **more)
     found = write_to(s3, **more)
@@ -164,7 +167,8 @@ from pathlib import Path
 import numpy as np
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores import remote_store
-from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
+from penstock.shard.writer import ShardWriter
 from penstock_remote import s3_keys
 from tests.shard.samples import contents, sample, numbers
 

@@ -37,6 +37,10 @@ def integer(number: int) -> bytes:
     return b"\x8a" + bytes([len(content)]) + content
 
 
+def real(number: float) -> bytes:
+    return b"G" + struct.pack(">d", number)
+
+
 def call(module: str, name: str, arguments: bytes) -> bytes:
     return f"c{module}\n{name}\n".encode() + arguments + b"R"
 
@@ -86,7 +90,9 @@ STEPS: dict[str, bytes] = {
     + b"h\x28.",
     "integers of the same hash": b"\x80\x02}(" + b"N".join(COLLIDING) + b"Nu.",
     "integers of the same hash, one at a time": b"\x80\x02}" + b"".join(one + b"Ns" for one in COLLIDING) + b".",
-    "complex numbers of the same hash": pickle.dumps({complex(-1000003 * n, n) for n in range(1, 20_000)}),
+    "complex numbers of the same hash": b"\x80\x04\x8f("
+    + b"".join(call("builtins", "complex", real(-1000003 * n) + real(n) + b"\x86") for n in range(1, 20_000))
+    + b"\x90.",
     "a persistent id": b"\x80\x02" + PAIRS + b"Q.",
     "a shape": b"\x80\x02"
     + call("numpy.core.multiarray", "_reconstruct", b"cnumpy\nndarray\n" + PAIRS + b"K\x00\x87")

@@ -20,7 +20,7 @@ from penstock.shard.publish import (
     read_published,
     stage,
 )
-from penstock.shard.shard_file import FileSink, ShardFile
+from penstock.shard.shard_file import FileSink
 from penstock.shard.side_index import index_name
 
 __all__ = ["LocalPlace", "LocalShards"]
@@ -39,9 +39,9 @@ class LocalShards:
         """Return the name as it is."""
         return name
 
-    def open_shard(self, name: str, compression: Compression) -> ShardFile:
-        """Return a shard to write to."""
-        return ShardFile(FileSink(self.folder, name), compression)
+    def open_sink(self, name: str) -> FileSink:
+        """Return what receives the bytes of a shard."""
+        return FileSink(self.folder, name)
 
     def find_finished(self, names: Sequence[str], compression: Compression) -> Iterator[Finished | None]:
         """Yield the shards that were written completely; None for those that were not."""

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.files.stores.url import Url
+from penstock.shard.columns.read_index import ShardIndex
 from penstock.shard.compression import Compression
 from penstock.shard.manifest import Manifest, ShardEntry
-from penstock.shard.shard_file import ShardFile
-from penstock.shard.side_index import SideIndex
+from penstock.shard.shard_file import Sink
 
 __all__ = ["Finished", "Lock", "Place", "ShardFolder"]
 
-Finished = tuple[ShardEntry, SideIndex]
+Finished = tuple[ShardEntry, ShardIndex]
 """A shard that was written completely."""
 
 
@@ -36,8 +36,8 @@ class ShardFolder(Protocol):
         """Return the file name of a shard that the options call `name`."""
         ...
 
-    def open_shard(self, name: str, compression: Compression) -> ShardFile:
-        """Return a shard to write to."""
+    def open_sink(self, name: str) -> Sink:
+        """Return what receives the bytes of a shard."""
         ...
 
     def find_finished(self, names: Sequence[str], compression: Compression) -> Iterator[Finished | None]:

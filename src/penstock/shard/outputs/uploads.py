@@ -14,10 +14,11 @@ from penstock.files.stores.open_store import open_store
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.protocol import ObjectInfo, Store
 from penstock.files.stores.url import Url
+from penstock.shard.columns.read_index import parse_index
 from penstock.shard.compression import Compression
 from penstock.shard.outputs.place import Finished
-from penstock.shard.shard_file import ShardFile, describe_shard
-from penstock.shard.side_index import SideIndex, index_name
+from penstock.shard.shard_file import Sink, describe_shard
+from penstock.shard.side_index import index_name
 
 __all__ = ["RemoteShards", "run_together", "untag"]
 
@@ -81,10 +82,10 @@ class RemoteShards:
         """Return the file name of a shard that the options call `name`."""
         return f"{name.removesuffix('.tar')}-{self.tag}.tar" if self.tag else name
 
-    def open_shard(self, name: str, compression: Compression) -> ShardFile:
-        """Return a shard to write to; wait while the ends of two others are under way."""
+    def open_sink(self, name: str) -> Sink:
+        """Return what receives the bytes of a shard; wait while the ends of two others are under way."""
         self._wait_until(_UNFINISHED - 1)
-        return ShardFile(_UploadSink(self, self.stored_name(name)), compression)
+        return _UploadSink(self, self.stored_name(name))
 
     def find_finished(self, names: Sequence[str], compression: Compression) -> Iterator[Finished | None]:
         """Yield the shards that were written completely; None for those that were not."""
@@ -101,7 +102,7 @@ class RemoteShards:
             return None
         try:
             stored = self.read_index(name)
-            side_index = SideIndex.from_bytes(stored, name)
+            side_index = parse_index(stored, name)
         except (MissingObjectError, DamageError):
             return None
         entry = describe_shard(name, side_index, stored, found[name].n_bytes, compression)

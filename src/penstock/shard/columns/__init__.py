@@ -1,0 +1,1 @@
+"""The layout "columns": rows of many items in one member."""
