@@ -8,7 +8,8 @@ import pytest
 import zarr
 
 from penstock import ArraySource, Span, TarSource
-from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
+from penstock.shard.writer import ShardWriter
 from penstock.source.stored.source import ZarrSource
 
 SOAK = os.environ.get("PENSTOCK_TESTS") == "soak"

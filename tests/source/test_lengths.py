@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,39 @@ def test_a_damaged_cache_is_written_again(shards: Path, tmp_path: Path) -> None:
         assert item_lengths(source, "tokens", cache=tmp_path).values.tolist() == COUNTS
         assert path.read_bytes() == whole
         assert not left.exists()
+
+
+TRUNCATED = """
+import os, sys, tempfile
+from pathlib import Path
+import numpy as np
+import penstock as ps
+
+source = ps.ArraySource({"n": np.arange(50_000) % 90 + 10})
+lengths = ps.item_lengths(source, by="n", cache=tempfile.mkdtemp())
+(path,) = Path(lengths._open[1][0]).parent.iterdir()
+plans = [
+    ps.TokenBudget(source.index, lengths, 400),
+    ps.Bucketed(source.index, lengths, 8),
+    ps.Packed(source.index, lengths, 200, 2),
+]
+whole = [plan.epoch(0).draw(3).items.tolist() for plan in plans]
+os.truncate(path, 4096)  # pages that were mapped are gone: reading them ends a process with SIGBUS
+for plan in plans:
+    try:
+        plan.epoch(0).draw(3)
+    except ps.ReadError as error:
+        print(type(plan).__name__, str(path) in str(error), "truncated" in str(error))
+lengths = ps.item_lengths(source, by="n", cache=path.parent)  # reads the source again
+plan = ps.TokenBudget(source.index, lengths, 400)
+print(plan.epoch(0).draw(3).items.tolist() == whole[0])
+"""
+
+
+def test_a_cache_that_is_truncated_while_it_is_mapped_is_a_read_error_and_not_the_end() -> None:
+    done = subprocess.run([sys.executable, "-c", TRUNCATED], check=False, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["TokenBudget True True", "Bucketed True True", "Packed True True", "True"]
 
 
 def test_a_cache_that_cannot_be_written_is_an_error(shards: Path, tmp_path: Path) -> None:

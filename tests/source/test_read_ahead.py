@@ -16,12 +16,15 @@ from penstock_hint_checks import (
     drop_pages,
     wait_for,
 )
+from penstock_native import needs_c
 from penstock_page_cache import cached_pages
 from penstock_special_files import SPECIAL, plant
 from penstock_test_parts import run_at_once
 
 from penstock import ReadError
 from penstock.source import ArraySource, Concat, DatasetSource, Numbered, Take, Zip
+
+pytestmark = needs_c  # which pages of a map are in memory is known to the C part alone
 
 _ROWS, _WIDTH = 320, 16_384
 _ROW_BYTES = 4 * _WIDTH  # 20 MB in all

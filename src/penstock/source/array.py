@@ -5,7 +5,8 @@ import hashlib
 import math
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ from penstock.core.errors import ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.text import cause
 from penstock.core.types import UNNAMED, Block, Field, Span
-from penstock.files.regular import check_regular
+from penstock.files.regular import check_regular, open_descriptor
 from penstock.source.checks import allocate_block, check_items, check_span, keep_existing
 from penstock.source.file_ranges import FileRanges, StoredFile
-from penstock.source.native import copy_rows
+from penstock.source.native import copy_rows, is_compiled
 from penstock.source.select.selectable import Selectable, check_fields
 
 __all__ = ["ArraySource"]
@@ -97,7 +98,7 @@ class ArraySource(Selectable):
             if len(span) and self._can_copy_bytes(name, array, target, len(span)):
                 # The items are contiguous: copy them as one row; if that fails, one by one to find the missing one.
                 first = np.array([span.start * (array.nbytes // len(array))])
-                if not copy_rows(array, first, target.reshape(1, -1)) or self._n_stored(name) < span.stop:
+                if not self._copy_rows(name, array, first, target.reshape(1, -1)) or self._n_stored(name) < span.stop:
                     self._copy_mapped(name, array, np.arange(span.start, span.stop), target)
             else:
                 np.copyto(target, array[span.start : span.stop])
@@ -154,7 +155,7 @@ class ArraySource(Selectable):
 
     def _copy_mapped(self, name: str, array: NDArray[Any], items: NDArray[np.int64], target: NDArray[Any]) -> None:
         """Copy items from a memory map; if the file was truncated, raise ReadError for the first missing item."""
-        n_copied = copy_rows(array, items * (array.nbytes // len(array)), target)
+        n_copied = self._copy_rows(name, array, items * (array.nbytes // len(array)), target)
         missing = np.flatnonzero(items >= self._n_stored(name))
         n_copied = min(n_copied, int(missing[0])) if len(missing) else n_copied
         if n_copied < len(target):
@@ -164,6 +165,15 @@ class ArraySource(Selectable):
                 f"Could not read item {items[n_copied]} of field {name!r}: {mapped.path} was truncated since it was "
                 "opened, or the disk failed. Restore the file, and resume from a saved state."
             )
+
+    def _copy_rows(self, name: str, array: NDArray[Any], begins: NDArray[np.int64], target: NDArray[Any]) -> int:
+        """Copy rows from a memory map, or, without C, from its file: reading from a map could end the process."""
+        mapped = self._arrays[name]
+        assert isinstance(mapped, _MappedArray), "called for memory maps only"
+        if is_compiled():
+            return copy_rows(array, begins, target)
+        with mapped.open_file(self._files.get(name)) as file:
+            return copy_rows(array, begins, target, file=file, offset=mapped.offset)
 
     def _n_stored(self, name: str) -> int:
         """Return how many items the file of a contiguous memory map has now: past its end, a page reads as zeros."""
@@ -269,6 +279,19 @@ class _MappedArray:
         if (found.st_dev, found.st_ino) != file or not row_bytes:
             return self.shape[0]
         return min(self.shape[0], max(0, (found.st_size - self.offset) // row_bytes))
+
+    @contextmanager
+    def open_file(self, file: tuple[int, int] | None) -> Iterator[int]:
+        """Yield a descriptor of the file that is mapped; -1 if another one has its name now, or none."""
+        handle, same = -1, False
+        with suppress(OSError):
+            handle, found = open_descriptor(self.path)
+            same = (found.st_dev, found.st_ino) == file
+        try:
+            yield handle if same else -1
+        finally:
+            if handle >= 0:
+                os.close(handle)
 
     def open(self, name: str) -> NDArray[Any]:
         """Map the file; raise ReadError if that fails."""

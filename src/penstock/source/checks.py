@@ -50,7 +50,12 @@ def check_span(span: Span, source: Source) -> None:
 
 def allocate_block(fields: Mapping[str, Field], n_items: int) -> dict[str, NDArray[Any]]:
     """Return uninitialized arrays for `n_items` items of fields with a fixed shape."""
-    return {name: allocate((n_items, *(field.shape or ())), field.dtype, name) for name, field in fields.items()}
+    return {
+        name: field.blank(n_items)
+        if field.holds_records
+        else allocate((n_items, *(field.shape or ())), field.dtype, name)
+        for name, field in fields.items()
+    }
 
 
 def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], what: str) -> NDArray[Any]:

@@ -1,7 +1,7 @@
 """Sources built from other sources: concatenated, zipped or numbered."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,17 +11,17 @@ from penstock.core.errors import SourceError
 from penstock.core.index import Index, join_presence
 from penstock.core.protocols import Source
 from penstock.core.types import UNNAMED, Block, Field, Span
-from penstock.source.checks import allocate_block, check_items, fill_parts, keep_existing, sum_memory, sum_stored
+from penstock.source.checks import allocate_block, check_items, fill_parts, keep_existing
 from penstock.source.keys import align_sources
-from penstock.source.remote_parts import RemoteParts
-from penstock.source.select.selectable import Selectable, call_prepare, call_release, check_fields, select_fields
+from penstock.source.select.selectable import Selectable, check_fields, select_fields
+from penstock.source.wrapper import Wrapper, add_up, call_prepare, call_release
 
 __all__ = ["Concat", "Numbered", "Zip"]
 
 _Int64s = NDArray[np.int64]
 
 
-class Concat(Selectable, RemoteParts):
+class Concat(Selectable, Wrapper):
     """Several sources with the same fields, one after the other.
 
     Examples
@@ -75,17 +75,12 @@ class Concat(Selectable, RemoteParts):
 
     def prepare(self, items: _Int64s) -> int | None:
         """Start reading items into the page cache, as far as the sources do; return the bytes that were not there."""
-        return _add_up([call_prepare(source, its_items) for source, its_items in self._split(items)])
+        return add_up([call_prepare(source, its_items) for source, its_items in self._split(items)])
 
     def release(self, items: _Int64s) -> None:
         """Give the pages of items back to the system, as far as the sources do."""
         for source, its_items in self._split(items):
             call_release(source, its_items)
-
-    @property
-    def stored_bytes(self) -> int | None:
-        """Bytes of the local files of the sources; None if one does not know them."""
-        return sum_stored(*self._sources)
 
     def with_fields(self, fields: Sequence[str]) -> "Concat":
         """Return a source of the same items with these fields alone."""
@@ -109,18 +104,8 @@ class Concat(Selectable, RemoteParts):
         for number, places in zip(present.tolist(), np.split(order, begins[1:]), strict=False):
             yield self._sources[number], existing[places] - self._offsets[number]
 
-    @property
-    def memory_bytes(self) -> int:
-        """Upper bound of the memory that the sources keep between reads."""
-        return sum_memory(*self._sources)
 
-    def close(self) -> None:
-        """Close every source."""
-        for source in self._sources:
-            source.close()
-
-
-class Numbered(Selectable, RemoteParts):
+class Numbered(Selectable, Wrapper):
     """A source with an additional field: the number of each item.
 
     Examples
@@ -153,28 +138,6 @@ class Numbered(Selectable, RemoteParts):
         """Return any items, with their numbers."""
         return self._add_numbers(self._source.take(items, self._other_fields(out)), items, out)
 
-    def prepare(self, items: _Int64s) -> int | None:
-        """Start reading items into the page cache, as far as the source does; return the bytes that were not there."""
-        return call_prepare(self._source, items)
-
-    def release(self, items: _Int64s) -> None:
-        """Give the pages of items back to the system, as far as the source does."""
-        call_release(self._source, items)
-
-    @property
-    def stored_bytes(self) -> int | None:
-        """Bytes of the local files of the source; None if it does not know them."""
-        return sum_stored(self._source)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Upper bound of the memory that the source keeps between reads."""
-        return sum_memory(self._source)
-
-    def close(self) -> None:
-        """Close the source."""
-        self._source.close()
-
     def _other_fields(self, out: Block | None) -> Block | None:
         return None if out is None else {name: array for name, array in out.items() if name != self._name}
 
@@ -186,7 +149,7 @@ class Numbered(Selectable, RemoteParts):
         return {**block, self._name: numbers}
 
 
-class Zip(Selectable, RemoteParts):
+class Zip(Selectable, Wrapper):
     """Several sources of equal length, side by side: item i has the fields of item i of each.
 
     Parameters
@@ -255,36 +218,6 @@ class Zip(Selectable, RemoteParts):
         return {
             name: a for source in self._sources for name, a in source.take(items, _select_fields(out, source)).items()
         }
-
-    def prepare(self, items: _Int64s) -> int | None:
-        """Start reading items into the page cache, as far as the sources do; return the bytes that were not there."""
-        return _add_up([call_prepare(source, items) for source in self._sources])
-
-    def release(self, items: _Int64s) -> None:
-        """Give the pages of items back to the system, as far as the sources do."""
-        for source in self._sources:
-            call_release(source, items)
-
-    @property
-    def stored_bytes(self) -> int | None:
-        """Bytes of the local files of the sources; None if one does not know them."""
-        return sum_stored(*self._sources)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Upper bound of the memory that the sources keep between reads."""
-        return sum_memory(*self._sources)
-
-    def close(self) -> None:
-        """Close every source."""
-        for source in self._sources:
-            source.close()
-
-
-def _add_up(missing: Iterable[int | None]) -> int | None:
-    """Return a sum of bytes; None if one of the numbers is not known."""
-    known = list(missing)
-    return None if None in known else sum(number or 0 for number in known)
 
 
 def _select_fields(out: Block | None, source: Source) -> Block | None:

@@ -107,14 +107,24 @@ def _open_place(where: str, options: dict[str, Any]) -> Source:
     is_hdf5 = any(Path(part).suffix.lower() in HDF5_SUFFIXES for part in path.parts)
     if is_hdf5 or ".zarr" in path.suffixes or (is_remote and ".zarr/" in where) or is_group:
         return _open_zarr(where, options)
+    if suffix == ".npz":
+        raise SourceError(
+            f"{where} is an archive of arrays, which cannot be read item by item. Load it, "
+            f"penstock.open(dict(numpy.load({where!r}))), or convert it to shards."
+        )
     if suffix in (".npy", *EXTENSIONS) and not is_remote:
         is_pattern = glob.has_magic(where) and not path.exists()
         found = sorted(glob.glob(where, recursive=True)) if is_pattern else [where]  # noqa: PTH207  # a whole pattern
         if not found:
             raise SourceError(f"No file {where}. Check the pattern.")
         return _open_files(found, options)
+    if is_remote and suffix in (".npy", ".npz", *EXTENSIONS, *TABLE_EXTENSIONS, *_IMAGES):
+        raise SourceError(
+            f"At a URL, shards, zarr and HDF5 can be opened, got {where}. Copy it to this machine, or make shards of "
+            "it with convert_to_shards, which reads npy, npz, audio, NWB and whole files at URLs."
+        )
     inside = set() if is_remote else _list_extensions(path)
-    if not is_remote and (suffix in TABLE_EXTENSIONS or inside & set(TABLE_EXTENSIONS)):
+    if suffix in TABLE_EXTENSIONS or inside & set(TABLE_EXTENSIONS):  # which says that it does not read from URLs
         return _make(TableSource, options, where)
     if inside & set(EXTENSIONS):
         return _make(AudioSource, options, where)

@@ -5,9 +5,11 @@ item and the items sorted by length (32-bit). It is written aside and renamed: i
 """
 
 import hashlib
+import io
 import os
 import struct
 from contextlib import suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -16,14 +18,15 @@ import numpy as np
 import xxhash
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.core.errors import SourceError, WriteError
+from penstock.core.errors import ReadError, SourceError, WriteError
 from penstock.core.lengths import Lengths, LengthTable
 from penstock.core.protocols import Source
 from penstock.core.text import cause
 from penstock.core.types import UNNAMED, Span
 from penstock.files.durable import create_aside, remove_asides, sync, write_all
 from penstock.files.locks import FolderLock
-from penstock.files.regular import check_regular
+from penstock.files.regular import open_input
+from penstock.source.native import copy_rows, is_compiled
 
 __all__ = ["item_lengths"]
 
@@ -32,6 +35,7 @@ _HEADER = struct.Struct("<16sQQQ16s")
 
 _MAGIC, _VERSION = b"PENSTOCK-LENGTHS", 1
 _ITEMS_AT_ONCE, _NUMBERS_AT_ONCE = 4096, 1 << 16
+_READ_BYTES = 1 << 20
 
 
 def item_lengths(source: Source, by: str | ArrayLike, *, cache: str | os.PathLike[str] | None = None) -> Lengths:
@@ -159,20 +163,63 @@ def _open_if_whole(path: Path, n_items: int) -> Lengths | None:
 
 def _open(path: Path) -> Lengths:
     """Map a file; raise OSError or ValueError if it is not there, or damaged."""
-    check_regular(path)
-    raw = np.memmap(path, np.uint8, mode="r")
-    if len(raw) < _HEADER.size:
-        raise ValueError(f"{path} ends in its header")
-    magic, version, n_items, n_values, checksum = _HEADER.unpack(raw[: _HEADER.size].tobytes())
-    content = raw[_HEADER.size :]
-    if (magic, version, len(content)) != (_MAGIC, _VERSION, 16 * n_values + 8 * n_items):
-        raise ValueError(f"{path} is truncated, or of another version")
-    if xxhash.xxh3_128_digest(content.data) != checksum:
-        raise ValueError(f"{path} does not match its checksum")
-    values, counts = content[: 16 * n_values].view("<i8").reshape(2, n_values)
-    of_items, sort = content[16 * n_values :].view("<u4").reshape(2, n_items)
-    digest = xxhash.xxh3_64_hexdigest(of_items.data if n_items else b"")
-    return Lengths.from_parts(of_items, sort, LengthTable(values, counts), digest, (_open, (path,)))
+    with open_input(path) as file:
+        header = file.read(_HEADER.size)
+        if len(header) < _HEADER.size:
+            raise ValueError(f"{path} ends in its header")
+        magic, version, n_items, n_values, checksum = _HEADER.unpack(header)
+        n_bytes = os.fstat(file.fileno()).st_size - _HEADER.size
+        if (magic, version, n_bytes) != (_MAGIC, _VERSION, 16 * n_values + 8 * n_items):
+            raise ValueError(f"{path} is truncated, or of another version")
+        table = file.read(16 * n_values)
+        # Read, not mapped: a file that becomes shorter now is an error, and not the end of the process.
+        digest, found = _hash_rest(file, table, 4 * n_items)
+        if found != checksum:
+            raise ValueError(f"{path} does not match its checksum")
+        whole = np.memmap(file, np.uint8, mode="r")
+    content = whole[_HEADER.size + 16 * n_values :]
+    values, counts = np.frombuffer(table, "<i8").reshape(2, n_values)
+    of_items, sort = content.view("<u4").reshape(2, n_items)
+    table_of = LengthTable(values, counts)
+    how: dict[str, Any] = {"open_again": (_open, (path,)), "gather": _MappedNumbers(path, whole)}
+    return Lengths.from_parts(of_items, sort, table_of, digest=digest, **how)
+
+
+def _hash_rest(file: io.FileIO, table: bytes, n_bytes: int) -> tuple[str, bytes]:
+    """Return the hash of the lengths, which are the next bytes of a file, and that of all, the table before them."""
+    whole, of_items = xxhash.xxh3_128(table), xxhash.xxh3_64()
+    while block := file.read(min(_READ_BYTES, n_bytes) or _READ_BYTES):
+        whole.update(block)
+        if n_bytes:
+            of_items.update(block)
+            n_bytes -= len(block)
+    return of_items.hexdigest(), whole.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _MappedNumbers:
+    """Reads numbers of a mapped file."""
+
+    path: Path
+    whole: NDArray[np.uint8]
+    """All bytes of the file, mapped."""
+
+    def __call__(self, numbers: NDArray[np.uint32], places: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Return numbers of an array in the map; raise ReadError if they are no longer in the file."""
+        found = np.empty(places.shape, np.uint32)
+        if self._copy(numbers, 4 * places.reshape(-1), found.reshape(-1)) < found.size:
+            raise ReadError(
+                f"Could not read {self.path}: it was truncated since it was opened, or the disk failed. Delete it, and "
+                "the lengths are read again; then resume from a saved state."
+            )
+        return found
+
+    def _copy(self, numbers: NDArray[np.uint32], begins: NDArray[np.int64], out: NDArray[np.uint32]) -> int:
+        if is_compiled():
+            return copy_rows(numbers, begins, out)
+        with open_input(self.path) as file:  # without the C part, the map of a truncated file would end the process
+            offset = numbers.ctypes.data - self.whole.ctypes.data
+            return copy_rows(numbers, begins, out, file=file.fileno(), offset=offset)
 
 
 def _write(lengths: Lengths, path: Path) -> Lengths:

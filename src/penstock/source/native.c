@@ -9,21 +9,39 @@
  * Called through ctypes, which releases the GIL; nothing here depends on Python.
  */
 #define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
 #include <fcntl.h>
 #include <limits.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <time.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "The checksums are implemented for little-endian processors only."
+#endif
+
+#ifndef POSIX_FADV_WILLNEED /* macOS has no such hints */
+enum { POSIX_FADV_WILLNEED, POSIX_FADV_DONTNEED };
+static int posix_fadvise(int file, int64_t begin, int64_t n_bytes, int advice)
+{
+    (void)file, (void)begin, (void)n_bytes, (void)advice;
+    return 0;
+}
+#endif
+#if defined(__APPLE__)
+#define st_ctim st_ctimespec
+#define INITIAL_EXEC /* memory of a thread is always allocated when it is first used */
+#else
+#define INITIAL_EXEC __attribute__((tls_model("initial-exec")))
 #endif
 
 #define READAHEAD_BYTES (1 << 15) /* from this size on, checking the page cache costs little compared with copying */
@@ -65,7 +83,7 @@ struct guarded_read {
 };
 
 /* "initial-exec": allocated when the thread starts, because a signal handler must not be the first to allocate it. */
-static _Thread_local struct guarded_read *volatile current_read __attribute__((tls_model("initial-exec")));
+static _Thread_local struct guarded_read *volatile current_read INITIAL_EXEC;
 static struct sigaction previous_action;
 
 static void on_sigbus(int number, siginfo_t *info, void *context)
@@ -137,10 +155,10 @@ static void fence_streams(void)
 #endif
 }
 
-/* -- XXH3, 64 bits, without a seed, for inputs of more than 240 bytes ---------------------------------------------- */
+/* -- XXH3, 64 bits, without a seed --------------------------------------------------------------------------------- */
 
 enum { STRIPE = 64, BLOCK_STRIPES = 16, KEY_BYTES = 192, LAST_KEY = KEY_BYTES - STRIPE - 7, MERGE_KEY = 11 };
-enum { LEAST_SUMMED = 241 }; /* bytes */
+enum { SHORT_BYTES = 240 }; /* longer inputs are summed in stripes */
 
 static const uint64_t PRIME32[] = {0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D};
 static const uint64_t PRIME64[] = {0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63,
@@ -286,17 +304,88 @@ const char *penstock_checksum_version(void)
     return choose_add_stripes() == add_scalar ? "portable" : "avx2";
 }
 
+static inline uint64_t fold(uint64_t left, uint64_t right)
+{
+    __uint128_t product = (__uint128_t)left * right;
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+static inline uint64_t avalanche(uint64_t found)
+{
+    found ^= found >> 37;
+    found *= 0x165667919E3779F9;
+    return found ^ found >> 32;
+}
+
 static uint64_t merge_lanes(const uint64_t lanes[8], uint64_t length)
 {
     uint64_t found = length * PRIME64[0];
     for (int lane = 0; lane < 8; lane += 2) {
         const uint8_t *key = KEY + MERGE_KEY + 8 * lane;
-        __uint128_t product = (__uint128_t)(lanes[lane] ^ load_u64(key)) * (lanes[lane + 1] ^ load_u64(key + 8));
-        found += (uint64_t)product ^ (uint64_t)(product >> 64);
+        found += fold(lanes[lane] ^ load_u64(key), lanes[lane + 1] ^ load_u64(key + 8));
     }
-    found ^= found >> 37;
-    found *= 0x165667919E3779F9;
+    return avalanche(found);
+}
+
+static inline uint64_t load_u32(const uint8_t *at)
+{
+    uint32_t found;
+    memcpy(&found, at, sizeof found);
+    return found;
+}
+
+static inline uint64_t mix_16(const uint8_t *at, const uint8_t *key)
+{
+    return fold(load_u64(at) ^ load_u64(key), load_u64(at + 8) ^ load_u64(key + 8));
+}
+
+/* The checksum of at most 16 bytes. */
+static uint64_t sum_tiny(const uint8_t *from, int64_t length)
+{
+    if (length > 8) {
+        uint64_t low = load_u64(from) ^ load_u64(KEY + 24) ^ load_u64(KEY + 32);
+        uint64_t high = load_u64(from + length - 8) ^ load_u64(KEY + 40) ^ load_u64(KEY + 48);
+        return avalanche((uint64_t)length + __builtin_bswap64(low) + high + fold(low, high));
+    }
+    if (length >= 4) {
+        uint64_t found = load_u32(from + length - 4) + (load_u32(from) << 32);
+        found ^= load_u64(KEY + 8) ^ load_u64(KEY + 16);
+        found ^= (found << 49 | found >> 15) ^ (found << 24 | found >> 40);
+        found *= 0x9FB21C651E98DF25;
+        found ^= (found >> 35) + (uint64_t)length;
+        found *= 0x9FB21C651E98DF25;
+        return found ^ found >> 28;
+    }
+    uint64_t found = load_u64(KEY + 56) ^ load_u64(KEY + 64);
+    if (length) {
+        uint64_t first = from[0], middle = from[length >> 1], last = from[length - 1];
+        found = (first << 16 | middle << 24 | last | (uint64_t)length << 8) ^ load_u32(KEY) ^ load_u32(KEY + 4);
+    }
+    found ^= found >> 33;
+    found *= PRIME64[1];
+    found ^= found >> 29;
+    found *= PRIME64[2];
     return found ^ found >> 32;
+}
+
+/* The checksum of at most SHORT_BYTES bytes. */
+static uint64_t sum_short(const uint8_t *from, int64_t length)
+{
+    if (length <= 16)
+        return sum_tiny(from, length);
+    uint64_t found = (uint64_t)length * PRIME64[0];
+    if (length <= 128) {
+        for (int64_t pair = (length - 1) / 32; pair >= 0; pair--)
+            found += mix_16(from + 16 * pair, KEY + 32 * pair) +
+                     mix_16(from + length - 16 * (pair + 1), KEY + 32 * pair + 16);
+        return avalanche(found);
+    }
+    for (int64_t n = 0; n < 8; n++)
+        found += mix_16(from + 16 * n, KEY + 16 * n);
+    found = avalanche(found);
+    for (int64_t n = 8; n < length / 16; n++)
+        found += mix_16(from + 16 * n, KEY + 16 * (n - 8) + 3);
+    return avalanche(found + mix_16(from + length - 16, KEY + 136 - 17));
 }
 
 /* The copy of one member: its bytes in the file, and the target of its data. */
@@ -317,9 +406,22 @@ static void load_mixed_stripe(const struct member_copy *member, int64_t at, uint
         memcpy(member->target + (low - member->data), stripe + (low - at), (size_t)(high - low));
 }
 
+/* Do as copy_and_sum for a short member. */
+static uint64_t copy_short(const struct member_copy *member)
+{
+    uint8_t content[SHORT_BYTES];
+    memcpy(content, member->stored, (size_t)member->length);
+    __asm__("" : "+m"(content));
+    if (member->target)
+        memcpy(member->target, content + member->data, (size_t)(member->data_end - member->data));
+    return sum_short(content, member->length);
+}
+
 /* Copy the data of a member; return the checksum of the whole member, header and padding included. */
 static uint64_t copy_and_sum(const struct member_copy *member, add_stripes *add)
 {
+    if (member->length <= SHORT_BYTES)
+        return copy_short(member);
     struct xxh3 xxh3 = {
         {PRIME32[2], PRIME64[0], PRIME64[1], PRIME64[2], PRIME64[3], PRIME32[1], PRIME64[4], PRIME32[0]}, 0};
     const int64_t stripes = (member->length - 1) / STRIPE;
@@ -374,14 +476,14 @@ struct request {
     const int64_t *shard, *begin, *place;
     const struct target *targets;
     const uint8_t *unverified;
+    uint64_t mask; /* of the bits of a checksum that are stored */
 };
 
-/* Whether a member lies within an extent, and is long enough for the checksum if that is computed. */
-static int is_member_valid(const struct member *member, int64_t extent, int summed)
+/* Whether a member lies within an extent. */
+static int is_member_valid(const struct member *member, int64_t extent)
 {
     return member->begin >= 0 && member->data >= member->begin && member->end >= member->data &&
-           member->end <= extent && member->n_bytes >= 0 && member->n_bytes <= member->end - member->data &&
-           (!summed || member->end - member->begin >= LEAST_SUMMED);
+           member->end <= extent && member->n_bytes >= 0 && member->n_bytes <= member->end - member->data;
 }
 
 /* Return how many rows all targets have; 0 if a member that is the same for all items is not valid. */
@@ -391,7 +493,7 @@ static int64_t count_rows(const struct request *request, const struct members *m
     for (int64_t n = 0; n < members->count; n++) {
         const struct member *member = members->first + n;
         const struct target *target = request->targets + n;
-        if (!is_member_valid(member, extent_bytes(members, 0), request->unverified != NULL) || target->n_bytes < 0)
+        if (!is_member_valid(member, extent_bytes(members, 0)) || target->n_bytes < 0)
             return 0;
         if (!member->n_bytes)
             continue;
@@ -422,9 +524,8 @@ static int64_t count_valid(const struct request *request, const struct members *
         mapped = shard;
         if (members->one_each) {
             const struct member *member = members_of(members, item);
-            int summed = request->unverified && request->unverified[item];
             const struct target *target = request->targets;
-            if (!is_member_valid(member, member->end, summed) || place > target->n_bytes - member->n_bytes ||
+            if (!is_member_valid(member, member->end) || place > target->n_bytes - member->n_bytes ||
                 (member->n_bytes && !target->first))
                 break;
         } else if (place >= rows) {
@@ -446,6 +547,7 @@ static int64_t count_valid(const struct request *request, const struct members *
  */
 static int is_resident(int file, int64_t begin, int64_t end, int *assumed)
 {
+#if defined(RWF_NOWAIT)
     uint8_t byte;
     struct iovec place = {&byte, 1};
     if (*assumed) {
@@ -456,6 +558,10 @@ static int is_resident(int file, int64_t begin, int64_t end, int *assumed)
                          preadv2(file, &place, 1, begin + (end - begin) / 4, RWF_NOWAIT) == 1;
     *assumed = resident ? 0 : ASSUMED_PIECES;
     return resident;
+#else /* nobody can tell; what is not there is read when it is needed */
+    (void)file, (void)begin, (void)end, (void)assumed;
+    return 1;
+#endif
 }
 
 /* Ask the kernel to read [begin, end). After one call it reads as much as the device accepts at once, which may be no
@@ -543,13 +649,15 @@ static void prefetch_item(const uint8_t *extent, int64_t n_bytes)
 
 /* Copy the members of one item, whose bytes begin at `extent`.
  *
- * checksums: NULL, or the checksum of its first member, with that of the next `step` numbers further.
+ * checksums: NULL, or the checksum of its first member, with that of the next one `n_items` numbers further.
  *
  * Returns the first member whose checksum does not match, or -1.
  */
 static int64_t copy_item(const uint8_t *extent, const struct members *members, int64_t item,
-                         const struct target *targets, int64_t place, const uint64_t *checksums, int64_t step)
+                         const struct request *request, const uint64_t *checksums)
 {
+    const struct target *targets = request->targets;
+    const int64_t place = request->place[item];
     add_stripes *add = choose_add_stripes();
     for (int64_t n = 0; n < members->count; n++) {
         const struct member *member = members_of(members, item) + n;
@@ -560,7 +668,7 @@ static int64_t copy_item(const uint8_t *extent, const struct members *members, i
             int64_t data = member->data - member->begin;
             struct member_copy copy = {
                 extent + member->begin, target, member->end - member->begin, data, data + member->n_bytes, streamed};
-            if (copy_and_sum(&copy, add) != checksums[n * step])
+            if ((copy_and_sum(&copy, add) ^ checksums[n * request->n_items]) & request->mask)
                 return n;
         } else if (streamed && target) {
             stream(target, extent + member->data, member->n_bytes);
@@ -590,8 +698,7 @@ static int64_t copy_valid(const struct request *request, int64_t n_items, const 
             mine.high = mine.low + (uintptr_t)n_bytes;
             current_read = &mine;
             atomic_signal_fence(memory_order_seq_cst); /* all reads happen while current_read is set */
-            *wrong = copy_item(extent, members, item, request->targets, request->place[item],
-                               verify ? checksums + item : NULL, request->n_items);
+            *wrong = copy_item(extent, members, item, request, verify ? checksums + item : NULL);
             atomic_signal_fence(memory_order_seq_cst);
             current_read = NULL;
         }
@@ -599,6 +706,273 @@ static int64_t copy_valid(const struct request *request, int64_t n_items, const 
     current_read = NULL;
     fence_streams();
     return item;
+}
+
+/* -- take items of a dataset whose shards are open ------------------------------------------------------------------ */
+
+/* Where the rows of one field lie in a shard, and their checksums in its side index. The same numbers as `_COLUMN` in
+ * tar/open_table.py. */
+struct column {
+    int64_t first, step, at; /* row r begins at first + r * step; `at`: that is stored at byte at + 8 r of the side index */
+    const int64_t *begins;   /* not NULL: row r begins at begins[block] + (r - starts[block]) * step */
+    struct member member;    /* from that byte on */
+    int64_t checksums_at, checksum_bytes;
+};
+
+/* An open shard. */
+struct part {
+    struct shard file, index;
+    int64_t n_rows, n_blocks;
+    const int64_t *starts; /* the first row of each block, then n_rows */
+    struct column columns[];
+};
+
+/* A dataset: what is known of it between calls. */
+struct dataset {
+    int64_t n_shards, n_columns;
+    const int64_t *borders;          /* first item of each shard, then the number of items */
+    const struct part *const *parts; /* NULL: the shard is not open, or cannot be read here */
+    uint8_t *verified;               /* one bit for each item, each shard with a byte of its own; NULL: none is */
+    const int64_t *verified_at;      /* first byte of each shard there */
+    int64_t verify;                  /* 0: never */
+    int64_t settled_ns;              /* a file that was written to later may change without another ctime */
+};
+
+/* An item to take. */
+struct taken {
+    int64_t place, row, shard;
+    int verify;
+};
+
+/* Return the last of `count` numbers that is not larger than `wanted`, the first of them if all are; they are sorted. */
+static int64_t find_last(const int64_t *numbers, int64_t count, int64_t wanted)
+{
+    int64_t low = 0;
+    while (count > 1) {
+        int64_t half = count / 2;
+        low = numbers[low + half] <= wanted ? low + half : low;
+        count -= half;
+    }
+    return low;
+}
+
+/* An item, and its number in the batch. */
+struct wanted {
+    uint64_t item;
+    int64_t number;
+};
+
+/* Sort by item: neighbours are read one after the other, and each shard is looked at once. `spare` has room for as many.
+ * Few are inserted; of many, one byte after the other is sorted, from the lowest on. */
+static struct wanted *sort_wanted(struct wanted *wanted, struct wanted *spare, int64_t count)
+{
+    uint64_t bits = 0;
+    if (count <= LINE) {
+        for (int64_t n = 1; n < count; n++) {
+            struct wanted moved = wanted[n];
+            int64_t at = n;
+            for (; at && wanted[at - 1].item > moved.item; at--)
+                wanted[at] = wanted[at - 1];
+            wanted[at] = moved;
+        }
+        return wanted;
+    }
+    for (int64_t n = 0; n < count; n++)
+        bits |= wanted[n].item;
+    for (int shift = 0; shift < 64 && bits >> shift; shift += 8) {
+        int64_t ends[256] = {0}, end = 0;
+        for (int64_t n = 0; n < count; n++)
+            ends[wanted[n].item >> shift & 255]++;
+        for (int byte = 0; byte < 256; byte++) {
+            int64_t begin = end;
+            end += ends[byte];
+            ends[byte] = begin;
+        }
+        for (int64_t n = 0; n < count; n++)
+            spare[ends[wanted[n].item >> shift & 255]++] = wanted[n];
+        struct wanted *sorted = spare;
+        spare = wanted;
+        wanted = sorted;
+    }
+    return wanted;
+}
+
+/* Find the shards of all items, which are sorted; return whether they are open. */
+static int find_shards(const struct dataset *data, int64_t n_items, const struct wanted *wanted, const int64_t *places,
+                       struct taken *taken)
+{
+    int64_t shard = -1;
+    for (int64_t n = 0; n < n_items; n++) {
+        const uint64_t item = wanted[n].item; /* a negative one is huge */
+        if (item >= (uint64_t)data->borders[data->n_shards])
+            return 0;
+        if (shard < 0 || item >= (uint64_t)data->borders[shard + 1])
+            shard = find_last(data->borders, data->n_shards, (int64_t)item);
+        const int64_t row = (int64_t)item - data->borders[shard];
+        if (!data->parts[shard] || row >= data->parts[shard]->n_rows)
+            return 0;
+        int verify = data->verify != 0;
+        if (data->verified)
+            verify = !(data->verified[data->verified_at[shard] + (row >> 3)] >> (row & 7) & 1);
+        taken[n] = (struct taken){places ? places[wanted[n].number] : wanted[n].number, row, shard, verify};
+    }
+    return 1;
+}
+
+/* Read a number of `n_bytes` bytes from a side index; return whether it lies within. */
+static int read_number(const struct shard *index, int64_t at, int64_t row, int64_t n_bytes, struct guarded_read *mine,
+                       uint64_t *found)
+{
+    if (at < 0 || at > index->n_bytes || row > (index->n_bytes - at) / n_bytes - 1)
+        return 0;
+    const uint8_t *from = index->map + at + n_bytes * row;
+    mine->low = (uintptr_t)from;
+    mine->high = mine->low + (uintptr_t)n_bytes;
+    atomic_signal_fence(memory_order_seq_cst);
+    *found = n_bytes == 8 ? load_u64(from) : load_u32(from);
+    atomic_signal_fence(memory_order_seq_cst);
+    return 1;
+}
+
+/* Find where a row of a column begins; return whether it lies within the file. */
+static int find_begin(const struct part *part, const struct column *column, int64_t row, struct guarded_read *mine,
+                      int64_t *begin)
+{
+    int64_t first = column->first, distance = row;
+    if (!is_member_valid(&column->member, column->member.end))
+        return 0;
+    if (column->at) {
+        if (!read_number(&part->index, column->at, row, 8, mine, (uint64_t *)begin))
+            return 0;
+    } else {
+        if (column->begins) {
+            const int64_t block = find_last(part->starts, part->n_blocks, row);
+            first = column->begins[block];
+            distance = row - part->starts[block];
+        }
+        if (__builtin_mul_overflow(distance, column->step, begin) || __builtin_add_overflow(*begin, first, begin))
+            return 0;
+    }
+    return *begin >= 0 && *begin <= part->file.n_bytes - column->member.end;
+}
+
+/* Copy one row of a column, and verify it if needed; return whether it is there and right. */
+static int take_row(const struct part *part, const struct column *column, int64_t begin, const struct taken *taken,
+                    const struct target *target, int streamed, struct guarded_read *mine)
+{
+    const struct member *member = &column->member;
+    uint64_t expected = 0;
+    int64_t place;
+    if (__builtin_mul_overflow(taken->place, member->n_bytes, &place) || place < 0 ||
+        place > target->n_bytes - member->n_bytes)
+        return 0;
+    if (taken->verify &&
+        !read_number(&part->index, column->checksums_at, taken->row, column->checksum_bytes, mine, &expected))
+        return 0;
+    const uint8_t *from = part->file.map + begin;
+    uint8_t *to = member->n_bytes ? target->first + place : NULL;
+    uint64_t found = expected;
+    mine->low = (uintptr_t)from;
+    mine->high = mine->low + (uintptr_t)member->end;
+    atomic_signal_fence(memory_order_seq_cst); /* all reads happen while these are guarded */
+    streamed = streamed && member->n_bytes >= STREAMED_MEMBER;
+    if (taken->verify) {
+        int64_t data = member->data - member->begin;
+        struct member_copy copy = {
+            from + member->begin, to, member->end - member->begin, data, data + member->n_bytes, streamed};
+        found = copy_and_sum(&copy, choose_add_stripes());
+        found = column->checksum_bytes == 8 ? found : found & 0xFFFFFFFF;
+    } else if (streamed) {
+        stream(to, from + member->data, member->n_bytes);
+    } else if (to) {
+        memcpy(to, from + member->data, (size_t)member->n_bytes);
+    }
+    atomic_signal_fence(memory_order_seq_cst);
+    return found == expected;
+}
+
+enum { BEGINS_AHEAD = 4 }; /* rows that are found and loaded into the caches before they are copied */
+
+/* Take one column of all items, or start reading what is large and missing; return whether all is there and right. */
+__attribute__((noinline)) /* as copy_valid */
+static int take_column(const struct dataset *data, int64_t number, int64_t n_items, const struct taken *taken,
+                       const struct target *target, int streamed)
+{
+    struct guarded_read mine = {.low = 0, .high = 0};
+    volatile int done = 0;
+    if (!sigsetjmp(mine.escape, 0)) {
+        int64_t begins[BEGINS_AHEAD];
+        int right = 1, assumed = 0;
+        current_read = &mine;
+        for (int64_t n = 0; n < n_items + BEGINS_AHEAD && right; n++) {
+            const int64_t last = n - BEGINS_AHEAD;
+            if (last >= 0 && target) {
+                const struct part *part = data->parts[taken[last].shard];
+                right = take_row(part, part->columns + number, begins[last % BEGINS_AHEAD], taken + last, target,
+                                 streamed, &mine);
+            }
+            if (n >= n_items || !right)
+                continue;
+            const struct part *part = data->parts[taken[n].shard];
+            const struct member *member = &part->columns[number].member;
+            int64_t begin;
+            right = find_begin(part, part->columns + number, taken[n].row, &mine, &begin);
+            begins[n % BEGINS_AHEAD] = begin;
+            if (right && !target)
+                read_ahead(part->file.file, begin, begin + member->end, &assumed);
+            else if (right && member->end < READAHEAD_BYTES)
+                prefetch_item(part->file.map + begin + member->data, member->n_bytes);
+        }
+        done = right;
+    }
+    current_read = NULL;
+    fence_streams();
+    return done;
+}
+
+/* Take all columns. Large ones are read ahead, all of them, before anything is copied. */
+static int take_columns(const struct dataset *data, int64_t n_items, const struct taken *taken,
+                        const struct target *targets)
+{
+    const struct column *columns = data->parts[taken->shard]->columns;
+    int64_t n_bytes = 0;
+    int done = 1;
+    for (int64_t n = 0; n < data->n_columns; n++) {
+        n_bytes += columns[n].member.end / LINE;
+        if (columns[n].member.end >= READAHEAD_BYTES)
+            done = done && take_column(data, n, n_items, taken, NULL, 0);
+    }
+    for (int64_t n = 0; done && n < data->n_columns; n++)
+        done = take_column(data, n, n_items, taken, targets + n, n_bytes >= STREAMED_BATCH / LINE / n_items);
+    return done;
+}
+
+/* Whether the file of a shard was written to since it was mapped. */
+static int is_changed(const struct shard *shard)
+{
+    struct stat now;
+    if (shard->file < 0 || shard->file > INT_MAX || fstat((int)shard->file, &now))
+        return 1;
+    /* Compare ctime, not mtime: copying programs may set mtime back. */
+    uint64_t changed_ns = (uint64_t)now.st_ctim.tv_sec * 1000000000 + (uint64_t)now.st_ctim.tv_nsec;
+    return now.st_size != shard->n_bytes || changed_ns != (uint64_t)shard->changed_ns;
+}
+
+/* Return whether no file was written to that was read. A side index counts if it says where rows lie; if only checksums
+ * are read from it, a wrong one cannot make wrong bytes right. */
+static int are_unchanged(const struct dataset *data, int64_t n_items, const struct taken *taken)
+{
+    for (int64_t n = 0; n < n_items; n++) {
+        const struct part *part = data->parts[taken[n].shard];
+        int read_index = 0;
+        if (n && taken[n - 1].shard == taken[n].shard)
+            continue;
+        for (int64_t column = 0; column < data->n_columns; column++)
+            read_index |= part->columns[column].at != 0;
+        if (is_changed(&part->file) || (read_index && is_changed(&part->index)))
+            return 0;
+    }
+    return 1;
 }
 
 /* -- called from Python ------------------------------------------------------------------------------------------- */
@@ -611,8 +985,9 @@ enum { UNREADABLE = -1, INVALID = -2 };
  * one_each: 1 if every item has a single member of its own size. `place` is then a byte offset in the only target.
  * targets: for each member, an array whose rows have the member's n_bytes.
  * place: for each item, its row in the targets.
- * unverified: NULL, or for each item whether to compare checksums. Members must have more than 240 bytes.
+ * unverified: NULL, or for each item whether to compare checksums.
  * checksums: with unverified, (members, items): the checksum of each member of each item.
+ * mask: the bits of checksums that are compared.
  *
  * Returns the number of items copied. If it is less than n_items, `wrong` is the member of the next item whose checksum
  * does not match, UNREADABLE if that item cannot be read, or INVALID if it does not lie within its shard or does not
@@ -621,9 +996,9 @@ enum { UNREADABLE = -1, INVALID = -2 };
 int64_t penstock_copy(int64_t n_items, int64_t n_shards, const struct shard *shards, const int64_t *shard,
                       const int64_t *begin, int64_t n_members, const struct member *first_member, int64_t one_each,
                       const struct target *targets, const int64_t *place, const uint8_t *unverified,
-                      const uint64_t *checksums, int64_t *wrong)
+                      const uint64_t *checksums, uint64_t mask, int64_t *wrong)
 {
-    const struct request request = {n_items, n_shards, shards, shard, begin, place, targets, unverified};
+    const struct request request = {n_items, n_shards, shards, shard, begin, place, targets, unverified, mask};
     struct members members = {first_member, n_members, one_each != 0, 0};
     const int64_t n_valid = count_valid(&request, &members);
     int64_t batch_bytes;
@@ -640,19 +1015,60 @@ int64_t penstock_copy(int64_t n_items, int64_t n_shards, const struct shard *sha
     return n_copied;
 }
 
+/* Read items of a dataset into rows of the target arrays, one for each column.
+ *
+ * places: for each item, its row in the targets; NULL: its number.
+ *
+ * Returns -1 if not all items were read, verified as far as needed, or a file was written to meanwhile; why is for
+ * others to find out. Rows of the targets may have been written to. Otherwise 0 if nothing was verified, or a time in
+ * ns: files that were not written to since stay as they were verified for as long as their ctime does.
+ */
+int64_t penstock_take(const struct dataset *data, int64_t n_items, const int64_t *items, const int64_t *places,
+                      const struct target *targets)
+{
+    struct timespec began;
+    struct {
+        struct wanted wanted[LINE];
+        struct taken taken[LINE];
+    } few;
+    struct wanted *wanted = few.wanted;
+    struct taken *taken = few.taken;
+    if (n_items <= 0 || clock_gettime(CLOCK_REALTIME, &began) || !install_handler())
+        return -1;
+    if (n_items > LINE) { /* with room to sort */
+        if (!(wanted = malloc((size_t)n_items * (2 * sizeof *wanted + sizeof *taken))))
+            return -1;
+        taken = (struct taken *)(wanted + 2 * n_items);
+    }
+    for (int64_t n = 0; n < n_items; n++)
+        wanted[n] = (struct wanted){(uint64_t)items[n], n};
+    const struct wanted *sorted = sort_wanted(wanted, wanted + n_items, n_items);
+    int done = find_shards(data, n_items, sorted, places, taken), verified = 0;
+    done = done && take_columns(data, n_items, taken, targets) && are_unchanged(data, n_items, taken);
+    for (int64_t n = 0; done && n < n_items; n++)
+        verified |= taken[n].verify;
+    if (wanted != few.wanted)
+        free(wanted);
+    return !done ? -1 : verified ? (int64_t)began.tv_sec * 1000000000 + began.tv_nsec - data->settled_ns : 0;
+}
+
+/* Note in the bits of a dataset that items were verified, but not those of shards that were written to since a time.
+ * The caller holds a lock. */
+void penstock_mark(const struct dataset *data, int64_t n_items, const int64_t *items, int64_t settled)
+{
+    for (int64_t n = 0; n < n_items; n++) {
+        const int64_t shard = find_last(data->borders, data->n_shards, items[n]);
+        const int64_t row = items[n] - data->borders[shard];
+        if (data->parts[shard]->file.changed_ns < settled && data->parts[shard]->index.changed_ns < settled)
+            data->verified[data->verified_at[shard] + (row >> 3)] |= (uint8_t)(1 << (row & 7));
+    }
+}
+
 /* Set changed[n] to whether the file of shard n was written to since it was mapped. */
 void penstock_changed(int64_t n_shards, const struct shard *shards, uint8_t *changed)
 {
-    for (int64_t n = 0; n < n_shards; n++) {
-        struct stat now;
-        const int64_t file = shards[n].file;
-        changed[n] = 1;
-        if (file < 0 || file > INT_MAX || fstat((int)file, &now))
-            continue;
-        /* Compare ctime, not mtime: copying programs may set mtime back. */
-        uint64_t changed_ns = (uint64_t)now.st_ctim.tv_sec * 1000000000 + (uint64_t)now.st_ctim.tv_nsec;
-        changed[n] = now.st_size != shards[n].n_bytes || changed_ns != (uint64_t)shards[n].changed_ns;
-    }
+    for (int64_t n = 0; n < n_shards; n++)
+        changed[n] = (uint8_t)is_changed(shards + n);
 }
 
 /* Start reading byte ranges into the page cache, without waiting for them. Return the bytes that were not there.

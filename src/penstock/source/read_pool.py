@@ -1,11 +1,12 @@
 """Helper threads for one call at a time: started for it and joined before it returns."""
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import parent_process
 from typing import TypeVar
+
+from penstock.files.machine import count_cpus
 
 __all__ = ["ReadPool", "Result", "map_at_once"]
 
@@ -28,7 +29,7 @@ class ReadPool:
 
     def __init__(self, threads: int | None = None) -> None:
         if threads is None:
-            threads = 1 if parent_process() is not None else min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+            threads = 1 if parent_process() is not None else min(_MAX_THREADS, count_cpus())
         self.threads = threads
         self._free = threading.Semaphore(threads)
 

@@ -256,7 +256,7 @@ def test_threads_that_read_one_file_each_have_their_own_handle(tmp_path):
     together, wrong = threading.Barrier(4), list[int]()
 
     def read(number: int) -> None:
-        together.wait(10)
+        together.wait(120)
         for n in np.random.default_rng(number).integers(0, 100, 12).tolist():
             if not same(taken(source, [n]), [items[n]]):
                 wrong.append(n)

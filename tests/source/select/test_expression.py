@@ -85,6 +85,12 @@ def test_any_name_can_be_a_column() -> None:
     assert condition.evaluate({"class": np.array([1, 1]), "meta.day": np.array([0, 1])}).tolist() == [False, True]
 
 
+def test_what_is_refused_is_said_once() -> None:
+    with pytest.raises(OptionError, match=r"^A condition must consist of columns.* is something else") as caught:
+        parse_condition("__import__('os') == 1")
+    assert str(caught.value).count("A condition must") == 1
+
+
 @pytest.mark.parametrize(
     "text",
     [

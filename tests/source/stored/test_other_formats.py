@@ -319,7 +319,7 @@ def read_in_children(source: ZarrSource, data: np.ndarray) -> list[int | None]:
         for child in children:
             child.start()
         for child in children:
-            child.join(20)
+            child.join(120)
     finally:
         stop.set()
         thread.join()

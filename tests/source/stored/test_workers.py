@@ -111,9 +111,9 @@ def test_threads_1_starts_no_helper_thread(tmp_path: Path) -> None:
 
 
 def test_the_default_is_one_thread_per_cpu_and_one_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_pool.os, "sched_getaffinity", lambda _: set(range(6)))
+    monkeypatch.setattr(read_pool, "count_cpus", lambda: 6)
     assert read_pool.ReadPool(None).threads == 6
-    monkeypatch.setattr(read_pool.os, "sched_getaffinity", lambda _: set(range(600)))
+    monkeypatch.setattr(read_pool, "count_cpus", lambda: 600)
     assert read_pool.ReadPool(None).threads == 8
     monkeypatch.setattr(read_pool, "parent_process", lambda: "a parent")
     assert read_pool.ReadPool(None).threads == 1
@@ -154,10 +154,10 @@ def test_an_error_is_raised_once_no_thread_writes_to_the_rows_any_more(tmp_path:
 
     def slow(self: Any, coordinates: tuple[int, ...]) -> Any:
         if coordinates == (0,):
-            assert reached.wait(10)
+            assert reached.wait(120)
         if coordinates == (1,):
             reached.set()
-            assert go_on.wait(10)
+            assert go_on.wait(120)
             late.append(coordinates)
         return real(self, coordinates)
 
@@ -168,7 +168,7 @@ def test_an_error_is_raised_once_no_thread_writes_to_the_rows_any_more(tmp_path:
             assert not wait([reading], timeout=0.1).done
             go_on.set()
             with pytest.raises(DamageError, match=r"chunk \(0,\)"):
-                reading.result(10)
+                reading.result(120)
     assert late == [(1,)]
     source.close()
 
@@ -215,7 +215,7 @@ def test_a_fork_in_the_middle_of_a_read_does_not_hang(source: ZarrSource) -> Non
     for thread in threads:
         thread.start()
     try:
-        assert [run_isolated(check_all, source, seconds=20) for _ in range(8)] == ["alive"] * 8
+        assert [run_isolated(check_all, source) for _ in range(8)] == ["alive"] * 8
     finally:
         stop.set()
         for thread in threads:

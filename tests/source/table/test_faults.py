@@ -1,6 +1,7 @@
 """What is wrong with a table is said by name: at once where that is known, else when it is read."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from pyarrow import feather, parquet
 
 from penstock import DamageError, MissingDependency, OptionError, ReadError, SourceError, Span, TableSource
+from penstock.source.native import is_compiled
 
 N = 1000
 
@@ -59,6 +61,32 @@ class TestFilesThatChange:
             TableSource(tmp_path / name)
 
 
+TRUNCATED = """
+import os, sys
+import numpy as np
+import penstock as ps
+from penstock.source.table.stamp import FileStamp
+
+source = ps.TableSource(sys.argv[1])
+assert source.take(np.array([0, 89_999]))["x"].tolist() == [0, 89_999]
+FileStamp.check = lambda self: None  # as if it were truncated between this and the copy
+os.truncate(sys.argv[1], 4096)
+try:
+    source.take(np.array([0, 89_999]))
+except ps.ReadError as error:
+    print("truncated" in str(error))
+"""
+
+
+@pytest.mark.skipif(not is_compiled(), reason="only the C part survives the map of a truncated file")
+def test_an_arrow_file_that_is_truncated_while_numbers_are_copied_is_a_read_error(tmp_path: Path) -> None:
+    path = write(pa.table({"x": np.arange(90_000)}), tmp_path / "t.arrow")
+    done = subprocess.run(
+        [sys.executable, "-c", TRUNCATED, str(path)], check=False, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
 def test_damage_names_the_file_and_the_row_group(table: pa.Table, tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     parquet.write_table(table, path, row_group_size=100, write_page_checksum=True)
@@ -103,6 +131,7 @@ def test_a_missing_integer_is_an_error_that_names_column_and_row(tmp_path: Path,
         (lambda t: TableSource({"x": [1]}), "A table must be a path.*got dict"),
         (lambda t: TableSource(pl.LazyFrame({"x": [1]})), r"Call collect\(\) first"),
         (lambda t: TableSource(pd.DataFrame({"m": [1, "a"]})), r"values of one type.*column m"),
+        (lambda t: TableSource(pd.DataFrame([[1, 2]], columns=["a", "a"])), r"a name of its own.*'a', 'a'"),
         (lambda t: TableSource(pa.table([[1], [2]], names=["a", "a"])), "several columns 'a'"),
         (lambda t: TableSource("s3://bucket/a.parquet"), "must be one of this machine, got the URL"),
         (lambda t: TableSource("no/such.parquet"), r"no/such\.parquet: No such file"),
@@ -137,6 +166,48 @@ def test_bad_csv_files_are_refused(tmp_path: Path, content: str, message: str) -
     (tmp_path / "a.csv").write_text(content)
     with pytest.raises(SourceError, match=rf"(?s)a\.csv.*{message}|{message}.*a\.csv"):
         TableSource(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ("name,x\nMeier,1\nMüller,2\n", r"got b'M\\xfcller' in row 1 of column 'name'"),
+        ("größe,x\n1,1\n", r"got b'\\xf6\\xdfe'"),
+    ],
+    ids=["value", "name"],
+)
+def test_a_csv_file_of_another_encoding_is_refused_unless_it_is_said(tmp_path: Path, content: str, found: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(SourceError, match=rf"a\.csv must be a table of text in utf-8, but {found}.*encoding='latin-1'"):
+        TableSource(path)
+    rows = TableSource(path, encoding="latin-1").take(np.arange(content.count("\n") - 1))
+    assert next(iter(rows)) == content.partition(",")[0]
+    if "name" in rows:
+        assert rows["name"].tolist() == ["Meier", "Müller"]
+    path.write_text(content, encoding="utf-16")
+    assert list(TableSource(path, encoding="utf-16").fields) == list(rows)
+
+
+def test_the_mark_of_an_encoding_at_the_begin_of_a_csv_file_is_no_part_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("name,n\nä,1\n", encoding="utf-8-sig")
+    (tmp_path / "b.csv").write_text("name,n\nä,1\n", encoding="utf-16")
+    with pytest.raises(SourceError, match=r"b\.csv .* begins as UTF-16 does. Use encoding='utf-16'"):
+        TableSource(tmp_path / "b.csv")
+    for source in (TableSource(tmp_path / "a.csv"), TableSource(tmp_path / "b.csv", encoding="utf-16")):
+        found = source.take(np.array([0]))
+        assert {name: column.tolist() for name, column in found.items()} == {"name": ["ä"], "n": [1]}
+
+
+def test_an_encoding_is_one_of_csv_files(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write(pa.table({"x": [1]}), path)
+    with pytest.raises(OptionError, match=r"encoding is one of CSV files, got encoding='latin-1' for .*a\.parquet"):
+        TableSource(path, encoding="latin-1")
+    with pytest.raises(OptionError, match="for a Table"):
+        TableSource(pa.table({"x": [1]}), encoding="latin-1")
+    with pytest.raises(OptionError, match="encoding must be one that Python knows, such as 'latin-1', got 'latin-99'"):
+        TableSource(tmp_path / "a.csv", encoding="latin-99")
 
 
 def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

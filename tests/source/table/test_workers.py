@@ -1,4 +1,4 @@
-"""TableSource in worker processes, forked after Arrow has used its threads, and in threads: the same batches."""
+"""TableSource in worker processes, forked after Arrow has used its threads or spawned, and in threads."""
 
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ from penstock import Loader, Plan, RunOptions, Span, TableSource, WindowShuffle
 N = 240
 
 
-@pytest.fixture(params=["parquet", "feather"])
+@pytest.fixture(params=["parquet", "feather", "memory"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> TableSource:
     rows = range(N)
     table = pa.table({"x": list(rows), "text": [f"row {n}" for n in rows], "many": [[n] * (n % 3) for n in rows]})
+    if request.param == "memory":
+        return TableSource(table, chunk_items=16)
     path = tmp_path / f"a.{request.param}"
     if request.param == "parquet":
         parquet.write_table(table, path, row_group_size=16)
@@ -26,6 +28,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> TableSource:
 
 OPTIONS = {
     "fork": RunOptions(executor="processes", start_method="fork"),
+    "spawn": RunOptions(executor="processes", start_method="spawn"),
     "threads": RunOptions(executor="threads"),
 }
 

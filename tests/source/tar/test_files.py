@@ -102,7 +102,7 @@ def test_threads_that_open_one_shard_get_the_same_object(tmp_path: Path) -> None
         source, found, start = TarSource(tmp_path / "set", fields=["x"]), [], threading.Barrier(4)
 
         def read(source: TarSource = source, found: list[Any] = found, start: threading.Barrier = start) -> None:
-            start.wait(10)
+            start.wait(120)
             found.append(source.take(np.arange(23))["x"].tolist())
 
         threads = [threading.Thread(target=read) for _ in range(4)]

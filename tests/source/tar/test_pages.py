@@ -56,9 +56,9 @@ def test_the_items_that_come_are_read_and_no_others(pages: Pages) -> None:
     asked = np.array([21, 3, 9, 3])
     n_bytes = source.prepare(asked)
     assert n_bytes >= 3 * 400_000
-    assert eventually(lambda: all(pages.cached(item).all() for item in (3, 9, 21)), 30)
+    assert eventually(lambda: all(pages.cached(item).all() for item in (3, 9, 21)))
     assert not any(pages.cached(item).any() for item in (0, 6, 14, 17))
-    assert eventually(lambda: source.prepare(asked) == 0, 30)
+    assert eventually(lambda: source.prepare(asked) == 0)
     assert source.take(asked)["x"].tolist() == [21, 3, 9, 3]
 
 
@@ -85,7 +85,7 @@ def test_small_items_are_read_in_blocks_if_all_of_them_fit(tmp_path: Path) -> No
         pytest.skip("the file system of the temporary folder keeps all pages")
     source = TarSource(tmp_path / "set", fields=["x"])
     source.prepare(np.array([0, 1999]))
-    assert eventually(lambda: all(cached_pages(shard)[[0, 20, -1]]), 30)
+    assert eventually(lambda: all(cached_pages(shard)[[0, 20, -1]]))
     assert not cached_pages(shard)[len(cached_pages(shard)) // 2]
 
 

@@ -115,6 +115,16 @@ def wide(n_items: int) -> list[Sample]:
     return [{"x": np.full(10_000, i, np.int32), "y": np.int64(i)} for i in range(n_items)]
 
 
+def test_side_indexes_of_what_comes_next_are_asked_for_in_one_round_trip(tmp_path: Path, s3: Endpoint) -> None:
+    write(tmp_path / "set", uniform(0), shard_size=3)
+    there = copy_to(s3, tmp_path / "set")
+    source = TarSource(str(there.url), store=s3.options)
+    there.set_line(latency_seconds=0.5)
+    source.prepare(np.arange(0, 23, 3))  # waits for the first of them
+    asked = [key for _, key, *_ in there.log() if key.endswith(".index")]
+    assert sorted(asked) == [f"shard_{number:06d}.tar.index" for number in range(8)]
+
+
 def test_only_the_fields_that_are_read_are_downloaded(tmp_path: Path, s3: Endpoint) -> None:
     write(tmp_path / "set", wide(40), shard_size=40)
     there = copy_to(s3, tmp_path / "set")

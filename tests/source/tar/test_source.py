@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from penstock_source_suite import Case, ShortSuite, same
-from penstock_test_shards import Kind, Sample, TarSuite, Truth, check_in_a_spawned_process, grid, npy, uniform, write
+from penstock_test_shards import (
+    Kind,
+    Sample,
+    TarSuite,
+    Truth,
+    check_in_a_spawned_process,
+    grid,
+    in_columns,
+    npy,
+    uniform,
+    write,
+)
 
 from penstock import Span, TarSource
 
@@ -171,11 +182,15 @@ KINDS: dict[str, Kind] = {
     "never verified": _options(verify="never"),
     "substituting": _options(on_error="substitute", max_bad_items=0),
 }
+SAMPLES_ONLY = ("pyd", "one field", "large fields", "nothing but items of no size", "bz2", "xz")
+KINDS |= {f"columns: {name}": in_columns(kind) for name, kind in KINDS.items() if name not in SAMPLES_ONLY}
+KINDS |= {f"mixed: {name}": in_columns(KINDS[name], mixed=True) for name in ("uniform", "ragged", "objects", "dtypes")}
+FULLY = ("uniform", "ragged", "columns: uniform", "mixed: ragged")  # tested in full
 cases = penstock_test_shards.cases
 
 
 class TestTarSource(TarSuite):
-    @pytest.fixture(params=["uniform", "ragged"])
+    @pytest.fixture(params=FULLY)
     def case(self, request: pytest.FixtureRequest, cases: Callable[[str], Case]) -> Case:
         return cases(request.param)
 
@@ -183,20 +198,22 @@ class TestTarSource(TarSuite):
 class TestOtherKinds(ShortSuite):
     suite = TarSuite
 
-    @pytest.fixture(params=[name for name in KINDS if name not in ("uniform", "ragged")])
+    @pytest.fixture(params=[name for name in KINDS if name not in FULLY])
     def case(self, request: pytest.FixtureRequest, cases: Callable[[str], Case]) -> Case:
         return cases(request.param)
 
 
-@pytest.mark.parametrize("name", ["uniform", "ragged", "gz"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("uniform", marks=pytest.mark.canary("spawn")), "ragged", "gz", "mixed: uniform"]
+)
 def test_a_process_that_is_spawned_reads_the_same(cases: Callable[[str], Case], name: str) -> None:
     check_in_a_spawned_process(cases(name))
 
 
-@pytest.mark.parametrize("name", ["ragged", "ragged and large"])
+@pytest.mark.parametrize("name", ["ragged", "ragged and large", "columns: ragged", "columns: ragged and large"])
 def test_arrays_of_any_length_can_be_written_to_and_share_no_memory(cases: Callable[[str], Case], name: str) -> None:
     source = cases(name).make()
-    arrays = list(source.take(np.arange(len(source.index)))["events" if name == "ragged" else "v"])
+    arrays = list(source.take(np.arange(len(source.index)))["v" if "large" in name else "events"])
     assert all(array.flags.writeable and array.flags.aligned and array.flags.c_contiguous for array in arrays)
     before = [array.copy() for array in arrays]
     for number, array in enumerate(arrays):
@@ -231,7 +248,10 @@ def data_sets(draw: st.DrawFn) -> tuple[list[Sample], Sample, Sample]:
         "shard_size": draw(st.integers(1, 6)),
         "compression": draw(st.sampled_from(["none", "none", "gz"])),
         "array_format": draw(st.sampled_from(["npy", "npy", "pyd"])),
+        "layout": draw(st.sampled_from(["samples", "columns"])),
     }
+    if writing["layout"] == "columns":
+        writing["array_format"] = "npy"
     reading = {
         "verify": draw(st.sampled_from(["first", "always", "never"])),
         "chunk_items": draw(st.none() | st.integers(1, 5)),

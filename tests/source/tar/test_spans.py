@@ -94,6 +94,17 @@ def test_scattered_items_that_turn_out_to_be_dense_are_read_by_spans() -> None:
     assert use.announce(spans_of(grid, order[:120].tolist()), 1.0).all()
 
 
+def test_beside_a_cache_folder_a_part_of_a_span_is_read_alone_if_it_is_announced_in_order() -> None:
+    """What is announced in order is all that is needed; out of order, the rest of a span may follow."""
+    grid = make_grid()
+    for is_in_order in (True, False):
+        use = SpanUse(grid, 0, 1 << 40, kept_share=lambda: 1e-3)
+        assert use.announce(spans_of(grid, list(range(160))), 1.0).all()
+        parts = [item for item in range(160, 240) if item % 8]  # of each span, seven of eight
+        items = parts if is_in_order else parts[::2] + parts[1::2][::-1]
+        assert use.announce(spans_of(grid, items), 1.0).tolist() == [not is_in_order] * len(items)
+
+
 def test_a_span_is_read_as_it_was_announced() -> None:
     grid, use = make_use()
     assert not use.announce(spans_of(grid, [0]), 1.0).any()

@@ -210,7 +210,7 @@ def test_several_threads_decode_each_chunk_once(tmp_path: Path) -> None:
 
     def reader(seed: int) -> None:
         items = np.random.default_rng(seed).permutation(len(source.index))[:60]
-        start.wait(10)
+        start.wait(120)
         try:
             wanted[seed] = (items, source.take(items)["raw"])
         except BaseException as error:

@@ -20,8 +20,9 @@ from penstock.source.checks import check_items, check_span, keep_existing, sum_m
 from penstock.source.file_ranges import MAX_FILES, FileRanges, first_distinct
 from penstock.source.files.decoders import Decode
 from penstock.source.files.reader import FileReader, Stored
-from penstock.source.select.selectable import Selectable, call_prepare, check_fields
+from penstock.source.select.selectable import Selectable, check_fields
 from penstock.source.table.source import TableSource
+from penstock.source.wrapper import call_prepare
 
 __all__ = ["FilesSource"]
 

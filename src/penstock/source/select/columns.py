@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import SourceError
+from penstock.core.metadata.records import Records, to_column
 from penstock.core.protocols import Source
 from penstock.core.types import UNNAMED, Field, Span
 
@@ -163,6 +164,10 @@ def _read_values(
         return np.char.decode(values, "utf-8", "replace").astype(object)
     if not values.dtype.hasobject:
         return values.astype(object) if values.dtype.kind == "U" else values
+    if isinstance(values, Records) and keys:
+        values, keys = values.columns(keys[0])[keys[0]], keys[1:]  # makes no dicts
+        if not values.dtype.hasobject and not keys:
+            return values
     plain: list[Any] = []
     for number, value in enumerate(values.tolist(), start):
         for key in keys:
@@ -174,26 +179,13 @@ def _read_values(
                 f"{type(value).__name__}."
             )
         plain.append(texts.setdefault(single, single) if isinstance(single, str) else single)
-    return _to_array(plain)
+    return to_column(plain)
 
 
 def _to_single(value: Any) -> Any:
     """Return a scalar as Python has it, bytes as text, and anything else as it is."""
     single = value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
     return single.decode("utf-8", "replace") if isinstance(single, bytes) else single
-
-
-def _to_array(values: list[Any]) -> NDArray[Any]:
-    types = {type(value) for value in values}
-    if types == {bool}:
-        return np.array(values, np.bool_)
-    if types == {int} and all(-(1 << 63) <= value < 1 << 63 for value in values):
-        return np.array(values, np.int64)
-    if types <= {int, float, type(None)} and types != {type(None)}:
-        return np.array([np.nan if value is None else float(value) for value in values])
-    column = np.empty(len(values), object)
-    column[:] = values
-    return column
 
 
 def _join_blocks(blocks: list[NDArray[Any]]) -> NDArray[Any]:
@@ -204,4 +196,4 @@ def _join_blocks(blocks: list[NDArray[Any]]) -> NDArray[Any]:
         return np.concatenate(blocks)
     # Blocks were read from objects, and differ: ints here, fractions or missing values there.
     values = [None if value != value else value for block in blocks for value in block.tolist()]  # noqa: PLR0124  # NaN
-    return _to_array(values)
+    return to_column(values)

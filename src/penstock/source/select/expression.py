@@ -156,6 +156,8 @@ def parse_condition(text: str) -> Condition:
     try:
         tree = ast.parse(stripped, mode="eval").body
         names = list(dict.fromkeys(_find_columns(tree, stripped)))
+    except OptionError:  # says what is wrong with which part
+        raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         raise OptionError(

@@ -6,6 +6,7 @@ Each choice is a source of its own, whose fingerprint depends on that of the sou
 import copy
 import hashlib
 import logging
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -19,19 +20,22 @@ from penstock.core.protocols import Source
 from penstock.core.seeds import check_seed, key_for
 from penstock.core.text import count
 from penstock.core.types import Block, Field, Span
-from penstock.source.checks import check_items, check_span, keep_existing, sum_memory, sum_stored
-from penstock.source.remote_parts import RemoteParts
+from penstock.source.checks import check_items, check_span, keep_existing, sum_stored
 from penstock.source.select.choose import divide, encode_groups, find_mask
 from penstock.source.select.columns import list_columns, read_columns
 from penstock.source.select.parts import check_fractions, divide_items
+from penstock.source.wrapper import Wrapper, call_prepare, call_release
 
-__all__ = ["FewerFields", "Selectable", "Take", "call_prepare", "call_release", "check_fields", "select_fields"]
+__all__ = ["FewerFields", "Selectable", "Take", "check_fields", "select_fields"]
 
 _LOG = logging.getLogger("penstock")
 _Int64s = NDArray[np.int64]
 
 _AT_ONCE = 1 << 18  # items
 _MAX_PARTS = 1000
+
+# Columns by source and name. Not in the source, which is sent to workers.
+_KEPT: "weakref.WeakKeyDictionary[Selectable, dict[str, NDArray[Any]]]" = weakref.WeakKeyDictionary()
 
 
 class Selectable:
@@ -45,6 +49,20 @@ class Selectable:
     def columns(self, *names: str) -> dict[str, NDArray[Any]]:
         """Return columns by name, with one value per item; they are read in one pass."""
         return read_columns(cast("Source", self), names)
+
+    def metadata(self, name: str) -> NDArray[Any]:
+        """Return one column, with one value per item; it is read once, and not to be changed.
+
+        Numbers are typed, text and mixed values are objects. Only the column is read: `source.index.select(mask)` then
+        gives a plan some of the items, and `source.where(mask)` is a source of them.
+        """
+        kept = _KEPT.setdefault(self, {})
+        if name not in kept:
+            column = read_columns(cast("Source", self), [name])[name]
+            column = column.copy() if column.base is not None else column
+            column.flags.writeable = False
+            kept[name] = column
+        return kept[name]
 
     def where(self, condition: "str | Callable[..., ArrayLike] | ArrayLike") -> "Take":
         """Return a source of the items that fulfil a condition, in storage order.
@@ -121,7 +139,7 @@ class Selectable:
         return FewerFields(cast("Source", self), fields)
 
 
-class Take(Selectable, RemoteParts):
+class Take(Selectable, Wrapper):
     """A selection of items as a source of its own, in the given order; repeats are allowed.
 
     To train on a subset of a source, `source.index.select(mask)` is lighter: it keeps the item numbers of the source.
@@ -208,15 +226,6 @@ class Take(Selectable, RemoteParts):
         n_bytes = sum_stored(self._source)
         return None if n_bytes is None else n_bytes * self._n_distinct // max(1, len(self._source.index))
 
-    @property
-    def memory_bytes(self) -> int:
-        """Upper bound of the memory that the source keeps between reads."""
-        return sum_memory(self._source)
-
-    def close(self) -> None:
-        """Close the source."""
-        self._source.close()
-
     def _locate(self, places: _Int64s) -> _Int64s:
         """Return the numbers in the source."""
         if self._items is not None:
@@ -225,7 +234,7 @@ class Take(Selectable, RemoteParts):
         return self._selected.stored(places)
 
 
-class FewerFields(Selectable, RemoteParts):
+class FewerFields(Selectable, Wrapper):
     """A source with some of its fields; all of them are read if the source cannot read them alone.
 
     Examples
@@ -254,14 +263,6 @@ class FewerFields(Selectable, RemoteParts):
         """Return any items, in the given order."""
         return self._keep_fields(self._source.take(items), out)
 
-    def prepare(self, items: _Int64s) -> int | None:
-        """Start reading items into the page cache, as far as the source does; return the bytes that were not there."""
-        return call_prepare(self._source, items)
-
-    def release(self, items: _Int64s) -> None:
-        """Give the pages of items back to the system, as far as the source does."""
-        call_release(self._source, items)
-
     def with_fields(self, fields: Sequence[str]) -> "FewerFields":
         """Return a source of the same items with these fields alone."""
         return FewerFields(self._source, fields)
@@ -270,20 +271,6 @@ class FewerFields(Selectable, RemoteParts):
     def stored_fields(self) -> Mapping[str, Field]:
         """All fields of the source."""
         return self._source.fields
-
-    @property
-    def stored_bytes(self) -> int | None:
-        """Bytes of the local files of the source; None if it does not know them."""
-        return sum_stored(self._source)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Upper bound of the memory that the source keeps between reads."""
-        return sum_memory(self._source)
-
-    def close(self) -> None:
-        """Close the source."""
-        self._source.close()
 
     def _keep_fields(self, block: Block, out: Block | None) -> Block:
         kept = {name: block[name] for name in self.fields}
@@ -307,16 +294,3 @@ def check_fields(source: Source, fields: Sequence[str]) -> list[str]:
     if isinstance(fields, str) or unknown or not names or len(set(names)) < len(names):
         raise OptionError(f"fields must be different fields of {source!r}, some of {known}, got {fields!r}.")
     return names
-
-
-def call_prepare(source: Source, items: _Int64s) -> int | None:
-    """Call `prepare` of a source, if it has it."""
-    prepare: Callable[[_Int64s], int | None] | None = getattr(source, "prepare", None)
-    return 0 if prepare is None else prepare(items)
-
-
-def call_release(source: Source, items: _Int64s) -> None:
-    """Call `release` of a source, if it has it."""
-    release: Callable[[_Int64s], None] | None = getattr(source, "release", None)
-    if release is not None:
-        release(items)

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import ReadError, SourceError
 from penstock.core.text import cause
+from penstock.files.positioned import read_into
 from penstock.files.regular import open_descriptor, open_regular
 from penstock.shard.codec import parse_npy_header
 from penstock.source.file_ranges import FileRanges, StoredFile
 from penstock.source.stored.chunk_grid import Selection
 from penstock.source.stored.zarr.record import MissingChunks
-from penstock.source.stored.zarr.store_folder import read_into
 
 __all__ = ["NpyArray", "map_npy"]
 

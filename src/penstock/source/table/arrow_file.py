@@ -1,4 +1,4 @@
-"""Arrow files (Feather, IPC files and streams), mapped into memory."""
+"""Arrow files (Feather, IPC files and streams), mapped into memory, or read if there is no C part to read the map."""
 
 import math
 import sys
@@ -15,6 +15,7 @@ from penstock.core.errors import DamageError, ReadError, SourceError
 from penstock.core.text import cause
 from penstock.files.regular import check_regular
 from penstock.source.file_ranges import TO_THE_END, FileRanges, StoredFile
+from penstock.source.native import is_compiled
 from penstock.source.table.columns import ColumnType, describe_type, import_pyarrow
 from penstock.source.table.parts import Addresses, locate_values
 from penstock.source.table.stamp import FileStamp
@@ -27,18 +28,18 @@ _KEPT_VIEWS = 4096  # record batches of which the description is kept: a kilobyt
 
 
 class ArrowPart:
-    """An Arrow file. Columns of numbers that are not compressed are read where they lie in the map."""
+    """An Arrow file. Columns of numbers that are not compressed are read where they lie in the map, if there is one."""
 
     def __init__(self, path: Path) -> None:
         self.name, self._stamp = str(path), FileStamp.read(path)
         try:
-            reader = _Reader(self.name)
+            reader = _open_reader(self.name)
             batches = [reader.get(number) for number in range(min(1, reader.n_batches))]
             # What lies in the map as it is has all its buffers there.
-            self.is_decoded = not all(_is_mapped(batch, reader.limits) for batch in batches)
+            self.is_decoded = not is_compiled() or not all(_is_mapped(batch, reader.limits) for batch in batches)
             rest = range(len(batches), reader.n_batches)
             if self.is_decoded:
-                few = _Reader(self.name, fields=[_find_short_column(reader.schema)])
+                few = _open_reader(self.name, fields=[_find_short_column(reader.schema)])
                 rows = [*map(len, batches), *(len(few.get(number)) for number in rest)]
             else:
                 batches += [reader.get(number) for number in rest]
@@ -60,7 +61,7 @@ class ArrowPart:
         """Map the file."""
         self._stamp.check()
         try:
-            return OpenArrow(self, _Reader(self.name))
+            return OpenArrow(self, _open_reader(self.name))
         except (OSError, ValueError) as error:
             raise ReadError(f"Could not read {self.name}: {cause(error)}.") from error
 
@@ -108,9 +109,9 @@ class ArrowPart:
 
 
 class OpenArrow:
-    """A mapped Arrow file."""
+    """An open Arrow file."""
 
-    def __init__(self, part: ArrowPart, reader: "_Reader") -> None:
+    def __init__(self, part: ArrowPart, reader: "_MappedReader | _FileReader") -> None:
         self._part, self._reader = part, reader
         # Views of the map. Decompressed batches are kept by the source, within its budget.
         self._views: SharedCache[Any] = SharedCache(sys.maxsize, max_entries=0 if part.is_decoded else _KEPT_VIEWS)
@@ -134,12 +135,16 @@ class OpenArrow:
         return Addresses(shards, np.zeros(len(begins), np.int64), begins * scale)
 
 
-class _Reader:
+def _open_reader(path: str, fields: Sequence[int] = ()) -> "_MappedReader | _FileReader":
+    check_regular(path)
+    return (_MappedReader if is_compiled() else _FileReader)(path, fields)
+
+
+class _MappedReader:
     """The record batches of a mapped file, of either format of Arrow."""
 
-    def __init__(self, path: str, fields: Sequence[int] = ()) -> None:
+    def __init__(self, path: str, fields: Sequence[int]) -> None:
         pa = import_pyarrow(f"Reading {path}")
-        check_regular(path)
         with pa.memory_map(path) as file:
             self._map = file.read_buffer()  # outlives the file
         self.limits = (self._map.address, self._map.address + self._map.size)
@@ -160,6 +165,57 @@ class _Reader:
             return self._stream[number]
         with self._lock:
             return self._file.get_record_batch(number)
+
+
+class _FileReader:
+    """The same of a file that is opened for each record batch, and read. A stream with dictionaries is kept whole."""
+
+    limits = (0, 0)
+
+    def __init__(self, path: str, fields: Sequence[int]) -> None:
+        self._path, self._pa = path, import_pyarrow(f"Reading {path}")
+        self._options = self._pa.ipc.IpcReadOptions(use_threads=False, included_fields=list(fields))
+        self._stream: list[Any] | None = None
+        with self._pa.OSFile(path) as file:
+            self._is_file = file.read(6) == b"ARROW1"
+            file.seek(0)
+            reader = (self._pa.ipc.open_file if self._is_file else self._pa.ipc.open_stream)(
+                file, options=self._options
+            )
+            self.schema = reader.schema
+            if self._is_file:
+                self.n_batches = int(reader.num_record_batches)
+                return
+            file.seek(0)
+            self._places, has_dictionaries = self._find_batches(file)
+            if has_dictionaries:
+                file.seek(0)
+                self._stream = list(self._pa.ipc.open_stream(file, options=self._options))
+        self.n_batches = len(self._places)
+
+    def _find_batches(self, file: Any) -> tuple[list[int], bool]:
+        """Return where the record batches of a stream begin, and whether there are dictionaries."""
+        places, has_dictionaries, at, n_bytes = [], False, 0, file.size()
+        while at < n_bytes:
+            try:
+                kind = self._pa.ipc.read_message(file).type
+            except EOFError:  # the mark of the end
+                break
+            if kind == "record batch":
+                places.append(at)
+            has_dictionaries |= kind == "dictionary"
+            at = file.tell()
+        return places, has_dictionaries
+
+    def get(self, number: int) -> Any:
+        """Return a record batch."""
+        if self._stream is not None:
+            return self._stream[number]
+        with self._pa.OSFile(self._path) as file:
+            if self._is_file:
+                return self._pa.ipc.open_file(file, options=self._options).get_record_batch(number)
+            file.seek(self._places[number])
+            return self._pa.ipc.read_record_batch(self._pa.ipc.read_message(file), self.schema)
 
 
 def _find_short_column(schema: Any) -> int:

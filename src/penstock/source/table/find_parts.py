@@ -1,5 +1,6 @@
 """What a table is given as: files by a path, a pattern or a list, or a table in memory of any library."""
 
+import codecs
 import glob
 import os
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.cache import SharedCache
-from penstock.core.errors import SourceError
+from penstock.core.errors import OptionError, SourceError
 from penstock.core.text import count
 from penstock.files.kinds import local_path
 from penstock.source.table.arrow_file import ArrowPart
@@ -26,13 +27,21 @@ _KEPT_FOOTERS = 64  # of Parquet files: parsed, some hundred kilobytes each
 _Path = str | os.PathLike[str]
 
 
-def find_parts(where: Any) -> tuple[list[Part], Any]:
-    """Return the parts of a table, and the order of its rows if it is another than that of the parts."""
+def find_parts(where: Any, encoding: str | None = None) -> tuple[list[Part], Any]:
+    """Return the parts of a table, and the order of its rows if it is another than that of the parts.
+
+    Parameters
+    ----------
+    encoding
+        Of CSV files; None: UTF-8.
+    """
     import_pyarrow()
     if isinstance(where, str | os.PathLike):
-        return _open_files(_find_files(where)), None
+        return _open_files(_find_files(where), encoding), None
     if isinstance(where, list | tuple) and where and all(isinstance(each, str | os.PathLike) for each in where):
-        return _open_files([path for each in where for path in _find_files(each)]), None
+        return _open_files([path for each in where for path in _find_files(each)], encoding), None
+    if encoding is not None:
+        raise OptionError(f"encoding is one of CSV files, got encoding={encoding!r} for a {type(where).__name__}.")
     return _open_memory(where)
 
 
@@ -56,7 +65,9 @@ def _find_files(where: _Path) -> list[Path]:
     return sorted(found)
 
 
-def _open_files(paths: Sequence[Path]) -> list[Part]:
+def _open_files(paths: Sequence[Path], encoding: str | None) -> list[Part]:
+    if encoding is not None:
+        _check_encoding(encoding, paths)
     footers: SharedCache[Any] = SharedCache(sys.maxsize, max_entries=_KEPT_FOOTERS)
     parts: list[Part] = []
     for path in paths:
@@ -66,10 +77,20 @@ def _open_files(paths: Sequence[Path]) -> list[Part]:
         elif suffix in _ARROW:
             parts.append(ArrowPart(path))
         elif suffix in _CSV:
-            parts.append(MemoryPart(read_csv_table(path), str(path)))
+            parts.append(MemoryPart(read_csv_table(path, encoding or "utf-8"), str(path)))
         else:
             raise SourceError(f"A table must be a file of {', '.join(TABLE_EXTENSIONS)}, got {path}.")
     return parts
+
+
+def _check_encoding(encoding: str, paths: Sequence[Path]) -> None:
+    try:
+        codecs.lookup(encoding)
+    except (LookupError, TypeError) as error:
+        raise OptionError(f"encoding must be one that Python knows, such as 'latin-1', got {encoding!r}.") from error
+    other = next((path for path in paths if path.suffix.lower() not in _CSV), None)
+    if other is not None:
+        raise OptionError(f"encoding is one of CSV files, got encoding={encoding!r} for {other}.")
 
 
 def _open_memory(given: Any) -> tuple[list[Part], Any]:
@@ -100,6 +121,7 @@ def _open_memory(given: Any) -> tuple[list[Part], Any]:
         table = pa.Table.from_pandas(given, preserve_index=False)
     except (ValueError, TypeError) as error:  # ArrowInvalid, ArrowTypeError
         raise SourceError(
-            f"Every column of a data frame must have values of one type: {'; '.join(map(str, error.args))}."
+            "Every column of a data frame must have a name of its own, and values of one type: "
+            f"{'; '.join(map(str, error.args))}."
         ) from error
     return [MemoryPart(table.replace_schema_metadata(None), "the DataFrame")], None

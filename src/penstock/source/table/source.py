@@ -72,6 +72,8 @@ class TableSource(Selectable):
         of what is read where it lies.
     decoded_bytes
         How much of decoded row groups each process keeps, about. None: 128 MB, or two of the largest row groups.
+    encoding
+        Of CSV files, such as `"latin-1"`. None: UTF-8.
 
     Examples
     --------
@@ -89,8 +91,9 @@ class TableSource(Selectable):
         fill: Mapping[str, Any] | None = None,
         chunk_items: int | None = None,
         decoded_bytes: int | None = None,
+        encoding: str | None = None,
     ) -> None:
-        parts, order = find_parts(where)
+        parts, order = find_parts(where, encoding)
         types, names = agree_on_types(parts, columns)
         self._order: _Int64s | None = None if order is None else np.asarray(order, np.int64)
         rows = np.concatenate([part.rows for part in parts])
@@ -140,7 +143,13 @@ class TableSource(Selectable):
 
     def prepare(self, items: _Int64s) -> int:
         """Start reading the chunks of items into the page cache; return the bytes that were not there."""
-        return self._locate(items).read_ahead()
+        return self._locate(np.unique(self._spec.find_pieces(self._find_rows(items)))).read_ahead()
+
+    def release(self, items: _Int64s) -> None:
+        """Give the pages of row groups back to the system, of those that are read whole."""
+        pieces, counts = np.unique(self._spec.find_pieces(np.unique(self._find_rows(items))), return_counts=True)
+        is_whole = counts == np.diff(self._spec.borders)[pieces]
+        self._locate(pieces[is_whole], only_decoded=True).give_back()  # maps are shared by all readers
 
     @property
     def reads_whole_chunks(self) -> bool:
@@ -181,13 +190,16 @@ class TableSource(Selectable):
     def _item_bytes(self) -> int:
         return sum((field.item_bytes or field.typical_bytes or 1) for field in self.fields.values())
 
-    def _locate(self, items: _Int64s) -> FileRanges:
-        rows = keep_existing(items, self)
-        rows = rows if self._order is None else self._order[rows]
-        pieces = np.unique(self._spec.find_pieces(rows))
+    def _find_rows(self, items: _Int64s) -> _Int64s:
+        existing = keep_existing(items, self)
+        return existing if self._order is None else self._order[existing]
+
+    def _locate(self, pieces: _Int64s, *, only_decoded: bool = False) -> FileRanges:
+        """Return where the columns of pieces lie in files."""
         found = [
             part.locate_bytes(pieces[(pieces >= first) & (pieces < first + len(part.rows))] - first, list(self.fields))
             for part, first in zip(self._spec.parts, self._spec.first_pieces.tolist(), strict=True)
+            if part.is_decoded or not only_decoded
         ]
         return FileRanges.join([each for each in found if len(each.begins)] or [FileRanges.none()])
 

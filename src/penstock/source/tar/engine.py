@@ -6,7 +6,7 @@ shard. One call reads all stored ones of a batch; one call copies an extent of a
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -18,13 +18,18 @@ from penstock.core.cache import SharedCache
 from penstock.core.errors import DamageError, PenstockError, ReadError
 from penstock.files.machine import this_machine
 from penstock.files.regular import SETTLED_NS
-from penstock.shard.manifest import Manifest
+from penstock.shard.columns.row_index import RowIndex
+from penstock.shard.manifest import Manifest, ShardEntry
 from penstock.source.native import StoredRanges, give_back, read_ahead
 from penstock.source.tar.layout import Extent, find_extents
 from penstock.source.tar.open_shards import RESOURCE_ERRORS, OpenShard, SideIndexFile, file_limits
-from penstock.source.tar.read_items import ReadSpec, Verify, fill_block
-from penstock.source.tar.request import Request, Visit
+from penstock.source.tar.read_items import ReadSpec, Verify, fill_block, fill_keys, find_ranges
+from penstock.source.tar.ready.describe import describe_part
+from penstock.source.tar.ready.shards import ReadyShards
+from penstock.source.tar.request import Request
+from penstock.source.tar.row_places import RowPlaces
 from penstock.source.tar.verified import VerifiedItems
+from penstock.source.tar.visit import Visit
 
 __all__ = ["ShardEngine"]
 
@@ -34,14 +39,17 @@ _MAX_ATTEMPTS = 3  # for shards that are written to while they are read
 _SORT_FROM = 64  # items
 _DECOMPRESSED_BYTES = 512 << 20  # decompressed shards in the cache; at least one shard
 _SMALL_BYTES, _BLOCK_BYTES = 1 << 16, 1 << 17  # items that are read ahead in blocks, and the blocks
-_OPEN_BYTES = 4096  # memory of an open shard that is not compressed
+_OPEN_BYTES = 4096  # memory of an open shard that is not compressed, and, for where its blocks lie,
+_OPEN_PART = 1 << 14  # one byte for as many bytes of it
 # The distinct layouts, each with itself, so that equal ones are one object, in all datasets.
 _LAYOUTS: dict[tuple[Extent, ...], tuple[Extent, ...]] = {}
 
 
 def _open_bytes(manifest: Manifest) -> _Int64s:
     """Return the memory of each shard while it is open."""
-    return np.where(manifest.table.is_plain, _OPEN_BYTES, manifest.table.tar_bytes)
+    table = manifest.table
+    found: _Int64s = np.where(table.is_plain, _OPEN_BYTES + table.tar_bytes // _OPEN_PART, table.tar_bytes)
+    return found
 
 
 def _cache_bytes(manifest: Manifest) -> int:
@@ -65,6 +73,8 @@ class ShardEngine:
         self._open_bytes = _open_bytes(spec.manifest)
         self._verified = VerifiedItems(table.n_items if spec.verify == "first" else table.n_items[:0])
         self._folder, self._suffixes, self._fixed = str(spec.manifest.folder), spec.suffixes, spec.fixed
+        # The open shards, if C can read all fields of theirs alone.
+        self._ready = ReadyShards.of_none(spec, self._verified) if ReadyShards.can_read(spec) else None
         # By shard: its layout, and the identities of its file and its side index when they were last opened.
         self._layout_of = np.empty(len(table), object)
         self._seen = np.zeros((len(table), 2), np.int64)
@@ -76,7 +86,14 @@ class ShardEngine:
         capacity, _ = file_limits()
         largest = np.sort(_open_bytes(spec.manifest))[::-1][:capacity]
         verified = VerifiedItems.n_bytes(table.n_items) if spec.verify == "first" else 0
-        return min(int(largest.sum()), _cache_bytes(spec.manifest)) + verified + 24 * len(table)
+        return min(int(largest.sum()), _cache_bytes(spec.manifest)) + verified + 32 * len(table)
+
+    def take(self, items: _Int64s, places: _Int64s | None, block: Mapping[str, NDArray[Any]]) -> bool:
+        """Do as `fill`, fast, if all shards are open and nothing is wrong; None: into the first rows.
+
+        Otherwise return False; rows of `block` may have been written to.
+        """
+        return self._ready is not None and self._ready.take(items, places, block)
 
     def fill(self, items: _Int64s, places: _Int64s, block: dict[str, NDArray[Any]]) -> None:
         """Read `items` into rows `places` of `block`; every item is complete and verified, or an error is raised."""
@@ -85,7 +102,7 @@ class ShardEngine:
     def read_keys(self, items: _Int64s) -> list[str]:
         """Return the keys of items."""
         found = np.empty(len(items), object)
-        self._visit(items, np.arange(len(items)), lambda request: request.fill_keys(found), "always")
+        self._visit(items, np.arange(len(items)), lambda request: fill_keys(request, found), "always")
         return [str(key) for key in found]
 
     def read_ahead(self, items: _Int64s) -> int:
@@ -123,7 +140,7 @@ class ShardEngine:
         request = Request(list(found.values()), which, items, rows, places=rows, unverified=nothing)
         with suppress(DamageError):
             for part in request.split_by_layout():
-                yield part.find_ranges(tuple(self._suffixes))
+                yield find_ranges(part, self._suffixes)
 
     def _widen(self, ranges: StoredRanges) -> StoredRanges:
         """Return the blocks around small items: if a dataset fits in memory, all of them are needed soon."""
@@ -166,8 +183,7 @@ class ShardEngine:
                 read(part)
             changed = [number for part in parts for number in part.find_changed()]
             if not changed:
-                if verify == "first":
-                    self.end(visit)
+                (self.end if verify == "first" else self._add_ready)(visit)
                 return
             self._drop(changed)
         raise DamageError(self.spec.manifest.shards[changed[0]].name, None, "it is being written to while it is read")
@@ -196,6 +212,12 @@ class ShardEngine:
             settled = [visit.began_ns - shard.changed_ns > SETTLED_NS for shard in visit.open_shards]
             chosen = np.array(settled)[visit.which]
             self._verified.mark(visit.shards[chosen], visit.rows[chosen], visit.as_of)
+        self._add_ready(visit)
+
+    def _add_ready(self, visit: Visit) -> None:
+        """Let `take` read from the shards of a visit."""
+        if self._ready is not None:
+            self._ready = self._ready.update(visit.open_shards, self._shards)
 
     def _drop(self, changed: list[int]) -> None:
         """Drop shards that were written to, so that they are opened and verified again."""
@@ -222,6 +244,7 @@ class ShardEngine:
                 if error.errno not in RESOURCE_ERRORS:
                     raise
             self._shards.clear()  # closes the shards that no thread is reading from
+            self._close_ready()
             return self._shards.get(number, lambda: self._load(number), n_bytes)
         except DamageError as error:
             raise DamageError(error.shard, int(items[shards == number][0]), error.reason) from error
@@ -231,22 +254,35 @@ class ShardEngine:
             name = self.spec.manifest.shards[number].name
             raise ReadError(f"Could not open {name}: {error}. Raise the limit of open files (ulimit -n).") from error
 
+    def _close_ready(self) -> None:
+        if self._ready is not None:
+            self._ready = ReadyShards.of_none(self.spec, self._verified)
+
+    def _parse_index(self, entry: ShardEntry, content: bytes, index: SideIndexFile) -> tuple[Extent, ...] | None:
+        """Return the layout of a shard; None for that of columns."""
+        side_index = entry.parse_index(content)
+        if isinstance(side_index, RowIndex):
+            index.rows = RowPlaces(side_index, content, self._suffixes)
+            return None
+        columns = {column.suffix: column for column in side_index.columns if column.suffix in self._suffixes}
+        extents = find_extents(columns, side_index.n_items, self._fixed)
+        return _LAYOUTS.setdefault(extents, extents)
+
     def _load(self, number: int) -> OpenShard:
         """Open a shard; its side index is read and checked unless it is the same file as before."""
         entry = self.spec.manifest.shards[number]
         with SideIndexFile(self._folder, entry) as index:
-            shard = OpenShard(self._folder, number, entry)
+            shard = OpenShard(self._folder, number, entry, is_dense=self._block_bytes > 0)
             seen, found = self._seen[number].tolist(), [shard.identity, index.identity]
             content = None
-            if seen != found:
-                if seen[0] != 0:
+            if seen != found or self._layout_of[number] is None:
+                if seen != found and seen[0] != 0:
                     self._forget(number)
                 content = index.read()
-                side_index = entry.parse_index(content, self._suffixes)
-                columns = {column.suffix: column for column in side_index.columns}
-                extents = find_extents(columns, side_index.n_items, self._fixed)
-                self._layout_of[number] = _LAYOUTS.setdefault(extents, extents)
+                self._layout_of[number] = self._parse_index(entry, content, index)
             index.map_file(content)
             shard.add_index(index, self._suffixes, self._layout_of[number])
+            if self._ready is not None and self.spec.manifest.table.is_plain[number]:
+                shard.part = describe_part(shard, index, self.spec)
             self._seen[number] = found
             return shard

@@ -13,14 +13,18 @@ from typing import BinaryIO, NamedTuple
 
 from penstock.core.errors import DamageError, ReadError
 from penstock.files.regular import open_descriptor
+from penstock.files.unnamed import open_unnamed
 from penstock.shard.compression import DecompressedStream, max_decompressed_bytes
 from penstock.shard.side_index import MISSING, SideIndexHead, index_name, parse_head
 from penstock.shard.table import ShardEntry
 from penstock.source.native import FileMap
 from penstock.source.tar.layout import Extent
+from penstock.source.tar.ready.parts import Part
+from penstock.source.tar.row_places import RowPlaces
 
 __all__ = [
     "NO_COLUMN",
+    "NO_PLACES",
     "RESOURCE_ERRORS",
     "IndexPlaces",
     "OpenShard",
@@ -90,12 +94,16 @@ class IndexPlaces(NamedTuple):
         )
 
 
+NO_PLACES = IndexPlaces(b"", 0, [], {})
+"""Those of a shard in the layout "columns"."""
+
+
 class OpenShard:
     """One open shard and its side index; the files are closed when the last reader drops its reference."""
 
     __slots__ = (
         "_index", "_index_handle", "_map", "changed_ns", "handle", "identity", "index_row", "layout", "name", "number",
-        "places", "table_row",
+        "part", "places", "rows", "table_row",
     )  # fmt: skip
 
     @property
@@ -103,8 +111,10 @@ class OpenShard:
         """Byte of the archive where the map begins."""
         return 0
 
-    def __init__(self, folder: str, number: int, entry: ShardEntry) -> None:
+    def __init__(self, folder: str, number: int, entry: ShardEntry, *, is_dense: bool) -> None:
         self.handle, self._index_handle, self.name, self.number = -1, -1, entry.name, number
+        self.part: Part | None = None
+        """How the shard is read, by `ready`; None if its items differ in what they have."""
         try:
             self.handle, found = open_descriptor(f"{folder}/{entry.name}")
         except OSError as error:
@@ -119,17 +129,18 @@ class OpenShard:
             compressed, self.handle = self.handle, _decompress(self.handle, entry)
             os.close(compressed)  # the copy in memory cannot change
             found = os.fstat(self.handle)
-        self._map = FileMap(self.handle, found.st_size)
+        self._map = FileMap(self.handle, found.st_size, is_dense=is_dense)
         self.table_row = pack_row(self.handle, self._map.address, found.st_size, found.st_ctime_ns)
         """A row of `StoredItems.shards`, packed."""
 
-    def add_index(self, index: "SideIndexFile", suffixes: Collection[str], layout: tuple[Extent, ...]) -> None:
+    def add_index(self, index: "SideIndexFile", suffixes: Collection[str], layout: tuple[Extent, ...] | None) -> None:
         """Add the side index, for these fields and this layout; it must not be used by others afterwards."""
         self._index, self._index_handle, self.layout = index.map, index.release(), layout
         self.changed_ns = max(self.changed_ns, index.changed_ns)
         self.index_row = pack_row(self._index_handle, index.map.address, index.map.n_bytes, index.changed_ns)
         """The same for the side index."""
-        self.places = IndexPlaces.of(index.head, suffixes, layout)
+        self.places = NO_PLACES if layout is None else IndexPlaces.of(index.head, suffixes, layout)
+        self.rows = index.rows
 
     def find_end(self) -> int:
         """Return the size of the file now."""
@@ -153,6 +164,8 @@ class SideIndexFile:
                 raise
             raise DamageError(entry.name, None, f"its side index {name} cannot be read: {error}") from error
         self._n_bytes, self.identity, self.changed_ns = found.st_size, _identity(found), found.st_ctime_ns
+        self.rows: RowPlaces | None = None
+        """What the layout "columns" has instead of `head`."""
 
     def release(self) -> int:
         """Return the file, which stays open."""
@@ -173,13 +186,15 @@ class SideIndexFile:
 
     def map_file(self, content: bytes | None) -> None:
         """Map the file and parse its head; `content` is the whole file, None if it was checked before."""
+        self.map = FileMap(self._handle, self._n_bytes)
+        if self.rows is not None:
+            return
         if content is None:
             content = os.pread(self._handle, _HEAD_BYTES, 0)
             n_bytes = 24 + int.from_bytes(content[16:24], "little")
             if n_bytes > _HEAD_BYTES:
                 content = os.pread(self._handle, n_bytes, 0)
         self.head: SideIndexHead = parse_head(content)
-        self.map = FileMap(self._handle, self._n_bytes)
 
 
 def _identity(found: os.stat_result) -> int:
@@ -201,7 +216,7 @@ def _decompress(file: int, entry: ShardEntry) -> int:
         raise DamageError(
             entry.name, None, f"it would decompress to {entry.tar_bytes} bytes; at most {limit} are allowed"
         )
-    handle = os.memfd_create("penstock-shard", os.MFD_CLOEXEC)
+    handle = open_unnamed()
     try:
         with open(file, "rb", closefd=False) as compressed:
             _write_decompressed(compressed, handle, entry)

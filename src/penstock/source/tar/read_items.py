@@ -1,25 +1,42 @@
 """What to read of a dataset, and how items get from the bytes of a request into arrays."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import MissingDependency
+from penstock.core.metadata.records import Records
+from penstock.core.metadata.table import Payloads, RecordTable
 from penstock.core.types import Field
 from penstock.files.spans.remote_folder import RemoteFolder
+from penstock.shard.codec import json_bytes
+from penstock.shard.columns.row_index import METADATA_SUFFIX
 from penstock.shard.decoders.decode import Decoding, decode
 from penstock.shard.manifest import FieldInfo, Manifest
 from penstock.shard.names import KEY
+from penstock.source.native import StoredRanges
 from penstock.source.tar.request import Request
+from penstock.source.tar.rows import (
+    fill_row_keys,
+    find_row_ranges,
+    locate_rows,
+    make_arrays,
+    put_row_metadata,
+    row_payload,
+)
 
-__all__ = ["ReadSpec", "Verify", "fill_block"]
+__all__ = ["PARSE_METADATA", "ReadSpec", "Verify", "fill_block", "fill_keys", "find_ranges"]
 
 _Int64s = NDArray[np.int64]
 
 Verify = Literal["first", "always", "never"]
+
+PARSE_METADATA = partial(decode, METADATA_SUFFIX)
+"""Parses the JSON of metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +74,9 @@ class ReadSpec:
 
 def fill_block(request: Request, block: Mapping[str, NDArray[Any]], spec: ReadSpec) -> None:
     """Read the fixed fields extent by extent, then the others field by field."""
+    if request.has_rows:
+        _fill_from_rows(request, block, spec)
+        return
     done: set[str] = set()
     for extent, begins, checksums_at in request.locate_extents():
         request.copy_extent(extent, begins, checksums_at, [_byte_rows(block[name]) for name in extent.names])
@@ -68,11 +88,75 @@ def fill_block(request: Request, block: Mapping[str, NDArray[Any]], spec: ReadSp
         if name in done:
             continue
         suffix, column, places = spec.infos[name].suffix, block[name], request.places.tolist()
+        if isinstance(column, Records):
+            _fill_records(request, suffix, column)
+            continue
         for number, payload in request.payloads(suffix):
             value = None if payload is None else _decode(request, number, suffix, payload, spec)
             if field.item_bytes is not None:
                 _check_value(request, number, name, field, value)
             column[places[number]] = value
+
+
+def _fill_records(request: Request, suffix: str, column: Records) -> None:
+    """Put metadata into a column as it is stored: JSON, which is parsed when it is looked at."""
+    for numbers, content, ends in request.read_payloads(suffix):
+        places = request.places[numbers]
+        if content is None:
+            column[places] = None
+            continue
+        payloads = Payloads(content.tobytes(), np.concatenate([[0], ends]))
+        column.put(places, RecordTable(len(numbers), {}, payloads, PARSE_METADATA, request.origins(numbers)))
+
+
+def fill_keys(request: Request, out: NDArray[Any]) -> None:
+    """Read the key of every item into its place of `out`."""
+    if request.has_rows:
+        fill_row_keys(request, out)
+    else:
+        request.fill_keys(out)
+
+
+def find_ranges(request: Request, suffixes: Collection[str]) -> StoredRanges:
+    """Return where the bytes of all fields with these suffixes lie."""
+    return find_row_ranges(request, suffixes) if request.has_rows else request.find_ranges(tuple(suffixes))
+
+
+def _fill_from_rows(request: Request, block: Mapping[str, NDArray[Any]], spec: ReadSpec) -> None:
+    """Do the same for the layout "columns": fields whose rows are what is delivered, with one copy each."""
+    places = request.places.tolist()
+    for name, field in spec.fields.items():
+        if name == KEY:
+            fill_row_keys(request, block[KEY])
+            continue
+        suffix, column, is_there = spec.infos[name].suffix, block[name], np.zeros(len(places), np.bool_)
+        if suffix == METADATA_SUFFIX:
+            is_kept = isinstance(column, Records)
+            records = column if isinstance(column, Records) else Records.blank(len(column))
+            put_row_metadata(request, spec.manifest.fields, records)
+            if not is_kept:
+                column[request.places] = [json_bytes(records[place], "metadata") for place in places]
+            continue
+        for form, located in locate_rows(request, suffix):
+            is_there[located.numbers] = True
+            if form.kind == "array" and field.item_bytes and (form.dtype, form.shape) == (field.dtype, field.shape):
+                request.copy_rows(located, _byte_rows(column), request.places[located.numbers])
+                continue
+            for number, payload in request.copy_payloads(located):
+                assert payload is not None, "only rows that are there were located"
+                if form.kind != "bytes" and spec.decode is not False:
+                    (value,) = make_arrays(form, payload, np.array([0, len(payload)]))
+                else:
+                    stored = payload if form.kind == "bytes" else row_payload(form, payload)
+                    value = _decode(request, number, suffix, stored, spec)
+                if field.item_bytes is not None:
+                    _check_value(request, number, name, field, value)
+                column[places[number]] = value
+        if not is_there.all():
+            number = int(np.argmin(is_there))
+            if field.item_bytes is not None:
+                _check_value(request, number, name, field, None)
+            column[request.places[~is_there]] = None
 
 
 def _decode(request: Request, number: int, suffix: str, payload: memoryview, spec: ReadSpec) -> Any:

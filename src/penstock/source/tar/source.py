@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from penstock.core.checks import check_integer
 from penstock.core.errors import DamageError, OptionError, SourceError
 from penstock.core.index import Index
+from penstock.core.metadata.records import Records
 from penstock.core.protocols import Source
 from penstock.core.types import Block, Field, Span
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url
+from penstock.shard.columns.row_index import METADATA_SUFFIX
 from penstock.shard.decoders.decode import Decoding, check_decoding, is_uncompressed
 from penstock.shard.manifest import FieldInfo, Manifest, manifest_place
 from penstock.shard.names import KEY
@@ -180,24 +182,36 @@ class TarSource(Selectable, RemoteParts):
     def take(self, items: _Int64s, out: Block | None = None) -> Block:
         """Return any items, in the given order."""
         given = out or {}
-        block = {
-            name: given[name] if name in given else _empty(field, len(items)) for name, field in self.fields.items()
-        }
-        self.fill(items, np.arange(len(items)), block)
+        block = {name: given[name] if name in given else field.blank(len(items)) for name, field in self.fields.items()}
+        if not self._take_ready(items, None, block):
+            self._fill(items, np.arange(len(items)), block)
         return {**block, **given}
 
     def fill(self, items: _Int64s, rows: _Int64s, out: Block) -> None:
         """Read any items into rows of `out`, which has an array for every field; other rows stay as they are."""
+        if not self._take_ready(items, rows, out):
+            self._fill(items, rows, out)
+
+    def _take_ready(self, items: _Int64s, rows: _Int64s | None, out: Mapping[str, Any]) -> bool:
+        """Do as `fill` if the shards are open and nothing is wrong; otherwise return False. None: the first rows."""
+        engine = self._process_engine()
+        if not (isinstance(engine, ShardEngine) and engine.take(np.asarray(items, np.int64), rows, out)):
+            return False
+        return self._has_valid_records(out, np.arange(len(items)) if rows is None else rows)
+
+    def _fill(self, items: _Int64s, rows: _Int64s, out: Block) -> None:
+        """Do as `fill`, whatever is in the way."""
         items = check_items(items, self)
         if not len(items):
             return
         block: dict[str, NDArray[Any]] = {
-            name: out[name] if out[name].flags.c_contiguous else _empty(field, len(out[name]))
+            name: out[name] if _can_fill(out[name]) else field.blank(len(out[name]))
             for name, field in self.fields.items()
         }
         engine = self._process_engine()
         try:
             engine.fill(items, rows, block)
+            self._check_records(block, rows)
         except DamageError:
             if self._quarantine is None:
                 raise
@@ -212,15 +226,22 @@ class TarSource(Selectable, RemoteParts):
 
         It is if all are shards on this machine that are read in the same way.
         """
-        engines: list[tuple[ShardEngine, _Int64s, _Int64s]] = []
+        mine: list[tuple[TarSource, ShardEngine, _Int64s, _Int64s]] = []
         for source, items, rows in parts:
             engine = source._process_engine() if isinstance(source, TarSource) else None
-            if not isinstance(engine, ShardEngine) or not self._spec.reads_like(engine.spec):
+            if not isinstance(source, TarSource) or not isinstance(engine, ShardEngine):
                 return False
-            engines.append((engine, check_items(items, source), rows))
-        if not all(out[name].flags.c_contiguous for name in self.fields):
+            mine.append((source, engine, items, rows))
+        # If all shards are open, a call of C for each dataset takes less time than to join what is to be read.
+        if all(source._take_ready(items, rows, out) for source, _, items, rows in mine):
+            return True
+        if not all(self._spec.reads_like(engine.spec) for _, engine, *_ in mine):
             return False
-        return fill_together(engines, out)
+        for source, items, _ in parts:
+            check_items(items, source)
+        if not all(_can_fill(out[name]) for name in self.fields) or not fill_together([part[1:] for part in mine], out):
+            return False
+        return all(source._has_valid_records(out, rows) for source, *_, rows in mine)
 
     def prepare(self, items: _Int64s) -> int:
         """Start reading items, without waiting for them; return the bytes that were not in memory, or in the cache."""
@@ -292,6 +313,20 @@ class TarSource(Selectable, RemoteParts):
             engine = self._engine = (ShardEngine if self._archives is None else RemoteEngine)(self._spec)
         return engine
 
+    def _check_records(self, block: Mapping[str, Any], rows: _Int64s) -> None:
+        """Parse metadata, if items that cannot be parsed are substituted."""
+        for name in self.fields if self._quarantine is not None else ():
+            column = block[name]
+            if isinstance(column, Records):
+                column.choose(rows).check()
+
+    def _has_valid_records(self, block: Mapping[str, Any], rows: _Int64s) -> bool:
+        try:
+            self._check_records(block, rows)
+        except DamageError:
+            return False
+        return True
+
     def _fill_or_substitute(
         self, engine: ShardEngine | RemoteEngine, item: int, place: _Int64s, block: dict[str, NDArray[Any]]
     ) -> None:
@@ -301,6 +336,7 @@ class TarSource(Selectable, RemoteParts):
         for attempt in range(_MAX_SUBSTITUTES):
             try:
                 engine.fill(np.array([candidate]), place, block)
+                self._check_records(block, place)
             except DamageError as error:
                 self._quarantine.add(candidate, self.manifest.shards[self.shard_of(candidate)[0]].name, error)
                 candidate = xxhash.xxh3_64_intdigest(f"{item} {attempt}".encode()) % n_items
@@ -320,11 +356,13 @@ def _delivered_field(info: FieldInfo, varying_bytes: int, *, decode: Decoding) -
     field = info.field()
     if field.item_bytes is not None:
         return field if decode is not False else Field(np.dtype(object), None, field.item_bytes)
-    return replace(field, typical_bytes=varying_bytes if is_uncompressed(info.suffix, decode) else None)
+    typical_bytes = varying_bytes if is_uncompressed(info.suffix, decode) else None
+    return replace(field, typical_bytes=typical_bytes, holds_records=info.suffix == METADATA_SUFFIX and bool(decode))
 
 
-def _empty(field: Field, n_items: int) -> NDArray[Any]:
-    return np.empty((n_items, *(field.shape or ())), field.dtype)
+def _can_fill(column: Any) -> bool:
+    """Return whether items can be read into a column without a copy in between."""
+    return isinstance(column, Records) or bool(column.flags.c_contiguous)
 
 
 def _select_fields(

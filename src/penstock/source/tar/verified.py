@@ -22,9 +22,11 @@ class VerifiedItems:
     """
 
     def __init__(self, n_items: _Int64s) -> None:
-        self._begins = np.concatenate([[0], np.cumsum(-(-n_items // 8))]).astype(np.int64)
-        self._bits = np.zeros(int(self._begins[-1]), np.uint8)  # zero pages take no memory until an item is verified
-        self._lock = threading.Lock()
+        self.begins: _Int64s = np.concatenate([[0], np.cumsum(-(-n_items // 8))]).astype(np.int64)
+        """First byte of each shard."""
+        self.bits = np.zeros(int(self.begins[-1]), np.uint8)  # zero pages take no memory until an item is verified
+        self.lock = threading.Lock()
+        """Held while bits are written to."""
         self.changes = 0
         """Number of changes of shards noticed so far."""
 
@@ -35,17 +37,17 @@ class VerifiedItems:
 
     def find_unverified(self, shards: _Int64s, rows: _Int64s) -> NDArray[np.bool_]:
         """Return which items must still be verified, given the shard of each and its number there."""
-        is_unverified: NDArray[np.bool_] = (self._bits[self._begins[shards] + (rows >> 3)] & _BITS[rows & 7]) == 0
+        is_unverified: NDArray[np.bool_] = (self.bits[self.begins[shards] + (rows >> 3)] & _BITS[rows & 7]) == 0
         return is_unverified
 
     def mark(self, shards: _Int64s, rows: _Int64s, as_of: int) -> None:
         """Record that items were verified, unless a shard has changed since `changes` was `as_of`."""
-        with self._lock:
+        with self.lock:
             if self.changes == as_of:
-                np.bitwise_or.at(self._bits, self._begins[shards] + (rows >> 3), _BITS[rows & 7])
+                np.bitwise_or.at(self.bits, self.begins[shards] + (rows >> 3), _BITS[rows & 7])
 
     def forget(self, shard: int) -> None:
         """Mark the items of a shard as unverified."""
-        with self._lock:
+        with self.lock:
             self.changes += 1
-            self._bits[self._begins[shard] : self._begins[shard + 1]] = 0
+            self.bits[self.begins[shard] : self.begins[shard + 1]] = 0

@@ -5,7 +5,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_LISTED", "ChunkKeys", "StoredFiles", "estimate_bytes", "list_files"]
+__all__ = ["MAX_LISTED", "ChunkKeys", "StoredFiles", "estimate_bytes", "find_files", "list_files"]
 
 MAX_LISTED = 500_000
 """Files and folders that are listed when an array is opened: takes a few seconds at most."""
@@ -114,6 +114,11 @@ def list_files(folder: Path, keys: ChunkKeys, limit: int | None = MAX_LISTED) ->
     names = list(itertools.islice(_walk(folder, keys), None if limit is None else limit + 1))
     if limit is not None and len(names) > limit:
         return None
+    return find_files(names, keys)
+
+
+def find_files(names: Iterable[str], keys: ChunkKeys) -> StoredFiles:
+    """Return which chunk files are among names, which are relative to the array. Others are ignored."""
     separator = re.escape(keys.separator)
     valid = re.compile(f"{re.escape(keys.prefix)}({_PLACE}(?:{separator}{_PLACE}){{{len(keys.counts) - 1}}})").fullmatch
     # Parsed by NumPy: one call for each of 100,000 names would take a second.

@@ -4,14 +4,17 @@ import io
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from penstock.core.errors import OptionError
+from penstock.core.errors import OptionError, ReadError
 from penstock.source.stored.zarr.checksums import SIDECAR, Checksums
-from penstock.source.stored.zarr.keys import MAX_LISTED, ChunkKeys, StoredFiles, list_files
-from penstock.source.stored.zarr.store_folder import StoreFolder
+from penstock.source.stored.zarr.keys import MAX_LISTED, ChunkKeys, StoredFiles, find_files, list_files
+from penstock.source.stored.zarr.store_folder import StoreFolder, UrlFolder
 
 __all__ = ["ChunkRecord", "MissingChunks", "check_missing_chunks"]
 
 MissingChunks = Literal["error", "fill"]
+
+_MAX_OBJECTS = 100_000  # that a server lists: a hundred requests
+_MAX_ASKED = 10_000  # that a server without lists is asked for
 
 
 def check_missing_chunks(given: Any) -> MissingChunks:
@@ -44,16 +47,20 @@ class ChunkRecord:
     ) -> "ChunkRecord":
         """Return the record of an array; `grid` has its shape, and that of the chunks with checksums.
 
-        Which chunks are stored at a URL is not known: to list them may take a minute for each 100,000.
+        Which chunks are stored at a URL is not known, unless the folder says that they are looked up: to list them may
+        take a minute for each 100,000.
         """
         if folder.remote is None:
             stored = list_files(folder.path, keys) if missing == "error" and keys is not None else None
             return cls(missing, stored, Checksums.read(folder.path / SIDECAR, *grid))
+        stored = None
+        if folder.is_listed and missing == "error" and keys is not None:
+            stored = _list_objects(folder, keys)
         try:
             content, where = folder.read_file(SIDECAR), f"{folder}/{SIDECAR}"
         except FileNotFoundError:
-            return cls(missing)
-        return cls(missing, None, Checksums.parse(where, io.BytesIO(content), (len(content), 0), grid))
+            return cls(missing, stored)
+        return cls(missing, stored, Checksums.parse(where, io.BytesIO(content), (len(content), 0), grid))
 
     @property
     def presence(self) -> str:
@@ -87,3 +94,17 @@ class ChunkRecord:
                 f"it is at a URL or has more than {MAX_LISTED:,} files. {advice}, if it is a sparse array"
             )
         return f"{where} is missing, but was there when the array was opened. {advice}" if file in self.stored else None
+
+
+def _list_objects(folder: UrlFolder, keys: ChunkKeys) -> StoredFiles | None:
+    """Return which chunks of an array are stored at a URL; None if there are too many to ask for."""
+    if keys.n_files > _MAX_OBJECTS:
+        return None
+    try:
+        return find_files(folder.list_names("c/" if keys.prefix == "c/" else ""), keys)
+    except ReadError:  # a web server lists nothing; if it is another fault, the next request meets it, too
+        if keys.n_files > _MAX_ASKED:
+            return None
+    names = [keys.key(keys.coordinates(number)) for number in range(keys.n_files)]
+    sizes = folder.list_sizes(names)
+    return find_files((name for name, size in zip(names, sizes, strict=True) if size is not None), keys)

@@ -17,6 +17,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.files.positioned import read_into
 from penstock.files.regular import open_descriptor, read_regular
 from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.files.spans.span import WHOLE, Span
@@ -24,7 +25,7 @@ from penstock.source.file_ranges import FileRanges, StoredFile
 from penstock.source.ranges import RemoteSpans
 from penstock.source.stored.zarr.checksums import file_mark
 
-__all__ = ["PINNED", "Buffers", "LocalFolder", "Stamp", "StoreFolder", "StoredObject", "UrlFolder", "read_into"]
+__all__ = ["PINNED", "Buffers", "LocalFolder", "Stamp", "StoreFolder", "StoredObject", "UrlFolder"]
 
 _Int64s = NDArray[np.int64]
 _Bytes = NDArray[np.uint8]
@@ -54,17 +55,6 @@ class Buffers(threading.local):
 
 
 _BUFFERS = Buffers()
-
-
-def read_into(handle: int, buffer: _Bytes, offset: int) -> int:
-    """Read until `buffer` is full or the file ends; return the bytes read. One system call reads at most 2 GB."""
-    found = 0
-    while found < len(buffer):
-        more = os.preadv(handle, [buffer[found:].data], offset + found)
-        if not more:
-            break
-        found += more
-    return found
 
 
 class LocalObject:
@@ -209,6 +199,9 @@ class UrlFolder:
     inner: str = ""
     """With a slash at its end, unless it is empty."""
 
+    is_listed: bool = False
+    """Whether arrays look up which of their chunks are stored: some requests that pay off if all of them are read."""
+
     def __str__(self) -> str:
         return f"{self.remote.url}/{self.inner}".rstrip("/")
 
@@ -219,7 +212,7 @@ class UrlFolder:
         return hash(str(self))
 
     def __truediv__(self, name: str) -> "UrlFolder":
-        return UrlFolder(self.remote, f"{self.inner}{name.strip('/')}/")
+        return UrlFolder(self.remote, f"{self.inner}{name.strip('/')}/", self.is_listed)
 
     def read_file(self, name: str, max_bytes: int | None = None) -> bytes:
         """Return the content of an object; FileNotFoundError if there is none."""
@@ -240,6 +233,10 @@ class UrlFolder:
         """Return the sizes of objects, asked for at once; None for those that are missing."""
         found = self.remote.describe_all([f"{self.inner}{key}" for key in keys])
         return [None if info is None else info.n_bytes for info in found]
+
+    def list_names(self, prefix: str) -> list[str]:
+        """Return the names of all objects in the folder `prefix` and below it; ReadError if the server lists none."""
+        return [info.key.removeprefix(self.inner) for info in self.remote.list_objects(f"{self.inner}{prefix}")]
 
     def open_object(self, key: str, *, whole: bool) -> RemoteObject:
         """Open an object; `whole` if all of it is read."""

@@ -25,7 +25,7 @@ from penstock.source.stored.zarr.metadata import METADATA_FILES, check_shape
 from penstock.source.stored.zarr.record import ChunkRecord, MissingChunks
 from penstock.source.stored.zarr.store_folder import PINNED, Stamp, StoreFolder
 
-__all__ = ["ZarrPythonArray"]
+__all__ = ["ZarrPythonArray", "open_with_zarr"]
 
 _Int64s = NDArray[np.int64]
 
@@ -60,7 +60,7 @@ class ZarrPythonArray:
     def open(cls, where: StoreFolder) -> "ZarrPythonArray":
         """Read the metadata of an array."""
         stamp = _metadata_stamp(where)
-        array = _open_array(where)
+        array = open_with_zarr(where)
         if not array.shape or array.dtype.kind not in "biufc":
             raise SourceError(f"{where} must be a numeric array with rows, got {array.dtype} {array.shape}.")
         shape, dtype = tuple(array.shape), np.dtype(array.dtype).newbyteorder("=")
@@ -202,7 +202,7 @@ class ZarrPythonArray:
         try:
             array = self._open.get(os.getpid())
             if array is None:
-                array = self._open[os.getpid()] = _open_array(self.folder, _Guard(self))
+                array = self._open[os.getpid()] = open_with_zarr(self.folder, _Guard(self))
             out[...] = array[(slice(start, stop), *(slice(low, high) for low, high in selection))]
         except DamageError as error:
             item = error.item if error.item is None else max(start, error.item)
@@ -268,7 +268,8 @@ class _Guard:
         return DamageError(f"chunk {place or key} of {self._array.folder}", item, reason)
 
 
-def _open_array(folder: StoreFolder, guard: _Guard | None = None) -> Any:
+def open_with_zarr(folder: StoreFolder, guard: _Guard | None = None) -> Any:
+    """Return an array of zarr-python, which reads through Penstock."""
     try:
         zarr: Any = import_module("zarr")
     except ImportError as error:

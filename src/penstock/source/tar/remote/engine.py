@@ -22,7 +22,7 @@ from penstock.files.stores.errors import MissingObjectError, ReplacedObjectError
 from penstock.shard.side_index import index_name
 from penstock.source.tar.layout import Extent
 from penstock.source.tar.open_shards import check_size
-from penstock.source.tar.read_items import ReadSpec, fill_block
+from penstock.source.tar.read_items import ReadSpec, fill_block, fill_keys
 from penstock.source.tar.remote.ahead import RemoteAhead
 from penstock.source.tar.remote.shards import OpenSpan, RemoteShard, decompress
 from penstock.source.tar.remote.spans import LEAST_SHARE, SpanGrid, SpanUse
@@ -35,7 +35,6 @@ _Int64s = NDArray[np.int64]
 _INDEX_BYTES = 512 << 20  # of side indexes that are kept
 _DECOMPRESSED_BYTES = 512 << 20  # of decompressed shards; at least one shard
 _GROUP_BYTES = 64 << 20  # of spans that are held while items are copied from them; at least one span
-_AT_ONCE_ITEMS = 256  # that are fetched in the order of the storage
 _AT_ONCE = 256  # shards of a request
 _NOTHING = np.empty(0, np.uint8)
 
@@ -94,7 +93,7 @@ class RemoteEngine:
     def read_keys(self, items: _Int64s) -> list[str]:
         """Return the keys of items."""
         found = np.empty(len(items), object)
-        self._visit(items, np.arange(len(items)), lambda request: request.fill_keys(found), is_whole=True)
+        self._visit(items, np.arange(len(items)), lambda request: fill_keys(request, found), is_whole=True)
         return [str(key) for key in found]
 
     def read_ahead(self, items: _Int64s) -> int:
@@ -102,7 +101,8 @@ class RemoteEngine:
         shards = self._find_shards(items)
         if self._share is None:
             with suppress(PenstockError, OSError):  # the read meets the same fault
-                self._load(int(shards[0]))
+                _, load = next(self._open(list(dict.fromkeys(shards.tolist()))[:_AT_ONCE]))  # all in one round trip
+                load()
         spans = self._grid.find(shards, items - self.spec.borders[shards])
         return self._ahead.add(items, self._use.announce(spans, self._share or 1.0))
 
@@ -130,9 +130,7 @@ class RemoteEngine:
                 opened[number] = load()
         wanted = self._select(opened, items, items, shards)
         spans = self._locate(wanted, is_whole[np.isin(shards, list(opened))])
-        # The items of a batch come in any order; spans that follow each other are fetched with one request.
-        groups = (sorted(spans[start : start + _AT_ONCE_ITEMS]) for start in range(0, len(spans), _AT_ONCE_ITEMS))
-        return self._archives.prepare(_without_repeats([span for group in groups for span in group]))
+        return self._archives.prepare(_without_repeats(spans))
 
     def give_back(self, items: _Int64s) -> None:
         """Release what was fetched for items that are not needed soon, and for no others."""
@@ -272,7 +270,8 @@ class RemoteEngine:
             content = self.spec.manifest.read_index(number, self._archives)
             check_size(self.spec.manifest.shards[number], self._archives.describe(self._name(number)).n_bytes)
             shard = RemoteShard(number, self.spec, content, int(self._grid.n_items[number]))
-            shard.layout = self._layouts.setdefault(shard.layout, shard.layout)
+            if shard.layout is not None:
+                shard.layout = self._layouts.setdefault(shard.layout, shard.layout)
             self._share = shard.share
             self._archives.is_exact = shard.share >= LEAST_SHARE
             if not self._archives.cache_bytes:

@@ -8,13 +8,15 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import DamageError
 from penstock.files.spans.span import Span
+from penstock.shard.columns.row_index import RowIndex
 from penstock.shard.compression import DecompressedStream, max_decompressed_bytes
 from penstock.shard.names import KEY
 from penstock.shard.side_index import MISSING, Column, parse_head
 from penstock.shard.table import ShardEntry
 from penstock.source.tar.layout import Extent, find_extents
-from penstock.source.tar.open_shards import IndexPlaces, pack_row
+from penstock.source.tar.open_shards import NO_PLACES, IndexPlaces, pack_row
 from penstock.source.tar.read_items import ReadSpec
+from penstock.source.tar.row_places import RowPlaces
 
 __all__ = ["OpenSpan", "RemoteShard", "decompress"]
 
@@ -38,18 +40,25 @@ class RemoteShard:
     def __init__(self, number: int, spec: ReadSpec, content: bytes, per_span: int) -> None:
         entry, suffixes = spec.manifest.shards[number], spec.suffixes
         side_index = entry.parse_index(content)
-        read = {column.suffix: column for column in side_index.columns if column.suffix in suffixes}
         self.number, self.name, self.entry, self._per_span = number, entry.name, entry, per_span
-        self.layout: tuple[Extent, ...] = find_extents(read, entry.n_items, spec.fixed)
-        self.places = IndexPlaces.of(parse_head(content), suffixes, self.layout)
         self._content = np.frombuffer(content, np.uint8)  # as long as its address is used
         self.index_row = pack_row(-1, self._content.ctypes.data, len(content), 0)
+        self.rows: RowPlaces | None = None
+        self.layout: tuple[Extent, ...] | None = None
+        self.places, self.share = NO_PLACES, 1.0
+        """Share: how much of the bytes of an item is read, approximately."""
+        if isinstance(side_index, RowIndex):
+            self.rows = RowPlaces(side_index, content, suffixes)
+            self._blocks = side_index.starts, side_index.bounds
+            return
+        read = {column.suffix: column for column in side_index.columns if column.suffix in suffixes}
+        self.layout = find_extents(read, entry.n_items, spec.fixed)
+        self.places = IndexPlaces.of(parse_head(content), suffixes, self.layout)
         self._columns = side_index.columns if KEY in spec.fields else tuple(read.values())
         self._borders = _find_borders(entry, side_index.columns, per_span)
         rows = np.unique(np.linspace(0, entry.n_items - 1, _SAMPLED_ITEMS).astype(np.int64))
         begins, ends = _find_bounds(self._columns, rows)
         self.share = min(1.0, float((ends - begins).mean()) * entry.n_items / entry.tar_bytes)
-        """How much of the bytes of an item is read, approximately."""
 
     @property
     def is_plain(self) -> bool:
@@ -60,6 +69,9 @@ class RemoteShard:
         """Return the bytes of a span; of a compressed shard, the whole object."""
         if not self.is_plain:
             return Span(self.name, 0, self.entry.stored_bytes)
+        if self.rows is not None:
+            (begin,), (end,) = self._find_blocks(np.array([number]))
+            return Span(self.name, int(begin), int(end))
         return Span(self.name, int(self._borders[number]), int(self._borders[number + 1]))
 
     def locate(self, rows: _Int64s, is_whole: NDArray[np.bool_]) -> tuple[_Int64s, _Int64s]:
@@ -67,11 +79,23 @@ class RemoteShard:
         if not self.is_plain:
             return np.zeros_like(rows), np.full_like(rows, self.entry.stored_bytes)
         spans = rows // self._per_span
+        if self.rows is not None:
+            begins, ends = self._find_blocks(spans)
+            starts, bounds = self._blocks
+            blocks = np.searchsorted(starts, rows, side="right") - 1
+            return np.where(is_whole, begins, bounds[blocks]), np.where(is_whole, ends, bounds[blocks + 1])
         begins, ends = self._borders[spans], self._borders[spans + 1]
         if not is_whole.all():
             alone = [np.clip(bounds, 0, self.entry.tar_bytes) for bounds in _find_bounds(self._columns, rows)]
             begins, ends = np.where(is_whole, begins, alone[0]), np.where(is_whole, ends, alone[1])
         return begins, ends
+
+    def _find_blocks(self, spans: _Int64s) -> tuple[_Int64s, _Int64s]:
+        """Return where the blocks that hold the rows of spans begin and end; two spans may share a block."""
+        starts, bounds = self._blocks
+        last = np.minimum((spans + 1) * self._per_span, self.entry.n_items) - 1
+        firsts, lasts = (np.searchsorted(starts, rows, side="right") - 1 for rows in (spans * self._per_span, last))
+        return bounds[firsts], bounds[lasts + 1]
 
 
 def _find_bounds(columns: Collection[Column], rows: _Int64s) -> tuple[_Int64s, _Int64s]:
@@ -96,11 +120,11 @@ def _find_borders(entry: ShardEntry, columns: Collection[Column], per_span: int)
 class OpenSpan:
     """Consecutive bytes of a shard, in memory."""
 
-    __slots__ = ("_content", "index_row", "layout", "name", "number", "origin", "places", "table_row")
+    __slots__ = ("_content", "index_row", "layout", "name", "number", "origin", "places", "rows", "table_row")
 
     def __init__(self, shard: RemoteShard, origin: int, content: NDArray[np.uint8]) -> None:
         self.number, self.name, self.layout, self.places = shard.number, shard.name, shard.layout, shard.places
-        self.index_row, self.origin, self._content = shard.index_row, origin, content
+        self.index_row, self.origin, self._content, self.rows = shard.index_row, origin, content, shard.rows
         self.table_row = pack_row(-1, content.ctypes.data if len(content) else 0, len(content), 0)
 
     def find_end(self) -> int:

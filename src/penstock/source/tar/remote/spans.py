@@ -23,6 +23,7 @@ LEAST_SHARE = 0.25
 """Of a span that is needed soon: less, and items come alone."""
 
 _LARGE_SHARE = 0.75  # more, and all of it comes
+_MOST_BREAKS = 0.125  # of announced items: fewer, and they are announced in the order of the archive
 _STRETCH_SPANS = 32  # of which those that stay in a cache folder are the first ones; a request fetches several
 _REQUEST_BYTES = 1 << 16  # that come in the time that another request takes
 _LEAST_REMEMBERED, _MOST_REMEMBERED = 64, 1 << 16  # spans: as many as can be kept
@@ -88,7 +89,8 @@ class SpanUse:
     """Decides which spans are read whole, and when they are done; thread-safe.
 
     1. There is a cache folder: a fixed part of the spans that fits in it is read whole, and stays there. Of the others,
-       exactly what is needed is read: spans of which all items are, and items alone.
+       exactly what is needed is read: spans of which all items are, and items alone. If items are announced out of
+       order, the rest of a span may follow: it is read whole if nearly all was needed of the others lately, and soon.
     2. There is none: whole spans, unless less than a quarter of the bytes of those that were needed lately is needed,
        or so few of the items that their own requests take less time.
     3. A span of which items are announced is read as it was when the first of them was.
@@ -153,7 +155,8 @@ class SpanUse:
                 self._records = {span: record for span, record in self._records.items() if record.pending}
             records = [self._records.get(span) for span in found.tolist()]
             is_new = np.array([is_announced or record is None or not record.is_told for record in records], np.bool_)
-            wanted, staying = self._choose(found, counts, sizes, share, is_new)
+            is_exact = is_announced and int(np.count_nonzero(np.diff(spans) < 0)) <= _MOST_BREAKS * len(spans)
+            wanted, staying = self._choose(found, counts, sizes, share, is_new, is_exact=is_exact)
             whole = np.empty(len(found), np.bool_)
             for place, (span, count, size) in enumerate(
                 zip(found.tolist(), counts.tolist(), sizes.tolist(), strict=True)
@@ -177,7 +180,14 @@ class SpanUse:
         return whole[inverse]
 
     def _choose(
-        self, spans: _Int64s, counts: _Int64s, sizes: _Int64s, share: float, is_new: NDArray[np.bool_]
+        self,
+        spans: _Int64s,
+        counts: _Int64s,
+        sizes: _Int64s,
+        share: float,
+        is_new: NDArray[np.bool_],
+        *,
+        is_exact: bool,
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return which spans to read whole, and which of these stay in the cache folder; the lock is held."""
         none = np.zeros(len(spans), np.bool_)
@@ -188,9 +198,18 @@ class SpanUse:
         if self._kept_share():
             staying = self.is_staying(spans)
             staying[staying] = [self._can_stay(span) for span in spans[staying].tolist()]
-            return staying | (counts >= sizes) | (self._needed_share >= _LARGE_SHARE), staying
+            is_dense = not is_exact and self._needed_share >= _LARGE_SHARE
+            is_dense = is_dense and self._share_of_spans(spans, counts) >= LEAST_SHARE
+            return staying | (counts >= sizes) | is_dense, staying
         span_bytes = float(self._grid.n_bytes[self._grid.find_shards(spans)].mean()) if len(spans) else 0.0
         return none | (self._fits or self._is_dense(span_bytes)), none
+
+    def _share_of_spans(self, spans: _Int64s, counts: _Int64s) -> float:
+        """Return how much is needed of these spans, and of those that are in memory or announced."""
+        known = self._records
+        found = np.union1d(spans, np.fromiter(known, np.int64, len(known)))
+        needed = int(counts.sum()) + sum(record.pending + record.read for record in known.values())
+        return needed / int(self._grid.count_items(found).sum())
 
     def release(self, spans: _Int64s) -> tuple[NDArray[np.bool_], list[int]]:
         """Note items that are not needed soon; return which of them were read alone, and the spans that are done."""

@@ -1,0 +1,63 @@
+"""What sources that are made of others pass on to them."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.protocols import Source
+from penstock.source.checks import sum_memory, sum_stored
+from penstock.source.remote_parts import RemoteParts
+
+__all__ = ["Wrapper", "add_up", "call_prepare", "call_release"]
+
+_Int64s = NDArray[np.int64]
+
+
+class Wrapper(RemoteParts):
+    """A source made of others, each of which has its items under the same numbers."""
+
+    _parts: "tuple[Source, ...]"
+
+    def prepare(self, items: _Int64s) -> int | None:
+        """Start reading items into the page cache, as far as the sources do; return the bytes that were not there."""
+        return add_up([call_prepare(part, items) for part in self._parts])
+
+    def release(self, items: _Int64s) -> None:
+        """Give the pages of items back to the system, as far as the sources do."""
+        for part in self._parts:
+            call_release(part, items)
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """Bytes of the local files of the sources; None if one does not know them."""
+        return sum_stored(*self._parts)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Upper bound of the memory that the sources keep between reads."""
+        return sum_memory(*self._parts)
+
+    def close(self) -> None:
+        """Close every source."""
+        for part in self._parts:
+            part.close()
+
+
+def call_prepare(source: Source, items: _Int64s) -> int | None:
+    """Call `prepare` of a source, if it has it."""
+    prepare: Callable[[_Int64s], int | None] | None = getattr(source, "prepare", None)
+    return 0 if prepare is None else prepare(items)
+
+
+def call_release(source: Source, items: _Int64s) -> None:
+    """Call `release` of a source, if it has it."""
+    release: Callable[[_Int64s], None] | None = getattr(source, "release", None)
+    if release is not None:
+        release(items)
+
+
+def add_up(missing: Iterable[int | None]) -> int | None:
+    """Return a sum of bytes; None if one of the numbers is not known."""
+    known = list(missing)
+    return None if None in known else sum(number or 0 for number in known)
