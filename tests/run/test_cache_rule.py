@@ -98,10 +98,10 @@ def test_without_a_cache_nothing_is_kept_and_everything_is_told_at_once() -> Non
     assert source.held == set()
 
 
-def test_read_ahead_takes_no_more_than_a_quarter_of_the_cache() -> None:
+def test_read_ahead_goes_through_memory_and_does_not_depend_on_the_cache() -> None:
     source = _Remote(1000, 100 * _ITEM_BYTES)
     pages = decide_pages(source, Plan(source.index, Shuffle(), batch_size=8), RunOptions())
-    assert pages.read_ahead_bytes == 25 * _ITEM_BYTES
+    assert pages.read_ahead_bytes == RunOptions().read_ahead_bytes
 
 
 def _hold_interpreter(item: Block, _: np.random.Generator) -> Block:

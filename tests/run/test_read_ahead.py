@@ -26,7 +26,7 @@ from penstock.core.types import Draw
 from penstock.plan.cursor import Cursor
 from penstock.run import read_ahead as module
 from penstock.run.pages import Pages, decide_pages
-from penstock.run.read_ahead import ReadAhead, draws_into_next_epoch
+from penstock.run.read_ahead import ReadAhead, choose_told_plan, draws_into_next_epoch
 
 MEGABYTE = 1 << 20
 
@@ -166,6 +166,43 @@ def _window_items(window: Any) -> list[int]:
     return [item for start, stop in window.spans.tolist() for item in range(start, stop)]
 
 
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_from_a_network_windows_are_told_in_the_order_of_the_storage_though_they_are_not_held(lanes: int) -> None:
+    source = ToldSource(96, cold, 4)
+    source.is_remote = True  # type: ignore[attr-defined]
+    plan = Plan(source.index, WindowShuffle(3, held=False), batch_size=4, seed=3, lanes=lanes)
+    with Loader(source, plan, options=RunOptions(read_ahead_bytes=MEGABYTE)) as loader:
+        assert delivered_items(loader) == planned_items(plan, 0)
+    told = list(itertools.chain(*source.told))
+    assert set(told) == set(range(96))
+    breaks = np.count_nonzero(np.diff(told) < 0)
+    assert breaks <= 2 * plan.with_windows().arrangement(0).windows.count  # between windows only
+
+
+@pytest.mark.parametrize(
+    ("is_remote", "item_bytes", "lanes", "processes", "is_told"),
+    [
+        (True, 1000, 2, 2, True),
+        (True, 1000, 4, 2, True),
+        (True, 1000, 1, 2, False),  # both processes need items of every window
+        (True, 1000, 3, 2, False),
+        (False, 1000, 2, 2, False),
+        (True, 8 * MEGABYTE, 1, 1, False),  # a window of 96 MiB
+        (True, 8 * MEGABYTE // 2, 1, 1, True),
+        (True, 8 * MEGABYTE // 2, 2, 1, False),  # two of them at a time
+    ],
+)
+def test_windows_that_are_not_held_are_told_if_they_fit_and_belong_to_one_process(
+    is_remote: bool, item_bytes: int, lanes: int, processes: int, is_told: bool
+) -> None:
+    source = ToldSource(96, cold, 4)
+    source.is_remote = is_remote  # type: ignore[attr-defined]
+    plan = Plan(source.index, WindowShuffle(3, held=False), batch_size=4, seed=3, lanes=lanes)
+    told = choose_told_plan(source, plan, Pages(128 * MEGABYTE, item_bytes), processes=processes)
+    assert (told.passes.arrangement(0).windows is not None) == is_told
+    assert told.identity() == plan.identity()
+
+
 def test_a_process_that_has_read_nothing_yet_tells_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_count_inputs", lambda who: 0)
     source = ToldSource(20, cold)
@@ -272,7 +309,7 @@ def test_a_thread_tells_if_telling_makes_batches_wait(
         found = []
         for batch in loader:
             found.append(batch["x"].tolist())
-            assert len(found) < 5 or eventually(lambda: "penstock-tell" in tellers, 30)
+            assert len(found) < 5 or eventually(lambda: "penstock-tell" in tellers)
         assert found == planned_items(plan)
         assert next(iter(loader))["x"].tolist() == planned_items(plan, 1)[0]
     surroundings.check()

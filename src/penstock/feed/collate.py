@@ -1,6 +1,7 @@
 """Make batches of tensors from blocks and from lists of items."""
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from penstock.core.errors import OptionError
+from penstock.core.metadata.records import Records
 from penstock.core.types import Block, Draw
 
-__all__ = ["MASK", "Collator", "collate_block", "to_tensor"]
+__all__ = ["MASK", "Collator", "collate_block", "collate_group", "to_tensor"]
 
 MASK = "mask"
 """Name of the mask in a padded batch."""
@@ -30,15 +32,48 @@ def collate_block(block: Block, mask: _Mask = None) -> dict[str, Any]:
     return batch
 
 
+def collate_group(block: Block, counts: Sequence[int], masks: Sequence[_Mask]) -> list[dict[str, Any]]:
+    """Return the batches that lie one after the other in a block: one for each count of items, with its mask.
+
+    Small batches are made many at a time: what is done once for all of them takes no time.
+    """
+    if len(counts) == 1:
+        return [collate_block(block, masks[0])]
+    columns = [_split_column(name, array, counts) for name, array in block.items()]
+    batches = [dict(zip(block, values, strict=True)) for values in zip(*columns, strict=True)]
+    for batch, mask in zip(batches, masks, strict=True):
+        if mask is not None:
+            batch[MASK] = torch.from_numpy(mask.copy())
+    return batches
+
+
+def _split_column(name: str, array: NDArray[Any], counts: Sequence[int]) -> list[Any]:
+    """Return the values of each batch."""
+    size = counts[0]
+    if isinstance(array, np.ndarray) and array.dtype.kind in "biufc" and size and len(set(counts)) == 1:
+        first, *rest = array.reshape(len(counts), size, *array.shape[1:])
+        return [to_tensor(name, first), *map(torch.from_numpy, rest)]
+    if isinstance(array, Records):
+        return list(array.split(counts))
+    ends = itertools.accumulate(counts)
+    return [to_tensor(name, array[end - n : end]) for n, end in zip(counts, ends, strict=True)]
+
+
 def to_tensor(name: str, array: NDArray[Any]) -> Any:
     """Return an array as a tensor on the same memory, or as a list if torch has nothing like it."""
+    if isinstance(array, Records):
+        return array
     if array.dtype.kind in "US":
         return array.tolist()
     if array.dtype.kind in "mMV" and not array.dtype.hasobject:
         # A copy, because the memory of the block is used again.
         return list(array.copy()) if array.ndim else array.copy()
     if array.dtype.hasobject and array.ndim == 1:
-        return [to_tensor(name, value) if isinstance(value, np.ndarray) else value for value in array]
+        values = array.tolist()
+        try:
+            return [torch.from_numpy(value) for value in values]
+        except TypeError:  # not all are arrays of numbers
+            return [to_tensor(name, value) if isinstance(value, np.ndarray) else value for value in values]
     try:
         return torch.from_numpy(array)
     except TypeError as error:

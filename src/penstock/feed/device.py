@@ -85,10 +85,18 @@ def move_to_device(
     1. Reading, collating or copying a batch fails: the batches before it are delivered first, then the error.
     2. The consumer stops early: copies in flight end by themselves; their host memory is kept until then.
     """
+    return batches if device.type == "cpu" else _move(batches, device, streams, ahead, record)
+
+
+def _move(
+    batches: Generator[Any, None, None],
+    device: torch.device,
+    streams: CudaStreams | None,
+    ahead: int,
+    record: Callable[[str, float, int], None] | None,
+) -> Generator[Any, None, None]:
     with closing(batches):
-        if device.type == "cpu":
-            yield from batches
-        elif device.type != "cuda":
+        if device.type != "cuda":
             for batch in batches:
                 yield map_tensors(batch, lambda tensor: tensor.to(device))
         else:

@@ -21,7 +21,7 @@ from penstock.run.options import Executor, RunOptions
 from penstock.run.pages import decide_pages
 from penstock.run.processes.executor import run_in_processes
 from penstock.run.processes.pool import WorkerPool
-from penstock.run.read_ahead import ReadAhead, draws_into_next_epoch
+from penstock.run.read_ahead import ReadAhead, choose_told_plan, draws_into_next_epoch
 from penstock.run.threads import ThreadSetup, run_in_threads, run_inline
 
 __all__ = ["Execution"]
@@ -178,10 +178,12 @@ class Execution:
 
     def read_ahead(self, start: Cursor, windows_ahead: int = 0) -> ReadAhead:
         """Return what tells the source which items come after `start`."""
-        draws_from = partial(draws_into_next_epoch, self._plan, self._world, start)
+        source, pages = self.maker.source, self.maker.pages
+        plan = choose_told_plan(source, self._plan, pages, processes=self._world.size)
+        draws_from = partial(draws_into_next_epoch, plan, self._world, start)
         self._told = ReadAhead(
-            self.maker.source,
-            self.maker.pages,
+            source,
+            pages,
             draws_from,
             windows_ahead=windows_ahead // self._world.size,
             before=self._told,
@@ -240,7 +242,7 @@ def _group_size(passes: Passes, maker: BatchMaker) -> int:
     """Return how many draws are made at a time."""
     fields = maker.source.fields.values()
     sizes = [field.typical_bytes if field.item_bytes is None else field.item_bytes for field in fields]
-    if passes.separate or maker.collate_block is None or any(size is None for size in sizes):
+    if passes.separate or maker.collate_group is None or any(size is None for size in sizes):
         return 1
     batch_bytes = passes.batch_size * sum(size or 0 for size in sizes)
     return max(1, min(_MAX_GROUP, _GROUP_BYTES // max(batch_bytes, 1)))

@@ -4,7 +4,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.core.errors import LoaderError
 from penstock.feed.position import Delivery
@@ -26,7 +26,7 @@ class Iteration:
         self,
         batches: Generator[Any, None, None],
         delivery: Delivery,
-        record: Record,
+        record: Record | None,
         wake: Callable[[], None] | None = None,
     ) -> None:
         self._record, self._wake = record, wake
@@ -43,10 +43,8 @@ class Iteration:
         return self
 
     def __next__(self) -> Any:
-        self._check_interpreter()
-        self._check_not_ended()
-        if self.is_over:
-            raise StopIteration
+        if self.is_over or self._why_ended is not None or not self._close.alive:
+            self._refuse()
         began = time.perf_counter()
         self._consumer.thread = threading.current_thread()
         try:
@@ -61,10 +59,18 @@ class Iteration:
             self.is_over = True
             self._check_interpreter()
             raise
-        self._check_not_ended()
-        self._record("wait", time.perf_counter() - began, 0)
+        if self._why_ended is not None:
+            self._check_not_ended()
+        if self._record is not None:
+            self._record("wait", time.perf_counter() - began, 0)
         self._delivery.count()
         return batch
+
+    def _refuse(self) -> NoReturn:
+        """Raise what an iteration raises that is over."""
+        self._check_interpreter()
+        self._check_not_ended()
+        raise StopIteration
 
     def continue_with(
         self, batches: Generator[Any, None, None], delivery: Delivery, wake: Callable[[], None] | None

@@ -13,7 +13,7 @@ from penstock.core.errors import LoaderError, OptionError
 from penstock.core.protocols import Observer, Source, Transform
 from penstock.core.transfers import Transfers
 from penstock.core.types import UNNAMED
-from penstock.feed.collate import MASK, Collator, collate_block
+from penstock.feed.collate import MASK, Collator, collate_group
 from penstock.feed.device import allocate_pinned, map_tensors, move_to_device, resolve_device
 from penstock.feed.execution import Execution
 from penstock.feed.iteration import Iteration
@@ -121,7 +121,7 @@ class Loader:
                 delivery.start.epoch, self.world.size,
             )  # fmt: skip
         batches, wake = self._batches(delivery)
-        iteration = Iteration(batches, delivery, self._record, wake)
+        iteration = Iteration(batches, delivery, None if self.observer is None else self._record, wake)
         self._live = weakref.ref(iteration)
         if self._closed:  # meanwhile, from another thread
             iteration.end("the loader was closed")
@@ -313,7 +313,7 @@ class Loader:
             source=self.source,
             seed=self.plan.seed,
             transform=self._transform,
-            collate_block=None if by_item else collate_block,
+            collate_group=None if by_item else collate_group,
             collate_items=Collator(self._collate),
             windows_held=0,
             allocate=allocate_pinned if pin else None,

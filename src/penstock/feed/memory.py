@@ -86,13 +86,14 @@ def window_capacity(passes: Passes, *, lanes: int, in_flight: int) -> tuple[int,
     if windows is None or not windows.count:
         return 0, 0
     size, window = passes.batch_size, passes.length / windows.count
+    count = windows.count + passes.lanes - 1  # those that lie in two lanes are cut
     if in_flight == 0:
         # Each lane returns to its last window; a batch of many small windows needs all of them.
-        return min(lanes + math.ceil(size / window) + 1, windows.count), 0
+        return min(lanes + math.ceil(size / window) + 1, count), 0
     # From the oldest batch in progress to the one that is read ahead, a lane spans `reached` batches: as many as fit
     # into one window, so that no more than two windows are held. Small windows are held by the dozen.
     working = math.ceil(in_flight / lanes)
     ahead = max(1, int(window // size) - working - 1)
     reached = ahead + working + 1
     held = lanes * (math.ceil(reached * size / window) + 1)
-    return min(held, windows.count), ahead * passes.lanes
+    return min(held, count), ahead * passes.lanes

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import LoaderError
+from penstock.core.metadata.records import Records
 from penstock.core.protocols import Source, Transform
 from penstock.core.seeds import generator_for
-from penstock.core.types import UNNAMED, Block, Draw, Span
+from penstock.core.types import UNNAMED, Block, Draw, Part, Span, Window
 from penstock.run.buffers import BufferPool, FieldLayout
 from penstock.run.pages import Pages
 from penstock.run.windows import WindowStore
@@ -48,8 +49,8 @@ class BatchMaker:
     source: Source
     seed: int
     transform: Transform | None
-    collate_block: Callable[[Block, _Mask], Any] | None
-    """Makes a batch from a whole block; None if items are collated one by one."""
+    collate_group: Callable[[Block, Sequence[int], Sequence[_Mask]], list[Any]] | None
+    """Makes batches from a whole block, given the items and the mask of each; None: items are collated one by one."""
 
     collate_items: Callable[[list[Any], Draw], Any]
     """Makes a batch from a list of items, and the draw that they come from."""
@@ -63,32 +64,29 @@ class BatchMaker:
         return {name: value for name, value in self.__dict__.items() if name not in ("_pool", "_windows")}
 
     def make_batches(self, draws: Sequence[Draw], record: Record, lend: Lend | None = None) -> Iterator[Any]:
-        """Yield the batch of each draw, up to the first Failure.
+        """Yield the batch of each draw, up to the first Failure; of small draws, many are made at a time.
 
         Parameters
         ----------
         lend
             Lends the memory of blocks that no code of the user gets to see; None: reusable memory of this process.
         """
-        if lend is None or self.collate_block is None:
+        if lend is None or self.collate_group is None:
             lend = self._lend_block
-        blocks: Iterator[Block] = (self._read(draw, record, lend) for draw in draws)
-        if len(draws) > 1:
-            try:
-                blocks = iter(self._read_many(draws, record, lend))
-            except Exception:
-                # Read one by one instead: the draws before the bad one are delivered, and the error names the bad one.
-                blocks = (self._read(draw, record, lend) for draw in draws)
-            except BaseException as error:
-                yield Failure(error)
-                return
+        batches = self._make_group(draws, record, lend)
+        if batches is not None:
+            batches.reverse()
+            while batches:  # a batch that was delivered is not kept here
+                yield batches.pop()
+            return
         for draw in draws:
             try:
-                batch = self._collate(next(blocks), draw, record)
+                batch = self._collate(self._read(draw, record, lend), draw, record)
             except BaseException as error:  # SystemExit in the user's code, too: it must not vanish in a worker
                 yield Failure(error)
                 return
             yield batch
+            del batch
 
     def read_windows(self, draw: Draw) -> None:
         """Read the shuffle windows of `draw` ahead of its batch."""
@@ -121,24 +119,34 @@ class BatchMaker:
         record("read", time.perf_counter() - began, _n_bytes(block))
         return block
 
-    def _read_many(self, draws: Sequence[Draw], record: Record, lend: Lend) -> list[Block]:
-        if any(draw.parts for draw in draws):
-            return [self._read(draw, record, lend) for draw in draws]
+    def _make_group(self, draws: Sequence[Draw], record: Record, lend: Lend) -> list[Any] | None:
+        """Read draws together, and return their batches; None if they are to be made one by one.
+
+        That is so if one of them fails, too: those before it are delivered, and the error names it.
+        """
+        if len(draws) < 2 or self.collate_group is None or any([_is_whole_window(draw) for draw in draws]):  # noqa: C419  # faster
+            return None
         began = time.perf_counter()
         try:
-            items = np.concatenate([draw.items for draw in draws])
-            block = self._read_items(items, lend)
-            self.pages.give_back(self.source, items, draws[0].epoch)
+            block = self._read_group(draws, lend)
+            read = time.perf_counter()
+            record("read", read - began, _n_bytes(block))
+            batches = self.collate_group(block, [len(draw.items) for draw in draws], [draw.mask for draw in draws])
         except Exception:
-            raise  # which of them it is shows when they are read one by one
+            return None
         except BaseException as error:
-            _raise_named(error, f"while reading {_describe(draws[0])}, and the {len(draws) - 1} after it")
-        record("read", time.perf_counter() - began, _n_bytes(block))
-        ends = np.cumsum([len(draw) for draw in draws]).tolist()
-        return [
-            {name: array[end - len(draw) : end] for name, array in block.items()}
-            for draw, end in zip(draws, ends, strict=True)
-        ]
+            return [Failure(_name(error, f"while reading {_describe(draws[0])}, and the {len(draws) - 1} after it"))]
+        record("collate", time.perf_counter() - read, 0)
+        return batches
+
+    def _read_group(self, draws: Sequence[Draw], lend: Lend) -> Block:
+        """Read the items of draws, one after the other."""
+        if draws[0].parts:
+            return self._read_parts(_join_parts(draws), sum(map(len, draws)), lend)
+        items = np.concatenate([draw.items for draw in draws])
+        block = self._read_items(items, lend)
+        self.pages.give_back(self.source, items, draws[0].epoch)
+        return block
 
     def _read_draw(self, draw: Draw, lend: Lend) -> Block:
         block = self._read_items(draw.items, lend)
@@ -152,28 +160,36 @@ class BatchMaker:
         return self.source.take(items, out)
 
     def _read_from_windows(self, draw: Draw, lend: Lend) -> Block:
-        first = draw.parts[0]
-        if len(draw.parts) == 1 and len(first.rows) == len(first.window) and (np.diff(first.rows) == 1).all():
-            return self._read_draw(draw, lend)  # the whole window in order: nothing to keep for another draw
-        lent = lend(len(draw)) or {}
-        block = {name: lent[name] if name in lent else np.empty(len(draw), object) for name in self.source.fields}
-        for part in draw.parts:
+        if _is_whole_window(draw):
+            return self._read_draw(draw, lend)  # nothing to keep for another draw
+        return self._read_parts(draw.parts, len(draw), lend)
+
+    def _read_parts(self, parts: Sequence[Part], n_items: int, lend: Lend) -> Block:
+        """Return rows of windows, each at its place."""
+        lent = lend(n_items) or {}
+        fields = self.source.fields.items()
+        block = {name: lent[name] if name in lent else field.blank(n_items) for name, field in fields}
+        for part in parts:
             window = self._windows.get(part.window)
-            for name, array in block.items():
-                place = array[part.at : part.at + len(part.rows)]
-                np.take(window[name], part.rows, axis=0, out=place, mode="clip")
-        return block
+            for name, column in block.items():
+                place = slice(part.at, part.at + len(part.rows))
+                if isinstance(column, Records):
+                    column[place] = window[name][part.rows]
+                else:
+                    window[name].take(part.rows, axis=0, out=column[place], mode="clip")
+        # Metadata that are kept must not keep those of the window.
+        return block | {name: column.compact() for name, column in block.items() if isinstance(column, Records)}
 
     def _collate(self, block: Block, draw: Draw, record: Record) -> Any:
-        items = [] if self.collate_block is not None else _split_items(block)
+        items = [] if self.collate_group is not None else _split_items(block)
         began = time.perf_counter()
         if self.transform is not None:
             items = [self._apply_transform(item, draw, row) for row, item in enumerate(items)]
             record("transform", time.perf_counter() - began, 0)
             began = time.perf_counter()
         try:
-            collate = self.collate_block
-            batch = self.collate_items(items, draw) if collate is None else collate(block, draw.mask)
+            collate = self.collate_group
+            batch = self.collate_items(items, draw) if collate is None else collate(block, [len(draw)], [draw.mask])[0]
         except BaseException as error:
             _raise_named(error, f"while collating {_describe(draw)}")
         record("collate", time.perf_counter() - began, 0)
@@ -187,12 +203,41 @@ class BatchMaker:
             _raise_named(error, f"while transforming item {draw.items[row]} of batch {draw.batch}, epoch {draw.epoch}")
 
 
+def _is_whole_window(draw: Draw) -> bool:
+    """Return whether a draw is all items of one window, in the order in which they are stored."""
+    if len(draw.parts) != 1:
+        return False
+    part = draw.parts[0]
+    return len(part.rows) == len(part.window) and bool((np.diff(part.rows) == 1).all())
+
+
+def _join_parts(draws: Sequence[Draw]) -> list[Part]:
+    """Return the parts of draws, one after the other; those of the same window that follow each other as one."""
+    found: list[tuple[Window, int, list[NDArray[np.int64]]]] = []
+    first = 0
+    for draw in draws:
+        for part in draw.parts:
+            if found and found[-1][0] is part.window:
+                found[-1][2].append(part.rows)
+            else:
+                found.append((part.window, first + part.at, [part.rows]))
+        first += len(draw)
+    return [Part(window, at, np.concatenate(rows)) for window, at, rows in found]
+
+
 def _raise_named(error: BaseException, where: str) -> NoReturn:
     """Raise the error of a user's code with a note that says where; one that would end a loop, as LoaderError."""
+    named = _name(error, where)
+    raise named from named.__cause__
+
+
+def _name(error: BaseException, where: str) -> BaseException:
     if isinstance(error, StopIteration | StopAsyncIteration | GeneratorExit):
-        raise LoaderError(f"{type(error).__name__} was raised {where}. Python would take it for the end.") from error
+        named = LoaderError(f"{type(error).__name__} was raised {where}. Python would take it for the end.")
+        named.__cause__ = error
+        return named
     error.add_note(f"[penstock] {where}")
-    raise error
+    return error
 
 
 def _describe(draw: Draw) -> str:

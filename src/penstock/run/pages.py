@@ -14,7 +14,7 @@ ones stay depends on no moment, so that processes need not agree on it.
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -101,7 +101,8 @@ def decide_pages(source: Source, plan: BatchPlan, options: RunOptions) -> Pages:
     ahead = min(options.read_ahead_bytes, int(_AHEAD_SHARE * available)) if can_prepare else 0
     if getattr(source, "is_remote", False):
         pages = Pages(ahead, item_bytes, plan if can_release else None, workers_stay=options.persistent)
-        return _decide_cache(source, pages)
+        _decide_cache(source)
+        return pages
     budget = int(_SHARE * available) if options.page_cache_bytes is None else options.page_cache_bytes
     if not can_release or stored is None or stored <= budget:
         return Pages(ahead, item_bytes)
@@ -110,12 +111,11 @@ def decide_pages(source: Source, plan: BatchPlan, options: RunOptions) -> Pages:
     return Pages(ahead, item_bytes, plan, kept)
 
 
-def _decide_cache(source: Source, pages: Pages) -> Pages:
+def _decide_cache(source: Source) -> None:
     """Say what stays in the cache folder of a remote dataset; what was read is released from memory at once."""
     budget, stored = int(getattr(source, "cache_bytes", 0)), getattr(source, "stored_bytes", None)
     if budget and stored is not None and hasattr(source, "keep_share"):
         source.keep_share(1.0 if stored <= budget else _CACHE_SHARE * budget / stored)
-    return replace(pages, read_ahead_bytes=min(pages.read_ahead_bytes, budget // 4)) if budget else pages
 
 
 def _item_bytes(source: Source, stored: int | None) -> int:

@@ -28,7 +28,7 @@ from penstock.plan.cursor import Cursor
 from penstock.plan.world import World
 from penstock.run.pages import Pages
 
-__all__ = ["ReadAhead", "draws_into_next_epoch"]
+__all__ = ["ReadAhead", "choose_told_plan", "draws_into_next_epoch"]
 
 _Int64s = NDArray[np.int64]
 
@@ -39,8 +39,10 @@ _QUIET_CALLS = 2  # that found everything in the page cache: nothing is told fro
 _MOST_CALLS_AT_REST = 256  # then it tries again
 _MOST_CALLS_DEAF = 16  # to reads from a disk that were others' than the source's
 _WINDOWS_REMEMBERED = 4096
+_WINDOWS_BYTES = 64 << 20  # of windows that are told as a whole, besides what is read ahead
 _BLOCKED_SECONDS = 0.02  # in all: from then on a thread tells
 _JOIN_SECONDS = 0.3
+_THIS_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # the latter: macOS
 
 
 class ReadAhead:
@@ -178,9 +180,9 @@ class ReadAhead:
         assert self._prepare is not None, "called only for sources that prepare"
         if not len(items):
             return False
-        before, began, cpu_began = _count_inputs(resource.RUSAGE_THREAD), time.perf_counter(), time.thread_time()
+        before, began, cpu_began = _count_inputs(_THIS_THREAD), time.perf_counter(), time.thread_time()
         missing = self._prepare(items)
-        is_missing = _count_inputs(resource.RUSAGE_THREAD) != before if missing is None else missing > 0
+        is_missing = _count_inputs(_THIS_THREAD) != before if missing is None else missing > 0
         if is_missing:
             self._blocked_seconds += time.perf_counter() - began - (time.thread_time() - cpu_began)
         return is_missing
@@ -229,6 +231,24 @@ def draws_into_next_epoch(plan: BatchPlan, world: World, start: Cursor, step: in
     yield from plan.epoch(start.epoch + 1).share(world).draws()
 
 
+def choose_told_plan(source: Source, plan: BatchPlan, pages: Pages, *, processes: int) -> BatchPlan:
+    """Return the plan whose draws a source is told: with windows, also if they are not held in memory.
+
+    Then what a window needs of a remote source is known before its first item is, and comes with few requests. Not if
+    several of all processes, of all ranks, need items of one window, or if so much of windows does not fit in memory.
+    """
+    told = plan.with_windows()
+    if told is plan or not getattr(source, "is_remote", False) or plan.lanes % processes:
+        return plan
+    windows = told.passes.arrangement(0).windows
+    if windows is None or not windows.count:
+        return plan
+    largest = windows.largest()
+    begin, end = windows.starts(np.array([largest, largest + 1])).tolist()
+    is_small = plan.lanes // processes * (end - begin) * pages.item_bytes <= _WINDOWS_BYTES
+    return told if is_small else plan
+
+
 class _Upcoming:
     """Items of the steps to come, each with the moment to tell it, in items that were read before."""
 
@@ -249,7 +269,7 @@ class _Upcoming:
         self.step_items = 0
         """Items of a step; 0 before the first one was looked at."""
         self._largest_window = 0
-        self._windows: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self._windows: OrderedDict[tuple[int, int, int | None], None] = OrderedDict()
         self._due: list[tuple[int, int, _Int64s]] = []
         self._numbers = itertools.count()
         self._needed: deque[tuple[int, _Int64s]] = deque()

@@ -144,10 +144,13 @@ def _take_batches(handoff: Handoff, tasks: "_Tasks", setup: ThreadSetup, first_w
             return
         first_wait.end()
         tasks.forget(number)
-        for result in results:
+        results.reverse()
+        while results:
+            result = results.pop()
             if isinstance(result, Failure):
                 raise result.error
             yield result
+            del result  # a batch that was delivered is not kept here
 
 
 def _take_first(handoff: Handoff, tasks: "_Tasks", setup: ThreadSetup, first_wait: FirstWait) -> Any:

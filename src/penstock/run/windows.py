@@ -29,9 +29,11 @@ class WindowStore:
 
     def _read(self, window: Window) -> Block:
         lent = self._lend(len(window)) or {}
-        block = {name: lent[name] if name in lent else np.empty(len(window), object) for name in self._source.fields}
+        fields = self._source.fields.items()
+        block = {name: lent[name] if name in lent else field.blank(len(window)) for name, field in fields}
         spans = [Span(start, stop) for start, stop in window.spans.tolist()]
-        if len(spans) > 1 and sum(array.nbytes for array in lent.values()) < _SMALL_BYTES * len(spans):
+        is_small = sum(array.nbytes for array in lent.values()) < _SMALL_BYTES * len(spans)
+        if len(spans) > 1 and (is_small or window.cut_at is not None):  # of a chunk, a cut one has many short spans
             items = np.concatenate([np.arange(span.start, span.stop) for span in spans])
             found = self._source.take(items, lent or None)
             block |= {name: found[name] for name in block.keys() - lent.keys()}

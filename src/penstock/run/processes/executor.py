@@ -145,7 +145,7 @@ class _Run:
             batches = self._slots.unpack(request.slot, answer.batches)
             self._send_requests()
         if self._pool.collate is not None:
-            batches = [self._pool.collate(block, mask) for block, mask in batches]
+            batches = [batch for group in batches for batch in self._pool.collate(*group)]
         return batches, Failure(answer.error.error()) if answer.error is not None else None
 
     # -- sending -------------------------------------------------------------------------------------------------------

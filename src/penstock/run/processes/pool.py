@@ -4,9 +4,10 @@ import itertools
 import multiprocessing as mp
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ from penstock.run.processes.worker import WorkerPlace
 
 __all__ = ["WorkerPool"]
 
+_Mask = NDArray[np.bool_] | None
+
 _SLOTS_FOR_CONSUMER = 3  # the batch it works on, the one before, and the one it asks for
 
 
@@ -38,10 +41,10 @@ class WorkerPool:
     def __init__(self, plan: BatchPlan, world: World, maker: BatchMaker, *, workers: int, options: RunOptions) -> None:
         self.plan, self.world, self.options = plan, world, options
         """The plan may be replaced between runs; running workers get it with their next request."""
-        self.collate = maker.collate_block
-        """Makes a batch from a block, in this process: arrays cross more cheaply than tensors. None: workers do."""
+        self.collate = maker.collate_group
+        """Makes batches from a block, in this process: arrays cross more cheaply than tensors. None: workers do."""
         # Memory that is not pinned: workers have no device.
-        self.maker = replace(maker, collate_block=None if self.collate is None else _keep_block, allocate=None)
+        self.maker = replace(maker, collate_group=None if self.collate is None else _keep_group, allocate=None)
         self.is_remote = bool(getattr(maker.source, "is_remote", False))
         """Whether items come over a network: steps are then dealt to workers one by one, in turn."""
         self.n_workers = workers
@@ -121,5 +124,6 @@ def _end_for_good(workers: list[WorkerProcess], over: threading.Event) -> None:
         end_processes(workers)
 
 
-def _keep_block(block: Block, mask: NDArray[np.bool_] | None) -> tuple[Block, NDArray[np.bool_] | None]:
-    return block, mask
+def _keep_group(block: Block, counts: Sequence[int], masks: Sequence[_Mask]) -> list[Any]:
+    """Return one value for all batches of a block: the arguments of the function that makes them in the consumer."""
+    return [(block, list(counts), list(masks))]

@@ -5,13 +5,14 @@ It has no name to leave behind, and the size of /dev/shm does not limit it.
 
 import mmap
 import os
-import tempfile
 import weakref
 from multiprocessing import context, reduction
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from penstock.files.unnamed import open_unnamed
 
 __all__ = ["SharedPages"]
 
@@ -23,7 +24,7 @@ class SharedPages:
 
     def __init__(self, n_bytes: int) -> None:
         self.n_bytes = n_bytes
-        self._keep(_open_shared_file())
+        self._keep(open_unnamed())
         os.ftruncate(self._fd, n_bytes)
 
     @property
@@ -52,11 +53,3 @@ class SharedPages:
     def _keep(self, file: int) -> None:
         self._fd = file
         weakref.finalize(self, os.close, file)
-
-
-def _open_shared_file() -> int:
-    """Return a file without a name that processes can share: in memory on Linux, in the temporary folder elsewhere."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("penstock")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

@@ -26,7 +26,7 @@ from penstock.plan.world import World
 from penstock.run.make_batch import Failure
 from penstock.run.processes.messages import Answer, NewPlan, RemoteError, Request, Specification
 from penstock.run.processes.ring import IDLE, Ring, Slot
-from penstock.run.read_ahead import ReadAhead, draws_into_next_epoch
+from penstock.run.read_ahead import ReadAhead, choose_told_plan, draws_into_next_epoch
 
 __all__ = ["WorkerPlace", "run_worker"]
 
@@ -164,13 +164,14 @@ class _Worker:
     def _find_read_ahead(self, plan: BatchPlan, world: World, start: Cursor) -> ReadAhead:
         """Return what tells the source about the steps after `start`; each worker tells its part of them."""
         if self._read_ahead is None or self._read_ahead[0] != (id(plan), start):
-            part = (self._place.number, self._place.workers)
-            share = self._draws.share_of(plan, world, start)
-            stays = self._maker.pages.workers_stay
-            draws_from = partial(draws_into_next_epoch, plan, world, start) if stays else share.draws
+            part, source, pages = (self._place.number, self._place.workers), self._maker.source, self._maker.pages
+            told_plan = choose_told_plan(source, plan, pages, processes=world.size * self._place.workers)
+            share = told_plan.epoch(start.epoch, start.origin).share(world, start.batch)
+            stays = pages.workers_stay
+            draws_from = partial(draws_into_next_epoch, told_plan, world, start) if stays else share.draws
             if self._read_ahead is not None:
                 self._read_ahead[1].close()
-            told = ReadAhead(self._maker.source, self._maker.pages, draws_from, part=part)
+            told = ReadAhead(source, pages, draws_from, part=part)
             self._read_ahead = (id(plan), start), told
         return self._read_ahead[1]
 
