@@ -163,13 +163,13 @@ def test_ctrl_c_publishes_nothing_and_resume_ends_with_the_same_bytes(rows: Path
     (rows / "slow.py").write_text("COUNT = []\n" + SLOW.replace('not Path("go").exists()', stopped))
     (rows / "go").unlink()
     process = subprocess.Popen([sys.executable, "slow.py"], cwd=rows, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (rows / "reached").exists():
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     assert process.returncode != 0
     assert not (rows / "out" / "dataset_metadata.json").exists()
     assert (rows / "out" / ".writing" / "shard_000003.tar").exists()

@@ -275,7 +275,7 @@ def test_bash_completes_with_the_script_that_is_shown(shards: Path) -> None:
     ask penstock convert --compression b
     complete -p penstock
     """
-    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.splitlines() == [
         "bz2",
         "complete -o default -F _penstock_completion penstock",

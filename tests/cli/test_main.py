@@ -1,7 +1,7 @@
 """The command line as a process: it starts fast, imports only what it needs, and runs under both names."""
 
 import json
-import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +13,10 @@ from penstock import __version__
 from penstock.cli import app
 from penstock.demo.run import DemoResult
 
-_START_SECONDS = 0.8  # a fifth of a second where nothing else runs
-
 
 def test_the_module_is_the_command():
     command = [sys.executable, "-m", "penstock", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"penstock {__version__}\n", "")
 
 
@@ -36,20 +34,24 @@ assert not {'torch', 'numpy', 'rich'} & set(sys.modules), sys.modules
 penstock.Plan
 assert 'torch' not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("arguments", [("-m", "penstock", "--help"), ("-c", "import penstock")])
-def test_starting_is_little_work(arguments):
-    def cpu_seconds() -> float:
+@pytest.mark.parametrize(
+    ("arguments", "beside", "ratio"),
+    [(("-m", "penstock", "--help"), ("-c", "import typer"), 3), (("-c", "import penstock"), ("-c", "pass"), 3)],
+)
+def test_starting_is_little_work_beside_what_any_start_takes(arguments, beside, ratio):
+    def cpu_seconds(arguments: tuple[str, ...]) -> float:
         # The time it works, not the time it waits for the other tests of a busy machine.
-        before = os.times()
-        subprocess.run([sys.executable, *arguments], check=True, capture_output=True, timeout=60)
-        after = os.times()
-        return after.children_user + after.children_system - before.children_user - before.children_system
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *arguments], check=True, capture_output=True, timeout=300)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert any(cpu_seconds() < _START_SECONDS for _ in range(3))
+    pairs = [(cpu_seconds(arguments), cpu_seconds(beside)) for _ in range(3)]
+    assert min(ours for ours, _ in pairs) < ratio * min(other for _, other in pairs)
 
 
 @pytest.mark.parametrize("holds", [True, False])

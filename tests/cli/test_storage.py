@@ -136,7 +136,7 @@ def test_a_terminal_has_lines_that_fit_it(columns: int) -> None:
         except OSError:  # all is read
             break
     os.close(leader)
-    assert process.wait(60) == 0
+    assert process.wait(300) == 0
     lines = said.decode().replace("\r", "").splitlines()
     assert any(line.startswith("  Storage   ") for line in lines)
     assert any(line.startswith("  Order     ") for line in lines)

@@ -88,7 +88,36 @@ def test_what_is_not_there_is_one_line(there: Endpoint) -> None:
     assert "endpoint must begin with http:// or https://" in found.output
 
 
-@pytest.mark.parametrize("command", ["inspect", "verify", "index"])
+def test_what_is_there_instead_is_said(there: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", there.address)
+    shutil.copytree(there.folder, there.folder / "below" / "train")
+    (there.folder / "below" / "mine").mkdir()
+    archive(there.folder / "below" / "mine" / "a.tar", [{"x.npy": npy(np.int64(0))}], first=0)
+    for where, message in (
+        ("s3://bukcet/train", "NoSuchBucket"),
+        (f"{there.url}/mit%20leer", "Names are taken as they are: write a space, not %20."),
+        (f"{there.url}/below", f"the datasets are below it, such as {there.url}/below/train"),
+        (f"{there.url}/below/mine/a.tar", f"Make one: `penstock index '{there.url}/below/mine/a.tar'`"),
+        (f"{there.url}/a.npy", f"make a dataset of it: penstock convert {there.url}/a.npy --output DIR"),
+        (f"{there.url}/a.zarr/", f"make a dataset of it: penstock convert {there.url}/a.zarr/ --output DIR"),
+    ):
+        found = run("inspect", where)
+        assert (found.exit_code, message in found.output) == (2, True), found.output
+
+
+def test_a_report_of_a_url(there: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", there.address)
+    found = run("report", str(there.url), "--output", str(tmp_path / "r.html"))
+    assert found.exit_code == 0, found.output
+    page = (tmp_path / "r.html").read_text()
+    assert "23 items" in page
+    assert str(there.url) in page
+    (there.folder / "shard_000003.tar").unlink()
+    found = run("report", str(there.url), "-o", str(tmp_path / "r.html"), "--overwrite", "--json")
+    assert "shard_000003.tar is missing" in json.dumps(json.loads(found.stdout)["faults"])
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "index", "doctor"])
 def test_help_teaches_urls(command: str) -> None:
     found = run(command, "--help").output
     assert "--endpoint" in found

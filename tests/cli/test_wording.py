@@ -52,6 +52,7 @@ def run(*arguments: str) -> str:
         ("rows.npy --overlap 0.5", "--overlap must be 0 without --sequence-length, got 0.5."),
         ("rows.npy --sequence-length 99", "--sequence-length must be at most 20, the number of rows of rows.npy"),
         ("rows.npy --compression zip", "--compression must be one of 'none', 'gz', 'bz2', 'xz', got 'zip'."),
+        ("rows.npy --layout rows", "--layout must be 'samples', 'columns' or 'auto', got 'rows'."),
         ("rows.npy --split a", "--split must be NAME=FRACTION pairs, such as train=0.8,val=0.1,test=0.1, got 'a'."),
         ("rows.npy --split a=0.5,b=0.5", "Use fewer splits, or --group-by time."),
         ("rows.npy --split a=0.5,b=0.5 --group-by subject", "Use --group-by file or --group-by time."),
@@ -125,6 +126,12 @@ def test_a_path_that_looks_like_an_argument_stays_as_it_is() -> None:
         "Could not read /data/split=train/shard_size/a.npy: --overlap 0.5 and --fields 'a,b c' with --skip-bad."
     )
     assert name_options(message, COMMANDS["verify"]) == message
+
+
+def test_fields_of_store_options_become_options() -> None:
+    message = "Pass StoreOptions(credentials=...), or StoreOptions(anonymous=True) for a public bucket."
+    expected = "Pass StoreOptions(credentials=...), or --anonymous for a public bucket."
+    assert name_options(message, COMMANDS["convert"]) == expected
 
 
 def test_one_of_a_thing_is_singular(folder: Path) -> None:

@@ -26,7 +26,8 @@ from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.core.errors import ConversionError, OptionError, SourceError
 from penstock.shard.manifest import Manifest
-from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
+from penstock.shard.writer import ShardWriter
 
 SPEAKERS, WORDS = ("ann", "bob", "cleo"), ("no", "yes")
 PATTERN = r"^(?P<speaker>[a-z]+)_(?P<word>[a-z]+)$"

@@ -23,8 +23,8 @@ from penstock.convert.to_shards import convert_to_shards
 from penstock.core.errors import ConversionError, OptionError, SourceError, WriteError
 from penstock.files.locks import FolderLock
 from penstock.shard.manifest import Manifest
+from penstock.shard.outputs.write_options import WriteOptions
 from penstock.shard.verify import verify_shards
-from penstock.shard.writer import WriteOptions
 
 SIZES, NAMES = (7, 5, 9, 4), ("anna_1", "bert_1", "anna_2", "carl_1")
 HALVES = (("train", 0.5), ("val", 0.5))

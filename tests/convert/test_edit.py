@@ -1,5 +1,7 @@
 """Editing a dataset gives the items that the edits name, bit for bit, whatever else happens."""
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ from penstock_convert_parts import tree
 
 from penstock import Concat, OptionError, PenstockError, SourceError, TarSource, WriteError, Zip
 from penstock.convert import Edits, edit_dataset
+from penstock.shard.outputs.write_options import WriteOptions
 from penstock.shard.verify import verify_shards
-from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.shard.writer import ShardWriter
 from penstock.source import Take
 
 
@@ -180,6 +183,10 @@ def fail_at_seven(item: dict[str, Any]) -> float:
     return 1 / (item["y"].item() - 7)
 
 
+def leave(_item: dict[str, Any]) -> float:
+    raise SystemExit(3)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_sidecar_has_the_added_field_of_the_same_items(workers: int, datasets: list[Path], tmp_path: Path) -> None:
     before = tree(datasets[0])
@@ -200,6 +207,7 @@ def test_a_sidecar_has_the_added_field_of_the_same_items(workers: int, datasets:
 
 BAD_FUNCTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "fails": ({"f": fail_at_seven}, "fail_at_seven failed at item 7 (key 'id-7'): ZeroDivisionError"),
+    "exits": ({"f": leave}, "leave failed at item 0 (key 'id-0'): SystemExit: 3"),
     "not there": ({"f": "math:loudness"}, "'math:loudness' could not be imported"),
     "no module": ({"f": "no_such_module:f"}, "No module named 'no_such_module'"),
     "no name": ({"f": "math"}, "module:function"),
@@ -214,6 +222,27 @@ def test_a_function_that_fails_is_named_with_the_item(case: str, datasets: list[
         edit(datasets[0], tmp_path / "out", add_fields=BAD_FUNCTIONS[case][0])
     assert BAD_FUNCTIONS[case][1] in str(raised.value)
     assert not (tmp_path / "out" / "dataset_metadata.json").exists()
+
+
+def test_a_function_that_was_changed_is_not_resumed(
+    datasets: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    job: dict[str, Any] = {"add_fields": {"f": "features_of_test:f"}}
+    for body in ("1 / (item['y'].item() - 7)", "item['y'].item() + 0.5"):
+        (tmp_path / "features_of_test.py").write_text(f"def f(item):\n    return {body}\n")
+        monkeypatch.delitem(sys.modules, "features_of_test", raising=False)
+        importlib.invalidate_caches()
+        if "7" in body:
+            for _ in range(2):  # the second one resumes, and fails again
+                with pytest.raises(PenstockError, match="ZeroDivisionError"):
+                    edit(datasets[0], tmp_path / "out", resume=True, **job)
+            continue
+        with pytest.raises(PenstockError, match=r"other (inputs or )?options|started with"):
+            edit(datasets[0], tmp_path / "out", resume=True, **job)
+        edit_dataset(datasets[0], tmp_path / "out", Edits(**job), overwrite=True, show_progress=False)
+    found = TarSource(tmp_path / "out").take(np.arange(14))["f"]
+    assert found.tolist() == [TarSource(datasets[0]).take(np.array([n]))["y"].item() + 0.5 for n in range(14)]
 
 
 def test_a_sidecar_keeps_all_items(datasets: list[Path], tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from penstock.convert.engines import DaskEngine, Engine, LocalEngine
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.core.errors import ConversionError, MissingDependency, OptionError, WorkerError
-from penstock.shard.writer import WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
 
 
 def square(number: int) -> tuple[int, int]:
@@ -82,7 +82,7 @@ except KeyboardInterrupt:
     print("stopped")
 print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
 """
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=300)
     assert (done.stdout.split(), done.stderr) == (["stopped", "False"], "")
 
 
@@ -260,6 +260,7 @@ def test_without_dask_the_cure_is_in_the_error(monkeypatch: pytest.MonkeyPatch, 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.canary("cluster")
 @pytest.mark.filterwarnings("ignore")  # dask's own
 def test_waiting_for_dask_workers_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     distributed = pytest.importorskip("distributed")

@@ -15,7 +15,7 @@ from penstock.convert.fingerprint import Stamp, fingerprint, read_stamp
 from penstock.convert.plan import BadInput, Job, Scan, Scanner
 from penstock.convert.splits import Split
 from penstock.core.errors import MissingDependency
-from penstock.shard.writer import WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
 
 
 def scan(number: int, n_items: int = 100, folder: str = "/data") -> Scan:
@@ -101,6 +101,18 @@ def test_the_identity_is_that_of_names_content_and_options_not_of_folders(tmp_pa
         job_of(tapes(tmp_path / "windows", sequence_length=1)),
     ]
     assert len({here.identity(), *(other.identity() for other in others)}) == len(others) + 1
+
+
+def test_the_identity_of_items_in_any_order_is_short_and_tells_each_order_apart() -> None:
+    numbers = np.random.default_rng(0).permutation(200_001)
+    runs = np.stack([np.zeros_like(numbers), numbers, numbers + 1], axis=1)
+    job = Job(Path("/out"), WriteOptions(4), (scan(0),), runs)
+    assert job.n_items == len(numbers)
+    assert job.task(3).numbers.tolist() == numbers[12:16].tolist()
+    assert len(job.identity()) < 2_000
+    assert replace(job, spans=runs.copy()).identity() == job.identity()
+    swapped = runs[[1, 0, *range(2, len(runs))]]
+    assert replace(job, spans=swapped).identity() != job.identity()
 
 
 def test_a_job_from_what_was_staged_is_known_as_the_one_that_reads_the_inputs() -> None:

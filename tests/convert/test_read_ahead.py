@@ -19,7 +19,7 @@ from penstock.convert.inputs.zarr import _AxisFirst, _CheckedArray
 from penstock.convert.nwb.series import _LocatedRows
 from penstock.convert.scan import ConvertOptions
 from penstock.files import read_ahead
-from penstock.shard.writer import WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
 from penstock.source.file_ranges import FileRanges
 
 

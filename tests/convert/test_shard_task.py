@@ -16,8 +16,8 @@ from penstock.convert.shard_task import InputError, Task, close_recordings, read
 from penstock.core.errors import OptionError, WriteError
 from penstock.shard import compression
 from penstock.shard.outputs.local import LocalShards
+from penstock.shard.outputs.write_options import WriteOptions
 from penstock.shard.publish import find_finished_shard
-from penstock.shard.writer import WriteOptions
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def test_a_folder_that_is_gone_is_a_write_error_that_names_the_shard(task: Task)
 
 
 def test_a_compressed_shard_that_is_too_large_says_what_to_do(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.shard.writer.max_decompressed_bytes", lambda _: 4096)
+    monkeypatch.setattr("penstock.shard.outputs.write_options.max_decompressed_bytes", lambda _: 4096)
     assert compression.max_decompressed_bytes(0) > 4096
     with pytest.raises(OptionError, match=r"at most 4096 bytes.*smaller shard_size"):
         write_task(replace(task, options=WriteOptions(5, compression="gz")))

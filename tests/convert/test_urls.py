@@ -11,7 +11,7 @@ from penstock_remote import Endpoint
 from PIL import Image
 
 from penstock import TarSource, convert_to_shards
-from penstock.convert import ConvertOptions, ReadOptions
+from penstock.convert import ConvertOptions, Edits, ReadOptions, edit_dataset
 from penstock.convert.convert import convert
 from penstock.convert.engines import LocalEngine
 from penstock.convert.inputs.arrays import NpyInput
@@ -20,7 +20,7 @@ from penstock.convert.splits import Split
 from penstock.core.errors import ConversionError, OptionError, SourceError, WriteError
 from penstock.files.spans.options import RemoteOptions
 from penstock.files.stores.options import StoreOptions
-from penstock.shard.writer import WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
 
 WRITE = WriteOptions(5)
 
@@ -249,3 +249,17 @@ def test_options_for_urls_without_a_url_are_refused(s3: Endpoint, tmp_path: Path
         convert_to_shards(tmp_path / "a.npy", tmp_path / "out", reading=ReadOptions(cache=tmp_path / "cache"))
     with pytest.raises(OptionError, match=r"A function reads files of this machine, got the URL s3://"):
         convert_to_shards("s3://bucket/a.npy", tmp_path / "out", format=lambda path: [])
+
+
+# -- edits -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_edit_from_a_url_to_a_url_has_the_shards_of_a_local_one(s3: Endpoint, tmp_path: Path) -> None:
+    convert(inputs(tmp_path / "in"), tmp_path / "whole", ConvertOptions(WRITE))
+    whole, edited = s3.below("whole"), s3.below("edited")
+    convert(inputs(tmp_path / "in"), whole.url, ConvertOptions(WRITE), store=s3.options)
+    edits = Edits(rename={next(iter(TarSource(tmp_path / "whole").fields)): "renamed"}, shard_size=3)
+    edit_dataset(tmp_path / "whole", tmp_path / "edited", edits, show_progress=False)
+    edit_dataset(whole.url, edited.url, edits, show_progress=False, store=s3.options)
+    assert shards(edited.folder) == shards(tmp_path / "edited")
+    assert "renamed" in TarSource(edited.url, store=s3.options).fields

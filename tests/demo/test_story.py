@@ -58,7 +58,7 @@ def _running(word: str) -> list[str]:
     return lines
 
 
-pytestmark = pytest.mark.timeout(300)  # the first of these tests waits for the story
+pytestmark = pytest.mark.timeout(900)  # the first of these tests waits for the story
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +216,7 @@ def test_a_difference_that_the_demo_finds_is_an_exit_code_of_1(monkeypatch, hold
     [(signal.SIGINT, 130, "*/recordings/*.nwb"), (signal.SIGTERM, 143, "*/shards/train/.writing/*")],
 )
 def test_a_signal_ends_the_demo_with_all_its_processes_and_removes_the_files(tmp_path, sent, code, when):
-    temporary, deadline = tmp_path / "temporary", time.monotonic() + 60
+    temporary, deadline = tmp_path / "temporary", time.monotonic() + 300
     with subprocess.Popen(
         **_command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as started:
@@ -227,7 +227,7 @@ def test_a_signal_ends_the_demo_with_all_its_processes_and_removes_the_files(tmp
                 time.sleep(0.01)
             # Ctrl-C goes to all processes of a terminal, a termination to the one that is named.
             (os.killpg if sent == signal.SIGINT else os.kill)(started.pid, sent)
-            _, errors = started.communicate(timeout=60)
+            _, errors = started.communicate(timeout=300)
         finally:
             started.kill()
     assert started.returncode == code, errors

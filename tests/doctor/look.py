@@ -35,7 +35,7 @@ def run_command(finding: Finding, code: int = 0) -> str:
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == code, f"{finding.command}\n{done.output}"
         return done.output
-    shell = subprocess.run(finding.command, shell=True, capture_output=True, text=True, timeout=100, check=False)
+    shell = subprocess.run(finding.command, shell=True, capture_output=True, text=True, timeout=300, check=False)
     assert shell.returncode == code, f"{finding.command}\n{shell.stdout}{shell.stderr}"
     return shell.stdout + shell.stderr
 

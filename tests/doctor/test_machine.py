@@ -44,7 +44,7 @@ def examine_installation(probed: dict[str, object]) -> dict[str, Finding]:
 def test_this_installation_is_whole() -> None:
     found = examine_installation(PROBED)
     assert {finding.level for finding in found.values()} <= {"ok", "note"}
-    assert found["installation.native"].facts["checksum_version"] in ("avx2", "portable")
+    assert found["installation.native"].facts["checksum_version"] in ("avx2", "portable", "xxhash")
     assert found["installation.versions"].facts["python"] == sys.version.split()[0]
 
 
@@ -75,6 +75,15 @@ def test_a_library_that_does_not_match_its_source_is_a_problem(monkeypatch: pyte
     monkeypatch.setattr("penstock.source.native.checksum_version", fail)
     found = examine_installation(PROBED)["installation.native"]
     assert (found.level, found.found) == ("problem", "native.c has changed since it was compiled.")
+
+
+def test_reading_with_numpy_is_a_note_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    for obstacle, advice in (("Could not load it.", "C compiler"), ("PENSTOCK_NATIVE is 0.", "Unset it")):
+        monkeypatch.setattr("penstock.source.native.find_obstacle", lambda obstacle=obstacle: obstacle)
+        found = examine_installation(PROBED)["installation.native"]
+        assert (found.level, found.facts["checksum_version"]) == ("note", "xxhash")
+        assert f"read with NumPy and xxhash, which is slower. {obstacle}" in found.found
+        assert advice in str(found.advice)
 
 
 def test_limits_of_a_container_are_a_note_with_the_group_that_sets_them() -> None:

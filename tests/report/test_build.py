@@ -26,7 +26,7 @@ from penstock.recipes.webdataset import WebDatasetLoader, WebDatasetWriter
 from penstock.report.build import gather_report, write_report
 from penstock.report.page.html import Html, join, tag
 from penstock.report.page.layout import DARK, LIGHT
-from penstock.shard.writer import WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
 
 EVIL = "<script>alert('x')</script>"
 _VOID = {"meta", "img", "path", "rect", "line", "circle", "br", "link", "input"}

@@ -335,6 +335,7 @@ def _print_tables(where: str, summary: dict[str, Any], item: dict[str, Any], num
         ("Items", f"{n_items:,} in {count(summary['total_shards'], 'shard')}{per_shard}"),
         ("Size", f"{size / 1e6:,.1f} MB, {size / max(1, n_items) / 1e3:,.1f} kB per item"),
         ("Compression", summary["compression"]),
+        *((("Layout", summary["layout"]),) if "layout" in summary else ()),
         ("Fingerprint", summary["fingerprint"]),
         ("Health", problems[0] + more if problems else "all shards present, with the right size"),
         *((name, str(value)) for name, value in summary["metadata"].items() if not isinstance(value, dict | list)),

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.errors import ProblemsFound
-from penstock.cli.options import Json, Quiet
+from penstock.cli.groups import expand_groups
+from penstock.cli.options import Json, Quiet, UrlGroup
 from penstock.cli.screen import print_json, print_report
 from penstock.cli.where import check_exists
+from penstock.core.errors import OptionError
 from penstock.core.text import count
+from penstock.files.stores.url import is_url
 
 if TYPE_CHECKING:
     from penstock.doctor.finding import Examination
@@ -19,12 +22,15 @@ __all__ = ["doctor"]
 _AREAS = {"installation": "Installation", "machine": "Machine", "storage": "Storage", "data": "Data"}
 
 
+@expand_groups
 def doctor(
+    url: UrlGroup,
     where: Annotated[
         str | None,
         typer.Argument(
-            metavar="DIR|PATTERN",
-            help="A folder to examine, too: of a dataset, of several, of a run, a zarr store; also as --input (-i).",
+            metavar="DIR|PATTERN|URL",
+            help="A folder to examine, too: of a dataset, of several, of a run, a zarr store; or the URL of a dataset "
+            "or a zarr store; also as --input (-i).",
         ),
     ] = None,
     quiet: Quiet = False,
@@ -35,7 +41,7 @@ def doctor(
     Shows versions and missing packages, the CPU and the code that it runs, limits on CPUs, memory and open files,
     shared memory, worker processes, clocks, and the speed of the storage. Of a folder: the manifest, sizes and some
     checksums, files that do not belong to it, locks, and what programs that were stopped have left, with the command
-    that removes it.
+    that removes it. Of a URL: whether its server answers, how fast, and whether all shards are there.
 
     Nothing is changed, and it takes some seconds. Each finding is ok, a note, a warning (it works, but look at it) or
     a problem (it does not work, or data are at risk); with a problem, the exit code is 1. Attach the output of --json
@@ -46,8 +52,10 @@ def doctor(
 
     if where is not None:
         check_exists(where)
+    if url.options() is not None and (where is None or not is_url(where)):
+        raise OptionError("--endpoint, --region and --anonymous are for URLs, and none was given. Leave them out.")
     with track_phases(show=not quiet) as bar:
-        found = examine(where, on_progress=bar)
+        found = examine(where, store=url.options(), on_progress=bar)
     if as_json:
         print_json(found.to_dict())
     else:

@@ -188,6 +188,7 @@ def name_options(message: str, command: Any) -> str:
         option, value = options[found[1]], found[2]
         return option if value == "..." or option in flags else f"{option} {_write_value(value)}"
 
+    message = re.sub(rf"StoreOptions\(({name}=(?:{_VALUE}))\)", r"\1", message)  # each of its fields is an option
     message = re.sub(rf"{name}=({_VALUE})", write_option, message)
     message = re.sub(r"(?<=, got )\([^()]*\)", lambda found: _write_value(found[0]), message)
     # A word with an underscore is a name. Any other is one only as the subject of "must be", or joined to another.

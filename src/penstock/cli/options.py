@@ -197,6 +197,7 @@ EXAMPLES = {
     "doctor": (
         "penstock doctor",
         "penstock doctor shards",
+        "penstock doctor s3://bucket/train",
         "penstock doctor shards --json > doctor.json",
         "penstock doctor shards --json | jq '.findings[] | select(.level == \"problem\")'",
     ),

@@ -8,6 +8,7 @@ import typer
 from penstock.cli.options import Json
 from penstock.cli.screen import print_json
 from penstock.cli.where import check_dataset
+from penstock.files.stores.url import is_url
 
 __all__ = ["report"]
 
@@ -16,8 +17,8 @@ def report(  # noqa: PLR0917  # one parameter per option
     where: Annotated[
         str,
         typer.Argument(
-            metavar="DIR|PATTERN|RUN",
-            help="A dataset, the folder of a conversion with --split, or a run file of Watch.save; "
+            metavar="DIR|PATTERN|URL|RUN",
+            help="A dataset or the URL of one, the folder of a conversion with --split, or a run file of Watch.save; "
             "also as --input (-i).",
         ),
     ],
@@ -25,7 +26,8 @@ def report(  # noqa: PLR0917  # one parameter per option
         "report.html"
     ),
     dataset: Annotated[
-        str | None, typer.Option("--dataset", metavar="DIR|PATTERN", help="With a run file: the dataset to include.")
+        str | None,
+        typer.Option("--dataset", metavar="DIR|PATTERN|URL", help="With a run file: the dataset to include."),
     ] = None,
     title: Annotated[
         str | None,
@@ -43,13 +45,13 @@ def report(  # noqa: PLR0917  # one parameter per option
 
     if output.exists() and not overwrite:
         raise OptionError(f"{output} exists already. Replace it with --overwrite, or name another file with --output.")
-    is_run = is_run_file(Path(where))
+    is_run = not is_url(where) and is_run_file(Path(where))
     if dataset is not None and not is_run:
         raise OptionError(f"--dataset needs a run file, but {where} is not one. Give only one of the two.")
-    if not is_run and Path(where).suffix == ".json":
+    if not is_run and not is_url(where) and Path(where).suffix == ".json":
         raise OptionError(f"{where} is not a run file. Give a file that Watch.save wrote, or the folder of a dataset.")
     shards = dataset if is_run else where
-    if shards is not None and not _has_splits(Path(shards)):
+    if shards is not None and (is_url(shards) or not _has_splits(Path(shards))):
         check_dataset(shards)
     from penstock.report.build import gather_report, save_report  # noqa: PLC0415  # imports torch
 

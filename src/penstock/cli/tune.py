@@ -42,8 +42,9 @@ def tune(  # noqa: PLR0917  # one parameter per option
     where: Annotated[
         str,
         typer.Argument(
-            metavar="DIR|PATTERN|FILE",
-            help="A dataset: a folder of shards, a pattern, a zarr store, or an npy file; also as --input (-i).",
+            metavar="DIR|PATTERN|FILE|URL",
+            help="A dataset: a folder of shards, a pattern, a zarr store, the URL of one, or an npy file; "
+            "also as --input (-i).",
         ),
     ],
     search: _SearchGroup,

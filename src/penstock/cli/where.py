@@ -18,6 +18,7 @@ _ZARR = ("zarr.json", ".zgroup", ".zarray")
 
 def check_dataset(where: str) -> None:
     """Raise SourceError, with what to do, if there is no dataset at a path."""
+    _check_url(where)
     path = Path(where)
     indexed = path.is_file() and path.with_name(f"{path.name}.metadata.json").exists()
     if _is_pattern(where) or indexed or (path / _MANIFEST).exists():
@@ -47,6 +48,7 @@ def is_store(where: str) -> bool:
 
 def check_archives(where: str) -> None:
     """Raise SourceError, with what to do, if there are no archives to index."""
+    _check_url(where)
     path = Path(where)
     if _is_pattern(where) or (path.is_dir() and any(_is_tar(entry) for entry in path.iterdir())):
         return
@@ -86,6 +88,15 @@ def check_exists(where: str) -> None:
     hint = f" Did you mean {shlex.quote(str(there / near[0]))}?" if near else ""
     detail = "" if there in (path.parent, Path()) else f" ({there} has no {lost})"
     raise SourceError(f"No such file or folder: {where}{detail}.{hint}")
+
+
+def _check_url(where: str) -> None:
+    """Raise SourceError, with what to do, if a URL is that of a recording."""
+    if "://" in where and where.rstrip("/").lower().endswith((*_RECORDINGS, ".zarr.zip")):
+        raise SourceError(
+            f"{where} is a recording, not a dataset, and recordings are looked into on this machine only. Copy it, or "
+            f"make a dataset of it: {_convert_command(where)}"
+        )
 
 
 def _about_file(path: Path) -> str:

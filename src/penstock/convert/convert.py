@@ -30,6 +30,7 @@ from penstock.files.spans.options import RemoteOptions
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url, parse_place
 from penstock.shard.manifest import FieldInfo, Manifest, ShardEntry
+from penstock.shard.outputs.contents import ShardContents
 from penstock.shard.outputs.place import Finished
 from penstock.shard.writer import merge_fields
 from penstock.transform.moments import Moments
@@ -147,7 +148,7 @@ def _write_and_publish(
 
 def _make_staging_job(job: Job, folder: Path | Url) -> Job:
     """Return a job that writes the items of `job` in the order in which they are read."""
-    plain = replace(job.options, compression="none", array_format="npy", metadata={})
+    plain = replace(job.options, compression="none", array_format="npy", layout="samples", metadata={})
     return replace(job, folder=folder, options=plain, shuffle_seed=None, statistics=False)
 
 
@@ -297,28 +298,32 @@ def _publish(conversion: _Conversion, jobs: list[Job], statistics: Mapping[str, 
 def _make_manifest(job: Job, statistics: Mapping[str, Any]) -> Manifest:
     entries: list[ShardEntry] = []
     fields: dict[str, FieldInfo] = {}
+    contents = ShardContents()
     for number, finished in enumerate(_find_finished(job)):
         if finished is None:
             raise WriteError(
                 f"{job.options.shard_name(number)} in {job.place.shards} has disappeared. Resume the conversion with "
                 "resume=True."
             )
-        entry, layout = finished
+        entry, side_index = finished
         entries.append(entry)
-        other = sorted(merge_fields({}, layout).keys() ^ fields.keys()) if fields else []
+        contents.add(side_index)
+        other = sorted(merge_fields({}, side_index).keys() ^ fields.keys()) if fields else []
         if other:
             raise SourceError(
                 f"All items of a dataset must have the same fields, but those of {entry.name} differ from the items "
                 f"before them in {other}."
             )
-        fields = merge_fields(fields, layout)
+        fields = merge_fields(fields, side_index)
     mixed = [name for name, info in fields.items() if info.dtype is None and info.suffix.endswith(".npy")]
     if mixed:
         raise SourceError(
             f"Each field must have one dtype, but {mixed} have several in these inputs. Convert the inputs separately."
         )
     about = {"conversion": _add_notes(job), "identity": _digest(job.identity()), **statistics, **job.options.metadata}
-    return Manifest(job.folder, fields, tuple(entries), job.options.shard_size, job.options.array_format, about)
+    contents.suggest_columns(job.folder, entries)
+    shape = job.options.shard_size, job.options.array_format, about
+    return Manifest(job.folder, fields, tuple(entries), *shape, layout=contents.layout)
 
 
 def _check_free(output: Output) -> None:

@@ -15,6 +15,7 @@ import multiprocessing as mp
 import os
 import pickle
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
+from multiprocessing import connection
 from typing import Any, Protocol, TypeVar
 
 from penstock.core.checks import check_integer
@@ -148,7 +150,8 @@ def _call(function: Callable[[_T], _R], item: _T) -> _R:
 @contextmanager
 def _worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Yield worker processes; they are killed at once if the block raises."""
-    context = mp.get_context("fork")  # other start methods would run a script without a __main__ guard again
+    # Other start methods run a script without a __main__ guard again; but on macOS, a fork may crash.
+    context = mp.get_context("fork" if sys.platform == "linux" else "spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_die_with_parent, initargs=(os.getpid(),))
     try:
         yield pool
@@ -164,9 +167,21 @@ def _die_with_parent(parent: int) -> None:
     """Make this worker end when its parent ends, and leave Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is None:
+        threading.Thread(target=_exit_with_parent, name="penstock-parent", daemon=True).start()
+    else:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _exit_with_parent() -> None:
+    """Wait until the process that started this one has ended."""
+    above = mp.parent_process()
+    if above is not None:
+        connection.wait([above.sentinel])
+    os._exit(1)
 
 
 class DaskEngine:

@@ -1,18 +1,18 @@
 """Identify an input by its content, and notice when it has been written to."""
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
-from penstock.convert.inputs.protocol import Input, local_paths_of, paths_of, remote_of
+from penstock.convert.inputs.protocol import Input, folders_of, local_paths_of, paths_of, remote_of
 from penstock.core.errors import SourceError
 from penstock.core.text import cause
 from penstock.files.read_ahead import ask_range, forget_range
 from penstock.files.regular import open_regular
-from penstock.files.stores.errors import MissingObjectError
+from penstock.files.spans.options import RemoteOptions
+from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.files.stores.open_store import open_store
 from penstock.files.stores.protocol import ObjectInfo
 from penstock.files.stores.url import Url
@@ -52,14 +52,15 @@ def digest_input(given: Input, *, give_back: bool = False) -> str:
 def _list_objects(given: Input) -> list[tuple[Url, ObjectInfo]]:
     """Return the objects that an input reads; of a folder, the metadata in it."""
     store = remote_of(given).store
-    urls = [path for path in paths_of(given) if isinstance(path, Url)]
     if not getattr(given, "is_folder", False):
+        urls = [path for path in paths_of(given) if isinstance(path, Url)]
         return [(url, open_store(url.parent, store).describe(url.name)) for url in urls]
     found = []
-    for url in urls:
-        for name in sorted(_METADATA_NAMES):
-            with suppress(MissingObjectError):
-                found.append((url / name, open_store(url, store).describe(name)))
+    for url in folders_of(given):
+        folder = RemoteFolder(url, RemoteOptions(store))
+        infos = folder.describe_all(sorted(_METADATA_NAMES))
+        found += [(url / info.key, info) for info in infos if info is not None]
+        folder.close()
     if not found:
         raise SourceError(f"No such folder: {given.path} has no metadata of a zarr store or of shards.")
     return found

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from penstock.convert.fingerprint import Stamp, digest_input, stamp_input
@@ -22,11 +23,16 @@ from penstock.files.stores.url import Url
 from penstock.plan.permute import permute
 from penstock.shard.outputs.open_place import open_place
 from penstock.shard.outputs.place import Place
-from penstock.shard.writer import WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
 
-__all__ = ["AlignableInput", "Alignment", "Arrangement", "BadInput", "Job", "Label", "Scan", "Scanner"]
+__all__ = ["AlignableInput", "Alignment", "Arrangement", "BadInput", "ItemRuns", "Job", "Label", "Scan", "Scanner"]
 
 _Int64s = NDArray[np.int64]
+
+ItemRuns = Sequence[tuple[int, int, int]] | _Int64s
+"""Items in the order in which they are written: rows of (number of a scan, start, stop)."""
+
+_MANY_RUNS = 100_000  # of more than these, an identity has a hash: sorted items may all be runs of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +106,8 @@ class Arrangement(Protocol):
     group_by: str
     """What is in one split as a whole: the name of a column, or `"item"`."""
 
-    def arrange(self, scans: Sequence[Scan]) -> Mapping[str, Sequence[tuple[int, int, int]]]:
-        """Return the items of each split as a job has them: (number of a scan, start, stop)."""
+    def arrange(self, scans: Sequence[Scan]) -> Mapping[str, ItemRuns]:
+        """Return the items of each split."""
         ...
 
 
@@ -178,8 +184,7 @@ class Job:
     folder: Path | Url
     options: WriteOptions
     scans: tuple[Scan, ...]
-    spans: tuple[tuple[int, int, int], ...]
-    """The items in the order in which they are written: (number of a scan, start, stop)."""
+    spans: ItemRuns
 
     shuffle_seed: int | None = None
     statistics: bool = False
@@ -200,12 +205,12 @@ class Job:
     """How the URL is reached."""
 
     @cached_property
-    def _borders(self) -> _Int64s:
-        return np.cumsum([0, *(stop - start for _, start, stop in self.spans)])
+    def _runs(self) -> _Int64s:
+        return np.asarray(self.spans, np.int64).reshape(-1, 3)
 
     @cached_property
-    def _starts(self) -> _Int64s:
-        return np.array([(scan, start) for scan, start, _ in self.spans], np.int64)
+    def _borders(self) -> _Int64s:
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self._runs[:, 2] - self._runs[:, 1])])
 
     @property
     def n_items(self) -> int:
@@ -263,7 +268,7 @@ class Job:
         if self.shuffle_seed is not None:
             positions = permute(positions, self.n_items, key_for(self.shuffle_seed, "convert"))
         at = np.searchsorted(self._borders, positions, side="right") - 1
-        return self._starts[at, 0], self._starts[at, 1] + positions - self._borders[at]
+        return self._runs[at, 0], self._runs[at, 1] + positions - self._borders[at]
 
     def identity(self) -> str:
         """Return, as JSON, what must be unchanged for the shards of an earlier attempt to be kept."""
@@ -279,16 +284,20 @@ class Job:
         return json.dumps(
             {
                 **added,
-                "options": asdict(self.options),
+                "options": self.options.to_json(),
                 "inputs": [
                     [scan.name, scan.digest, scan.n_items, repr(_without_folder(scan.input))] for scan in self.scans
                 ],
-                "runs": self.spans,
+                "runs": self._runs.tolist() if len(self._runs) <= _MANY_RUNS else _hash(self._runs),
                 "shuffle_seed": self.shuffle_seed,
                 "statistics": self.statistics,
             },
             sort_keys=True,
         )
+
+
+def _hash(runs: _Int64s) -> str:
+    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(runs, "<i8").data)
 
 
 def _without_folder(given: Input) -> Any:

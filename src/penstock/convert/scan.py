@@ -8,6 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.convert.columns import ColumnReader, Columns, find_repeated_ids, list_groups, make_label
 from penstock.convert.engines import Engine
 from penstock.convert.inputs.function import function_name
@@ -19,7 +22,7 @@ from penstock.core.seeds import check_seed
 from penstock.files.read_ahead import FilesAhead, exceeds_cache, tree_sizes
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url
-from penstock.shard.writer import WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
 
 __all__ = ["ConvertOptions", "ProgressCallback", "make_jobs", "scan_inputs"]
 
@@ -178,8 +181,8 @@ def make_jobs(
     label, repeated = make_label(scans, options.columns.label), find_repeated_ids(scans)
     keep_ids = not repeated and any(sample_id is not None for scan in scans for sample_id in scan.ids)
     for name in split.names:
-        spans = tuple(chosen.get(name, ()))
-        if not spans:
+        spans = np.asarray(chosen.get(name, ()), np.int64).reshape(-1, 3)
+        if not len(spans):
             raise SourceError(
                 f"Every split must have items, but {name!r} has none. Use larger fractions, or more inputs."
             )
@@ -231,12 +234,10 @@ def _provenance(
     options: ConvertOptions,
     bad: Mapping[Path | Url, str],
     name: str,
-    spans: Sequence[tuple[int, int, int]],
+    spans: NDArray[np.int64],
 ) -> dict[str, Any]:
     """Return where the items of a split come from, for the manifest."""
-    counts = [0] * len(scans)
-    for number, start, stop in spans:
-        counts[number] += stop - start
+    counts = np.bincount(spans[:, 0], spans[:, 2] - spans[:, 1], minlength=len(scans)).astype(np.int64).tolist()
     skipped = dict(bad)
     skipped |= {scan.input.path: " ".join(scan.notes) for scan in scans if not scan.n_items}
     inputs = [

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,8 @@ from penstock.files.read_ahead import FilesAhead, find_missing, forget_file
 from penstock.files.stores.url import Url
 from penstock.shard.names import automatic_key, encode_key, is_automatic
 from penstock.shard.outputs.place import ShardFolder
+from penstock.shard.outputs.write_options import Shard, WriteOptions, open_shard
 from penstock.shard.sample_form import SampleForm
-from penstock.shard.shard_file import ShardFile
-from penstock.shard.writer import WriteOptions
 from penstock.transform.moments import Moments
 
 __all__ = ["InputError", "Label", "Task", "close_recordings", "count_empty", "read_statistics", "write_task"]
@@ -117,11 +117,15 @@ def write_task(task: Task) -> int:
     """Write one shard and return its number of items."""
     form, statistics, empty = SampleForm(task.options.array_format), _Statistics(), Counter[str]()
     try:
-        with task.writing.open_shard(task.name, task.options.compression) as shard:
+        with ExitStack() as stack:
+            shard: Shard | None = None
             for number, (sample, about) in enumerate(_read_items(task), task.first):
                 sample_id, metadata = _identify(about, number, keep=task.keep_ids)
-                key = encode_key(sample_id)
-                form.add(form.encode(sample, number, key, sample_id, metadata), shard, task.number)
+                members = form.encode(sample, number, encode_key(sample_id), sample_id, metadata)
+                if shard is None:
+                    shard = open_shard(task.writing, task.options, task.number, task.first, members.n_bytes)
+                    stack.enter_context(shard)
+                form.add(members, shard, task.number)
                 empty.update(_find_empty(sample))
                 if task.statistics:
                     statistics.add(sample)
@@ -130,6 +134,7 @@ def write_task(task: Task) -> int:
                 task.writing.write_note(_statistics_name(task.name), statistics.to_bytes(), lasting=False)
             if empty:
                 task.writing.write_note(_empty_name(task.name), json.dumps(empty).encode())
+            assert shard is not None, "a task has at least one item"
             n_items = shard.close()[0].n_items
             task.writing.wait()
             if task.give_back:
@@ -240,7 +245,7 @@ class _Statistics:
         return json.dumps({name: moments.to_json() for name, moments in self._moments.items()}).encode()
 
 
-def _check_size(shard: ShardFile, options: WriteOptions) -> None:
+def _check_size(shard: Shard, options: WriteOptions) -> None:
     limit = options.most_tar_bytes
     if limit is not None and shard.tar_bytes > limit:
         raise OptionError(

@@ -35,8 +35,8 @@ from penstock.demo.story import Story
 from penstock.demo.task import BIN_MS, BINS, FULL, QUICK, Scale, Task, source_and_plan, task_from_json
 from penstock.plan.plan import Plan
 from penstock.shard.manifest import Manifest
+from penstock.shard.outputs.write_options import WriteOptions
 from penstock.shard.verify import verify_shards
-from penstock.shard.writer import WriteOptions
 
 __all__ = ["DemoResult", "run"]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.core.version import __version__
+from penstock.files.stores.url import Url
 
 __all__ = ["LEVELS", "Examination", "Finding", "Level", "Progress"]
 
@@ -67,8 +68,8 @@ class Finding:
 class Examination:
     """Everything that was found."""
 
-    where: Path | None
-    """The folder that was examined; None if it was the machine alone."""
+    where: Path | Url | None
+    """The folder or URL that was examined; None if it was the machine alone."""
 
     findings: tuple[Finding, ...]
 

@@ -133,25 +133,31 @@ def _examine_optional() -> Finding:
 
 
 def _examine_native() -> Finding:
+    clone = Path(__file__).parents[3]
+    what = f"-e {shlex.quote(str(clone))}" if (clone / "hatch_build.py").exists() else "penstock"
+    command = f"{sys.executable} -m pip install --force-reinstall --no-deps {what}"
     try:
-        from penstock.source.native import checksum_version  # noqa: PLC0415  # imports numpy, which may be missing
+        from penstock.source.native import checksum_version, find_obstacle  # noqa: PLC0415  # imports numpy: may be missing
 
-        version = checksum_version()
+        version, obstacle = checksum_version(), find_obstacle()
     except (PenstockError, ImportError) as error:
-        clone = Path(__file__).parents[3]
-        what = f"-e {shlex.quote(str(clone))}" if (clone / "hatch_build.py").exists() else "penstock"
-        command = f"{sys.executable} -m pip install --force-reinstall --no-deps {what}"
         return Finding(
             "installation.native", "problem", f"{error}", "Install Penstock again, which compiles it.", command
         )
     features = _cpu_features()
+    facts = {"checksum_version": version, "machine": platform.machine(), "features": features}
+    if obstacle is not None:
+        found = f"The part in C is not used: items are read with NumPy and xxhash, which is slower. {obstacle}"
+        if "PENSTOCK_NATIVE" in obstacle:
+            return Finding("installation.native", "note", found, "Unset it to use the part in C.", facts=facts)
+        advice = "Install a wheel for this machine, or a C compiler, then Penstock again."
+        return Finding("installation.native", "note", found, advice, command, facts=facts)
     widths = ", ".join(features) or "no SIMD extensions that are known here"
     runs = "AVX2, 32 bytes at once" if version == "avx2" else "portable C, 8 bytes at once"
     built = "was built with its wheel"
     if (Path(__file__).parents[1] / "source" / "native.c").exists():
         built = "matches its source"
     found = f"The part in C is there and {built}. CPU: {platform.machine()} with {widths}."
-    facts = {"checksum_version": version, "machine": platform.machine(), "features": features}
     return Finding("installation.native", "ok", f"{found} Checksums run as {runs}.", facts=facts)
 
 

@@ -16,6 +16,7 @@ from penstock.core.text import count
 from penstock.doctor.finding import Finding, Level
 from penstock.doctor.listing import Listing
 from penstock.files.locks import lock_holder
+from penstock.files.machine import is_running
 from penstock.files.regular import read_regular
 from penstock.files.staging import WRITING, Staging
 from penstock.shard.publish import stage
@@ -60,7 +61,7 @@ def has_unfinished(listing: Listing) -> bool:
 
 def _make_lock_finding(folder: Path, holder: int) -> Finding:
     facts = {"process": holder or None}
-    keepers = _list_open_files().get(str(folder), []) if holder and not Path(f"/proc/{holder}").exists() else []
+    keepers = _list_open_files().get(str(folder), []) if holder and not is_running(holder) else []
     if keepers:
         named = ", ".join(f"{pid} ({_command_line(pid)})" for pid in keepers)
         found = f"Process {holder} has locked {folder} for writing and ended; what it started keeps the lock: {named}."

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.core.text import count
 from penstock.doctor.finding import Finding
-from penstock.files.machine import Limits, Machine, find_limits, this_machine
+from penstock.files.machine import Limits, Machine, find_limits, is_running, this_machine
 
 __all__ = ["examine_machine", "examine_shared_memory"]
 
@@ -123,7 +123,7 @@ def _examine_left_behind(folder: Path) -> Iterator[Finding]:
         with os.scandir(folder) as entries:
             for _, entry in zip(range(_MOST_ENTRIES), entries, strict=False):
                 named = _LEFT_BEHIND.match(entry.name)
-                if named is None or Path(f"/proc/{named[1]}").exists():
+                if named is None or is_running(int(named[1])):
                     continue
                 status = entry.stat(follow_symlinks=False)
                 if status.st_uid == os.geteuid():

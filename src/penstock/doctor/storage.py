@@ -16,6 +16,7 @@ from typing import Any
 
 from penstock.doctor.finding import Finding, Progress
 from penstock.files.durable import write_all
+from penstock.files.read_ahead import forget_range
 from penstock.files.regular import open_descriptor
 from penstock.observe.storage.device import Device, find_device
 from penstock.observe.storage.pieces import time_pieces
@@ -136,8 +137,7 @@ def _examine_speed(folder: Path, device: Device, handle: int, progress: Progress
         write = _measure_writing(handle, progress)
     except OSError as error:
         return _make_unwritable_finding(folder, f"Could not write to {folder}: {error.strerror}.")
-    with suppress(OSError):  # a file system without a cache of its own
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    forget_range(handle, 0, 0)
     size = os.fstat(handle).st_size
     places = [(handle, place) for place in range(0, size, _PIECE_BYTES)]
     read = _measure_reading(places, progress)
@@ -193,7 +193,7 @@ def _measure_writing(handle: int, progress: Progress) -> Speed:
         piece = os.urandom(_PIECE_BYTES)  # a file system may compress, or find equal blocks
         before = time.perf_counter()
         write_all(handle, memoryview(piece))
-        os.fdatasync(handle)
+        getattr(os, "fdatasync", os.fsync)(handle)
         speeds.append(_PIECE_BYTES / max(1e-9, time.perf_counter() - before))
     return Speed(tuple(speeds))
 

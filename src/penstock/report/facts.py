@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import DamageError, OptionError, SourceError
+from penstock.files.stores.url import is_url
 from penstock.observe.faults import read_quarantine
 from penstock.shard.manifest import MANIFEST, METADATA, Manifest, manifest_path
+from penstock.shard.places.open_dataset import open_dataset
 from penstock.shard.summary import find_problems
 from penstock.transform.moments import Moments
 
@@ -22,13 +24,15 @@ _FIRST_SPLIT = "train"
 
 
 def dataset_path(where: str | os.PathLike[str]) -> str:
-    """Return the path of the dataset at `where`; in a folder of splits, that of `train`, or else of the first split.
+    """Return the path or URL of the dataset at `where`; in a folder of splits, `train`, or else the first split.
 
     Raises
     ------
     OptionError
         There is nothing at `where`, or it is not a dataset of shards.
     """
+    if is_url(where):
+        return os.fspath(where)  # opening it says what is there
     path = Path(where)
     if not manifest_path(path).exists():
         splits = _list_splits(path)
@@ -46,7 +50,7 @@ def dataset_path(where: str | os.PathLike[str]) -> str:
 
 def dataset_facts(where: str) -> dict[str, Any]:
     """Return totals, fields, splits, statistics and faults of a dataset."""
-    manifest = Manifest.read(manifest_path(where))
+    manifest, archives = open_dataset(where)
     counts = [shard.n_items for shard in manifest.shards]
     converted = manifest.metadata.get("conversion") or {}
     return {
@@ -73,9 +77,15 @@ def dataset_facts(where: str) -> dict[str, Any]:
             for name, value in manifest.metadata.items()
             if name not in _OF_CONVERSIONS
         },
-        "problems": find_problems(manifest),
-        "quarantine": read_quarantine(manifest_path(where).with_name("quarantine.jsonl"), manifest.fingerprint),
+        "problems": find_problems(manifest, archives),
+        "quarantine": _find_quarantine(where, manifest.fingerprint),
     }
+
+
+def _find_quarantine(where: str, fingerprint: str) -> dict[str, Any]:
+    if is_url(where):  # a loader keeps it on its own machine, and a run file says where
+        return {"path": "", "count": 0, "entries": []}
+    return read_quarantine(manifest_path(where).with_name("quarantine.jsonl"), fingerprint)
 
 
 def _fields(manifest: Manifest) -> list[dict[str, Any]]:
@@ -103,7 +113,7 @@ def _splits(manifest: Manifest, converted: dict[str, Any]) -> list[dict[str, Any
     found = []
     for name in split["shares"]:
         try:
-            part = manifest if name == split["name"] else Manifest.read(manifest.folder.parent / name / MANIFEST)
+            part = manifest if name == split["name"] else open_dataset(manifest.folder.parent / str(name))[0]
         except (SourceError, DamageError):
             continue
         groups = sorted(_groups(part.metadata.get("conversion") or {}))

@@ -20,7 +20,7 @@ from penstock.convert.inputs.files import FilesInput
 from penstock.convert.scan import ConvertOptions
 from penstock.core.errors import ConversionError, ReadError, SourceError
 from penstock.shard.manifest import Manifest
-from penstock.shard.writer import WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
 
 
 def picture(number: int) -> NDArray[np.uint8]:

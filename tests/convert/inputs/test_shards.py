@@ -13,7 +13,8 @@ from penstock.convert.inputs.shards import ShardsInput
 from penstock.convert.scan import ConvertOptions
 from penstock.core.errors import ConversionError, ReadError
 from penstock.shard.manifest import Manifest
-from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
+from penstock.shard.writer import ShardWriter
 
 OWN = ("sample_id", "modalities", "shard_idx", "sample_idx_in_shard", "original_id")
 

@@ -21,7 +21,7 @@ from penstock.convert.splits import Split
 from penstock.convert.to_shards import convert_to_shards
 from penstock.core.errors import ConversionError, OptionError, SourceError
 from penstock.recipes.webdataset.loader import create_webdataset_dataloader
-from penstock.shard.writer import WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
 
 _ROWS = {"modalities": ("spikes", "behavior"), "sequence_length": 50, "overlap": 0.0}
 

@@ -9,8 +9,8 @@ import typer
 
 from penstock.cli.conversion.estimate import estimate, list_some, print_notes
 from penstock.cli.conversion.options import ConversionOptions
-from penstock.cli.conversion.results import print_datasets, print_manifests, print_validation, validate
-from penstock.cli.errors import ProblemsFound, name_options
+from penstock.cli.conversion.results import conclude, print_datasets
+from penstock.cli.errors import name_options
 from penstock.cli.groups import expand_groups, list_limited
 from penstock.cli.options import Json, Quiet
 from penstock.cli.where import check_input
@@ -81,13 +81,8 @@ def convert(
     seconds = time.monotonic() - began
     if not as_json:
         _print_result(context, manifests, len(found), seconds)
-    problems = validate(manifests, execution.workers, how["store"], show=not quiet) if execution.validate else None
-    if as_json:
-        print_manifests(manifests, problems)
-    elif problems is not None:
-        print_validation(manifests, problems)
-    if problems and any(problems.values()):
-        raise ProblemsFound
+    workers = execution.workers if execution.validate else None
+    conclude(manifests, workers, how["store"], show=not quiet, as_json=as_json)
 
 
 def _check_used(context: typer.Context, inputs: "Sequence[Input]") -> None:

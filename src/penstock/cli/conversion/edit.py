@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from penstock.cli.conversion.results import print_datasets, print_manifests, print_validation, validate
-from penstock.cli.errors import ProblemsFound
+from penstock.cli.conversion.results import conclude, print_datasets
 from penstock.cli.groups import expand_groups
 from penstock.cli.options import Json, Quiet, UrlGroup, parse_size
 from penstock.cli.where import check_dataset
@@ -197,13 +196,8 @@ def edit(
     if not as_json:
         print_datasets(manifests)
         typer.echo(f"Edited {count(len(sources), 'dataset')} in {seconds:,.1f} s")
-    problems = validate(manifests, execution.workers, store, show=not quiet) if execution.validate else None
-    if as_json:
-        print_manifests(manifests, problems)
-    elif problems is not None:
-        print_validation(manifests, problems)
-    if problems and any(problems.values()):
-        raise ProblemsFound
+    workers = execution.workers if execution.validate else None
+    conclude(manifests, workers, store, show=not quiet, as_json=as_json)
 
 
 def _choose_output(source: str, output: str | None, edits: "Edits") -> "Path | Url":

@@ -232,6 +232,14 @@ class _ShardGroup:
             autocompletion=choices("none", "gz", "bz2", "xz"),
         ),
     ] = "none"
+    layout: Annotated[
+        str,
+        typer.Option(
+            metavar="samples|columns|auto",
+            help="How items lie in a shard: each by itself, as columns of many (small items), or as suits their size.",
+            autocompletion=choices("samples", "columns", "auto"),
+        ),
+    ] = "samples"
     shuffle_seed: Annotated[
         int | None,
         typer.Option(metavar="N", help="Write items in a random order across inputs, derived from this seed."),
@@ -339,12 +347,13 @@ class ConversionOptions:
         from penstock.convert.columns import Columns  # noqa: PLC0415
         from penstock.convert.scan import ConvertOptions  # noqa: PLC0415
         from penstock.convert.splits import Split, parse_split  # noqa: PLC0415
-        from penstock.shard.writer import WriteOptions  # noqa: PLC0415
+        from penstock.shard.outputs.write_options import WriteOptions  # noqa: PLC0415
 
         split: Any = {"group_by": self.split.group_by}  # checked by Split
         if self.split.split:
             split["shares"] = parse_split(self.split.split)
-        writing: Any = {"shard_size": self.shards.shard_size, "compression": self.shards.compression}
+        shards = self.shards
+        writing: Any = {"shard_size": shards.shard_size, "compression": shards.compression, "layout": shards.layout}
         return ConvertOptions(
             WriteOptions(**writing),
             Split(**split),

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from penstock.cli.data import print_problems, problems_to_json
+from penstock.cli.errors import ProblemsFound
 from penstock.cli.screen import print_json, print_table, tables_on
 from penstock.core.text import count
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.shard.index_tars import Problem
     from penstock.shard.manifest import Manifest
 
-__all__ = ["print_datasets", "print_manifests", "print_validation", "validate"]
+__all__ = ["conclude", "print_datasets"]
 
 
 def print_datasets(manifests: "dict[str, Manifest]") -> None:
@@ -40,7 +41,28 @@ def print_datasets(manifests: "dict[str, Manifest]") -> None:
             )
 
 
-def print_manifests(manifests: "dict[str, Manifest]", problems: "dict[str, list[Problem]] | None") -> None:
+def conclude(
+    manifests: "dict[str, Manifest]",
+    workers: int | None,
+    store: "StoreOptions | None",
+    *,
+    show: bool,
+    as_json: bool,
+) -> None:
+    """Validate datasets with so many workers (None: do not), and print what was found.
+
+    With `as_json`, the manifests are printed as well. Raises ProblemsFound if a dataset is damaged.
+    """
+    problems = None if workers is None else _validate(manifests, workers, store, show=show)
+    if as_json:
+        _print_manifests(manifests, problems)
+    elif problems is not None:
+        _print_validation(manifests, problems)
+    if problems and any(problems.values()):
+        raise ProblemsFound
+
+
+def _print_manifests(manifests: "dict[str, Manifest]", problems: "dict[str, list[Problem]] | None") -> None:
     """Print the manifests, each with the problems that validation found."""
     from penstock.convert.to_shards import summaries  # noqa: PLC0415
 
@@ -51,7 +73,7 @@ def print_manifests(manifests: "dict[str, Manifest]", problems: "dict[str, list[
     print_json(answer)
 
 
-def validate(
+def _validate(
     manifests: "dict[str, Manifest]", workers: int, store: "StoreOptions | None", *, show: bool
 ) -> "dict[str, list[Problem]]":
     """Read every shard again and return the problems found, by split."""
@@ -66,7 +88,7 @@ def validate(
     return problems
 
 
-def print_validation(manifests: "dict[str, Manifest]", problems: "dict[str, list[Problem]]") -> None:
+def _print_validation(manifests: "dict[str, Manifest]", problems: "dict[str, list[Problem]]") -> None:
     """Print what validation found."""
     for name, manifest in manifests.items():
         if problems[name]:

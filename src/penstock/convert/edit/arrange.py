@@ -36,11 +36,11 @@ class Arranged:
         self._edits, self.group_by = edits, edits.split_by or "item"
         self.about: Mapping[str, Any] = {**about, "edits": edits.to_json()}
 
-    def arrange(self, scans: Sequence[Scan]) -> dict[str, list[tuple[int, int, int]]]:
-        """Return the items of each part: (number of a scan, start, stop)."""
+    def arrange(self, scans: Sequence[Scan]) -> dict[str, _Int64s]:
+        """Return the items of each part; up to some 100 bytes of memory for an item if they are sorted."""
         edits = self._edits
         masks, columns = zip(*(self._read(scan) for scan in scans), strict=True)
-        which = np.concatenate([np.full(len(kept), number) for number, kept in enumerate(masks)])
+        which = np.repeat(np.arange(len(masks), dtype=np.int32), [len(kept) for kept in masks])
         numbers = np.concatenate(masks)
         if not len(numbers):
             total = count(sum(scan.n_items for scan in scans), "item")
@@ -54,8 +54,8 @@ class Arranged:
             order = np.argsort(_join(edits.sort_by, columns), kind="stable")
         found = {}
         for part, name in enumerate(edits.split or [WHOLE]):
-            chosen = order[parts[order] == part]
-            found[name] = _find_spans(which[chosen], numbers[chosen])
+            chosen = order if edits.split is None else order[parts[order] == part]
+            found[name] = _find_runs(which[chosen], numbers[chosen])
         return found
 
     def _read(self, scan: Scan) -> tuple[_Int64s, dict[str, NDArray[Any]]]:
@@ -100,10 +100,13 @@ def _join(name: str, columns: Sequence[Mapping[str, NDArray[Any]]]) -> NDArray[A
     return np.concatenate(values)
 
 
-def _find_spans(which: _Int64s, numbers: _Int64s) -> list[tuple[int, int, int]]:
-    """Return items as stretches of consecutive ones."""
-    if not len(numbers):
-        return []
-    breaks = np.flatnonzero((np.diff(numbers) != 1) | (np.diff(which) != 0)) + 1
-    starts, stops = np.concatenate([[0], breaks]), np.concatenate([breaks, [len(numbers)]])
-    return list(zip(which[starts].tolist(), numbers[starts].tolist(), (numbers[stops - 1] + 1).tolist(), strict=True))
+def _find_runs(which: NDArray[np.int32], numbers: _Int64s) -> _Int64s:
+    """Return items as runs of consecutive ones: rows of (number of a scan, start, stop)."""
+    begins = np.ones(len(numbers), np.bool_)
+    begins[1:] = (np.diff(numbers) != 1) | (np.diff(which) != 0)
+    starts = np.flatnonzero(begins)
+    runs = np.empty((len(starts), 3), np.int64)
+    runs[:, 0], runs[:, 1] = which[starts], numbers[starts]
+    runs[:-1, 2] = numbers[starts[1:] - 1] + 1
+    runs[-1:, 2] = numbers[-1:] + 1
+    return runs

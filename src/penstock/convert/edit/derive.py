@@ -1,5 +1,7 @@
 """Fields that a function computes from each item, named `module:function` so that every process finds it."""
 
+import hashlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -7,7 +9,7 @@ from typing import Any
 
 from penstock.core.errors import OptionError, SourceError
 
-__all__ = ["DerivedField", "find_function", "name_function"]
+__all__ = ["DerivedField", "find_function", "hash_function", "name_function"]
 
 
 def name_function(function: str | Callable[..., Any]) -> str:
@@ -52,6 +54,15 @@ def find_function(name: str) -> Callable[[Mapping[str, Any]], Any]:
     return function
 
 
+def hash_function(name: str) -> str:
+    """Return a short hash of the source of `module:function`; of its name, if it is not written in Python."""
+    try:
+        source = inspect.getsource(find_function(name))
+    except (OSError, TypeError):
+        source = name
+    return hashlib.blake2b(source.encode(), digest_size=8).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class DerivedField:
     """A field, and what computes it."""
@@ -64,7 +75,7 @@ class DerivedField:
         """Return the field of one item; raise SourceError, which names the item, if the function fails."""
         try:
             value = self.function(dict(sample))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise SourceError(
                 f"{self.named} failed at item {number} (key {key!r}): {type(error).__name__}: {error}"
             ) from error

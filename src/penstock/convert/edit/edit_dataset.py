@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.convert.convert import Existing, convert, existing_from_flags
 from penstock.convert.edit.arrange import Arranged
+from penstock.convert.edit.derive import hash_function
 from penstock.convert.edit.edits import Edits
 from penstock.convert.edit.input import EditedShards
 from penstock.convert.engines import LocalEngine
@@ -24,9 +25,9 @@ from penstock.files.stores.url import Url, parse_place
 from penstock.observe.progress import track_phases
 from penstock.shard.compression import COMPRESSIONS
 from penstock.shard.manifest import METADATA, Manifest
+from penstock.shard.outputs.write_options import WriteOptions
 from penstock.shard.places.open_dataset import open_dataset
 from penstock.shard.tar import TAR_BLOCK, padded_size
-from penstock.shard.writer import WriteOptions
 
 __all__ = ["edit_dataset", "write_edited"]
 
@@ -111,19 +112,20 @@ def write_edited(
     _check_places(places, output, tuple(edits.split or [WHOLE]))
     manifests = [_read_manifest(place, store) for place in places]
     edits.check_fields([list(manifest.fields) for manifest in manifests])
+    added = tuple((name, str(function)) for name, function in (edits.add_fields or {}).items())
     inputs = [
         EditedShards(
             place,
             () if edits.is_sidecar else tuple(edits.list_kept(manifest.fields).items()),
             METADATA in manifest.fields,
-            tuple((name, str(function)) for name, function in (edits.add_fields or {}).items()),
+            added,
+            tuple(hash_function(function) for _, function in added),
             RemoteOptions(store) if isinstance(place, Url) else None,
         )
         for place, manifest in zip(places, manifests, strict=True)
     ]
-    write = WriteOptions(
-        _choose_shard_size(manifests, edits), compression=_keep_compression(manifests), metadata=_keep_own(manifests)
-    )
+    kept: Any = {"compression": _keep_compression(manifests), "layout": _keep_layout(manifests)}
+    write = WriteOptions(_choose_shard_size(manifests, edits), metadata=_keep_own(manifests), **kept)
     split = Split() if edits.split is None else Split(tuple(edits.split.items()))
     options = ConvertOptions(write, split, statistics=all("statistics" in each.metadata for each in manifests))
     how: dict[str, Any] = {"engine": engine, "existing": existing, "on_progress": on_progress, "store": output_store}
@@ -185,6 +187,12 @@ def _dropped_bytes(manifest: Manifest, edits: Edits) -> int:
 def _keep_compression(manifests: Sequence[Manifest]) -> Any:
     found = {manifest.compression for manifest in manifests}
     return found.pop() if len(found) == 1 and found <= {*COMPRESSIONS} else "none"
+
+
+def _keep_layout(manifests: Sequence[Manifest]) -> str:
+    """Return the layout of all datasets; each shard chooses its own if they differ."""
+    found = {manifest.layout for manifest in manifests}
+    return found.pop() if found in ({"samples"}, {"columns"}) else "auto"
 
 
 def _keep_own(manifests: Sequence[Manifest]) -> dict[str, Any]:

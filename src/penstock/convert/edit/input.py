@@ -36,12 +36,15 @@ class EditedShards:
         Whether items have metadata, which are always kept.
     added
         Names of further fields, and `module:function` that computes each from the item as it is stored.
+    code
+        A hash of each of these functions: with another one, the shards of an earlier attempt are not kept.
     """
 
     path: Path | Url
     fields: tuple[tuple[str, str], ...]
     has_metadata: bool = True
     added: tuple[tuple[str, str], ...] = ()
+    code: tuple[str, ...] = ()
     remote: RemoteOptions | None = field(default=None, repr=False, compare=False)  # does not change what is read
 
     is_folder: ClassVar[bool] = True

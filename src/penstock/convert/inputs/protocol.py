@@ -22,6 +22,7 @@ __all__ = [
     "Sample",
     "SampleRecording",
     "folder_name",
+    "folders_of",
     "ids_of",
     "input_place",
     "local_paths_of",
@@ -114,6 +115,13 @@ def paths_of(given: Input) -> tuple[Path | Url, ...]:
 def local_paths_of(given: Input) -> tuple[Path, ...]:
     """Return those that are on this machine."""
     return tuple(path for path in paths_of(given) if isinstance(path, Path))
+
+
+def folders_of(given: Input) -> list[Url]:
+    """Return the URLs whose metadata say whether a folder at a URL has changed: its own, and those of its arrays."""
+    if hasattr(given, "list_folders"):
+        return list(given.list_folders())
+    return [path for path in paths_of(given) if isinstance(path, Url)]
 
 
 def remote_of(given: Input) -> RemoteOptions:

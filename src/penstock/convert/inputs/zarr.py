@@ -1,10 +1,10 @@
 """Zarr stores of version 2 and 3: an array, or the arrays of a group, cut along an axis and read chunk by chunk."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,12 +18,17 @@ from penstock.core.errors import MissingDependency, ReadError, SourceError
 from penstock.core.text import count
 from penstock.files.regular import check_regular, check_tree
 from penstock.files.spans.options import RemoteOptions
+from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.files.stores.url import Url
 from penstock.source.checks import allocate
 from penstock.source.chunked_rows import ChunkedRowReader
 from penstock.source.file_ranges import FileRanges
 from penstock.source.ranges import Ranges
 from penstock.source.stored.open_array import open_array
+from penstock.source.stored.zarr.array import ZarrArray
+from penstock.source.stored.zarr.group import find_arrays
+from penstock.source.stored.zarr.store_folder import LocalFolder, StoreFolder, UrlFolder
+from penstock.source.stored.zarr.zarr_python import ZarrPythonArray, open_with_zarr
 
 __all__ = ["ZarrInput", "list_arrays"]
 
@@ -32,14 +37,15 @@ _MOST_CHUNKS = 100_000  # checked for existence: takes some seconds at most
 
 @dataclass(frozen=True, slots=True)
 class ZarrInput:
-    """A zarr store in a folder or a zip file. It is never written to.
+    """A zarr store in a folder, at a URL or in a zip file of this machine. It is never written to.
 
     An array becomes the field `data`. The arrays of a group become fields under their own names. To convert a group
     within the store, give its folder.
 
     A chunk that was not stored when the store was opened reads as the array's fill value: zarr does not distinguish
     lost chunks from chunks that were never written. `notes` says how many there are. A chunk that is lost later, is
-    truncated or differs from its checksum (`penstock index`) is an error.
+    truncated or differs from its checksum (`penstock index`) is an error. At a URL, so is one that is replaced, and any
+    missing chunk of an array with more chunks than can be asked for.
 
     Parameters
     ----------
@@ -70,28 +76,76 @@ class ZarrInput:
 
     def open(self) -> RowRecording:
         """Open the store and read the metadata of its arrays."""
-        if isinstance(self.path, Url):
-            raise SourceError(
-                f"A zarr store must be on this machine to be converted, got the URL {self.path}. Copy it."
-            )
+        notes: list[str] = []
         with ExitStack() as stack:
-            node = _open_store(self.path, stack)
-            arrays, notes = _select_arrays(node, self.fields, self.path)
+            if isinstance(self.path, Url):
+                store = self._open_url(self.path)
+                stack.callback(store.remote.close)
+                arrays, folders = self._select_remote(store)
+            else:
+                node = _open_store(self.path, stack)
+                arrays, notes = _select_arrays(node, self.fields, self.path)
+                folders = _local_folders(self.path, arrays)
             check_lengths({name: tuple(array.shape) for name, array in arrays.items()}, self.axis, self.path)
-            columns = {name: self._column(name, array) for name, array in arrays.items()}
-            about = {"format": "zarr", "zarr_format": int(node.metadata.zarr_format), "axis": self.axis}
-            windows = cut_windows(columns, self.sequence_length, self.overlap, self.path)
+            columns = {}
+            for name, array in arrays.items():
+                self._check_array(name, array)
+                is_plain = name in folders and np.dtype(array.dtype).kind in "biufc"
+                stored = _CheckedArray(folders[name]) if is_plain else array
+                reader = ChunkedRowReader(_AxisFirst(array, stored, self.axis, f"the array {name!r} of {self.path}"))
+                columns[name] = Column(reader.shape, reader.dtype, reader.rows)
+                notes = [*notes, *_note_missing_chunks(name, array, stored)]
+            zarr_format = int(next(iter(arrays.values())).metadata.zarr_format)
             return RowRecording(
                 self.path,
                 columns,
-                windows,
-                about=about,
-                notes=[*notes, *(note for name, array in arrays.items() for note in _note_missing_chunks(name, array))],
+                cut_windows(columns, self.sequence_length, self.overlap, self.path),
+                about={"format": "zarr", "zarr_format": zarr_format, "axis": self.axis},
+                notes=notes,
                 release=stack.pop_all().close,
             )
 
-    def _column(self, name: str, array: Any) -> Column:
-        assert isinstance(self.path, Path), "checked by open"
+    def list_folders(self) -> list[Url]:
+        """Return the URLs of a store and of its arrays, whose metadata say whether it has changed."""
+        assert isinstance(self.path, Url), "a folder of this machine is searched"
+        store = self._open_url(self.path)
+        try:
+            return [self.path, *(self.path / name for name in self._name_arrays(store) or ())]
+        finally:
+            store.remote.close()
+
+    def _open_url(self, url: Url) -> UrlFolder:
+        if PurePosixPath(url.name).suffix.lower() == ".zip":
+            raise SourceError(
+                f"A zarr store in a zip file must be on this machine, got the URL {url}. Copy it, or unpack it there: "
+                "a folder of zarr is read from a URL."
+            )
+        return UrlFolder(RemoteFolder(url, self.remote or RemoteOptions()), is_listed=True)
+
+    def _name_arrays(self, store: UrlFolder) -> list[str] | None:
+        """Return the names of the arrays to convert; None if the URL is that of a single array."""
+        try:
+            found = find_arrays(store)
+        except SourceError:  # the server does not list them
+            if self.fields is None:
+                raise
+            return list(self.fields)
+        if found is None or self.fields is None:
+            return found
+        missing = [name for name in self.fields if name not in found]
+        if missing:
+            raise SourceError(f"{self.path} has no {', '.join(missing)}. Its arrays are: {', '.join(found)}.")
+        return list(self.fields)
+
+    def _select_remote(self, store: UrlFolder) -> tuple[dict[str, Any], Mapping[str, StoreFolder]]:
+        """Return the arrays to convert, by field, and their folders."""
+        names = self._name_arrays(store)
+        if names is None:
+            _check_single(self.fields, self.path)
+        folders = {"data": store} if names is None else {name: store / name for name in names}
+        return {name: open_with_zarr(folder) for name, folder in folders.items()}, folders
+
+    def _check_array(self, name: str, array: Any) -> None:
         dtype = np.dtype(array.dtype)
         if dtype.hasobject or dtype.kind == "T":
             raise SourceError(
@@ -100,24 +154,39 @@ class ZarrInput:
             )
         if not array.size:
             raise SourceError(f"Arrays must not be empty, but {name!r} of {self.path} has shape {tuple(array.shape)}.")
-        stored = _CheckedArray(self.path / array.path) if self.path.is_dir() and dtype.kind in "biufc" else array
-        reader = ChunkedRowReader(_AxisFirst(array, stored, self.axis, f"the array {name!r} of {self.path}"))
-        return Column(reader.shape, reader.dtype, reader.rows)
 
 
 class _CheckedArray:
-    """Numbers in a folder, read as `ZarrSource` does: every chunk is checked before it is decompressed.
+    """Numbers in a folder or at a URL, read as `ZarrSource` does: every chunk is checked before it is decompressed.
 
     Decompressors believe what a damaged chunk says about its length, and read on behind its end. Chunks that were
     stored when the array was opened must be there.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._stored = open_array(str(path)).record_chunks("error")
+    def __init__(self, folder: StoreFolder) -> None:
+        found = open_array(folder).record_chunks("error")
+        assert isinstance(found, ZarrArray | ZarrPythonArray), "zarr-python has opened it, too"
+        self._stored = found
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is at a URL."""
+        return self._stored.remote is not None
+
+    @property
+    def missing(self) -> tuple[int, int] | None:
+        """How many chunk files are missing, and of how many; None if that is not known."""
+        keys = self._stored.layout.keys if isinstance(self._stored, ZarrArray) else self._stored.keys
+        stored = self._stored.record.stored
+        if stored is None or keys is None:
+            return None
+        return keys.n_files - (keys.n_files if stored.numbers is None else len(stored.numbers)), keys.n_files
 
     def __getitem__(self, selection: tuple[slice, ...]) -> NDArray[Any]:
         bounds = self._bounds(selection)
         out = allocate(tuple(stop - start for start, stop in bounds), self._stored.dtype, "rows of a zarr array")
+        if self.is_remote:
+            self.locate(selection).read_ahead()  # all chunks at once
         for task in self._stored.tasks(*bounds[0], tuple(bounds[1:]), out):
             task()
         return out
@@ -170,6 +239,10 @@ class _AxisFirst:
         return np.ascontiguousarray(np.moveaxis(found, self._axis, 0), self.dtype)
 
 
+def _local_folders(path: Path, arrays: Mapping[str, Any]) -> Mapping[str, StoreFolder]:
+    return {name: LocalFolder(path / array.path) for name, array in arrays.items()} if path.is_dir() else {}
+
+
 def list_arrays(path: Path) -> list[tuple[str, Any]]:
     """Return the arrays of a store, also in groups of groups, by their paths; the path of a single array is empty."""
     with ExitStack() as stack:
@@ -210,10 +283,7 @@ def _open_store(path: Path, stack: ExitStack) -> Any:
 def _select_arrays(node: Any, fields: tuple[str, ...] | None, path: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the arrays to convert, by field, and notes on what is left out."""
     if hasattr(node, "shape"):
-        if fields not in (None, ("data",)):
-            raise SourceError(
-                f"fields must be left out for {path}, a single array, whose field is 'data', got {fields!r}."
-            )
+        _check_single(fields, path)
         return {"data": node}, []
     found, groups, remarks = _list_group(node, path)
     missing = [name for name in fields or () if name not in found]
@@ -229,6 +299,11 @@ def _select_arrays(node: Any, fields: tuple[str, ...] | None, path: Path) -> tup
     return {name: found[name] for name in fields}, [*notes, *left_out]
 
 
+def _check_single(fields: tuple[str, ...] | None, path: Path | Url) -> None:
+    if fields not in (None, ("data",)):
+        raise SourceError(f"fields must be left out for {path}, a single array, whose field is 'data', got {fields!r}.")
+
+
 def _list_group(group: Any, path: Path) -> tuple[dict[str, Any], list[str], list[str]]:
     """Return the arrays of a group, the names of its groups, and the warnings of zarr about the rest."""
     try:
@@ -241,12 +316,19 @@ def _list_group(group: Any, path: Path) -> tuple[dict[str, Any], list[str], list
     return arrays, groups, sorted({str(warning.message) for warning in warned})
 
 
-def _note_missing_chunks(name: str, array: Any) -> list[str]:
+def _note_missing_chunks(name: str, array: Any, stored: Any) -> list[str]:
     """Return a note on the chunks that are not stored and read as the fill value."""
     fill = f"missing chunks read as the fill value, {array.fill_value}"
-    if array.nchunks > _MOST_CHUNKS:
+    if isinstance(stored, _CheckedArray) and stored.is_remote:
+        missing, total, what = *(stored.missing or (0, 0)), "chunk file"
+        if not total:
+            return [f"The array {name!r} has too many chunks to ask for all of them; a missing one is an error."]
+    elif array.nchunks > _MOST_CHUNKS:
         return [f"The array {name!r} has {array.nchunks} chunks, too many to check that all are stored; {fill}."]
-    missing = array.nchunks - array.nchunks_initialized
+    else:
+        try:
+            missing, total, what = array.nchunks - array.nchunks_initialized, array.nchunks, "chunk"
+        except ReadError:  # a web server lists nothing
+            return [f"Whether all chunks of the array {name!r} are stored is not known; {fill}."]
     are = "is" if missing == 1 else "are"
-    of = f"{missing} of {count(array.nchunks, 'chunk')} of the array {name!r}"
-    return [f"{of} {are} not stored; {fill}."] if missing > 0 else []
+    return [f"{missing} of {count(total, what)} of the array {name!r} {are} not stored; {fill}."] if missing > 0 else []
