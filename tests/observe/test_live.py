@@ -1,31 +1,22 @@
-"""Live output of a watch: a line on a terminal, scalars to TensorBoard, W&B and functions, a summary."""
+"""Live output of a watch: a line on a terminal, scalars for loggers, a summary."""
 
 import io
+import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TextIO
 
-import numpy as np
 import pytest
 import torch
 from penstock_test_parts import FakeClock
+from penstock_watch_scalars import NAMES
 
 import penstock.observe.watcher as watching
-from penstock.observe.gpu import GpuLoad, Gpus
+from penstock.core.errors import OptionError
 from penstock.observe.watcher import watch
-
-NAMES = {
-    "data/wait_ms",
-    "data/wait_fraction",
-    "data/batches_per_second",
-    "data/items_per_second",
-    "data/resident_mb",
-    "data/startup_ms",
-}
 
 
 @pytest.fixture
@@ -67,11 +58,20 @@ EXPECTED = {
 
 
 def expected(step: int) -> dict[str, float]:
-    names = ("data/wait_ms", "data/wait_fraction", "data/batches_per_second", "data/items_per_second")
-    return dict(zip(names, EXPECTED[step], strict=True)) | {"data/resident_mb": 750.0, "data/startup_ms": 5000.0}
+    wait_ms, waiting, batches, items = EXPECTED[step]
+    return {
+        "data/wait_ms": wait_ms,
+        "data/wait_fraction": waiting,
+        "data/batches_per_second": batches,
+        "data/items_per_second": items,
+        "data/mb_per_second": items * 8 / 1e6,  # two numbers of four bytes
+        "data/resident_mb": 750.0,
+        "data/startup_ms": 5000.0,
+        "data/warnings": 0.0,
+    }
 
 
-def test_a_function_receives_six_scalars_about_the_time_since_its_last_call(clock: FakeClock) -> None:
+def test_a_function_receives_scalars_about_the_time_since_its_last_call(clock: FakeClock) -> None:
     logged: list[tuple[int, dict[str, float]]] = []
     scalars(lambda values, step: logged.append((step, values)), clock)
     assert [step for step, _ in logged] == [3, 5, 6]
@@ -84,9 +84,50 @@ def test_with_zero_seconds_every_batch_is_logged_and_unknown_values_are_left_out
     logged: list[tuple[int, dict[str, float]]] = []
     run(clock, WAITS, STEPS, log=lambda values, step: logged.append((step, values)), log_every_seconds=0, show=False)
     assert [step for step, _ in logged] == [1, 2, 3, 4, 5, 6]
-    assert set(logged[0][1]) == {"data/resident_mb", "data/startup_ms"}
+    assert set(logged[0][1]) == {"data/resident_mb", "data/startup_ms", "data/warnings"}
     assert set(logged[-1][1]) == NAMES
     assert logged[-1][1]["data/wait_ms"] == pytest.approx(4000)
+
+
+def test_with_a_number_of_steps_the_log_is_called_after_so_many_and_at_the_end(clock: FakeClock) -> None:
+    logged: list[tuple[int, dict[str, float]]] = []
+    run(
+        clock,
+        WAITS[:5],
+        STEPS[:5],
+        log=lambda values, step: logged.append((step, values)),
+        log_every_steps=2,
+        warmup=0,
+        show=False,
+    )
+    assert [step for step, _ in logged] == [2, 4, 5]
+    # Batches that were trained on: none by the second, 2 and 3 by the fourth.
+    assert "data/wait_ms" not in logged[0][1]
+    assert logged[1][1]["data/wait_ms"] == pytest.approx(1500.0)
+
+
+def test_warnings_are_counted(clock: FakeClock) -> None:
+    logged: list[float] = []
+    with watch(
+        iter([1, 2]), log=lambda values, _: logged.append(values["data/warnings"]), log_every_steps=1, show=False
+    ) as w:
+        for _ in w:
+            logging.getLogger("penstock").warning("an item is damaged")
+    assert logged == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"log_every_seconds": -1.0}, "log_every_seconds must be a number >= 0, got -1.0"),
+        ({"log_every_steps": 0}, "log_every_steps must be"),
+        ({"log_every_seconds": 1.0, "log_every_steps": 5}, "log_every_seconds=1.0 or log_every_steps=5, not both"),
+        ({"log": "run.csv"}, "the module mlflow or a logger of Lightning, got 'run.csv'"),
+    ],
+)
+def test_an_interval_or_a_logger_that_cannot_be_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        watch([1], **options)
 
 
 def test_time_that_the_log_takes_is_neither_waiting_nor_training(clock: FakeClock) -> None:
@@ -256,112 +297,3 @@ def test_elsewhere_show_writes_a_line_every_ten_seconds(clock: FakeClock) -> Non
         "batch 10 of epoch 1",
     ]
     assert "75 % waiting" in logged[-1]
-
-
-# -- GPUs --------------------------------------------------------------------------------------------------------------
-
-
-class FakeNvml:
-    """Answers as nvidia-ml-py does, for three GPUs, the last of which does not tell."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, driver: bool = True) -> None:
-        self.driver, self.open, self.percent = driver, 0, [10, 60, 0]
-
-    def nvmlInit(self) -> None:
-        if not self.driver:
-            raise self.NVMLError("driver not loaded")
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:
-        self.open -= 1
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 3
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        if index >= 3:
-            raise self.NVMLError("invalid argument")
-        return index
-
-    def nvmlDeviceGetHandleByUUID(self, identity: str) -> int:
-        if identity not in ("GPU-a", "GPU-b"):
-            raise self.NVMLError("not found")
-        return ("GPU-a", "GPU-b").index(identity)
-
-    def nvmlDeviceGetName(self, handle: int) -> bytes | str:
-        return b"old" if handle == 0 else "new"
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
-        if handle == 2:
-            raise self.NVMLError("not supported")
-        return SimpleNamespace(gpu=self.percent[handle], memory=3)
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
-        return SimpleNamespace(used=100 * (handle + 1), total=1000)
-
-
-@pytest.mark.parametrize(
-    ("visible", "names"),
-    [
-        (None, ["old", "new"]),
-        ("1", ["new"]),
-        ("1,0", ["new", "old"]),
-        ("GPU-b", ["new"]),
-        ("1,-1,0", ["new"]),
-        ("", []),
-        ("2", []),
-    ],
-)
-def test_the_gpus_are_those_that_cuda_may_see(
-    visible: str | None, names: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nvml = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with Gpus() as gpus:
-        assert [load.name for load in gpus.loads()] == names
-        if visible == "1":
-            assert gpus.current() == GpuLoad("new", 60, 200, 1000)
-        assert nvml.open == 1
-    assert nvml.open == 0
-    gpus.close()
-    assert gpus.loads() == []
-    assert gpus.current() is None
-
-
-def test_without_the_library_or_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (None, FakeNvml(driver=False)):
-        monkeypatch.setitem(sys.modules, "pynvml", module)  # type: ignore[arg-type]
-        with Gpus() as gpus:
-            assert gpus.loads() == []
-            assert gpus.current() is None
-        with watch([1, 2, 3], show=False) as w:
-            list(w)
-        assert not [name for name in w.to_dict() if name.startswith("gpu")]
-
-
-def test_a_watch_reports_how_busy_the_gpu_was(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    seen: list[int] = []
-
-    def batches() -> Iterator[int]:
-        for number in range(6):
-            clock.now += 1.0
-            nvml.percent[1] = 10 * number
-            seen.append(10 * number)
-            yield number
-
-    with watch(batches(), show=False) as w:
-        list(w)
-    found = w.to_dict()
-    assert found["gpu_utilization_percent"] == pytest.approx(np.mean([60, *seen, seen[-1]]))
-    assert found["gpu_memory_peak_bytes"] == 200
-    assert "GPU: 32 % busy, peak memory 200 bytes" in str(w)
-    assert nvml.open == 0

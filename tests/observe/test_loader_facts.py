@@ -13,7 +13,16 @@ from penstock_download_parts import ITEM_BYTES, CountedDownloads
 from torch import arange
 from torch.utils.data import DataLoader, TensorDataset
 
-from penstock import DamageError, Loader, Plan, RunOptions, Shuffle
+from penstock import (
+    DamageError,
+    Loader,
+    Plan,
+    RunOptions,
+    Sequential,
+    Shuffle,
+    TarSource,
+    create_shards_from_arrays,
+)
 from penstock.observe.advice import advice, live_line, summary
 from penstock.observe.loader_facts import Downloads, restarts_workers, try_len
 from penstock.observe.run_file import read_run
@@ -91,10 +100,34 @@ def test_the_live_line_has_the_bytes() -> None:
     assert ", 60 kB downloaded" in live_line(watch_epoch(make_loader()).to_dict(), 20)
 
 
-def test_a_logger_gets_the_megabytes_so_far() -> None:
+def test_a_logger_gets_what_was_downloaded_so_far() -> None:
     logged: list[dict[str, float]] = []
-    watch_epoch(make_loader(), log=lambda values, step: logged.append(values))
+    watched = watch_epoch(make_loader(), log=lambda values, step: logged.append(values))
+    found = watched.to_dict()
     assert logged[-1]["data/downloaded_mb"] == 0.06
+    assert logged[-1]["data/download_requests"] == found["download_requests"] > 0
+    assert logged[-1]["data/cache_hit_fraction"] == found["cache_hit_fraction"]
+
+
+def test_a_logger_gets_how_many_items_are_in_quarantine(tmp_path: Path) -> None:
+    create_shards_from_arrays(tmp_path, {"x": np.arange(12.0).reshape(12, 1)}, shard_size=4)
+    shard = sorted(tmp_path.glob("*.tar"))[1]
+    content = bytearray(shard.read_bytes())
+    for place in (np.float64(5.0), np.float64(6.0)):
+        at = content.index(place.tobytes())
+        content[at : at + 8] = b"\xff" * 8
+    shard.write_bytes(content)
+    source = TarSource(tmp_path, on_error="substitute", max_bad_items=3)
+    loader = Loader(source, Plan(source.index, Sequential(), batch_size=2))
+    logged: list[float] = []
+    with watch(
+        loader, log=lambda values, _: logged.append(values["data/quarantined_items"]), log_every_steps=1, show=False
+    ) as w:
+        for _ in w:
+            pass
+    assert len(logged) == 6
+    assert logged == sorted(logged)
+    assert logged[-1] == 2
 
 
 def figures(wait_fraction: float, waited: float) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def test_no_call_is_lost_between_threads() -> None:
     timings, together = Timings(), threading.Barrier(4)
 
     def record() -> None:
-        together.wait(10)
+        together.wait(120)
         for _ in range(500):
             timings.record("read", 1.0, 2)
 

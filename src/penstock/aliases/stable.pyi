@@ -1,3 +1,11 @@
+from penstock.core.lengths import Lengths as Lengths
+from penstock.core.protocols import Observer as Observer
+from penstock.core.seeds import generator_for as generator_for
+from penstock.core.types import Block as Block
+from penstock.core.types import Span as Span
+from penstock.observe.timing import Timings as Timings
+from penstock.plan.cursor import Cursor as Cursor
+from penstock.plan.world import World as World
 from penstock.recipes.cellmap.dataset import CellMapDataset as CellMapDataset
 from penstock.recipes.cellmap.dataset import split_target_path as split_target_path
 from penstock.recipes.cellmap.image import CellMapImage as CellMapImage
@@ -55,6 +63,7 @@ from penstock.recipes.workersafe.factory import DataLoaderConfigLogger as DataLo
 from penstock.recipes.workersafe.factory import OptimalDataLoaderFactory as OptimalDataLoaderFactory
 from penstock.recipes.workersafe.monitor import DataLoaderPerformanceMonitor as DataLoaderPerformanceMonitor
 from penstock.recipes.workersafe.monitor import quick_benchmark as quick_benchmark
+from penstock.source.lengths import item_lengths as item_lengths
 from penstock.transform.intensity import Normalize as Normalize
 from penstock.transform.noise import GaussianNoise as GaussianNoise
 from penstock.transform.presets import get_augmentation_params as get_augmentation_params

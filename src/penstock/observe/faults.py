@@ -2,13 +2,14 @@
 
 import json
 import logging
+import math
 import threading
 from pathlib import Path
 from typing import Any
 
 from penstock.files.regular import read_regular
 
-__all__ = ["WarningNotes", "read_quarantine"]
+__all__ = ["QuarantineCount", "WarningNotes", "read_quarantine"]
 
 _MAX_KEPT = 100  # warnings, and entries of a quarantine, that are kept; all are counted
 _MAX_LETTERS = 500
@@ -43,6 +44,36 @@ class WarningNotes(logging.Filter):
                 if len(self.lines) < _MAX_KEPT:
                     self.lines.append(record.getMessage()[:_MAX_LETTERS])
         return True
+
+
+class QuarantineCount:
+    """How many items of a source are in its quarantine; the file is read when it has changed.
+
+    Parameters
+    ----------
+    source
+        What has a quarantine and a manifest; None: nothing has.
+    """
+
+    def __init__(self, source: Any) -> None:
+        manifest = getattr(source, "manifest", None)
+        self._path: Path | None = None if manifest is None else source.quarantine
+        self._fingerprint = "" if manifest is None else str(manifest.fingerprint)
+        self._seen: tuple[int, int] | None = None
+        self._count = 0
+
+    def update(self) -> float:
+        """Return the count up to now; NaN without a quarantine."""
+        if self._path is None:
+            return math.nan
+        try:
+            facts = self._path.stat()
+        except OSError:  # nothing is damaged so far
+            return 0.0
+        if self._seen != (facts.st_size, facts.st_mtime_ns):
+            self._seen = facts.st_size, facts.st_mtime_ns
+            self._count = read_quarantine(self._path, self._fingerprint)["count"]
+        return float(self._count)
 
 
 def read_quarantine(path: Path, fingerprint: str) -> dict[str, Any]:

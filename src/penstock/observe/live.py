@@ -1,16 +1,21 @@
 """Live output of a watch: a line that changes on a terminal, and scalars for a logger."""
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
+from penstock.core.transfers import Transfers
+from penstock.observe.durations import Pace
 
-__all__ = ["LiveLine", "Log", "log_function"]
+__all__ = ["LiveLine", "ScalarLog", "transfer_scalars"]
 
 Log = Callable[[dict[str, float], int], Any]
 
 _EVERY_SECONDS = {True: 0.25, False: 10.0}  # on a terminal, and elsewhere
+_LOG_SECONDS = 10.0
 _AXIS = "data/batch"
 
 
@@ -81,18 +86,113 @@ def _start_live(out: TextIO) -> Any:
     return live
 
 
-def log_function(log: Any) -> Log | None:
-    """Return a function of (values, step) for a TensorBoard writer, a W&B run, or such a function itself."""
+class ScalarLog:
+    """Gives scalars to a logger now and then.
+
+    Parameters
+    ----------
+    log
+        A logger, as in `watch`; None: nothing is logged.
+    every_seconds
+        Minimum time between two calls; 0: one for each batch; None: ten seconds.
+    every_steps
+        One call for so many batches, whatever the time; None: by time.
+
+    Examples
+    --------
+    >>> logged = []
+    >>> scalars = ScalarLog(lambda values, step: logged.append((step, values)), None, 2)
+    >>> scalars.begin(0.0)
+    >>> for step in range(1, 5):
+    ...     if scalars.is_due(0.1 * step, step):
+    ...         scalars.write(0.1 * step, step, Pace(), {"data/resident_mb": 10.0 * step, "data/startup_ms": math.nan})
+    >>> logged
+    [(2, {'data/resident_mb': 20.0}), (4, {'data/resident_mb': 40.0})]
+    """
+
+    def __init__(self, log: Any, every_seconds: float | None, every_steps: int | None) -> None:
+        if every_seconds is not None and every_steps is not None:
+            raise OptionError(
+                f"Log by time or by steps: log_every_seconds={every_seconds!r} or log_every_steps={every_steps!r}, "
+                "not both."
+            )
+        if every_seconds is not None and (isinstance(every_seconds, bool) or not every_seconds >= 0):
+            raise OptionError(f"log_every_seconds must be a number >= 0, got {every_seconds!r}.")
+        self._log = _log_function(log)
+        self._every_seconds = _LOG_SECONDS if every_seconds is None else float(every_seconds)
+        self._every_steps = None if every_steps is None else check_integer("log_every_steps", every_steps, at_least=1)
+        self._written_at, self._step, self._pace = 0.0, 0, Pace()
+
+    def begin(self, now: float) -> None:
+        """Count the time from now on."""
+        self._written_at = now
+
+    def is_due(self, now: float, step: int) -> bool:
+        """Return whether the logger is to be called after `step` batches."""
+        if self._log is None:
+            return False
+        if self._every_steps is not None:
+            return step - self._step >= self._every_steps
+        return now - self._written_at >= self._every_seconds
+
+    def is_behind(self, step: int) -> bool:
+        """Return whether there are batches that the logger has not heard of."""
+        return self._log is not None and step > self._step
+
+    def write(self, now: float, step: int, pace: Pace, latest: Mapping[str, float]) -> None:
+        """Call the logger with means since the last call, and with the latest values; those that are NaN are left out.
+
+        Parameters
+        ----------
+        pace
+            Totals up to now.
+        latest
+            Values that are no means, by name.
+        """
+        values = _means(pace.since(self._pace)) | dict(latest)
+        self._written_at, self._step, self._pace = now, step, pace
+        if self._log is not None:
+            self._log({name: value for name, value in values.items() if not math.isnan(value)}, step)
+
+
+def _means(pace: Pace) -> dict[str, float]:
+    return {
+        "data/wait_ms": 1000 * pace.wait_seconds / pace.batches if pace.batches else math.nan,
+        "data/wait_fraction": pace.wait_fraction,
+        "data/batches_per_second": pace.per_second(pace.batches),
+        "data/items_per_second": pace.per_second(pace.items) if pace.items else math.nan,
+        "data/mb_per_second": pace.per_second(pace.nbytes / 1e6) if pace.nbytes else math.nan,
+    }
+
+
+def transfer_scalars(total: Transfers) -> dict[str, float]:
+    """Return what a loader downloaded so far, as scalars."""
+    found = total.hit_fraction
+    return {
+        "data/downloaded_mb": total.n_bytes / 1e6,
+        "data/download_requests": float(total.requests),
+        "data/cache_hit_fraction": math.nan if found is None else found,
+    }
+
+
+def _log_function(log: Any) -> Log | None:
+    """Return a function of (values, step) for a logger, or for such a function itself; None for None.
+
+    A logger has `add_scalar` (TensorBoard), `log_metrics` (MLflow and the loggers of Lightning) or `log` (W&B).
+    """
     if log is None:
         return None
-    if hasattr(log, "add_scalar"):
+    if callable(getattr(log, "add_scalar", None)):
         return _tensorboard_log(log)
+    if callable(getattr(log, "log_metrics", None)):
+        return lambda values, step: log.log_metrics(values, step=step)
     if callable(getattr(log, "log", None)):
         return _wandb_log(log)
     if callable(log):
         return log  # type: ignore[no-any-return]  # its signature is checked by calling it
     raise OptionError(
-        f"log must be a function of (values, step), a TensorBoard SummaryWriter or a W&B run, got {log!r}."
+        "log must be a function of (values, step), a TensorBoard SummaryWriter, a W&B run, the module mlflow or a "
+        f"logger of Lightning, got {log!r}."
     )
 
 

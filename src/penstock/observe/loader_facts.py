@@ -4,7 +4,7 @@ from typing import Any
 
 from penstock.core.transfers import Transfers
 
-__all__ = ["Downloads", "restarts_workers", "try_len"]
+__all__ = ["Downloads", "find_part", "restarts_workers", "try_len"]
 
 _WRAPPED = ("loader", "source", "dataset")  # by loaders, recipes and torch's DataLoader
 _MAX_DEPTH = 5
@@ -14,7 +14,8 @@ class Downloads:
     """What a loader downloads from now on; nothing, if its data is local."""
 
     def __init__(self, loader: Any) -> None:
-        self._place = _find_transfers(loader)
+        # Workers of a torch `DataLoader` are not asked: it brings nothing but their batches.
+        self._place = find_part(loader, "transfers")
         self._before = self.total = Transfers()
         """What was downloaded up to the last `update`."""
         if self._place is not None:
@@ -48,15 +49,12 @@ class Downloads:
         }
 
 
-def _find_transfers(loader: Any) -> Any:
-    """Return the part of a loader that counts downloads: itself, what it wraps, or its source; None if none does.
-
-    Workers of a torch `DataLoader` are not asked: it brings nothing but their batches.
-    """
+def find_part(loader: Any, name: str) -> Any:
+    """Return the part of a loader that has an attribute: itself, what it wraps, or its source; None if none has it."""
     for _ in range(_MAX_DEPTH):
-        if getattr(loader, "transfers", None) is not None:
+        if getattr(loader, name, None) is not None:
             return loader
-        inner = (getattr(loader, name, None) for name in _WRAPPED)
+        inner = (getattr(loader, wrapped, None) for wrapped in _WRAPPED)
         loader = next((found for found in inner if found is not None), None)
     return None
 

@@ -16,11 +16,11 @@ from penstock.core.errors import LoaderError, OptionError
 from penstock.files.machine import resident_bytes
 from penstock.observe.advice import DATA_BOUND, advice, live_line, summary
 from penstock.observe.batch_content import count_items_and_bytes
-from penstock.observe.durations import LoopTimes, Pace
-from penstock.observe.faults import WarningNotes
+from penstock.observe.durations import LoopTimes
+from penstock.observe.faults import QuarantineCount, WarningNotes
 from penstock.observe.gpu import Gpus
-from penstock.observe.live import LiveLine, Log, log_function
-from penstock.observe.loader_facts import Downloads, restarts_workers, try_len
+from penstock.observe.live import LiveLine, ScalarLog, transfer_scalars
+from penstock.observe.loader_facts import Downloads, find_part, restarts_workers, try_len
 from penstock.observe.plot import WatchTraces, plot_watch
 from penstock.observe.recorder import Recorder
 from penstock.observe.run_file import WatchResult, write_run
@@ -38,7 +38,8 @@ def watch(
     *,
     warmup: int = 2,
     log: Any = None,
-    log_every_seconds: float = 10.0,
+    log_every_seconds: float | None = None,
+    log_every_steps: int | None = None,
     show: bool | None = None,
     out: TextIO | None = None,
 ) -> "Watch[T]":
@@ -55,13 +56,16 @@ def watch(
         Batches at the beginning that are left out of the steady state. So is the first batch of each epoch: it is the
         startup of the epoch, and has figures of its own.
     log
-        Receives scalars: a function of `(values, step)`, a TensorBoard `SummaryWriter` or a Weights & Biases run. Their
-        names are `data/wait_ms`, `data/wait_fraction`, `data/batches_per_second`, `data/items_per_second` (means since
-        the last call), `data/resident_mb` and `data/startup_ms` (latest values), `data/downloaded_mb` (so far, of
-        remote data); unknown values are left out. The step is the number of batches so far. In W&B their axis is
-        `data/batch`.
+        Receives scalars: a TensorBoard `SummaryWriter`, a Weights & Biases run, the module `mlflow` (its active run), a
+        logger of Lightning, or a function of `(values, step)`. The step is the number of batches so far. The names are
+        `data/wait_ms`, `data/wait_fraction`, `data/batches_per_second`, `data/items_per_second`, `data/mb_per_second`
+        (means since the last call), `data/resident_mb`, `data/startup_ms`, `data/warnings` (latest values); of
+        remote data, `data/downloaded_mb`, `data/download_requests`, `data/cache_hit_fraction`, and with a quarantine,
+        `data/quarantined_items` (so far). Unknown values are left out. In W&B their axis is `data/batch`.
     log_every_seconds
-        Minimum time between two calls of `log`; 0: one for each batch. The last call is at the end.
+        Minimum time between two calls of `log`, 10 by default; 0: one for each batch. The last call is at the end.
+    log_every_steps
+        In place of a time: one call for so many batches.
     show
         None: a live line on a terminal, and the summary. True: off a terminal as well, one line every ten seconds.
         False: print nothing; use this if a progress bar owns the terminal, and `print(w)` at the end.
@@ -82,7 +86,8 @@ def watch(
     >>> w.to_dict()["batches"]
     2
     """
-    return Watch(loader, warmup=warmup, log=log, log_every_seconds=log_every_seconds, show=show, out=out)
+    scalars = ScalarLog(log, log_every_seconds, log_every_steps)
+    return Watch(loader, warmup=warmup, scalars=scalars, show=show, out=out)
 
 
 class Watch(Generic[T]):
@@ -96,8 +101,7 @@ class Watch(Generic[T]):
         loader: Iterable[T],
         *,
         warmup: int,
-        log: Any,
-        log_every_seconds: float,
+        scalars: ScalarLog,
         show: bool | None,
         out: TextIO | None,
     ) -> None:
@@ -105,13 +109,9 @@ class Watch(Generic[T]):
             raise OptionError(f"loader must be iterable, got {type(loader).__name__}.")
         if show not in (None, True, False):
             raise OptionError(f"show must be None, True or False, got {show!r}.")
-        if isinstance(log_every_seconds, bool) or not log_every_seconds >= 0:
-            raise OptionError(f"log_every_seconds must be a number >= 0, got {log_every_seconds!r}.")
         self.loader = loader
         self._times = LoopTimes(check_integer("warmup", warmup, at_least=0))
-        self._log: Log | None = log_function(log)
-        self._log_every, self._logged_at = float(log_every_seconds), 0.0
-        self._logged, self._logged_batches = Pace(), 0
+        self._scalars, self._quarantined = scalars, QuarantineCount(None)
         self._show, self._out = show, out
         self._live: LiveLine | None = None
         self._gpus: Gpus | None = None
@@ -131,9 +131,11 @@ class Watch(Generic[T]):
     def __enter__(self) -> "Watch[T]":
         if self._began is not None:
             raise LoaderError("A watch can be used only once. Make another one with penstock.watch(loader).")
-        self._began = self._logged_at = time.perf_counter()
+        self._began = time.perf_counter()
+        self._scalars.begin(self._began)
         self._out = self._out or sys.stderr
         self._gpus, self._downloads = Gpus(), Downloads(self.loader)
+        self._quarantined = QuarantineCount(find_part(self.loader, "quarantine"))
         self._live = LiveLine(self._show, self._out)
         self._warnings.begin()
         self._sample(self._began)
@@ -152,7 +154,7 @@ class Watch(Generic[T]):
         if self._show is not False and self._out is not None:
             self._out.write(f"{self}\n")
             self._out.flush()
-        if self._times.batches > self._logged_batches:
+        if self._scalars.is_behind(self._times.batches):
             self._write_log(now)
 
     def __iter__(self) -> Iterator[T]:
@@ -322,7 +324,7 @@ class Watch(Generic[T]):
         self._sample(now)
         if self._live is not None:
             self._live.update(now, lambda: live_line(self.to_dict(), try_len(self.loader)))
-        if now - self._logged_at >= self._log_every:
+        if self._scalars.is_due(now, self._times.batches):
             self._write_log(now)
 
     def _sample(self, now: float, *, at_once: bool = False) -> None:
@@ -341,21 +343,15 @@ class Watch(Generic[T]):
             self._traces.gpu.add(at, load.utilization_percent)
 
     def _write_log(self, now: float) -> None:
-        if self._log is None:
-            return
-        pace = self._times.pace.since(self._logged)
-        values = {
-            "data/wait_ms": 1000 * pace.wait_seconds / pace.batches if pace.batches else math.nan,
-            "data/wait_fraction": pace.wait_fraction,
-            "data/batches_per_second": pace.per_second(pace.batches),
-            "data/items_per_second": pace.per_second(pace.items) if pace.items else math.nan,
+        latest = {
             "data/resident_mb": self._resident / 1e6 if self._resident else math.nan,
             "data/startup_ms": 1000 * self._last_startup,
+            "data/warnings": float(self._warnings.count),
+            "data/quarantined_items": self._quarantined.update(),
         }
         if self._downloads.is_remote:
-            values["data/downloaded_mb"] = self._downloads.total.n_bytes / 1e6
-        self._logged, self._logged_at, self._logged_batches = self._times.pace, now, self._times.batches
-        self._log({name: value for name, value in values.items() if not math.isnan(value)}, self._times.batches)
+            latest |= transfer_scalars(self._downloads.total)
+        self._scalars.write(now, self._times.batches, self._times.pace, latest)
 
 
 class _Epoch(Iterator[T]):

@@ -32,9 +32,13 @@ def drop(paths: list[Path]) -> None:
 
 @pytest.mark.parametrize("item_bytes", [1000, 100_000])
 def test_files_that_are_not_in_memory_have_figures_and_are_left_that_way(written: list[Path], item_bytes: int) -> None:
-    drop(written)
-    read = list[int]()
-    found = measure_storage(written, item_bytes, read.append)
+    for _ in range(5):  # other programs may take the time, or the pages, of a measurement
+        drop(written)
+        read = list[int]()
+        found = measure_storage(written, item_bytes, read.append)
+        left = np.concatenate([cached_pages(path) for path in written])
+        if found.unknown == "" and found.n_timed > DEPTH and left.mean() < 0.25:
+            break
     assert found.unknown == ""
     assert found.read_bytes == item_bytes
     assert min(found.sequential or 0, found.random_alone or 0, found.random_together or 0) > 0
@@ -42,7 +46,6 @@ def test_files_that_are_not_in_memory_have_figures_and_are_left_that_way(written
     assert (found.seek_seconds or 0) >= 0
     assert found.n_timed > DEPTH
     assert sum(read) <= measure.MOST_BYTES
-    left = np.concatenate([cached_pages(path) for path in written])
     assert left.mean() < 0.25  # some pages are in use while they are given back
 
 

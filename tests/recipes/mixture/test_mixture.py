@@ -23,6 +23,7 @@ from penstock import (
     Sequential,
     Shuffle,
     Source,
+    Span,
     TarSource,
     WindowShuffle,
     World,
@@ -319,3 +320,33 @@ class TestShardsThatAreReadTogether:
         assert [found[0], found[2], found[3]] == [3 * 512, 4 * 512, 18 * 512]
         assert found[1] != 10 * 512
         assert found[1] % 512 == 0
+
+
+@pytest.mark.parametrize("chosen", [["x"], ["y_mask", "x"], ["source"], ["y"], ["y", "y_mask", "source"]])
+def test_fewer_fields_are_those_of_the_whole_mixture(chosen: list[str]) -> None:
+    mixture = Mixture({"a": numbers(0, 7), "b": numbers(100, 109, y=np.arange(9) / 4)}, fields="union")
+    fewer = mixture.with_fields(chosen)
+    items = np.array([15, 0, 7, 3])
+    for found, whole in (
+        (fewer.take(items), mixture.take(items)),
+        (fewer.read(Span(5, 9)), mixture.read(Span(5, 9))),
+    ):
+        assert {name: found[name].tolist() for name in found} == {name: whole[name].tolist() for name in chosen}
+    assert list(fewer.fields) == chosen
+    assert fewer.stored_fields == mixture.fields
+    assert fewer.index == mixture.index
+    assert list(fewer.with_fields(["x", "source"]).fields) == ["x", "source"]
+    with pytest.raises(PenstockError, match=r"fields must be different fields of .*got"):
+        fewer.with_fields(["z"])
+
+
+def test_other_fields_are_not_read(tmp_path: Path) -> None:
+    arrays = {"x": np.arange(8.0), "y": np.arange(100, 108.0)}
+    create_shards_from_arrays(tmp_path, arrays, shard_size=8, show_progress=False)
+    [shard] = tmp_path.glob("*.tar")
+    content = shard.read_bytes()
+    shard.write_bytes(content.replace(np.float64(103).tobytes(), np.float64(104).tobytes()))
+    whole = Mixture({"a": TarSource(tmp_path, fields=["x", "y"])})
+    assert whole.with_fields(["x"]).take(np.array([3, 7]))["x"].tolist() == [3.0, 7.0]
+    with pytest.raises(DamageError):
+        whole.take(np.array([3]))

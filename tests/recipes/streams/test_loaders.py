@@ -347,5 +347,5 @@ def test_reading_begins_with_the_epoch_and_not_with_the_first_chunk() -> None:
     with RandomChunkLoader(load, 1000, 10, "cpu", seed=1) as loader:
         assert not begun.is_set()
         loader.start_epoch(3)
-        assert begun.wait(30)
+        assert begun.wait(120)
         assert loader.get_stats()["chunks_transferred"] == 0

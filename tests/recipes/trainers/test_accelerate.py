@@ -166,7 +166,7 @@ def rank(number: int, folder: Path) -> dict[str, Any]:
     os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'store'}", rank=number, world_size=2, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder / 'store'}", rank=number, world_size=2, timeout=timedelta(seconds=300)
     )
     run = Run(ChunkedDataLoader(TensorDataset(torch.arange(14)), 2, 4))
     for _ in range(3):
@@ -186,7 +186,7 @@ def rank(number: int, folder: Path) -> dict[str, Any]:
 
 
 def test_two_ranks_share_every_chunk_and_go_on_together(tmp_path: Path) -> None:
-    ranks = run_side_by_side((rank, 0, tmp_path), (rank, 1, tmp_path), seconds=100)
+    ranks = run_side_by_side((rank, 0, tmp_path), (rank, 1, tmp_path))
     chunks = [ChunkedDataLoader(list(range(14)), 2, 4).get_chunk_indices(chunk) for chunk in range(3)]
     for number, found in enumerate(ranks):
         assert found["world"] == 2

@@ -110,7 +110,7 @@ def test_two_ranks_share_every_chunk_exactly_and_go_on_together_only(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = run_side_by_side((rank, 0, port, tmp_path), (rank, 1, port, tmp_path), seconds=100)
+    ranks = run_side_by_side((rank, 0, port, tmp_path), (rank, 1, port, tmp_path))
 
     sampler = ChunkedSampler(14, 8, seed=42)
     chunks = [sampler.get_chunk_indices(chunk) for chunk in range(4)]

@@ -201,7 +201,7 @@ def test_ranks_that_cannot_agree_are_refused(sets: Callable[..., Path], monkeypa
 def gloo_rank(store: str, rank: int, folder: Path) -> dict[str, Any]:
     """Return what one of two ranks with disks of different speeds sees, and what it says if rank 0 fails."""
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=300)
     )
     loader = make(folder, [SLOW, FAST][rank])
     batches = iter(loader)

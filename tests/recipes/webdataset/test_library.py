@@ -1,5 +1,6 @@
 """The webdataset library reads what we write, and we read what it writes: every value, bit for bit."""
 
+import io
 import json
 from collections.abc import Callable
 from itertools import islice
@@ -36,6 +37,22 @@ def our_sample(i: int) -> dict[str, Any]:
         "trial": {"n": i, "list": [1, None, "x"]},
         "lfp.left": np.full(2, i, np.float16),
     }
+
+
+def test_the_library_reads_columns_as_blocks(tmp_path: Path) -> None:
+    with WebDatasetWriter(tmp_path, SHARD, layout="columns") as writer:
+        for i in range(N):
+            writer.write_sample(our_sample(i), metadata={"trial_id": i})
+    found = read_by_the_library(tars(tmp_path))
+    assert [block["__key__"] for block in found] == ["block_000000"] * len(tars(tmp_path))
+    for name in ("spikes", "label", "flag", "lfp.left"):
+        blocks = [block[f"{name}.npy"] for block in found]
+        assert same(np.concatenate(blocks), np.stack([np.asarray(our_sample(i)[name]) for i in range(N)])), name
+    # The library leaves what begins with two underscores as bytes.
+    about = [np.load(io.BytesIO(block["__metadata.trial_id.npy"])) for block in found]
+    assert np.concatenate(about).tolist() == list(range(N))
+    text, ends = found[1]["note.txt.npy"].tobytes(), np.load(io.BytesIO(found[1]["__offsets.note.txt.npy"]))
+    assert text[ends[2] : ends[3]].decode() == our_sample(SHARD + 2)["note"]
 
 
 @pytest.mark.parametrize("array_format", ["npy", "pyd"])

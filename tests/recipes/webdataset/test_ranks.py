@@ -101,7 +101,7 @@ def test_ranks_with_torchs_workers_share_samples_equally_and_without_overlap(
 def gloo_rank(store: str, rank: int, folder: Path) -> dict[str, Any]:
     """Return what one of two ranks sees in two epochs of batches and one of samples, and where it stands."""
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=30)
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=300)
     )
     found: dict[str, Any] = {"batches": [], "samples": []}
     with create_webdataset_dataloader(folder, batch_size=4, num_workers=2) as loader:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from penstock.files.positioned import read_once
+
 __all__ = ["Piece", "Timed", "advise", "time_pieces"]
 
 Piece = tuple[int, int, int]
@@ -114,7 +116,7 @@ def _read(piece: Piece) -> bool:
     place = begin
     with suppress(OSError):
         while place < end:
-            n_read = os.preadv(handle, [buffer[: end - place]], place)
+            n_read = read_once(handle, buffer[: end - place], place)
             if not n_read:
                 break
             place += n_read

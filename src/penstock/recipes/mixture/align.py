@@ -10,9 +10,9 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.core.protocols import Source
 from penstock.core.types import UNNAMED, Block, Field, Span
 from penstock.recipes.mixture.names import check_names
-from penstock.source.checks import allocate_block, check_items, fill_rows, sum_memory, sum_stored
-from penstock.source.remote_parts import RemoteParts
-from penstock.source.select.selectable import call_prepare, call_release, select_fields
+from penstock.source.checks import allocate_block, check_items, fill_rows
+from penstock.source.select.selectable import select_fields
+from penstock.source.wrapper import Wrapper
 
 __all__ = ["SOURCE", "Aligned", "FieldChoice", "align_sources"]
 
@@ -24,7 +24,7 @@ FieldChoice = Literal["common", "union"] | Mapping[str, Mapping[str, str]]
 _Int64s = NDArray[np.int64]
 
 
-class Aligned(RemoteParts):
+class Aligned(Wrapper):
     """A source with the fields of a mixture: some of its own, under other names, and the number of the source.
 
     Parameters
@@ -45,7 +45,6 @@ class Aligned(RemoteParts):
         self._is_direct = set(names.values()) == set(source.fields) and all(
             source.fields[here] == fields[name] for name, here in names.items()
         )
-
         self._constants = self._list_constants()
 
     def __repr__(self) -> str:
@@ -88,27 +87,13 @@ class Aligned(RemoteParts):
         for name, value in self._constants.items():
             out[name][rows] = value
 
-    def prepare(self, items: _Int64s) -> int | None:
-        """Start reading items into the page cache, as far as the source does; return the bytes that were not there."""
-        return call_prepare(self._source, items)
-
-    def release(self, items: _Int64s) -> None:
-        """Give the pages of items back to the system, as far as the source does."""
-        call_release(self._source, items)
-
-    @property
-    def stored_bytes(self) -> int | None:
-        """Bytes of the local files of the source; None if it does not know them."""
-        return sum_stored(self._source)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Upper bound of the memory that the source keeps between reads."""
-        return sum_memory(self._source)
-
-    def close(self) -> None:
-        """Close the source."""
-        self._source.close()
+    def with_fields(self, fields: Sequence[str]) -> "Aligned":
+        """Return the same items with these fields of the mixture; the source reads no others."""
+        names = {name: here for name, here in self._names.items() if name in fields}
+        other = Aligned(self._source, self._number, names, {name: self.fields[name] for name in fields})
+        # A mask may be chosen without the field that it is of, which the other cannot know.
+        other._constants = {name: value for name, value in self._constants.items() if name in fields}
+        return other
 
     def _own_arrays(self, out: Block | None) -> Block | None:
         """Return the arrays that the source itself reads into; None if it cannot."""

@@ -1,7 +1,8 @@
 """Mixture: several sources as one, and the order in which a plan visits them."""
 
+import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -18,15 +19,15 @@ from penstock.recipes.mixture.align import FieldChoice, align_sources
 from penstock.recipes.mixture.names import check_names, check_sources
 from penstock.recipes.mixture.parse_weights import Weights, parse_weights
 from penstock.source.combine import Concat
-from penstock.source.remote_parts import RemoteParts
-from penstock.source.select.selectable import Selectable
+from penstock.source.select.selectable import Selectable, check_fields
+from penstock.source.wrapper import Wrapper
 
 __all__ = ["Mixture"]
 
 _Int64s = NDArray[np.int64]
 
 
-class Mixture(Selectable, RemoteParts):
+class Mixture(Selectable, Wrapper):
     """Several sources as one, each with its weight of every batch: a source, and `order` for the plan.
 
     Of the first n items of the training, a source of weight w has w x n, to within one item, for every n, over all
@@ -93,7 +94,7 @@ class Mixture(Selectable, RemoteParts):
         check_sources(sources)
         self.names = tuple(sources)
         """Names of the sources; the field `source` is the place in it."""
-        self._sources = Concat(align_sources(sources, fields))
+        self._sources = self._whole = Concat(align_sources(sources, fields))
         self._parts = (self._sources,)
         self.fields: Mapping[str, Field] = self._sources.fields
         phases = parse_weights(weights, temperature, {name: len(source.index) for name, source in sources.items()})
@@ -137,27 +138,17 @@ class Mixture(Selectable, RemoteParts):
         """Return any items, each from its own source."""
         return self._sources.take(items, out)
 
-    def prepare(self, items: _Int64s) -> int | None:
-        """Start reading items into the page cache, as far as the sources do; return the bytes that were not there."""
-        return self._sources.prepare(items)
-
-    def release(self, items: _Int64s) -> None:
-        """Give the pages of items back to the system, as far as the sources do."""
-        self._sources.release(items)
-
-    @property
-    def stored_bytes(self) -> int | None:
-        """Bytes of the local files of the sources; None if one does not know them."""
-        return self._sources.stored_bytes
+    def with_fields(self, fields: Sequence[str]) -> "Mixture":
+        """Return the same mixture with these fields, of all that it has: the sources read no others."""
+        other = copy.copy(self)
+        other._sources = self._whole.with_fields(check_fields(self._whole, fields))
+        other._parts, other.fields = (other._sources,), other._sources.fields
+        return other
 
     @property
-    def memory_bytes(self) -> int:
-        """Upper bound of the memory that the sources keep between reads."""
-        return self._sources.memory_bytes
-
-    def close(self) -> None:
-        """Close every source."""
-        self._sources.close()
+    def stored_fields(self) -> Mapping[str, Field]:
+        """All fields of the mixture, also those that are not delivered."""
+        return self._whole.fields
 
 
 def _check_orders(orders: Any, sources: Mapping[str, Source]) -> dict[str, Order]:

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 
 from penstock.core.errors import OptionError
+from penstock.core.metadata.records import Records
+from penstock.shard.manifest import METADATA
 
 __all__ = ["collate_samples", "collate_webdataset"]
 
@@ -14,7 +16,7 @@ __all__ = ["collate_samples", "collate_webdataset"]
 def collate_webdataset(
     batch: Sequence[Mapping[str, Any]], *, ragged: Collection[str] = (), pad_value: float | None = None
 ) -> dict[str, Any]:
-    """Return samples as one batch: arrays and numbers stacked, everything else as lists.
+    """Return samples as one batch: arrays and numbers stacked, metadata as `Records`, everything else as lists.
 
     Parameters
     ----------
@@ -46,7 +48,8 @@ def collate_webdataset(
     for name in batch[0]:
         values = [_tensor(sample[name]) for sample in batch]
         if not all(isinstance(value, torch.Tensor) for value in values):
-            merged[name] = values
+            is_metadata = name == METADATA and all(isinstance(value, dict) for value in values)
+            merged[name] = Records(values) if is_metadata else values
         elif pad_value is not None and (name in ragged or len({value.shape for value in values}) > 1):
             if f"{name}_mask" in batch[0]:
                 raise OptionError(

@@ -12,7 +12,7 @@ from penstock.convert.to_shards import convert_to_shards
 from penstock.core.errors import OptionError
 from penstock.observe.progress import track_progress
 from penstock.shard.compression import Compression
-from penstock.shard.writer import WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
 
 __all__ = ["NWBToWebDatasetConverter"]
 

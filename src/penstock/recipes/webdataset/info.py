@@ -66,6 +66,7 @@ class ShardedDatasetInfo:
             f"Samples      {n_samples:,} in {count(summary['total_shards'], 'shard')}{per_shard}",
             f"Size         {size / 1e6:,.1f} MB, {size / max(1, n_samples) / 1e3:,.1f} kB per sample",
             f"Compression  {summary['compression']}",
+            *([f"Layout       {summary['layout']}"] if "layout" in summary else []),
             f"Fingerprint  {summary['fingerprint']}",
             f"Health       {problems[0] if problems else 'all shards are present, with the right size'}",
             *(f"             {problem}" for problem in problems[1:10]),
