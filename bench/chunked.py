@@ -7,6 +7,7 @@ seconds of the processor are taken, too, in turns of 200 batches each: on a busy
 
 import statistics
 import time
+from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from bench.measure import Contender, measured, printed, saved
+from bench.measure import Contender, alone, measured, report
+from bench.sizes import sized
 from penstock.recipes.chunked import ChunkedDataLoader
 
 __all__ = ["run"]
 
-ITEMS, BATCH, CHUNK, CHUNKS = 20_000, 32, 200, 8
-TURNS = 100
+ITEMS, BATCH, CHUNK, CHUNKS = 20_000, 32, 200, sized(8, 1)
+TURNS = sized(60, 2)
 
 
 class InMemory(Dataset[Any]):
@@ -47,12 +49,22 @@ def run(_folder: Path, out: Path, repeats: int) -> None:
             ],
             repeats,
         )
-        printed(f"chunked epochs, {workers} workers", "batches", results)
-        saved(out, f"chunked {workers}", results)
-    _print_processor_time()
+        report(out, f"chunked {workers}", results)
+    report(out, "chunked processor", alone(measure_processor))
 
 
-def _print_processor_time() -> None:
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Time of the processor for a batch, at best and in the middle, beside torch's."""
+
+    name: str
+    best_us: float
+    best_ratio: float
+    middle_ratio: float
+
+
+def measure_processor() -> list[Cost]:
+    """Go through all loaders in turn, and return what a batch costs."""
     torch.set_num_threads(1)
     data = InMemory()
     loaders: dict[str, Any] = {
@@ -69,10 +81,11 @@ def _print_processor_time() -> None:
                 next(stream)
             taken[name].append((time.process_time() - began) / CHUNK)
     limit = taken["torch DataLoader"]
-    print("| loader | microseconds of the processor per batch, at best | of torch's | medians |\n|---|---|---|---|")
+    rows = []
     for name, seconds in taken.items():
         best, middle = min(seconds) / min(limit), statistics.median(seconds) / statistics.median(limit)
-        print(f"| {name} | {1e6 * min(seconds):.0f} | {best:.3f} | {middle:.3f} |", flush=True)
+        rows.append(Cost(name, 1e6 * min(seconds), best, middle))
+    return rows
 
 
 def _options(workers: int) -> dict[str, Any]:

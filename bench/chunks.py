@@ -2,12 +2,12 @@
 
 The array is (64 000, 2 000) float32 in chunks of 2 000 rows, uncompressed, blosc-lz4 and blosc-zstd; windows have 8 192
 rows. The limit copies the same windows from a memory map into one buffer. Peers read into memory of their own, in a
-plain loop, with as many threads; they are measured where they are installed (`pip install zarrs tensorstore`).
+plain loop, with as many threads; zarrs and tensorstore in the environment of the peers.
 """
 
-import importlib.util
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +15,47 @@ import numpy as np
 import torch
 
 import penstock as ps
-from bench.measure import Contender, measured, printed, saved
+from bench.measure import Contender, alone, measured, report
+from bench.sizes import sized
 from penstock.run.buffers import BufferPool
 
 __all__ = ["CHUNK", "COLUMNS", "ROWS", "WARM", "WINDOW", "create_array", "run", "voltages", "write_array"]
 
-ROWS, COLUMNS, CHUNK, WINDOW = 64_000, 2_000, 2_000, 8_192
-WINDOWS, WARM = 16, 6
+ROWS, COLUMNS, CHUNK, WINDOW = sized(64_000, 24_000), 2_000, 2_000, 8_192
+WINDOWS, WARM = sized(16, 4), sized(6, 4)
 CODECS = ("raw", "lz4", "zstd")
+_OVERLAPS = 3
 
 
 def run(folder: Path, out: Path, repeats: int) -> None:
     """Measure and print."""
+    overlaps: list[Overlap] = []
     for codec in CODECS:
         write_array(folder, codec)
         path = folder / f"{codec}.zarr"
         contenders = [Contender("limit: copy from a memory map", copied, (folder / "flat.npy",))]
-        for threads in (1, 2):
-            contenders.append(Contender(f"penstock, {threads} threads", penstock, (path, threads)))
-            contenders.append(Contender(f"zarr-python, {threads} threads", zarr_python, (path, threads, False)))
-            if importlib.util.find_spec("zarrs") is not None:
-                contenders.append(Contender(f"zarrs, {threads} threads", zarr_python, (path, threads, True)))
-            if importlib.util.find_spec("tensorstore") is not None:
-                contenders.append(Contender(f"tensorstore, {threads} threads", tensorstore, (path, threads)))
-        results = measured(contenders, repeats)
-        printed(f"chunks: random windows, {codec}", "MB", results)
-        saved(out, f"chunks {codec}", results)
-        _print_overlap(path, repeats)
+        contenders += [
+            Contender("ZarrSource, 1 thread", penstock, (path, 1)),
+            Contender("ZarrSource, 2 threads", penstock, (path, 2)),
+            Contender("zarr-python, 2 threads", zarr_python, (path, 2, False)),
+            Contender("zarrs, 2 threads", zarr_python, (path, 2, True), "zarrs"),
+            Contender("tensorstore, 2 threads", tensorstore, (path, 2), "tensorstore"),
+        ]
+        report(out, f"chunks {codec}", measured(contenders, repeats))
+        overlaps += alone(measure_overlap, path, codec)
+    report(out, "chunks overlap", overlaps)
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Training on windows while the next one is read."""
+
+    name: str
+    total: float
+    """Over the slower of the two, each measured alone right before."""
+
+    waiting: float
+    """Share of the time."""
 
 
 def copied(path: Path) -> float:
@@ -88,7 +102,7 @@ def _rate(read: Callable[[int], Any]) -> float:
     return WINDOWS * WINDOW * COLUMNS * 4 / 1e6 / (time.perf_counter() - began)
 
 
-def _print_overlap(path: Path, repeats: int) -> None:
+def measure_overlap(path: Path, codec: str) -> list[Overlap]:
     """Train on each window for as long as it takes to read one, and for twice as long."""
     torch.set_num_threads(1)
     source = ps.ZarrSource(path, threads=1)
@@ -98,13 +112,13 @@ def _print_overlap(path: Path, repeats: int) -> None:
     def load(start: int) -> Any:
         return source.read(ps.Span(start, start + WINDOW), pool.lend(WINDOW))
 
-    print("| training | total / slower of the two | wait fraction |\n|---|---|---|")
+    rows = []
     for factor in (1, 2):
         ratios, waits = [], []
-        for _ in range(repeats):
+        for _ in range(_OVERLAPS):
             for start in range(0, ROWS - WINDOW + 1, WINDOW):  # warms the page cache, which the system empties
                 load(start)
-            loading = _seconds(lambda: [load(start) for start in range(0, 8 * 4000, 4000)]) / 8
+            loading = _seconds(lambda: [load(start) for start in range(0, 4 * 4000, 4000)]) / 4
             step = _seconds(lambda: [matrix @ matrix for _ in range(100)]) / 100
             steps = max(1, round(factor * loading / step))
             training = _seconds(lambda steps=steps: [matrix @ matrix for _ in range(steps)])
@@ -120,8 +134,9 @@ def _print_overlap(path: Path, repeats: int) -> None:
                 total = time.perf_counter() - began
                 waits.append((loader.timings.stages["wait"].seconds - waited) / total)
             ratios.append(total / (WINDOWS * max(loading, training)))
-        print(f"| {factor} x as long as reading | {np.median(ratios):.2f} | {np.median(waits):.3f} |", flush=True)
-    print()
+        told = f"{codec}, training {'as long' if factor == 1 else 'twice as long'} as reading"
+        rows.append(Overlap(told, float(np.median(ratios)), float(np.median(waits))))
+    return rows
 
 
 def _seconds(job: Callable[[], Any]) -> float:

@@ -1,4 +1,4 @@
-"""Conversion: 2 GB of arrays beside the raw write limit, windows that must be computed with one worker and two, memory.
+"""Conversion: 1.5 GB of arrays beside the raw write limit, windows that must be computed, and memory.
 
 Arrays are rows of 295 kB in one `.npy` file, read from a warm page cache. The limit reads the same rows and writes the
 same bytes to one file per shard, and lets them last as ours do. Windows are computed from an NWB recording: spikes are
@@ -10,20 +10,23 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import penstock as ps
-from bench.measure import Contender, measured, printed, saved
+from bench.measure import Contender, alone, measured, report
+from bench.sizes import sized
 
 __all__ = ["run"]
 
 ROW = 73_800  # float32: 295 kB
-ROWS = 7_000
-SHARD = 500
-LFP_RATE, LFP_SECONDS, CHANNELS, UNITS = 1250.0, 2400, 64, 96
+ROWS = sized(5_000, 500)
+SHARD = sized(500, 100)
+LFP_RATE, LFP_SECONDS, CHANNELS, UNITS = 1250.0, sized(1200, 60), 64, 96
 
 
 def run(folder: Path, out: Path, repeats: int) -> None:
@@ -40,8 +43,7 @@ def run(folder: Path, out: Path, repeats: int) -> None:
         ],
         repeats,
     )
-    printed("convert: 2 GB of rows of 295 kB", "items", results)
-    saved(out, "convert rows", results)
+    report(out, "convert rows", results)
     results = measured(
         [
             Contender("1 worker", convert_recording, (recording, target, 1)),
@@ -50,16 +52,23 @@ def run(folder: Path, out: Path, repeats: int) -> None:
         ],
         repeats,
     )
-    printed("convert: windows of NWB, resampled (the first row is one worker)", "windows", results)
-    saved(out, "convert windows", results)
-    print("| peak of private memory, all processes | MB |\n|---|---|")
-    for name, job in (
-        ("rows, 1 worker", lambda: convert_rows(rows, target, 1)),
-        ("rows, 2 workers", lambda: convert_rows(rows, target, 2)),
-        ("rows, 1 worker, shuffled", lambda: convert_rows(rows, target, 1, shuffled=True)),
-        ("NWB windows, 1 worker", lambda: convert_recording(recording, target, 1)),
-    ):
-        print(f"| {name} | {_peak_mb(job):.0f} |", flush=True)
+    report(out, "convert windows", results)
+    jobs: dict[str, tuple[Callable[..., float], tuple[Any, ...]]] = {
+        "rows, 1 worker": (convert_rows, (rows, target, 1)),
+        "rows, 2 workers": (convert_rows, (rows, target, 2)),
+        "rows, 1 worker, shuffled": (convert_rows, (rows, target, 1, True)),
+        "windows of NWB, 1 worker": (convert_recording, (recording, target, 1)),
+        "windows of NWB, 2 workers": (convert_recording, (recording, target, 2)),
+    }
+    report(out, "convert memory", [Peak(name, alone(peak_mb, *job)) for name, job in jobs.items()])
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most private memory that all processes had at once, beyond what there was before."""
+
+    name: str
+    mb: float
 
 
 def copy_raw(rows: Path, target: Path) -> float:
@@ -102,8 +111,7 @@ def convert_recording(recording: Path, target: Path, workers: int, dask: bool = 
         target,
         reading=ps.convert.ReadOptions(nwb=nwb),
         options=ps.convert.ConvertOptions(ps.shard.WriteOptions(100)),
-        workers=workers,
-        engine=ps.convert.DaskEngine(workers=workers) if dask else None,
+        **({"engine": ps.convert.DaskEngine(workers=workers)} if dask else {"workers": workers}),
         show_progress=False,
     )
     seconds = time.perf_counter() - began
@@ -142,7 +150,7 @@ def _write_recording(path: Path) -> None:
         io.write(file)
 
 
-def _peak_mb(job: Callable[[], float]) -> float:
+def peak_mb(job: Callable[..., float], arguments: tuple[Any, ...]) -> float:
     """Run a job, and return the most private memory that it and the processes it started had at once, in MB."""
     done, peak = threading.Event(), [0.0]
 
@@ -154,7 +162,7 @@ def _peak_mb(job: Callable[[], float]) -> float:
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        job()
+        job(*arguments)
     finally:
         done.set()
         watcher.join()

@@ -8,6 +8,7 @@ with torch's DataLoader.
 import multiprocessing as mp
 import time
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,53 +17,60 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 import penstock as ps
-from bench.measure import Contender, measured, printed, saved
+from bench.measure import Contender, measured, measured_ms, report
+from bench.sizes import sized
 
-__all__ = ["BATCH", "KEPT", "LARGE", "SMALL", "epoch_rate", "open_torch", "print_keeping", "run"]
+__all__ = [
+    "BATCH",
+    "KEPT",
+    "LARGE",
+    "SMALL",
+    "PythonItems",
+    "epoch_rate",
+    "open_loader",
+    "open_torch",
+    "run",
+    "write_arrays",
+]
 
 BATCH = 32
 LARGE = {"spikes": (100, 96), "behavior": (100, 2), "lfp": (64, 1000)}
 SMALL = {"image": (16, 16), "label": ()}
 KEPT = {"large": "behavior", "small": "label"}
 """The small field of each batch that a training keeps for its metrics."""
-EXECUTORS = {"inline": (0, "auto"), "2 threads": (2, "threads"), "2 processes": (2, "processes")}
-KEEPING_EPOCHS = 10
-PYTHON_ITEMS, ITEM_SECONDS = 800, 0.005
+N_ITEMS = {"large": sized(4_200, 640), "small": sized(200_000, 6_400)}
+PYTHON_ITEMS, ITEM_SECONDS = sized(512, 96), 0.005
+_MOST_BATCHES = 1_000  # of torch's DataLoader with workers: an epoch of small items takes it a minute
 
 
 def run(folder: Path, out: Path, repeats: int) -> None:
     """Measure and print."""
-    for name, shapes, n_items in (("large", LARGE, 6_000), ("small", SMALL, 400_000)):
-        data = _written(folder / name, shapes, n_items)
+    for name in N_ITEMS:
+        data = write_arrays(folder, name)
         results = measured(
             [
                 Contender("limit", limit, (data, 2)),
                 Contender("limit, one buffer", limit, (data, 1)),
-                Contender("penstock inline", penstock, (data, 0, "auto")),
-                Contender("penstock 2 threads", penstock, (data, 2, "threads")),
-                Contender("penstock 2 processes", penstock, (data, 2, "processes")),
-                Contender("torch DataLoader 0", torch_loader, (data, 0)),
-                Contender("torch DataLoader 2", torch_loader, (data, 2)),
+                Contender("penstock, in process", penstock, (data, 0, "auto")),
+                Contender("penstock, 2 threads", penstock, (data, 2, "threads")),
+                Contender("penstock, 2 processes", penstock, (data, 2, "processes")),
+                Contender("torch DataLoader, in process", torch_loader, (data, 0)),
+                Contender("torch DataLoader, 2 workers", torch_loader, (data, 2)),
             ],
             repeats,
         )
-        printed(f"{name}: shuffled delivery from a memory map, batch {BATCH}", "items", results)
-        saved(out, f"delivery {name}", results)
-        print_keeping(f"{name} items", {which: _loader(data, *how) for which, how in EXECUTORS.items()}, KEPT[name])
-    for name, measure, limit_of, unit in (
-        ("python", python_rate, python_limit, "items"),
-        ("first batch", first_batch, None, "first batches"),
-    ):
-        contenders = [
-            Contender("torch DataLoader 2", measure, ("torch",)),
-            Contender("penstock 2 processes", measure, ("processes",)),
-            Contender("penstock 2, auto", measure, ("auto",)),
-        ]
-        if limit_of is not None:
-            contenders.insert(0, Contender("limit", limit_of))
-        results = measured(contenders, repeats)
-        printed(f"{name}: {ITEM_SECONDS * 1000:.0f} ms of Python per item, batch {BATCH}", unit, results)
-        saved(out, f"delivery {name}", results)
+        report(out, f"delivery {name}", results)
+    loaders = {"torch DataLoader": "torch", "penstock, processes": "processes", 'penstock, executor="auto"': "auto"}
+    limits = [Contender("limit", python_limit)]
+    results = measured(limits + [Contender(name, python_rate, (kind,)) for name, kind in loaders.items()], repeats)
+    report(out, "delivery python", results)
+    firsts = measured_ms([Contender(name, first_batch_ms, (kind,)) for name, kind in loaders.items()], repeats)
+    report(out, "delivery first batch", firsts)
+
+
+def write_arrays(folder: Path, name: str) -> Path:
+    """Write the arrays of large or small items if they are not there; return their folder."""
+    return _written(folder / name, {"large": LARGE, "small": SMALL}[name], N_ITEMS[name])
 
 
 def _written(folder: Path, shapes: dict[str, tuple[int, ...]], n_items: int) -> Path:
@@ -116,30 +124,16 @@ def limit(folder: Path, buffers: int) -> float:
     return rate
 
 
-def print_keeping(title: str, loaders: dict[str, ps.Loader], kept: str) -> None:
-    """Print how much slower epochs are in which a field of every batch is kept, in turn with epochs without that."""
-    print(
-        f"\n## {title}: keeping the labels of an epoch\n\n| loader | rate, of that without keeping | lowest – highest |"
-    )
-    print("|---|---|---|")
-    for name, loader in loaders.items():
-        with loader:
-            epoch_rate(loader)
-            pairs = [(epoch_rate(loader), epoch_rate(loader, kept)) for _ in range(KEEPING_EPOCHS)]
-        without, keeping = (np.array(rates) for rates in zip(*pairs, strict=True))
-        spread = keeping / without
-        print(f"| {name} | {np.median(keeping) / np.median(without):.2f} | {spread.min():.2f} – {spread.max():.2f} |")
-
-
 def penstock(folder: Path, num_workers: int, executor: str) -> float:
     """Iterate a loader; the second of two epochs counts."""
-    with _loader(folder, num_workers, executor) as loader:
+    with open_loader(folder, num_workers, executor) as loader:
         for _ in loader:
             pass
         return epoch_rate(loader)
 
 
-def _loader(folder: Path, num_workers: int, executor: str) -> ps.Loader:
+def open_loader(folder: Path, num_workers: int, executor: str) -> ps.Loader:
+    """Return a loader over a memory map of each field."""
     source = ps.ArraySource(_arrays(folder))
     plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH, seed=1, tail="drop")
     options = ps.RunOptions(executor=executor, persistent=True)  # type: ignore[arg-type]  # a literal by construction
@@ -161,11 +155,12 @@ class _Rows(Dataset[dict[str, torch.Tensor]]):
 
 
 def torch_loader(folder: Path, num_workers: int) -> float:
-    """Iterate torch's own DataLoader; the second of two epochs counts."""
+    """Iterate torch's own DataLoader; the second of two epochs counts, with workers a part of it."""
     loader = open_torch(folder, num_workers)
-    for _ in loader:
+    most = _MOST_BATCHES if num_workers else None
+    for _ in islice(loader, most):
         pass
-    return epoch_rate(loader)
+    return epoch_rate(islice(loader, most))
 
 
 def open_torch(folder: Path, num_workers: int = 0) -> Iterable[Any]:
@@ -177,7 +172,7 @@ def open_torch(folder: Path, num_workers: int = 0) -> Iterable[Any]:
     )
 
 
-class _PythonItems(Dataset[int]):
+class PythonItems(Dataset[int]):
     """Items that take 5 ms of Python each, of the time of this process."""
 
     def __len__(self) -> int:
@@ -192,7 +187,7 @@ class _PythonItems(Dataset[int]):
 
 def python_limit() -> float:
     """Make all items in two processes that do nothing else."""
-    items = _PythonItems()
+    items = PythonItems()
     context = mp.get_context("fork")
     began = time.perf_counter()
     processes = [
@@ -208,8 +203,8 @@ def python_limit() -> float:
 
 def _python_loader(kind: str) -> Iterable[object]:
     if kind == "torch":
-        return DataLoader(_PythonItems(), BATCH, shuffle=True, num_workers=2)
-    source = ps.DatasetSource(_PythonItems())
+        return DataLoader(PythonItems(), BATCH, shuffle=True, num_workers=2)
+    source = ps.DatasetSource(PythonItems())
     plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH, seed=1, tail="drop")
     return ps.Loader(source, plan, num_workers=2, options=ps.RunOptions(executor=kind))  # type: ignore[arg-type]
 
@@ -222,9 +217,9 @@ def python_rate(kind: str) -> float:
     return count * BATCH / (time.perf_counter() - began)
 
 
-def first_batch(kind: str) -> float:
-    """Return how many first batches would come per second."""
+def first_batch_ms(kind: str) -> float:
+    """Return the milliseconds until the first batch, the start of the workers included."""
     loader = _python_loader(kind)
     began = time.perf_counter()
     next(iter(loader))
-    return 1 / (time.perf_counter() - began)
+    return 1000 * (time.perf_counter() - began)

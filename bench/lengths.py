@@ -3,31 +3,51 @@
 import time
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 import penstock as ps
-from bench.measure import Contender, measured, printed, saved
+from bench.measure import Contender, alone, measured, report
+from bench.sizes import sized
 
 __all__ = ["run"]
 
-_ITEMS = 10**7
+_ITEMS = sized(10**7, 10**6)
 _TOKENS = 4096
 
 
 def run(folder: Path, out: Path, repeats: int) -> None:
     """Measure and print."""
-    source, cache = make_source(), folder / "lengths"
-    ps.item_lengths(source, by="n_tokens", cache=cache)
-    print(f"| first batch over {_ITEMS:,} lengths | ms | ms CPU | peak MB |\n|---|---|---|---|")
-    for name, make in PLANS.items():
-        print_first(f"{name}, cold", lambda: ps.item_lengths(source, by="n_tokens"), make)
-        print_first(f"{name}, stored sort", lambda: ps.item_lengths(source, by="n_tokens", cache=cache), make)
-    print()
+    cache = folder / "lengths"
+    report(out, "lengths first batch", alone(measure_firsts, cache))
     results = measured([Contender(name, draws, (name, cache)) for name in PLANS], repeats)
-    printed("lengths: item numbers worked out", "items", results)
-    saved(out, "lengths", results)
+    report(out, "lengths", results)
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """What the first batch takes: milliseconds by the clock and of the processor, and MB."""
+
+    name: str
+    ms: float
+    cpu_ms: float
+    peak_mb: float
+
+
+def measure_firsts(cache: Path) -> list[First]:
+    """Return what the first batch of each plan takes, cold and from a stored sort."""
+    source = make_source()
+    ps.item_lengths(source, by="n_tokens", cache=cache)
+    rows = []
+    for name, make in PLANS.items():
+        rows.append(measure_first(f"{name}, cold", lambda: ps.item_lengths(source, by="n_tokens"), make))
+        stored = measure_first(
+            f"{name}, stored sort", lambda: ps.item_lengths(source, by="n_tokens", cache=cache), make
+        )
+        rows.append(stored)
+    return rows
 
 
 def make_source() -> ps.ArraySource:
@@ -46,8 +66,8 @@ PLANS: dict[str, MakePlan] = {
 }
 
 
-def print_first(name: str, measure: Callable[[], ps.Lengths], make: "MakePlan") -> None:
-    """Print what it takes from the source to the first batch: the best of five, since the machine is shared."""
+def measure_first(name: str, measure: Callable[[], ps.Lengths], make: "MakePlan") -> First:
+    """Return what it takes from the source to the first batch: the best of five, since the machine is shared."""
     index, walls, cpus = ps.Index.uniform(_ITEMS), [], []
     for _ in range(5):
         began, cpu = time.perf_counter(), time.process_time()
@@ -58,7 +78,7 @@ def print_first(name: str, measure: Callable[[], ps.Lengths], make: "MakePlan") 
     make(index, measure()).epoch(0).draw(0)
     peak = tracemalloc.get_traced_memory()[1] / 1e6
     tracemalloc.stop()
-    print(f"| {name} | {min(walls):.0f} | {min(cpus):.0f} | {peak:.0f} |", flush=True)
+    return First(name, min(walls), min(cpus), peak)
 
 
 def draws(name: str, cache: Path) -> float:

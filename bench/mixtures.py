@@ -6,11 +6,12 @@ so that both visit as many. Then: how long it takes to begin, and to resume, wit
 """
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import penstock as ps
 from bench.delivery import BATCH, epoch_rate
-from bench.measure import Contender, measured, peak_private_mb, printed, saved
+from bench.measure import Contender, Result, Time, alone, measured, report
 from bench.shard_data import warm
 from bench.shards import SIZES, store_penstock
 
@@ -22,6 +23,7 @@ MANY = (600_000_007, 300_000_011, 100_000_007)
 
 def run(folder: Path, out: Path, repeats: int) -> None:
     """Measure and print."""
+    results: list[Result] = []
     for name, (shapes, n_items, shard_size) in SIZES.items():
         whole = folder / f"shards-{name}"
         parts = [folder / f"mixed-{name}-{weight}" for weight in WEIGHTS]
@@ -35,10 +37,9 @@ def run(folder: Path, out: Path, repeats: int) -> None:
             for what, paths in (("one dataset", [whole]), ("mixture of three", parts))
         ]
         for pair in (contenders[:2], contenders[2:]):
-            results = measured(pair, repeats)
-            printed(f"mixtures, {name} items, batch {BATCH}", "items", results)
-            saved(out, f"mixtures {pair[0].name} {name}", results)
-    _run_start()
+            results += [replace(result, name=f"{name}: {result.name}") for result in measured(pair, repeats)]
+    report(out, "mixtures", results)
+    report(out, "mixtures start", alone(measure_start))
 
 
 def rate(paths: list[Path], fields: list[str], num_workers: int) -> float:
@@ -56,12 +57,12 @@ def rate(paths: list[Path], fields: list[str], num_workers: int) -> float:
         return epoch_rate(loader)
 
 
-def _run_start() -> None:
+def measure_start() -> list[Time]:
     """Make a plan over a billion items, and its first and last batches."""
     from penstock.plan.mixed.order import Mixed, MixedPart  # there are no items, only their numbers
     from penstock.plan.mixed.weights import count_weights
 
-    before, began = peak_private_mb(), time.perf_counter()
+    began = time.perf_counter()
     parts = tuple(MixedPart(f"{n}", ps.Index.uniform(n), ps.Shuffle()) for n in MANY)
     order = Mixed(parts, ((0, count_weights([0.123456, 0.654321, 0.222223])),))
     index = ps.Index.concat([part.index for part in parts], identity="many")
@@ -71,6 +72,5 @@ def _run_start() -> None:
     began = time.perf_counter()
     plan.epoch(7).draw(plan.n_batches - 1)
     later = time.perf_counter() - began
-    print(f"\n## mixtures: {sum(MANY):,} items\n\n| what | ms |\n|---|---|")
-    print(f"| weights, schedule, plan and batch 0 | {1000 * first:.1f} |")
-    print(f"| the last batch of epoch 7 | {1000 * later:.1f} |\n\n{peak_private_mb() - before:.1f} MB.\n")
+    found = {"weights, schedule, plan and batch 0": 1000 * first, "the last batch of epoch 7": 1000 * later}
+    return [Time(name, ms, ms, ms) for name, ms in found.items()]

@@ -1,10 +1,9 @@
 """How others read and write the samples that shards are measured with.
 
-Each as its documentation says, with what it has for shuffling; readers of arrays (SPDL, grain) get a memory map of each
-field. Of small samples, where others take minutes for an epoch, they read fewer.
+Each as its documentation says, with what it has for shuffling; readers of arrays (SPDL, grain, torchdata) get a memory
+map of each field. Of small samples, where others take minutes for an epoch, they read fewer.
 """
 
-import importlib.util
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -13,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from bench.delivery import BATCH, epoch_rate
-from bench.measure import Contender
+from bench.measure import Contender, alone
+from bench.peers import has_peer
 from bench.shard_data import Shapes, samples, warm, write_rate
+from bench.sizes import sized
 
 __all__ = [
     "open_litdata",
@@ -32,30 +33,32 @@ __all__ = [
     "writers",
 ]
 
-_MOST_ITEMS = 40_000
+_MOST_BYTES_SMALL, _MOST_SMALL = 1 << 16, sized(5_000, 2_000)  # of small items, an epoch takes others minutes
 
 
 def readers(folder: Path, shards: Path, shapes: Shapes, n_items: int) -> list[Contender]:
     """Return those that are installed, with their data written."""
-    n_items = min(n_items, _MOST_ITEMS)
-    found = [Contender("webdataset", webdataset, (shards,))]
+    if sum(4 * int(np.prod(shape)) for shape in shapes.values()) < _MOST_BYTES_SMALL:
+        n_items = min(n_items, _MOST_SMALL)
+    found = [Contender("webdataset", webdataset, (shards,), "webdataset")]
     peers: list[tuple[str, str, Callable[..., None], Callable[..., float]]] = [
         ("litdata", "litdata", store_litdata, litdata),
         ("streaming", "MosaicML streaming", store_mds, mosaic),
         ("spdl", "SPDL, memory map", store_arrays, spdl),
         ("grain", "grain, memory map", store_arrays, grain),
+        ("torchdata", "torchdata.nodes, memory map", store_arrays, torchdata),
     ]
     for module, title, write, read in peers:
-        if importlib.util.find_spec(module) is not None:
+        if has_peer(module):
             stored = folder / f"{write.__name__[6:]}-{shards.name}"
             if not stored.exists():
-                write(stored, shapes, n_items)
-            found.append(Contender(title, read, (stored,)))
+                alone(write, stored, shapes, n_items, peer=module)
+            found.append(Contender(title, read, (stored,), module))
     return found
 
 
 def writers(target: Path, shapes: Shapes, n_items: int, shard_size: int) -> list[Contender]:
-    """Return those that are installed, as they are, and to the point where what they wrote lasts."""
+    """Return all, to the point where what they wrote lasts."""
     peers: list[tuple[str, str, Callable[..., float], tuple[Any, ...]]] = [
         ("webdataset", "webdataset ShardWriter", write_webdataset, (target, shapes, n_items, shard_size)),
         ("litdata", "litdata", write_litdata, (target, shapes, n_items)),
@@ -64,10 +67,8 @@ def writers(target: Path, shapes: Shapes, n_items: int, shard_size: int) -> list
         ("datasets", "Hugging Face datasets", write_huggingface, (target, shapes, n_items)),
     ]
     return [
-        Contender(f"{title}, {how}", write, (*arguments, how == "then fsync"))
+        Contender(f"{title}, then fsync", write, (*arguments, True), module)
         for module, title, write, arguments in peers
-        if importlib.util.find_spec(module) is not None
-        for how in ("then fsync", "no fsync")
     ]
 
 
@@ -84,7 +85,7 @@ def open_webdataset(folder: Path, workers: int = 0) -> Iterable[Any]:
     """Return the batches of the webdataset library."""
     import webdataset as wds
 
-    urls = sorted(str(path) for path in folder.glob("*.tar"))[: 40 if "small" in folder.name else None]
+    urls = sorted(str(path) for path in folder.glob("*.tar"))[: 5 if "small" in folder.name else None]
     data = (
         wds.WebDataset(urls, shardshuffle=len(urls), seed=1)
         .shuffle(1000)
@@ -178,6 +179,19 @@ def _spdl_batches(rows: "_Rows", threads: int, epoch: int) -> Iterator[Any]:
     )
     with pipeline.auto_stop():
         yield from pipeline
+
+
+def torchdata(folder: Path) -> float:
+    """Run nodes of torchdata with two threads over batches of a memory map; the second of two epochs counts."""
+    from torchdata.nodes import Loader, ParallelMapper, SamplerWrapper
+
+    warm(folder)
+    rows = _Rows(folder)
+    sampler = BatchSampler(RandomSampler(range(len(rows))), BATCH, drop_last=True)
+    loader = Loader(ParallelMapper(SamplerWrapper(sampler), map_fn=rows.batch, num_workers=2, method="thread"))
+    for _ in loader:
+        pass
+    return epoch_rate(loader)
 
 
 def grain(folder: Path) -> float:

@@ -1,10 +1,9 @@
-"""Tar shards: shuffled reading, writing, and opening a large dataset, beside limits and peers.
+"""Tar shards: shuffled reading, and writing, beside limits and peers.
 
 Large items have three fields and 295 kB, small ones 16×16 float32 with a label (1 kB). Reading is from a warm
 page cache, batch 32, tensors out. The limit of reading takes the same shuffled rows from arrays in memory into two
 buffers in turn (large), or with one fancy index per batch (small); the limit of writing writes the same bytes, and lets
-them last as ours do. Peers are measured where they are installed (`pip install litdata webdataset array-record
-datasets spdl grain`, and `pip install --no-deps mosaicml-streaming`).
+them last as ours do. Peers run in an environment of their own (`make bench-peers`).
 """
 
 import os
@@ -16,102 +15,61 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
-from bench.delivery import BATCH, KEPT, LARGE, SMALL, epoch_rate, print_keeping
-from bench.measure import Contender, measured, peak_private_mb, printed, saved
+from bench.delivery import BATCH, LARGE, SMALL, epoch_rate
+from bench.measure import Contender, measured, report
 from bench.shard_data import Shapes, samples, warm, write_rate
 from bench.shard_peers import readers, writers
+from bench.sizes import sized
 
-__all__ = ["run", "store_penstock"]
+__all__ = ["SIZES", "limit", "open_loader", "penstock", "run", "store_penstock", "write_raw", "write_shards"]
 
-SIZES: dict[str, tuple[Shapes, int, int]] = {"large": (LARGE, 6_000, 1_000), "small": (SMALL, 200_000, 1_000)}
-OPENED_ITEMS, OPENED_SHARD = 10_000_000, 10_000
+SIZES: dict[str, tuple[Shapes, int, int]] = {
+    "large": (LARGE, sized(4_200, 640), sized(700, 160)),
+    "small": (SMALL, sized(200_000, 8_000), 1_000),
+}
 
 
 def run(folder: Path, out: Path, repeats: int) -> None:
     """Measure and print."""
-    for name, (shapes, n_items, shard_size) in SIZES.items():
-        shards = folder / f"shards-{name}"
-        if not (shards / "dataset_metadata.json").exists():
-            store_penstock(shards, shapes, n_items, shard_size)
+    for name, (shapes, n_items, _) in SIZES.items():
+        shards = write_shards(folder, name)
         fields = list(shapes)
         reading = [
             Contender("limit", limit, (shapes, n_items)),
-            Contender("first epoch, verifying", penstock, (shards, fields, 0, 0)),
-            Contender("first epoch, 2 threads", penstock, (shards, fields, 2, 0)),
-            Contender("later epochs", penstock, (shards, fields, 0, 1)),
-            Contender("later epochs, 2 threads", penstock, (shards, fields, 2, 1)),
-            Contender("later epochs, with metadata", penstock, (shards, None, 0, 1)),
-            Contender("verify=always", penstock, (shards, fields, 0, 1, "always")),
+            Contender("TarSource, first epoch, verifying", penstock, (shards, fields, 0, 0)),
+            Contender("TarSource, first epoch, 2 threads", penstock, (shards, fields, 2, 0)),
+            Contender("TarSource, later epochs", penstock, (shards, fields, 0, 1)),
+            Contender("TarSource, later epochs, 2 threads", penstock, (shards, fields, 2, 1)),
+            Contender("TarSource, later epochs, with metadata", penstock, (shards, None, 0, 1)),
+            Contender("TarSource, later epochs, verify=always", penstock, (shards, fields, 0, 1, "always")),
             Contender("WebDatasetLoader, sample by sample, with metadata", sample_by_sample, (shards,)),
             *readers(folder, shards, shapes, n_items),
         ]
-        results = measured(reading, repeats)
-        printed(f"shards {name}: shuffled reading, batch {BATCH}", "items", results)
-        saved(out, f"shards {name} reading", results)
-        loaders = {f"{n} threads" if n else "inline": _loader(shards, fields, n) for n in (0, 2)}
-        print_keeping(f"shards {name}", loaders, KEPT[name])
-        _run_writing(folder, out, repeats, name)
-    _run_opening(folder)
+        report(out, f"shards {name} reading", measured(reading, repeats))
+    _run_writing(folder, out, repeats)
 
 
-def _run_writing(folder: Path, out: Path, repeats: int, name: str) -> None:
-    shapes, n_items, shard_size = SIZES[name]
-    n_items = n_items // 4
+def write_shards(folder: Path, name: str) -> Path:
+    """Write the shards of large or small items if they are not there; return their folder."""
+    shards = folder / f"shards-{name}"
+    if not (shards / "dataset_metadata.json").exists():
+        store_penstock(shards, *SIZES[name])
+    return shards
+
+
+def _run_writing(folder: Path, out: Path, repeats: int) -> None:
+    """Measure large items; small ones are written in `small_items`, in both layouts."""
+    shapes, n_items, shard_size = SIZES["large"]
+    n_items = n_items // 3
     target = folder / "written"
     writing = [
         Contender("limit: the same bytes, fsync", write_raw, (target, shapes, n_items, shard_size, True)),
         Contender("the same bytes, no fsync", write_raw, (target, shapes, n_items, shard_size, False)),
-        Contender("penstock", write_penstock, (target, shapes, n_items, shard_size)),
+        Contender("WebDatasetWriter", write_penstock, (target, shapes, n_items, shard_size)),
         *writers(target, shapes, n_items, shard_size),
     ]
-    results = measured(writing, repeats)
-    printed(f"shards {name}: writing", "items", results)
-    saved(out, f"shards {name} writing", results)
+    report(out, "shards large writing", measured(writing, repeats))
     shutil.rmtree(target, ignore_errors=True)
-
-
-def _run_opening(folder: Path) -> None:
-    """Open a dataset of ten million items: one shard's files under a thousand names."""
-    shards = folder / "shards-many"
-    if not (shards / "dataset_metadata.json").exists():
-        _many_shards(shards)
-    opener = ps.TarSource  # its modules are loaded here
-    began, before = time.perf_counter(), peak_private_mb()
-    source = opener(shards, fields=["x"])
-    opened, memory = time.perf_counter() - began, peak_private_mb() - before
-    assert len(source.index) == OPENED_ITEMS
-    plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH, tail="drop")
-    seconds: dict[str, list[float]] = {"batch 0": [], "batch at 90 %": [], "any batch after that": []}
-    for _ in range(5):
-        for name, batch in (("batch 0", 0), ("batch at 90 %", int(plan.n_batches * 0.9))):
-            with ps.Loader(source, plan) as loader:
-                loader.load_state_dict({**loader.state_dict(), "batch": batch})
-                began, batches = time.perf_counter(), iter(loader)
-                next(batches)
-                seconds[name].append(time.perf_counter() - began)
-                began = time.perf_counter()
-                next(batches)
-                seconds["any batch after that"].append(time.perf_counter() - began)
-    print(f"\n## shards: a dataset of {OPENED_ITEMS:,} items\n\n| what | ms | MB |\n|---|---|---|")
-    print(f"| open | {1000 * opened:.1f} | {memory:.1f} |")
-    for name, found in seconds.items():
-        print(f"| first batch after resuming: {name} | {1000 * sorted(found)[len(found) // 2]:.2f} | |")
-    print()
-
-
-def _many_shards(folder: Path) -> None:
-    ps.create_shards_from_arrays(folder, {"x": np.arange(OPENED_SHARD)}, OPENED_SHARD, show_progress=False)
-    from penstock.shard.manifest import Manifest, ShardEntry  # the format itself, for this trick only
-
-    manifest = Manifest.read(folder / "dataset_metadata.json")
-    (first,) = manifest.shards
-    names = [f"shard_{number:06d}.tar" for number in range(OPENED_ITEMS // OPENED_SHARD)]
-    for name in names[1:]:
-        for ending in ("", ".index"):
-            os.link(folder / f"{first.name}{ending}", folder / f"{name}{ending}")
-    shards = tuple(ShardEntry(name, first.n_items, first.tar_bytes, first.stored_bytes, first.digest) for name in names)
-    many = Manifest(folder, manifest.fields, shards, OPENED_SHARD)
-    (folder / "dataset_metadata.json").write_bytes(many.to_bytes())
 
 
 def store_penstock(folder: Path, shapes: Shapes, n_items: int, shard_size: int) -> None:
@@ -148,18 +106,21 @@ def limit(shapes: Shapes, n_items: int) -> float:
 
 def penstock(folder: Path, fields: list[str] | None, num_workers: int, epoch: int, verify: Any = "first") -> float:
     """Iterate a loader over shards; `epoch` says which one counts."""
-    with _loader(folder, fields, num_workers, verify) as loader:
+    with open_loader(folder, fields, num_workers, verify) as loader:
         for _ in range(epoch):
             for _ in loader:
                 pass
         return epoch_rate(loader)
 
 
-def _loader(folder: Path, fields: list[str] | None, num_workers: int, verify: Any = "first") -> ps.Loader:
+def open_loader(
+    folder: Path, fields: list[str] | None, num_workers: int, verify: Any = "first", executor: Any = "threads"
+) -> ps.Loader:
+    """Return a loader over shards that are in the page cache."""
     warm(folder)
     source = ps.TarSource(folder, fields=fields, verify=verify)
     plan = ps.Plan(source.index, ps.Shuffle(), batch_size=BATCH, seed=1, tail="drop")
-    options = ps.RunOptions(executor="threads" if num_workers else "auto")
+    options = ps.RunOptions(executor=executor if num_workers else "auto", persistent=executor == "processes")
     return ps.Loader(source, plan, num_workers=num_workers, options=options)
 
 

@@ -5,6 +5,7 @@ source; one over a function with calling the function and copying what it return
 process, and a ratio is taken within a repeat before the median over repeats.
 """
 
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,15 +15,17 @@ import numpy as np
 
 import penstock as ps
 from bench.chunks import COLUMNS, ROWS, WARM, WINDOW, write_array
+from bench.measure import Result, peak_private_mb, report
+from bench.sizes import sized
 from penstock.recipes.streams import RandomChunkLoader
 from penstock.run.buffers import BufferPool
 
 __all__ = ["run"]
 
-WINDOWS = 24
+WINDOWS = sized(24, 4)
 
 
-def run(folder: Path, out: Path, repeats: int) -> None:  # noqa: ARG001  # ratios are printed, not saved
+def run(folder: Path, out: Path, repeats: int) -> None:
     """Measure and print."""
     write_array(folder, "raw")
     source = ps.ZarrSource(folder / "raw.zarr", threads=1)
@@ -33,18 +36,19 @@ def run(folder: Path, out: Path, repeats: int) -> None:  # noqa: ARG001  # ratio
         "a function, the same array": lambda start, stop: source.read(ps.Span(start, stop), same)["data"],
         "a function, views of a memory map": lambda start, stop: flat[start:stop],
     }
-    print("| stream over | loop, MB/s | stream, MB/s | ratio | lowest – highest |\n|---|---|---|---|---|", flush=True)
-    _print_ratio("a source", lambda start, stop: source.read(ps.Span(start, stop), lend(stop - start)), source, repeats)
+    results = _compare(
+        "a source", lambda start, stop: source.read(ps.Span(start, stop), lend(stop - start)), source, repeats
+    )
     for name, function in functions.items():
 
         def copy(start: int, stop: int, function: Callable[[int, int], Any] = function) -> None:
             np.copyto(lend(stop - start)["data"], function(start, stop))
 
-        _print_ratio(name, copy, function, repeats)
-    print()
+        results += _compare(name, copy, function, repeats)
+    report(out, "streams", results)
 
 
-def _print_ratio(name: str, read: Callable[[int, int], Any], rows: Any, repeats: int) -> None:
+def _compare(name: str, read: Callable[[int, int], Any], rows: Any, repeats: int) -> list[Result]:
     loop, stream = [], []
     starts = np.random.default_rng(1).integers(0, ROWS - WINDOW, WARM + WINDOWS).tolist()
     for repeat in range(repeats):
@@ -52,12 +56,13 @@ def _print_ratio(name: str, read: Callable[[int, int], Any], rows: Any, repeats:
         with RandomChunkLoader(rows, ROWS, WINDOW, "cpu", prefetch=2, seed=repeat) as loader:
             loader.start_epoch(WARM + WINDOWS)
             stream.append(_rate(lambda _, loader=loader: loader.get_next_chunk()))
-    ratios = np.array(stream) / np.array(loop)
-    print(
-        f"| {name} | {np.median(loop):,.0f} | {np.median(stream):,.0f} | {np.median(ratios):.2f} | "
-        f"{ratios.min():.2f} – {ratios.max():.2f} |",
-        flush=True,
-    )
+    results = []
+    for what, rates in (("a loop", loop), ("RandomChunkLoader", stream)):
+        ratios = [rate / limit for rate, limit in zip(rates, loop, strict=True)]
+        rate, middle = statistics.median(rates), statistics.median(ratios)
+        told = f"{name}: {what}"
+        results.append(Result(told, rate, middle, min(ratios), max(ratios), peak_private_mb(), tuple(rates)))
+    return results
 
 
 def _rate(take: Callable[[int], Any]) -> float:

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 import penstock as ps
-from bench.measure import Contender, measured, printed, saved
+from bench.measure import Contender, measured, report
+from bench.sizes import sized
 
 __all__ = ["run"]
 
 BATCH, WINDOW, GROUP_ROWS = 32, 8, 1000
-SIZES = {"1 kB": (256, 200_000), "40 kB": (10_000, 5_000)}
+SIZES = {"1 kB": (256, sized(200_000, 16_000)), "40 kB": (10_000, sized(5_000, 1_000))}
 """Values of an item, and items."""
 
 
@@ -36,12 +37,12 @@ def run(folder: Path, out: Path, repeats: int) -> None:
             ],
             repeats,
         )
-        printed(f"tables: mapped Feather, items of {name}, Shuffle, batch {BATCH}", "items", results)
-        saved(out, f"tables feather {name}", results)
+        report(out, f"tables feather {name}", results)
     data = write(folder / "tables 1 kB", *SIZES["1 kB"])
     results = measured(
         [
             Contender("TableSource, WindowShuffle", parquet_rate, (data, 0)),
+            Contender("TableSource, 2 threads", parquet_rate, (data, 2, "threads")),
             Contender("TableSource, 2 processes", parquet_rate, (data, 2)),
             Contender("pyarrow, row groups permuted", pyarrow_rate, (data,)),
             Contender("datasets, shuffled", datasets_rate, (data,)),
@@ -49,8 +50,7 @@ def run(folder: Path, out: Path, repeats: int) -> None:
         ],
         repeats,
     )
-    printed(f"tables: Parquet, items of 1 kB, row groups of {GROUP_ROWS}, window of {WINDOW}", "items", results)
-    saved(out, "tables parquet", results)
+    report(out, "tables parquet", results)
 
 
 def write(folder: Path, n_values: int, n_items: int) -> Path:
@@ -98,9 +98,9 @@ def feather_rate(data: Path, workers: int) -> float:
     return loader_rate(ps.TableSource(data / "rows.feather"), ps.Shuffle(), workers, "threads")
 
 
-def parquet_rate(data: Path, workers: int) -> float:
+def parquet_rate(data: Path, workers: int, executor: str = "processes") -> float:
     """Read Parquet in shuffle windows."""
-    return loader_rate(ps.TableSource(data / "rows.parquet"), ps.WindowShuffle(WINDOW), workers, "processes")
+    return loader_rate(ps.TableSource(data / "rows.parquet"), ps.WindowShuffle(WINDOW), workers, executor)
 
 
 def pyarrow_rate(data: Path) -> float:
@@ -141,7 +141,7 @@ def stream_rate(data: Path) -> float:
     files = {"train": str(data / "rows.parquet")}
     stream = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
     stream = stream.shuffle(seed=0, buffer_size=WINDOW * GROUP_ROWS).with_format("torch")
-    return rate(_first(torch.utils.data.DataLoader(stream, batch_size=BATCH), 1000))
+    return rate(_first(torch.utils.data.DataLoader(stream, batch_size=BATCH), 200))
 
 
 def _first(batches: Iterable[Any], count: int) -> Iterator[Any]:

@@ -4,9 +4,9 @@ The sweep makes as many whole epochs of each setting as it takes, for each repea
 how fast the setting that `tune` chose is in the sweep, beside the fastest one there.
 """
 
-import json
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,27 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import penstock as ps
+from bench.measure import report
+from bench.sizes import sized
 from penstock.recipes.tune.tuning import Setting
 
 __all__ = ["run"]
 
-BUDGET_SECONDS, SWEEP_SECONDS = 15.0, 4.0
+BUDGET_SECONDS, SWEEP_SECONDS = float(sized(15, 3)), float(sized(3, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A setting, and what a sweep found for it: batches per second."""
+
+    name: str
+    rate: float
+    of_fastest: float
+    of_none: float
+    """Of no workers."""
+
+    choice: str
+    """Whether it is what `tune` chose."""
 
 
 class PythonWork(Dataset[Any]):
@@ -38,7 +54,7 @@ def run(_folder: Path, out: Path, repeats: int) -> None:
     """Measure and print."""
     torch.set_num_threads(1)
     pictures = TensorDataset(torch.randn(2000, 1, 112, 156), torch.arange(2000))
-    found = {}
+    rows = []
     for name, dataset, batch_size in (("in memory", pictures, 24), ("5 ms per item", PythonWork(), 8)):
         tuning = ps.tune(dataset, batch_size=batch_size, budget=BUDGET_SECONDS)
         settings = [trial.setting for trial in tuning.trials]
@@ -47,20 +63,12 @@ def run(_folder: Path, out: Path, repeats: int) -> None:
             for setting in settings:
                 rates[setting].append(_rate(dataset, batch_size, setting))
         middle = {setting: statistics.median(found) for setting, found in rates.items()}
-        best, none = max(middle, key=lambda setting: middle[setting]), settings[0]
-        print(f"\n## tune: {name}\n\n{tuning.verdict}\n\n| setting | batches/s in the sweep | of the fastest | tune |")
-        print("|---|---|---|---|")
-        for setting in settings:
-            mark = "chosen" if setting == tuning.setting else ""
-            print(f"| {setting} | {middle[setting]:,.1f} | {middle[setting] / middle[best]:.2f} | {mark} |")
-        print(f"\nchosen: {middle[tuning.setting] / middle[none]:.2f} times no workers\n", flush=True)
-        found[name] = {
-            "of fastest": middle[tuning.setting] / middle[best],
-            "gain": middle[tuning.setting] / middle[none],
-        }
-    known = json.loads(out.read_text()) if out.exists() else {}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({**known, "tuning": found}, indent=2))
+        best, none = max(middle.values()), middle[settings[0]]
+        rows += [
+            Tried(f"{name}: {setting}", rate, rate / best, rate / none, "chosen" if setting == tuning.setting else "")
+            for setting, rate in middle.items()
+        ]
+    report(out, "tuning", rows)
 
 
 def _rate(dataset: Any, batch_size: int, setting: Setting) -> float:

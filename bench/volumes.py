@@ -2,27 +2,28 @@
 
 The volume is 512³ uint8 in chunks of 64³, blosc-zstd, with labels of two classes; patches are 64³, raw and labels, in
 batches of 4, drawn at random, 250 batches an epoch. The limit is a loop that reads such patches with zarr-python, one
-slice each. cellmap-data runs in an environment of its own, whose Python is in PENSTOCK_CELLMAP_PYTHON. The first
+slice each. cellmap-data runs in an environment of its own (`make test-cellmap` sets it up). The first
 batches are not timed. Caches are of 64 MB, a sixth of the data, and of the default 256 MB. Then, how much is decoded
 for how much is delivered.
 """
 
-import os
-import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import penstock as ps
-from bench.measure import Contender, measured, printed, saved
+from bench.cellmap_peer import cellmap_rate
+from bench.measure import Contender, alone, measured, report
+from bench.sizes import sized
 from penstock.recipes import cellmap
 
 __all__ = ["run"]
 
-SIDE, CHUNK, PATCH, BATCH, BATCHES = 512, 64, 64, 4, 250
-UNTIMED, PEER_BATCHES = 20, 80
+SIDE, CHUNK, PATCH, BATCH, BATCHES = sized(512, 256), 64, 64, 4, sized(250, 40)
+UNTIMED, PEER_BATCHES = sized(20, 4), sized(50, 8)
 CLASSES = ["one", "two"]
 ARRAY = {"shape": (PATCH,) * 3, "scale": (8, 8, 8)}
 CACHE_BYTES = 64 * 2**20
@@ -34,29 +35,46 @@ def run(folder: Path, out: Path, repeats: int) -> None:
     contenders = [
         Contender("limit: zarr-python, a loop", zarr_loop, (path,)),
         *(
-            Contender(f"penstock, {workers} workers, {name}", penstock, (path, workers, n_bytes))
+            Contender(f"CellMapDataLoader, {_count(workers)}, {name}", penstock, (path, workers, n_bytes))
             for workers in (0, 2)
             for name, n_bytes in (("cache of 64 MB", CACHE_BYTES), ("default cache", None))
         ),
     ]
-    python = os.environ.get("PENSTOCK_CELLMAP_PYTHON")
-    if python:
-        contenders += [
-            Contender(f"cellmap-data, {workers} workers", cellmap, (path, python, workers)) for workers in (0, 2)
-        ]
-    results = measured(contenders, repeats)
-    printed("volumes: random patches, raw and two classes", "patches", results)
-    saved(out, "volumes", results)
-    print("| order | read amplification | of item by item |\n|---|---|---|")
-    single = _amplification(path, near=1, memory_bytes=0)
-    for name, near, cache in (
-        ("item by item", 1, 0),
-        ("cache of 64 MB", 1, CACHE_BYTES),
-        ("near=16", 16, CACHE_BYTES),
-        ("near=16, default cache", 16, None),
-    ):
-        found = _amplification(path, near=near, memory_bytes=cache)
-        print(f"| {name} | {found:.2f} | {found / single:.2f} |", flush=True)
+    contenders += [
+        Contender(
+            f"cellmap-data, {_count(workers)}",
+            cellmap_rate,
+            (path, workers, PATCH, BATCH, (UNTIMED, PEER_BATCHES)),
+            "cellmap_data",
+        )
+        for workers in (0, 2)
+    ]
+    report(out, "volumes", measured(contenders, repeats))
+    found = {
+        name: alone(amplification, path, near, cache)
+        for name, near, cache in (
+            ("item by item, nothing kept", 1, 0),
+            ("a cache of 64 MB", 1, CACHE_BYTES),
+            ("the same, near=16 (the default)", 16, CACHE_BYTES),
+            ("the default cache, near=16", 16, None),
+        )
+    }
+    single = found["item by item, nothing kept"]
+    report(out, "volumes amplification", [Amplification(name, read, read / single) for name, read in found.items()])
+
+
+@dataclass(frozen=True, slots=True)
+class Amplification:
+    """Bytes that were decoded for bytes that were delivered."""
+
+    name: str
+    read: float
+    ratio: float
+    """Of item by item."""
+
+
+def _count(workers: int) -> str:
+    return f"{workers} workers" if workers else "no workers"
 
 
 def _written(path: Path) -> Path:
@@ -147,52 +165,8 @@ def zarr_loop(path: Path) -> float:
     return len(corners) / (time.perf_counter() - began)
 
 
-CELLMAP = f"""
-import sys, time
-import torch
-try:
-    import torchvision
-except RuntimeError:  # built for CUDA, beside a torch that was not: two operators have no name. None is called.
-    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-        del sys.modules[name]
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-from cellmap_data import CellMapDataset
-
-path, (workers, batch, batches, untimed) = sys.argv[1], map(int, sys.argv[2:])
-array = {{"shape": ({PATCH},) * 3, "scale": (8, 8, 8)}}
-dataset = CellMapDataset(
-    raw_path=path + "/em", target_path=path + "/labels/[one,two]", classes=["one", "two"],
-    input_arrays={{"raw": array}}, target_arrays={{"gt": array}},
-)
-# Its own loader draws a permutation of all places first, of which there are 90 million: some of them are given here.
-generator = torch.Generator().manual_seed(1)
-places = torch.randint(len(dataset), (batch * (batches + untimed),), generator=generator).tolist()
-chosen = torch.utils.data.Subset(dataset, places)
-options = {{}} if workers == 0 else {{"persistent_workers": True}}
-loader = torch.utils.data.DataLoader(chosen, batch_size=batch, num_workers=workers, **options)
-count, began = 0, 0.0
-for number, found in enumerate(loader):
-    if number == untimed:
-        began = time.perf_counter()
-    elif number > untimed:
-        count += found["raw"].shape[0]
-print(count / (time.perf_counter() - began))
-"""
-
-
-def cellmap(path: Path, python: str, workers: int) -> float:
-    """Draw as many patches from the package's dataset, by torch's loader, in its own environment."""
-    command = [python, "-c", CELLMAP, str(path), *map(str, (workers, BATCH, PEER_BATCHES, UNTIMED))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    if done.returncode:
-        print(done.stderr[-2000:])
-        return float("nan")
-    return float(done.stdout.split()[-1])
-
-
-def _amplification(path: Path, near: int, memory_bytes: int | None) -> float:
+def amplification(path: Path, near: int, memory_bytes: int | None) -> float:
+    """Draw an epoch; return how many bytes were decoded for each byte delivered."""
     dataset = _dataset(path, **({} if memory_bytes is None else {"memory_bytes": memory_bytes}))
     loader = cellmap.CellMapDataLoader(dataset, batch_size=BATCH, iterations_per_epoch=BATCHES, rng=1, near=near)
     for _ in loader:

@@ -1,14 +1,12 @@
 """Data that are not in memory: pages are dropped before every epoch, and rates are compared with those of the disk."""
 
-from functools import partial
-
 from bench.cold import items, shared_memory, waiting, warm_epochs, whole_files, zarr_windows
 
 __all__ = ["PARTS"]
 
 PARTS = {
     "cold-large": items.run_large,
-    **{f"cold-{peer.module}": partial(items.run_peer, which=peer) for peer in items.PEERS},
+    "cold-peers": items.run_peers,
     "cold-small": items.run_small,
     "cold-zarr": zarr_windows.run,
     "cold-whole-files": whole_files.run,

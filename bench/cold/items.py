@@ -2,14 +2,10 @@
 
 Large items have three fields and 295 kB, small ones 16×16 float32 with a label (1 kB; 4 kB in the tar). Consumers keep
 the labels; those of large items, read by Penstock, look at the metadata, too. A first epoch verifies every checksum;
-later ones are measured in the same process. Peers are measured one by one, each beside the limits and Penstock, since
-each has a copy of the data.
+later ones are measured in the same process. Each peer has a copy of the data.
 """
 
-import importlib.util
 import multiprocessing as mp
-import shutil
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +18,8 @@ from bench.cold.limits import HINTS_AHEAD, random_reading, sequential_reading
 from bench.cold.loaders import RUN_ITEMS, Way, consume
 from bench.cold.pages import drop, files_of
 from bench.delivery import KEPT, LARGE, SMALL, open_torch
-from bench.measure import Contender, Result, measured, printed, saved
+from bench.measure import Contender, alone, measured, report
+from bench.peers import has_peer
 from bench.shard_data import Shapes
 from bench.shard_peers import (
     open_litdata,
@@ -34,6 +31,7 @@ from bench.shard_peers import (
     store_mds,
 )
 from bench.shards import store_penstock
+from bench.sizes import sized
 
 __all__ = [
     "LARGE_ITEMS",
@@ -43,7 +41,7 @@ __all__ = [
     "Peer",
     "limit_contenders",
     "run_large",
-    "run_peer",
+    "run_peers",
     "run_small",
 ]
 
@@ -77,8 +75,8 @@ class Items:
         return shards
 
 
-LARGE_ITEMS = Items("large", {**LARGE}, 3_000, 300, 32, None)
-SMALL_ITEMS = Items("small", {**SMALL}, 100_000, 10_000, 256, tuple(SMALL))
+LARGE_ITEMS = Items("large", {**LARGE}, sized(3_000, 1_280), sized(300, 160), 32, None)
+SMALL_ITEMS = Items("small", {**SMALL}, sized(100_000, 10_000), sized(10_000, 2_000), 256, tuple(SMALL))
 
 
 # -- contenders --------------------------------------------------------------------------------------------------------
@@ -145,11 +143,11 @@ def run_large(folder: Path, out: Path, repeats: int) -> None:
             Way("held windows", "2 threads"),
         ),
     ]
-    _measure("items of 295 kB", "cold large", contenders, out, repeats)
+    _measure("cold large", contenders, out, repeats)
 
 
 def run_small(folder: Path, out: Path, repeats: int) -> None:
-    """Measure 1 kB items; `Shuffle` also as a multiple of what it is without read-ahead."""
+    """Measure 1 kB items."""
     shards = SMALL_ITEMS.store(folder)
     contenders = [
         *limit_contenders(shards, SMALL_ITEMS),
@@ -166,23 +164,11 @@ def run_small(folder: Path, out: Path, repeats: int) -> None:
             Way("Shuffle", "2 threads", ahead=False),
         ),
     ]
-    results = {result.name: result for result in _measure("items of 1 kB", "cold small", contenders, out, repeats)}
-    print("| loader | multiple of the same without read-ahead |\n|---|---|")
-    for name in ("Shuffle, inline", "Shuffle, 2 threads"):
-        print(f"| {name} | {_multiple(results[name], results[f'{name}, no read-ahead']):.2f} |", flush=True)
-    for name in ("windows, inline", "windows, 2 threads"):
-        print(f"| {name}, of sequential reading | {_multiple(results[name], results['sequential reading']):.2f} |")
+    _measure("cold small", contenders, out, repeats)
 
 
-def _multiple(result: Result, other: Result) -> float:
-    return statistics.median(rate / least for rate, least in zip(result.rates, other.rates, strict=True))
-
-
-def _measure(title: str, name: str, contenders: list[Contender], out: Path, repeats: int) -> list[Result]:
-    results = measured(contenders, repeats, limits=2)
-    printed(f"cold: {title}", "MB", results)
-    saved(out, name, results)
-    return results
+def _measure(name: str, contenders: list[Contender], out: Path, repeats: int) -> None:
+    report(out, name, measured(contenders, repeats, limits=2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,25 +190,21 @@ PEERS = (
 )
 
 
-def run_peer(folder: Path, out: Path, repeats: int, *, which: Peer) -> None:
-    """Measure one peer with 295 kB items, without workers and with two."""
-    if importlib.util.find_spec(which.module) is None:
-        print(f"{which.title} is left out: {which.module} is not installed.", flush=True)
-        return
+def run_peers(folder: Path, out: Path, repeats: int) -> None:
+    """Measure all peers with 295 kB items, without workers and with two, beside the limits and Penstock."""
     items, shards = LARGE_ITEMS, LARGE_ITEMS.store(folder)
-    stored = shards
-    if which.store is not None:
-        stored = folder / f"cold-{which.module}"
-        shutil.rmtree(stored, ignore_errors=True)
-        which.store(stored, items.shapes, items.n_items)
     contenders = [
         *limit_contenders(shards, items),
         *_penstocks(shards, items, Way("Shuffle", "inline"), Way("Shuffle", "2 threads")),
-        *(
-            Contender(f"{which.title}, {workers} workers", peer, (stored, items, which.opener, workers))
-            for workers in (0, 2)
-        ),
     ]
-    _measure(f"items of 295 kB, beside {which.title}", f"cold {which.module}", contenders, out, repeats)
-    if which.store is not None:
-        shutil.rmtree(stored)
+    for which in PEERS:
+        stored = shards
+        if which.store is not None and has_peer(which.module):
+            stored = folder / f"cold-{which.store.__name__.removeprefix('store_')}"
+            if not stored.exists():
+                alone(which.store, stored, items.shapes, items.n_items, peer=which.module)
+        contenders += [
+            Contender(f"{which.title}, {workers} workers", peer, (stored, items, which.opener, workers), which.module)
+            for workers in (0, 2)
+        ]
+    _measure("cold peers", contenders, out, repeats)

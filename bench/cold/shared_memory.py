@@ -21,7 +21,7 @@ from bench.cold.limits import HINTS_AHEAD, random_reading, sequential_reading
 from bench.cold.loaders import Way, consume
 from bench.cold.pages import drop, files_of, resident_share, warm
 from bench.delivery import KEPT
-from bench.measure import alone, saved
+from bench.measure import alone, report
 
 __all__ = ["run"]
 
@@ -77,17 +77,7 @@ def run(folder: Path, out: Path, repeats: int) -> None:
     finally:
         for other in others:
             other.unlink()
-    print(f"\n## cold: {EPOCHS} epochs in a third of the dataset's size ({limit / 1e6:,.0f} MB)\n")
-    print("| loader | MB/s, no limit | MB/s, limit | ratio to disk | kept of a file in use | kept of an idle one |")
-    print("|---|---|---|---|---|---|")
-    results = [_median(figures) for figures in found.values()]
-    for result in results:
-        print(
-            f"| {result.name} | {result.free_mb:,.0f} | {result.limited_mb:,.0f} | {result.ratio:.2f} | "
-            f"{result.kept_in_use:.0%} | {result.kept_idle:.0%} |"
-        )
-    print()
-    saved(out, "cold shared memory", results)
+    report(out, "cold shared memory", [_median(figures) for figures in found.values()])
 
 
 def _median(figures: list[Sharing]) -> Sharing:

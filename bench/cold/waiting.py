@@ -13,7 +13,7 @@ from bench.cold.items import LARGE_ITEMS, Items
 from bench.cold.limits import HINTS_AHEAD, random_reading, sequential_reading
 from bench.cold.loaders import Way
 from bench.cold.pages import drop, files_of
-from bench.measure import alone, saved
+from bench.measure import alone, report
 
 __all__ = ["run"]
 
@@ -46,13 +46,7 @@ def run(folder: Path, out: Path, repeats: int) -> None:
             found[way].append((disk, first, share))
             print(f"  repeat {repeat + 1}/{repeats}: {way!s:38s} {disk:6,.0f} MB/s, waits {share:.2%}", flush=True)
     waits = [_summarize(str(way), figures) for way, figures in found.items()]
-    print("\n## cold: a consumer that takes half the disk's rate\n")
-    print("| loader | disk, MB/s | first batch, ms | waits after that | lowest – highest |\n|---|---|---|---|---|")
-    for wait in waits:
-        spread = f"{wait.share_low:.2%} – {wait.share_high:.2%}"
-        print(f"| {wait.name} | {wait.disk_mb:,.0f} | {wait.first_ms:.0f} | {wait.share:.2%} | {spread} |")
-    print()
-    saved(out, "cold waiting", waits)
+    report(out, "cold waiting", waits)
 
 
 def _summarize(name: str, figures: list[tuple[float, float, float]]) -> Wait:

@@ -16,11 +16,12 @@ from bench.cold.items import LARGE_ITEMS, SMALL_ITEMS, Items
 from bench.cold.loaders import Way, consume
 from bench.cold.pages import files_of, warm
 from bench.delivery import KEPT
-from bench.measure import alone, saved
+from bench.measure import alone, report
+from bench.sizes import sized
 
 __all__ = ["run"]
 
-PAIRS = 20  # for each repeat
+PAIRS = sized(12, 2)  # for each repeat
 _BATCHES = {"large": (32,), "small": (32, 256)}
 
 
@@ -38,7 +39,6 @@ class Cost:
 
 def run(folder: Path, out: Path, repeats: int) -> None:
     """Measure and print."""
-    print("| loader | MB/s | read-ahead on, of off | quartiles |\n|---|---|---|---|", flush=True)
     costs = []
     for items in (LARGE_ITEMS, SMALL_ITEMS):
         shards = items.store(folder)
@@ -46,10 +46,9 @@ def run(folder: Path, out: Path, repeats: int) -> None:
             for order, executor in (("Shuffle", "inline"), ("Shuffle", "2 threads"), ("windows", "inline")):
                 way = Way(order, executor)
                 cost = alone(compare, shards, items, way, batch_size, PAIRS * repeats)
-                spread = f"{cost.ratio_low:.3f} – {cost.ratio_high:.3f}"
-                print(f"| {cost.name} | {cost.rate_mb:,.0f} | {cost.ratio:.3f} | {spread} |", flush=True)
+                print(f"  {cost.name}: {cost.ratio:.3f}", flush=True)
                 costs.append(cost)
-    saved(out, "cold warm", costs)
+    report(out, "cold warm", costs)
 
 
 def compare(shards: Path, items: Items, way: Way, batch_size: int, pairs: int) -> Cost:

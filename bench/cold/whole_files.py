@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +16,27 @@ import numpy as np
 import penstock as ps
 from bench.cold.limits import sequential_reading
 from bench.cold.pages import drop, files_of, warm
-from bench.measure import Contender, measured, printed, saved
+from bench.measure import Contender, Result, measured, report
+from bench.sizes import sized
 from penstock.shard.index_tars import index_archives
 from penstock.shard.verify import verify_shards
 from penstock.source.stored.zarr.index_chunks import index_store, verify_store
 
 __all__ = ["run"]
 
-LARGE, SMALL = (2_000, 73_800), (100_000, 256)  # items, float32 values of each: 295 kB and 1 kB
-ZARR, CHUNKS = (4_096, 128, 256), (16, 64, 256)
-SOUNDS, FRAMES = 800, 160_000
+LARGE, SMALL = (
+    (sized(2_000, 500), 73_800),
+    (sized(100_000, 12_500), 256),
+)  # items, float32 values of each: 295 kB and 1 kB
+ZARR, CHUNKS = (sized(4_096, 512), 128, 256), (16, 64, 256)
+SOUNDS, FRAMES = sized(800, 50), 160_000
 _SEQUENTIAL = "sequential reading of the files"
 
 
 def run(folder: Path, out: Path, repeats: int) -> None:
     """Measure and print."""
     data = _write(folder / "whole-files")
+    found: list[Result] = []
     for title, where, jobs in (
         ("shards, items of 295 kB", data / "large", (verify, index, tar_moments)),
         ("shards, items of 1 kB", data / "small", (verify, index, tar_moments)),
@@ -40,9 +46,9 @@ def run(folder: Path, out: Path, repeats: int) -> None:
         n_bytes = sum(path.stat().st_size for path in files_of(where))
         contenders = [Contender(_SEQUENTIAL, sequential_reading, (where, n_bytes))]
         contenders += [Contender(job.__name__, timed, (job, where, n_bytes)) for job in jobs]
-        results = measured(contenders, repeats)
-        printed(f"cold: whole files, {title}", "MB", results)
-        saved(out, f"cold whole files {title}", results)
+        found += [replace(result, name=f"{title}: {result.name}") for result in measured(contenders, repeats)]
+    report(out, "cold whole files", found)
+    found = []
     for title, where, shard_size in (
         ("npy", data / "rows" / "rows.npy", 250),
         ("zarr", data / "array.zarr", 512),
@@ -53,9 +59,8 @@ def run(folder: Path, out: Path, repeats: int) -> None:
             Contender(f"{title}, {state}", convert, (where, folder / "converted", shard_size, state == "cold"))
             for state in ("warm", "cold")
         ]
-        results = measured(contenders, repeats)
-        printed(f"cold: convert {title} (the first row is warm)", "MB", results)
-        saved(out, f"cold convert {title}", results)
+        found += measured(contenders, repeats)
+    report(out, "cold convert", found)
     shutil.rmtree(data)
 
 

@@ -18,11 +18,12 @@ from bench.chunks import CHUNK, COLUMNS, create_array, voltages
 from bench.cold.limits import sequential_reading
 from bench.cold.loaders import Way
 from bench.cold.pages import drop, files_of
-from bench.measure import Contender, measured, printed, saved
+from bench.measure import Contender, measured, report
+from bench.sizes import sized
 
 __all__ = ["run"]
 
-ROWS, WINDOW, BATCH = 128_000, 4 * CHUNK, 256
+ROWS, WINDOW, BATCH = sized(128_000, 32_000), 4 * CHUNK, 256
 CODECS = ("raw", "lz4")
 _PAYLOAD = ROWS * COLUMNS * 4
 
@@ -42,9 +43,7 @@ def run(folder: Path, out: Path, repeats: int) -> None:
                 for executor in ("inline", "2 threads")
             ),
         ]
-        results = measured(contenders, repeats)
-        printed(f"cold: windows of a zarr array, {codec}", "MB", results)
-        saved(out, f"cold zarr {codec}", results)
+        report(out, f"cold zarr {codec}", measured(contenders, repeats))
         shutil.rmtree(path)
 
 

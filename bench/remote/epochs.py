@@ -4,7 +4,6 @@ Penstock beside others, each with a copy of the same samples, the same endpoint,
 large the folder became in fact is told as well.
 """
 
-import importlib.util
 import multiprocessing as mp
 import os
 import shutil
@@ -20,17 +19,18 @@ from typing import Any
 
 import penstock as ps
 from bench.cold.loaders import Way
-from bench.measure import alone, saved
+from bench.measure import alone, report
+from bench.peers import has_peer
 from bench.remote.endpoint import Endpoint, serve
 from bench.remote.items import BUCKET, LARGE_ITEMS, Items, consume
 from bench.remote.limits import download
-from bench.remote.peers import Peer
+from bench.remote.peers import PEERS, Peer
 from bench.remote.sources import open_source
 
-__all__ = ["N_EPOCHS", "Row", "run", "run_peer"]
+__all__ = ["N_EPOCHS", "Row", "run", "run_peers"]
 
 N_EPOCHS = 3
-_MOST_FAILURES = 3
+_MOST_FAILURES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,40 +83,42 @@ class Place:
 
 def run(folder: Path, out: Path, repeats: int) -> None:
     """Measure Penstock with no cache, half, and all."""
-    ways = [(share, Way(order, "2 threads")) for order in ("windows", "Shuffle") for share in (0.0, 0.5, 1.1)]
+    ways = [(share, Way("windows", "2 threads")) for share in (0.0, 0.5, 1.1)] + [(0.5, Way("Shuffle", "2 threads"))]
     with serve(folder) as endpoint:
         place = Place(endpoint, LARGE_ITEMS.store(folder), LARGE_ITEMS)
         contenders = {
             f"{way}, cache {min(share, 1):.0%}": partial(penstock_epochs, place, way, share) for share, way in ways
         }
         rows = _measure(place, contenders, repeats)
-    _print("epochs 1 – 3", rows)
-    saved(out, "remote cache", rows)
+    report(out, "remote cache", rows)
 
 
-def run_peer(folder: Path, out: Path, repeats: int, *, which: Peer) -> None:
-    """Measure one peer beside Penstock, both with a cache of half the dataset, and without a limit of it."""
-    if importlib.util.find_spec(which.module) is None:
-        print(f"{which.title} is left out: {which.module} is not installed.", flush=True)
-        return
+def run_peers(folder: Path, out: Path, repeats: int) -> None:
+    """Measure all peers beside Penstock, each with a cache of half the dataset."""
+    rows: list[Row] = []
     with serve(folder) as endpoint:
         place = Place(endpoint, LARGE_ITEMS.store(folder), LARGE_ITEMS)
-        theirs = place
-        if which.store is not None:
-            theirs = Place(endpoint, folder / BUCKET / f"{which.module}-{LARGE_ITEMS.name}", LARGE_ITEMS)
-            shutil.rmtree(theirs.stored, ignore_errors=True)
-            which.store(theirs.stored, LARGE_ITEMS)
-        contenders: dict[str, Callable[[float], list[Epoch]]] = {
-            f"Penstock, {order}, cache 50%": partial(penstock_epochs, place, Way(order, "2 threads"), 0.5)
+        ours = {
+            f"Penstock, {order}": partial(penstock_epochs, place, Way(order, "2 threads"), 0.5)
             for order in ("windows", "Shuffle")
         }
-        contenders[f"{which.title}, cache 50%"] = partial(peer_epochs, theirs, which, 0.5)
-        contenders[f"{which.title}, its default"] = partial(peer_epochs, theirs, which, 0.0)
-        rows = _measure(place, contenders, repeats)
-        if which.store is not None:
-            shutil.rmtree(theirs.stored)
-    _print(f"beside {which.title}", rows)
-    saved(out, f"remote {which.module}", rows)
+        rows += _measure(place, ours, repeats)
+        for which in PEERS:
+            if not has_peer(which.module):
+                print(f"  {which.title} is left out: {which.module} is not installed", flush=True)
+                continue
+            theirs = place
+            if which.store is not None:
+                theirs = Place(endpoint, folder / BUCKET / f"{which.module}-{LARGE_ITEMS.name}", LARGE_ITEMS)
+                shutil.rmtree(theirs.stored, ignore_errors=True)
+                alone(which.store, theirs.stored, LARGE_ITEMS, peer=which.module)
+            contender: dict[str, Callable[[float], list[Epoch]]] = {
+                which.title: partial(peer_epochs, theirs, which, 0.5)
+            }
+            rows += _measure(place, contender, repeats, peer=which.module)
+            if which.store is not None:
+                shutil.rmtree(theirs.stored)
+    report(out, "remote peers", rows)
 
 
 # -- contenders --------------------------------------------------------------------------------------------------------
@@ -181,7 +183,9 @@ class _FolderWatch:
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def _measure(place: Place, contenders: dict[str, Callable[[float], list[Epoch]]], repeats: int) -> list[Row]:
+def _measure(
+    place: Place, contenders: dict[str, Callable[[float], list[Epoch]]], repeats: int, peer: str = ""
+) -> list[Row]:
     """Measure all contenders, interleaved, each beside what the endpoint gives right before."""
     found: dict[str, list[list[Epoch]]] = {contender: [] for contender in contenders}
     failures: Counter[str] = Counter()
@@ -194,8 +198,8 @@ def _measure(place: Place, contenders: dict[str, Callable[[float], list[Epoch]]]
                 for cache in place.cache.parent.glob("cache-of-*"):
                     shutil.rmtree(cache)
                 try:
-                    measured = alone(epochs, limit)
-                except Exception as error:  # of a peer; counted
+                    measured = alone(epochs, limit, peer=peer)
+                except RuntimeError as error:  # of a peer; counted
                     failures[contender] += 1
                     print(f"  {contender} failed: {str(error).strip().splitlines()[-1]}", flush=True)
             if measured is not None:
@@ -208,20 +212,6 @@ def _measure(place: Place, contenders: dict[str, Callable[[float], list[Epoch]]]
         if repeated
         for number in range(N_EPOCHS)
     ]
-
-
-def _print(title: str, rows: list[Row]) -> None:
-    print(f"\n## remote: {title}\n")
-    print("| contender | epoch | items/s | of the limit | lowest – highest | downloaded | requests | most in cache |")
-    print("|---|---|---|---|---|---|---|---|")
-    for row in rows:
-        failed = f" ({row.failures} runs failed)" if row.failures else ""
-        print(
-            f"| {row.name}{failed} | {row.epoch} | {row.items_per_s:,.0f} | {row.of_limit:.2f} | "
-            f"{row.of_limit_low:.2f} – {row.of_limit_high:.2f} | {row.downloaded:.2f} | {row.requests:,} | "
-            f"{row.cache_share:.2f} |"
-        )
-    print()
 
 
 def _summarize(name: str, number: int, epochs: list[Epoch], failures: int) -> Row:

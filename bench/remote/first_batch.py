@@ -4,7 +4,7 @@ Counted from opening the dataset on, in a process that has imported everything, 
 theirs with an empty cache and without workers.
 """
 
-import importlib.util
+import multiprocessing as mp
 import os
 import shutil
 import statistics
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cold.loaders import Way
-from bench.measure import alone, saved
+from bench.measure import alone, report
+from bench.peers import has_peer
 from bench.remote.endpoint import Endpoint, serve
 from bench.remote.items import BUCKET, LARGE_ITEMS, MIDDLE_ITEMS, Items
 from bench.remote.peers import PEERS, Peer
@@ -40,7 +41,7 @@ def run(folder: Path, out: Path, repeats: int) -> None:
     """Measure and print."""
     cases = [(items, way) for items in (LARGE_ITEMS, MIDDLE_ITEMS) for way in (Way("windows"), Way("Shuffle"))]
     found: dict[str, list[tuple[float, int]]] = {}
-    peers = [peer for peer in PEERS if importlib.util.find_spec(peer.module) is not None]
+    peers = [peer for peer in PEERS if has_peer(peer.module)]
     for items in (LARGE_ITEMS, MIDDLE_ITEMS):
         items.store(folder)
     with serve(folder) as endpoint:
@@ -50,14 +51,13 @@ def run(folder: Path, out: Path, repeats: int) -> None:
                 found.setdefault(name, []).append(alone(penstock, endpoint, items, way))
             for peer in peers:
                 stored = _store(folder, peer)
-                found.setdefault(peer.title, []).append(alone(open_peer, endpoint, stored, peer))
-    rows = [_summarize(name, figures) for name, figures in found.items()]
-    print("\n## remote: the first batch\n")
-    print("| loader | round trips | lowest – highest | requests |\n|---|---|---|---|")
-    for row in rows:
-        print(f"| {row.name} | {row.round_trips:.1f} | {row.lowest:.1f} – {row.highest:.1f} | {row.requests} |")
-    print()
-    saved(out, "remote first", rows)
+                try:
+                    found.setdefault(peer.title, []).append(alone(open_peer, endpoint, stored, peer, peer=peer.module))
+                except RuntimeError as error:  # of a peer: the others are measured all the same
+                    reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+                    print(f"  {peer.title} failed: {reason}", flush=True)
+    rows = [_summarize(name, figures) for name, figures in found.items() if figures]
+    report(out, "remote first", rows)
 
 
 def penstock(endpoint: Endpoint, items: Items, way: Way) -> tuple[float, int]:
@@ -73,6 +73,7 @@ def penstock(endpoint: Endpoint, items: Items, way: Way) -> tuple[float, int]:
 
 def open_peer(endpoint: Endpoint, stored: Path, peer: Peer) -> tuple[float, int]:
     """Return the same for a peer."""
+    mp.set_start_method("fork", force=True)  # of workers, as on Linux by default, though this process was spawned
     os.environ |= endpoint.environment
     cache = stored.parent.parent / f"cache-of-{stored.name}"
     endpoint.limit(0, 0)
@@ -94,7 +95,7 @@ def _store(folder: Path, peer: Peer) -> Path:
         return LARGE_ITEMS.store(folder)
     stored = folder / BUCKET / f"{peer.module}-{LARGE_ITEMS.name}"
     if not stored.exists():
-        peer.store(stored, LARGE_ITEMS)
+        alone(peer.store, stored, LARGE_ITEMS, peer=peer.module)
     return stored
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from bench.delivery import LARGE
 from bench.shard_data import Shapes
 from bench.shards import store_penstock
+from bench.sizes import sized
 
 __all__ = ["BUCKET", "LARGE_ITEMS", "MIDDLE_ITEMS", "Items", "consume"]
 
@@ -48,8 +49,10 @@ class Items:
         return shards
 
 
-LARGE_ITEMS = Items("large", {**LARGE}, "behavior", 3_000, 100, 32)
-MIDDLE_ITEMS = Items("middle", {"signal": (50, 100), "label": ()}, "label", 40_000, 1_500, 256)
+LARGE_ITEMS = Items("large", {**LARGE}, "behavior", sized(2_000, 1_280), sized(100, 64), 32)
+MIDDLE_ITEMS = Items(
+    "middle", {"signal": (50, 100), "label": ()}, "label", sized(24_000, 4_096), sized(1_500, 512), 256
+)
 
 
 def consume(batches: Iterable[Any], kept: str) -> tuple[int, float]:

@@ -7,7 +7,7 @@ import multiprocessing as mp
 from pathlib import Path
 
 from bench.cold.loaders import Way
-from bench.measure import Contender, measured, printed, saved
+from bench.measure import Contender, measured, report
 from bench.remote.endpoint import Endpoint, serve
 from bench.remote.items import LARGE_ITEMS, MIDDLE_ITEMS, Items, consume
 from bench.remote.limits import IN_FLIGHT, download
@@ -42,8 +42,7 @@ def run(folder: Path, out: Path, repeats: int) -> None:
                 *(Contender(str(way), penstock, (endpoint, items, way)) for way in WAYS[items.name]),
             ]
             results = measured(contenders, repeats)
-        printed(f"remote: an epoch of items of {items.payload_bytes / 1000:.0f} kB", "MB", results)
-        saved(out, f"remote stream {items.name}", results)
+        report(out, f"remote stream {items.name}", results)
 
 
 def limit(endpoint: Endpoint, shards: Path, items: Items) -> float:

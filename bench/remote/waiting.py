@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cold.loaders import Way
-from bench.measure import alone, saved
+from bench.measure import alone, report
 from bench.remote.endpoint import Endpoint, serve
 from bench.remote.items import LARGE_ITEMS, MIDDLE_ITEMS, Items
 from bench.remote.limits import download
@@ -44,13 +44,7 @@ def run(folder: Path, out: Path, repeats: int) -> None:
         _summarize(f"{items.payload_bytes / 1000:.0f} kB, {way}", figures)
         for (items, way), figures in zip(cases, found, strict=True)
     ]
-    print("\n## remote: a consumer that takes half of what the endpoint gives\n")
-    print("| loader | first batch, ms | waits after that | lowest – highest |\n|---|---|---|---|")
-    for wait in waits:
-        spread = f"{wait.share_low:.2%} – {wait.share_high:.2%}"
-        print(f"| {wait.name} | {wait.first_ms:.0f} | {wait.share:.2%} | {spread} |")
-    print()
-    saved(out, "remote waiting", waits)
+    report(out, "remote waiting", waits)
 
 
 def _summarize(name: str, figures: list[tuple[float, float]]) -> Wait:

@@ -5,7 +5,6 @@ has 8 000 rows; every row is read once, and windows come in a random order. Peer
 other, as in their documentation, and tensorstore with the next window asked for while this one is consumed, as well.
 """
 
-import importlib.util
 import os
 import shutil
 import time
@@ -17,14 +16,15 @@ import numpy as np
 
 import penstock as ps
 from bench.chunks import CHUNK, COLUMNS, voltages
-from bench.measure import Contender, measured, printed, saved
+from bench.measure import Contender, measured, report
 from bench.remote.endpoint import Endpoint, serve
 from bench.remote.items import BUCKET
 from bench.remote.limits import IN_FLIGHT, download, open_bucket
+from bench.sizes import sized
 
 __all__ = ["run"]
 
-ROWS, WINDOW, BATCH = 64_000, 8_000, 256
+ROWS, WINDOW, BATCH = sized(64_000, 16_000), 8_000, 256
 _PAYLOAD = ROWS * COLUMNS * 4
 CASES = {
     "raw, chunks of 16 MB": ("raw", CHUNK),
@@ -45,14 +45,12 @@ def run(folder: Path, out: Path, repeats: int) -> None:
                 Contender("shuffled rows, 2 threads", rows, (endpoint, path.name, chunk)),
                 Contender("zarr-python with obstore", zarr_python, (endpoint, path.name)),
             ]
-            if importlib.util.find_spec("tensorstore") is not None:
-                contenders += [
-                    Contender("tensorstore", tensorstore, (endpoint, path.name, 0)),
-                    Contender("tensorstore, a window ahead", tensorstore, (endpoint, path.name, 1)),
-                ]
+            contenders += [
+                Contender("tensorstore", tensorstore, (endpoint, path.name, 0), "tensorstore"),
+                Contender("tensorstore, a window ahead", tensorstore, (endpoint, path.name, 1), "tensorstore"),
+            ]
             results = measured(contenders, repeats)
-        printed(f"remote: windows of a zarr array, {name}", "MB", results)
-        saved(out, f"remote zarr {name}", results)
+        report(out, f"remote zarr {name}", results)
         shutil.rmtree(path)
 
 
