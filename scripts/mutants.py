@@ -81,9 +81,11 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         r"max\(2, workers\)": "results come in order with any number of threads",
         r"'truncated' if size <= ": "asked only if they differ",
     },
+    "shard/outputs/write_options.py": {
+        r"\(0, 2, 999999|1000001": "any other numbers of these lengths will do",
+    },
     "shard/writer.py": {
         "stacklevel=2": "a destructor has no caller",
-        r"\(0, 2, 999999|1000001": "any other numbers of these lengths will do",
     },
 }
 

@@ -57,7 +57,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=300,
         cwd=tmp_path_factory.mktemp("bare"),
     )
     assert done.returncode == 0, done.stderr

@@ -22,7 +22,7 @@ OF_WHEELS = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENS
 
 def run(*command: str, **environment: str) -> str:
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=100, env={**os.environ, **environment}
+        command, capture_output=True, text=True, check=False, timeout=300, env={**os.environ, **environment}
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -64,6 +64,56 @@ def test_the_wheel_has_the_files_of_the_package_byte_by_byte_and_nothing_else(wh
     assert compiled < found.keys()
     assert found[f"{about}licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
     assert "penstock/py.typed" in found
+
+
+@pytest.fixture(scope="module")
+def unpacked(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source, to be built without a compiler."""
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder := tmp_path_factory.mktemp("unpacked"), filter="data")
+    return folder / f"penstock-{__version__}"
+
+
+def build_with(source: Path, **environment: str) -> tuple[list[str], str]:
+    """Build a wheel; return its name and the names in it, and what was said."""
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(source / "out"), str(source)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=100, env={**os.environ, **environment}
+    )
+    found = []
+    for wheel in (source / "out").glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            found = [wheel.name, *archive.namelist()]
+        wheel.unlink()
+    assert (done.returncode == 0) == bool(found)
+    return found, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({"CC": "/nowhere/cc"}, "/nowhere/cc cannot be run"),
+        ({"CC": f"{sys.executable} -c exit('no\\x20such\\x20header')"}, "no such header"),
+        ({"CC": "", "PATH": "/nowhere"}, "there is no C compiler"),
+        ({"PENSTOCK_NATIVE": "0"}, "PENSTOCK_NATIVE is 0"),
+    ],
+)
+def test_without_a_compiler_the_wheel_is_for_any_machine_and_says_why(
+    unpacked: Path, environment: dict[str, str], why: str
+) -> None:
+    (name, *found), said = build_with(unpacked, **environment)
+    assert name == f"penstock-{__version__}-py3-none-any.whl"
+    assert "penstock/source/native/portable.py" in found
+    assert not [each for each in found if each.endswith(".so")]
+    assert "without its C part" in said
+    assert why in said
+
+
+def test_a_wheel_that_must_have_the_c_part_is_not_built_without_it(unpacked: Path) -> None:
+    found, said = build_with(unpacked, CC="/nowhere/cc", PENSTOCK_NATIVE="1")
+    assert found == []
+    assert "PENSTOCK_NATIVE is 1, but the C part of Penstock was not compiled: /nowhere/cc cannot be run" in said
 
 
 def test_the_metadata_says_what_a_person_looks_for(wheel: Path) -> None:
