@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import signal
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from penstock_cases import spread_cases
 from penstock_remote import Endpoint, serve_http, serve_s3
+from penstock_slow import mark_slow, measure
 
 pytest.register_assert_rewrite(
     "penstock_cellmap_parts",
@@ -30,87 +32,22 @@ pytest.register_assert_rewrite(
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+# Packages that keep a cache below the home, such as pynwb, cannot be imported if nobody can write there.
+if "XDG_CACHE_HOME" not in os.environ and not os.access(Path.home(), os.W_OK):
+    _CACHE = tempfile.TemporaryDirectory(prefix="penstock-tests-", ignore_cleanup_errors=True)
+    os.environ["XDG_CACHE_HOME"] = _CACHE.name
+
 # `make test &`, nohup and some runners ignore Ctrl-C for all that they start, and tests press it.
 for _signal in (signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_signal) == signal.SIG_IGN:
         signal.signal(_signal, signal.default_int_handler if _signal == signal.SIGINT else signal.SIG_DFL)
 
-# Tests that kill, start processes or whole programs, build packages, or ask what the kernel keeps in its page cache,
-# which other tests change; beginnings of paths. `make test` leaves them
-# out, `make test-all` and CI run them.
-SLOW = (
-    "browser",
-    "cli/test_convert_urls.py",
-    "contracts/test_webdataset_snippets.py",
-    "convert/inputs/test_audio.py",
-    "convert/inputs/test_zarr.py",
-    "convert/nwb",
-    "convert/test_convert.py",
-    "convert/test_engines.py",
-    "convert/test_examples.py",
-    "convert/test_read_ahead.py",
-    "convert/test_urls.py",
-    "demo/test_story.py",
-    "docs/test_notebooks.py",
-    "docs/test_snippets.py",
-    "doctor/test_examination.py",
-    "doctor/test_leftovers.py",
-    "faults",
-    "files/stores/test_faults.py",
-    "files/stores/test_forks.py",
-    "files/stores/test_stalls.py",
-    "files/test_read_ahead.py",
-    "feed/test_loader_transfers.py",
-    "laws/test_loader",
-    "laws/test_remote",
-    "packaging",
-    "recipes/cellmap/predictions/test_writer_ends.py",
-    "recipes/cellmap/test_example.py",
-    "recipes/cellmap/test_loader.py",
-    "recipes/cellmap/test_remote.py",
-    "recipes/cellmap/test_workers.py",
-    "recipes/chunked/test_audio_example.py",
-    "recipes/crossval",
-    "recipes/streams/test_memory.py",
-    "recipes/streams/test_resume.py",
-    "recipes/trainers",
-    "recipes/tune/test_waiting.py",
-    "recipes/webdataset/test_auto_order.py",
-    "recipes/webdataset/test_library.py",
-    "recipes/webdataset/test_loader.py",
-    "recipes/webdataset/test_remote.py",
-    "recipes/webdataset/test_resume.py",
-    "recipes/workersafe/test_workers.py",
-    "report/figures/test_items.py",
-    "run/test_executors.py",
-    "shard/outputs",
-    "soak",
-    "source/audio/test_read_ahead.py",
-    "source/stored/test_hint_faults.py",
-    "source/stored/test_other_formats.py",
-    "source/stored/test_read_ahead.py",
-    "source/stored/test_remote.py",
-    "source/stored/test_workers.py",
-    "source/table/test_workers.py",
-    "source/tar/test_files.py",
-    "source/tar/test_pages.py",
-    "source/tar/test_remote.py",
-    "source/test_native.py",
-    "source/test_native_pages.py",
-    "source/test_read_ahead.py",
-    "source/volume/test_read_ahead.py",
-)
-_TESTS = Path(__file__).parent
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of `SLOW`, and leave out cases of those with many."""
+    """Mark slow tests, and leave out cases of those with many."""
     if os.environ.get("PENSTOCK_TESTS") != "soak":
         items[:] = spread_cases(items)
-    slow = tuple(str(_TESTS / name) for name in SLOW)
-    for item in items:
-        if str(item.path).startswith(slow):
-            item.add_marker("slow")
+    mark_slow(items)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -126,6 +63,14 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+if _FOLDER := os.environ.get("PENSTOCK_SECONDS_FOLDER"):  # `make test-seconds`
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+        """Write down how long a test takes."""
+        return (yield from measure(item, _FOLDER))
 
 
 _NUMBERS = itertools.count()

@@ -3,8 +3,10 @@
 import ast
 import re
 
+import pytest
 from penstock_tree import MODULES, ROOT, find_cycle, imports, parse, room
 
+pytestmark = pytest.mark.canary("architecture")  # in make test, however long it takes
 ARCHITECTURE = ROOT / "docs" / "explanation" / "architecture.md"
 
 _FILES = {"core", "files", "shard"}

@@ -137,7 +137,7 @@ def _run_vandal(path: Path, stored: Stored, seed: float) -> Iterator[None]:
     process = context.Process(target=vandalise, daemon=True)
     process.start()
     try:
-        assert ready.wait(30)
+        assert ready.wait(120)
         yield
     finally:
         process.kill()

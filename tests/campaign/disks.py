@@ -28,7 +28,8 @@ from penstock.recipes.tune.tuning import Setting, Trial, Tuning
 from penstock.recipes.webdataset import ResumableWebDatasetLoader
 from penstock.report.build import gather_report, save_report
 from penstock.shard.index_tars import index_archives
-from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
+from penstock.shard.writer import ShardWriter
 from tests.campaign.trials import Kind, Run, Trials
 
 __all__ = ["DISKS"]

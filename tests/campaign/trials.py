@@ -167,7 +167,7 @@ class _Trial:
             assert self.receiving.poll(), f"no result within {self.account.kind.seconds:g} s"
             counted = receive(self.name, self.process, self.receiving, seconds=0)
             self.process.join()
-            assert eventually(lambda: not session_members(self.process.pid), 10), "processes are left"
+            assert eventually(lambda: not session_members(self.process.pid)), "processes are left"
             names = [path.name for path in (self.folder / "tmp").iterdir()]
             left = [name for name in names if not name.startswith(self.account.kind.leaves)]
             assert left == [], f"temporary files are left: {left}"

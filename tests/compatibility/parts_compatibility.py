@@ -27,7 +27,7 @@ def plain(value: Any) -> Any:
     """Return a batch as JSON would give it back."""
     if isinstance(value, Mapping):
         return {str(name): plain(entry) for name, entry in value.items()}
-    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+    if hasattr(value, "tolist"):  # of tensors, arrays, numbers, and metadata
         return plain(value.tolist())
     return [plain(entry) for entry in value] if isinstance(value, list | tuple) else value
 

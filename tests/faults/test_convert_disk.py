@@ -22,7 +22,7 @@ from penstock.convert.inputs.arrays import NpyInput
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.core.errors import WriteError
-from penstock.shard.writer import WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
 
 NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
 
@@ -38,7 +38,7 @@ from penstock.convert.scan import ConvertOptions
 from penstock.convert.convert import convert
 from penstock.convert.splits import Split
 from penstock.core.errors import PenstockError
-from penstock.shard.writer import WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
 
 FOLDER, DISK = Path(sys.argv[1]), Path(sys.argv[1]) / "disk"
 INPUTS = [NpyInput(path) for path in sorted(FOLDER.glob("*.npy"))]
@@ -88,7 +88,7 @@ def in_namespace(folder: Path, body: str) -> Any:
     path.write_text(SCRIPT + body)
     parts = str(Path(__file__).parents[1] / "parts")
     command = [*NAMESPACE, sys.executable, "-W", "error", str(path), str(folder), parts]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
 

@@ -18,8 +18,8 @@ from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.core.errors import ConversionError, OptionError, WriteError
 from penstock.shard.manifest import Manifest
+from penstock.shard.outputs.write_options import WriteOptions
 from penstock.shard.publish import prepare_publication
-from penstock.shard.writer import WriteOptions
 
 SIZES, NAMES = (4, 6, 4), ("anna_1", "bert_1", "anna_2")
 HALVES = (("train", 0.5), ("val", 0.5))

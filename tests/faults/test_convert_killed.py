@@ -18,7 +18,7 @@ from penstock.convert.engines import LocalEngine
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.core.errors import SourceError, WorkerError, WriteError
-from penstock.shard.writer import WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
 
 SOAK = os.environ.get("PENSTOCK_TESTS") == "soak"
 HALVES = (("train", 0.5), ("val", 0.5))
@@ -39,7 +39,7 @@ from penstock.convert.engines import LocalEngine
 from penstock.convert.convert import convert
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
-from penstock.shard.writer import WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
 
 def options_of(split=None, compression="none", **others):
     sides = Split() if split is None else Split(tuple(map(tuple, split[0])), split[1])

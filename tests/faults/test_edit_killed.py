@@ -9,7 +9,10 @@ from penstock_convert_parts import tree, visible
 from penstock_test_killer import start_killer
 
 from penstock.convert import Edits, edit_dataset
-from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
+from penstock.shard.writer import ShardWriter
+from penstock.source.combine import Zip
+from penstock.source.tar.source import TarSource
 
 
 def write(folder: Path, numbers: range) -> Path:
@@ -29,6 +32,26 @@ def run(sources, output, edits, resume):
 
 serve(run)
 """
+
+
+def test_a_sidecar_that_is_killed_anywhere_is_resumed_to_the_same_bytes(tmp_path: Path) -> None:
+    dataset = write(tmp_path / "first", range(9))
+    before, edits = tree(dataset), {"add_fields": {"total": "penstock_convert_parts:add_up"}}
+    with start_killer(SCRIPT) as killer:
+        ticks = killer.run(sources=[str(dataset)], output=str(tmp_path / "whole"), edits=edits, resume=False)["count"]
+        whole = tree(tmp_path / "whole")
+        for at in range(1, ticks + 1, max(1, ticks // 6)):
+            out = tmp_path / f"out{at}"
+            job: dict[str, Any] = {"sources": [str(dataset)], "output": str(out), "edits": edits}
+            assert killer.run(at=at, resume=False, **job)["killed"] == signal.SIGKILL
+            if at < ticks // 2:
+                assert visible(out) == set()
+            killer.run(resume=True, **job)
+            assert tree(out) == whole, f"killed at {at} of {ticks}"
+            assert tree(dataset) == before
+    both = Zip([TarSource(dataset, fields=["x"]), TarSource(tmp_path / "whole", fields=["total"])])
+    block = both.take(np.array([8, 0, 3]))
+    assert block["total"].tolist() == block["x"].sum(axis=1).tolist() == [243, 3, 93]
 
 
 def test_killed_anywhere_resuming_ends_in_the_same_bytes(tmp_path: Path) -> None:

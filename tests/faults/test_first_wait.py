@@ -34,11 +34,11 @@ class UntilTold(logging.Handler):
         self.told.set()
 
     def transform(self, item: Any, rng: Any) -> Any:
-        self.told.wait(20)
+        self.told.wait(120)
         return item
 
     def start_worker(self, number: int) -> None:
-        self.told.wait(20)
+        self.told.wait(120)
 
 
 def wait_in_two_epochs(options: RunOptions) -> tuple[Any, list[str]]:

@@ -90,7 +90,7 @@ def test_forked_workers_read_what_they_should(use: Any, kind: str, tmp_path: Pat
         file.create_dataset("data", data=DATA, chunks=(8,))
     plan = Plan(ZarrSource(tmp_path / "a.zarr").index, Shuffle(), batch_size=4, seed=2)
     wanted = [planned_items(plan, epoch) for epoch in range(3)]
-    assert run_isolated(read_in_forked_workers, use, tmp_path, kind, seconds=100) == wanted
+    assert run_isolated(read_in_forked_workers, use, tmp_path, kind) == wanted
 
 
 def test_forked_workers_read_after_tensorstore(tmp_path: Path) -> None:
@@ -98,4 +98,4 @@ def test_forked_workers_read_after_tensorstore(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "a.zarr", data=DATA, chunks=(8,))
     plan = Plan(ZarrSource(tmp_path / "a.zarr").index, Shuffle(), batch_size=4, seed=2)
     wanted = [planned_items(plan, epoch) for epoch in range(3)]
-    assert run_isolated(read_in_forked_workers, use_tensorstore, tmp_path, "zarr", seconds=100) == wanted
+    assert run_isolated(read_in_forked_workers, use_tensorstore, tmp_path, "zarr") == wanted

@@ -10,7 +10,7 @@ from penstock_cases import some_cases
 from penstock_test_parts import eventually
 from penstock_test_processes import is_group_gone, start_script
 
-SLOW_SECONDS = 120  # far longer than a test may take: nothing may wait for a batch
+SLOW_SECONDS = 1200  # far longer than a test may take: nothing may wait for a batch
 
 SCRIPT = """
 import os
@@ -35,7 +35,7 @@ class Slow:
     def __call__(self, item, rng):
         if item["x"] == self.item:
             Path(self.where).touch()
-            end = time.monotonic() + 120
+            end = time.monotonic() + 1200
             while time.monotonic() < end:
                 time.sleep(0.05)
         return item
@@ -54,7 +54,7 @@ def main():
         Path(ready).touch()
     if state == "training":
         for batch in loader:
-            time.sleep(120)  # a training step
+            time.sleep(1200)  # a training step
     elif state == "closing":
         with loader:
             for batch in loader:
@@ -94,12 +94,12 @@ def test_ctrl_c_ends_the_program_without_waiting_for_a_batch(
 ) -> None:
     ready = tmp_path / "ready"
     with start_script(tmp_path, SCRIPT, state, executor, method, str(ready)) as process:
-        assert eventually(ready.exists, seconds=60), process.poll()
+        assert eventually(ready.exists), process.poll()
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
         began = time.monotonic()
         _, err = process.communicate(timeout=SLOW_SECONDS / 2)
         seconds = time.monotonic() - began
-        assert seconds < 30, "a loaded machine takes its time, but nothing waits for the batch"
+        assert seconds < 300, "a loaded machine takes its time, but nothing waits for the batch"
         assert process.returncode in (-signal.SIGINT, 0 if state == "closing" else -signal.SIGINT), err
         assert err.count("Traceback") <= 1, err
         assert eventually(lambda: is_group_gone(process.pid))

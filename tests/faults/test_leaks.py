@@ -253,9 +253,8 @@ def test_leftovers_of_other_tests_do_not_count() -> None:
     run_isolated(find_own_leftovers)
 
 
-def test_memory_maps_are_closed_with_the_loader(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.arange(60))
-    source = ArraySource({"x": np.load(tmp_path / "x.npy", mmap_mode="r")})
+def close_memory_maps(path: Path) -> None:
+    source = ArraySource({"x": np.load(path, mmap_mode="r")})
     before = Surroundings.now()
     with Loader(source, Plan(source.index, Shuffle(), batch_size=4)) as loader:
         list(loader)
@@ -265,12 +264,21 @@ def test_memory_maps_are_closed_with_the_loader(tmp_path: Path) -> None:
     assert source.take(np.array([59]))["x"].tolist() == [59]
 
 
-def test_threads_are_named() -> None:
+def test_memory_maps_are_closed_with_the_loader(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(60))
+    run_isolated(close_memory_maps, tmp_path / "x.npy")
+
+
+def name_threads() -> None:
     with make_loader(EXECUTORS["threads"]) as loader:
         batches = iter(loader)
         next(batches)
         assert len(own_threads()) >= 3
     assert own_threads() == []
+
+
+def test_threads_are_named() -> None:
+    run_isolated(name_threads)
 
 
 # -- the end of the interpreter ----------------------------------------------------------------------------------------
@@ -308,7 +316,7 @@ if __name__ == "__main__":
 
 def test_an_open_loader_does_not_keep_the_interpreter_alive(tmp_path: Path) -> None:
     with start_script(tmp_path, OPEN, str(tmp_path)) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (0, ""), f"exit code {process.returncode}\n{err}"
     assert out.splitlines() == [
         "auto None end",

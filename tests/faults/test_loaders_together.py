@@ -138,7 +138,7 @@ def close_in_another_thread(options: RunOptions) -> list[str]:
 
     thread = threading.Thread(target=close)
     thread.start()
-    thread.join(10)
+    thread.join(120)
     return outcome
 
 

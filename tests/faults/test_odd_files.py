@@ -87,7 +87,7 @@ def check_manifests(folder: Path) -> int:
 
 
 def test_a_manifest_with_one_thing_wrong_is_refused_or_does_not_matter(tmp_path: Path) -> None:
-    assert run_isolated(check_manifests, tmp_path, seconds=200) > 150
+    assert run_isolated(check_manifests, tmp_path) > 150
 
 
 def open_as_nobody(folder: Path) -> str:
@@ -187,7 +187,7 @@ def test_odd_configurations_are_refused(name: str, tmp_path: Path) -> None:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(OptionError):
         build_from_config(path)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120
 
 
 def test_a_configuration_with_one_thing_wrong_is_refused(tmp_path: Path) -> None:

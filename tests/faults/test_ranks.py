@@ -72,7 +72,7 @@ def walk(store: str, rank: int, size: int, folder: Path, tails: list[str]) -> di
 
 def walk_together(tmp_path: Path, folder: Path, size: int, tails: list[str]) -> list[dict[str, Any]]:
     cases = [(walk, str(tmp_path / "store"), rank, size, folder, tails) for rank in range(size)]
-    return run_side_by_side(*cases, seconds=100)
+    return run_side_by_side(*cases)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -129,12 +129,12 @@ def train_until_one_raises(store: str, rank: int, folder: Path) -> tuple[str, in
 def test_when_one_rank_raises_the_others_stop(tmp_path: Path) -> None:
     folder = write_uneven(tmp_path / "set")
     cases = [(train_until_one_raises, str(tmp_path / "store"), rank, folder) for rank in (1, 0, 2)]
-    failed, *others = run_side_by_side(*cases, seconds=100)
+    failed, *others = run_side_by_side(*cases)
     assert failed[:2] == (Mishap.__name__, 2)
     for kind, steps, when in others:
         # Its connections are closed as soon as it has ended: nobody waits until the group's own timeout of a minute.
         assert (kind, steps) == ("RuntimeError", 2)
-        assert when - failed[2] < 30
+        assert when - failed[2] < 50
 
 
 def train(store: str, rank: int, size: int, folder: Path, stop: int) -> list[list[int]]:
@@ -168,11 +168,11 @@ def test_a_rank_is_killed_and_fewer_ranks_resume_where_all_of_them_stood(after: 
     stop = 2
     cases = [(train, str(tmp_path / "store"), rank, 3, tmp_path, stop) for rank in range(3)]
     with pytest.raises(AssertionError, match="died with exit code -9"):
-        run_side_by_side(*cases, seconds=100)
+        run_side_by_side(*cases)
     before = [json.loads((tmp_path / f"log_3_{rank}").read_text()) for rank in range(3)]
     assert [len(batches) for batches in before] == [stop] * 3
     cases = [(train, str(tmp_path / "again"), rank, after, tmp_path, -1) for rank in range(after)]
-    rest = run_side_by_side(*cases, seconds=100)
+    rest = run_side_by_side(*cases)
     found = [item for ranks in (before, rest) for step in zip(*ranks, strict=True) for batch in step for item in batch]
     wanted = [item for batch in planned_items(make_plan(TarSource(tmp_path / "set"), "short")) for item in batch]
     assert found == wanted

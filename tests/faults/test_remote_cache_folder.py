@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from penstock_remote import Endpoint
 from penstock_remote_sets import RemoteSet, digest_batch, digests_of, folder_bytes, make_plan, watch_folder, write_set
-from penstock_test_mounts import enter_mount_namespace, mount_tmpfs
+from penstock_test_mounts import enter_mount_namespace, mount_tmpfs, set_read_only
 from penstock_test_parts import run_isolated, run_side_by_side
 
 from penstock import Loader, RunOptions, Shuffle, WindowShuffle
@@ -150,7 +150,30 @@ def read_on_a_full_disk(shards: RemoteSet, expected: list[Any]) -> str:
 
 
 def test_a_disk_that_is_full_is_bypassed(shards: RemoteSet, expected: dict[str, list[Any]]) -> None:
-    refused = run_isolated(read_on_a_full_disk, shards, expected["windows"], seconds=120)
+    refused = run_isolated(read_on_a_full_disk, shards, expected["windows"])
+    if refused:
+        pytest.skip(refused)
+
+
+def read_on_a_disk_that_becomes_read_only(shards: RemoteSet, expected: list[Any]) -> str:
+    refused = enter_mount_namespace()
+    if refused is not None:
+        return refused
+    shards.cache.mkdir()
+    mount_tmpfs(shards.cache, "size=8m")
+    with make_loader(shards, "s3 cached", "windows") as loader:
+        first = digests_of(loader, 1)
+        set_read_only(shards.cache)
+        assert first + digests_of(loader, 3) == expected
+    with make_loader(shards, "s3 cached", "windows") as loader:  # what is there can still be used
+        shards.downloaded()
+        assert digests_of(loader, 3) == expected
+    assert shards.downloaded() < 2.5
+    return ""
+
+
+def test_a_disk_that_becomes_read_only_is_bypassed(shards: RemoteSet, expected: dict[str, list[Any]]) -> None:
+    refused = run_isolated(read_on_a_disk_that_becomes_read_only, shards, expected["windows"])
     if refused:
         pytest.skip(refused)
 
@@ -175,7 +198,7 @@ def read_beside_others(shards: RemoteSet, number: int) -> list[Any]:
 def test_four_processes_share_a_folder_that_each_of_them_harms(
     shards: RemoteSet, expected: dict[str, list[Any]]
 ) -> None:
-    found = run_side_by_side(*((read_beside_others, shards, number) for number in range(4)), seconds=200)
+    found = run_side_by_side(*((read_beside_others, shards, number) for number in range(4)))
     for number, batches in enumerate(found):
         assert batches == expected["items" if number % 2 else "windows"]
 
@@ -189,6 +212,17 @@ def test_four_processes_share_a_folder_of_everything_and_download_it_once(
     shards: RemoteSet, expected: dict[str, list[Any]]
 ) -> None:
     shards = shards.with_cache(1.2)
-    found = run_side_by_side(*((read_three_epochs, shards, "windows") for _ in range(4)), seconds=200)
+    found = run_side_by_side(*((read_three_epochs, shards, "windows") for _ in range(4)))
     assert found == [expected["windows"]] * 4
     assert shards.downloaded() <= 1.1
+
+
+def test_processes_with_different_limits_share_a_folder(shards: RemoteSet, expected: dict[str, list[Any]]) -> None:
+    large = shards.with_cache(0.9)
+    with watch_folder(shards.cache) as most:
+        found = run_side_by_side(
+            *((read_three_epochs, each, "windows") for each in (shards.with_cache(0.3), large)), seconds=200
+        )
+    assert found == [expected["windows"]] * 2
+    assert large.cache_bytes is not None
+    assert 0 < most[0] <= large.cache_bytes

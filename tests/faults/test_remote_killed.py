@@ -13,4 +13,4 @@ from tests.campaign.kills.resumable import kill_after
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_training_that_is_killed_resumes_exactly_and_its_cache_is_right(seed: int, tmp_path: Path) -> None:
     # The long form, of twenty kills and more, is `make faults`.
-    run_isolated(kill_a_training, random.Random(seed), tmp_path, 2, kill_after, seconds=240)
+    run_isolated(kill_a_training, random.Random(seed), tmp_path, 2, kill_after)

@@ -290,7 +290,7 @@ def vandal(path: Path, kind: str) -> Iterator[None]:
     process = context.Process(target=vandalise, args=(path, kind, ready), daemon=True)
     process.start()
     try:
-        assert ready.wait(10)
+        assert ready.wait(120)
         yield
     finally:
         process.kill()

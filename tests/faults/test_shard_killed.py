@@ -14,7 +14,9 @@ from penstock_test_killer import Killer, start_killer
 
 from penstock import TarSource
 from penstock.core.errors import SourceError
+from penstock.shard.manifest import Manifest
 from penstock.shard.verify import verify_shards
+from tests.shard.columns.unpack import unpack_dataset
 
 SOAK = 20 if os.environ.get("PENSTOCK_TESTS") == "soak" else 1
 
@@ -23,7 +25,8 @@ import sys
 import numpy as np
 from penstock_test_killer import serve
 from penstock.shard import manifest
-from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
+from penstock.shard.writer import ShardWriter
 
 assert "torch" not in sys.modules
 manifest._TABLE_FROM = 2  # shards
@@ -78,6 +81,9 @@ def items(n_samples: int, salt: int) -> list[Any]:
 def read(folder: Path) -> list[Any] | None:
     """Return every item of the dataset; None if there is none."""
     try:
+        if Manifest.read(folder / "dataset_metadata.json").layout == "columns":
+            found = unpack_dataset(folder)
+            return [(one["x"].tolist(), one["y"].tolist(), one["metadata"]["number"]) for one in found]
         source = TarSource(folder)
     except SourceError:
         return None
@@ -195,6 +201,15 @@ def test_killed_at_any_function_call_resuming_is_exact(
     for number in range(10 * SOAK):  # spread over the whole write
         at = 1 + (number * ticks + moments.randrange(ticks)) // (10 * SOAK)
         folder = case.killed("events", at)
+        case.check_reader(folder, at)
+        case.check_resumed(folder, at)
+
+
+def test_killed_while_columns_are_written_resuming_is_exact(writers: Writers, tmp_path: Path) -> None:
+    case = Case(writers, tmp_path, "the same names", layout="columns")
+    ticks = case.count("changes")
+    for at in range(1, ticks + 1, 1 if SOAK > 1 else 4):
+        folder = case.killed("changes", at)
         case.check_reader(folder, at)
         case.check_resumed(folder, at)
 

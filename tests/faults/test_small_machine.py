@@ -58,7 +58,7 @@ def test_batches_larger_than_dev_shm_arrive_with_256_open_files(method: str, col
     script.write_text(LARGE_BATCHES)
     command = [*NAMESPACE, sys.executable, "-W", "error", str(script), method, collate]
     ended = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=110, env={**os.environ, "PYTHONPATH": PARTS}
+        command, check=False, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": PARTS}
     )
     assert (ended.returncode, ended.stdout.strip()) == (0, "true"), ended.stderr
 
@@ -164,7 +164,7 @@ def test_nothing_keeps_the_interpreter_after_close(executor: str, tmp_path: Path
         before = cpu_seconds_of_children()
         with start_script(tmp_path, ENDS, executor) as process:
             answer = read_answer(process)
-            assert time.monotonic() - answer["when"] < 30
+            assert time.monotonic() - answer["when"] < 120
         assert answer["alive"] == []
         used.append(cpu_seconds_of_children() - before - answer["cpu_seconds"])
     # Python and torch themselves take half a second to end; in seconds of CPU, as others may keep the machine busy.

@@ -102,12 +102,12 @@ def test_stopped_within_anything_the_state_is_right_and_no_process_is_left(
     tmp_path: Path, state: str, executor: str, method: str, sent: signal.Signals
 ) -> None:
     with start_script(tmp_path, SCRIPT, str(tmp_path), state, executor, method, str(HELD)) as process:
-        assert eventually((tmp_path / "ready").exists, seconds=100), process.poll()
+        assert eventually((tmp_path / "ready").exists), process.poll()
         os.killpg(process.pid, sent)  # as a terminal and a batch system do: to the workers, too
-        _, err = process.communicate(timeout=100)
+        _, err = process.communicate(timeout=300)
         assert process.returncode == (143 if sent == signal.SIGTERM else -signal.SIGINT), err
         assert err.count("Traceback") <= 1, err
-        assert eventually(lambda: is_group_gone(process.pid), seconds=30)
+        assert eventually(lambda: is_group_gone(process.pid))
     saved, whole = json.loads((tmp_path / "saved").read_text()), whole_epoch()
     first = 7 if state == "a resume" else 0
     assert saved["seen"] == whole[first : first + len(saved["seen"])]

@@ -28,14 +28,14 @@ from tests.faults.loaders import FORK, PERSISTENT, PLAN, THREADS, make_loader, r
 def test_a_hanging_transform_is_a_worker_error_that_names_the_items(executor: Any) -> None:
     bad = 5
     method = "fork" if executor == "processes" else None
-    options = RunOptions(executor=executor, start_method=method, timeout_seconds=1.5)
+    options = RunOptions(executor=executor, start_method=method, timeout_seconds=6.0)
     item = planned_items(PLAN)[bad][1]
-    found, end, seconds = run_isolated(run_epoch, options, HangAt(item, seconds=6))
+    found, end, seconds = run_isolated(run_epoch, options, HangAt(item, seconds=20))
     assert "WorkerError" in end
     assert f"batch {bad} of epoch 0" in end
     assert str(planned_items(PLAN)[bad]) in end
     assert found == planned_items(PLAN)[:bad]
-    assert seconds < 30
+    assert seconds < 120
 
 
 def consume_slowly(options: RunOptions) -> list[list[int]]:
@@ -44,12 +44,12 @@ def consume_slowly(options: RunOptions) -> list[list[int]]:
         for batch in islice(loader, 3):
             found.append(batch["x"].tolist())
             if len(found) == 1:
-                pause.wait(3.3)
+                pause.wait(10.3)
     return found
 
 
 def test_a_slow_consumer_is_not_a_hanging_worker() -> None:
-    options = RunOptions(executor="processes", start_method="fork", timeout_seconds=3.0)
+    options = RunOptions(executor="processes", start_method="fork", timeout_seconds=10.0)
     assert run_isolated(consume_slowly, options) == planned_items(PLAN)[:3]
 
 
@@ -69,7 +69,7 @@ class MishapThenHang:
     def __call__(self, item: Any, rng: Any) -> Any:
         if item["x"] == self.slow and not Path(self.memory).exists():
             Path(self.memory).touch()
-            eventually(Path(self.release).exists, seconds=60)
+            eventually(Path(self.release).exists)
         if item["x"] == self.bad:
             assert eventually(Path(self.memory).exists), "the other worker is at its item"
             mishap_in_the_users_code("transform", self.bad)
@@ -94,7 +94,7 @@ def test_an_error_does_not_wait_for_the_other_workers(tmp_path: Path, options: R
     transform = MishapThenHang(batches[2][0], batches[3][0], str(tmp_path / "begun"))
     count, seconds = run_isolated(time_until_the_error, options, transform)
     assert count == 2
-    assert seconds < 30
+    assert seconds < 120
 
 
 def resume_while_an_old_worker_writes(options: RunOptions, transform: MishapThenHang) -> list[list[int]]:
@@ -127,4 +127,4 @@ def test_closing_takes_no_longer_than_a_read() -> None:
             next(batches)
             began = time.monotonic()
             loader.close()
-            assert time.monotonic() - began < 10, f"{options}"
+            assert time.monotonic() - began < 100, f"{options}"

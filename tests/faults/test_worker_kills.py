@@ -26,7 +26,7 @@ STUCK = NeverComes(planned_items(PLAN)[1][0])
 
 @pytest.mark.parametrize(("method", "kills"), [("fork", 12), ("forkserver", 2)])
 def test_workers_that_are_killed_leave_nothing_behind(method: Method, kills: int) -> None:
-    counts = run_isolated(kill_workers, method, kills, 3, seconds=300)
+    counts = run_isolated(kill_workers, method, kills, 3)
     assert counts == {"kills": kills, "wrong": 0, "alive": 0, "shared": 0, "errors": ()}
 
 
@@ -77,7 +77,7 @@ def kill_the_first_to_start(n_items: int) -> list[list[int]]:
 
 def test_a_worker_that_is_killed_before_it_has_its_dataset_is_replaced() -> None:
     n_items = 100_000
-    found = run_isolated(kill_the_first_to_start, n_items, seconds=120)
+    found = run_isolated(kill_the_first_to_start, n_items)
     assert found == np.arange(n_items).reshape(4, -1).tolist()
 
 
@@ -163,7 +163,7 @@ def kill_the_server() -> None:
 
 
 def test_close_ends_workers_whose_server_was_killed() -> None:
-    run_isolated(kill_the_server, seconds=60)
+    run_isolated(kill_the_server)
 
 
 def kill_the_consumer(method: Method, path: str) -> None:
@@ -174,12 +174,12 @@ def kill_the_consumer(method: Method, path: str) -> None:
         next(iter(loader))
         Path(path).touch()
         threading.Event().wait()
-    assert eventually(Path(path).exists, 60)
+    assert eventually(Path(path).exists)
     os.kill(consumer, signal.SIGKILL)
     os.waitpid(consumer, 0)
-    assert eventually(lambda: not session_processes(), 30), session_processes()
+    assert eventually(lambda: not session_processes()), session_processes()
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_busy_workers_end_when_the_consumer_is_killed(method: Method, tmp_path: Path) -> None:
-    run_isolated(kill_the_consumer, method, str(tmp_path / "ready"), seconds=90)
+    run_isolated(kill_the_consumer, method, str(tmp_path / "ready"))

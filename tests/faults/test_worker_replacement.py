@@ -51,7 +51,7 @@ def replace_one(method: str) -> tuple[list[Any], dict[str, int], dict[str, int]]
 @some_cases(2)
 @METHODS
 def test_one_dead_worker_is_replaced_by_one_and_the_others_keep_running(method: str) -> None:
-    found, before, after = run_isolated(replace_one, method, seconds=120)
+    found, before, after = run_isolated(replace_one, method)
     assert found == planned_items(LONG_PLAN)
     assert set(before) == {f"penstock-worker-{n}" for n in range(3)}
     assert {name: pid for name, pid in after.items() if name != "penstock-worker-1"} == {
@@ -257,7 +257,7 @@ except WorkerError as error:
 
 def test_a_script_without_a_guard_is_told_what_to_do(tmp_path: Path) -> None:
     with start_script(tmp_path, UNGUARDED) as process:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     assert "exited with code 1 while it started" in out
     assert "`if __name__ == '__main__':`" in out
     assert len(re.findall("Traceback", err)) <= 2, "once, and not for every worker that is tried"
@@ -284,7 +284,7 @@ def close_while_waiting(path: str) -> tuple[str, float]:
 def test_closing_wakes_a_consumer_that_waits(tmp_path: Path) -> None:
     said, seconds = run_isolated(close_while_waiting, str(tmp_path / "never"))
     assert "closed" in said
-    assert seconds < 30
+    assert seconds < 120
 
 
 def leave_early_and_begin_again(turns: int) -> list[Any]:
@@ -341,7 +341,7 @@ def change_the_plan_while_workers_answer(prefetch: int) -> list[Any]:
 
 @pytest.mark.parametrize("prefetch", [2, 300])
 def test_long_answers_and_a_long_plan_do_not_block_each_other(prefetch: int) -> None:
-    assert run_isolated(change_the_plan_while_workers_answer, prefetch, seconds=60) == [True] * 9
+    assert run_isolated(change_the_plan_while_workers_answer, prefetch) == [True] * 9
 
 
 class ClosesItsPipe:

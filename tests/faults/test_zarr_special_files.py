@@ -87,7 +87,7 @@ def test_a_special_file_as_chunk_is_an_error(tmp_path: Path, kind: str, options:
         for message in run_isolated(refusals, lambda source=source: source.read(Span(0, 50)), seconds=120):
             assert str(path) in message
         assert source.read(Span(30, 50))["data"].tobytes() == DATA[30:].tobytes()
-    problems = run_isolated(lambda: [str(problem) for problem in index_store(path)[1]], seconds=120)
+    problems = run_isolated(lambda: [str(problem) for problem in index_store(path)[1]])
     assert problems
     assert all("chunk (" in problem for problem in problems)
 
@@ -110,7 +110,7 @@ def test_a_special_file_as_metadata_is_an_error(tmp_path: Path, kind: str, name:
     calls = [lambda: ZarrSource(path), lambda: ZarrSource(tmp_path, ["a"])]
     if name != ".zattrs":
         calls.append(lambda: index_store(tmp_path))
-    for message in run_isolated(refusals, *calls, seconds=120):
+    for message in run_isolated(refusals, *calls):
         assert str(tmp_path) in message, message
 
 
@@ -125,10 +125,10 @@ def test_special_files_as_metadata_of_a_volume_or_as_checksums_are_errors(tmp_pa
     plain = lambda: VolumeSource(  # noqa: E731
         {"raw": VolumeArray(Multiscale.plain(tmp_path / "em" / "s0", (1, 1, 1)), (1, 1, 1), (1, 1, 1))}
     )
-    messages = run_isolated(refusals, lambda: Multiscale.opened(tmp_path / "em"), plain, seconds=120)
+    messages = run_isolated(refusals, lambda: Multiscale.opened(tmp_path / "em"), plain)
     assert ".zattrs" in messages[0]
     assert SIDECAR in messages[1]
-    assert len(run_isolated(verify_store, tmp_path / "em", seconds=120)[1]) == 1
+    assert len(run_isolated(verify_store, tmp_path / "em")[1]) == 1
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_absurd_shapes_give_errors_of_penstock_and_take_no_memory(
     if version == 3 and options:
         options = {"filters": [zarr.codecs.TransposeCodec(order=(1, 0))]}
     path = write(tmp_path / "a", {"zarr_format": version, **options})
-    shown = run_isolated(_read_with_sizes, path, version, place, axis, seconds=120)
+    shown = run_isolated(_read_with_sizes, path, version, place, axis)
     assert all(found in ("PenstockError", "read") for found in shown), dict(zip(map(str, SIZES), shown, strict=True))
     assert "PenstockError" in shown
 

@@ -18,6 +18,7 @@ from penstock_test_parts import delivered_items, numbered_source, planned_items,
 
 from penstock import (
     Balanced,
+    Index,
     Loader,
     Plan,
     PlanError,
@@ -26,10 +27,13 @@ from penstock import (
     Segments,
     Sequential,
     Shuffle,
+    TokenBudget,
     WindowShuffle,
     World,
 )
 from penstock.plan import Subset
+from penstock.plan.mixed.order import Mixed, MixedPart
+from tests.laws.shards import LAYOUTS, make_source
 
 SOURCES = {(n, chunk): numbered_source(n, chunk) for n in (7, 24, 41, 60) for chunk in (1, 4, 10)}
 THREADS = RunOptions(executor="threads")
@@ -69,8 +73,22 @@ def check_order(plan: Plan | Segments, size: int, made: Callable[[World], Loader
 
 
 @st.composite
+def mixtures(draw: st.DrawFn, n: int) -> Mixed:
+    """Mixtures of two sources, some of one source per batch, some with weights by step."""
+    first = draw(st.integers(1, n - 1))
+    parts = tuple(MixedPart(f"s{size}", Index.uniform(size, 3), Shuffle()) for size in (first, n - first))
+    weights = st.tuples(st.integers(1, 5), st.integers(1, 5))
+    if draw(st.booleans()):
+        return Mixed(parts, ((0, draw(weights)),), "all", homogeneous=draw(st.booleans()))
+    return Mixed(parts, ((0, draw(weights)), (draw(st.integers(1, 9)), draw(weights))), draw(st.integers(1, 60)))
+
+
+@st.composite
 def plans(draw: st.DrawFn) -> tuple[Any, Plan | Segments]:
-    source = SOURCES[draw(st.sampled_from(sorted(SOURCES)))]
+    if draw(st.integers(0, 2)):
+        source: Any = SOURCES[draw(st.sampled_from(sorted(SOURCES)))]
+    else:
+        source = make_source(draw(st.sampled_from(LAYOUTS)), draw(st.sampled_from([7, 41])), 10, ["x"])
     index, n = source.index, len(source.index)
     if draw(st.booleans()):
         seed = draw(st.integers(0, 99))
@@ -91,6 +109,8 @@ def plans(draw: st.DrawFn) -> tuple[Any, Plan | Segments]:
             st.builds(RandomChunks, st.integers(1, 9), count=st.integers(1, 9), shuffle=st.booleans()),
         )
     )
+    if draw(st.integers(0, 4)) == 0:
+        index, order = source.index, draw(mixtures(n))
     plan: Plan | Segments = Plan(
         index,
         order,
@@ -115,12 +135,18 @@ def test_the_order_depends_neither_on_workers_nor_on_ranks(case: tuple[Any, Any]
         reject()
 
 
-PLANS = {
+PARTS = (MixedPart("a", Index.uniform(11, 4), Shuffle()), MixedPart("b", Index.uniform(30, 4), Shuffle()))
+ONE_EACH = Mixed(PARTS, ((0, (2, 1)),), "all", homogeneous=True)
+LENGTHS = [1 + item * 7 % 13 for item in range(41)]
+PLANS: dict[str, Any] = {
     "sequential, drop": Plan(SOURCES[41, 4].index, Sequential(), batch_size=4, tail="drop"),
     "shuffle, short": Plan(SOURCES[41, 4].index, Shuffle(), batch_size=3, tail="short", seed=1),
     "shuffle, pad, lanes": Plan(SOURCES[41, 4].index, Shuffle(), batch_size=6, lanes=4, tail="pad", seed=2),
     "windows, pad, lanes": Plan(SOURCES[41, 4].index, WindowShuffle(3), batch_size=5, lanes=4, tail="pad", seed=3),
     "windows, drop": Plan(SOURCES[41, 4].index, WindowShuffle(4), batch_size=3, seed=4, tail="drop"),
+    "mixture": Plan(SOURCES[41, 4].index, Mixed(PARTS, ((0, (2, 1)),), "all"), batch_size=5, seed=6, tail="short"),
+    "mixture, a source each": Plan(SOURCES[41, 4].index, ONE_EACH, batch_size=4, seed=7, tail="drop"),
+    "token budget": TokenBudget(SOURCES[41, 4].index, LENGTHS, 40, seed=8, tail="drop"),
     "segments of windows": Segments(
         Plan(SOURCES[41, 4].index, WindowShuffle(2), batch_size=4, lanes=2, seed=5, tail="drop"), 5
     ),
@@ -190,7 +216,7 @@ def rank(store: str, number: int) -> dict[str, Any]:
     # RANK in the environment says something else: the process group is what counts.
     os.environ.update(RANK="5", WORLD_SIZE="9")
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=number, world_size=2, timeout=timedelta(seconds=30)
+        "gloo", init_method=f"file://{store}", rank=number, world_size=2, timeout=timedelta(seconds=300)
     )
     source, found = numbered_source(43, chunk=5), {}
     for tail in ("pad", "short", "drop"):

@@ -113,5 +113,5 @@ def test_two_ranks_that_share_a_cache_deliver_the_order(
     place: Place, order: str, served: RemoteSet, expected: dict[str, list[Any]], tmp_path: Path
 ) -> None:
     cases = [(train_rank, str(tmp_path / "store"), rank, served, place, order) for rank in range(2)]
-    ranks = run_side_by_side(*cases, seconds=200)
+    ranks = run_side_by_side(*cases)
     assert [batch for step in zip(*ranks, strict=True) for batch in step] == expected[order]

@@ -23,8 +23,9 @@ THREADS = RunOptions(executor="threads")
 CASES: dict[str, tuple[Any, int, RunOptions]] = {
     "shuffle, inline": (Shuffle(), 0, RunOptions()),
     "shuffle, processes": (Shuffle(), 2, FORK),
-    "windows, processes": (WindowShuffle(2), 2, FORK),
-    "windows that are not held, threads": (WindowShuffle(2, held=False), 2, THREADS),
+    # Of an eighth of the set, cut between two lanes.
+    "windows, processes": (WindowShuffle(20), 2, FORK),
+    "windows that are not held, threads": (WindowShuffle(20, held=False), 2, THREADS),
     "sequential, processes": (Sequential(), 2, FORK),
 }
 
@@ -68,7 +69,8 @@ def test_with_half_of_the_shards_each_epoch_downloads_the_other_half(
             deliver(loader)
             found.append(shards.downloaded())
     assert max(found[1:]) <= MOST, found
-    assert found[0] <= 1.1, found
+    assert found[0] <= 1.01 or case[2] is not FORK, found
+    assert sum(found) <= 1.01 + 3 * MOST, found  # a process that stays reads ahead into the next epoch
     assert most[1] > 3, "the folder was measured while it was used"
     assert most[0] <= (shards.cache_bytes or 0), most
 
@@ -84,6 +86,19 @@ def test_with_all_of_them_nothing_is_downloaded_again_also_by_another_run(name: 
     with make_loader(shards, CASES[name]) as loader:
         deliver(loader)
     assert shards.downloaded() == 0.0
+
+
+@pytest.mark.parametrize("share", [1e-5, 0.1])
+def test_a_cache_that_is_too_small_costs_no_more_than_none(share: float, tmp_path: Path, s3_server: Endpoint) -> None:
+    """Many items to a span: a whole span for each item would be many times the set."""
+    s3_server.reset()
+    endpoint = s3_server.below(f"small-{share}")
+    shards = write_set(tmp_path, 960, s3=endpoint).with_cache(share)
+    source = shards.open("s3 cached")
+    with Loader(source, make_plan(source, Shuffle())) as loader:
+        for _ in range(2):
+            assert sorted(int(first) // 2048 for batch in loader for first in batch["x"][:, 0]) == list(range(960))
+    assert shards.downloaded() <= 2.02
 
 
 # -- ranks -------------------------------------------------------------------------------------------------------------
@@ -113,4 +128,5 @@ def test_two_ranks_that_share_a_cache_download_as_much_as_one(name: str, shards:
             *((train_rank, str(tmp_path / "store"), rank, shards, name) for rank in range(2)), seconds=200
         )
     assert max(found[1:]) <= MOST, found
+    assert sum(found) <= 1.01 + 3 * MOST, found
     assert most[0] <= (shards.cache_bytes or 0), most

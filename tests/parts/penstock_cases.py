@@ -3,12 +3,14 @@
 import itertools
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-__all__ = ["few_cases", "pairwise", "some_cases", "spread_cases"]
+__all__ = ["few_cases", "pairwise", "some_cases", "spread_cases", "spread_evenly"]
+
+Case = TypeVar("Case")
 
 # None of the profiles judges by the clock: the machine may be busy.
 _UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
@@ -37,10 +39,18 @@ def spread_cases(items: list[pytest.Item]) -> list[pytest.Item]:
     for cases in groups.values():
         mark = cases[0].get_closest_marker("some_cases")
         assert mark is not None, "all of them have it"
-        count = min(mark.args[0], len(cases))
-        chosen = {(2 * number + 1) * len(cases) // (2 * count) for number in range(count)}
-        left_out.update(case for number, case in enumerate(cases) if number not in chosen)
+        left_out.update(set(cases) - set(spread_evenly(cases, mark.args[0])))
     return [item for item in items if item not in left_out]
+
+
+def spread_evenly(cases: Sequence[Case], count: int) -> list[Case]:
+    """Return `count` of the cases, or all if there are fewer.
+
+    >>> spread_evenly("abcdef", 2)
+    ['b', 'e']
+    """
+    count = min(count, len(cases))
+    return [cases[(2 * number + 1) * len(cases) // (2 * count)] for number in range(count)]
 
 
 def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:

@@ -162,6 +162,11 @@ def read(folder: Path) -> list[Row]:
     ]
 
 
+def add_up(item: dict[str, Any]) -> Any:
+    """Return a field computed from the field `x` of an item."""
+    return item["x"].sum()
+
+
 def tree(folder: Path) -> dict[str, bytes]:
     """Return all files below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

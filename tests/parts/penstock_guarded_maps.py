@@ -19,7 +19,8 @@ _NONE, _FIXED, _PAGE = 0, 0x10, mmap.PAGESIZE
 class GuardedMap:
     """As `native.FileMap`, between two pages without any access."""
 
-    def __init__(self, file: int, n_bytes: int, *, is_writable: bool = False) -> None:
+    def __init__(self, file: int, n_bytes: int, *, is_dense: bool = False, is_writable: bool = False) -> None:
+        del is_dense  # advice to the kernel
         self.n_bytes, self._pages = n_bytes, max(1, -(-n_bytes // _PAGE)) + 2
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._begin: int = _libc.mmap(None, self._pages * _PAGE, _NONE, private, -1, 0)

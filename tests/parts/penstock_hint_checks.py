@@ -23,7 +23,7 @@ Range = tuple[Path, int, int]
 """A file, and the first byte of a range in it and the one after its last."""
 
 _PAGE = mmap.PAGESIZE
-_DEADLINE_SECONDS = 40
+_DEADLINE_SECONDS = 120
 _FAR_BYTES = 5 << 20  # further from a hint than what the kernel may read together with it
 
 

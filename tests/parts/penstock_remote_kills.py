@@ -65,17 +65,31 @@ def _kill_and_finish(rng: random.Random, shards: RemoteSet, kills: int, kill: An
     with _make_loader(shards, "local", order, 0, RunOptions()) as loader:
         expected = digests_of(loader, _EPOCHS)
     ways = [(2, RunOptions(executor="threads")), (2, RunOptions(executor="processes", start_method="fork"))]
-    for _ in range(kills):
+    log, saved = shards.cache.with_name("log"), shards.cache.with_name("state.json")
+    n_killed = n_tries = 0  # a kill that comes after the end is none
+    while n_killed < kills:
+        n_tries += 1
+        assert n_tries <= 20 * kills, f"{n_killed} of {n_tries} kills came before the end"
         workers, options = rng.choice(ways)
         lines = _count_lines(shards)
+        if lines == len(expected):
+            _check_log(log, expected)
+            log.unlink()
+            saved.unlink()  # another training, with the cache of the one before
+            lines = 0
         job = Job(_train, job={"shards": shards, "order": order, "workers": workers, "options": options}, clock="time")
         if rng.random() < 0.7:  # otherwise, while it starts
-            assert eventually(lambda lines=lines: _count_lines(shards) not in (lines, 0) or lines == len(expected), 90)
+            assert eventually(lambda lines=lines: _count_lines(shards) not in (lines, 0), 90)
         answer = kill(job, rng.expovariate(1 / 0.03), rng.choice(("process", "everyone", "child")), rng)
         assert not answer.get("error"), answer
+        n_killed += _count_lines(shards) < len(expected)
         assert folder_bytes(shards.cache) <= (shards.cache_bytes or 0) + 4096, "the bound of the cache"
     _train(shards, order, 2, RunOptions(executor="threads"))
-    logged = [json.loads(line) for line in shards.cache.with_name("log").read_text().splitlines()]
+    _check_log(log, expected)
+
+
+def _check_log(log: Path, expected: list[Any]) -> None:
+    logged = [json.loads(line) for line in log.read_text().splitlines()]
     assert logged == json.loads(json.dumps(expected)), f"{len(logged)} batches instead of {len(expected)}, or others"
 
 

@@ -61,7 +61,7 @@ def start_killer(script: str) -> Iterator[Killer]:
     try:
         yield Killer(process)
     finally:
-        process.communicate(timeout=10)
+        process.communicate(timeout=300)
 
 
 def serve(run: Callable[..., Any]) -> None:

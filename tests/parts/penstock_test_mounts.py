@@ -7,10 +7,10 @@ import ctypes
 import os
 from pathlib import Path
 
-__all__ = ["enter_mount_namespace", "mount_tmpfs", "resize_tmpfs", "unmount"]
+__all__ = ["enter_mount_namespace", "mount_tmpfs", "resize_tmpfs", "set_read_only", "unmount"]
 
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
-_REMOUNT, _PRIVATE, _RECURSIVE = 32, 1 << 18, 16384
+_READ_ONLY, _REMOUNT, _BIND, _PRIVATE, _RECURSIVE = 1, 32, 4096, 1 << 18, 16384
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -36,6 +36,13 @@ def mount_tmpfs(place: Path, options: str) -> None:
 def resize_tmpfs(place: Path, options: str) -> None:
     """Change the options of a file system that `mount_tmpfs` mounted; what is in it stays."""
     _check(_LIBC.mount(b"tmpfs", os.fsencode(place), b"tmpfs", _REMOUNT, options.encode()), f"remount {place}")
+
+
+def set_read_only(place: Path) -> None:
+    """Let nothing be written to a folder from now on, by its path; files that are open stay as they are."""
+    name = os.fsencode(place)
+    _check(_LIBC.mount(name, name, None, _BIND, None), f"mount {place}")
+    _check(_LIBC.mount(None, name, None, _BIND | _REMOUNT | _READ_ONLY, None), f"remount {place}")
 
 
 def unmount(place: Path) -> None:

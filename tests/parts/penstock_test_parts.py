@@ -275,7 +275,7 @@ class FakeClock:
         return self.now
 
 
-def eventually(true: Callable[[], Any], seconds: float = 30.0) -> bool:
+def eventually(true: Callable[[], Any], seconds: float = 120.0) -> bool:
     """Poll until `true()` is true; return False after `seconds`."""
     deadline = time.monotonic() + seconds
     while not true():

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "HANG_SECONDS",
     "PARTS",
     "Clock",
     "count_calls",
@@ -35,8 +36,11 @@ __all__ = [
 PARTS = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 """The PYTHONPATH of processes that import these modules."""
 
+HANG_SECONDS = 300.0
+"""How long a process may take before it is said to hang; a machine may be busy with other things."""
 
-def run_isolated(case: Callable[..., Any], *args: Any, seconds: float = 40.0) -> Any:
+
+def run_isolated(case: Callable[..., Any], *args: Any, seconds: float = HANG_SECONDS) -> Any:
     """Run `case` in a forked process of its own and return its result; one that hangs or dies is an error.
 
     For cases that may harm the process that runs them: signals, dying workers, leftovers.
@@ -44,7 +48,7 @@ def run_isolated(case: Callable[..., Any], *args: Any, seconds: float = 40.0) ->
     return run_side_by_side((case, *args), seconds=seconds)[0]
 
 
-def run_side_by_side(*cases: tuple[Any, ...], seconds: float = 40.0) -> list[Any]:
+def run_side_by_side(*cases: tuple[Any, ...], seconds: float = HANG_SECONDS) -> list[Any]:
     """Run several `(case, *args)` at once, each as in `run_isolated`; for example ranks, without importing again."""
     with ExitStack() as stack:
         processes = [stack.enter_context(start_case(*case)) for case in cases]
@@ -193,7 +197,7 @@ def start_session(
         process.communicate()
 
 
-def read_answer(process: subprocess.Popen[str], seconds: float = 60.0) -> Any:
+def read_answer(process: subprocess.Popen[str], seconds: float = HANG_SECONDS) -> Any:
     """Return the JSON that a script printed; raise if it wrote anything to stderr."""
     out, err = process.communicate(timeout=seconds)
     assert (process.returncode, err) == (0, ""), f"exit code {process.returncode}, stderr:\n{err}"

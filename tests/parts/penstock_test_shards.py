@@ -23,6 +23,8 @@ from penstock_test_processes import run_isolated
 from penstock import DamageError, Loader, LoaderError, RunOptions, Source, Span, TarSource, create_shards_from_arrays
 from penstock.recipes.webdataset import WebDatasetLoader, WebDatasetWriter
 from penstock.shard.index_tars import index_archives
+from penstock.shard.manifest import MANIFEST, Manifest
+from penstock.shard.side_index import index_name
 
 Sample = dict[str, Any]
 Truth = Callable[[int], Sample]
@@ -32,9 +34,12 @@ Kind = Callable[[Path, int], tuple[Truth, int, Sample]]
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
+_OPTIONS: dict[str, Any] = {"shard_size": 4}
+
+
 def write(folder: Path, samples: Sequence[Sample], metadata: Sequence[Sample] | None = None, **options: Any) -> Truth:
     """Write samples; return a function that gives each expected item."""
-    options = {"shard_size": 4, **options}
+    options = {**_OPTIONS, **options}
     with WebDatasetWriter(folder, **options) as writer:
         for number, sample in enumerate(samples):
             writer.write_sample(sample, metadata=None if metadata is None else metadata[number])
@@ -46,6 +51,34 @@ def write(folder: Path, samples: Sequence[Sample], metadata: Sequence[Sample] | 
         return {**samples[item], "metadata": {**own, **place, **(metadata[item] if metadata else {})}}
 
     return truth
+
+
+def in_columns(kind: Kind, *, mixed: bool = False) -> Kind:
+    """Return a kind whose datasets have the layout "columns"; mixed: every other shard, beside those of samples."""
+
+    def make(folder: Path, offset: int) -> tuple[Truth, int, Sample]:
+        _OPTIONS["layout"] = "columns"
+        try:
+            found = kind(folder, offset)
+        finally:
+            del _OPTIONS["layout"]
+        if mixed:
+            kind(folder.with_name(f"{folder.name}-samples"), offset)
+            mix_shards(folder, folder.with_name(f"{folder.name}-samples"))
+        return found
+
+    return make
+
+
+def mix_shards(folder: Path, other: Path) -> None:
+    """Replace every other shard of a dataset by that of another one with the same items."""
+    ours, theirs = (Manifest.read(each / MANIFEST) for each in (folder, other))
+    entries = [theirs.shards[n] if n % 2 else entry for n, entry in enumerate(ours.shards)]
+    for entry in entries[1::2]:
+        for name in (entry.name, index_name(entry.name)):
+            shutil.copy(other / name, folder / name)
+    manifest = Manifest(folder, ours.fields, tuple(entries), ours.shard_size, ours.array_format)
+    (folder / MANIFEST).write_bytes(manifest.to_bytes())
 
 
 def archive(path: Path, samples: Sequence[Mapping[str, bytes]], first: int = 0, **options: Any) -> None:
@@ -144,7 +177,7 @@ class TarSuite(SourceSuite):
         child = mp.get_context("fork").Process(target=read_all, args=(sending,))
         child.start()
         self.check(case, source.read(Span(0, case.n_items)), range(case.n_items))
-        assert receiving.poll(20), "the process that was forked hangs"
+        assert receiving.poll(120), "the process that was forked hangs"
         found = receiving.recv()
         assert found == "equal", found
         child.join()
@@ -170,7 +203,7 @@ def check_in_a_spawned_process(case: Case) -> None:
     items = np.array([case.n_items - 1, 0, 5, 5])
     SourceSuite.check(case, source.take(items), items.tolist())
     with ProcessPoolExecutor(1, mp_context=mp.get_context("spawn")) as pool:
-        SourceSuite.check(case, pool.submit(source.take, items).result(60), items.tolist())
+        SourceSuite.check(case, pool.submit(source.take, items).result(300), items.tolist())
     source.close()
 
 

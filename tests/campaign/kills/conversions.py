@@ -13,7 +13,7 @@ from penstock.convert.engines import DaskEngine, Engine, LocalEngine
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.core.errors import SourceError
-from penstock.shard.writer import WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
 from tests.campaign.kills.resumable import Work, kill_and_resume
 from tests.campaign.trials import Kind
 

@@ -132,6 +132,6 @@ def _remove_semaphores() -> None:
 
 def wait_until_gone(session: int) -> None:
     """Raise if processes of a session are still alive after 30 seconds."""
-    if not eventually(lambda: session_members(session) == [], 30):
+    if not eventually(lambda: session_members(session) == []):
         left = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in session_members(session)]
         raise AssertionError(f"processes are left: {left}")

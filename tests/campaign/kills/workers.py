@@ -37,7 +37,7 @@ def _kill_workers(method: Any) -> Callable[[random.Random, Path, int], int]:
             expected = [to_plain(batch) for batch in loader]
         with Loader(source, plan, transform=with_noise, num_workers=2, options=options) as loader:
             kills = _run_epochs(loader, expected, rng, _KILLS[method])
-        assert eventually(lambda: not mp.active_children(), 20), f"alive after close(): {mp.active_children()}"
+        assert eventually(lambda: not mp.active_children()), f"alive after close(): {mp.active_children()}"
         return kills
 
     return kill

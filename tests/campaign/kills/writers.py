@@ -17,7 +17,8 @@ from penstock.recipes.cellmap.predictions.writer import CellMapDatasetWriter
 from penstock.recipes.streams import FlyVisSim, SimulationWriter, load_column_slice
 from penstock.recipes.webdataset import WebDatasetWriter
 from penstock.shard.index_tars import index_archives
-from penstock.shard.writer import ShardWriter, WriteOptions
+from penstock.shard.outputs.write_options import WriteOptions
+from penstock.shard.writer import ShardWriter
 from tests.campaign.kills.resumable import Work, kill_and_resume
 from tests.campaign.trials import Kind
 
