@@ -66,7 +66,8 @@ class Server:
     def reset_counts(self) -> None:
         self.counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
         self.log: list[list[Any]] = []
-        self.in_flight = self.most_in_flight = 0
+        self.in_flight: set[Request] = set()  # those since the reset; earlier ones may still be on their way
+        self.most_in_flight = 0
 
     # -- control -------------------------------------------------------------------------------------------------------
 
@@ -107,8 +108,9 @@ class Server:
     async def serve_one(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Request, upstream: "Upstream"
     ) -> None:
-        self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        in_flight = self.in_flight
+        in_flight.add(request)
+        self.most_in_flight = max(self.most_in_flight, len(in_flight))
         numbers = self.counts[request.operation, request.key]
         numbers[0] += 1
         numbers[2] += request.n_body
@@ -121,7 +123,7 @@ class Server:
             entry[3] = answer.status
             await self.send(writer, request, answer, rule, numbers)
         finally:
-            self.in_flight -= 1
+            in_flight.discard(request)
 
     async def answer(
         self, reader: asyncio.StreamReader, request: Request, upstream: "Upstream", rule: dict[str, Any] | None
