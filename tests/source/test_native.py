@@ -31,7 +31,7 @@ from penstock.source.native import (
 
 SOURCE = Path(native.__file__).parents[1] / "native.c"
 WIDTHS = (64, 256)
-STREAMED = ("-DSTREAMED_BATCH=0", "-DSTREAMED_MEMBER=0")
+STREAMED = ("-DSTREAMED_BATCH=0", "-DSTREAMED_MEMBER=0", "-DSTORE_TRIALS=-1u")  # every second copy, for ever
 
 
 IN_C = [
@@ -41,7 +41,7 @@ IN_C = [
 
 @pytest.fixture(scope="module", params=[pytest.param(None, id="numpy"), *IN_C])
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Reads with NumPy, or with a library for a SIMD width, with or without non-temporal stores."""
+    """Reads with NumPy, or with a library for a SIMD width, with or without non-temporal stores in every second copy."""
     if request.param is None:
         with use_numpy():
             yield

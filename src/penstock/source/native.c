@@ -118,11 +118,12 @@ static int install_handler(void)
 
 /* -- non-temporal copies ------------------------------------------------------------------------------------------ */
 
-/* A batch larger than the caches has left them by the time it is used. Non-temporal stores bypass the caches and spare
- * reading the lines that they overwrite. From these sizes on they are faster, even if the batch is read right after. */
-#ifndef STREAMED_BATCH /* tests set smaller sizes */
+/* Non-temporal stores bypass the caches, and spare reading the lines that they overwrite. For batches from this size on
+ * they may be faster, but not on every machine: the first such copies try both kinds in turn. */
+#ifndef STREAMED_BATCH /* tests set other numbers */
 #define STREAMED_BATCH (6 << 20)
 #define STREAMED_MEMBER (1 << 14)
+#define STORE_TRIALS 16
 #endif
 
 enum { LINE = 64, AHEAD_BYTES = 2048 };
@@ -153,6 +154,50 @@ static void fence_streams(void)
 #if defined(__x86_64__)
     _mm_sfence();
 #endif
+}
+
+/* What large copies have taken so far with ordinary stores, and with non-temporal ones. */
+struct trial {
+    atomic_uint count;
+    _Atomic uint64_t least[2]; /* ns of the processor for 1 MiB */
+};
+
+static struct trial trials[2] = {{0, {UINT64_MAX, UINT64_MAX}}, {0, {UINT64_MAX, UINT64_MAX}}}; /* [1]: with checksums */
+
+/* A copy that is being made. */
+struct timed_copy {
+    struct trial *trial; /* NULL: nothing is tried */
+    uint64_t began_ns;
+    int streamed;
+};
+
+static uint64_t processor_ns(void) /* not by the clock: other programs and the disk say nothing about stores */
+{
+    struct timespec now;
+    return clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now) ? 0 : (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* Choose the kind of stores for a copy. A consumer finds in the caches what ordinary stores leave there, so non-temporal
+ * ones must take less than 9/10 of their time. */
+static struct timed_copy begin_copy(int is_large, int verify)
+{
+    struct trial *trial = trials + (verify != 0);
+    if (!is_large)
+        return (struct timed_copy){NULL, 0, 0};
+    if (atomic_load(&trial->count) >= STORE_TRIALS) {
+        const uint64_t ordinary = atomic_load(&trial->least[0]);
+        return (struct timed_copy){NULL, 0, atomic_load(&trial->least[1]) < ordinary - ordinary / 10};
+    }
+    return (struct timed_copy){trial, processor_ns(), atomic_fetch_add(&trial->count, 1) % 2 == 0};
+}
+
+static void end_copy(const struct timed_copy *copy, int64_t n_bytes)
+{
+    if (!copy->trial || n_bytes < 1 << 20)
+        return;
+    const uint64_t took = (processor_ns() - copy->began_ns) / (uint64_t)(n_bytes >> 20);
+    if (took < atomic_load(&copy->trial->least[copy->streamed]))
+        atomic_store(&copy->trial->least[copy->streamed], took);
 }
 
 /* -- XXH3, 64 bits, without a seed --------------------------------------------------------------------------------- */
@@ -942,8 +987,10 @@ static int take_columns(const struct dataset *data, int64_t n_items, const struc
         if (columns[n].member.end >= READAHEAD_BYTES)
             done = done && take_column(data, n, n_items, taken, NULL, 0);
     }
+    const struct timed_copy copy = begin_copy(n_bytes >= STREAMED_BATCH / LINE / n_items, taken->verify);
     for (int64_t n = 0; done && n < data->n_columns; n++)
-        done = take_column(data, n, n_items, taken, targets + n, n_bytes >= STREAMED_BATCH / LINE / n_items);
+        done = take_column(data, n, n_items, taken, targets + n, copy.streamed);
+    end_copy(&copy, n_bytes * LINE * n_items);
     return done;
 }
 
@@ -1001,15 +1048,19 @@ int64_t penstock_copy(int64_t n_items, int64_t n_shards, const struct shard *sha
     const struct request request = {n_items, n_shards, shards, shard, begin, place, targets, unverified, mask};
     struct members members = {first_member, n_members, one_each != 0, 0};
     const int64_t n_valid = count_valid(&request, &members);
-    int64_t batch_bytes;
+    int64_t batch_bytes = 0;
     if (!one_each && n_valid) /* members of varying size are decoded right after, so they should stay in the caches */
-        members.streamed = __builtin_mul_overflow(n_valid, extent_bytes(&members, 0), &batch_bytes) ||
-                           batch_bytes >= STREAMED_BATCH;
+        if (__builtin_mul_overflow(n_valid, extent_bytes(&members, 0), &batch_bytes))
+            batch_bytes = INT64_MAX;
     *wrong = UNREADABLE;
     if (!install_handler())
         return -1;
     request_readahead(&request, n_valid, &members);
+    const int is_large = !one_each && n_valid && batch_bytes >= STREAMED_BATCH;
+    const struct timed_copy copy = begin_copy(is_large, unverified && n_valid && unverified[0]);
+    members.streamed = copy.streamed;
     const int64_t n_copied = copy_valid(&request, n_valid, &members, checksums, wrong);
+    end_copy(&copy, batch_bytes);
     if (n_copied == n_valid && n_valid < n_items)
         *wrong = INVALID;
     return n_copied;
