@@ -33,6 +33,7 @@ from penstock_remote_answers import (
 )
 
 _CONTROL = "/-/control"
+_REMEMBERED = 0.02  # seconds, more than rclone remembers a folder that others change
 
 
 class Rules:
@@ -139,7 +140,7 @@ class Server:
             request.headers.pop("range", None)
         if rule and kind == "replace":
             (self.folder / request.key).write_bytes(bytes.fromhex(rule["content"]))
-            await asyncio.sleep(0.02)  # rclone remembers a folder for a moment
+            await asyncio.sleep(_REMEMBERED)
         if rule and kind in ("status", "drop"):
             await self.skip_body(reader, request)
             if kind == "drop":
@@ -151,7 +152,7 @@ class Server:
             await self.skip_body(reader, request)
             return self.answer_file(request)
         if request.method == "POST" and request.query == "delete":
-            return self.remove(request, await reader.readexactly(request.n_body))
+            return await self.remove(request, await reader.readexactly(request.n_body))
         if request.method == "PUT" and request.headers.get("if-none-match") == "*":
             async with self.locks[request.key]:  # so that of two who write if there is nothing, one is refused
                 if (self.folder / request.key).is_file():
@@ -164,11 +165,12 @@ class Server:
             raise HangupError
         return await self.mend(request, answer)
 
-    def remove(self, request: Request, body: bytes) -> Answer:
+    async def remove(self, request: Request, body: bytes) -> Answer:
         """Remove objects: not by rclone, which waits for itself for ever if others are written meanwhile."""
         keys = [html.unescape(found) for found in re.findall(r"<Key>(.*?)</Key>", body.decode())]
         for key in keys:
             (self.folder / request.key / key).unlink(missing_ok=True)
+        await asyncio.sleep(_REMEMBERED)
         gone = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
         return Answer.of(200, f"<DeleteResult>{gone}</DeleteResult>".encode(), **{"content-type": "application/xml"})
 
