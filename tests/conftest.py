@@ -32,10 +32,11 @@ pytest.register_assert_rewrite(
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
-# Packages that keep a cache below the home, such as pynwb, cannot be imported if nobody can write there.
-if "XDG_CACHE_HOME" not in os.environ and not os.access(Path.home(), os.W_OK):
+# Packages that keep files below the home, such as pynwb and IPython, fail or warn if nobody can write there.
+if not os.access(Path.home(), os.W_OK):
     _CACHE = tempfile.TemporaryDirectory(prefix="penstock-tests-", ignore_cleanup_errors=True)
-    os.environ["XDG_CACHE_HOME"] = _CACHE.name
+    for _name in ("XDG_CACHE_HOME", "IPYTHONDIR"):
+        os.environ.setdefault(_name, _CACHE.name)
 
 # `make test &`, nohup and some runners ignore Ctrl-C for all that they start, and tests press it.
 for _signal in (signal.SIGINT, signal.SIGQUIT):

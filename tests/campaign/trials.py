@@ -3,8 +3,8 @@
 1. A trial returns: it counts, as often as it says.
 2. It raises: a failure, with its traceback and the command that repeats it.
 3. It dies, or takes longer than its kind allows: a failure; whatever it started is ended.
-4. It leaves a process, a temporary file, or anything in /dev/shm, which is its own where the system allows it: a
-   failure.
+4. It leaves a process, a temporary file, or anything in /dev/shm, which is its own where the system allows it and
+   temporary files are elsewhere: a failure.
 """
 
 import faulthandler
@@ -192,7 +192,8 @@ def _run_trial(run: Run, seed: str, folder: Path, number: int) -> int:
     sys.modules["__main__"] = ModuleType("__main__")
     logging.disable()
     faulthandler.disable()
-    is_private = enter_mount_namespace() is None
+    # A file system of its own in /dev/shm would hide the folder, if temporary files are there.
+    is_private = not folder.resolve().is_relative_to(_SHARED) and enter_mount_namespace() is None
     if is_private:
         mount_tmpfs(_SHARED, "size=1g")
     (folder / "tmp").mkdir()
