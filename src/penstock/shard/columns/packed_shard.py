@@ -26,6 +26,7 @@ __all__ = ["PackedShard", "block_key", "offsets_member"]
 _BLOCK_BYTES = 1 << 20  # of rows, after which a block ends
 _OFFSETS = "__offsets"
 _NO_METADATA = b"{}"
+_FEW_ALIKE = 8  # items of plain arrays, one after the other
 _MEMBER_BYTES = 2 * (2 * TAR_BLOCK + 256)  # of a column and its offsets besides the rows, at most
 
 
@@ -62,6 +63,7 @@ class PackedShard:
         self._key_hashes: dict[int, int] = {}
         self._plain: PlainRows | None = None
         self._plain_suffixes: Mapping[str, str] = {}
+        self._tries_plain = True
 
     def __enter__(self) -> "PackedShard":
         return self
@@ -87,15 +89,21 @@ class PackedShard:
     def add_plain(self, sample: Mapping[str, Any], suffixes: Mapping[str, str]) -> bool:
         """Add one item without id and metadata, if it is of arrays like those before it; otherwise return False.
 
+        If few of those before it were alike, or none, it returns False for all that follow in the block: looking at
+        them would take longer than it saves.
+
         Parameters
         ----------
         suffixes
             Of the fields, by name.
         """
+        if not self._tries_plain:
+            return False
         if self._plain is None:
             dtypes = {name: self._fields[suffix].dtype for name, suffix in suffixes.items() if suffix in self._fields}
             self._plain, self._plain_suffixes = PlainRows.like(sample, dtypes), suffixes
         if self._plain is None or not self._plain.add(sample):
+            self._tries_plain = self._plain is not None and self._plain.count >= _FEW_ALIKE
             self._add_collected()
             return False
         if self._plain.is_full:
@@ -230,6 +238,7 @@ class PackedShard:
         self._builder.end_block(self._n_rows, at, frame.intdigest())
         self._n_rows = self._row_bytes = self._most_bytes = 0
         self._has_ids = self._has_metadata = False
+        self._tries_plain = True
 
 
 def _members(rows: StoredRows) -> Iterator[tuple[str, bytes, bytes | memoryview]]:

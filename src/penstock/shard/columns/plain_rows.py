@@ -33,8 +33,10 @@ class PlainRows:
         """Return rows for items like `sample`, with the dtypes of its fields; None if it is large, or not of arrays."""
         if sample.keys() != dtypes.keys() or any(dtype is None or dtype.isbuiltin != 1 for dtype in dtypes.values()):
             return None
-        shapes = {name: np.shape(value) for name, value in sample.items() if isinstance(value, np.ndarray | np.generic)}
-        plain = {name: np.empty((1, *shapes.get(name, ())), dtype) for name, dtype in dtypes.items()}
+        arrays = {name: value for name, value in sample.items() if isinstance(value, np.ndarray | np.generic)}
+        if sum(array.nbytes for array in arrays.values()) >= _LARGE_ROW:
+            return None
+        plain = {name: np.empty((1, *np.shape(arrays.get(name, 0))), dtype) for name, dtype in dtypes.items()}
         row_bytes = sum(column.nbytes for column in plain.values())
         if not 0 < row_bytes < _LARGE_ROW or not cls(plain).add(sample):
             return None
