@@ -141,6 +141,30 @@ def test_a_mixture_in_the_chain_is_that_of_the_recipe() -> None:
             call()
 
 
+def test_a_mixture_that_is_opened_keeps_its_order_and_its_weights() -> None:
+    a, b = ps.ArraySource(arrays()), ps.ArraySource(arrays(100))
+    mixture = ps.Mixture({"a": a, "b": b}, weights={"a": 1, "b": 3}, stop="all")
+    opened = ps.open(mixture).shuffle(seed=3).batch(4)
+    assert opened.plan.identity() == ps.Plan(mixture.index, mixture.order, 4, seed=3).identity()
+    with pytest.raises(ps.PlanError, match=r"must not follow mix\(\)"):
+        ps.open(mixture).budget(64, by="x")
+    how: dict[str, Any] = {"weights": [1, 1], "fields": {"m": {"source": "part"}}}
+    nested = ps.Mixture({"m": mixture, "a": a}, **how)
+    mixed = ps.open(a).mix({"b": b}, {"a": 1, "b": 3}, name="a", stop="all")
+    for chain in (ps.open(mixture).mix({"a": a}, name="m", **how), mixed.mix({"a": a}, name="m", **how)):
+        assert chain.batch(4).plan.identity() == ps.Plan(nested.index, nested.order, 4).identity()
+
+
+def test_text_is_batched_by_length_without_padding() -> None:
+    with ps.open(pd.DataFrame({"text": ["a", "bb", "c", "dd"]})).bucket(2, by="text").loader() as loader:
+        assert sorted(sorted(batch["text"]) for batch in loader) == [["a", "c"], ["bb", "dd"]]
+
+
+def test_folders_of_shards_in_a_list_follow_each_other(places: Path) -> None:
+    both = ps.open([places / "shards", places / "packed"]).fields(["x"])
+    assert both.source.take(np.array([0, N + 2]))["x"].tolist() == [0, 2]
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("places")
@@ -257,7 +281,17 @@ def test_what_makes_no_sense_says_what_to_do(places: Path) -> None:
         (lambda: ps.open(3), ps.SourceError, r"got int"),
         (lambda: ps.open(places / "nowhere"), ps.SourceError, r"does not exist"),
         (lambda: ps.open(places / "*.wav"), ps.SourceError, r"No file .*\*\.wav"),
-        (lambda: ps.open(["a.wav", "b.npy"]), ps.SourceError, r"must all be audio, tables or npy"),
+        (lambda: ps.open(["a.wav", "b.npy"]), ps.SourceError, r"must be of one kind, .* got \.npy, \.wav files"),
+        (lambda: ps.open(places / "shrads"), ps.SourceError, r"does not exist\. Did you mean .*/shards\?"),
+        (lambda: ps.open(places / "shards" / "*.tar"), ps.SourceError, r"is a part of the dataset '.*/shards'"),
+        (lambda: ps.open(places / "photos" / "cat"), ps.SourceError, r"by a pattern, '.*/cat/\*\.png'"),
+        (lambda: ps.open([places / "photos" / "cat" / "0.png"]), ps.SourceError, r"no classes in common"),
+        (lambda: ps.open(places / "rows.zarr" / "nope"), ps.SourceError, r"No array at"),
+        (lambda: ps.open(b"shards"), ps.SourceError, r"got bytes"),
+        (lambda: data.bucket(2, by="x", widht=3), ps.OptionError, r"got widht\. Did you mean 'width'\?"),
+        (lambda: data.bucket(2, by="x", seed=3), ps.OptionError, r"got seed\."),
+        (lambda: data.batch(2).loader(workers=3), ps.OptionError, r"Loader takes .*; got workers"),
+        (lambda: data.mix({"b": arrays()}, stpo=3), ps.OptionError, r"Did you mean 'stop'\?"),
         (lambda: ps.open(places / "shards", shape=3), ps.OptionError, r"TarSource takes fields, .*; got shape"),
         (lambda: open_source(ps.ArraySource(arrays()), fields=["x"]), ps.OptionError, r"takes none; got fields"),
     ]

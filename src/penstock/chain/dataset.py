@@ -25,8 +25,8 @@ from penstock.plan.lengths.packed import Packed
 from penstock.plan.orders import Sequential, WindowShuffle
 from penstock.plan.plan import Plan
 from penstock.recipes.mixture.mixture import Mixture
-from penstock.source.find_source import open_source
-from penstock.source.lengths import item_lengths
+from penstock.source.find_source import open_source, pass_options
+from penstock.source.lengths import has_varying_arrays, item_lengths
 from penstock.source.select.selectable import Selectable, Take, check_fields, select_fields
 from penstock.transform.compose import Compose, as_transform
 
@@ -98,11 +98,12 @@ class Dataset:
 
     # -- choose ------------------------------------------------------------------------------------------------------
 
-    def fields(self, *names: str) -> "Dataset":
+    def fields(self, *names: str | Sequence[str]) -> "Dataset":
         """Keep these fields; the others are not read."""
         self._refuse_after("fields", "map", "batch")
-        select_fields(self.items, list(names) if self.kept is None else check_fields(self.source, names))
-        return replace(self, kept=names)
+        kept = tuple(name for each in names for name in ([each] if isinstance(each, str) else each))
+        select_fields(self.items, kept if self.kept is None else check_fields(self.source, kept))
+        return replace(self, kept=kept)
 
     def where(self, condition: "str | Callable[..., ArrayLike] | ArrayLike") -> "Dataset":
         """Keep the items that fulfil a condition over metadata columns, such as `"subject == 'A'"`."""
@@ -153,14 +154,14 @@ class Dataset:
         ----------
         others
             Datasets, or anything that `open` takes, by name. They are neither ordered, mapped nor batched yet: each is
-            visited in an order of its own, and `shuffle(seed)` after the mixture sets the seed.
+            visited in an order of its own, a mixture with its weights. `shuffle(seed)` after `mix` sets the seed.
         weights, options
             `weights`, `stop`, `temperature`, `fields`, … of `Mixture`.
         """
         parts = {name: self, **{other: _as_dataset(what, {}) for other, what in others.items()}}
         for part in parts.values():
-            part._refuse_after("mix", "map", "order", "batch")
-        mixture = Mixture({other: part.source for other, part in parts.items()}, weights, **options)
+            part._refuse_after("mix", "map", "batch", *([] if isinstance(part.items, Mixture) else ["order"]))
+        mixture = pass_options(Mixture, options, {other: part.source for other, part in parts.items()}, weights)
         return replace(self, items=mixture, kept=None, ordering=_Ordering("mix", mixture.order))
 
     def map(self, transform: "Transform | Callable[[Any], Any]") -> "Dataset":
@@ -222,7 +223,7 @@ class Dataset:
         """
         if self.batching is not None and self.batching.collate is not None:
             options = {"collate": self.batching.collate, **options}
-        return Loader(self.source, self.plan, transform=self.transform, num_workers=num_workers, **options)
+        return pass_options(Loader, options, self.source, self.plan, transform=self.transform, num_workers=num_workers)
 
     # -- show --------------------------------------------------------------------------------------------------------
 
@@ -268,9 +269,8 @@ class Dataset:
                 f"{verb}() must not follow {self.ordering.verb}(): it orders items by their lengths. Use shuffle(seed)."
             )
         lengths = item_lengths(self.items, by, cache=options.pop("cache", None))
-        plan = kind(self.items.index, lengths, seed=self.seed, **options)
-        field = self.source.fields.get(by) if isinstance(by, str) else None
-        pad = Pad(by) if pad is None and field is not None and field.shape is None else pad
+        plan: BatchPlan = pass_options(kind, options, self.items.index, lengths, seed=self.seed)
+        pad = Pad(by) if pad is None and isinstance(by, str) and has_varying_arrays(self.source, by) else pad
         return replace(self, batching=_Batching(verb, lambda *_: plan, pad))
 
     def _refuse_after(self, verb: str, *stages: str) -> None:
@@ -296,7 +296,11 @@ _BATCHES = ("batch", "bucket", "budget", "pack")
 
 
 def _as_dataset(what: Any, options: dict[str, Any]) -> Dataset:
-    return what if isinstance(what, Dataset) and not options else Dataset(open_source(what, **options))
+    if isinstance(what, Dataset) and not options:
+        return what
+    source = open_source(what, **options)
+    order = getattr(source, "order", None)  # of a mixture, whose weights mean nothing without it
+    return Dataset(source, ordering=None if order is None else _Ordering("mix", order))
 
 
 def _selectable(source: Source) -> Selectable:

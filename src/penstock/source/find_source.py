@@ -4,6 +4,7 @@ import glob
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from penstock.core.protocols import Source
 from penstock.core.text import cause
 from penstock.files.stores.url import is_url
 from penstock.shard.manifest import MANIFEST
+from penstock.shard.places.missing import INDEXED
 from penstock.source.array import ArraySource
 from penstock.source.audio.file import EXTENSIONS
 from penstock.source.audio.source import AudioSource
@@ -30,7 +32,7 @@ from penstock.source.volume.attributes import read_ome
 from penstock.source.volume.ngff import Multiscale
 from penstock.source.volume.source import VolumeSource
 
-__all__ = ["open_source"]
+__all__ = ["open_source", "pass_options"]
 
 _T = TypeVar("_T")
 
@@ -46,10 +48,12 @@ def open_source(what: Any, **options: Any) -> Source:
     | what | source |
     |---|---|
     | a folder or a URL of shards; a pattern of tars that were indexed | `TarSource` |
-    | a zarr array or group, an HDF5 file, or a URL of one | `ZarrSource` |
+    | a zarr array or group, or a URL of one; a dataset in an HDF5 file (`"day.h5/x"`), or with `fields=` several | \
+`ZarrSource` |
     | an OME-NGFF image, with `shape=` of a patch and perhaps `scale=` | `VolumeSource` |
     | an audio file, a pattern (`"*.wav"`), or a folder of audio files | `AudioSource` |
     | an npy file, or a pattern of them | `ArraySource`, concatenated |
+    | a list of paths of one of these kinds | concatenated |
     | a `.parquet`, `.feather`, `.arrow`, `.csv` or `.tsv` file, a pattern or a folder of them; a frame of pandas or \
 polars, a pyarrow table, a Hugging Face dataset | `TableSource` |
     | a pattern of images, or a folder with a folder of images for each class | `FolderSource` |
@@ -70,17 +74,17 @@ polars, a pyarrow table, a Hugging Face dataset | `TableSource` |
     >>> open_source("nowhere.npy")
     Traceback (most recent call last):
     ...
-    penstock.core.errors.SourceError: No file nowhere.npy. Check the path.
+    penstock.core.errors.SourceError: nowhere.npy does not exist.
     """
     if isinstance(what, str | os.PathLike) or is_url(what):
         return _open_place(os.fspath(what) if isinstance(what, os.PathLike) else str(what), options)
     if isinstance(what, Sequence) and what and all(isinstance(each, str | os.PathLike) for each in what):
         return _open_files([os.fspath(each) for each in what], options)
     if all(hasattr(what, name) for name in _PROTOCOL):
-        source: Source = _make(lambda: what, options)
+        source: Source = pass_options(lambda: what, options)
         return source
     kind, given = _find_kind(what)
-    return _make(kind, options, given)
+    return pass_options(kind, options, given)
 
 
 def _find_kind(what: Any) -> tuple[Callable[..., Source], Any]:
@@ -91,7 +95,7 @@ def _find_kind(what: Any) -> tuple[Callable[..., Source], Any]:
         return ArraySource, what
     if hasattr(what, "shape") and hasattr(what, "dtype") and hasattr(what, "__array__"):
         return ArraySource, {"x": what}
-    if hasattr(what, "__getitem__") and hasattr(what, "__len__"):
+    if hasattr(what, "__getitem__") and hasattr(what, "__len__") and not isinstance(what, bytes | bytearray):
         return DatasetSource, what
     raise SourceError(
         f"Items come from a path, a URL, arrays, a dataset with len() and [i], or a source, got {type(what).__name__}. "
@@ -105,8 +109,11 @@ def _open_place(where: str, options: dict[str, Any]) -> Source:
     is_remote = is_url(where)
     is_group = not is_remote and any((path / name).is_file() for name in _ZARR_FILES)
     is_hdf5 = any(Path(part).suffix.lower() in HDF5_SUFFIXES for part in path.parts)
-    if is_hdf5 or ".zarr" in path.suffixes or (is_remote and ".zarr/" in where) or is_group:
+    is_zarr = any(".zarr" in Path(part).suffixes for part in path.parts)
+    if is_hdf5 or is_zarr or is_group:
         return _open_zarr(where, options)
+    if not is_remote and not glob.has_magic(where) and "{" not in where and not path.exists():
+        raise _make_missing_error(path)
     if suffix == ".npz":
         raise SourceError(
             f"{where} is an archive of arrays, which cannot be read item by item. Load it, "
@@ -125,12 +132,43 @@ def _open_place(where: str, options: dict[str, Any]) -> Source:
         )
     inside = set() if is_remote else _list_extensions(path)
     if suffix in TABLE_EXTENSIONS or inside & set(TABLE_EXTENSIONS):  # which says that it does not read from URLs
-        return _make(TableSource, options, where)
+        return pass_options(TableSource, options, where)
     if inside & set(EXTENSIONS):
-        return _make(AudioSource, options, where)
+        return pass_options(AudioSource, options, where)
     if not is_remote and (suffix in _IMAGES or ("" in inside and _has_images(path))):
-        return _make(FolderSource, options, where)
+        return pass_options(FolderSource, options, where)
+    if not is_remote:
+        _refuse_other_files(path, inside)
     return _open_shards(where, options)
+
+
+def _refuse_other_files(path: Path, inside: set[str]) -> None:
+    """Raise SourceError, which says what to open instead, for a path of this machine that has no shards."""
+    loose = sorted(inside & {".npy", *_IMAGES})
+    if loose:
+        raise SourceError(f"{path} has no shards. Open its {loose[0]} files by a pattern, '{path}/*{loose[0]}'.")
+    kind = path.suffix.lower()
+    is_indexed = Path(f"{path}{INDEXED}").is_file()
+    if kind == ".tar" and not is_indexed and (path.parent / MANIFEST).is_file():
+        raise SourceError(
+            f"{path} is a part of the dataset '{path.parent}'. Open that, and choose items by where(...)."
+        )
+    if kind not in (".tar", ".json") and path.is_file():
+        raise SourceError(
+            f"{path} is no file that can be read item by item: shards, zarr, HDF5, npy, audio, images and tables are. "
+            "Read it in Python, and open arrays or a list of items."
+        )
+
+
+def _make_missing_error(path: Path) -> SourceError:
+    """Return the error for a path of this machine with nothing there; it names what is near."""
+    there = next((folder for folder in path.parents if folder.is_dir()), Path())
+    missing = path.parts[len(there.parts)] if path.parts else ""
+    try:
+        near = get_close_matches(missing, [entry.name for entry in there.iterdir()], n=1)
+    except OSError:  # a folder that must not be listed
+        near = []
+    return SourceError(f"{path} does not exist.{f' Did you mean {there / near[0]}?' if near else ''}")
 
 
 def _has_images(folder: Path) -> bool:
@@ -150,13 +188,23 @@ def _open_files(paths: list[str], options: dict[str, Any]) -> Source:
     """Return the source of several files of one kind: audio, tables, or npy, one after the other."""
     kinds = {Path(path).suffix.lower() for path in paths}
     if kinds <= set(TABLE_EXTENSIONS):
-        return _make(TableSource, options, paths)
+        return pass_options(TableSource, options, paths)
     if kinds <= set(EXTENSIONS):
-        return _make(AudioSource, options, paths)
+        return pass_options(AudioSource, options, paths)
+    if len(kinds) > 1:
+        raise SourceError(
+            f"Files must be of one kind, such as audio, tables or npy, got {', '.join(sorted(kinds))} files."
+        )
     if kinds != {".npy"}:
-        raise SourceError(f"Files must all be audio, tables or npy, got {', '.join(sorted(kinds))} files.")
+        found = [_open_place(path, options) for path in paths]
+        if any(isinstance(source, FolderSource) for source in found):
+            raise SourceError(
+                f"Images in a list, such as {paths[0]}, have no classes in common: open one pattern or folder, or a "
+                "table of paths and labels with FilesSource."
+            )
+        return Concat(found)
     name = Path(paths[0]).stem or "x" if len(paths) == 1 else "x"
-    parts = [_make(ArraySource, options, {name: _map_npy(path)}) for path in paths]
+    parts = [pass_options(ArraySource, options, {name: _map_npy(path)}) for path in paths]
     return parts[0] if len(parts) == 1 else Concat(parts)
 
 
@@ -164,7 +212,7 @@ def _map_npy(path: str) -> Any:
     try:
         return map_npy(Path(path))
     except FileNotFoundError as error:
-        raise SourceError(f"No file {path}. Check the path.") from error
+        raise _make_missing_error(Path(path)) from error
     except OSError as error:
         raise SourceError(f"Could not read {path} as an npy file: {cause(error)}") from error
 
@@ -172,7 +220,7 @@ def _map_npy(path: str) -> Any:
 def _open_shards(where: str, options: dict[str, Any]) -> TarSource:
     # At a URL, few items are fetched together; a whole shard is the chunk of a local one.
     chunk = {"chunk_items": STRETCH_ITEMS} if is_url(where) else {}
-    return _make(TarSource, {**chunk, **options}, where)
+    return pass_options(TarSource, {**chunk, **options}, where)
 
 
 def _open_zarr(where: str, options: dict[str, Any]) -> Source:
@@ -181,7 +229,7 @@ def _open_zarr(where: str, options: dict[str, Any]) -> Source:
     is_hdf5 = any(Path(part).suffix.lower() in HDF5_SUFFIXES for part in Path(where).parts)
     is_there = is_url(where) or Path(where).is_dir()
     if is_hdf5 or not is_there or "multiscales" not in read_ome(Folders.open_one(where, remote)):
-        return _make(ZarrSource, options, where)
+        return pass_options(ZarrSource, options, where)
     rest = dict(options)
     shape, scale = rest.pop("shape", None), rest.pop("scale", None)
     image = Multiscale.read(where, **remote)
@@ -194,15 +242,17 @@ def _open_zarr(where: str, options: dict[str, Any]) -> Source:
         by_axis = dict(zip((axis.name for axis in image.axes), image.levels[0].scale, strict=True))
         order = [name for name in rest.get("axis_order", "zyx") if name in by_axis]
         scale = [by_axis[name] for name in order][-len(shape) :]
-    return _make(VolumeSource, rest, {"image": VolumeArray(where, shape, scale)})
+    return pass_options(VolumeSource, rest, {"image": VolumeArray(where, shape, scale)})
 
 
-def _make(kind: Callable[..., _T], options: dict[str, Any], *arguments: Any) -> _T:
-    """Return what `kind` makes; raise OptionError for options that it does not take."""
-    known = list(inspect.signature(kind).parameters)[len(arguments) :]
+def pass_options(kind: Callable[..., _T], options: Mapping[str, Any], *arguments: Any, **own: Any) -> _T:
+    """Return what `kind` makes; raise OptionError for options that it does not take, or that the caller sets."""
+    known = [name for name in list(inspect.signature(kind).parameters)[len(arguments) :] if name not in own]
     unknown = sorted(set(options) - set(known))
     if unknown:
         name = getattr(kind, "__name__", "")
+        near = get_close_matches(unknown[0], known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
         takes = f"{name} takes {', '.join(known)}" if known else "a source that is open takes none"
-        raise OptionError(f"Options must be those of the source: {takes}; got {', '.join(unknown)}.")
-    return kind(*arguments, **options)
+        raise OptionError(f"Options must be known: {takes}; got {', '.join(unknown)}.{hint}")
+    return kind(*arguments, **options, **own)

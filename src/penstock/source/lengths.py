@@ -28,7 +28,7 @@ from penstock.files.locks import FolderLock
 from penstock.files.regular import open_input
 from penstock.source.native import copy_rows, is_compiled
 
-__all__ = ["item_lengths"]
+__all__ = ["has_varying_arrays", "item_lengths"]
 
 _HEADER = struct.Struct("<16sQQQ16s")
 """Magic, version, items, different lengths, checksum of the rest."""
@@ -77,6 +77,18 @@ def item_lengths(source: Source, by: str | ArrayLike, *, cache: str | os.PathLik
     digest = hashlib.blake2b(repr((source.index.content_digest, by)).encode(), digest_size=8).hexdigest()
     path = folder / f"lengths-{digest}.bin"
     return _open_if_whole(path, len(source.index)) or _write(_measure(source, by), path)
+
+
+def has_varying_arrays(source: Source, name: str) -> bool:
+    """Return whether a field has an array for each item, which varies in length: not numbers, and not text."""
+    field = source.fields.get(name)
+    if field is None or field.shape is not None or not len(source.index):
+        return False
+    narrow: Source = source.with_fields([name]) if hasattr(source, "with_fields") else source
+    first = narrow.take(np.zeros(1, np.int64))[name][0]
+    if narrow is not source:
+        narrow.close()
+    return not isinstance(first, str | bytes)
 
 
 def _keep(lengths: Lengths, folder: Path | None) -> Lengths:
