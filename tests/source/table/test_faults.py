@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -63,6 +64,7 @@ class TestFilesThatChange:
 
 TRUNCATED = """
 import os, sys
+import datasets
 import numpy as np
 import penstock as ps
 from penstock.source.table.stamp import FileStamp
@@ -214,3 +216,48 @@ def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingDependency, match=r"pip install 'penstock\[table\]'"):
         TableSource("a.parquet")
+
+
+def test_columns_that_arrow_can_only_slice_are_read(tmp_path: Path) -> None:
+    columns = {
+        "text": pa.array(["a", "b", None], pa.string_view()),
+        "bytes": pa.array([b"a", b"b", None], pa.binary_view()),
+        "texts": pa.array([["a"], ["b", "c"], None], pa.list_(pa.string_view())),
+        "runs": pa.RunEndEncodedArray.from_arrays([2, 3], [1.5, 2.5]),
+    }
+    table = pa.table(columns)
+    feather.write_feather(table, tmp_path / "a.feather", compression="uncompressed")
+    for source in (TableSource(table), TableSource(tmp_path / "a.feather")):
+        found = source.take(np.array([2, 0]))
+        assert {name: values.tolist() for name, values in found.items()} == {
+            "text": [None, "a"],
+            "bytes": [None, b"a"],
+            "texts": [None, ["a"]],
+            "runs": [2.5, 1.5],
+        }
+
+
+def test_a_column_that_arrow_cannot_decode_is_named() -> None:
+    words = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array(["a", "b"], pa.string_view()))
+    with pytest.raises(ReadError, match=r"Column 'word' must have a type that Arrow can decode, got dictionary<"):
+        TableSource(pa.table({"word": words})).take(np.array([2, 0]))
+
+
+def test_polars_columns_without_a_type_of_arrow_are_refused() -> None:
+    objects = pl.DataFrame({"x": [1, 2], "thing": pl.Series([{1}, {2}], dtype=pl.Object)})
+    with pytest.raises(SourceError, match=r"'thing' holds Python objects"):
+        TableSource(objects)
+    with pytest.raises(SourceError, match=r"Arrow must have the types of all columns, big Int128"):
+        TableSource(pl.DataFrame({"big": pl.Series([1, 2], dtype=pl.Int128)}))
+
+
+def test_what_was_set_on_a_hugging_face_dataset_and_is_not_applied_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    dataset = datasets.Dataset.from_dict({"a": [1, 2], "b": [3, 4]})
+    TableSource(dataset)
+    TableSource(dataset.with_format("torch"))
+    assert not caplog.records
+    TableSource(dataset.with_transform(dict))
+    TableSource(dataset.with_format("torch", columns=["a"]))
+    first, second = caplog.messages
+    assert "transform" in first
+    assert "columns" in second

@@ -2,6 +2,7 @@
 
 import codecs
 import glob
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from penstock.core.cache import SharedCache
 from penstock.core.errors import OptionError, SourceError
-from penstock.core.text import count
+from penstock.core.text import cause, count
 from penstock.files.kinds import local_path
 from penstock.source.table.arrow_file import ArrowPart
 from penstock.source.table.columns import import_pyarrow
@@ -23,6 +24,8 @@ __all__ = ["TABLE_EXTENSIONS", "find_parts"]
 _PARQUET, _ARROW, _CSV = (".parquet", ".pq"), (".feather", ".arrow", ".ipc"), (".csv", ".tsv")
 TABLE_EXTENSIONS = (*_PARQUET, *_ARROW, *_CSV)
 _KEPT_FOOTERS = 64  # of Parquet files: parsed, some hundred kilobytes each
+
+_LOG = logging.getLogger("penstock")
 
 _Path = str | os.PathLike[str]
 
@@ -97,6 +100,7 @@ def _open_memory(given: Any) -> tuple[list[Part], Any]:
     kind = type(given)
     name, package = kind.__name__, kind.__module__.partition(".")[0]
     if package == "datasets" and hasattr(given, "_indices"):
+        _warn_of_format(given)
         indices = given._indices
         order = None if indices is None else indices.column(0).to_numpy()
         return [MemoryPart(given.data, f"the Dataset of {count(len(given), 'row')}")], order
@@ -116,7 +120,7 @@ def _open_memory(given: Any) -> tuple[list[Part], Any]:
             f"of Hugging Face, got {name}."
         )
     if hasattr(given, "to_arrow"):
-        return [MemoryPart(given.to_arrow(), "the DataFrame")], None
+        return [MemoryPart(_convert_polars(given), "the DataFrame")], None
     try:
         table = pa.Table.from_pandas(given, preserve_index=False)
     except (ValueError, TypeError) as error:  # ArrowInvalid, ArrowTypeError
@@ -125,3 +129,27 @@ def _open_memory(given: Any) -> tuple[list[Part], Any]:
             f"{'; '.join(map(str, error.args))}."
         ) from error
     return [MemoryPart(table.replace_schema_metadata(None), "the DataFrame")], None
+
+
+def _convert_polars(frame: Any) -> Any:
+    """Return the table of a polars frame; raise SourceError for a column that Arrow does not have."""
+    objects = [name for name, dtype in frame.schema.items() if str(dtype) == "Object"]
+    if objects:  # which polars would export as addresses in memory
+        raise SourceError(
+            f"Every column of a data frame must have values of one type, but {objects[0]!r} holds Python objects. "
+            "Convert it, or leave it out."
+        )
+    try:
+        return frame.to_arrow()
+    except (ValueError, TypeError, NotImplementedError) as error:  # ArrowInvalid, ArrowNotImplementedError
+        types = ", ".join(f"{name} {dtype}" for name, dtype in frame.schema.items())
+        raise SourceError(f"Arrow must have the types of all columns, {types}: {cause(error)}.") from error
+
+
+def _warn_of_format(given: Any) -> None:
+    """Say in the log that a function or a choice of columns that was set on a Hugging Face dataset is not applied."""
+    chosen = given.format
+    if chosen.get("type") == "custom":
+        _LOG.warning("The transform that was set on the Dataset is not applied: use Loader(transform=...).")
+    elif len(chosen.get("columns") or given.column_names) < len(given.column_names):
+        _LOG.warning("The columns that set_format chose are not applied: use TableSource(..., columns=...).")

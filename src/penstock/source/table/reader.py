@@ -13,7 +13,13 @@ from penstock.core.cache import SharedCache
 from penstock.core.errors import DamageError, ReadError
 from penstock.core.types import Block
 from penstock.source.native import StoredItems, copy_items
-from penstock.source.table.columns import ColumnType, MissingValueError, convert_fixed, convert_rows
+from penstock.source.table.columns import (
+    ColumnType,
+    MissingValueError,
+    convert_fixed,
+    convert_rows,
+    import_pyarrow,
+)
 from penstock.source.table.parts import Addresses, Part
 
 __all__ = ["TableReader", "TableSpec"]
@@ -177,6 +183,11 @@ class TableReader:
             except MissingValueError as error:
                 place = rows.start + error.place if isinstance(rows, slice) else int(rows[error.place])
                 raise self._missing_value(name, piece, place) from None
+            except NotImplementedError as error:  # of Arrow, for types that few of its functions know
+                raise ReadError(
+                    f"Column {name!r} must have a type that Arrow can decode, got {value.type} "
+                    f"({self._describe(piece)}): {error}. Convert the column, or leave it out."
+                ) from error
 
     def _load(self, piece: int, *, keep: bool) -> Mapping[str, Any]:
         """Return columns of a piece: as NumPy arrays, if it has to be decoded and they have a fixed shape."""
@@ -223,7 +234,10 @@ class TableReader:
 def _take(array: Any, rows: _Int64s) -> Any:
     if len(rows) == 1:
         return array.slice(int(rows[0]), 1)
-    return array.take(rows)
+    try:
+        return array.take(rows)
+    except NotImplementedError:  # of views of text, and of run-end encoded values
+        return import_pyarrow().chunked_array([array.slice(row, 1) for row in rows.tolist()], array.type)
 
 
 def _assign(out: NDArray[Any], where: _Int64s | slice, values: Any) -> None:
