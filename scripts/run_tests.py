@@ -108,7 +108,7 @@ def main() -> int:
         "--at-once", type=int, default=0, help="groups at once; 0: as many as cores, twice that for all"
     )
     chosen = parser.parse_args()
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
     at_once = chosen.at_once or (2 * cores if chosen.tests == "all" else cores)
     if chosen.tests == "all":
         os.environ.setdefault("PENSTOCK_TESTS", "all")

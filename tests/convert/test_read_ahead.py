@@ -21,6 +21,7 @@ from penstock.convert.scan import ConvertOptions
 from penstock.files import read_ahead
 from penstock.shard.outputs.write_options import WriteOptions
 from penstock.source.file_ranges import FileRanges
+from penstock.source.stored.folders import Folders
 
 
 def _write_npy(path: Path) -> Path:
@@ -175,7 +176,7 @@ def test_rows_of_a_zarr_store_are_located_in_their_chunks(axis: int, tmp_path: P
     values = np.arange(1, 401, dtype=np.int32).reshape(20, 20)
     array = zarr.create_array(str(tmp_path / "a.zarr"), shape=(20, 20), chunks=(5, 5), dtype="i4", compressors=None)
     array[:] = values
-    rows = _AxisFirst(array, _CheckedArray(tmp_path / "a.zarr"), axis, "it")
+    rows = _AxisFirst(array, _CheckedArray(Folders().open(str(tmp_path / "a.zarr"))), axis, "it")
     found = rows.locate(3, 8)
     paths = [Path(file.path) for file in found.files]
     stored = np.concatenate([np.frombuffer(path.read_bytes(), np.int32) for path in paths])

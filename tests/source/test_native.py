@@ -41,7 +41,7 @@ IN_C = [
 
 @pytest.fixture(scope="module", params=[pytest.param(None, id="numpy"), *IN_C])
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Reads with NumPy, or with a library for a SIMD width, with or without non-temporal stores in every second copy."""
+    """Reads with NumPy, or with a library for a SIMD width, or one whose every second copy uses non-temporal stores."""
     if request.param is None:
         with use_numpy():
             yield

@@ -1,5 +1,6 @@
 """An object as a file: the same bytes as the file itself, by any reads, and h5py on top of it."""
 
+import gc
 import io
 import os
 import subprocess
@@ -19,6 +20,7 @@ from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.files.spans.seekable_file import RemoteFile
 from penstock.files.spans.span import Span
 from penstock.files.stores.errors import MissingObjectError
+from penstock.files.stores.open_store import open_store
 from penstock.files.stores.url import Url
 
 CONTENT = np.arange(1, 26, dtype="<u4").tobytes()  # 100 bytes
@@ -40,6 +42,39 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RemoteFolder:
     (path / "a.bin").write_bytes(CONTENT)
     (path / "empty").touch()
     return RemoteFolder(Url(f"file://{path}"), _REMOTE)
+
+
+def test_the_thread_that_fetches_never_waits_for_a_lock_of_the_reader_to_finalize_garbage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.bin").write_bytes(CONTENT)
+    folder = RemoteFolder(Url(f"file://{tmp_path}"), _REMOTE)
+    held, threads = threading.RLock(), []
+
+    class NeedsLock:
+        def __del__(self) -> None:
+            with held:
+                pass
+
+    store_type = type(open_store(folder.url))
+    read_range = store_type.read_range
+
+    def collect_and_read(*args: object, **options: object) -> object:
+        threads.append(threading.current_thread())
+        cycle = [NeedsLock()]
+        cycle.append(cycle)  # type: ignore[arg-type]  # a cycle
+        del cycle
+        if gc.isenabled():  # as Python does whenever it likes
+            gc.collect()
+        return read_range(*args, **options)  # type: ignore[arg-type]  # as they are
+
+    monkeypatch.setattr(store_type, "read_range", collect_and_read)
+    assert gc.isenabled()
+    with RemoteFile(folder, "a.bin", block_bytes=10) as file, held:  # as h5py holds its own
+        assert file.read(35) == CONTENT[:35]
+    assert threading.current_thread() not in threads
+    assert gc.isenabled()
+    gc.collect()
 
 
 @given(

@@ -3,6 +3,7 @@
 An object is read in blocks of a fixed size, so that all readers of a machine ask for the same spans of it.
 """
 
+import gc
 import io
 import threading
 from collections import OrderedDict
@@ -20,6 +21,34 @@ __all__ = ["RemoteFile"]
 _BLOCK_BYTES = 1 << 20  # at 20 ms and 150 MB/s, a smaller one comes hardly sooner
 _KEPT_BLOCKS = 8  # which h5py goes back to for a few bytes each time
 _MOST_AHEAD = 32  # blocks
+
+
+class _CollectionPause:
+    """Keeps Python from collecting garbage while it is entered, by any number of threads.
+
+    h5py holds a lock while it reads from a file, and its finalizers need that lock. If a thread that fetches the bytes
+    collected garbage with a file of h5py in it, both would wait for each other forever.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._n_entered, self._was_enabled = 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._n_entered:
+                self._was_enabled = gc.isenabled()
+                gc.disable()
+            self._n_entered += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._n_entered -= 1
+            if not self._n_entered and self._was_enabled:
+                gc.enable()
+
+
+_PAUSE = _CollectionPause()
 
 
 class RemoteFile(io.RawIOBase):
@@ -93,7 +122,7 @@ class RemoteFile(io.RawIOBase):
         if begin >= end:
             return 0
         try:
-            with self._lock:
+            with _PAUSE, self._lock:
                 first, last = begin // self._block_bytes, (end - 1) // self._block_bytes
                 self._read_ahead(first, last)
                 for number in range(first, last + 1):
