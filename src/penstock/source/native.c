@@ -980,17 +980,20 @@ static int take_columns(const struct dataset *data, int64_t n_items, const struc
                         const struct target *targets)
 {
     const struct column *columns = data->parts[taken->shard]->columns;
-    int64_t n_bytes = 0;
+    int64_t item_bytes = 0, batch_bytes;
     int done = 1;
     for (int64_t n = 0; n < data->n_columns; n++) {
-        n_bytes += columns[n].member.end / LINE;
+        if (__builtin_add_overflow(item_bytes, columns[n].member.end, &item_bytes))
+            item_bytes = INT64_MAX;
         if (columns[n].member.end >= READAHEAD_BYTES)
             done = done && take_column(data, n, n_items, taken, NULL, 0);
     }
-    const struct timed_copy copy = begin_copy(n_bytes >= STREAMED_BATCH / LINE / n_items, taken->verify);
+    if (__builtin_mul_overflow(item_bytes, n_items, &batch_bytes))
+        batch_bytes = INT64_MAX;
+    const struct timed_copy copy = begin_copy(batch_bytes >= STREAMED_BATCH, taken->verify);
     for (int64_t n = 0; done && n < data->n_columns; n++)
         done = take_column(data, n, n_items, taken, targets + n, copy.streamed);
-    end_copy(&copy, n_bytes * LINE * n_items);
+    end_copy(&copy, done ? batch_bytes : 0);
     return done;
 }
 
@@ -1060,7 +1063,7 @@ int64_t penstock_copy(int64_t n_items, int64_t n_shards, const struct shard *sha
     const struct timed_copy copy = begin_copy(is_large, unverified && n_valid && unverified[0]);
     members.streamed = copy.streamed;
     const int64_t n_copied = copy_valid(&request, n_valid, &members, checksums, wrong);
-    end_copy(&copy, batch_bytes);
+    end_copy(&copy, n_copied == n_valid ? batch_bytes : 0);
     if (n_copied == n_valid && n_valid < n_items)
         *wrong = INVALID;
     return n_copied;
