@@ -82,15 +82,16 @@ class Dataset:
         self.shards = [Shard(folder, number, n_rows) for number, n_rows in enumerate((7, 20, 5, 9))]
         sizes = [shard.n_rows for shard in self.shards]
         self.borders = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        self.bits, self.bits_at = np.zeros(12, np.uint8), np.arange(0, 12, 3)
+        self.bits = np.zeros((4, 3), np.uint8)
+        self.bits_at = self.bits.ctypes.data + np.arange(0, 12, 3)
         self.verify = verify
         self.use([shard.part() for shard in self.shards])
 
     def use(self, parts: "list[NDArray[np.int64] | None]") -> None:
         self.kept = parts
         self.parts = np.array([0 if part is None else part.ctypes.data for part in parts], np.int64)
-        bits = (self.bits.ctypes.data, self.bits_at.ctypes.data) if self.verify else (0, 0)
-        addresses = (self.borders.ctypes.data, self.parts.ctypes.data, *bits)
+        bits = self.bits_at.ctypes.data if self.verify else 0
+        addresses = (self.borders.ctypes.data, self.parts.ctypes.data, bits)
         self.table = np.array([len(parts), 2, *addresses, self.verify, SETTLED_NS], np.int64)
 
     def take(self, items: list[int], places: list[int] | None = None) -> "tuple[int, list[NDArray[np.uint8]]]":

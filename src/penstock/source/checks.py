@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ __all__ = [
     "check_items",
     "check_out",
     "check_span",
-    "fill_parts",
     "fill_rows",
     "keep_existing",
     "sum_memory",
@@ -80,14 +79,6 @@ def check_out(out: Block, fields: Mapping[str, Field], n_items: int) -> Block:
             found = f"{out[name].dtype} {out[name].shape}" if name in out else "no such array"
             raise OptionError(f"out[{name!r}] must be an array of {field.dtype} {shape}, got {found}.")
     return out
-
-
-def fill_parts(parts: Sequence[tuple[Source, NDArray[np.int64], NDArray[np.int64]]], out: Block) -> None:
-    """Read items of several sources into rows of arrays; with one call, if the sources can do that."""
-    fill_together: Callable[..., bool] | None = getattr(parts[0][0], "fill_together", None)
-    if fill_together is None or not fill_together(parts, out):
-        for source, items, rows in parts:
-            fill_rows(source, items, rows, out)
 
 
 def fill_rows(source: Source, items: NDArray[np.int64], rows: NDArray[np.int64], out: Block) -> None:

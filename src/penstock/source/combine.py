@@ -1,8 +1,9 @@
 """Sources built from other sources: concatenated, zipped or numbered."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from penstock.core.errors import SourceError
 from penstock.core.index import Index, join_presence
 from penstock.core.protocols import Source
 from penstock.core.types import UNNAMED, Block, Field, Span
-from penstock.source.checks import allocate_block, check_items, fill_parts, keep_existing
+from penstock.source.checks import allocate_block, check_items, fill_rows, keep_existing
 from penstock.source.keys import align_sources
 from penstock.source.select.selectable import Selectable, check_fields, select_fields
 from penstock.source.wrapper import Wrapper, add_up, call_prepare, call_release
@@ -45,6 +46,7 @@ class Concat(Selectable, Wrapper):
                 )
         self._offsets = np.cumsum([0, *(len(source.index) for source in sources)]).astype(np.int64)
         self.index = Index.concat([source.index for source in sources])
+        self._joined = _join(self._sources)
 
     def __repr__(self) -> str:
         return f"Concat({', '.join(map(repr, self._sources))})"
@@ -60,17 +62,22 @@ class Concat(Selectable, Wrapper):
     def take(self, items: _Int64s, out: Block | None = None) -> Block:
         """Return any items, each from its own source."""
         items = check_items(items, self)
+        given = out or {}
+        others = {name: field for name, field in self.fields.items() if name not in given}
+        if self._joined is not None:
+            block = {**given, **allocate_block(others, len(items))}
+            if self._joined.take(items, block):
+                return block
         numbers = np.searchsorted(self._offsets, items, side="right") - 1
         present: list[int] = np.flatnonzero(np.bincount(numbers)).tolist()
         if len(present) == 1:
             return self._sources[present[0]].take(items - self._offsets[present[0]], out)
         if not present:
             return self._sources[0].take(items, out)
-        given = out or {}
-        others = {name: field for name, field in self.fields.items() if name not in given}
         block = {**given, **allocate_block(others, len(items))}
-        where = [(number, np.flatnonzero(numbers == number)) for number in present]
-        fill_parts([(self._sources[n], items[rows] - self._offsets[n], rows) for n, rows in where], block)
+        for number in present:
+            rows = np.flatnonzero(numbers == number)
+            fill_rows(self._sources[number], items[rows] - self._offsets[number], rows, block)
         return block
 
     def prepare(self, items: _Int64s) -> int | None:
@@ -86,7 +93,7 @@ class Concat(Selectable, Wrapper):
         """Return a source of the same items with these fields alone."""
         other = copy.copy(self)
         other._parts = other._sources = tuple(select_fields(source, fields) for source in self._sources)
-        other.fields = other._sources[0].fields
+        other.fields, other._joined = other._sources[0].fields, _join(other._sources)
         return other
 
     @property
@@ -218,6 +225,19 @@ class Zip(Selectable, Wrapper):
         return {
             name: a for source in self._sources for name, a in source.take(items, _select_fields(out, source)).items()
         }
+
+
+class _Joined(Protocol):
+    """Reads items of several sources with one call, numbered from one source to the next."""
+
+    def take(self, items: _Int64s, block: Block) -> bool:
+        """Read items into `block`, if nothing is in the way; otherwise return False."""
+
+
+def _join(sources: Sequence[Source]) -> _Joined | None:
+    """Return what reads items of all sources with one call; None if they cannot do that."""
+    join: Callable[[Sequence[Source]], _Joined | None] | None = getattr(sources[0], "join", None)
+    return None if join is None or len(sources) == 1 else join(sources)
 
 
 def _select_fields(out: Block | None, source: Source) -> Block | None:

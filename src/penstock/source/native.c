@@ -777,8 +777,7 @@ struct dataset {
     int64_t n_shards, n_columns;
     const int64_t *borders;          /* first item of each shard, then the number of items */
     const struct part *const *parts; /* NULL: the shard is not open, or cannot be read here */
-    uint8_t *verified;               /* one bit for each item, each shard with a byte of its own; NULL: none is */
-    const int64_t *verified_at;      /* first byte of each shard there */
+    uint8_t *const *verified;        /* for each shard, one bit for each item; NULL: none is */
     int64_t verify;                  /* 0: never */
     int64_t settled_ns;              /* a file that was written to later may change without another ctime */
 };
@@ -858,7 +857,7 @@ static int find_shards(const struct dataset *data, int64_t n_items, const struct
             return 0;
         int verify = data->verify != 0;
         if (data->verified)
-            verify = !(data->verified[data->verified_at[shard] + (row >> 3)] >> (row & 7) & 1);
+            verify = !(data->verified[shard][row >> 3] >> (row & 7) & 1);
         taken[n] = (struct taken){places ? places[wanted[n].number] : wanted[n].number, row, shard, verify};
     }
     return 1;
@@ -1114,7 +1113,7 @@ void penstock_mark(const struct dataset *data, int64_t n_items, const int64_t *i
         const int64_t shard = find_last(data->borders, data->n_shards, items[n]);
         const int64_t row = items[n] - data->borders[shard];
         if (data->parts[shard]->file.changed_ns < settled && data->parts[shard]->index.changed_ns < settled)
-            data->verified[data->verified_at[shard] + (row >> 3)] |= (uint8_t)(1 << (row & 7));
+            data->verified[shard][row >> 3] |= (uint8_t)(1 << (row & 7));
     }
 }
 

@@ -1,5 +1,7 @@
 """A mixture is a source like any other, whose items say where they come from."""
 
+import pickle
+import shutil
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -291,15 +293,41 @@ def test_bad_input_is_refused_with_what_is_allowed(arguments: list[Any], options
 
 class TestShardsThatAreReadTogether:
     def test_items_of_several_datasets_are_read_with_one_call_if_they_are_read_alike(self, stored: Path) -> None:
-        first, second = (TarSource(stored / name, fields=["x", "y"]) for name in ("shards", "others"))
-        out = {"x": np.full(5, -1), "y": np.full((5, 3), -1, np.float32)}
-        rows = [np.array([3, 0]), np.array([4, 1])]
-        parts = [(first, np.array([7, 22]), rows[0]), (second, np.array([5, 0]), rows[1])]
-        assert first.fill_together(parts, out)
-        assert out["x"].tolist() == [22, 100, -1, 7, 105]
-        assert out["y"][:, 2].tolist() == [22, 100, -1, 7, 105]
+        sources = [TarSource(stored / name, fields=["x", "y"]) for name in ("shards", "others")]
+        first = sources[0]
+        joined = first.join(sources)
+        assert joined is not None
+        n_first = len(first.index)
+        items = np.array([7, n_first + 5, n_first, 22])
+        out = {"x": np.full(4, -1), "y": np.full((4, 3), -1, np.float32)}
+        assert not joined.take(items, out)  # no shard is open
+        for source in sources:
+            source.take(np.arange(len(source.index)))
+        for _ in range(2):  # the second time, nothing is to be verified
+            assert joined.take(items, out)
+            assert out["x"].tolist() == [7, 105, 100, 22]
+            assert out["y"][:, 2].tolist() == [7, 105, 100, 22]
+            out["x"][:] = -1
+        again = pickle.loads(pickle.dumps(joined))
+        assert not again.take(items, out)  # it has opened nothing yet
         for other in (TarSource(stored / "others", fields=["x"]), TarSource(stored / "others", verify="always"), A):
-            assert not first.fill_together([parts[0], (other, *parts[1][1:])], out)
+            assert first.join([first, other]) is None
+
+    def test_a_shard_that_was_written_to_is_read_again(self, stored: Path, tmp_path: Path) -> None:
+        for name in ("shards", "others"):
+            shutil.copytree(stored / name, tmp_path / name)
+        mixture = Mixture({name: TarSource(tmp_path / name, fields=["x", "y"]) for name in ("shards", "others")})
+        items = np.arange(len(mixture.index))[::-1]
+        expected = mixture.take(items)["x"].tolist()
+        assert mixture.take(items)["x"].tolist() == expected
+        shard = sorted((tmp_path / "others").glob("*.tar"))[0]
+        content = bytearray(shard.read_bytes())
+        shard.write_bytes(content)
+        assert mixture.take(items)["x"].tolist() == expected
+        content[content.index(np.int64(100).tobytes())] ^= 1
+        shard.write_bytes(content)
+        with pytest.raises(DamageError, match=shard.name):
+            mixture.take(items)
 
     def test_damage_names_the_shard_and_the_item_and_is_substituted_on_request(self, tmp_path: Path) -> None:
         for name in ("good", "bad"):

@@ -69,17 +69,16 @@ class Aligned(Wrapper):
                 out[name][rows] = found[here]
         self._add_constants(rows, out)
 
-    def fill_together(self, parts: "Sequence[tuple[Aligned, _Int64s, _Int64s]]", out: Block) -> bool:
-        """Do as `fill` for items of several sources of a mixture, with one call; False if that is not possible."""
-        own: Callable[..., bool] | None = getattr(self._source, "fill_together", None)
-        if own is None or not all(part._is_direct and part._names == self._names for part, _, _ in parts):
-            return False
-        arrays = {here: out[name] for name, here in self._names.items()}
-        if not own([(part._source, items, rows) for part, items, rows in parts], arrays):
-            return False
-        for part, _, rows in parts:
-            part._add_constants(rows, out)
-        return True
+    def join(self, sources: "Sequence[Source]") -> "_JoinedSources | None":
+        """Return what reads items of several sources of a mixture with one call; None if that is not possible."""
+        join: Callable[[Sequence[Source]], Any] | None = getattr(self._source, "join", None)
+        mine = [source for source in sources if isinstance(source, Aligned)]
+        if join is None or len(mine) < len(sources):
+            return None
+        if not all(source._is_direct and source._names == self._names for source in mine):
+            return None
+        joined = join([source._source for source in mine])
+        return None if joined is None else _JoinedSources(joined, self._names, mine)
 
     def _add_constants(self, rows: _Int64s, out: Block) -> None:
         if UNNAMED in self.fields:
@@ -135,6 +134,24 @@ class Aligned(Wrapper):
                 column[row] = {**item, SOURCE: self._number}
             else:
                 column[row] = (*item, self._number) if type(item) is tuple else (item, self._number)
+
+
+class _JoinedSources:
+    """Reads items of sources that have the same fields with one call, and adds which source they are of."""
+
+    def __init__(self, joined: Any, names: Mapping[str, str], sources: Sequence[Aligned]) -> None:
+        self._joined, self._names = joined, names
+        self._starts = np.cumsum([len(source.index) for source in sources[:-1]]).astype(np.int64)
+        self._constants = {name: np.array([s._constants[name] for s in sources]) for name in sources[0]._constants}
+
+    def take(self, items: _Int64s, block: Block) -> bool:
+        """Read items into `block`, if nothing is in the way; otherwise return False."""
+        if not self._joined.take(items, {here: block[name] for name, here in self._names.items()}):
+            return False
+        numbers = np.searchsorted(self._starts, items, side="right")
+        for name, values in self._constants.items():
+            block[name][...] = values[numbers]
+        return True
 
 
 def align_sources(sources: Mapping[str, Source], choice: FieldChoice) -> list[Aligned]:

@@ -73,8 +73,8 @@ class ShardEngine:
         self._open_bytes = _open_bytes(spec.manifest)
         self._verified = VerifiedItems(table.n_items if spec.verify == "first" else table.n_items[:0])
         self._folder, self._suffixes, self._fixed = str(spec.manifest.folder), spec.suffixes, spec.fixed
-        # The open shards, if C can read all fields of theirs alone.
-        self._ready = ReadyShards.of_none(spec, self._verified) if ReadyShards.can_read(spec) else None
+        self.ready = ReadyShards.of_none(spec, self._verified) if ReadyShards.can_read(spec) else None
+        """The open shards, if C can read all fields of theirs alone."""
         # By shard: its layout, and the identities of its file and its side index when they were last opened.
         self._layout_of = np.empty(len(table), object)
         self._seen = np.zeros((len(table), 2), np.int64)
@@ -93,7 +93,7 @@ class ShardEngine:
 
         Otherwise return False; rows of `block` may have been written to.
         """
-        return self._ready is not None and self._ready.take(items, places, block)
+        return self.ready is not None and self.ready.take(items, places, block)
 
     def fill(self, items: _Int64s, places: _Int64s, block: dict[str, NDArray[Any]]) -> None:
         """Read `items` into rows `places` of `block`; every item is complete and verified, or an error is raised."""
@@ -183,16 +183,10 @@ class ShardEngine:
                 read(part)
             changed = [number for part in parts for number in part.find_changed()]
             if not changed:
-                (self.end if verify == "first" else self._add_ready)(visit)
+                (self._end if verify == "first" else self._add_ready)(visit)
                 return
             self._drop(changed)
         raise DamageError(self.spec.manifest.shards[changed[0]].name, None, "it is being written to while it is read")
-
-    def begin(self, items: _Int64s, places: _Int64s) -> Visit | None:
-        """Open the shards of items to `fill`; None if they are too many to be open at once."""
-        shards = np.searchsorted(self.spec.borders, items, side="right") - 1
-        present = sorted(set(shards.tolist()))
-        return None if len(present) > self._at_once else self._begin(present, (shards, items, places), self.spec.verify)
 
     def _begin(self, present: list[int], numbers: tuple[_Int64s, _Int64s, _Int64s], verify: Verify) -> Visit:
         shards, items, places = numbers
@@ -206,7 +200,7 @@ class ShardEngine:
             unverified = np.full(len(items), verify == "always")
         return Visit(open_shards, which, items, rows, places, unverified, shards, began_ns, as_of)
 
-    def end(self, visit: Visit) -> None:
+    def _end(self, visit: Visit) -> None:
         """Record that all items of a visit were read and verified."""
         if self.spec.verify == "first" and visit.unverified.any():
             settled = [visit.began_ns - shard.changed_ns > SETTLED_NS for shard in visit.open_shards]
@@ -216,8 +210,8 @@ class ShardEngine:
 
     def _add_ready(self, visit: Visit) -> None:
         """Let `take` read from the shards of a visit."""
-        if self._ready is not None:
-            self._ready = self._ready.update(visit.open_shards, self._shards)
+        if self.ready is not None:
+            self.ready = self.ready.update(visit.open_shards, self._shards)
 
     def _drop(self, changed: list[int]) -> None:
         """Drop shards that were written to, so that they are opened and verified again."""
@@ -255,8 +249,8 @@ class ShardEngine:
             raise ReadError(f"Could not open {name}: {error}. Raise the limit of open files (ulimit -n).") from error
 
     def _close_ready(self) -> None:
-        if self._ready is not None:
-            self._ready = ReadyShards.of_none(self.spec, self._verified)
+        if self.ready is not None:
+            self.ready = ReadyShards.of_none(self.spec, self._verified)
 
     def _parse_index(self, entry: ShardEntry, content: bytes, index: SideIndexFile) -> tuple[Extent, ...] | None:
         """Return the layout of a shard; None for that of columns."""
@@ -282,7 +276,7 @@ class ShardEngine:
                 self._layout_of[number] = self._parse_index(entry, content, index)
             index.map_file(content)
             shard.add_index(index, self._suffixes, self._layout_of[number])
-            if self._ready is not None and self.spec.manifest.table.is_plain[number]:
+            if self.ready is not None and self.spec.manifest.table.is_plain[number]:
                 shard.part = describe_part(shard, index, self.spec)
             self._seen[number] = found
             return shard

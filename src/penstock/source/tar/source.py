@@ -32,8 +32,9 @@ from penstock.source.tar.axis_lengths import read_axis_lengths
 from penstock.source.tar.engine import ShardEngine
 from penstock.source.tar.quarantine import Quarantine
 from penstock.source.tar.read_items import ReadSpec, Verify
+from penstock.source.tar.ready.joined import JoinedShards
+from penstock.source.tar.ready.shards import ReadyShards
 from penstock.source.tar.remote.engine import RemoteEngine
-from penstock.source.tar.together import fill_together
 
 __all__ = ["STRETCH_ITEMS", "TarSource"]
 
@@ -221,27 +222,22 @@ class TarSource(Selectable, RemoteParts):
             if array is not out[name]:
                 out[name][rows] = array[rows]
 
-    def fill_together(self, parts: "Sequence[tuple[Source, _Int64s, _Int64s]]", out: Block) -> bool:
-        """Do as `fill` for items of several sources, this one among them, with one call; False if that is not possible.
+    def join(self, sources: Sequence[Source]) -> JoinedShards | None:
+        """Return what reads items of several sources with one call, numbered from one source to the next.
 
-        It is if all are shards on this machine that are read in the same way.
+        None if that is not possible. It is if all are shards on this machine that are read in the same way, and their
+        fields have a fixed shape.
         """
-        mine: list[tuple[TarSource, ShardEngine, _Int64s, _Int64s]] = []
-        for source, items, rows in parts:
-            engine = source._process_engine() if isinstance(source, TarSource) else None
-            if not isinstance(source, TarSource) or not isinstance(engine, ShardEngine):
-                return False
-            mine.append((source, engine, items, rows))
-        # If all shards are open, a call of C for each dataset takes less time than to join what is to be read.
-        if all(source._take_ready(items, rows, out) for source, _, items, rows in mine):
-            return True
-        if not all(self._spec.reads_like(engine.spec) for _, engine, *_ in mine):
-            return False
-        for source, items, _ in parts:
-            check_items(items, source)
-        if not all(_can_fill(out[name]) for name in self.fields) or not fill_together([part[1:] for part in mine], out):
-            return False
-        return all(source._has_valid_records(out, rows) for source, *_, rows in mine)
+        mine = [source for source in sources if isinstance(source, TarSource)]
+        alike = len(mine) == len(sources) and all(source._spec.reads_like(self._spec) for source in mine)
+        if not alike or self._archives is not None or len(self._spec.fixed) < len(self.fields):
+            return None
+        borders = np.cumsum([0, *(len(source.index) for source in mine)]).astype(np.int64)
+        return JoinedShards([source._find_ready for source in mine], borders)
+
+    def _find_ready(self) -> ReadyShards | None:
+        engine = self._process_engine()
+        return engine.ready if isinstance(engine, ShardEngine) else None
 
     def prepare(self, items: _Int64s) -> int:
         """Start reading items, without waiting for them; return the bytes that were not in memory, or in the cache."""

@@ -5,7 +5,6 @@ when it is opened, and C finds the shard, the block and the bytes of each item. 
 counts: a shard that is not open, is damaged or was written to is for the engine, which knows what to say.
 """
 
-import struct
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
@@ -16,13 +15,13 @@ from numpy.typing import NDArray
 from penstock.core.errors import DamageError, MissingDependency
 from penstock.core.metadata.records import Records
 from penstock.core.metadata.table import Column, Computed, Constant, Origins, Payloads, RecordTable
-from penstock.files.regular import SETTLED_NS
 from penstock.shard.names import KEY, automatic_key
-from penstock.source.native import address_of, is_compiled, mark_items, take_items
+from penstock.source.native import is_compiled
 from penstock.source.tar.open_shards import OpenShard
 from penstock.source.tar.read_items import PARSE_METADATA, ReadSpec
 from penstock.source.tar.ready.describe import find_records
 from penstock.source.tar.ready.parts import Part
+from penstock.source.tar.ready.table import DatasetTable
 from penstock.source.tar.ready.varying import VaryingRows
 from penstock.source.tar.verified import VerifiedItems
 
@@ -40,18 +39,15 @@ class ReadyShards:
     def __init__(
         self, spec: ReadSpec, verified: VerifiedItems, parts: _Int64s, shards: Mapping[int, OpenShard]
     ) -> None:
-        self._spec, self._verified, self._parts, self._shards = spec, verified, parts, shards
-        self._names, self._records = tuple(spec.fixed), find_records(spec)
+        self._spec, self._verified, self._shards = spec, verified, shards
+        self.names, self._records = tuple(spec.fixed), find_records(spec)
         self._others = [name for name in spec.fields if name not in spec.fixed and name != self._records]
         self._about = next((part.about for part in _parts_of(shards.values())), None)
         self._dtypes = [dtype for dtype in (self._about.dtypes if self._about else ()) if dtype is not None]
-        n_columns = len(self._names) + len(self._dtypes)
-        self._targets = struct.Struct(f"={2 * n_columns}q")
-        self._marks = spec.verify == "first"
-        numbers = (len(parts), n_columns, spec.borders.ctypes.data, parts.ctypes.data)
-        bits = (verified.bits.ctypes.data, verified.begins.ctypes.data) if self._marks else (0, 0)
-        self._table = np.array([*numbers, *bits, spec.verify != "never", SETTLED_NS], np.int64)
-        self._address = self._table.ctypes.data
+        self.verify, self._marks = spec.verify != "never", spec.verify == "first"
+        bits = verified.bits.ctypes.data + verified.begins[:-1] if self._marks else None
+        n_columns = len(self.names) + len(self._dtypes)
+        self.table = DatasetTable(n_columns, spec.borders, parts, bits, verify=self.verify)
 
     @staticmethod
     def can_read(spec: ReadSpec) -> bool:
@@ -77,7 +73,7 @@ class ReadyShards:
         if all(self._shards.get(number) is shard for number, shard in fresh.items()):
             return self
         shards = {number: shard for number, shard in self._shards.items() if number in kept} | fresh
-        parts = self._parts.copy()
+        parts = self.table.parts.copy()
         parts[[*self._shards.keys() - shards.keys()]] = 0
         parts[[*fresh]] = [part.numbers.ctypes.data for part in _parts_of(fresh.values())]
         return ReadyShards(self._spec, self._verified, parts, shards)
@@ -87,14 +83,8 @@ class ReadyShards:
         if not self._shards or not self._fits(block):
             return False
         about = [np.empty(len(block[self._records]), dtype) for dtype in self._dtypes if self._records is not None]
-        numbers: list[int] = []
-        for array in (*(block[name] for name in self._names), *about):
-            address = address_of(array)
-            if address is None or array.dtype.hasobject:
-                return False
-            numbers += (address, array.nbytes)
-        packed, rows, as_of = items.tobytes(), None if places is None else places.tobytes(), self._verified.changes
-        found = take_items(self._address, len(items), packed, rows, self._targets.pack(*numbers))
+        as_of = self.changes
+        found = self.table.take(items, places, (*(block[name] for name in self.names), *about))
         if found < 0:
             return False
         if self._others or self._records is not None:
@@ -103,11 +93,21 @@ class ReadyShards:
                     return False
             except (DamageError, MissingDependency, ValueError):  # the engine finds it again, and says what it is
                 return False
-        if found > 0 and self._marks:
-            with self._verified.lock:
-                if self._verified.changes == as_of:
-                    mark_items(self._address, len(items), packed, found)
+        if found > 0:
+            self.mark(items, found, as_of)
         return True
+
+    @property
+    def changes(self) -> int:
+        """Number of changes of shards noticed so far."""
+        return self._verified.changes
+
+    def mark(self, items: _Int64s, settled_ns: int, as_of: int) -> None:
+        """Record that items were verified, unless a shard has changed since `changes` was `as_of`."""
+        if self._marks:
+            with self._verified.lock:
+                if self.changes == as_of:
+                    self.table.mark(items, settled_ns)
 
     def _fits(self, block: Mapping[str, Any]) -> bool:
         """Return whether a block has columns for metadata, and for fields of varying shape."""
