@@ -33,6 +33,7 @@ from penstock import (
     create_shards_from_arrays,
 )
 from penstock.recipes.webdataset import WebDatasetWriter
+from penstock.source import native
 
 
 def numbers(start: int, stop: int, **others: Any) -> ArraySource:
@@ -296,7 +297,9 @@ class TestShardsThatAreReadTogether:
         sources = [TarSource(stored / name, fields=["x", "y"]) for name in ("shards", "others")]
         first = sources[0]
         joined = first.join(sources)
-        assert joined is not None
+        assert (joined is not None) == native.is_compiled()
+        if joined is None:
+            return
         n_first = len(first.index)
         items = np.array([7, n_first + 5, n_first, 22])
         out = {"x": np.full(4, -1), "y": np.full((4, 3), -1, np.float32)}

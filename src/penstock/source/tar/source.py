@@ -232,6 +232,8 @@ class TarSource(Selectable, RemoteParts):
         alike = len(mine) == len(sources) and all(source._spec.reads_like(self._spec) for source in mine)
         if not alike or self._archives is not None or len(self._spec.fixed) < len(self.fields):
             return None
+        if not ReadyShards.can_read(self._spec):
+            return None
         borders = np.cumsum([0, *(len(source.index) for source in mine)]).astype(np.int64)
         return JoinedShards([source._find_ready for source in mine], borders)
 
