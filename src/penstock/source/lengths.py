@@ -10,7 +10,6 @@ import os
 import struct
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.core.errors import ReadError, SourceError, WriteError
 from penstock.core.lengths import Lengths, LengthTable
 from penstock.core.protocols import Source
-from penstock.core.text import cause
+from penstock.core.text import cause, did_you_mean
 from penstock.core.types import UNNAMED, Span
 from penstock.files.durable import create_aside, remove_asides, sync, write_all
 from penstock.files.locks import FolderLock
@@ -66,9 +65,8 @@ def item_lengths(source: Source, by: str | ArrayLike, *, cache: str | os.PathLik
         return _keep(_measure(source, by), folder)
     field = source.fields.get(by)
     if field is None:
-        near = get_close_matches(by, source.fields, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise SourceError(f"by must be a field of {source!r} ({', '.join(source.fields)}), got {by!r}.{hint}")
+        near = did_you_mean(by, source.fields)
+        raise SourceError(f"by must be a field of {source!r} ({', '.join(source.fields)}), got {by!r}.{near}")
     if field.shape:
         return Lengths(np.broadcast_to(np.uint32(field.shape[0]), len(source.index)))
     if folder is None:

@@ -18,7 +18,7 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.core.index import Index
 from penstock.core.protocols import Source
 from penstock.core.seeds import check_seed, key_for
-from penstock.core.text import count
+from penstock.core.text import count, did_you_mean
 from penstock.core.types import Block, Field, Span
 from penstock.source.checks import check_items, check_span, keep_existing, sum_stored
 from penstock.source.select.choose import divide, encode_groups, find_mask
@@ -292,5 +292,6 @@ def check_fields(source: Source, fields: Sequence[str]) -> list[str]:
     names = [fields] if isinstance(fields, str) else list(fields)
     unknown = [name for name in names if name not in known]
     if isinstance(fields, str) or unknown or not names or len(set(names)) < len(names):
-        raise OptionError(f"fields must be different fields of {source!r}, some of {known}, got {fields!r}.")
+        near = did_you_mean(unknown[0], known) if unknown else ""
+        raise OptionError(f"fields must be different fields of {source!r}, some of {known}, got {fields!r}.{near}")
     return names
