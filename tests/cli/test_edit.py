@@ -55,6 +55,10 @@ def test_a_field_is_added_beside_the_dataset(folder: Path) -> None:
 
 
 BAD = {
+    "http://127.0.0.1:1/monday --add-field v=math:sqrt": (
+        2,
+        "--output must be given: beside a dataset at a web address",
+    ),
     "monday": (2, "--output must be given"),
     "monday --add-field x": (2, "--add-field must be NAME=MODULE:FUNCTION"),
     "monday --add-field v=math:sqrt --where y>1": (2, "Error: --where needs --copy together with --add-field"),
