@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 import struct
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,14 +80,18 @@ def item_lengths(source: Source, by: str | ArrayLike, *, cache: str | os.PathLik
 
 def has_varying_arrays(source: Source, name: str) -> bool:
     """Return whether a field has an array for each item, which varies in length: not numbers, and not text."""
-    field = source.fields.get(name)
+    is_unnamed = UNNAMED in source.fields  # items are objects, perhaps mappings with the field
+    stored = UNNAMED if is_unnamed else name
+    field = source.fields.get(stored)
     if field is None or field.shape is not None or not len(source.index):
         return False
-    narrow: Source = source.with_fields([name]) if hasattr(source, "with_fields") else source
-    first = narrow.take(np.zeros(1, np.int64))[name][0]
+    narrow: Source = source.with_fields([stored]) if hasattr(source, "with_fields") else source
+    first = narrow.take(np.zeros(1, np.int64))[stored][0]
     if narrow is not source:
         narrow.close()
-    return not isinstance(first, str | bytes)
+    if is_unnamed:
+        first = first.get(name) if isinstance(first, Mapping) else None
+    return not isinstance(first, str | bytes) and np.ndim(first) > 0
 
 
 def _keep(lengths: Lengths, folder: Path | None) -> Lengths:
