@@ -155,6 +155,19 @@ def test_a_mixture_that_is_opened_keeps_its_order_and_its_weights() -> None:
         assert chain.batch(4).plan.identity() == ps.Plan(nested.index, nested.order, 4).identity()
 
 
+@pytest.mark.parametrize(
+    "make", [np.arange, torch.arange, lambda n: list(range(n))], ids=["arrays", "tensors", "lists"]
+)
+def test_fields_of_a_torch_dataset_are_padded_too(make: Callable[[int], Any]) -> None:
+    items = [{"tokens": make(n % 5 + 1), "n": n % 5 + 1} for n in range(12)]
+    for by in ("tokens", "n"):
+        pad = None if by == "tokens" else ps.Pad("tokens")
+        with ps.open(items).budget(10, by=by, pad=pad).loader() as loader:
+            batches = list(loader)
+        assert sorted(n for batch in batches for n in batch["lengths"].tolist()) == sorted(item["n"] for item in items)
+        assert all(batch["tokens"].numel() <= 10 for batch in batches)
+
+
 def test_text_is_batched_by_length_without_padding() -> None:
     with ps.open(pd.DataFrame({"text": ["a", "bb", "c", "dd"]})).bucket(2, by="text").loader() as loader:
         assert sorted(sorted(batch["text"]) for batch in loader) == [["a", "c"], ["bb", "dd"]]
@@ -277,6 +290,28 @@ def test_what_makes_no_sense_says_what_to_do(places: Path) -> None:
         (lambda: data.where("label == 9").batch(2).loader(), ps.PlanError, r"at least one item, but none is left"),
         (lambda: data.map(3), ps.OptionError, r"A transform must be a function of an item"),
         (lambda: data.fields("y"), ps.OptionError, r"fields must be different fields"),
+        (lambda: ps.open([{"x": 1}]).fields("x"), ps.OptionError, r"objects without named fields, .* such as map\("),
+        (lambda: data.fields("labl"), ps.OptionError, r"got \('labl',\)\. Did you mean 'label'\?"),
+        (lambda: ps.open(places / "shards").fields("labl"), ps.SourceError, r"got 'labl'\. Did you mean 'label'\?"),
+        (lambda: ps.Zip([data.source] * 2, on="labl"), ps.OptionError, r"has 'x', 'label'\. Did you mean 'label'\?"),
+        (
+            lambda: data.where("label == 9").balance("label"),
+            ps.PlanError,
+            r"at least one item, but none is left in Take",
+        ),
+        (lambda: ps.open(places / "rows.zrr" / "x.h5" / "x"), ps.SourceError, r"Did you mean .*/rows\.zarr\?"),
+        (lambda: ps.open(places / "nope.zarr"), ps.SourceError, r"nope\.zarr does not exist"),
+        (lambda: data.batch(2).loader(num_worker=3), ps.OptionError, r"Did you mean 'num_workers'\?"),
+        (lambda: data.mix({"b": arrays()}, wieghts=3), ps.OptionError, r"Did you mean 'weights'\?"),
+        (
+            lambda: len(data),
+            TypeError,
+            r"has 24 items, len\(dataset\.source\.index\); len\(dataset\.loader\(\)\) counts",
+        ),
+        (lambda: data[3], TypeError, r"has no \[3\]: dataset\.source\.take\(\[0\]\) reads items"),
+        (lambda: list(data), TypeError, r"`for batch in dataset\.batch\(32\)\.loader\(\)`"),
+        (lambda: list(data.batch(2)), TypeError, r"`for batch in dataset\.loader\(\)`"),
+        (lambda: next(iter(torch.utils.data.DataLoader(data))), TypeError, r"A Dataset has no length"),
         (lambda: data.balance("labl"), ps.SourceError, r"Did you mean 'label'"),
         (lambda: ps.open(3), ps.SourceError, r"got int"),
         (lambda: ps.open(places / "nowhere"), ps.SourceError, r"does not exist"),

@@ -55,9 +55,19 @@ def test_a_field_is_added_beside_the_dataset(folder: Path) -> None:
 
 
 BAD = {
+    "http://127.0.0.1:1/monday --add-field v=math:sqrt": (
+        2,
+        "--output must be given: beside a dataset at a web address",
+    ),
     "monday": (2, "--output must be given"),
     "monday --add-field x": (2, "--add-field must be NAME=MODULE:FUNCTION"),
-    "monday --add-field v=math:sqrt --where y>1": (2, "needs --copy"),
+    "monday --add-field v=math:sqrt --where y>1": (2, "Error: --where needs --copy together with --add-field"),
+    "monday --add-field v=math:sqrt --reshard 5": (2, "Error: --reshard needs --copy together with --add-field"),
+    "monday --add-field v=math:sqrt --reshard 5MB": (2, "Error: --reshard needs --copy together with --add-field"),
+    "monday --add-field v=math:sqrt --drop-field y": (2, "Error: --drop-field needs --copy together with --add-field"),
+    "monday --add-field v=math:sqrt --rename y=w": (2, "Error: --rename needs --copy together with --add-field"),
+    "monday --add-field v=math:sqrt --merge tuesday": (2, "or use --copy"),
+    "monday -o out --copy": (2, "Error: --copy needs --add-field; without them"),
     "monday --add-field v=math:sqrt": (1, "math:sqrt failed at item 0"),
     "monday -o monday --overwrite": (2, "--output must be outside of the dataset that is read"),
     "monday -o tuesday": (1, "Replace it with --overwrite"),

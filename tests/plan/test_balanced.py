@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
-from penstock.plan.balanced import Balanced
+from penstock.plan.balanced import Balanced, BalancedSpans
 from penstock.plan.plan import Plan
 
 
@@ -133,6 +133,13 @@ def test_weights_that_sum_to_one_but_for_rounding_fill_a_long_epoch_exactly(
     assert np.bincount(items, minlength=len(weights)).tolist() == counts
 
 
+def test_weights_in_any_unit_are_the_fractions_they_make_as_those_of_a_mixture() -> None:
+    order = Balanced(["a", "b", "b"], weights={"a": 3, "b": 1}, length=8)
+    assert repr(order) == repr(Balanced(["a", "b", "b"], weights={"a": 0.75, "b": 0.25}, length=8))
+    assert (order.arrange(Index.uniform(3), 0, 0).items(np.arange(8)) == 0).sum() == 6
+    assert BalancedSpans((0, 5), (3, 1), 8).counts().tolist() == [6, 2]
+
+
 def test_the_items_are_those_of_the_source_under_a_selection() -> None:
     index = Index.uniform(10, 5).select([2, 5, 9])
     draw = Plan(index, Balanced(["x", "x", "y"], length=6), batch_size=6).epoch(0).draw(0)
@@ -145,12 +152,13 @@ def test_the_items_are_those_of_the_source_under_a_selection() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"weights": [0.5, 0.4]}, r"sum to 1, got \(0.5, 0.4\) with sum 0.9. Divide them by their sum"),
-        ({"groups": range(8), "weights": range(8)}, r"got \(0, 1, 2, 3, 4, 5, 6, 7\) with sum 28"),
-        ({"groups": range(9), "weights": range(9)}, r"got \(0, 1, 2, 3, 4, 5, 6, 7, …\) with sum 36"),
-        ({"weights": [3, 1]}, r"weights must be .*, got \(3, 1\) with sum 4"),
-        ({"weights": [1.5, -0.5]}, r"weights must be >= 0 .*, got \(1.5, -0.5\)"),
-        ({"weights": [float("nan"), 1.0]}, r"weights must be >= 0 .*, got \(nan, 1\)"),
+        ({"groups": range(8), "weights": range(-1, 7)}, r"got \(-1, 0, 1, 2, 3, 4, 5, 6\)\."),
+        ({"groups": range(9), "weights": range(-1, 8)}, r"got \(-1, 0, 1, 2, 3, 4, 5, 6, …\)\."),
+        ({"weights": [0, 0.0]}, r"finite numbers >= 0, and one of them > 0, got \(0, 0\)"),
+        ({"weights": [1.5, -0.5]}, r"weights must be finite numbers >= 0, .*, got \(1.5, -0.5\)"),
+        ({"weights": [float("nan"), 1.0]}, r"weights must be finite numbers >= 0, .*, got \(nan, 1\)"),
+        ({"weights": [float("inf"), 1.0]}, r"weights must be finite numbers >= 0, .*, got \(inf, 1\)"),
+        ({"weights": [1e308, 1e308]}, r"weights must be finite numbers >= 0, .*, got \(1e\+308, 1e\+308\)"),
         ({"weights": {"a": 1.0}}, r"weights must name the groups \['a', 'b'\], got \['a'\]"),
         ({"weights": {"a": 0.5, "c": 0.5}}, r"weights must name the groups \['a', 'b'\], got \['a', 'c'\]"),
         ({"weights": {"a": 0.5, "b": 0.5, "c": 0.0}}, r"weights must name the groups .*, got \['a', 'b', 'c'\]"),
@@ -159,7 +167,7 @@ def test_the_items_are_those_of_the_source_under_a_selection() -> None:
         ({"weights": [[0.5, 0.5]]}, r"one value per group \(2: .*, got 2"),
         ({"length": 0}, "length must be an integer >= 1, got 0"),
         ({"length": -5}, "length must be an integer >= 1, got -5"),
-        ({"groups": []}, r"one label per item, got shape \(0,\)"),
+        ({"groups": []}, r"A balanced order needs at least one item, but groups is empty"),
         ({"groups": [["a"], ["b"]]}, r"one label per item, got shape \(2, 1\)"),
         ({"groups": "ab"}, r"one label per item, got shape \(\)"),
     ],

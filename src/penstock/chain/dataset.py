@@ -1,6 +1,6 @@
 """`open(x)` and the verbs that follow: choose items, order them, change them, batch them, load them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -161,7 +161,8 @@ class Dataset:
         parts = {name: self, **{other: _as_dataset(what, {}) for other, what in others.items()}}
         for part in parts.values():
             part._refuse_after("mix", "map", "batch", *([] if isinstance(part.items, Mixture) else ["order"]))
-        mixture = pass_options(Mixture, options, {other: part.source for other, part in parts.items()}, weights)
+        sources = {other: part.source for other, part in parts.items()}
+        mixture = pass_options(Mixture, {"weights": weights, **options}, sources)
         return replace(self, items=mixture, kept=None, ordering=_Ordering("mix", mixture.order))
 
     def map(self, transform: "Transform | Callable[[Any], Any]") -> "Dataset":
@@ -223,7 +224,31 @@ class Dataset:
         """
         if self.batching is not None and self.batching.collate is not None:
             options = {"collate": self.batching.collate, **options}
-        return pass_options(Loader, options, self.source, self.plan, transform=self.transform, num_workers=num_workers)
+        options = {"num_workers": num_workers, **options}
+        return pass_options(Loader, options, self.source, self.plan, transform=self.transform)
+
+    # -- what it is not: what users of other libraries try, and torch's DataLoader would take --------------------------
+
+    def __len__(self) -> int:
+        raise TypeError(
+            f"A Dataset has no length, because items and batches are not the same: it has "
+            f"{count(len(self.items.index), 'item')}, len(dataset.source.index); len(dataset.loader()) counts batches."
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError(f"A Dataset is not iterated, its loader is: `for batch in {self._name_loader()}`.")
+
+    def __getitem__(self, item: Any) -> Any:
+        raise TypeError(
+            f"A Dataset has no [{item!r}]: dataset.source.take([0]) reads items, dataset.source.columns('name') "
+            f"a column, and `for batch in {self._name_loader()}` gives batches."
+        )
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _name_loader(self) -> str:
+        return f"dataset.{'' if self.batching is not None else 'batch(32).'}loader()"
 
     # -- show --------------------------------------------------------------------------------------------------------
 

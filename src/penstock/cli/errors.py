@@ -168,7 +168,14 @@ def _describe_usage(error: BaseException) -> tuple[str, str, list[str], int]:
 
 
 _VALUE = r"\([^()]*\)|\[[^\[\]]*\]|'[^']*'|\.\.\.|[\w+-]+(?:\.\w+)?"
-_OTHER_NAMES = {"on_bad": "skip_bad", "seed": "shuffle_seed", "statistics": "stats", "store": "anonymous"}
+_OTHER_NAMES = {
+    "on_bad": "skip_bad",
+    "seed": "shuffle_seed",
+    "statistics": "stats",
+    "store": "anonymous",
+    "shard_size": "reshard",
+    "shard_bytes": "reshard",
+}
 
 
 def name_options(message: str, command: Any) -> str:
@@ -191,10 +198,11 @@ def name_options(message: str, command: Any) -> str:
     message = re.sub(rf"StoreOptions\(({name}=(?:{_VALUE}))\)", r"\1", message)  # each of its fields is an option
     message = re.sub(rf"{name}=({_VALUE})", write_option, message)
     message = re.sub(r"(?<=, got )\([^()]*\)", lambda found: _write_value(found[0]), message)
-    # A word with an underscore is a name. Any other is one only as the subject of "must be", or joined to another.
+    # A word with an underscore is a name. Any other is one only as the subject of "must" or "needs", or joined to
+    # another.
     message = re.sub(rf"{name}\b(?!=)", lambda found: options[found[1]] if "_" in found[1] else found[0], message)
     begins = r"(?:(?<=^)|(?<=: )|(?<=\n  )|(?<=At most one of ))"
-    message = re.sub(rf"{begins}{name}(?= must | and )", lambda found: options[found[1]], message)
+    message = re.sub(rf"{begins}{name}(?= must | needs | and )", lambda found: options[found[1]], message)
     return re.sub(rf"(?<= and ){name}(?= must )", lambda found: options[found[1]], message)
 
 

@@ -1,6 +1,9 @@
-"""Words of messages: a number with its noun, and a path that is named once."""
+"""Words of messages: a number with its noun, the nearest name, and a path that is named once."""
 
-__all__ = ["cause", "count", "name_once"]
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = ["cause", "count", "did_you_mean", "name_once"]
 
 _SIBILANTS = ("s", "x", "tch", "sh")  # and not "ch": epochs
 
@@ -21,6 +24,18 @@ def _plural(noun: str) -> str:
         return f"{noun}es"
     is_ies = noun.endswith("y") and noun[-2:-1] not in "aeou"  # modalities, but arrays
     return f"{noun[:-1]}ies" if is_ies else f"{noun}s"
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return a question, after a space, that names the nearest of the names that exist; nothing if none is near.
+
+    Examples
+    --------
+    >>> did_you_mean("subjct", ["quality", "subject"]), did_you_mean("x", ["quality"])
+    (" Did you mean 'subject'?", '')
+    """
+    near = get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def name_once(path: object, reason: str) -> str:

@@ -117,7 +117,8 @@ def _collate_by_default(items: list[Any]) -> Any:
         batch = default_collate(items)
     except (RuntimeError, TypeError) as error:
         error.add_note(
-            "[penstock] Items that differ in shape or type need a collate function: Loader(..., collate=merge_items)."
+            "[penstock] Items that differ in shape or type need a collate function: Loader(..., collate=merge_items). "
+            "Pad('name') is one for fields that differ in length."
         )
         raise
     # Torch turns tuples into lists; a dataset of tuples should give batches that are tuples.

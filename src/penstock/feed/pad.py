@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
+from penstock.core.text import did_you_mean
 from penstock.core.types import Draw, Rows
 from penstock.feed.collate import MASK, Collator, to_tensor
 
@@ -116,7 +117,8 @@ class Pad:
         for place, item in enumerate(items):
             if not isinstance(item, Mapping) or name not in item:
                 had = ", ".join(map(repr, item)) if isinstance(item, Mapping) else type(item).__name__
-                raise OptionError(f"Pad needs field {name!r}, but {_name_item(place, draw)} has {had}.")
+                near = did_you_mean(name, item) if isinstance(item, Mapping) else ""
+                raise OptionError(f"Pad needs field {name!r}, but {_name_item(place, draw)} has {had}.{near}")
             value = item[name]
             array = value if isinstance(value, torch.Tensor) else np.asarray(value)
             if not array.ndim:

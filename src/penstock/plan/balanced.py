@@ -26,7 +26,7 @@ _Floats = NDArray[np.float64]
 class Balanced:
     """Samples items with replacement; every group gets an exact fraction of the epoch.
 
-    In an epoch of `length` items, a group with weight w gets w x length of them, rounded so that the total is right.
+    In an epoch of `length` items, a group gets its weight's fraction of them, rounded so that the total is right.
     Within a group, no item comes again before all others have come: its items are visited in a permuted order, and in
     another one each time all have been visited.
 
@@ -40,7 +40,7 @@ class Balanced:
     """Label of each item's group: one label per item."""
 
     weights: Mapping[Any, float] | Sequence[float] | None = None
-    """Fraction of the epoch for each group, summing to 1: by label, or in sorted order of the labels. None: equal."""
+    """Weight of each group, in any unit: by label, or in sorted order of the labels. None: equal."""
 
     length: int | None = None
     """Items per epoch; None: as many as the index has."""
@@ -67,6 +67,8 @@ class Balanced:
                 f"source must have columns, got {source!r}. Make its class inherit penstock.source.Selectable, or use "
                 "Balanced(labels)."
             )
+        if not len(source.index):
+            raise PlanError(f"A balanced order needs at least one item, but none is left in {source!r}.")
         values = source.columns(column)[column]
         missing = values == None if values.dtype.hasobject else values != values  # noqa: E711, PLR0124  # per item; NaN
         if np.any(missing):
@@ -77,7 +79,9 @@ class Balanced:
     def __post_init__(self) -> None:
         if self.length is not None:
             check_integer("length", self.length, at_least=1, error=PlanError)
-        if np.ndim(self._groups) != 1 or not len(self._groups):
+        if np.ndim(self._groups) == 1 and not len(self._groups):
+            raise PlanError("A balanced order needs at least one item, but groups is empty.")
+        if np.ndim(self._groups) != 1:
             raise PlanError(f"groups must be 1-D, with one label per item, got shape {np.shape(self._groups)}.")
         _ = self._fractions
 
@@ -171,7 +175,7 @@ class BalancedSpans:
     """First item of each span, increasing from 0."""
 
     weights: tuple[float, ...]
-    """Fraction of the epoch for each span, >= 0 and summing to 1."""
+    """Weight of each span, >= 0, in any unit."""
 
     length: int
     """Items per epoch."""
@@ -211,10 +215,9 @@ class BalancedSpans:
 
 
 def _check_weights(weights: _Floats) -> None:
-    if not np.isfinite(weights).all() or weights.min() < 0 or abs(weights.sum() - 1) > 1e-6:
+    if not np.isfinite(weights).all() or weights.min() < 0 or not 0 < sum(weights.tolist()) < np.inf:
         raise PlanError(
-            f"weights must be >= 0 and sum to 1, got {_format_values(weights.tolist())} with sum {weights.sum():g}. "
-            "Divide them by their sum."
+            f"weights must be finite numbers >= 0, and one of them > 0, got {_format_values(weights.tolist())}."
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.protocols import Source
-from penstock.core.text import cause
+from penstock.core.text import cause, did_you_mean
 from penstock.files.stores.url import is_url
 from penstock.shard.manifest import MANIFEST
 from penstock.shard.places.missing import INDEXED
@@ -108,9 +108,10 @@ def _open_place(where: str, options: dict[str, Any]) -> Source:
     path, suffix = Path(where), Path(where).suffix.lower()
     is_remote = is_url(where)
     is_group = not is_remote and any((path / name).is_file() for name in _ZARR_FILES)
-    is_hdf5 = any(Path(part).suffix.lower() in HDF5_SUFFIXES for part in path.parts)
-    is_zarr = any(".zarr" in Path(part).suffixes for part in path.parts)
-    if is_hdf5 or is_zarr or is_group:
+    if is_group or any(_names_store(part) for part in path.parts):
+        first = next((n for n, part in enumerate(path.parts, 1) if _names_store(part)), len(path.parts))
+        if not is_remote and not Path(*path.parts[:first]).exists():
+            raise _make_missing_error(Path(*path.parts[:first]))
         return _open_zarr(where, options)
     if not is_remote and not glob.has_magic(where) and "{" not in where and not path.exists():
         raise _make_missing_error(path)
@@ -140,6 +141,11 @@ def _open_place(where: str, options: dict[str, Any]) -> Source:
     if not is_remote:
         _refuse_other_files(path, inside)
     return _open_shards(where, options)
+
+
+def _names_store(part: str) -> bool:
+    """Return whether a part of a path has the name of a zarr store or an HDF5 file."""
+    return Path(part).suffix.lower() in HDF5_SUFFIXES or ".zarr" in Path(part).suffixes
 
 
 def _refuse_other_files(path: Path, inside: set[str]) -> None:
@@ -251,8 +257,7 @@ def pass_options(kind: Callable[..., _T], options: Mapping[str, Any], *arguments
     unknown = sorted(set(options) - set(known))
     if unknown:
         name = getattr(kind, "__name__", "")
-        near = get_close_matches(unknown[0], known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(unknown[0], known)
         takes = f"{name} takes {', '.join(known)}" if known else "a source that is open takes none"
         raise OptionError(f"Options must be known: {takes}; got {', '.join(unknown)}.{hint}")
     return kind(*arguments, **options, **own)

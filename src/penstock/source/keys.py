@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.protocols import Source
-from penstock.core.text import count
+from penstock.core.text import count, did_you_mean
 from penstock.source.select.columns import read_columns
 from penstock.source.select.selectable import Take, select_fields
 
@@ -29,7 +29,7 @@ def align_sources(sources: Sequence[Source], on: str) -> list[Source]:
         if on not in source.fields:
             raise OptionError(
                 f"on={on!r} must be a field of all sources of Zip, but source {number}, {source!r}, has "
-                f"{', '.join(map(repr, source.fields))}."
+                f"{', '.join(map(repr, source.fields))}.{did_you_mean(on, source.fields)}"
             )
         if list(source.fields) == [on] and number:
             raise SourceError(f"Source {number} of Zip, {source!r}, must have a field besides the key {on!r}.")

@@ -8,9 +8,9 @@ import hashlib
 import io
 import os
 import struct
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.core.errors import ReadError, SourceError, WriteError
 from penstock.core.lengths import Lengths, LengthTable
 from penstock.core.protocols import Source
-from penstock.core.text import cause
+from penstock.core.text import cause, did_you_mean
 from penstock.core.types import UNNAMED, Span
 from penstock.files.durable import create_aside, remove_asides, sync, write_all
 from penstock.files.locks import FolderLock
@@ -66,9 +66,8 @@ def item_lengths(source: Source, by: str | ArrayLike, *, cache: str | os.PathLik
         return _keep(_measure(source, by), folder)
     field = source.fields.get(by)
     if field is None:
-        near = get_close_matches(by, source.fields, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise SourceError(f"by must be a field of {source!r} ({', '.join(source.fields)}), got {by!r}.{hint}")
+        near = did_you_mean(by, source.fields)
+        raise SourceError(f"by must be a field of {source!r} ({', '.join(source.fields)}), got {by!r}.{near}")
     if field.shape:
         return Lengths(np.broadcast_to(np.uint32(field.shape[0]), len(source.index)))
     if folder is None:
@@ -81,14 +80,18 @@ def item_lengths(source: Source, by: str | ArrayLike, *, cache: str | os.PathLik
 
 def has_varying_arrays(source: Source, name: str) -> bool:
     """Return whether a field has an array for each item, which varies in length: not numbers, and not text."""
-    field = source.fields.get(name)
+    is_unnamed = UNNAMED in source.fields  # items are objects, perhaps mappings with the field
+    stored = UNNAMED if is_unnamed else name
+    field = source.fields.get(stored)
     if field is None or field.shape is not None or not len(source.index):
         return False
-    narrow: Source = source.with_fields([name]) if hasattr(source, "with_fields") else source
-    first = narrow.take(np.zeros(1, np.int64))[name][0]
+    narrow: Source = source.with_fields([stored]) if hasattr(source, "with_fields") else source
+    first = narrow.take(np.zeros(1, np.int64))[stored][0]
     if narrow is not source:
         narrow.close()
-    return not isinstance(first, str | bytes)
+    if is_unnamed:
+        first = first.get(name) if isinstance(first, Mapping) else None
+    return not isinstance(first, str | bytes) and np.ndim(first) > 0
 
 
 def _keep(lengths: Lengths, folder: Path | None) -> Lengths:

@@ -56,7 +56,7 @@ def test_it_equals_the_list_of_its_dicts():
     assert DICTS[3] in records
     assert records[1:4] == DICTS[1:4]
     assert records[:1] + [None] == [DICTS[0], None]  # noqa: RUF005  # what is tested
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match=r"^Row -?\d+ does not exist: the metadata have \d+ rows?\.$"):
         records[6]
 
 

@@ -264,6 +264,13 @@ A, B = numbers(0, 10), numbers(100, 140)
         ([{"a": A, "b": B}, {0: [1, 1], 5: {"a": 1}}], {"stop": 9}, "weights from step 5 on must have .* 'b' has none"),
         ([{"a": A, "b": B}, {5: [1, 1]}], {"stop": 9}, "must begin at step 0, got 5"),
         ([{"a": A, "b": B}, {-5: [1, 1], 0: [1, 1]}], {"stop": 9}, "A step of weights must be an integer >= 0, got -5"),
+        (
+            [{"a": A, "b": B}, {0: [1, 1], 0.5: [2, 1]}],
+            {"stop": 9},
+            "A step of weights must be an integer >= 0, got 0.5",
+        ),
+        ([{"a": A, "b": B}, {0: [1, 1], "5": {}}], {"stop": 9}, "A step of weights must be an integer >= 0, got '5'"),
+        ([{"a": A, "b": B}, {0: 1, 1: 2}], {}, "weights names 0, which is not there; known are 'a', 'b'"),
         ([{"a": A, "b": B}, {0: [1, 1], 5: [2, 1]}], {}, "stop must be a number of items if weights follow a schedule"),
         ([{"a": A, "b": B}, [1, 1]], {"temperature": 2}, "Use it without weights"),
         ([{"a": A, "b": B}], {"temperature": 0}, "temperature must be a number > 0, got 0"),

@@ -174,6 +174,7 @@ class TestBadInput:
         ("call", "message"),
         [
             (lambda t: FilesSource(t, "file"), "column must be one of 'path', 'caption', 'score', got 'file'"),
+            (lambda t: FilesSource(t, "captoin"), r"got 'captoin'\. Did you mean 'caption'\?"),
             (lambda t: FilesSource(t, "score"), "column must hold paths, but 'score' holds int64"),
             (lambda t: FilesSource(t, decode="video"), "decode must be one of 'image'.*got 'video'"),
             (lambda t: FilesSource(t, name="caption"), r"The table has a column 'caption', too\. Choose another name"),

@@ -105,6 +105,59 @@ def test_json_metadata_are_columns_with_missing_values(shards: Path) -> None:
     assert source.where("day == 3").read(Span(0, 3))["x"][:, 0].tolist() == [1, 3, 5]
 
 
+def test_a_key_of_metadata_that_no_item_has_is_an_error_and_one_that_few_have_is_not(tmp_path: Path) -> None:
+    metadata = [
+        {"subject": "A", "probe": {"site": number % 2}, **({"rare": 1} if number == 334 else {})}
+        for number in range(1000)
+    ]
+    create_shards_from_arrays(tmp_path / "s", {"x": np.arange(1000)}, shard_size=100, metadata=metadata)
+    source = TarSource(tmp_path / "s")
+    for condition, near in (
+        ("metadata.subjct == 'A'", "metadata.subject"),
+        ("metadata.subjct != 'A'", "metadata.subject"),
+        ("metadata.probe.sit == 1", "metadata.probe.site"),
+        ("probe.sit == 1", "probe.site"),
+        ("subjct == 'A'", "subject"),
+    ):
+        with pytest.raises(SourceError, match=rf"has no column .* Did you mean '{near}'\?"):
+            source.where(condition)
+    assert source.where("metadata.rare == 1").read(Span(0, 1))["x"].tolist() == [334]
+    assert len(source.where("metadata.rare == None").index) == 999
+    assert len(source.where("metadata.probe.site == 1").index) == 500
+    with pytest.raises(SourceError, match=r"few items have is named with its field: 'metadata.rare'"):
+        source.where("rare == 1")
+
+
+def test_a_selection_of_nothing_can_be_chosen_from_again(shards: Path) -> None:
+    for source in (TarSource(shards), arrays()):
+        empty = source.where("subject == 'nobody'")
+        for condition in ("subject == 'A' and quality > 0.5", "label > 1", lambda quality: quality > 0.5):
+            assert len(empty.where(condition).index) == 0
+    with pytest.raises(SourceError, match=r"no column 'qualty'. Did you mean 'quality'"):
+        arrays().where("subject == 'nobody'").where("qualty > 1")
+    with pytest.raises(PlanError, match=r"needs at least one item, but none is left in Take\(0 of .*nobody"):
+        Balanced.by(arrays().where("subject == 'nobody'"), "label")
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        lambda label, quality: label == 1 and quality > 0.5,
+        lambda label, quality: label == 1 or quality > 0.5,
+        lambda label: not label,
+        lambda quality: 0.2 < quality < 0.5,
+    ],
+)
+def test_and_or_and_not_over_columns_say_what_to_use_instead(condition: Any) -> None:
+    with pytest.raises(OptionError, match=r"gets whole columns: use &, \| and ~ in place of and, or and not"):
+        arrays().where(condition)
+
+
+def test_an_error_of_the_function_itself_stays_as_it_is() -> None:
+    with pytest.raises(ValueError, match=r"^invalid literal"):
+        arrays().where(lambda label: label == int("one"))
+
+
 def test_columns_of_shards_are_read_without_the_other_fields(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[set[str]] = []
     take = TarSource.take

@@ -249,7 +249,17 @@ def test_hdf5_datasets_are_read_as_h5py_reads_them(tmp_path: Path, options: dict
 def test_a_missing_dataset_is_named_with_those_that_exist(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["deep/x"], file["y"], file["single"], file["text"] = numbers(4), numbers(4), 3.0, ["a", "b"]
-    for name in ("z", "deep", "y/z", "."):
+    with pytest.raises(
+        SourceError,
+        match=r"a\.h5 is a file of datasets, not one: it has deep/x, single, text, y\. Name one in the path, "
+        r"'.*/a\.h5/deep/x', or several as fields=\['deep/x', 'y'\]",
+    ):
+        ZarrSource(tmp_path / "a.h5")
+    with pytest.raises(SourceError, match=r"no dataset 'deep/xx'.* Did you mean 'deep/x'\?"):
+        ZarrSource(tmp_path / "a.h5", ["deep/xx"])
+    with h5py.File(tmp_path / "empty.h5", "w"), pytest.raises(SourceError, match=r"empty\.h5 has no dataset: it is"):
+        ZarrSource(tmp_path / "empty.h5")
+    for name in ("z", "deep", "y/z"):
         with pytest.raises(SourceError, match=r"a\.h5 has no dataset '.*'; it has deep/x, single, text, y\."):
             ZarrSource(tmp_path / "a.h5", [name])
     for name in ("single", "text"):

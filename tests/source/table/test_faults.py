@@ -237,8 +237,22 @@ def test_columns_that_arrow_can_only_slice_are_read(tmp_path: Path) -> None:
         }
 
 
+def test_dictionaries_of_views_are_read(tmp_path: Path) -> None:
+    numbers = pa.array([0, 1, None, 1])
+    texts = pa.DictionaryArray.from_arrays(numbers, pa.array(["a", "b"], pa.string_view()))
+    payloads = pa.DictionaryArray.from_arrays(numbers, pa.array([b"a", b"b"], pa.binary_view()))
+    table = pa.concat_tables([pa.table({"text": texts, "bytes": payloads})] * 2)
+    feather.write_feather(table, tmp_path / "a.feather", compression="uncompressed")
+    for source in (TableSource(table), TableSource(tmp_path / "a.feather")):
+        found = source.take(np.array([7, 2, 0, 1]))
+        assert found["text"].tolist() == ["b", None, "a", "b"]
+        assert found["bytes"].tolist() == [b"b", None, b"a", b"b"]
+        assert source.read(Span(1, 6))["text"].tolist() == ["b", None, "b", "a", "b"]
+    assert len(TableSource(table).where("text == 'b'").index) == 4
+
+
 def test_a_column_that_arrow_cannot_decode_is_named() -> None:
-    words = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array(["a", "b"], pa.string_view()))
+    words = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array([["a"], ["b"]], pa.list_(pa.string_view())))
     with pytest.raises(ReadError, match=r"Column 'word' must have a type that Arrow can decode, got dictionary<"):
         TableSource(pa.table({"word": words})).take(np.array([2, 0]))
 

@@ -172,13 +172,14 @@ def test_patterns_and_manifests_are_found_at_urls(tmp_path: Path, s3: Endpoint) 
     [
         ("nothing", "No shards found: there is nothing at s3://bucket/"),
         ("tars", "which holds 1 archive .a.tar.. Run `penstock index s3://bucket/"),
+        ("index", "it has neither a manifest"),
         ("other", "it has neither a manifest"),
     ],
 )
 def test_a_url_without_a_dataset_says_what_is_there(name: str, message: str, tmp_path: Path, s3: Endpoint) -> None:
     there = s3.below(f"{tmp_path.name}-{name}")
     if name != "nothing":
-        (there.folder / ("a.tar" if name == "tars" else "a.txt")).write_bytes(b"a")
+        (there.folder / {"tars": "a.tar", "index": "a.tar.index"}.get(name, "a.txt")).write_bytes(b"a")
     with pytest.raises(SourceError, match=message):
         TarSource(str(there.url), store=s3.options)
 

@@ -205,7 +205,10 @@ def _choose_output(source: str, output: str | None, edits: "Edits") -> "Path | U
         return parse_place(output)
     if not edits.is_sidecar:
         raise OptionError("--output must be given: the folder or URL of the edited dataset.")
-    return parse_place("-".join([source.rstrip("/"), *(edits.add_fields or ())]))
+    beside = parse_place("-".join([source.rstrip("/"), *(edits.add_fields or ())]))
+    if isinstance(beside, Url) and beside.is_http:
+        raise OptionError("--output must be given: beside a dataset at a web address, nothing can be written.")
+    return beside
 
 
 def _parse_added(text: str) -> tuple[str, str]:

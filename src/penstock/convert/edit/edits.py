@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from penstock.convert.edit.derive import name_function
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.core.seeds import check_seed
+from penstock.core.text import did_you_mean
 from penstock.shard.manifest import METADATA
 from penstock.shard.names import check_fields, stored_extension
 from penstock.source.select.expression import parse_condition
@@ -161,8 +161,5 @@ class Edits:
 
 
 def _describe_unknown(what: str, name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    if name == METADATA:
-        hint = " Metadata stay with their items."
+    hint = " Metadata stay with their items." if name == METADATA else did_you_mean(name, known)
     return f"The field to {what} must be one of {', '.join(map(repr, known))}, got {name!r}.{hint}"

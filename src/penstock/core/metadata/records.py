@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.metadata.table import RecordTable, pack_arrays, unpack_arrays
+from penstock.core.text import count
 
 __all__ = ["Records", "to_column"]
 
@@ -76,8 +77,8 @@ class Records(Sequence[Any]):
     def split(self, counts: Sequence[int]) -> "list[Records]":
         """Return consecutive rows, so many for each count, without making dicts."""
         parts, begin = [], 0
-        for count in counts:
-            end = begin + count
+        for n_rows in counts:
+            end = begin + n_rows
             found = Records.__new__(Records)  # many small ones: a call of `_make` takes as long as all of this
             found._tables, found._which, found._rows = self._tables, self._which[begin:end], self._rows[begin:end]
             found._made = {} if not self._made else self._made_between(begin, end)
@@ -164,7 +165,14 @@ class Records(Sequence[Any]):
             return Records(self._at(row) for row in range(len(self))[which])
         if isinstance(which, list) or len(getattr(which, "shape", ())) > 0:  # an array or a tensor
             return self.choose(np.asarray(which))
-        return self._at(range(len(self))[operator.index(which)])
+        if isinstance(which, str):
+            raise TypeError(
+                f"Rows have numbers, got {which!r}; columns({which!r})[{which!r}] has a value for each row."
+            )
+        row = operator.index(which)
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"Row {row} does not exist: the metadata have {count(len(self), 'row')}.")
+        return self._at(row % len(self))
 
     def __setitem__(self, which: Any, values: Any) -> None:
         rows = np.atleast_1d(np.arange(len(self))[which])

@@ -36,7 +36,7 @@ def parse_weights(
         raise PlanError(
             f"temperature={temperature!r} makes the weights from the sizes of the sources. Use it without weights=..."
         )
-    if not isinstance(weights, Mapping) or not weights or not all(_is_step(key) for key in weights):
+    if not isinstance(weights, Mapping) or not any(_is_schedule(weight) for weight in weights.values()):
         return ((0, _count(weights, sizes)),)
     steps = [check_integer("A step of weights", step, at_least=0, error=PlanError) for step in weights]
     if min(steps) > 0:
@@ -45,8 +45,9 @@ def parse_weights(
     return tuple((step, _count(given[step], sizes, f" from step {step} on")) for step in sorted(steps))
 
 
-def _is_step(key: Any) -> bool:
-    return isinstance(key, int | np.integer) and not isinstance(key, bool)
+def _is_schedule(weight: Any) -> bool:
+    """Return whether what is given for a key are weights of all sources, and the key is a step therefore."""
+    return isinstance(weight, Mapping | list | tuple) or np.ndim(weight) > 0
 
 
 def _check_temperature(temperature: Any) -> float:

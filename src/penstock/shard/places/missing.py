@@ -7,6 +7,7 @@ from penstock.core.errors import ReadError, SourceError
 from penstock.core.text import cause, count
 from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.files.staging import UNFINISHED, WRITING, describe_unfinished
+from penstock.shard.places.archives import ARCHIVE
 
 __all__ = ["INDEXED", "explain_missing_path", "explain_missing_url"]
 
@@ -75,4 +76,4 @@ def explain_missing_path(path: Path) -> SourceError:
 
 
 def _is_archive(name: str) -> bool:
-    return ".tar" in Path(name).suffixes or name.endswith(".tgz")
+    return ARCHIVE.search(name) is not None

@@ -14,6 +14,7 @@ from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError, ReadError, SourceError
 from penstock.core.index import Index
 from penstock.core.protocols import Source
+from penstock.core.text import did_you_mean
 from penstock.core.types import Block, Field, Span
 from penstock.files.kinds import local_path
 from penstock.source.checks import check_items, check_span, keep_existing, sum_memory
@@ -217,6 +218,7 @@ def _find_root(table: Any, root: str | os.PathLike[str] | None) -> Path:
 def _check_column(table: Source, column: str) -> None:
     field = table.fields.get(column)
     if field is None:
-        raise OptionError(f"column must be one of {', '.join(map(repr, table.fields))}, got {column!r}.")
+        known = ", ".join(map(repr, table.fields))
+        raise OptionError(f"column must be one of {known}, got {column!r}.{did_you_mean(column, table.fields)}")
     if not field.dtype.hasobject and field.dtype.kind not in "US":
         raise OptionError(f"column must hold paths, but {column!r} holds {field.dtype}.")

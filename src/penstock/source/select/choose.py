@@ -17,6 +17,8 @@ from penstock.source.select.parts import divide_groups, divide_items
 
 __all__ = ["divide", "encode_groups", "find_mask"]
 
+_EXAMPLE = "lambda subject, quality: (subject == 'A') & (quality > 0.5)"
+
 
 def find_mask(source: Source, condition: str | Callable[..., ArrayLike] | ArrayLike) -> tuple[NDArray[np.bool_], str]:
     """Return which items fulfil a condition, and the condition in words."""
@@ -100,7 +102,15 @@ def _call(condition: Callable[..., ArrayLike], source: Source) -> ArrayLike:
     except SourceError as error:
         error.add_note("[penstock] the parameters of the function name the columns to read")
         raise
-    return condition(*(columns[name] for name in names))
+    try:
+        return condition(*(columns[name] for name in names))
+    except ValueError as error:
+        if "truth value of an" not in str(error):
+            raise
+        raise OptionError(
+            "A condition that is a function gets whole columns: use &, | and ~ in place of and, or and not, with "
+            f"parentheses around comparisons, such as {_EXAMPLE}; np.isin(a, values) in place of a in values."
+        ) from error
 
 
 def _check_mask(found: ArrayLike, source: Source, how: str) -> NDArray[np.bool_]:
@@ -108,6 +118,6 @@ def _check_mask(found: ArrayLike, source: Source, how: str) -> NDArray[np.bool_]
     if mask.dtype != np.bool_ or mask.shape != (len(source.index),):
         raise OptionError(
             f"{how} must give one bool for each of {count(len(source.index), 'item')}, got {mask.dtype} of shape "
-            f"{mask.shape}. Its function gets whole columns: use & and | in place of and, or."
+            f"{mask.shape}. A function gets whole columns: use &, | and ~ in place of and, or and not."
         )
     return mask

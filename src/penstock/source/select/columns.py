@@ -5,7 +5,6 @@ metadata of a shard. Only the fields that are asked for are read.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from penstock.core.errors import SourceError
 from penstock.core.metadata.records import Records, to_column
 from penstock.core.protocols import Source
+from penstock.core.text import did_you_mean
 from penstock.core.types import UNNAMED, Field, Span
 
 __all__ = ["list_columns", "read_columns"]
@@ -45,6 +45,8 @@ def read_columns(source: Source, names: Sequence[str]) -> dict[str, NDArray[Any]
     """
     if not names:
         return {}
+    if not len(source.index):
+        return _make_empty(source, names)
     places = _find_places(source, names)
     narrow = _narrow(source, list(dict.fromkeys(field for field, _ in places.values())))
     blocks: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
@@ -56,7 +58,19 @@ def read_columns(source: Source, names: Sequence[str]) -> dict[str, NDArray[Any]
     finally:
         if narrow is not source:
             narrow.close()
-    return {name: _join_blocks(parts) for name, parts in blocks.items()}
+    columns = {name: _join_blocks(parts) for name, parts in blocks.items()}
+    for name, (field, keys) in places.items():
+        if keys:
+            _check_key(source, name, field, columns[name])
+    return columns
+
+
+def _make_empty(source: Source, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Return columns of no items. Any name may be one of a key if there are mappings: what keys they had is lost."""
+    fields = _readable_fields(source)
+    if not any(field.dtype.hasobject for field in fields.values()):
+        _find_places(source, names)
+    return {name: np.zeros(0, fields[name].dtype if name in fields else object) for name in names}
 
 
 def list_columns(source: Source) -> list[str]:
@@ -112,18 +126,54 @@ def _find_places(source: Source, names: Sequence[str]) -> dict[str, _Place]:
     return found
 
 
-def _make_unknown_error(source: Source, name: str) -> SourceError:
-    known = list_columns(source)
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+def _check_key(source: Source, name: str, field: str, column: NDArray[Any]) -> None:
+    """Raise SourceError if no item has this key of a field; that some items lack it is fine."""
+    is_missing = column.dtype.hasobject and all(value is None for value in column.tolist())
+    if is_missing and name.removeprefix(f"{field}.") not in _list_paths(source, field):
+        raise _make_unknown_error(source, name, field)
+
+
+def _make_unknown_error(source: Source, name: str, holder: str | None = None) -> SourceError:
+    """Return the error for a column that does not exist: anywhere, or among the keys of the field `holder`."""
+    is_dotted = holder is not None and name.startswith(f"{holder}.")
+    known = [f"{holder}.{path}" for path in _list_paths(source, holder)] if is_dotted and holder else []
+    known = known or list_columns(source)
     more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
     listed = f"Its columns are {', '.join(map(repr, known[:_NAMED]))}{more}." if known else "It has no columns."
-    return SourceError(f"{source!r} has no column {name!r}.{hint} {listed}")
+    holders = [] if is_dotted else list(_find_keys(source, _readable_fields(source)))
+    rare = f" A key that few items have is named with its field: {f'{holders[0]}.{name}'!r}." if holders else ""
+    nested = [path for each in holders for path in _list_paths(source, each)]
+    return SourceError(f"{source!r} has no column {name!r}.{did_you_mean(name, [*known, *nested])} {listed}{rare}")
 
 
 def _find_keys(source: Source, fields: Mapping[str, Field]) -> dict[str, dict[str, bool]]:
     """Return, for each field that holds mappings, the keys of some items, and whether their values are single."""
     names = [name for name, field in fields.items() if field.dtype.hasobject]
+    found: dict[str, dict[str, bool]] = {}
+    for name, values in _look_at(source, names).items():
+        for one in values:
+            for key, value in one.items() if isinstance(one, Mapping) else ():
+                its_keys = found.setdefault(name, {})
+                its_keys[str(key)] = its_keys.get(str(key), True) and isinstance(_to_single(value), _SINGLE)
+    return found
+
+
+def _list_paths(source: Source, field: str) -> list[str]:
+    """Return the keys of some items of a field, and those of the mappings in it: `probe`, `probe.site`."""
+    found: dict[str, None] = {}
+
+    def walk(value: Any, before: str) -> None:
+        for key, inner in value.items() if isinstance(value, Mapping) else ():
+            found[f"{before}{key}"] = None
+            walk(inner, f"{before}{key}.")
+
+    for one in _look_at(source, [field])[field]:
+        walk(one, "")
+    return list(found)
+
+
+def _look_at(source: Source, names: list[str]) -> dict[str, list[Any]]:
+    """Return what some items, spread over all of them, have in these fields."""
     if not names or not len(source.index):
         return {}
     items = np.unique(np.linspace(0, len(source.index) - 1, _LOOKED_AT).astype(np.int64))
@@ -131,13 +181,7 @@ def _find_keys(source: Source, fields: Mapping[str, Field]) -> dict[str, dict[st
     block = narrow.take(items)
     if narrow is not source:
         narrow.close()
-    found: dict[str, dict[str, bool]] = {}
-    for name in names:
-        for one in block[name].tolist():
-            for key, value in one.items() if isinstance(one, Mapping) else ():
-                its_keys = found.setdefault(name, {})
-                its_keys[str(key)] = its_keys.get(str(key), True) and isinstance(_to_single(value), _SINGLE)
-    return found
+    return {name: block[name].tolist() for name in names}
 
 
 def _read_blocks(source: Source) -> Iterator[tuple[int, Mapping[str, NDArray[Any]]]]:
@@ -189,8 +233,6 @@ def _to_single(value: Any) -> Any:
 
 
 def _join_blocks(blocks: list[NDArray[Any]]) -> NDArray[Any]:
-    if not blocks:
-        return np.zeros(0, object)
     kinds = {block.dtype.kind for block in blocks}
     if len(kinds) == 1:
         return np.concatenate(blocks)

@@ -55,6 +55,8 @@ class Condition:
         A value that is missing (None, or NaN among numbers) fulfils `!= value` and `not in`, and no other comparison
         but `== None`.
         """
+        if all(not len(column) for column in columns.values()):
+            return np.zeros(0, np.bool_)  # of no items, what they hold is not known
         try:
             with np.errstate(all="ignore"):
                 found = self._evaluate(self._tree, columns)

@@ -18,8 +18,8 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.core.index import Index
 from penstock.core.protocols import Source
 from penstock.core.seeds import check_seed, key_for
-from penstock.core.text import count
-from penstock.core.types import Block, Field, Span
+from penstock.core.text import count, did_you_mean
+from penstock.core.types import UNNAMED, Block, Field, Span
 from penstock.source.checks import check_items, check_span, keep_existing, sum_stored
 from penstock.source.select.choose import divide, encode_groups, find_mask
 from penstock.source.select.columns import list_columns, read_columns
@@ -291,6 +291,12 @@ def check_fields(source: Source, fields: Sequence[str]) -> list[str]:
     known = list(source.fields)
     names = [fields] if isinstance(fields, str) else list(fields)
     unknown = [name for name in names if name not in known]
+    if known == [UNNAMED] and unknown:
+        raise OptionError(
+            f"The items of {source!r} are objects without named fields, got fields={fields!r}. Choose from them by a "
+            "transform, such as map(lambda item: {'x': item['x']})."
+        )
     if isinstance(fields, str) or unknown or not names or len(set(names)) < len(names):
-        raise OptionError(f"fields must be different fields of {source!r}, some of {known}, got {fields!r}.")
+        near = did_you_mean(unknown[0], known) if unknown else ""
+        raise OptionError(f"fields must be different fields of {source!r}, some of {known}, got {fields!r}.{near}")
     return names

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import ReadError, SourceError
-from penstock.core.text import cause
+from penstock.core.text import cause, did_you_mean
 from penstock.files.spans.remote_folder import RemoteFolder
 from penstock.source.file_ranges import FileRanges
 from penstock.source.ranges import Ranges
@@ -24,6 +24,7 @@ from penstock.source.stored.zarr.record import MissingChunks
 
 __all__ = ["Hdf5Array", "Hdf5Places"]
 
+_NAMED = 20  # most datasets in a message
 _MAX_LISTED_CHUNKS = 1 << 18  # takes half a second; with more chunks, nothing is read ahead
 
 
@@ -62,9 +63,7 @@ class Hdf5Array:
         with path.open().file as file, wrap_damage(path.where):
             found = file.get(name) if name != "." else None
             if found is None or not hasattr(found, "dtype"):
-                names: list[str] = []
-                file.visititems(lambda key, node: names.append(key) if hasattr(node, "dtype") else None)
-                raise SourceError(f"{path} has no dataset {name!r}; it has {', '.join(names[:20])}.")
+                raise _make_missing_error(path, name, file)
             if not found.shape or found.dtype.kind not in "biufc":
                 raise SourceError(f"{path}/{name} must be a numeric array with rows, got {found.dtype} {found.shape}.")
             check_dataset(found, path.where)
@@ -238,3 +237,21 @@ class Hdf5Places:
         value_bytes = int(self.ends[0] - self.begins[0]) // max(1, n_values)
         begins = self.begins[0] + firsts * value_bytes
         return self.file.locate(begins, np.minimum(begins + n_each * value_bytes, self.ends[0]))
+
+
+def _make_missing_error(path: Hdf5File, name: str, file: Any) -> SourceError:
+    """Return the error for a dataset that does not exist, or for a file of which none was named."""
+    found: dict[str, Any] = {}
+    file.visititems(lambda key, node: found.update({key: node}) if hasattr(node, "dtype") else None)
+    names = list(found)
+    listed = f"{', '.join(names[:_NAMED])}{f' and {len(names) - _NAMED} more' if len(names) > _NAMED else ''}"
+    if not names:
+        return SourceError(f"{path} has no dataset{'' if name == '.' else f' {name!r}'}: it is empty.")
+    if name != ".":
+        return SourceError(f"{path} has no dataset {name!r}; it has {listed}.{did_you_mean(name, names)}")
+    rows = [each for each, node in found.items() if node.shape and node.dtype.kind in "biufc"]
+    some = rows[:2] or names[:1]
+    return SourceError(
+        f"{path} is a file of datasets, not one: it has {listed}. Name one in the path, {f'{path}/{some[0]}'!r}, or "
+        f"several as fields={some}: penstock.open(path, fields=...), ZarrSource(path, fields)."
+    )

@@ -132,9 +132,17 @@ def unwrap(array: Any) -> Any:
         elif hasattr(array, "storage"):
             array = array.storage
         elif hasattr(array, "dictionary_decode"):
-            array = array.dictionary_decode()
+            array = _without_views(array).dictionary_decode()
         else:
             return array
+
+
+def _without_views(array: Any) -> Any:
+    """Return a dictionary whose text and bytes lie one after the other: Arrow decodes no dictionary of views."""
+    pa = import_pyarrow()
+    values = array.dictionary
+    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}.get(values.type)
+    return array if plain is None else pa.DictionaryArray.from_arrays(array.indices, values.cast(plain))
 
 
 def convert_fixed(array: Any, column: ColumnType, missing: Any) -> NDArray[Any]:

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
 from penstock.core.errors import OptionError, SourceError
+from penstock.core.text import did_you_mean
 from penstock.core.types import UNNAMED
 from penstock.source.table.columns import ColumnType, describe_type
 from penstock.source.table.parts import Part
@@ -53,9 +53,8 @@ def check_columns(columns: Sequence[str], types: Mapping[str, ColumnType]) -> li
         raise OptionError(f"columns must be a list of names, such as {list(types)[:1]!r}, got {columns!r}.")
     for name in columns:
         if name not in types:
-            near = get_close_matches(str(name), list(types), n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise OptionError(f"columns must be of {', '.join(map(repr, types))}, got {name!r}.{hint}")
+            known = ", ".join(map(repr, types))
+            raise OptionError(f"columns must be of {known}, got {name!r}.{did_you_mean(name, types)}")
     return list(dict.fromkeys(columns))
 
 
@@ -64,7 +63,8 @@ def choose_fill(fill: Mapping[str, Any], types: Mapping[str, ColumnType]) -> dic
     for name in fill:
         if name not in types:
             known = ", ".join(map(repr, types))
-            raise OptionError(f"fill must be for columns that are read ({known}), got {name!r}.")
+            near = did_you_mean(name, types)
+            raise OptionError(f"fill must be for columns that are read ({known}), got {name!r}.{near}")
     wrong = [name for name, value in fill.items() if not _fits(value, types[name])]
     if wrong:
         name = wrong[0]

@@ -16,6 +16,7 @@ from penstock.core.errors import DamageError, OptionError, SourceError
 from penstock.core.index import Index
 from penstock.core.metadata.records import Records
 from penstock.core.protocols import Source
+from penstock.core.text import did_you_mean
 from penstock.core.types import Block, Field, Span
 from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url
@@ -380,5 +381,6 @@ def _find_infos(manifest: Manifest, fields: Sequence[str]) -> dict[str, FieldInf
         raise OptionError(f"fields must be a list of names, such as {list(manifest.fields)[:1]!r}, got {fields!r}.")
     unknown = [name for name in fields if name not in manifest.fields and name != KEY]
     if unknown:
-        raise SourceError(f"fields must be names of {list(manifest.fields)}, got {', '.join(map(repr, unknown))}.")
+        near, given = did_you_mean(unknown[0], manifest.fields), ", ".join(map(repr, unknown))
+        raise SourceError(f"fields must be names of {list(manifest.fields)}, got {given}.{near}")
     return {name: manifest.fields[name] for name in fields if name != KEY}
