@@ -1,5 +1,8 @@
 """Checksums of the rows of a block."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
@@ -21,7 +24,8 @@ def hash_rows(data: bytes | memoryview, sizes: NDArray[np.int64]) -> NDArray[np.
     if size and (sizes == size).all():
         rows = np.frombuffer(data, np.uint8).reshape(-1, size)
         if size >= _COPIED_ROW:
-            return np.fromiter(map(digest, rows), np.uint64, len(rows))  # views of rows take half as long as slices
+            views: Iterable[Any] = rows  # they take half as long as slices
+            return np.fromiter(map(digest, views), np.uint64, len(rows))
         copied, step = rows.view(np.dtype((np.void, size)))[:, 0], _COPIED_BYTES // size
         found = (map(digest, copied[start : start + step].tolist()) for start in range(0, len(rows), step))
         return np.concatenate([np.fromiter(some, np.uint64) for some in found])
