@@ -5,23 +5,33 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 __all__ = ["Shapes", "samples", "warm", "write_rate"]
 
 Shapes = dict[str, tuple[int, ...]]
 
+_FEW_ITEMS = 8  # written before the clock starts
+
 
 def samples(shapes: Shapes, n_items: int) -> Iterator[dict[str, Any]]:
     """Give one sample after the other."""
-    # Noise: some peers compress, and there would be next to nothing left of anything smooth.
-    rng = np.random.default_rng(0)
-    block = {name: rng.standard_normal((256, *shape)).astype(np.float32) for name, shape in shapes.items()}
+    block = _make_block(tuple(shapes.items()))
     for number in range(n_items):
         yield {name: array[number % 256] for name, array in block.items()}
+
+
+@lru_cache(maxsize=1)
+def _make_block(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> dict[str, NDArray[np.float32]]:
+    """Return the samples that come again and again; made once, so that no clock runs meanwhile."""
+    # Noise: some peers compress, and there would be next to nothing left of anything smooth.
+    rng = np.random.default_rng(0)
+    return {name: rng.standard_normal((256, *shape)).astype(np.float32) for name, shape in shapes}
 
 
 def warm(folder: Path) -> None:
@@ -32,12 +42,18 @@ def warm(folder: Path) -> None:
                 pass
 
 
-def write_rate(folder: Path, n_items: int, write: Callable[[], None], *, lasting: bool = False) -> float:
-    """Time it; `lasting`: with what is missing until all of it would outlive a power cut."""
+def write_rate(folder: Path, n_items: int, write: Callable[[int], None], *, lasting: bool = False) -> float:
+    """Return the items per second of `write`, which is given how many to write.
+
+    It writes a few first, before the clock starts, so that nobody is measured with what happens once in a process:
+    imports, and random data. `lasting`: with what is missing until all of it would outlive a power cut.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    write(_FEW_ITEMS)
     shutil.rmtree(folder, ignore_errors=True)
     os.sync()
     began = time.perf_counter()
-    write()
+    write(n_items)
     if lasting:
         for path in folder.rglob("*"):
             with path.open("rb") if path.is_file() else contextlib.nullcontext() as file:

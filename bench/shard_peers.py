@@ -226,10 +226,10 @@ def write_webdataset(folder: Path, shapes: Shapes, n_items: int, shard_size: int
     """Write the same samples with the webdataset library."""
     import webdataset as wds
 
-    def write() -> None:
+    def write(count: int) -> None:
         folder.mkdir(parents=True)
         with wds.ShardWriter(str(folder / "%06d.tar"), maxcount=shard_size, verbose=0) as sink:
-            for number, sample in enumerate(samples(shapes, n_items)):
+            for number, sample in enumerate(samples(shapes, count)):
                 sink.write({"__key__": f"{number:09d}", **{f"{name}.npy": array for name, array in sample.items()}})
 
     return write_rate(folder, n_items, write, lasting=lasting)
@@ -237,7 +237,7 @@ def write_webdataset(folder: Path, shapes: Shapes, n_items: int, shard_size: int
 
 def write_litdata(folder: Path, shapes: Shapes, n_items: int, lasting: bool) -> float:
     """Write the same samples with litdata."""
-    return write_rate(folder, n_items, lambda: store_litdata(folder, shapes, n_items), lasting=lasting)
+    return write_rate(folder, n_items, lambda count: store_litdata(folder, shapes, count), lasting=lasting)
 
 
 def store_litdata(folder: Path, shapes: Shapes, n_items: int) -> None:
@@ -254,7 +254,7 @@ def store_litdata(folder: Path, shapes: Shapes, n_items: int) -> None:
 
 def write_mds(folder: Path, shapes: Shapes, n_items: int, lasting: bool) -> float:
     """Write the same samples with MosaicML streaming."""
-    return write_rate(folder, n_items, lambda: store_mds(folder, shapes, n_items), lasting=lasting)
+    return write_rate(folder, n_items, lambda count: store_mds(folder, shapes, count), lasting=lasting)
 
 
 def store_mds(folder: Path, shapes: Shapes, n_items: int) -> None:
@@ -293,10 +293,10 @@ def write_huggingface(folder: Path, shapes: Shapes, n_items: int, lasting: bool)
 
     kinds = {name: Array2D(shape, "float32") if len(shape) == 2 else Value("float32") for name, shape in shapes.items()}
 
-    def write() -> None:
+    def write(count: int) -> None:
         folder.mkdir(parents=True)
         with ArrowWriter(features=Features(kinds), path=str(folder / "all.arrow")) as sink:
-            for sample in samples(shapes, n_items):
+            for sample in samples(shapes, count):
                 sink.write(sample)
             sink.finalize()
 
@@ -307,10 +307,10 @@ def write_array_record(folder: Path, shapes: Shapes, n_items: int, shard_size: i
     """Write the same bytes with ArrayRecord."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    def write() -> None:
+    def write(count: int) -> None:
         folder.mkdir(parents=True)
         sink: Any = None
-        for number, sample in enumerate(samples(shapes, n_items)):
+        for number, sample in enumerate(samples(shapes, count)):
             if number % shard_size == 0:
                 if sink is not None:
                     sink.close()

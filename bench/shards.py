@@ -139,16 +139,16 @@ def sample_by_sample(folder: Path) -> float:
 def write_raw(folder: Path, shapes: Shapes, n_items: int, shard_size: int, lasting: bool) -> float:
     """Write the bytes of all fields, one call per item, one file per shard."""
 
-    def write() -> None:
+    def write(count: int) -> None:
         folder.mkdir(parents=True)
         handle = -1
-        for number, sample in enumerate(samples(shapes, n_items)):
+        for number, sample in enumerate(samples(shapes, count)):
             if number % shard_size == 0:
                 handle = os.open(folder / f"{number}.raw", os.O_WRONLY | os.O_CREAT)
             os.writev(
                 handle, [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in sample.values()]
             )
-            if number % shard_size == shard_size - 1 or number == n_items - 1:
+            if number % shard_size == shard_size - 1 or number == count - 1:
                 if lasting:
                     os.fsync(handle)
                 os.close(handle)
@@ -158,4 +158,4 @@ def write_raw(folder: Path, shapes: Shapes, n_items: int, shard_size: int, lasti
 
 def write_penstock(folder: Path, shapes: Shapes, n_items: int, shard_size: int) -> float:
     """Write shards with checksums, indexes and a manifest that last."""
-    return write_rate(folder, n_items, lambda: store_penstock(folder, shapes, n_items, shard_size))
+    return write_rate(folder, n_items, lambda count: store_penstock(folder, shapes, count, shard_size))

@@ -53,7 +53,7 @@ class SampleForm:
         payloads = self._encode_fields(sample, number)
         suffixes = self.suffixes or {name: member_suffix(name, one.extension) for name, one in payloads.items()}
         check_name_length(key, (*suffixes.values(), _METADATA))
-        return Members(key, sample_id, suffixes, payloads, *_encode_metadata(sample_id, tuple(suffixes), metadata))
+        return Members(key, sample_id, suffixes, payloads, _encode_metadata(metadata))
 
     def add(self, members: "Members", shard: ShardFile | PackedShard, shard_number: int) -> None:
         """Add a sample to a shard. The first one determines the fields and dtypes of all that follow."""
@@ -102,8 +102,14 @@ class Members(NamedTuple):
     sample_id: str
     suffixes: Mapping[str, str]
     payloads: Mapping[str, Payload]
-    before: bytes
     after: bytes
+    """The metadata as JSON, what follows the place in the shard."""
+
+    @property
+    def before(self) -> bytes:
+        """The metadata as JSON, up to the place in the shard."""
+        names = _encode_names(tuple(self.suffixes))
+        return b'{"sample_id":%b,"modalities":%b,' % (_ENCODE_JSON(self.sample_id).encode(), names)
 
     def place_in(self, shard_number: int, row: int) -> tuple[str, tuple[str, ...], list[Payload]]:
         """Return the key, suffixes and payloads of all members of an item that is number `row` of a shard."""
@@ -142,10 +148,8 @@ class Members(NamedTuple):
         return shard.tar_bytes + fields + metadata_bytes + len(END)
 
 
-def _encode_metadata(
-    sample_id: str, modalities: tuple[str, ...], metadata: Mapping[str, Any] | None
-) -> tuple[bytes, bytes]:
-    """Encode the metadata of a sample as JSON; return the bytes before and after its place in the shard."""
+def _encode_metadata(metadata: Mapping[str, Any] | None) -> bytes:
+    """Encode the metadata of a sample as JSON; return the bytes after its place in the shard."""
     if metadata is not None and not isinstance(metadata, Mapping):
         raise OptionError(f"metadata must be a dict such as {{'trial_id': 7}}, got {metadata!r}.")
     reserved = [name for name in RESERVED_KEYS if name in metadata] if metadata else []
@@ -154,10 +158,9 @@ def _encode_metadata(
             f"metadata must not have the names {', '.join(RESERVED_KEYS)}, which the writer sets, got "
             f"{', '.join(reserved)}. Rename them; the id of a sample is given as sample_id."
         )
-    before = b'{"sample_id":%b,"modalities":%b,' % (_ENCODE_JSON(sample_id).encode(), _encode_names(modalities))
     if not metadata:
-        return before, b"}"
-    return before, b"," + json_bytes(metadata, "metadata")[1:]
+        return b"}"
+    return b"," + json_bytes(metadata, "metadata")[1:]
 
 
 @lru_cache(maxsize=16)

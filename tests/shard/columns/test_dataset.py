@@ -176,18 +176,19 @@ def test_another_layout_cannot_resume(tmp_path: Path) -> None:
     ShardWriter(tmp_path, WriteOptions(4, layout="auto"), resume=True).abandon()
 
 
-def test_arrays_are_written_in_blocks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("n_items", "width"), [(500, 30), (20, 900)], ids=["small", "large"])
+def test_arrays_are_written_in_blocks(n_items: int, width: int, tmp_path: Path) -> None:
     """Blocks of rows give the same bytes as samples, also after an interruption."""
-    rng = np.random.default_rng(0)
-    arrays = {"x": rng.random((500, 40, 30), np.float32), "y": np.arange(500)}
-    with WebDatasetWriter(tmp_path / "samples", 200, layout="columns") as writer:
-        for number in range(500):
+    rng, size = np.random.default_rng(0), 2 * n_items // 5
+    arrays = {"x": rng.random((n_items, 40, width), np.float32), "y": np.arange(n_items)}
+    with WebDatasetWriter(tmp_path / "samples", size, layout="columns") as writer:
+        for number in range(n_items):
             writer.write_sample({name: array[number] for name, array in arrays.items()})
-    create_shards_from_arrays(tmp_path / "arrays", arrays, 200, layout="columns", show_progress=False)
-    stopped = ShardWriter(tmp_path / "resumed", WriteOptions(200, layout="columns"))
-    stopped.write_rows(arrays, 0, 250)
+    create_shards_from_arrays(tmp_path / "arrays", arrays, size, layout="columns", show_progress=False)
+    stopped = ShardWriter(tmp_path / "resumed", WriteOptions(size, layout="columns"))
+    stopped.write_rows(arrays, 0, n_items // 2)
     stopped.abandon()
-    create_shards_from_arrays(tmp_path / "resumed", arrays, 200, layout="columns", resume=True, show_progress=False)
+    create_shards_from_arrays(tmp_path / "resumed", arrays, size, layout="columns", resume=True, show_progress=False)
     assert contents(tmp_path / "samples") == contents(tmp_path / "arrays") == contents(tmp_path / "resumed")
 
 

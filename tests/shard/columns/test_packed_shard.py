@@ -89,6 +89,33 @@ def test_arrays_are_stored_as_samples_are(tmp_path: Path, monkeypatch: pytest.Mo
         assert (one / name).read_bytes() == (other / name).read_bytes()
 
 
+def test_large_items_are_blocks_of_their_own(tmp_path: Path) -> None:
+    x = np.arange(5 * (1 << 15), dtype=np.float32).reshape(5, -1)
+    samples = [{"x": x[row], "y": x[row, :3]} for row in range(5)]
+    index = pack(tmp_path, [{"x": x[0, :4], "y": x[0, :3]}, *samples])
+    # The first one is small, and shares a block with others; its field has offsets from then on.
+    assert index.starts.tolist() == [0, 6]
+    assert pack(tmp_path, samples).starts.tolist() == [0, 1, 2, 3, 4, 5]
+    found = members(tmp_path / "s.tar")
+    assert list(found) == [f"block_00000{row}.{name}.npy" for row in range(5) for name in ("x", "y")]
+    assert all(np.array_equal(found[f"block_00000{row}.x.npy"], x[row : row + 1]) for row in range(5))
+    assert pack(tmp_path, samples, [{"trial": row} for row in range(5)]).starts.tolist() == [0, 5]
+    many = [{f"field{number}": x[row, number::8] for number in range(8)} for row in range(5)]
+    assert pack(tmp_path, many).starts.tolist() == [0, 5]
+
+
+def test_large_items_are_those_of_the_moment_they_were_added(tmp_path: Path) -> None:
+    x = np.zeros((2, 1 << 15), np.float32)
+    with PackedShard(FileSink(tmp_path, "s.tar"), "none") as shard:
+        for number in range(3):
+            x[:] = number
+            shard.add(None, ["x.npy"], [encode("x", x[0])], b"{}")
+            shard.add_rows({"x.npy": x})
+        _, index = shard.close()
+    rows = rows_of(index, tmp_path / "s.tar", "x.npy")
+    assert [set(np.frombuffer(row or b"", np.float32)) for row in rows] == [{n} for n in (0, 1, 2) for _ in range(3)]
+
+
 def test_a_first_axis_that_varies_has_offsets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_shard, "BLOCK_ROWS", 3)
     lengths = [2, 2, 2, 5, 0, 1, 2, 2, 2]  # the first block has one shape

@@ -42,8 +42,11 @@ class AboutRows:
         """Add items of which nothing is known."""
         self._n_rows += count
 
-    def take(self, first: int) -> list[StoredRows]:
-        """Return the columns of a block whose first item is number `first`, and forget them."""
+    def take(self, first: int) -> list[tuple[StoredRows, bytes]]:
+        """Return the columns of a block whose first item is number `first`, with their bytes, and forget them."""
+        if not self._ids and not self._metadata:
+            self._n_rows = 0
+            return []
         rows, ids, metadata = range(self._n_rows), self._ids, self._metadata
         self._n_rows, self._ids, self._metadata = 0, {}, {}
         columns = []
@@ -54,7 +57,7 @@ class AboutRows:
             columns += self._take_metadata([decode_json(metadata[row]) if row in metadata else {} for row in rows])
         return columns
 
-    def _take_metadata(self, dicts: Sequence[Mapping[str, Any]]) -> list[StoredRows]:
+    def _take_metadata(self, dicts: Sequence[Mapping[str, Any]]) -> list[tuple[StoredRows, bytes]]:
         columns, typed, lowered = [], set[str](), {_JSON}
         for name in list(dicts[0]):
             kind = self._common_type(name, dicts)
@@ -69,11 +72,8 @@ class AboutRows:
             else:
                 array = np.array(values, _DTYPES[kind])
                 sizes = np.full(len(array), array.itemsize, np.int64)
-                columns.append(
-                    StoredRows(
-                        METADATA_SUFFIX, f"{member}.npy", "array", array.dtype, (), len(array), array.tobytes(), sizes
-                    )
-                )
+                rows = StoredRows(METADATA_SUFFIX, f"{member}.npy", "array", array.dtype, (), len(array), sizes)
+                columns.append((rows, array.tobytes()))
             typed.add(name)
         rest = [{name: value for name, value in one.items() if name not in typed} for one in dicts]
         if any(rest):
@@ -98,7 +98,7 @@ def encode_rest(rest: Mapping[str, Any]) -> str:
     return _ENCODE(rest) if rest else ""
 
 
-def _texts(suffix: str, member: str, values: Iterable[str]) -> StoredRows:
+def _texts(suffix: str, member: str, values: Iterable[str]) -> tuple[StoredRows, bytes]:
     rows = [value.encode() for value in values]
     sizes = np.fromiter(map(len, rows), np.int64, len(rows))
-    return StoredRows(suffix, member, "bytes", None, None, len(rows), b"".join(rows), sizes)
+    return StoredRows(suffix, member, "bytes", None, None, len(rows), sizes), b"".join(rows)

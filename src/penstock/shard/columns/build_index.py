@@ -16,7 +16,7 @@ _Int64s = NDArray[np.int64]
 
 
 class StoredRows(NamedTuple):
-    """The rows of one column in one block, as they are stored."""
+    """The rows of one column in one block, as they are stored; their bytes lie one after the other."""
 
     suffix: str
     member: str
@@ -26,9 +26,6 @@ class StoredRows(NamedTuple):
     """Shape of a row, for `array` and `ragged`: the latter without its first axis."""
 
     n_rows: int
-    data: bytes | memoryview
-    """All rows, one after the other; empty if they were only looked at, to index them."""
-
     sizes: _Int64s
     """Bytes of each row."""
 
@@ -77,7 +74,7 @@ class RowIndexBuilder:
         """Add the rows of one column of the current block, the first of which lies at byte `begin`."""
         # Arrays of one shape become `ragged` if those of another block have another length.
         place = rows.suffix, rows.member, None if rows.kind == "bytes" else rows.dtype
-        part = _Part(self.n_blocks, begin, rows._replace(data=b""), checksums)
+        part = _Part(self.n_blocks, begin, rows, checksums)
         self._columns.setdefault(place, []).append(part)
 
     def end_block(self, n_rows: int, end: int, frame: int) -> None:

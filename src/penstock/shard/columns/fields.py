@@ -33,13 +33,12 @@ class FieldRows:
         self.suffix, self.dtype = suffix, dtype
         self._kind: Kind = "bytes" if dtype is None else "array"
         self._shape: _Shape | None = None
-        self._buffer, self._n_bytes = (
-            bytearray(),
-            0,
-        )  # used again for every block: fresh memory takes longer than copies
+        # Used again for every block: fresh memory takes longer than copies.
+        self._buffer, self._n_bytes = bytearray(), 0
         self._added: bytes | memoryview = b""  # what was added last
         self._sizes: list[int] = []  # of rows that are no arrays
         self._counts: list[tuple[int, _Shape]] = []
+        self._last: StoredRows | None = None  # of the last block, while all arrays have one shape
 
     def add(self, payload: Payload) -> int:
         """Add one row, and return its bytes. They may still be the user's: see `own`."""
@@ -65,23 +64,29 @@ class FieldRows:
         self._buffer[self._n_bytes : end] = self._added
         self._n_bytes, self._added = end, b""
 
-    def take(self) -> StoredRows:
-        """Return the rows of a block, and forget them; their memory is used again."""
+    def take(self) -> tuple[StoredRows, bytes | memoryview]:
+        """Return the rows of a block, and their bytes; forget them, and use their memory again."""
         if self._n_bytes:
             self.own()
         data = memoryview(self._buffer)[: self._n_bytes] if self._n_bytes else memoryview(self._added)
         counts, given = self._counts, self._sizes
         self._n_bytes, self._added, self._counts, self._sizes = 0, b"", [], []
         if self.dtype is None:
-            return self._make_rows("bytes", data, np.array(given, np.int64))
+            return self._make_rows("bytes", np.array(given, np.int64)), data
+        if self._last is not None and counts == [(self._last.n_rows, self._last.shape)]:
+            return self._last, data
         shapes = {shape for _, shape in counts}
         if self._kind != "bytes":
             self._kind, self._shape = self._widen(shapes)
         n_bytes = {shape: math.prod(shape) * self.dtype.itemsize for shape in shapes}
         sizes = np.repeat([n_bytes[shape] for _, shape in counts], [count for count, _ in counts])
         if self._kind != "bytes":
-            return self._make_rows(self._kind, data, sizes)
-        return self._make_rows("bytes", *self._as_files(data, counts))
+            rows = self._make_rows(self._kind, sizes)
+            self._last = rows if self._kind == "array" else None
+            return rows, data
+        self._last = None
+        files, sizes = self._as_files(data, counts)
+        return self._make_rows("bytes", sizes), files
 
     def _widen(self, shapes: set[_Shape]) -> tuple[Kind, _Shape | None]:
         """Return the form that holds for earlier rows and for those of other shapes."""
@@ -115,16 +120,7 @@ class FieldRows:
             begin += count * size
         return b"".join(files), np.fromiter(map(len, files), np.int64, len(files))
 
-    def _make_rows(self, kind: Kind, data: bytes | memoryview, sizes: _Int64s) -> StoredRows:
+    def _make_rows(self, kind: Kind, sizes: _Int64s) -> StoredRows:
         is_bytes = kind == "bytes"
         member = f"{self.suffix}.npy" if is_bytes else self.suffix
-        return StoredRows(
-            self.suffix,
-            member,
-            kind,
-            self.dtype,
-            None if is_bytes else self._shape,
-            len(sizes),
-            memoryview(data),
-            sizes,
-        )
+        return StoredRows(self.suffix, member, kind, self.dtype, None if is_bytes else self._shape, len(sizes), sizes)

@@ -136,7 +136,7 @@ def _find_rows(member: _Member, offsets: _Member | None) -> StoredRows:
         shape = npy.shape[1:]
         row_bytes = int(np.prod(shape, dtype=np.int64)) * npy.dtype.itemsize
         sizes = np.full(npy.shape[0], row_bytes, np.int64)
-        return StoredRows(suffix, member.name, "array", npy.dtype, shape, len(sizes), b"", sizes)
+        return StoredRows(suffix, member.name, "array", npy.dtype, shape, len(sizes), sizes)
     is_bytes = npy.dtype == np.uint8 and len(npy.shape) == 1 and has_extension(stem)
     unit = 1 if is_bytes else int(np.prod(npy.shape[1:], dtype=np.int64)) * npy.dtype.itemsize
     sizes = _find_sizes(offsets, npy.shape[0]) * unit
@@ -149,7 +149,7 @@ def _find_rows(member: _Member, offsets: _Member | None) -> StoredRows:
     elif is_bytes and stem.rpartition(".")[2] == "npy":
         first = member.array[: int(sizes[0])]
         dtype = parse_npy_header(bytes(first[:_HEAD_BYTES]), len(first)).dtype
-    return StoredRows(suffix, member.name, kind, dtype, None if is_bytes else npy.shape[1:], len(sizes), b"", sizes)
+    return StoredRows(suffix, member.name, kind, dtype, None if is_bytes else npy.shape[1:], len(sizes), sizes)
 
 
 def _find_sizes(offsets: _Member, n_elements: int) -> NDArray[np.int64]:

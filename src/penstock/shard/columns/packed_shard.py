@@ -1,6 +1,7 @@
 """Writing of one shard in the layout "columns": one member for each field and block of rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,14 @@ from penstock.shard.compression import Compression
 from penstock.shard.manifest import ShardEntry
 from penstock.shard.names import automatic_key, check_name_length, encode_key
 from penstock.shard.shard_file import ArchiveStream, Sink
-from penstock.shard.tar import END, TAR_BLOCK, header, padded_size
+from penstock.shard.tar import END, TAR_BLOCK, HeaderTemplate, byte_sum
 
 __all__ = ["PackedShard", "block_key", "offsets_member"]
 
 _BLOCK_BYTES = 1 << 20  # of rows, after which a block ends
+# Bytes of an item for each member, from which on it is a block of its own: it is written from where it lies, and
+# headers and padding are 1.5 % of it.
+_LARGE_MEMBER = 1 << 16
 _OFFSETS = "__offsets"
 _NO_METADATA = b"{}"
 _FEW_ALIKE = 8  # items of plain arrays, one after the other
@@ -123,20 +127,24 @@ class PackedShard:
         self._add_collected()
         if not self._fields:
             self._begin({suffix: payload.dtype for suffix, payload in zip(suffixes, payloads, strict=True)})
-        self._most_bytes += self.most_bytes(sample_id, payloads, metadata)
-        if sample_id is not None:
-            self._key_hashes[self.n_items] = xxhash.xxh3_64_intdigest(encode_key(sample_id).encode())
         row_bytes = 0
         for suffix, payload in zip(suffixes, payloads, strict=True):
             row_bytes += self._fields[suffix].add(payload)
-        self._has_ids |= sample_id is not None
-        has_metadata = metadata != _NO_METADATA
+        has_id, has_metadata = sample_id is not None, metadata != _NO_METADATA
+        n_members = len(payloads) + has_id + (metadata.count(b":") + 1 if has_metadata else 0)
+        is_alone = not self._n_rows and row_bytes >= _LARGE_MEMBER * n_members
+        if not is_alone:
+            self._most_bytes += self.most_bytes(sample_id, payloads, metadata)
+        if sample_id is not None:
+            self._key_hashes[self.n_items] = xxhash.xxh3_64_intdigest(encode_key(sample_id).encode())
+        self._has_ids |= has_id
         self._has_metadata |= has_metadata
         self._about.add(sample_id, metadata if has_metadata else None)
         self._n_rows += 1
         self._row_bytes += row_bytes + len(sample_id or "") + (len(metadata) if has_metadata else 0)
-        if self._is_full:
+        if is_alone or self._is_full:
             self._end_block()
+            self._tries_plain = not is_alone  # items that follow one that large are no better for it
         else:
             for field in self._fields.values():
                 field.own()
@@ -162,10 +170,12 @@ class PackedShard:
             self._begin({suffix: array.dtype for suffix, array in arrays.items()})
         n_rows = len(next(iter(arrays.values())))
         row_bytes = sum(array[:1].nbytes for array in arrays.values())
+        is_large = row_bytes >= _LARGE_MEMBER * len(arrays)
         start = 0
         while start < n_rows:
             room = -(-(_BLOCK_BYTES - self._row_bytes) // row_bytes) if row_bytes else BLOCK_ROWS
-            count = min(n_rows - start, max(1, min(room, BLOCK_ROWS - self._n_rows)))
+            is_alone = is_large and not self._n_rows
+            count = 1 if is_alone else min(n_rows - start, max(1, min(room, BLOCK_ROWS - self._n_rows)))
             for suffix, array in arrays.items():
                 self._fields[suffix].add_rows(np.ascontiguousarray(array[start : start + count]))
             self._about.add_rows(count)
@@ -173,7 +183,7 @@ class PackedShard:
             self._row_bytes += count * row_bytes
             self._most_bytes += count * (row_bytes + (8 + 128) * len(arrays)) + _MEMBER_BYTES * (len(arrays) + 2)
             start += count
-            if self._is_full:
+            if is_alone or self._is_full:
                 self._end_block()
             else:
                 for field in self._fields.values():
@@ -219,36 +229,44 @@ class PackedShard:
 
     def _end_block(self) -> None:
         """Write the rows that were collected."""
-        key, frame, at = block_key(self._builder.n_blocks), xxhash.xxh3_64(), self._builder.tar_bytes
+        key, frame, at = block_key(self._builder.n_blocks).encode(), xxhash.xxh3_64(), self._builder.tar_bytes
+        key_sum, padding = byte_sum(key), b""
         columns = [field.take() for field in self._fields.values()]
         columns += self._about.take(self._builder.first + self._builder.n_items)
-        for rows in columns:
-            for member, head, data in _members(rows):
-                size = len(head) + len(data)
-                before = header(f"{key}.{member}", size) + head
-                padding = bytes(-size % TAR_BLOCK)
-                is_rows = member == rows.member
-                if is_rows:
-                    self._builder.add(rows, at + len(before), hash_rows(data, rows.sizes))
-                for content in (before, b"" if is_rows else data, padding):
-                    frame.update(content)
-                for content in (before, data, padding):
-                    self._archive.append(content)
-                at += TAR_BLOCK + padded_size(size)
+        for rows, stored in columns:
+            for member, head, data in _members(rows, stored):
+                template = _header_template(f".{member}", len(head) + len(data))
+                between = padding + template.header(key, key_sum) + head
+                frame.update(between)
+                self._archive.append(between)
+                if member == rows.member:
+                    self._builder.add(rows, at + TAR_BLOCK + len(head), hash_rows(data, rows.sizes))
+                else:
+                    frame.update(data)
+                self._archive.append(data)
+                padding = template.padding
+                at += TAR_BLOCK + template.size + len(padding)
+        frame.update(padding)
+        self._archive.append(padding)
         self._builder.end_block(self._n_rows, at, frame.intdigest())
         self._n_rows = self._row_bytes = self._most_bytes = 0
         self._has_ids = self._has_metadata = False
         self._tries_plain = True
 
 
-def _members(rows: StoredRows) -> Iterator[tuple[str, bytes, bytes | memoryview]]:
+@lru_cache(maxsize=256)
+def _header_template(suffix: str, size: int) -> HeaderTemplate:
+    return HeaderTemplate(suffix, size)
+
+
+def _members(rows: StoredRows, stored: bytes | memoryview) -> Iterator[tuple[str, bytes, bytes | memoryview]]:
     """Yield name, `.npy` header and data of a column, and of its offsets if it has any."""
     if rows.kind == "array":
-        yield rows.member, _npy_head(rows.dtype, (rows.n_rows, *(rows.shape or ()))), rows.data
+        yield rows.member, _npy_head(rows.dtype, (rows.n_rows, *(rows.shape or ()))), stored
         return
     dtype = np.dtype(np.uint8) if rows.kind == "bytes" else rows.dtype
     trailing = () if rows.kind == "bytes" else rows.shape or ()
-    yield rows.member, _npy_head(dtype, (len(rows.data) // rows.unit, *trailing)), rows.data
+    yield rows.member, _npy_head(dtype, (len(stored) // rows.unit, *trailing)), stored
     offsets = np.concatenate([[0], np.cumsum(rows.sizes // rows.unit)]).astype("<i8")
     yield offsets_member(rows.member), _npy_head(offsets.dtype, offsets.shape), offsets.tobytes()
 
