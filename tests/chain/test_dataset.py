@@ -302,6 +302,12 @@ def test_what_makes_no_sense_says_what_to_do(places: Path) -> None:
         (lambda: ps.open(places / "rows.zrr" / "x.h5" / "x"), ps.SourceError, r"Did you mean .*/rows\.zarr\?"),
         (lambda: ps.open(places / "nope.zarr"), ps.SourceError, r"nope\.zarr does not exist"),
         (lambda: data.batch(2).loader(num_worker=3), ps.OptionError, r"Did you mean 'num_workers'\?"),
+        (lambda: data.mix({"first": arrays()}), ps.OptionError, r"different names, got 'first' twice.* name=\.\.\."),
+        (
+            lambda: data.mix({"b": arrays()}).where("x == 1"),
+            ps.PlanError,
+            r"the datasets that are mixed, before mix\(\)",
+        ),
         (lambda: data.mix({"b": arrays()}, wieghts=3), ps.OptionError, r"Did you mean 'weights'\?"),
         (
             lambda: len(data),

@@ -51,6 +51,18 @@ def test_off_a_terminal_progress_is_written_in_lines(at_once):
     assert re.fullmatch(r".*, \d+\.\d s", lines[2])
 
 
+def test_the_rate_of_slow_steps_is_not_zero(at_once, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    out = io.StringIO()
+    with track_progress("Epoch 0", 4000, "batches", out=out) as progress:
+        for seconds, amount in ((4.0, 1), (4.0, 39), (0.0, 1200)):
+            now[0] += seconds
+            progress.advance(amount)
+    rates = [re.search(r", ([\d.,]+/s), ", line)[1] for line in out.getvalue().splitlines()[:3]]
+    assert rates == ["0.25/s", "5/s", "155/s"]
+
+
 def test_a_terminal_shows_a_bar_without_a_thread_and_gets_its_cursor_back(at_once, monkeypatch):
     before = threading.active_count()
     with terminal(monkeypatch) as (out, text):

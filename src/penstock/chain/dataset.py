@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from penstock.chain.glance import show_html
 from penstock.core.checks import check_integer
-from penstock.core.errors import PlanError
+from penstock.core.errors import OptionError, PlanError
 from penstock.core.index import Index
 from penstock.core.protocols import Order, Source, Transform
 from penstock.core.seeds import check_seed
@@ -158,6 +158,11 @@ class Dataset:
         weights, options
             `weights`, `stop`, `temperature`, `fields`, … of `Mixture`.
         """
+        if name in others:
+            raise OptionError(
+                f"The datasets of a mixture must have different names, got {name!r} twice: it is that of the one that "
+                "mix() is called on. Call that another name with name=..., or the other one."
+            )
         parts = {name: self, **{other: _as_dataset(what, {}) for other, what in others.items()}}
         for part in parts.values():
             part._refuse_after("mix", "map", "batch", *([] if isinstance(part.items, Mixture) else ["order"]))
@@ -312,7 +317,10 @@ class Dataset:
                 f"{verb}() must not follow {self.ordering.verb}(): the items have one order. Leave one out."
             )
         if "counted" in stages and self.ordering is not None and self.ordering.verb in ("balance", "mix"):
-            raise PlanError(f"{verb}() must not follow {self.ordering.verb}(), which counts the items. Call it first.")
+            first = "on the datasets that are mixed, before mix()" if self.ordering.verb == "mix" else "first"
+            raise PlanError(
+                f"{verb}() must not follow {self.ordering.verb}(), which counts the items. Call it {first}."
+            )
         if "map" in stages and self.steps:
             raise PlanError(f"{verb}() must not follow map(): it chooses what is read, before that. Call it first.")
 

@@ -60,7 +60,9 @@ class Progress:
 
     def _rate(self, now: float) -> str:
         per_second = (self._done - self._before) / (now - self._began)
-        return f"{per_second / 1e6:,.0f} MB/s" if self._unit == "bytes" else f"{per_second:,.0f}/s"
+        if self._unit == "bytes":
+            return f"{per_second / 1e6:,.0f} MB/s"
+        return f"{per_second:,.0f}/s" if per_second >= 10 else f"{per_second:.2g}/s"  # 0.25/s is not 0/s
 
     def _time_left(self, now: float) -> str:
         done = self._done - self._before
