@@ -194,8 +194,10 @@ class Zip(Selectable, Wrapper):
             )
         duplicates = sorted({name for name in names if names.count(name) > 1})
         if duplicates:
+            others = [name for name in sources[-1].fields if name not in duplicates]
             raise SourceError(
-                f"Each field must be in one source of Zip only; rename {duplicates}, which are in several."
+                f"Each field must be in one source of Zip only, got {duplicates} in several. Read one of them without, "
+                f"such as source.with_fields({others or ['...']})."
             )
         self.fields: Mapping[str, Field] = {name: field for source in sources for name, field in source.fields.items()}
         identity = "&".join(source.index.content_digest for source in sources)

@@ -276,6 +276,10 @@ def test_weights_and_balanced_orders_come_from_a_column(shards: Path) -> None:
 def test_wrong_choices_say_what_is_allowed(shards: Path) -> None:
     source = TarSource(shards)
     for wrong, error, message in (
+        (lambda: source.where("subject == s1"), SourceError, r"no column 's1'\. .* Text is written in quotes: 's1'\."),
+        (lambda: source.where("subject = 's1'"), OptionError, r"Compare with ==, and join by and, or, not"),
+        (lambda: source.where("label == 1 && quality > 0"), OptionError, r"join by and, or, not"),
+        (lambda: Zip([source, source]), SourceError, r"in several\. Read one of them without, .*with_fields\("),
         (lambda: source.where("qualty > 1"), SourceError, r"no column 'qualty'. Did you mean 'quality'\?"),
         (lambda: source.where(lambda columns: columns), SourceError, r"no column 'columns'"),
         (lambda: source.where(lambda: True), OptionError, r"parameters that are named like columns"),

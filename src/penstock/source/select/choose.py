@@ -24,7 +24,14 @@ def find_mask(source: Source, condition: str | Callable[..., ArrayLike] | ArrayL
     """Return which items fulfil a condition, and the condition in words."""
     if isinstance(condition, str):
         parsed = parse_condition(condition)
-        return parsed.evaluate(read_columns(source, parsed.columns)), f"where({parsed.text!r})"
+        try:
+            columns = read_columns(source, parsed.columns)
+        except SourceError as error:
+            bare = [name for name in parsed.compared_names if f"no column {name!r}" in str(error)]
+            if not bare:
+                raise
+            raise SourceError(f"{error} Text is written in quotes: {bare[0]!r}.") from error
+        return parsed.evaluate(columns), f"where({parsed.text!r})"
     if callable(condition):
         how = f"where({getattr(condition, '__name__', type(condition).__name__)})"
         return _check_mask(_call(condition, source), source, how), how

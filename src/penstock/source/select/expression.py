@@ -49,6 +49,12 @@ class Condition:
 
     _tree: ast.expr
 
+    @property
+    def compared_names(self) -> list[str]:
+        """Names that a value is compared with, as in `subject == A`: perhaps text without its quotes."""
+        nodes = [node for node in ast.walk(self._tree) if isinstance(node, ast.Compare)]
+        return [right.id for node in nodes for right in node.comparators if isinstance(right, ast.Name)]
+
     def evaluate(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
         """Return which items fulfil the condition; `columns` has an array for each of the names.
 
@@ -161,7 +167,9 @@ def parse_condition(text: str) -> Condition:
     except OptionError:  # says what is wrong with which part
         raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        reason = error.msg if isinstance(error, SyntaxError) else str(error)
+        reason = str(error)
+        if isinstance(error, SyntaxError):
+            reason = f"{error.msg.rstrip('.')}. Compare with ==, and join by and, or, not"
         raise OptionError(
             f"A condition must be an expression such as subject == 'A' and quality > 0.5, got {text!r}: {reason}."
         ) from error
