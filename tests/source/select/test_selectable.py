@@ -278,6 +278,13 @@ def test_wrong_choices_say_what_is_allowed(shards: Path) -> None:
     for wrong, error, message in (
         (lambda: source.where("subject == s1"), SourceError, r"no column 's1'\. .* Text is written in quotes: 's1'\."),
         (lambda: source.where("subject = 's1'"), OptionError, r"Compare with ==, and join by and, or, not"),
+        (lambda: source.where("subject is None"), OptionError, r"by == None and != None, not by `is`"),
+        (
+            lambda: source.where("`my label` == 1"),
+            OptionError,
+            r"a name that is none of Python is column\('my label'\)",
+        ),
+        (lambda: DatasetSource([{"yy": 1}]).where("yz == 1"), SourceError, r"mean 'yy'\? Its columns are 'yy'\.$"),
         (lambda: source.where("label == 1 && quality > 0"), OptionError, r"join by and, or, not"),
         (lambda: Zip([source, source]), SourceError, r"in several\. Read one of them without, .*with_fields\("),
         (lambda: source.where("qualty > 1"), SourceError, r"no column 'qualty'. Did you mean 'quality'\?"),

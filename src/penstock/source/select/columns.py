@@ -141,7 +141,8 @@ def _make_unknown_error(source: Source, name: str, holder: str | None = None) ->
     more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
     listed = f"Its columns are {', '.join(map(repr, known[:_NAMED]))}{more}." if known else "It has no columns."
     holders = [] if is_dotted else list(_find_keys(source, _readable_fields(source)))
-    rare = f" A key that few items have is named with its field: {f'{holders[0]}.{name}'!r}." if holders else ""
+    named = next((each for each in holders if each != UNNAMED), None)
+    rare = "" if named is None else f" A key that few items have is named with its field: {f'{named}.{name}'!r}."
     nested = [path for each in holders for path in _list_paths(source, each)]
     return SourceError(f"{source!r} has no column {name!r}.{did_you_mean(name, [*known, *nested])} {listed}{rare}")
 

@@ -170,6 +170,8 @@ def parse_condition(text: str) -> Condition:
         reason = str(error)
         if isinstance(error, SyntaxError):
             reason = f"{error.msg.rstrip('.')}. Compare with ==, and join by and, or, not"
+            if "`" in text:
+                reason += "; a name that is none of Python is column('my label')"
         raise OptionError(
             f"A condition must be an expression such as subject == 'A' and quality > 0.5, got {text!r}: {reason}."
         ) from error
@@ -201,6 +203,8 @@ def _find_columns(node: ast.expr, text: str) -> list[str]:
             names += _find_columns(right, text)
         else:
             return names
+        if isinstance(compare, ast.Is | ast.IsNot):
+            raise OptionError(f"Missing values are found by == None and != None, not by `is`, got {text!r}.")
         if isinstance(compare, ast.In | ast.NotIn):
             raise OptionError(f"`in` needs a list of values, such as label in (1, 2), got {text!r}.")
     shown = ast.get_source_segment(text, node) or text
