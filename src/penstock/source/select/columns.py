@@ -141,10 +141,10 @@ def _make_unknown_error(source: Source, name: str, holder: str | None = None) ->
     more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
     listed = f"Its columns are {', '.join(map(repr, known[:_NAMED]))}{more}." if known else "It has no columns."
     holders = [] if is_dotted else list(_find_keys(source, _readable_fields(source)))
-    named = next((each for each in holders if each != UNNAMED), None)
+    near = did_you_mean(name, [*known, *(path for each in holders for path in _list_paths(source, each))])
+    named = next((each for each in holders if each != UNNAMED and not near), None)
     rare = "" if named is None else f" A key that few items have is named with its field: {f'{named}.{name}'!r}."
-    nested = [path for each in holders for path in _list_paths(source, each)]
-    return SourceError(f"{source!r} has no column {name!r}.{did_you_mean(name, [*known, *nested])} {listed}{rare}")
+    return SourceError(f"{source!r} has no column {name!r}.{near} {listed}{rare}")
 
 
 def _find_keys(source: Source, fields: Mapping[str, Field]) -> dict[str, dict[str, bool]]:
