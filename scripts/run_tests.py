@@ -1,4 +1,4 @@
-"""Run the tests in groups of folders, some groups at once: `make test`, `test-ci`, `test-all`, `test-seconds`.
+"""Run the tests in groups of folders, some groups at once: `make test`, `test-all`, `test-seconds`.
 
 A group is a process of its own, which imports and collects only its folders: that is what a fork in a test copies, and
 it is done once. Processes that share all tests would each collect all of them.
@@ -34,7 +34,6 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("shard",),
     ("source/tar", "source/table", "source/files", "source/select"),
 )
-_LEFT_OUT = {"quick": "slow", "ci": "long"}  # marks; files that were never measured are not even imported
 _NO_TESTS = 5  # exit code of pytest
 _LEAST_SECONDS = 0.4  # all cases of a test together; what takes less is not written down
 
@@ -52,13 +51,11 @@ def arrange_groups() -> dict[str, list[str]]:
     return groups
 
 
-def choose_tests(tests: str) -> list[str]:
-    """Return the options of pytest that choose the tests to run."""
-    if tests not in _LEFT_OUT:
-        return []
+def leave_out_slow() -> list[str]:
+    """Return the options of pytest that leave slow tests out; files that were never measured are not even imported."""
     slow = [name for name, seconds in json.loads(SECONDS.read_text()).items() if seconds is None]
     apart = [name for name in slow if (ROOT / name).is_file() and "mark.canary(" not in (ROOT / name).read_text()]
-    return ["-m", f"not {_LEFT_OUT[tests]}", *(f"--ignore={name}" for name in apart)]
+    return ["-m", "not slow", *(f"--ignore={name}" for name in apart)]
 
 
 def run_groups(groups: dict[str, list[str]], options: Sequence[str], at_once: int) -> list[str]:
@@ -103,7 +100,7 @@ def write_seconds(folder: Path) -> None:
 def main() -> int:
     """Return 0 if all groups passed."""
     parser = argparse.ArgumentParser(description="Run the tests in groups of folders, some groups at once.")
-    parser.add_argument("tests", nargs="?", choices=("quick", "ci", "all", "measure"), default="quick")
+    parser.add_argument("tests", nargs="?", choices=("quick", "all", "measure"), default="quick")
     parser.add_argument(
         "--at-once", type=int, default=0, help="groups at once; 0: twice as many as cores, as many to measure"
     )
@@ -117,7 +114,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         if chosen.tests == "measure":
             os.environ["PENSTOCK_SECONDS_FOLDER"] = folder
-        failed = run_groups(arrange_groups(), choose_tests(chosen.tests), at_once)
+        failed = run_groups(arrange_groups(), leave_out_slow() if chosen.tests == "quick" else [], at_once)
         if chosen.tests == "measure":
             write_seconds(Path(folder))
     print(f"{len(failed)} groups failed" if failed else "All groups passed", f"in {time.monotonic() - begin:.0f} s.")
