@@ -28,12 +28,11 @@ WHEELS := .venv-wheels
 # The site is built from the text of the package, which is not imported: an environment without torch.
 DOCS := .venv-docs
 
-.PHONY: help test test-ci test-all test-seconds test-pythons test-python test-browser test-portable test-aarch64 test-sanitize wheels test-cellmap test-loggers mutants lint types demo picture docs bench bench-peers soak faults faults-peers format clean
+.PHONY: help test test-all test-seconds test-pythons test-python test-browser test-portable test-aarch64 test-sanitize wheels test-cellmap test-loggers mutants lint types demo picture docs bench bench-peers soak faults faults-peers format clean
 
 help:
 	@echo "make test    format, lint, types, architecture, and all tests but the slow ones (about 4 minutes)"
-	@echo "make test-all        the same with the slow tests, all cases and more random ones"
-	@echo "make test-ci what CI runs: make test with more cases, and with tests that start programs"
+	@echo "make test-all        the same with the slow tests, all cases and more random ones; CI runs it"
 	@echo "make test-pythons    make test with each of Python $(PYTHONS) that pyenv or the PATH has"
 	@echo "make test-seconds    measure how long each test takes, which says what is in make test (tests/seconds.json)"
 	@echo "make test-browser    the report in a headless Chromium (apt-get install chromium)"
@@ -81,10 +80,6 @@ $(NWB_ZARR)/.ready: constraints-nwb-zarr.txt
 
 test: lint types $(LIBRARY)
 	$(BIN)/python scripts/run_tests.py
-
-# What CI has the time for, on a machine that does other things as well.
-test-ci: lint types $(LIBRARY)
-	$(BIN)/python scripts/run_tests.py ci
 
 test-all: lint types $(LIBRARY) $(NWB_ZARR)/.ready
 	PENSTOCK_NWB_ZARR_PYTHON=$(CURDIR)/$(NWB_ZARR)/bin/python $(BIN)/python scripts/run_tests.py all

@@ -1,4 +1,4 @@
-"""Run the tests in groups of folders, some groups at once: `make test`, `test-ci`, `test-all`, `test-seconds`.
+"""Run the tests in groups of folders, some groups at once: `make test`, `test-all`, `test-seconds`.
 
 A group is a process of its own, which imports and collects only its folders: that is what a fork in a test copies, and
 it is done once. Processes that share all tests would each collect all of them.
@@ -20,21 +20,20 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
 SECONDS = TESTS / "seconds.json"
-# What takes longest comes first, so that the last groups are short. Folders that are not named are the rest.
-GROUPS = (
-    ("campaign", "files"),
+# What takes longest comes first, so that the last groups are short. The empty group is the rest: all other folders.
+GROUPS: tuple[tuple[str, ...], ...] = (
     ("faults",),
-    ("source/tar", "source/table", "source/files", "source/select"),
-    ("shard",),
-    ("recipes/webdataset", "recipes/streams", "recipes/mixture", "contracts"),
     ("recipes",),
+    (),
+    ("campaign", "files"),
     ("source",),
-    ("laws", "plan"),
     ("convert", "compatibility"),
+    ("recipes/webdataset", "recipes/streams", "recipes/mixture", "contracts"),
     ("run", "feed", "observe"),
+    ("laws", "plan"),
+    ("shard",),
+    ("source/tar", "source/table", "source/files", "source/select"),
 )
-_REST = "the rest"
-_LEFT_OUT = {"quick": "slow", "ci": "long"}  # marks; files that were never measured are not even imported
 _NO_TESTS = 5  # exit code of pytest
 _LEAST_SECONDS = 0.4  # all cases of a test together; what takes less is not written down
 
@@ -42,23 +41,21 @@ _LEAST_SECONDS = 0.4  # all cases of a test together; what takes less is not wri
 def arrange_groups() -> dict[str, list[str]]:
     """Return the paths of each group, and what of them other groups have; every folder of tests is in one group."""
     named = [name for group in GROUPS for name in group]
+    tops = {name.split("/")[0] for name in named}
+    rest = [path.name for path in sorted(TESTS.iterdir()) if path.name not in tops and any(path.rglob("test_*.py"))]
     groups = {}
     for group in GROUPS:
         apart = [name for name in named if name not in group and name.split("/")[0] in group]
-        groups[", ".join(group)] = [f"tests/{name}" for name in group] + [f"--ignore=tests/{name}" for name in apart]
-    tops = {name.split("/")[0] for name in named}
-    folders = sorted(path.name for path in TESTS.iterdir() if any(path.rglob("test_*.py")))
-    groups[_REST] = [f"tests/{name}" for name in folders if name not in tops]
+        paths = [f"tests/{name}" for name in group or rest]
+        groups[", ".join(group) or "the rest"] = [*paths, *(f"--ignore=tests/{name}" for name in apart)]
     return groups
 
 
-def choose_tests(tests: str) -> list[str]:
-    """Return the options of pytest that choose the tests to run."""
-    if tests not in _LEFT_OUT:
-        return []
+def leave_out_slow() -> list[str]:
+    """Return the options of pytest that leave slow tests out; files that were never measured are not even imported."""
     slow = [name for name, seconds in json.loads(SECONDS.read_text()).items() if seconds is None]
     apart = [name for name in slow if (ROOT / name).is_file() and "mark.canary(" not in (ROOT / name).read_text()]
-    return ["-m", f"not {_LEFT_OUT[tests]}", *(f"--ignore={name}" for name in apart)]
+    return ["-m", "not slow", *(f"--ignore={name}" for name in apart)]
 
 
 def run_groups(groups: dict[str, list[str]], options: Sequence[str], at_once: int) -> list[str]:
@@ -103,20 +100,21 @@ def write_seconds(folder: Path) -> None:
 def main() -> int:
     """Return 0 if all groups passed."""
     parser = argparse.ArgumentParser(description="Run the tests in groups of folders, some groups at once.")
-    parser.add_argument("tests", nargs="?", choices=("quick", "ci", "all", "measure"), default="quick")
+    parser.add_argument("tests", nargs="?", choices=("quick", "all", "measure"), default="quick")
     parser.add_argument(
-        "--at-once", type=int, default=0, help="groups at once; 0: as many as cores, twice that for all"
+        "--at-once", type=int, default=0, help="groups at once; 0: twice as many as cores, as many to measure"
     )
     chosen = parser.parse_args()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
-    at_once = chosen.at_once or (2 * cores if chosen.tests == "all" else cores)
+    # Tests wait for the disk and for processes that they start: two groups at once leave two of five seconds unused.
+    at_once = chosen.at_once or (cores if chosen.tests == "measure" else 2 * cores)
     if chosen.tests == "all":
         os.environ.setdefault("PENSTOCK_TESTS", "all")
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         if chosen.tests == "measure":
             os.environ["PENSTOCK_SECONDS_FOLDER"] = folder
-        failed = run_groups(arrange_groups(), choose_tests(chosen.tests), at_once)
+        failed = run_groups(arrange_groups(), leave_out_slow() if chosen.tests == "quick" else [], at_once)
         if chosen.tests == "measure":
             write_seconds(Path(folder))
     print(f"{len(failed)} groups failed" if failed else "All groups passed", f"in {time.monotonic() - begin:.0f} s.")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from penstock import __version__
@@ -20,22 +21,30 @@ def test_the_module_is_the_command():
     assert (done.returncode, done.stdout, done.stderr) == (0, f"penstock {__version__}\n", "")
 
 
-def test_importing_and_help_import_neither_torch_nor_numpy_nor_rich():
-    code = """
+@pytest.mark.parametrize("terminal", [False, True])
+def test_importing_and_help_import_neither_torch_nor_numpy_nor_rich(terminal):
+    code = f"""
 import sys, penstock
 assert 'numpy' not in sys.modules
+sys.stdout.isatty = lambda: {terminal}
 import penstock.cli
 for command in ('', 'convert', 'demo', 'report', 'tune'):
     try:
         penstock.cli.app([*command.split(), '--help'])
     except SystemExit as done:
         assert done.code == 0
-assert not {'torch', 'numpy', 'rich'} & set(sys.modules), sys.modules
+assert not {{'torch', 'numpy', 'rich'}} & set(sys.modules), sys.modules
 penstock.Plan
 assert 'torch' not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_help_says_the_whole_first_sentence_of_each_command():
+    said = " ".join(CliRunner().invoke(app, ["--help"]).stdout.split())
+    for name, command in get_command(app).commands.items():
+        assert f" {name} {command.help.partition('.')[0]}." in said
 
 
 @pytest.mark.parametrize(

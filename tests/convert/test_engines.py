@@ -1,5 +1,6 @@
 """Engines: every work item once, errors unchanged, and work that is lost with a worker is done again."""
 
+import copyreg
 import logging
 import os
 import signal
@@ -97,9 +98,14 @@ def test_an_error_is_raised_unchanged_and_no_more_work_is_started(workers: int, 
     assert begun == set(range(8)) if workers == 1 else 999 not in begun
 
 
+@pytest.mark.parametrize("with_context", [False, True])
 def test_an_error_that_cannot_be_unpickled_is_reported_and_is_not_a_dead_worker(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, with_context: bool
 ) -> None:
+    if with_context:  # importing dask makes all errors be pickled with those that they came from
+        tblib = pytest.importorskip("tblib.pickling_support")
+        for kind in (OddError, TypeError, WorkerError):
+            monkeypatch.setitem(copyreg.dispatch_table, kind, tblib.pickle_exception)
     with pytest.raises(WorkerError, match=r"OddError in [56]: an error: by keyword"):
         list(LocalEngine(2).run(cannot_travel, [5, 6]))
     assert caplog.records == []
@@ -219,11 +225,11 @@ def test_dask_does_the_work_of_a_worker_that_died_again(dask: Engine, tmp_path: 
 
 
 def test_a_task_that_always_kills_dask_workers_is_named_and_nothing_is_published(
-    dask: Engine, cluster: Any, tmp_path: Path
+    dask: Engine, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = tapes(tmp_path / "in", (7,))
     mishap(given[0], "die", 6, once=False)
-    cluster.scheduler.allowed_failures = 0
+    monkeypatch.setattr(cluster.scheduler, "allowed_failures", 0)
     with pytest.raises(WorkerError, match=r"died repeatedly while working on shard_000000\.tar, made from .*tape_0"):
         convert(given, tmp_path / "out", ConvertOptions(WriteOptions(7)), engine=dask)
     assert visible(tmp_path / "out") == set()

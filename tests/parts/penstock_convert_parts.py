@@ -31,6 +31,9 @@ class OddError(Exception):
     def __init__(self, what: str, *, why: str) -> None:
         super().__init__(f"{what}: {why}")
 
+    def __reduce__(self) -> Any:  # as Python does it; dask has a way of its own for errors that do not say how
+        return OddError, self.args
+
 
 @dataclass(frozen=True)
 class Taped:

@@ -3,8 +3,7 @@
 A test is slow if its code, or a fixture or function of the tests that it uses, starts programs, workers, notebooks or
 servers. Of a test with many cases, or long ones, as many are quick as fit into 0.4 s, by the times in
 `tests/seconds.json`; a test without a time is quick. `make test` leaves slow tests out, except those with the mark
-`canary`, of which there is one of each kind. CI leaves out only those with the mark `long`. All of them run in
-`make test-all`, and if they are named.
+`canary`, of which there is one of each kind. All of them run in `make test-all`, which CI runs, and if they are named.
 """
 
 import dataclasses
@@ -26,8 +25,8 @@ SECONDS = _TESTS / "seconds.json"
 """CPU seconds of a case of each test function that takes long, as `make test-seconds` found them; a file with null is
 slow, and was not measured yet."""
 
-# What all cases of a test, and a single case of it, may take at most to be without these marks.
-_MOST_SECONDS = {"slow": (0.4, 2.5), "long": (4.0, 30.0)}
+# What all cases of a test, and a single case of it, may take at most to be quick.
+_TOGETHER_SECONDS, _ALONE_SECONDS = 0.4, 2.5
 
 # Names in code, and what a test that uses them starts.
 _NAMES = {
@@ -58,14 +57,12 @@ def mark_slow(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow(", ".join(sorted(kinds))))
         if took.get(name.split("::")[0], 0) is None:
             item.add_marker(pytest.mark.slow("not measured yet"))
-            item.add_marker("long")
         elif name in took:
             functions.setdefault(name, []).append(item)
     for name, cases in functions.items():
-        for mark, (together, alone) in _MOST_SECONDS.items():
-            count = 0 if took[name] > alone else max(1, int(together / took[name]))
-            for case in set(cases) - set(spread_evenly(cases, count)):
-                case.add_marker(getattr(pytest.mark, mark)(f"{took[name]} s"))
+        count = 0 if took[name] > _ALONE_SECONDS else max(1, int(_TOGETHER_SECONDS / took[name]))
+        for case in set(cases) - set(spread_evenly(cases, count)):
+            case.add_marker(pytest.mark.slow(f"{took[name]} s"))
 
 
 def find_kinds(item: pytest.Item) -> frozenset[str]:

@@ -202,6 +202,7 @@ def test_a_folder_names_its_archives_in_order(tmp_path: Path) -> None:
         ("{a}" * 17, "at most 16 braces, got 17"),
         (f"{{{'9' * 200}..1}}", "brace range must be"),
         ("a**", "must be a folder, an archive or a pattern of archives: Invalid pattern"),
+        ("**", "must be a folder, an archive or a pattern of archives: Invalid pattern"),
         ("*" * 300, "must be a folder, an archive or a pattern of archives: File name too long"),
     ],
 )

@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,14 +45,28 @@ class Stored:
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pages") / "numbers"
     path.write_bytes(np.arange(3 * MEGABYTE, dtype="<i4").tobytes())  # 12 MB, each number its own position
     if not can_be_dropped(path):
         pytest.skip("the file system of the temporary folder keeps all pages")
+    return path
+
+
+@contextmanager
+def open_mapped(path: Path) -> Iterator[Stored]:
+    """Open and map it for one test: pages that are mapped stay in memory, whatever drops the others."""
     file = os.open(path, os.O_RDONLY)
-    yield Stored(path, file, FileMap(file, 12 * MEGABYTE))
-    os.close(file)
+    try:
+        yield Stored(path, file, FileMap(file, 12 * MEGABYTE))
+    finally:
+        os.close(file)
+
+
+@pytest.fixture
+def stored(numbers: Path) -> Iterator[Stored]:
+    with open_mapped(numbers) as found:
+        yield found
 
 
 def test_ranges_are_read_without_being_touched(stored: Stored) -> None:
@@ -109,16 +124,17 @@ NUMBERS = st.one_of(st.sampled_from(EXTREME), st.integers(-100, 13 * MEGABYTE))
 
 
 @given(st.lists(st.tuples(st.one_of(st.sampled_from(EXTREME), st.integers(-1, 3)), NUMBERS, NUMBERS), max_size=8))
-def test_nothing_outside_of_the_file_is_touched(stored: Stored, ranges: list[tuple[int, int, int]]) -> None:
+def test_nothing_outside_of_the_file_is_touched(numbers: Path, ranges: list[tuple[int, int, int]]) -> None:
     which, begins, ends = np.array(ranges, np.int64).reshape(-1, 3).T.copy()
-    closed = os.open("/", os.O_RDONLY)
-    os.close(closed)
-    rows = [[file, stored.map.address, stored.map.n_bytes, 0] for file in (stored.file, -1, closed)]
-    asked = StoredRanges(np.array(rows, np.int64), which, begins, ends)
-    inside = [end - max(0, begin) for _, begin, end in ranges if 0 <= begin < end <= 12 * MEGABYTE]
-    assert 0 <= read_ahead(asked) <= sum(inside) + 12 * MEGABYTE * len(ranges)
-    give_back(asked)
-    assert stored.read_mapped(0, 8) == os.pread(stored.file, 8, 0)
+    with open_mapped(numbers) as stored:
+        closed = os.open("/", os.O_RDONLY)
+        os.close(closed)
+        rows = [[file, stored.map.address, stored.map.n_bytes, 0] for file in (stored.file, -1, closed)]
+        asked = StoredRanges(np.array(rows, np.int64), which, begins, ends)
+        inside = [end - max(0, begin) for _, begin, end in ranges if 0 <= begin < end <= 12 * MEGABYTE]
+        assert 0 <= read_ahead(asked) <= sum(inside) + 12 * MEGABYTE * len(ranges)
+        give_back(asked)
+        assert stored.read_mapped(0, 8) == os.pread(stored.file, 8, 0)
 
 
 def test_a_file_that_shrinks_is_no_error(tmp_path: Path) -> None:

@@ -95,6 +95,12 @@ class Commands(TyperGroup):
             return code
         sys.exit(code if isinstance(code, int) else 0)
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands, each with the first sentence of its help; click would cut it off at the width."""
+        commands = [(name, self.commands[name]) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(limit=1000)) for name, command in commands])
+
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
         try:
@@ -150,8 +156,7 @@ def _describe_usage(error: BaseException) -> tuple[str, str, list[str], int]:
     context: Any = getattr(error, "ctx", None)
     message = error.format_message()  # type: ignore[attr-defined]  # all exceptions of click have it
     if type(error).__name__ == "NoArgsIsHelpError":
-        if message:  # unless rich has printed it
-            typer.echo(message, err=True)
+        typer.echo(message, err=True)
         return "UsageError", "No command was given. Run `penstock demo` to see what Penstock does.", [], _USAGE
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):

@@ -1,7 +1,7 @@
 """Options that are declared in groups: frozen dataclasses whose fields become the options of a command.
 
 `expand_groups` replaces a parameter that is a group by one option per field of the group. A group may hold other
-groups. `GroupedCommand` shows the groups as sections of the plain help, as rich does with panels on a terminal.
+groups. `GroupedCommand` shows the groups as sections of the help.
 """
 
 import copy
@@ -108,7 +108,7 @@ def _build(group: Any, values: dict[str, Any]) -> Any:
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose plain help shows one section per panel, and whose argument may follow `--input` or `-i`."""
+    """A command whose help shows one section per panel, and whose argument may follow `--input` or `-i`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; what `--input` introduces is an argument like any other, in the order given."""

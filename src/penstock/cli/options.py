@@ -209,11 +209,10 @@ EXAMPLES = {
 """Examples by command. The first is shown with a usage error."""
 
 
-def format_examples(command: str, *, rich: bool) -> str:
+def format_examples(command: str) -> str:
     """Return the examples at the end of the help of a command."""
-    lines = ["Examples:", *(f"  {line}" for line in EXAMPLES[command])]
-    # A line with only a backspace keeps click from rewrapping the lines; rich leaves them as they are.
-    return "\n".join(lines if rich else ["\b", *lines])
+    # A line with only a backspace keeps click from rewrapping the lines.
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in EXAMPLES[command])])
 
 
 def choices(*words: str) -> Callable[[str], list[str]]:

@@ -143,8 +143,11 @@ def _call(function: Callable[[_T], _R], item: _T) -> _R:
             pickle.loads(pickle.dumps(error))
         except Exception:
             text = "".join(traceback.format_exception(error))
-            raise WorkerError(f"{type(error).__name__} in {item}: {error}\n{text}") from None
-        raise
+            message = f"{type(error).__name__} in {item}: {error}\n{text}"
+        else:
+            raise
+    # Out here it has no context: where dask is imported, an error is pickled with those that it came from.
+    raise WorkerError(message)
 
 
 @contextmanager

@@ -95,6 +95,19 @@ def test_workers_persist_over_chunks() -> None:
     assert len({pid for _ in range(3) for batch in loader for pid in batch.tolist()}) == 1
 
 
+def test_workers_end_when_they_are_told_to_even_if_something_refers_to_them() -> None:
+    loader = ChunkedDataLoader(Numbers(12), 1, 4, seed=1, num_workers=1, persistent_workers=True)
+    assert len(numbers(loader)) == 4
+    kept: Any = loader._iterator  # as Lightning keeps it, after an error in a hook
+    workers = list(kept._workers)
+    assert [worker.is_alive() for worker in workers] == [True]
+    loader.end_workers()
+    loader.end_workers()
+    assert [worker.is_alive() for worker in workers] == [False]
+    assert len(numbers(loader)) == 4
+    loader.end_workers()
+
+
 class Pids(Dataset[int]):
     def __len__(self) -> int:
         return 12

@@ -1,36 +1,46 @@
-"""Tuning data that makes workers wait instead of compute."""
+"""Tuning data that makes workers wait instead of compute, by times that no other work on this machine changes."""
 
-import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 
-from penstock.feed.loader import Loader
-from penstock.files.machine import this_machine
-from penstock.plan.orders import Shuffle
-from penstock.plan.plan import Plan
-from penstock.recipes.tune.search import tune
-from penstock.source.dataset import DatasetSource
+from penstock import ArraySource, Loader, Plan, Shuffle
+from penstock.files.machine import Machine
+from penstock.recipes.tune import search
+from penstock.recipes.tune.search import _Trials, tune
+from penstock.recipes.tune.tuning import Setting, Tuning
 
-HERE = this_machine()
-
-
-class Waiting:
-    """Items that take a while and no CPU, as from a network."""
-
-    def __len__(self) -> int:
-        return 400
-
-    def __getitem__(self, item: int) -> dict[str, Any]:
-        time.sleep(0.03)
-        return {"x": np.array([item])}
+HERE = Machine(cpus=2, memory_bytes=1 << 34, shared_bytes=1 << 34)
+BATCH_SECONDS = 0.03
 
 
-def test_workers_that_wait_may_be_more_than_cpus() -> None:
-    source = DatasetSource(Waiting())
-    with Loader(source, Plan(source.index, Shuffle(), batch_size=1)) as waiting:
-        tuned = tune(waiting, budget=0.1, step_seconds=0.0, max_workers=2 * HERE.cpus)
-    assert tuned.setting.workers > HERE.cpus
+def tune_with(monkeypatch: pytest.MonkeyPatch, at_once: int) -> Tuning:
+    """Tune a loader of which at most so many workers are busy at the same time."""
+
+    def time_batches(trials: _Trials, batches: Iterator[Any], setting: Setting, seconds: float) -> float:
+        for _ in zip(range(3), batches, strict=False):
+            pass
+        return BATCH_SECONDS / max(1, min(setting.workers, at_once))
+
+    monkeypatch.setattr(_Trials, "_time_batches", time_batches)
+    monkeypatch.setattr(search, "this_machine", lambda: HERE)
+    source = ArraySource({"x": np.arange(400)})
+    with Loader(source, Plan(source.index, Shuffle(), batch_size=1)) as loader:
+        return tune(loader, budget=0.1, step_seconds=0.0, max_workers=2 * HERE.cpus)
+
+
+def test_workers_that_wait_may_be_more_than_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned = tune_with(monkeypatch, at_once=1000)
+    assert tuned.setting.workers == 2 * HERE.cpus
     assert "add CPUs" not in tuned.verdict
-    most = max(trial.setting.workers for trial in tuned.trials)
-    assert f"max_workers={2 * most}" in tuned.verdict or "more workers are not faster" in tuned.verdict
+    assert f"max_workers={4 * HERE.cpus}" in tuned.verdict
+
+
+def test_workers_that_compute_are_no_more_than_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned = tune_with(monkeypatch, at_once=HERE.cpus)
+    assert tuned.setting.workers == HERE.cpus
+    assert max(trial.setting.workers for trial in tuned.trials) <= 2 * HERE.cpus
+    assert "max_workers" not in tuned.verdict
+    assert "add CPUs" in tuned.verdict

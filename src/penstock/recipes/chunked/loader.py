@@ -345,7 +345,9 @@ class ChunkedDataLoader(DataLoader[Any]):
 
     def end_workers(self) -> None:
         """End persistent workers; the next chunk starts new ones."""
-        self._iterator = None
+        iterator, self._iterator = self._iterator, None
+        if hasattr(iterator, "_shutdown_workers"):  # others may refer to it: Lightning does, after an error in a hook
+            iterator._shutdown_workers()
 
     def _sampler(self) -> ChunkedSampler:
         if self.chunked is None:

@@ -114,6 +114,8 @@ def _list_files(path: Path) -> list[Path]:
     if "{" in path.name:
         return [Path(name) for name in _expand_pattern(str(path))]
     if any(letter in path.name for letter in "*?["):
+        if "**" in path.name:  # versions of Python disagree about what it matches
+            raise ValueError("Invalid pattern: '**' cannot be in the name of an archive")
         return sorted(path.parent.glob(path.name))
     return [path]
 

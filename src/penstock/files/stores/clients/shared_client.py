@@ -4,6 +4,7 @@ obstore's threads do not survive a fork: a request of the child would wait for e
 to one process. A forked child of a process that has loaded obstore sends its requests through a client process.
 """
 
+import ctypes
 import os
 import sys
 import threading
@@ -84,9 +85,14 @@ class SharedClient:
             client.close()
 
     def forget(self) -> None:
-        """Close what a forked child has inherited."""
+        """Leave what a forked child has inherited.
+
+        A client of obstore is kept for ever: releasing it waits for locks that threads of the parent may have held.
+        """
         if isinstance(self._client, ProcessClient):
             self._client.forget()
+        elif isinstance(self._client, ObstoreClient):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._client))  # also when the interpreter ends
 
     def _is_expiring(self) -> bool:
         expires = (self._credentials or {}).get("expires_at")
