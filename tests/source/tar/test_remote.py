@@ -2,7 +2,7 @@
 
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from penstock_test_shards import Sample, TarSuite, cases_of, check_in_a_spawned_
 
 from penstock import DamageError, OptionError, Source, SourceError, Span, TarSource
 from penstock.files.spans.remote_folder import RemoteFolder
+from penstock.files.stores.protocol import ObjectInfo
 from penstock.shard.index_tars import index_archives
 from tests.source.tar import test_others, test_source
 
@@ -119,8 +120,12 @@ def test_a_dataset_that_was_published_after_the_list_was_made_is_complete(
     """The list of objects is asked for together with the manifest, and may be older than it."""
     write(tmp_path / "set", uniform(0), shard_size=3)
     there, listed = copy_to(s3, tmp_path / "set"), RemoteFolder.iter_objects
-    lists = iter([lambda *_: iter(()), listed, listed, listed])
-    monkeypatch.setattr(RemoteFolder, "iter_objects", lambda *given: next(lists)(*given))
+    older: list[Iterator[ObjectInfo]] = [iter(())]
+
+    def list_once_before(folder: RemoteFolder, prefix: str = "") -> Iterator[ObjectInfo]:
+        return older.pop() if older else listed(folder, prefix)
+
+    monkeypatch.setattr(RemoteFolder, "iter_objects", list_once_before)
     assert len(TarSource(str(there.url), store=s3.options).index) == 23
     (there.folder / "shard_000003.tar").unlink()
     with pytest.raises(DamageError, match=r"shard_000003\.tar"):
