@@ -21,7 +21,7 @@ _Int64s = NDArray[np.int64]
 
 # How sources read from a URL: consecutive items in spans, neighbouring spans with one request; if little of each span
 # is needed, items alone.
-_SPAN_BYTES, _REQUEST_BYTES = 1 << 18, 1 << 22
+_SPAN_BYTES, _REQUEST_BYTES = 1 << 18, 1 << 21
 _DENSE, _LEAST_ITEMS = 0.25, 2
 _AHEAD_BYTES = 128 << 20
 _AHEAD_ITEMS, _STRETCHES = 1 << 18, 4
@@ -170,7 +170,7 @@ def _run_lengths(numbers: _Int64s) -> _Int64s:
 
 
 def _join(n_items: _Int64s, item_bytes: float) -> _Int64s:
-    """Return the requests for each run of consecutive items: pieces of at most 4 MiB; an item is never cut."""
+    """Return the requests for each run of consecutive items: pieces of at most 2 MiB; an item is never cut."""
     per_request = max(1, int(_REQUEST_BYTES / item_bytes))
     return -(-n_items // per_request)
 

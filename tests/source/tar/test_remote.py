@@ -2,7 +2,7 @@
 
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from penstock_remote import Endpoint
 from penstock_source_suite import Case, ShortSuite, same
 from penstock_test_shards import Sample, TarSuite, cases_of, check_in_a_spawned_process, uniform, write
 
-from penstock import OptionError, Source, SourceError, Span, TarSource
+from penstock import DamageError, OptionError, Source, SourceError, Span, TarSource
 from penstock.files.spans.remote_folder import RemoteFolder
+from penstock.files.stores.protocol import ObjectInfo
 from penstock.shard.index_tars import index_archives
 from tests.source.tar import test_others, test_source
 
@@ -101,13 +102,34 @@ def test_a_source_says_what_it_has_transferred(tmp_path: Path, s3: Endpoint) -> 
 def test_the_first_batch_takes_at_most_five_round_trips(tmp_path: Path, s3: Endpoint) -> None:
     write(tmp_path / "set", uniform(0), shard_size=3)
     there = copy_to(s3, tmp_path / "set")
+    s3.set_line(latency_seconds=0.5)
     source = TarSource(str(there.url), store=s3.options)
-    before = len(there.log())
-    assert [(method, key) for method, key, *_ in there.log()] == [("GET", "dataset_metadata.json"), ("LIST", "")]
+    before, n_together = len(there.log()), s3.most_in_flight()
+    s3.set_line()
+    assert sorted((method, key) for method, key, *_ in there.log()) == [("GET", "dataset_metadata.json"), ("LIST", "")]
+    assert n_together == 2
     source.take(np.arange(0, 23, 3))
     asked = [key for _, key, *_ in there.log()][before:]
     # Two waves: side indexes, then spans; nothing is asked for twice.
     assert sorted(asked) == sorted(f"shard_{n:06d}.tar{end}" for n in range(8) for end in (".index", ""))
+
+
+def test_a_dataset_that_was_published_after_the_list_was_made_is_complete(
+    tmp_path: Path, s3: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list of objects is asked for together with the manifest, and may be older than it."""
+    write(tmp_path / "set", uniform(0), shard_size=3)
+    there, listed = copy_to(s3, tmp_path / "set"), RemoteFolder.iter_objects
+    older: list[Iterator[ObjectInfo]] = [iter(())]
+
+    def list_once_before(folder: RemoteFolder, prefix: str = "") -> Iterator[ObjectInfo]:
+        return older.pop() if older else listed(folder, prefix)
+
+    monkeypatch.setattr(RemoteFolder, "iter_objects", list_once_before)
+    assert len(TarSource(str(there.url), store=s3.options).index) == 23
+    (there.folder / "shard_000003.tar").unlink()
+    with pytest.raises(DamageError, match=r"shard_000003\.tar"):
+        TarSource(str(there.url), store=s3.options)
 
 
 def wide(n_items: int) -> list[Sample]:

@@ -31,7 +31,7 @@ __all__ = ["Downloads", "Owner"]
 
 _Bytes = NDArray[np.uint8]
 
-_SMALL_BYTES, _LARGE_BYTES = 1 << 20, 4 << 20  # neighbours that are fetched with one request: fewer if others are idle
+_SMALL_BYTES, _LARGE_BYTES = 1 << 20, 2 << 20  # neighbours that are fetched with one request: fewer if others are idle
 _GAP_BYTES = 64 << 10  # reading them takes less time than another request
 _LARGE_REQUESTS, _FLYING_BYTES = 16, 16 << 20  # ahead of use: more requests at a time only while they have fewer bytes
 _IDLE_SECONDS = 2.0  # then a thread ends

@@ -107,7 +107,7 @@ class RemoteFolder:
     def describe(self, key: str) -> ObjectInfo:
         """Return size and version of an object; raise MissingObjectError if there is none."""
         found = self._pinned.get(key)
-        return self._pin(self._open().store.describe(key)) if found is None else found
+        return self.pin(self._open().store.describe(key)) if found is None else found
 
     def describe_all(self, keys: Sequence[str]) -> list[ObjectInfo | None]:
         """Return size and version of objects, which are asked for concurrently; None for those that are missing."""
@@ -118,7 +118,11 @@ class RemoteFolder:
 
     def list_objects(self, prefix: str = "") -> list[ObjectInfo]:
         """Return all objects whose keys begin with `prefix`; ReadError if the server lists nothing."""
-        return [self._pin(found) for found in self.iter_objects(prefix)]
+        return [self.pin(found) for found in self.iter_objects(prefix)]
+
+    def pin(self, found: ObjectInfo) -> ObjectInfo:
+        """Note size and version of an object that was listed; return those that were noted first."""
+        return self._pinned.setdefault(found.key, found)
 
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yield the same one after the other, as the server lists them; their versions are not pinned."""
@@ -181,9 +185,6 @@ class RemoteFolder:
     @property
     def _connections(self) -> int:
         return (self.options.store or StoreOptions()).connections
-
-    def _pin(self, found: ObjectInfo) -> ObjectInfo:
-        return self._pinned.setdefault(found.key, found)
 
     def _try_describe(self, key: str) -> ObjectInfo | None:
         try:

@@ -1,7 +1,9 @@
 """From a path or a URL to a dataset: its manifest, and the remote folder of its shards if they are at a URL."""
 
+import itertools
 import os
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from penstock.core.errors import DamageError, ReadError
@@ -12,8 +14,9 @@ from penstock.files.stores.options import StoreOptions
 from penstock.files.stores.url import Url
 from penstock.shard.manifest import Manifest, manifest_place
 
-__all__ = ["check_present", "find_sizes", "open_dataset"]
+__all__ = ["find_sizes", "open_complete", "open_dataset"]
 
+_LIST_ITEMS = 1_000  # of an answer that lists objects, at most
 _LISTED_SHARDS = 10_000  # listing a folder of so many shards takes some 20 ms; a stat of every file would take more
 
 
@@ -42,6 +45,38 @@ def open_dataset(
     return manifest, None if manifest.archives is None else RemoteFolder(manifest.archives, options)
 
 
+def open_complete(
+    where: str | os.PathLike[str] | Url,
+    *,
+    store: StoreOptions | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
+) -> tuple[Manifest, RemoteFolder | None]:
+    """Do as `open_dataset`, and raise DamageError if a shard is missing; of very many, the first read finds out.
+
+    Of a URL, the manifest and the names of objects are asked for at the same time.
+    """
+    place = manifest_place(where)
+    if isinstance(place, Path):
+        manifest, archives = open_dataset(place, store=store, cache=cache, cache_bytes=cache_bytes)
+        _check_present(manifest, archives)
+        return manifest, archives
+    folder = RemoteFolder(place.parent, RemoteOptions.parse(place.parent, store, cache, cache_bytes))
+    infos = folder.iter_objects()
+    with ThreadPoolExecutor(1, "penstock-list") as pool:
+        listing = pool.submit(lambda: list(itertools.islice(infos, _LIST_ITEMS)))
+        manifest = Manifest.fetch(folder, place.name)
+    if len(manifest.shards) > _LISTED_SHARDS:
+        return manifest, folder
+    try:
+        present = {folder.pin(info).key for info in itertools.chain(listing.result(), infos)}
+    except ReadError:  # a server that lists nothing: the first read of each shard finds out
+        return manifest, folder
+    if any(shard.name not in present for shard in manifest.shards):
+        _check_present(manifest, folder)  # again: it may have been published after the list was made
+    return manifest, folder
+
+
 def find_sizes(archives: RemoteFolder, names: Collection[str]) -> dict[str, int]:
     """Return the sizes of those objects that are there; raise ReadError if the server cannot tell.
 
@@ -51,7 +86,7 @@ def find_sizes(archives: RemoteFolder, names: Collection[str]) -> dict[str, int]
     return {info.key: info.n_bytes for info in archives.list_objects() if info.key in wanted}
 
 
-def check_present(manifest: Manifest, archives: RemoteFolder | None) -> None:
+def _check_present(manifest: Manifest, archives: RemoteFolder | None) -> None:
     """Raise DamageError if a shard is missing; of very many, only the first one to be read raises an error."""
     if len(manifest.shards) > _LISTED_SHARDS:
         return

@@ -24,7 +24,7 @@ from penstock.shard.columns.row_index import METADATA_SUFFIX
 from penstock.shard.decoders.decode import Decoding, check_decoding, is_uncompressed
 from penstock.shard.manifest import FieldInfo, Manifest, manifest_place
 from penstock.shard.names import KEY
-from penstock.shard.places.open_dataset import check_present, open_dataset
+from penstock.shard.places.open_dataset import open_complete
 from penstock.shard.tar import TAR_BLOCK
 from penstock.source.checks import check_items, check_span
 from penstock.source.remote_parts import RemoteParts
@@ -127,9 +127,8 @@ class TarSource(Selectable, RemoteParts):
                 raise OptionError(f"{name} must be one of {', '.join(map(repr, get_args(allowed)))}, got {value!r}.")
         check_decoding(decode)
         self.path = manifest_place(path)
-        self.manifest, self._archives = open_dataset(self.path, store=store, cache=cache, cache_bytes=cache_bytes)
+        self.manifest, self._archives = open_complete(self.path, store=store, cache=cache, cache_bytes=cache_bytes)
         self._parts = () if self._archives is None else (self._archives,)
-        check_present(self.manifest, self._archives)
         table = self.manifest.table
         self._borders = np.concatenate([[0], np.cumsum(table.n_items)]).astype(np.int64)
         infos, self.fields = _select_fields(self.manifest, fields, decode)

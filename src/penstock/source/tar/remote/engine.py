@@ -104,7 +104,7 @@ class RemoteEngine:
                 _, load = next(self._open(list(dict.fromkeys(shards.tolist()))[:_AT_ONCE]))  # all in one round trip
                 load()
         spans = self._grid.find(shards, items - self.spec.borders[shards])
-        return self._ahead.add(items, self._use.announce(spans, self._share or 1.0))
+        return self._ahead.add(items, self._use.announce(items, spans, self._share or 1.0))
 
     def _kept_share(self) -> float:
         """Return how much of the spans stays in the cache folder: what the loader has said, or what fits."""
@@ -193,8 +193,14 @@ class RemoteEngine:
             self._visit_some(self._select(opened, items, places, shards), read, is_whole=is_whole)
 
     def _visit_some(self, wanted: _Wanted, read: Callable[[Request], None], *, is_whole: bool) -> None:
-        chosen = self._use.choose(self._grid.find(wanted.shards, wanted.rows), self._share or 1.0)
-        spans = self._locate(wanted, chosen | is_whole)
+        numbers = self._grid.find(wanted.shards, wanted.rows)
+        chosen = self._use.choose(numbers, self._share or 1.0)
+        try:
+            self._read_spans(wanted, self._locate(wanted, chosen | is_whole), read)
+        finally:
+            self._use.finish(numbers)
+
+    def _read_spans(self, wanted: _Wanted, spans: Sequence[Span], read: Callable[[Request], None]) -> None:
         # Items are in order, so that those of one span follow each other.
         is_first = np.array([True, *(span != before for before, span in itertools.pairwise(spans))])
         which, firsts = np.cumsum(is_first) - 1, np.flatnonzero(is_first)

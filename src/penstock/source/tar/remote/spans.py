@@ -23,7 +23,7 @@ LEAST_SHARE = 0.25
 """Of a span that is needed soon: less, and items come alone."""
 
 _LARGE_SHARE = 0.75  # more, and all of it comes
-_MOST_BREAKS = 0.125  # of announced items: fewer, and they are announced in the order of the archive
+_MOST_BREAKS = 0.125  # of announced items: fewer, and they are in the order of the archive, or long runs of neighbours
 _STRETCH_SPANS = 32  # of which those that stay in a cache folder are the first ones; a request fetches several
 _REQUEST_BYTES = 1 << 16  # that come in the time that another request takes
 _LEAST_REMEMBERED, _MOST_REMEMBERED = 64, 1 << 16  # spans: as many as can be kept
@@ -78,11 +78,11 @@ def find_staying(spans: _Int64s, n_spans: int, share: float) -> NDArray[np.bool_
 class _Record:
     """The use of one span by this process."""
 
-    __slots__ = ("is_staying", "is_told", "is_whole", "pending", "read", "released")
+    __slots__ = ("is_staying", "is_told", "is_whole", "pending", "read", "reading", "released")
 
     def __init__(self, *, is_whole: bool, is_staying: bool) -> None:
         self.is_whole, self.is_staying, self.is_told = is_whole, is_staying, False
-        self.pending = self.read = self.released = 0
+        self.pending = self.reading = self.read = self.released = 0
 
 
 class SpanUse:
@@ -92,10 +92,11 @@ class SpanUse:
        exactly what is needed is read: spans of which all items are, and items alone. If items are announced out of
        order, the rest of a span may follow: it is read whole if nearly all was needed of the others lately, and soon.
     2. There is none: whole spans, unless less than a quarter of the bytes of those that were needed lately is needed,
-       or so few of the items that their own requests take less time.
+       or so few of the items that their own requests take less time. Of a span at the end of a long run of neighbours
+       that are announced together, only those: the others are needed at another time.
     3. A span of which items are announced is read as it was when the first of them was.
-    4. A span is done when more than half of its items that were read are released, and no other is announced; if
-       nothing at all is announced, when as many were read as it has.
+    4. A span is done when more than half of its items that were read are released, no other is announced, and nobody
+       is reading one; if nothing at all is announced, when as many were read as it has.
 
     Parameters
     ----------
@@ -129,34 +130,46 @@ class SpanUse:
         self._needed, self._n_visits, self._n_items, self._before = 0.0, 0.0, 0, (0, 0.0, 0)
         self._lock = threading.Lock()
 
-    def announce(self, spans: _Int64s, share: float) -> NDArray[np.bool_]:
-        """Note items that are read soon, by their spans, and return whether to read the span of each whole.
+    def announce(self, items: _Int64s, spans: _Int64s, share: float) -> NDArray[np.bool_]:
+        """Note items that are read soon, and their spans, and return whether to read the span of each whole.
 
         Parameters
         ----------
         share
             How much of the bytes of an item is read.
         """
-        return self._visit(spans, share, is_announced=True)
+        return self._visit(spans, share, items)
 
     def choose(self, spans: _Int64s, share: float) -> NDArray[np.bool_]:
-        """Return whether to read the span of each item whole, and note that the items are read now."""
-        return self._visit(spans, share, is_announced=False)
+        """Return whether to read the span of each item whole, and note that the items are read now, until `finish`."""
+        return self._visit(spans, share, None)
+
+    def finish(self, spans: _Int64s) -> None:
+        """Note that items which were chosen have been read, by their spans."""
+        found, counts = np.unique(spans, return_counts=True)
+        with self._lock:
+            for span, count in zip(found.tolist(), counts.tolist(), strict=True):
+                record = self._records.get(span)
+                if record is not None:
+                    record.reading = max(0, record.reading - count)
 
     def is_staying(self, spans: _Int64s) -> NDArray[np.bool_]:
         """Return which spans belong into the cache folder."""
         return find_staying(spans, int(self._grid.firsts[-1]), self._kept_share())
 
-    def _visit(self, spans: _Int64s, share: float, *, is_announced: bool) -> NDArray[np.bool_]:
+    def _visit(self, spans: _Int64s, share: float, items: _Int64s | None) -> NDArray[np.bool_]:
+        """Note items that are announced, or read now (None), and return whether to read the span of each whole."""
+        is_announced = items is not None
         found, inverse, counts = np.unique(spans, return_inverse=True, return_counts=True)
         sizes = self._grid.count_items(found)
+        is_exact = items is not None and int(np.count_nonzero(np.diff(spans) < 0)) <= _MOST_BREAKS * len(spans)
+        runs = None if items is None else _count_runs(items, inverse, len(found))
         with self._lock:
             if len(self._records) > _MOST_REMEMBERED:  # of spans that nobody releases
                 self._records = {span: record for span, record in self._records.items() if record.pending}
             records = [self._records.get(span) for span in found.tolist()]
             is_new = np.array([is_announced or record is None or not record.is_told for record in records], np.bool_)
-            is_exact = is_announced and int(np.count_nonzero(np.diff(spans) < 0)) <= _MOST_BREAKS * len(spans)
-            wanted, staying = self._choose(found, counts, sizes, share, is_new, is_exact=is_exact)
+            wanted, staying = self._choose(found, counts, sizes, share, is_new, runs=runs, is_exact=is_exact)
             whole = np.empty(len(found), np.bool_)
             for place, (span, count, size) in enumerate(
                 zip(found.tolist(), counts.tolist(), sizes.tolist(), strict=True)
@@ -174,6 +187,7 @@ class SpanUse:
                 else:
                     done = min(count, record.pending)
                     record.pending, record.read = record.pending - done, record.read + count
+                    record.reading += count
                     self._pending -= done
                     if (not record.is_whole or record.is_staying) and not record.pending:
                         del self._records[span]
@@ -187,9 +201,13 @@ class SpanUse:
         share: float,
         is_new: NDArray[np.bool_],
         *,
+        runs: _Int64s | None,
         is_exact: bool,
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return which spans to read whole, and which of these stay in the cache folder; the lock is held."""
+        """Return which spans to read whole, and which of these stay in the cache folder; the lock is held.
+
+        `runs` are the runs of neighbours that are needed of each span, if they are long.
+        """
         none = np.zeros(len(spans), np.bool_)
         self._remember(spans[is_new].tolist(), share * counts[is_new] / sizes[is_new])
         self._n_items += int(counts[is_new].sum())
@@ -202,7 +220,9 @@ class SpanUse:
             is_dense = is_dense and self._share_of_spans(spans, counts) >= LEAST_SHARE
             return staying | (counts >= sizes) | is_dense, staying
         span_bytes = float(self._grid.n_bytes[self._grid.find_shards(spans)].mean()) if len(spans) else 0.0
-        return none | (self._fits or self._is_dense(span_bytes)), none
+        if self._fits or not self._is_dense(span_bytes):
+            return none | self._fits, none
+        return ~none if runs is None else (1 - counts / sizes) * span_bytes <= (runs - 1) * _REQUEST_BYTES, none
 
     def _share_of_spans(self, spans: _Int64s, counts: _Int64s) -> float:
         """Return how much is needed of these spans, and of those that are in memory or announced."""
@@ -227,7 +247,7 @@ class SpanUse:
                 if record.is_staying:
                     continue
                 record.released += count
-                is_over = not record.pending and (self._pending > 0 or record.read >= size)
+                is_over = not record.pending and not record.reading and (self._pending > 0 or record.read >= size)
                 if is_over and 2 * record.released > record.read:
                     done.append(span)
                     del self._records[span]
@@ -256,3 +276,14 @@ class SpanUse:
         if not LEAST_SHARE <= share < _LARGE_SHARE:
             return share >= _LARGE_SHARE
         return share * span_bytes + n_items * _REQUEST_BYTES >= span_bytes + _REQUEST_BYTES
+
+
+def _count_runs(items: _Int64s, spans: _Int64s, n_spans: int) -> _Int64s | None:
+    """Return how many runs of neighbours are needed of each span; None if runs are short. Spans count from zero."""
+    order = np.argsort(items, kind="stable")
+    items, spans = items[order], spans[order]
+    is_break = np.diff(items) > 1
+    if 1 + np.count_nonzero(is_break) > _MOST_BREAKS * len(items):
+        return None
+    is_first = np.append(True, is_break | (np.diff(spans) != 0))
+    return np.bincount(spans[is_first], minlength=n_spans)
