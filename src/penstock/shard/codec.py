@@ -111,7 +111,9 @@ def encode(name: str, value: Any, array_format: ArrayFormat = "npy") -> Payload:
 
 def is_plain_array(value: Any) -> bool:
     """Return whether the rows of `value` are stored as they are in memory: an array of numbers of NumPy itself."""
-    return isinstance(value, np.ndarray) and type(value) in (np.ndarray, np.memmap) and value.dtype.isbuiltin == 1
+    if not isinstance(value, np.ndarray) or type(value) not in (np.ndarray, np.memmap):
+        return False
+    return value.dtype.isbuiltin == 1 and not value.dtype.hasobject
 
 
 def _text_bytes(name: str, value: str) -> bytes:

@@ -107,6 +107,7 @@ class ShardEngine:
 
     def read_ahead(self, items: _Int64s) -> int:
         """Start reading items into the page cache; return the bytes that were not there."""
+        items = np.sort(items)  # those that lie side by side are found in half the time
         return sum(read_ahead(self._widen(ranges)) for ranges in self._find_ranges(items, may_open=True))
 
     def give_back(self, items: _Int64s) -> None:
