@@ -346,8 +346,9 @@ class ChunkedDataLoader(DataLoader[Any]):
     def end_workers(self) -> None:
         """End persistent workers; the next chunk starts new ones."""
         iterator, self._iterator = self._iterator, None
-        if hasattr(iterator, "_shutdown_workers"):  # others may refer to it: Lightning does, after an error in a hook
-            iterator._shutdown_workers()
+        end: Callable[[], None] | None = getattr(iterator, "_shutdown_workers", None)
+        if end is not None:  # others may refer to the iterator: Lightning does, after an error in a hook
+            end()
 
     def _sampler(self) -> ChunkedSampler:
         if self.chunked is None:
