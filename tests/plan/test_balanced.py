@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import PlanError
 from penstock.core.index import Index
-from penstock.plan.balanced import Balanced, BalancedSpans
+from penstock.plan.balanced import Balanced
 from penstock.plan.plan import Plan
 
 
@@ -137,7 +137,6 @@ def test_weights_in_any_unit_are_the_fractions_they_make_as_those_of_a_mixture()
     order = Balanced(["a", "b", "b"], weights={"a": 3, "b": 1}, length=8)
     assert repr(order) == repr(Balanced(["a", "b", "b"], weights={"a": 0.75, "b": 0.25}, length=8))
     assert (order.arrange(Index.uniform(3), 0, 0).items(np.arange(8)) == 0).sum() == 6
-    assert BalancedSpans((0, 5), (3, 1), 8).counts().tolist() == [6, 2]
 
 
 def test_the_items_are_those_of_the_source_under_a_selection() -> None:

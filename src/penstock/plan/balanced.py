@@ -175,7 +175,7 @@ class BalancedSpans:
     """First item of each span, increasing from 0."""
 
     weights: tuple[float, ...]
-    """Weight of each span, >= 0, in any unit."""
+    """Fraction of the epoch for each span, >= 0 and summing to 1: it is a part of the order's identity."""
 
     length: int
     """Items per epoch."""
@@ -188,7 +188,12 @@ class BalancedSpans:
             raise PlanError(f"starts must increase from 0, got {_format_values(self.starts)}.")
         if len(self.weights) != len(self.starts):
             raise PlanError(f"weights must have one value per span ({len(self.starts)}), got {len(self.weights)}.")
-        _check_weights(np.array(self.weights))
+        total = sum(self.weights)
+        if not np.isfinite(self.weights).all() or min(self.weights) < 0 or abs(total - 1) > 1e-6:
+            raise PlanError(
+                f"weights must be >= 0 and sum to 1, got {_format_values(self.weights)} with sum {total:g}. Divide them "
+                "by their sum."
+            )
 
     def check(self, index: Index) -> None:
         """Raise PlanError if the last span is empty."""
