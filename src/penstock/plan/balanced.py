@@ -191,8 +191,8 @@ class BalancedSpans:
         total = sum(self.weights)
         if not np.isfinite(self.weights).all() or min(self.weights) < 0 or abs(total - 1) > 1e-6:
             raise PlanError(
-                f"weights must be >= 0 and sum to 1, got {_format_values(self.weights)} with sum {total:g}. Divide them "
-                "by their sum."
+                f"weights must be >= 0 and sum to 1, got {_format_values(self.weights)} with sum {total:g}. "
+                "Divide them by their sum."
             )
 
     def check(self, index: Index) -> None:
