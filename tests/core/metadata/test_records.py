@@ -24,8 +24,12 @@ DICTS = [{"trial": n, "subject": "AB"[n % 2], "tags": [n, n + 1]} for n in range
 
 def of_json(values: list[Any]) -> Records:
     """Return records that are stored as JSON."""
+    return Records.of_table(records_table(values))
+
+
+def records_table(values: list[Any]) -> RecordTable:
     payloads = Payloads.join([json.dumps(value).encode() for value in values])
-    return Records.of_table(RecordTable(len(values), {}, payloads, json.loads))
+    return RecordTable(len(values), {}, payloads, json.loads)
 
 
 def name_of(number: int, prefix: str) -> str:
@@ -42,6 +46,17 @@ def of_columns() -> Records:
     }
     others = Payloads.join([json.dumps({"tags": [n, n + 1]}).encode() if n else b"" for n in range(6)])
     return Records.of_table(RecordTable(6, columns, others, json.loads))
+
+
+@pytest.mark.parametrize("n_items", [6, 8])
+def test_a_table_without_places_comes_first(n_items):
+    records, part = Records([{"old": n} for n in range(n_items)]), records_table(DICTS)
+    before = records.split([2, n_items - 2])
+    records.put(None, part)
+    assert records == [*DICTS, *({"old": n} for n in range(6, n_items))]
+    assert before[1] == [{"old": n} for n in range(2, n_items)], "what was given out stays"
+    records.put(np.array([4, 1]), records_table(DICTS[:2]))
+    assert records[:6] == [DICTS[n] for n in (0, 1, 2, 3, 0, 5)]
 
 
 def test_it_equals_the_list_of_its_dicts():

@@ -8,6 +8,7 @@ import pytest
 from penstock_test_shards import Sample, archive, index_folder, member_places, npy, uniform, write
 
 from penstock import Index, OptionError, ReadError, SourceError, Span, TarSource
+from penstock.recipes.webdataset import create_shards_from_arrays
 from penstock.source import Take
 
 
@@ -24,6 +25,11 @@ def test_fields_come_in_the_requested_order(folder: Path) -> None:
         source = TarSource(folder, fields=names)
         assert list(source.fields) == list(source.take(np.array([3, 1]))) == names
     assert list(TarSource(folder).fields) == ["x", "y", "metadata"]
+
+
+def test_metadata_that_take_nothing_in_columns_are_small(tmp_path: Path) -> None:
+    create_shards_from_arrays(tmp_path, {"x": np.arange(4000)}, layout="columns", show_progress=False)
+    assert TarSource(tmp_path).fields["metadata"].typical_bytes == 64
 
 
 def test_a_field_of_varying_size_has_a_typical_size(folder: Path, tmp_path: Path) -> None:

@@ -62,9 +62,13 @@ class Records(Sequence[Any]):
         """Return all rows of a table."""
         return cls._make((table,), np.zeros(table.n_rows, np.int64), np.arange(table.n_rows), {})
 
-    def put(self, places: _Int64s, table: RecordTable) -> None:
-        """Put the rows of a table into places of this list."""
-        self[places] = Records.of_table(table)
+    def put(self, places: _Int64s | None, table: RecordTable) -> None:
+        """Put the rows of a table into places of this list; None: into the first ones."""
+        if places is None and table.n_rows == len(self):
+            whole = Records.of_table(table)  # nothing is left of what was there
+            self._tables, self._which, self._rows, self._made = whole._tables, whole._which, whole._rows, {}
+        else:
+            self[slice(table.n_rows) if places is None else places] = Records.of_table(table)
 
     def choose(self, rows: _Int64s) -> "Records":
         """Return some rows, in the given order, without making dicts."""

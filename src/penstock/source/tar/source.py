@@ -45,6 +45,7 @@ OnError = Literal["raise", "substitute"]
 
 _MAX_SUBSTITUTES = 64
 
+_RECORD_BYTES = 64  # of the metadata of an item that nobody looks at, in memory
 _KEYS = Field(np.dtype(object), None, typical_bytes=64)
 
 STRETCH_ITEMS = 64
@@ -346,7 +347,8 @@ class TarSource(Selectable, RemoteParts):
 def _varying_bytes(manifest: Manifest) -> int:
     """Return the approximate total size of the fields of an item that have no fixed size."""
     fixed = sum(info.field().item_bytes or 0 for info in manifest.fields.values())
-    return max(TAR_BLOCK, int(manifest.table.tar_bytes.sum()) // max(1, manifest.n_items) - fixed)
+    least = _RECORD_BYTES if manifest.layout == "columns" else TAR_BLOCK
+    return max(least, int(manifest.table.tar_bytes.sum()) // max(1, manifest.n_items) - fixed)
 
 
 def _delivered_field(info: FieldInfo, varying_bytes: int, *, decode: Decoding) -> Field:

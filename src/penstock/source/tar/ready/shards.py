@@ -89,7 +89,7 @@ class ReadyShards:
             return False
         if self._others or self._records is not None:
             try:
-                if not self._take_others(items, np.arange(len(items)) if places is None else places, about, block):
+                if not self._take_others(items, places, about, block):
                     return False
             except (DamageError, MissingDependency, ValueError):  # the engine finds it again, and says what it is
                 return False
@@ -116,11 +116,13 @@ class ReadyShards:
         return all(block[name].dtype.hasobject for name in self._others)
 
     def _take_others(
-        self, items: _Int64s, places: _Int64s, about: list[NDArray[Any]], block: Mapping[str, NDArray[Any]]
+        self, items: _Int64s, places: _Int64s | None, about: list[NDArray[Any]], block: Mapping[str, NDArray[Any]]
     ) -> bool:
         """Read fields of varying shape and metadata; return whether all of them were read."""
-        shards = np.searchsorted(self._spec.borders, items, side="right") - 1
-        rows, which, payloads = items - self._spec.borders[shards], np.searchsorted(self._numbers, shards), []
+        borders = self._spec.borders
+        shards = np.searchsorted(borders, items, side="right") - 1
+        is_whole = len(self._numbers) == len(borders) - 1  # all shards are open
+        rows, which, payloads = items - borders[shards], shards if is_whole else self._numbers.searchsorted(shards), []
         if self._varying is not None:
             if self._marks:
                 unverified = self._verified.find_unverified(shards, rows)
@@ -133,10 +135,11 @@ class ReadyShards:
             for place, name in enumerate(self._others):
                 values = self._varying.make_values(place, which, payloads[place], self._spec, name)
                 column = block[name]
-                for at, value in zip(places.tolist(), values, strict=True):
+                for at, value in zip(range(len(items)) if places is None else places.tolist(), values, strict=True):
                     column[at] = value
         if self._records is not None:
-            numbers, texts = [column[places] for column in about], payloads[len(self._others) :]
+            taken = slice(len(items)) if places is None else places
+            numbers, texts = [column[taken] for column in about], payloads[len(self._others) :]
             records: Any = block[self._records]
             records.put(places, self._make_table(which, items, rows, numbers, texts))
         return True
