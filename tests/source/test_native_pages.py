@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from penstock_page_cache import cached_pages, can_be_dropped, drop
 from penstock_test_parts import eventually
 
-from penstock.source.native import FileMap, StoredRanges, give_back, read_ahead
+from penstock.source.native import FileMap, StoredItems, StoredRanges, copy_items, give_back, read_ahead
 
 PAGE = mmap.PAGESIZE
 MEGABYTE = 1 << 20
@@ -87,6 +88,24 @@ def test_ranges_that_are_in_memory_in_part_are_completed(stored: Stored) -> None
         assert eventually(lambda begin=begin: read_ahead(stored.ranges((begin, begin + MEGABYTE))) == 0)
     read_ahead(stored.ranges((0, 3 * MEGABYTE)))
     assert eventually(lambda: all(stored.resident(*range(0, 3 * MEGABYTE, 1 << 16))))
+
+
+@pytest.mark.parametrize("n_missing", [1, 3])
+def test_items_that_are_missing_after_many_that_are_not_are_read_at_once(stored: Stored, n_missing: int) -> None:
+    """Pages of a map are read one by one as they are touched, unless they were asked for: then no fault reads."""
+    n_items, size = 32, MEGABYTE // 4
+    present = (n_items - n_missing) * size
+    os.pread(stored.file, 12 * MEGABYTE, 0)
+    give_back(stored.ranges((present, 12 * MEGABYTE)))
+    assert not any(stored.resident(*range(present + size // 2, n_items * size, size)))
+    shards = np.array([[stored.file, stored.map.address, stored.map.n_bytes, 0]], np.int64)
+    items = StoredItems(shards, np.zeros(n_items, np.int64), np.arange(n_items) * size)
+    out = np.zeros((n_items, size), np.uint8)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    members, places = np.array([[0, 0, size, size]], np.int64), np.arange(n_items)
+    assert copy_items(items, members, targets=[out], places=places, expected=None) == (n_items, -1)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before < 16 * n_missing, "64 pages of each are missing"
+    assert out.tobytes() == os.pread(stored.file, n_items * size, 0)
 
 
 def test_pages_are_given_back_if_they_hold_nothing_else(stored: Stored) -> None:

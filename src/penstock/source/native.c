@@ -47,6 +47,7 @@ static int posix_fadvise(int file, int64_t begin, int64_t n_bytes, int advice)
 #define READAHEAD_BYTES (1 << 15) /* from this size on, checking the page cache costs little compared with copying */
 #define LEAST_PIECE (1 << 17)     /* that every kernel reads ahead after one call */
 #define ASSUMED_PIECES 15         /* assumed to be missing after one that is */
+#define PRESENT_PIECES 12         /* that were there one after the other: the next ones are most likely there, too */
 
 #ifndef SOURCE_DIGEST
 #define SOURCE_DIGEST 0
@@ -584,29 +585,42 @@ static int64_t count_valid(const struct request *request, const struct members *
 
 /* -- the page cache ------------------------------------------------------------------------------------------------ */
 
-/* Whether [begin, end) of a file is in the page cache: whether its middle is, and a place before it, because one page
- * may be there without the others, such as that of a small member. Its ends may lie on pages of others.
- *
- * Looking at a page that is missing starts reading it, apart from those around it. So after one that is missing, the next
- * ones are assumed to be: `assumed` counts down how many.
- */
-static int is_resident(int file, int64_t begin, int64_t end, int *assumed)
+/* What was found about pieces, one after the other. */
+struct probes {
+    int missing; /* how many of the next ones are assumed to be missing */
+    int present; /* how many were there since one was missing */
+    int spared;  /* whether large ranges are looked at less if so many were there */
+};
+
+/* Whether a byte of a file is in the page cache. */
+static int is_there(int file, int64_t at)
 {
 #if defined(RWF_NOWAIT)
     uint8_t byte;
     struct iovec place = {&byte, 1};
-    if (*assumed) {
-        --*assumed;
-        return 0;
-    }
-    const int resident = preadv2(file, &place, 1, begin + (end - begin) / 2, RWF_NOWAIT) == 1 &&
-                         preadv2(file, &place, 1, begin + (end - begin) / 4, RWF_NOWAIT) == 1;
-    *assumed = resident ? 0 : ASSUMED_PIECES;
-    return resident;
+    return preadv2(file, &place, 1, at, RWF_NOWAIT) == 1;
 #else /* nobody can tell; what is not there is read when it is needed */
-    (void)file, (void)begin, (void)end, (void)assumed;
+    (void)file, (void)at;
     return 1;
 #endif
+}
+
+/* Whether [begin, end) of a file is in the page cache: whether its middle is, and a place before it, because one page
+ * may be there without the others, such as that of a small member. Its ends may lie on pages of others.
+ *
+ * Looking at a page that is missing starts reading it, apart from those around it. So after one that is missing, the next
+ * ones are assumed to be.
+ */
+static int is_resident(int file, int64_t begin, int64_t end, struct probes *probes)
+{
+    if (probes->missing) {
+        probes->missing--;
+        return 0;
+    }
+    const int resident = is_there(file, begin + (end - begin) / 2) && is_there(file, begin + (end - begin) / 4);
+    probes->missing = resident ? 0 : ASSUMED_PIECES;
+    probes->present = !resident ? 0 : probes->present < PRESENT_PIECES ? probes->present + 1 : PRESENT_PIECES;
+    return resident;
 }
 
 /* Ask the kernel to read [begin, end). After one call it reads as much as the device accepts at once, which may be no
@@ -621,14 +635,19 @@ static void ask(int file, int64_t begin, int64_t end)
 }
 
 /* Start reading what is not in the page cache of [begin, end); return the bytes. */
-static int64_t read_ahead(int64_t file, int64_t begin, int64_t end, int *assumed)
+static int64_t read_ahead(int64_t file, int64_t begin, int64_t end, struct probes *probes)
 {
     int64_t missing = 0, first = begin; /* [first, begin) is missing, and not yet asked for */
     if (file < 0 || file > INT_MAX)
         return 0;
+    if (probes->spared && probes->present == PRESENT_PIECES) {
+        if (is_there((int)file, begin + (end - begin) / 2))
+            return 0;
+        *probes = (struct probes){ASSUMED_PIECES, 0, probes->spared};
+    }
     while (begin < end) {
         const int64_t stop = LEAST_PIECE < end - begin ? begin + LEAST_PIECE : end;
-        const int resident = is_resident((int)file, begin, stop, assumed);
+        const int resident = is_resident((int)file, begin, stop, probes);
         const int64_t last = resident ? begin : stop;
         if (last > first && (resident || stop == end)) {
             ask((int)file, first, last);
@@ -643,11 +662,11 @@ static int64_t read_ahead(int64_t file, int64_t begin, int64_t end, int *assumed
 /* Start reading all large items that are not in the page cache. Page faults would alternate reading and copying. */
 static void request_readahead(const struct request *request, int64_t n_items, const struct members *members)
 {
-    int assumed = 0;
+    struct probes probes = {0, 0, 1};
     for (int64_t item = 0; item < n_items; item++) {
         const int64_t n_bytes = extent_bytes(members, item), begin = request->begin[item];
         if (n_bytes >= READAHEAD_BYTES)
-            read_ahead(request->shards[request->shard[item]].file, begin, begin + n_bytes, &assumed);
+            read_ahead(request->shards[request->shard[item]].file, begin, begin + n_bytes, &probes);
     }
 }
 
@@ -946,7 +965,8 @@ static int take_column(const struct dataset *data, int64_t number, int64_t n_ite
     volatile int done = 0;
     if (!sigsetjmp(mine.escape, 0)) {
         int64_t begins[BEGINS_AHEAD];
-        int right = 1, assumed = 0;
+        int right = 1;
+        struct probes probes = {0, 0, 1};
         current_read = &mine;
         for (int64_t n = 0; n < n_items + BEGINS_AHEAD && right; n++) {
             const int64_t last = n - BEGINS_AHEAD;
@@ -963,7 +983,7 @@ static int take_column(const struct dataset *data, int64_t number, int64_t n_ite
             right = find_begin(part, part->columns + number, taken[n].row, &mine, &begin);
             begins[n % BEGINS_AHEAD] = begin;
             if (right && !target)
-                read_ahead(part->file.file, begin, begin + member->end, &assumed);
+                read_ahead(part->file.file, begin, begin + member->end, &probes);
             else if (right && member->end < READAHEAD_BYTES)
                 prefetch_item(part->file.map + begin + member->data, member->n_bytes);
         }
@@ -1134,9 +1154,9 @@ int64_t penstock_read_ahead(int64_t n_ranges, int64_t n_shards, const struct sha
 {
     const struct ranges ranges = {n_ranges, n_shards, shards, shard, begin, end};
     int64_t missing = 0, low, high, next;
-    int assumed = 0;
+    struct probes probes = {0, 0, 0};
     for (int64_t number = 0; (next = next_range(&ranges, number, gap, &low, &high)) >= 0; number = next)
-        missing += read_ahead(shards[shard[next - 1]].file, low, high, &assumed);
+        missing += read_ahead(shards[shard[next - 1]].file, low, high, &probes);
     return missing;
 }
 
