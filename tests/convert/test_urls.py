@@ -222,7 +222,7 @@ def test_an_object_that_is_replaced_during_the_conversion_is_an_error(s3: Endpoi
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("http", "A web server does not list its files, got the pattern"),
+        ("http", "The web server does not list its files, got the pattern"),
         ("s3", "No object matches s3://bucket/"),
     ],
 )

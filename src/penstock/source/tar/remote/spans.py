@@ -6,6 +6,7 @@ them has put into a cache serves all.
 
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +74,23 @@ def find_staying(spans: _Int64s, n_spans: int, share: float) -> NDArray[np.bool_
     counts = np.floor(np.minimum(firsts + _STRETCH_SPANS, n_spans) * share) - np.floor(firsts * share)
     found: NDArray[np.bool_] = spans - firsts < counts
     return found
+
+
+class _Needed(NamedTuple):
+    """What is needed of spans at a time."""
+
+    spans: _Int64s
+    counts: _Int64s
+    """Items that are needed of each."""
+
+    sizes: _Int64s
+    """Items that each has."""
+
+    runs: _Int64s | None
+    """Runs of neighbours that are needed of each; None if they are short, or not known."""
+
+    is_exact: bool
+    """Whether no more of them is needed soon."""
 
 
 class _Record:
@@ -164,12 +182,13 @@ class SpanUse:
         sizes = self._grid.count_items(found)
         is_exact = items is not None and int(np.count_nonzero(np.diff(spans) < 0)) <= _MOST_BREAKS * len(spans)
         runs = None if items is None else _count_runs(items, inverse, len(found))
+        needed = _Needed(found, counts, sizes, runs, is_exact)
         with self._lock:
             if len(self._records) > _MOST_REMEMBERED:  # of spans that nobody releases
                 self._records = {span: record for span, record in self._records.items() if record.pending}
             records = [self._records.get(span) for span in found.tolist()]
             is_new = np.array([is_announced or record is None or not record.is_told for record in records], np.bool_)
-            wanted, staying = self._choose(found, counts, sizes, share, is_new, runs=runs, is_exact=is_exact)
+            wanted, staying = self._choose(needed, share, is_new)
             whole = np.empty(len(found), np.bool_)
             for place, (span, count, size) in enumerate(
                 zip(found.tolist(), counts.tolist(), sizes.tolist(), strict=True)
@@ -194,20 +213,10 @@ class SpanUse:
         return whole[inverse]
 
     def _choose(
-        self,
-        spans: _Int64s,
-        counts: _Int64s,
-        sizes: _Int64s,
-        share: float,
-        is_new: NDArray[np.bool_],
-        *,
-        runs: _Int64s | None,
-        is_exact: bool,
+        self, needed: "_Needed", share: float, is_new: NDArray[np.bool_]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return which spans to read whole, and which of these stay in the cache folder; the lock is held.
-
-        `runs` are the runs of neighbours that are needed of each span, if they are long.
-        """
+        """Return which spans to read whole, and which of these stay in the cache folder; the lock is held."""
+        spans, counts, sizes, runs, is_exact = needed
         none = np.zeros(len(spans), np.bool_)
         self._remember(spans[is_new].tolist(), share * counts[is_new] / sizes[is_new])
         self._n_items += int(counts[is_new].sum())
