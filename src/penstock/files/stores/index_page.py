@@ -75,11 +75,16 @@ def _fetch(address: str, options: StoreOptions, seconds: float) -> tuple[str, st
                 content += piece
                 if len(content) > _MOST_BYTES or time.monotonic() > until:
                     raise RequestError("refused", "the page of links does not end")
+            if answer.headers.get("Content-Length", str(len(content))) != str(len(content)):
+                raise RequestError("again", "the body ended early")
             return answer.url, content.decode(answer.headers.get_content_charset("utf-8"), "replace")
     except urllib.error.HTTPError as error:
         error.close()
         may_pass = error.code in (408, 425, 429) or (error.code >= 500 and error.code != 501)
-        failure = "missing" if error.code == 404 else "again" if may_pass else "refused"
-        raise RequestError(failure, f"the server answered {error.code} {error.reason}") from error
-    except (OSError, http.client.HTTPException, LookupError) as error:  # LookupError: an unknown charset
+        raise RequestError(
+            "again" if may_pass else "refused", f"the server answered {error.code} {error.reason}"
+        ) from error
+    except (OSError, http.client.HTTPException) as error:
         raise RequestError("again", f"the connection failed: {error}") from error
+    except LookupError as error:
+        raise RequestError("refused", f"the page has an unknown encoding: {error}") from error
