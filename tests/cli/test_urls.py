@@ -41,6 +41,12 @@ def test_inspect_shows_what_is_at_a_url(there: Endpoint) -> None:
     assert "WindowShuffle" in found.output
 
 
+def test_a_url_that_lost_a_slash_is_one(there: Endpoint) -> None:
+    """As `str(Path("s3://bucket/train"))` gives it, in a script."""
+    found = run("verify", str(there.url).replace("//", "/"), "--endpoint", there.address, "--quiet")
+    assert (found.exit_code, "23 items in 6 shards" in found.output) == (0, True), found.output
+
+
 def test_inspect_for_scripts(there: Endpoint) -> None:
     found = json.loads(run("inspect", str(there.url), "--endpoint", there.address, "--json").output)
     local = json.loads(run("inspect", "shards", "--json").output)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.core.errors import SourceError
 from penstock.core.text import count
+from penstock.files.stores.url import is_url
 
 __all__ = ["check_archives", "check_dataset", "check_exists", "check_input", "is_recording", "is_store"]
 
@@ -92,7 +93,7 @@ def check_exists(where: str) -> None:
 
 def _check_url(where: str) -> None:
     """Raise SourceError, with what to do, if a URL is that of a recording."""
-    if "://" in where and where.rstrip("/").lower().endswith((*_RECORDINGS, ".zarr.zip")):
+    if is_url(where) and where.rstrip("/").lower().endswith((*_RECORDINGS, ".zarr.zip")):
         raise SourceError(
             f"{where} is a recording, not a dataset, and recordings are looked into on this machine only. Copy it, or "
             f"make a dataset of it: {_convert_command(where)}"
@@ -156,7 +157,7 @@ def _convert_command(what: str) -> str:
 
 
 def _is_pattern(where: str) -> bool:
-    return any(letter in Path(where).name for letter in "{*?[") or "://" in where
+    return any(letter in Path(where).name for letter in "{*?[") or is_url(where)
 
 
 def _is_tar(path: Path) -> bool:
