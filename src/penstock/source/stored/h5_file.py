@@ -59,7 +59,8 @@ class Hdf5File:
         except OSError as error:
             if isinstance(error, ReadError) and not isinstance(error, FileNotFoundError):
                 raise  # a network that fails
-            raise SourceError(f"Could not open {self.where}: {cause(error)}.") from error
+            reason = "there is no such object" if isinstance(error, ReadError) else cause(error)
+            raise SourceError(f"Could not open {self.where}: {reason}.") from error
         try:
             with wrap_damage(self.where):
                 check_links(file, self.where)
