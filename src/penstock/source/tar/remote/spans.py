@@ -169,7 +169,9 @@ class SpanUse:
                 self._records = {span: record for span, record in self._records.items() if record.pending}
             records = [self._records.get(span) for span in found.tolist()]
             is_new = np.array([is_announced or record is None or not record.is_told for record in records], np.bool_)
-            wanted, staying = self._choose(found, counts, sizes, share, is_new, runs=runs, is_exact=is_exact)
+            self._remember(found[is_new].tolist(), share * counts[is_new] / sizes[is_new])
+            self._n_items += int(counts[is_new].sum())
+            wanted, staying = self._choose(found, counts, sizes, share, runs=runs, is_exact=is_exact)
             whole = np.empty(len(found), np.bool_)
             for place, (span, count, size) in enumerate(
                 zip(found.tolist(), counts.tolist(), sizes.tolist(), strict=True)
@@ -199,7 +201,6 @@ class SpanUse:
         counts: _Int64s,
         sizes: _Int64s,
         share: float,
-        is_new: NDArray[np.bool_],
         *,
         runs: _Int64s | None,
         is_exact: bool,
@@ -209,8 +210,6 @@ class SpanUse:
         `runs` are the runs of neighbours that are needed of each span, if they are long.
         """
         none = np.zeros(len(spans), np.bool_)
-        self._remember(spans[is_new].tolist(), share * counts[is_new] / sizes[is_new])
-        self._n_items += int(counts[is_new].sum())
         if share < LEAST_SHARE:
             return none, none
         if self._kept_share():
