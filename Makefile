@@ -31,7 +31,7 @@ DOCS := .venv-docs
 .PHONY: help test test-all test-seconds test-pythons test-python test-browser test-portable test-aarch64 test-sanitize wheels test-cellmap test-loggers mutants lint types demo picture docs bench bench-peers soak faults faults-peers format clean
 
 help:
-	@echo "make test    format, lint, types, architecture, and all tests but the slow ones (about 4 minutes)"
+	@echo "make test    format, lint, types, architecture, and all tests but the slow ones (about 3 minutes)"
 	@echo "make test-all        the same with the slow tests, all cases and more random ones; CI runs it"
 	@echo "make test-pythons    make test with each of Python $(PYTHONS) that pyenv or the PATH has"
 	@echo "make test-seconds    measure how long each test takes, which says what is in make test (tests/seconds.json)"
