@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.shard_data import touch_memory
+
 __all__ = ["drop", "files_of", "resident_share", "warm"]
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -44,7 +46,7 @@ def drop(paths: Iterable[Path], *, touch: bool = True) -> None:
         left = resident_share(paths)
         if left <= _MOST_LEFT:
             if touch:
-                _touch_memory(sum(path.stat().st_size for path in paths) + _SPARE_BYTES)
+                touch_memory(sum(path.stat().st_size for path in paths) + _SPARE_BYTES)
             return
         time.sleep(0.1)
     raise RuntimeError(f"{left:.1%} of the pages are still in the page cache: another process has mapped these files.")
@@ -62,15 +64,6 @@ def warm(paths: Iterable[Path]) -> None:
         with path.open("rb") as file:
             while file.read(1 << 22):
                 pass
-
-
-def _touch_memory(n_bytes: int) -> None:
-    """Use free memory for a moment."""
-    with mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        pages = np.frombuffer(memory, np.uint8)
-        pages[:: mmap.PAGESIZE] = 1
-        del pages
 
 
 def _advise(path: Path, advice: int) -> None:
