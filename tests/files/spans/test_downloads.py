@@ -298,3 +298,22 @@ def test_closing_ends_a_reader_that_waits() -> None:
     _wait_until(lambda: not server.n_busy)
     with pytest.raises(ReadError, match="closed"):
         downloads.get(server, _spans(2))
+
+
+def test_a_thread_that_is_woken_as_its_time_runs_out_still_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = _Server()
+    with _open(server, connections=1) as downloads:
+        wait = downloads._work.wait
+
+        def wait_and_be_late(timeout: float | None = None) -> bool:
+            wait(_SECONDS)  # until it is woken, yet its time has run out: nobody else is told
+            return False
+
+        monkeypatch.setattr(downloads._work, "wait", wait_and_be_late)
+        downloads.get(server, _spans(0))
+        _wait_until(lambda: downloads._n_idle == 1)
+        reader = threading.Thread(target=downloads.get, args=(server, _spans(1)), daemon=True)
+        reader.start()
+        reader.join(_SECONDS)
+        assert server.requests == [("a", 0, 1000), ("a", 1000, 2000)]
+        monkeypatch.undo()

@@ -323,16 +323,17 @@ class Downloads:
     def _run(self) -> None:
         with self._lock:
             try:
+                is_awake = True
                 while True:
-                    entries = self._pop_neighbours()
-                    if entries:
+                    if entries := self._pop_neighbours():
                         self._download(entries)
-                        continue
-                    self._n_idle += 1
-                    is_awake = self._work.wait(_IDLE_SECONDS)
-                    self._n_idle -= 1
-                    if not is_awake:
+                        is_awake = True
+                    elif not is_awake:
                         return
+                    else:
+                        self._n_idle += 1
+                        is_awake = self._work.wait(_IDLE_SECONDS)  # False also if it was woken just after that time
+                        self._n_idle -= 1
             finally:
                 self._threads.discard(threading.current_thread())
 
