@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from penstock import ReadError
+from penstock.files.spans import downloads as downloads_module
 from penstock.files.spans.downloads import Downloads, Owner
 from penstock.files.spans.span import WHOLE, Span
 
@@ -304,16 +305,11 @@ def test_a_thread_that_is_woken_as_its_time_runs_out_still_fetches(monkeypatch: 
     server = _Server()
     with _open(server, connections=1) as downloads:
         wait = downloads._work.wait
-
-        def wait_and_be_late(timeout: float | None = None) -> bool:
-            wait(_SECONDS)  # until it is woken, yet its time has run out: nobody else is told
-            return False
-
-        monkeypatch.setattr(downloads._work, "wait", wait_and_be_late)
+        monkeypatch.setattr(downloads_module, "_IDLE_SECONDS", 0.001)
+        monkeypatch.setattr(downloads._work, "wait", lambda _: wait(_SECONDS) and False)  # until woken, yet too late
         downloads.get(server, _spans(0))
         _wait_until(lambda: downloads._n_idle == 1)
         reader = threading.Thread(target=downloads.get, args=(server, _spans(1)), daemon=True)
         reader.start()
         reader.join(_SECONDS)
         assert server.requests == [("a", 0, 1000), ("a", 1000, 2000)]
-        monkeypatch.undo()

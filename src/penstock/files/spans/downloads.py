@@ -323,17 +323,13 @@ class Downloads:
     def _run(self) -> None:
         with self._lock:
             try:
-                is_awake = True
                 while True:
-                    if entries := self._pop_neighbours():
-                        self._download(entries)
-                        is_awake = True
-                    elif not is_awake:
+                    self._n_idle += 1
+                    entries = self._work.wait_for(self._pop_neighbours, _IDLE_SECONDS)  # looked at once more at its end
+                    self._n_idle -= 1
+                    if not entries:
                         return
-                    else:
-                        self._n_idle += 1
-                        is_awake = self._work.wait(_IDLE_SECONDS)  # False also if it was woken just after that time
-                        self._n_idle -= 1
+                    self._download(entries)
             finally:
                 self._threads.discard(threading.current_thread())
 
