@@ -120,6 +120,23 @@ def test_after_closing_every_call_raises_closed_and_closing_is_idempotent() -> N
             action()
 
 
+def test_a_thread_that_hands_over_may_close_when_it_collects_garbage() -> None:
+    handoff = Handoff(capacity=4)
+
+    class Collecting(dict[int, Any]):
+        def __setitem__(self, number: int, result: Any) -> None:  # under the lock
+            handoff.close()  # as a finalizer of the iteration does
+            super().__setitem__(number, result)
+
+    handoff._results = Collecting()
+    producer = threading.Thread(target=handoff.put, args=(0, "batch"), daemon=True)
+    producer.start()
+    producer.join(60)
+    assert not producer.is_alive()
+    with pytest.raises(Closed):
+        handoff.take()
+
+
 def test_closing_releases_results_that_were_never_taken() -> None:
     class Result:
         pass

@@ -23,7 +23,7 @@ class Handoff:
         self._results: dict[int, Any] = {}
         self._taken = 0
         self._closed = False
-        lock = threading.Lock()
+        lock = threading.RLock()  # a thread that has it may collect garbage, whose finalizer calls `close`
         self._room, self._ready = threading.Condition(lock), threading.Condition(lock)
 
     def reserve(self, number: int) -> None:

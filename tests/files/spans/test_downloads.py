@@ -1,6 +1,8 @@
 """Downloads: each span once, what is waited for first, bounded in memory, errors to those who wait."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -9,7 +11,8 @@ import pytest
 
 from penstock import ReadError
 from penstock.files.spans import downloads as downloads_module
-from penstock.files.spans.downloads import Downloads, Owner
+from penstock.files.spans.downloads import Downloads
+from penstock.files.spans.entries import Owner
 from penstock.files.spans.span import WHOLE, Span
 
 _SECONDS = 60
@@ -313,3 +316,31 @@ def test_a_thread_that_is_woken_as_its_time_runs_out_still_fetches(monkeypatch: 
         reader.start()
         reader.join(_SECONDS)
         assert server.requests == [("a", 0, 1000), ("a", 1000, 2000)]
+
+
+def test_a_folder_that_is_collected_by_a_thread_with_the_lock_is_closed_by_the_next_call() -> None:
+    server, dropped = _Server(), _Server()
+
+    class Holder:
+        """Refers to itself, so that it is dropped when garbage is collected."""
+
+        def __init__(self) -> None:
+            self.me = self
+            weakref.finalize(self, downloads.close, dropped)
+
+    class Collecting(_Server):
+        def find_size(self, span: Span) -> int:  # asked for under the lock
+            gc.collect()
+            return super().find_size(span)
+
+    collecting = Collecting()
+    with _open(server) as downloads:
+        downloads.get(dropped, _spans(0))
+        Holder()
+        found, *_ = downloads.get(collecting, _spans(1))
+        np.testing.assert_array_equal(found[0], _content(_spans(1)[0]))
+        downloads.get(server, _spans(2))
+        assert {owner for owner, _ in downloads._entries} == {collecting, server}
+        with pytest.raises(ReadError, match="was closed"):
+            downloads.get(dropped, _spans(0))
+        downloads.close(collecting)

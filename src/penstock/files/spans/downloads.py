@@ -9,101 +9,28 @@ All remote folders of a process share the threads and the memory, so that a hund
 5. What was announced is never read, because an epoch was left: after a few other reads it is dropped.
 6. Spans lie side by side, and all of them were announced or are waited for: they come with one request, however far
    apart the moments are at which they are needed.
+7. A finalizer closes a folder, in any thread and at any moment, also in a thread of these that has the lock and
+   collects garbage: its spans are dropped by the next call.
 """
 
 import threading
-import time
-from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from weakref import WeakSet
 
-import numpy as np
-from numpy.typing import NDArray
-
 from penstock.core.errors import ReadError
+from penstock.files.spans.entries import Answer, Bytes, Entry, Line, Owner, Reader
 from penstock.files.spans.span import WHOLE, Span
 from penstock.files.stores.remote_store import PIECE_BYTES
 
-__all__ = ["Downloads", "Owner"]
-
-_Bytes = NDArray[np.uint8]
+__all__ = ["Downloads"]
 
 _SMALL_BYTES, _LARGE_BYTES = 1 << 20, 2 << 20  # neighbours that are fetched with one request: fewer if others are idle
-_GAP_BYTES = 64 << 10  # reading them takes less time than another request
 _LARGE_REQUESTS, _FLYING_BYTES = 16, 16 << 20  # ahead of use: more requests at a time only while they have fewer bytes
 _IDLE_SECONDS = 2.0  # then a thread ends
 _FOREIGN_READS = 4  # of spans that were not announced, one after the other: what was announced before is dropped
-_UNKNOWN_BYTES = 1 << 20  # of a whole object, before its size is known
 _CLOSE_SECONDS = 1.0
-
-
-class Owner(ABC):
-    """A remote folder of one process, whose spans are fetched."""
-
-    def __init__(self) -> None:
-        self.n_busy, self.busy_since, self.busy_before = 0, 0.0, 0.0
-
-    @property
-    def gap_bytes(self) -> int:
-        """What may lie between neighbours that are fetched with one request."""
-        return _GAP_BYTES
-
-    def find_size(self, span: Span) -> int:
-        """Return the bytes of a span; 0 if they are not known."""
-        return span.n_bytes
-
-    @abstractmethod
-    def fetch(self, spans: Sequence[Span]) -> list[_Bytes]:
-        """Return the bytes of neighbouring spans of one object; called by several threads at once."""
-
-    @property
-    def busy_seconds(self) -> float:
-        """How long at least one request was under way."""
-        return self.busy_before + (time.perf_counter() - self.busy_since if self.n_busy else 0.0)
-
-
-_Line = tuple[Owner, str, bool | None]
-"""Owner and object of spans, and whether a cache folder keeps them."""
-
-
-class _Entry:
-    """A span that is queued, under way or in memory."""
-
-    __slots__ = ("answer", "content", "error", "is_started", "key", "n_bytes", "owner", "readers", "span")
-
-    def __init__(self, owner: Owner, span: Span) -> None:
-        self.owner, self.span, self.n_bytes = owner, span, owner.find_size(span) or _UNKNOWN_BYTES
-        self.key = owner, span
-        self.content: _Bytes | None = None
-        self.answer: _Answer | None = None
-        self.error: BaseException | None = None
-        self.is_started = False
-        self.readers: list[_Reader] = []
-
-    @property
-    def line(self) -> _Line:
-        """What it may share a request with."""
-        return self.owner, self.span.key, self.span.is_kept
-
-
-@dataclass(slots=True)
-class _Answer:
-    """The memory of a request, which is freed when all entries that it was for are."""
-
-    n_bytes: int
-    n_left: int
-
-
-class _Reader:
-    """A thread that waits for entries; woken once, when the last of them is over."""
-
-    __slots__ = ("changed", "n_missing")
-
-    def __init__(self, lock: threading.Lock) -> None:
-        self.changed, self.n_missing = threading.Condition(lock), 0
 
 
 class Downloads:
@@ -122,12 +49,12 @@ class Downloads:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # something is to be fetched, or there is room for it
         self._ended = threading.Condition(self._lock)  # of a request of an owner that is closed
-        self._entries: dict[tuple[Owner, Span], _Entry] = {}
-        self._used: OrderedDict[tuple[Owner, Span], _Entry] = OrderedDict()
+        self._entries: dict[tuple[Owner, Span], Entry] = {}
+        self._used: OrderedDict[tuple[Owner, Span], Entry] = OrderedDict()
         """Entries that were read and not released, the least recently read first."""
-        self._urgent: deque[_Entry] = deque()
-        self._queue: deque[_Entry] = deque()
-        self._lines: dict[_Line, list[Span]] = {}  # spans that were not started, by their places
+        self._urgent: deque[Entry] = deque()
+        self._queue: deque[Entry] = deque()
+        self._lines: dict[Line, list[Span]] = {}  # spans that were not started, by their places
         self._held_bytes = 0  # of entries that were started
         self._queued_bytes = 0  # of entries that were not
         self._n_flying = self._flying_bytes = 0  # requests that are under way
@@ -135,6 +62,7 @@ class Downloads:
         self._threads: set[threading.Thread] = set()
         self._n_idle = 0
         self._closed: WeakSet[Owner] = WeakSet()
+        self._closing: deque[Owner] = deque()  # those whose spans are to be dropped
 
     def find(self, owner: Owner, span: Span) -> bool:
         """Return whether a span is in memory, under way or queued."""
@@ -147,20 +75,20 @@ class Downloads:
             for span in spans:
                 if (owner, span) not in self._entries:
                     self._add(owner, span, self._queue)
-            self._start_thread()
+            self._go_on()
 
-    def get(self, owner: Owner, spans: Sequence[Span]) -> tuple[list[_Bytes], int, int]:
+    def get(self, owner: Owner, spans: Sequence[Span]) -> tuple[list[Bytes], int, int]:
         """Return the bytes of spans, how many of them were read before, and how many had to be waited for."""
         with self._lock:
             self._check_open(owner)
             n_used = sum((owner, span) in self._used for span in spans)
             is_foreign = not any((owner, span) in self._entries for span in spans)
-            reader = _Reader(self._lock)
+            reader = Reader(self._lock)
             entries = [self._want(owner, span, reader) for span in spans]
             n_missing = reader.n_missing
             try:
                 self._note_read(is_foreign=is_foreign and bool(entries))
-                self._start_thread()
+                self._go_on()
                 reader.changed.wait_for(lambda: owner in self._closed or not reader.n_missing)
                 return [self._use(entry) for entry in entries], n_used, n_missing
             finally:
@@ -172,21 +100,20 @@ class Downloads:
         with self._lock:
             for span in spans:
                 entry = self._entries.get((owner, span))
-                if entry is not None and _is_free(entry):
+                if entry is not None and entry.is_free:
                     self._drop(entry)
-            self._start_thread()
+            self._go_on()
 
     def close(self, owner: Owner) -> None:
         """Drop all spans of an owner, and wait a moment for its requests that are under way."""
-        with self._lock:
-            self._closed.add(owner)
-            for entry in [entry for entry in self._entries.values() if entry.owner is owner]:
-                for reader in entry.readers:
-                    reader.changed.notify()
-                if _is_free(entry) or not entry.is_started:
-                    self._drop(entry)
-            self._start_thread()
+        self._closing.append(owner)
+        if not self._lock.acquire(timeout=_CLOSE_SECONDS):  # others hold it for less: it is this thread that has it
+            return
+        try:
+            self._go_on()
             self._ended.wait_for(lambda: not owner.n_busy, _CLOSE_SECONDS)
+        finally:
+            self._lock.release()
 
     # -- the lock is held ----------------------------------------------------------------------------------------------
 
@@ -194,14 +121,14 @@ class Downloads:
         if owner in self._closed:
             raise ReadError("A remote folder was closed while it was read.")
 
-    def _add(self, owner: Owner, span: Span, queue: "deque[_Entry]") -> _Entry:
-        entry = self._entries[owner, span] = _Entry(owner, span)
+    def _add(self, owner: Owner, span: Span, queue: "deque[Entry]") -> Entry:
+        entry = self._entries[owner, span] = Entry(owner, span)
         self._queued_bytes += entry.n_bytes
         queue.append(entry)
         insort(self._lines.setdefault(entry.line, []), span)
         return entry
 
-    def _want(self, owner: Owner, span: Span, reader: _Reader) -> _Entry:
+    def _want(self, owner: Owner, span: Span, reader: Reader) -> Entry:
         """Return the entry of a span that a reader waits for; if it is not under way, it comes next."""
         entry = self._entries.get((owner, span))
         if entry is None:
@@ -209,10 +136,10 @@ class Downloads:
         elif not entry.is_started and not entry.readers:
             self._urgent.append(entry)  # and skipped in the queue, once it was started
         entry.readers.append(reader)
-        reader.n_missing += not _is_over(entry)
+        reader.n_missing += not entry.is_over
         return entry
 
-    def _use(self, entry: _Entry) -> _Bytes:
+    def _use(self, entry: Entry) -> Bytes:
         if entry.error is not None:
             self._drop(entry)
             raise entry.error
@@ -223,7 +150,7 @@ class Downloads:
             self._used.move_to_end(entry.key)
         return entry.content
 
-    def _drop(self, entry: _Entry) -> None:
+    def _drop(self, entry: Entry) -> None:
         if self._entries.get(entry.key) is not entry:
             return
         del self._entries[entry.key]
@@ -236,13 +163,21 @@ class Downloads:
             entry.answer.n_left -= 1
             self._held_bytes -= 0 if entry.answer.n_left else entry.answer.n_bytes
 
-    def _update_size(self, entry: _Entry) -> int:
+    def _drop_all(self, owner: Owner) -> None:
+        self._closed.add(owner)
+        for entry in [entry for entry in self._entries.values() if entry.owner is owner]:
+            for reader in entry.readers:
+                reader.changed.notify()
+            if entry.is_free or not entry.is_started:
+                self._drop(entry)
+
+    def _update_size(self, entry: Entry) -> int:
         """Return the size of an entry that was not started; that of a whole object may be known by now."""
-        before, entry.n_bytes = entry.n_bytes, entry.owner.find_size(entry.span) or _UNKNOWN_BYTES
+        before, entry.n_bytes = entry.n_bytes, entry.find_size()
         self._queued_bytes += entry.n_bytes - before
         return entry.n_bytes
 
-    def _leave_queue(self, entry: _Entry) -> None:
+    def _leave_queue(self, entry: Entry) -> None:
         entry.is_started = True  # skipped in the queue
         self._queued_bytes -= entry.n_bytes
         line = self._lines[entry.line]
@@ -257,19 +192,19 @@ class Downloads:
         if self._foreign_reads >= _FOREIGN_READS:
             self._foreign_reads = 0
             for entry in list(self._entries.values()):
-                if _is_free(entry):
+                if entry.is_free:
                     self._drop(entry)
 
     def _make_room(self, n_bytes: int) -> bool:
         """Drop used entries until `n_bytes` fit; return whether they do."""
         for entry in list(self._used.values()) if self._held_bytes + n_bytes > self._memory_bytes else ():
-            if _is_free(entry):
+            if entry.is_free:
                 self._drop(entry)
                 if self._held_bytes + n_bytes <= self._memory_bytes:
                     break
         return self._held_bytes + n_bytes <= self._memory_bytes or not self._held_bytes
 
-    def _pop_neighbours(self) -> list[_Entry]:
+    def _pop_neighbours(self) -> list[Entry]:
         """Return the entries to fetch next with one request; none if there is nothing to do now."""
         few = min(_LARGE_REQUESTS, self._connections)
         is_crowded = self._n_flying >= few and self._flying_bytes >= _FLYING_BYTES
@@ -285,7 +220,7 @@ class Downloads:
                 return self._pop_around(queue.popleft(), max(_SMALL_BYTES, most))
         return []
 
-    def _pop_around(self, middle: _Entry, most: int) -> list[_Entry]:
+    def _pop_around(self, middle: Entry, most: int) -> list[Entry]:
         """Return an entry and those beside it that were not started, of at most so many bytes together."""
         line = self._lines[middle.line]
         first = last = bisect_left(line, middle.span)
@@ -309,8 +244,13 @@ class Downloads:
             self._held_bytes += entry.n_bytes
         return found
 
-    def _start_thread(self) -> None:
-        """Wake or start a thread if there is something to fetch; it does the same before it waits for its answer."""
+    def _go_on(self) -> None:
+        """Wake or start a thread if there is something to fetch; it does the same before it waits for its answer.
+
+        Before that, drop the spans of owners that were closed.
+        """
+        while self._closing:
+            self._drop_all(self._closing.popleft())
         if not self._urgent and not self._queue:
             return
         if self._n_idle:
@@ -333,15 +273,15 @@ class Downloads:
             finally:
                 self._threads.discard(threading.current_thread())
 
-    def _download(self, entries: list[_Entry]) -> None:
+    def _download(self, entries: list[Entry]) -> None:
         """Fetch entries; the lock is released meanwhile."""
         owner, n_bytes = entries[0].owner, sum(entry.n_bytes for entry in entries)
         n_requests = -(-n_bytes // PIECE_BYTES)
-        _note_busy(owner, 1)
+        owner.note_busy(1)
         self._n_flying, self._flying_bytes = self._n_flying + n_requests, self._flying_bytes + n_bytes
-        self._start_thread()
+        self._go_on()
         self._lock.release()
-        contents: list[_Bytes] = []
+        contents: list[Bytes] = []
         error: BaseException | None = None
         try:
             contents = owner.fetch([entry.span for entry in entries])
@@ -350,9 +290,9 @@ class Downloads:
         finally:
             self._lock.acquire()
             self._n_flying, self._flying_bytes = self._n_flying - n_requests, self._flying_bytes - n_bytes
-            _note_busy(owner, -1)
+            owner.note_busy(-1)
         total = max(entries[-1].span.end - entries[0].span.begin, sum(content.nbytes for content in contents))
-        answer = _Answer(total, len(entries))
+        answer = Answer(total, len(entries))
         self._held_bytes += answer.n_bytes - n_bytes if error is None else 0  # nobody has dropped what was under way
         for number, entry in enumerate(entries):
             if error is not None:
@@ -368,7 +308,7 @@ class Downloads:
         if owner in self._closed:
             self._ended.notify_all()
 
-    def _fail(self, entry: _Entry, error: BaseException) -> None:
+    def _fail(self, entry: Entry, error: BaseException) -> None:
         """Keep an error for those who wait; that an object is missing, also for the next reader."""
         entry.error = error
         if entry.readers or not isinstance(error, FileNotFoundError):
@@ -376,22 +316,3 @@ class Downloads:
             return
         self._held_bytes -= entry.n_bytes
         entry.n_bytes = 0
-
-
-def _note_busy(owner: Owner, change: int) -> None:
-    """Count the requests of an owner that are under way; the lock is held."""
-    now = time.perf_counter()
-    if not owner.n_busy:
-        owner.busy_since = now
-    owner.n_busy += change
-    if not owner.n_busy:
-        owner.busy_before += now - owner.busy_since
-
-
-def _is_over(entry: _Entry) -> bool:
-    return entry.content is not None or entry.error is not None
-
-
-def _is_free(entry: _Entry) -> bool:
-    """Return whether nobody waits for an entry and it is not under way."""
-    return not entry.readers and (_is_over(entry) or not entry.is_started)
