@@ -2,7 +2,8 @@
 
 Each as its documentation says, with what it has for shuffling and for its cache: webdataset over HTTP, with shards in
 `cache_dir`; litdata with `max_cache_size`; MosaicML streaming with `cache_limit`. A worker process of torch does the
-downloading, so that two are used, which is best for all three.
+downloading, so that two are used, except for MosaicML streaming, which most often hangs with two; it has a thread that
+downloads ahead in either case.
 """
 
 import os
@@ -111,10 +112,12 @@ def open_mosaic(endpoint: Endpoint, stored: Path, items: Items, cache: Path, cac
         cache_limit=cache_bytes,
         shuffle=True,
         shuffle_seed=1,
-        shuffle_block_size=_BUFFER,  # its default is larger than the dataset, so that it would need all shards at once
+        # Its default is larger than the dataset, and with 1,000 it needs as many shards at a time as its cache may have:
+        # it then downloads them again and again, 7.5 times the dataset in the first epoch.
+        shuffle_block_size=_BUFFER // 2,
         batch_size=items.batch_size,
     )
-    return DataLoader(data, batch_size=items.batch_size, num_workers=WORKERS, drop_last=True)
+    return DataLoader(data, batch_size=items.batch_size, drop_last=True)
 
 
 PEERS = (
