@@ -188,6 +188,8 @@ def test_weights_are_what_is_used_and_rounds_count_what_was_visited() -> None:
     }
     assert Mixture(sources).names == ("a", "b")
     assert repr(Mixture(sources)) == "Mixture(50 items of x, source: a 1/5, b 4/5)"
+    objects = Mixture({"a": DatasetSource(Pairs(1)), "b": DatasetSource(Pairs(3, 50))})
+    assert repr(objects) == "Mixture(4 items of object: a 1/4, b 3/4)"
 
 
 def test_the_identity_depends_on_names_contents_and_weights() -> None:

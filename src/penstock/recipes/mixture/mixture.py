@@ -112,7 +112,7 @@ class Mixture(Selectable, Wrapper):
     def __repr__(self) -> str:
         weights = self.order.phases[0][1]
         shown = ", ".join(f"{name} {weight}/{sum(weights)}" for name, weight in zip(self.names, weights, strict=True))
-        return f"Mixture({len(self.index)} items of {', '.join(self.fields)}: {shown})"
+        return f"Mixture({len(self.index)} items of {', '.join(self.fields) or 'object'}: {shown})"
 
     @property
     def weights(self) -> dict[str, Fraction] | dict[int, dict[str, Fraction]]:
