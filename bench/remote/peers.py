@@ -112,7 +112,7 @@ def open_mosaic(endpoint: Endpoint, stored: Path, items: Items, cache: Path, cac
         cache_limit=cache_bytes,
         shuffle=True,
         shuffle_seed=1,
-        # Its default is larger than the dataset, and with 1,000 it needs as many shards at a time as its cache may have,
+        # Its default is larger than the dataset. With 1,000 it needs as many shards at a time as its cache may have,
         # and downloads them again and again: 7.5 times the dataset in the first epoch.
         shuffle_block_size=_BUFFER // 2,
         batch_size=items.batch_size,

@@ -1,6 +1,7 @@
 """Workers that are forked off a process which has used zarr, HDF5, asyncio, threads and locks before."""
 
 import asyncio
+import multiprocessing as mp
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import zarr
 from penstock_test_parts import planned_items, run_isolated
 
-from penstock import Loader, Plan, RunOptions, Shuffle
+from penstock import ArraySource, Loader, Plan, RunOptions, Shuffle
 from penstock.source.stored.source import ZarrSource
 
 DATA = np.arange(80, dtype="i8")
@@ -99,3 +100,28 @@ def test_forked_workers_read_after_tensorstore(tmp_path: Path) -> None:
     plan = Plan(ZarrSource(tmp_path / "a.zarr").index, Shuffle(), batch_size=4, seed=2)
     wanted = [planned_items(plan, epoch) for epoch in range(3)]
     assert run_isolated(read_in_forked_workers, use_tensorstore, tmp_path, "zarr") == wanted
+
+
+def read_after_a_fork_beside_a_server() -> list[list[int]]:
+    """Use workers that a server forks, fork, and use such workers again."""
+    source = ArraySource({"data": DATA})
+    plan = Plan(source.index, Shuffle(), batch_size=4, seed=2)
+    options = RunOptions(executor="processes", start_method="forkserver")
+
+    def read() -> list[list[int]]:
+        with Loader(source, plan, num_workers=2, options=options) as loader:
+            return [batch["data"].tolist() for batch in loader]
+
+    before = read()
+    receiving, sending = mp.Pipe(duplex=False)
+    child = mp.get_context("fork").Process(target=lambda: sending.send(read()))
+    child.start()
+    sending.close()
+    assert receiving.recv() == before
+    child.join()
+    return read()
+
+
+def test_a_forked_child_has_a_server_of_workers_of_its_own() -> None:
+    plan = Plan(ArraySource({"data": DATA}).index, Shuffle(), batch_size=4, seed=2)
+    assert run_isolated(read_after_a_fork_beside_a_server) == planned_items(plan, 0)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -31,6 +32,7 @@ class WorkerProcess:
     1. It dies: its sentinel becomes ready; `receive` returns what it had answered, then None.
     2. It is killed while it receives its arguments: it is started again.
     3. Starting it is interrupted: `end_processes` ends what there is of it.
+    4. Python's server of processes is that of a process above this one: this one starts its own.
     """
 
     def __init__(self, place: WorkerPlace, specification: Specification, ring: Ring) -> None:
@@ -202,6 +204,10 @@ def _start_process(process: Any) -> None:
         except (ConnectionError, EOFError):  # killed before it had read its arguments, or the server that forks it was
             if not n_left:
                 raise
+        except ChildProcessError:  # this process was forked by the one whose child the server is: it needs its own
+            if not n_left:
+                raise
+            forkserver._forkserver._forkserver_pid = None  # type: ignore[attr-defined]
         else:
             return
 
