@@ -33,6 +33,7 @@ from tests.campaign.result import Result, Say
 __all__ = ["Kind", "Run", "Trials"]
 
 _AT_ONCE = 2
+_LEAVE_SECONDS = 30.0  # for what goes away by itself; less than a kind allows, so that what is left is named
 _LINES = 12  # of a traceback, of a failure
 _SHARED = Path("/dev/shm")
 _UNNAMED = re.compile(r"sem\.\w{6}")  # made by the C library for a moment; a process that is killed then leaves it
@@ -167,7 +168,7 @@ class _Trial:
             assert self.receiving.poll(), f"no result within {self.account.kind.seconds:g} s"
             counted = receive(self.name, self.process, self.receiving, seconds=0)
             self.process.join()
-            assert eventually(lambda: not session_members(self.process.pid)), "processes are left"
+            assert eventually(lambda: not session_members(self.process.pid), _LEAVE_SECONDS), "processes are left"
             names = [path.name for path in (self.folder / "tmp").iterdir()]
             left = [name for name in names if not name.startswith(self.account.kind.leaves)]
             assert left == [], f"temporary files are left: {left}"
@@ -202,5 +203,5 @@ def _run_trial(run: Run, seed: str, folder: Path, number: int) -> int:
     counted = run(random.Random(seed), folder / "data", number)
     gc.collect()
     if is_private:
-        assert eventually(lambda: not _list_shared()), f"left: {_list_shared()}"
+        assert eventually(lambda: not _list_shared(), _LEAVE_SECONDS), f"left: {_list_shared()}"
     return 1 if counted is None else counted
