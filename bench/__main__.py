@@ -2,6 +2,7 @@
 
 `cold`, `remote`, `peers` (those with other packages) and `ours` (those without) name several. A workload that fails
 does not stop the others. `python -m bench.render` then writes the figures into the documentation.
+`python -m bench ab OLD NEW` compares two commits instead.
 """
 
 import argparse
@@ -13,6 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench import ab
+from bench.alone import environment
 from bench.peers import peers_python
 from bench.result_file import RESULTS, Quiet, Watch, begin_run, look, mark_tables, note_state, read_rows
 from bench.sizes import QUICK_VARIABLE
@@ -24,6 +27,8 @@ _SETTLE_TRIES = 10
 
 def main() -> int:
     """Run the workloads that the command line names; return the exit code."""
+    if sys.argv[1:2] == ["ab"]:
+        return ab.main(sys.argv[2:])
     chosen = _parse()
     names = [name for given in chosen.names or WORKLOADS for name in GROUPS.get(given, [given])]
     workloads = [WORKLOADS[name] for name in dict.fromkeys(names)]
@@ -102,12 +107,10 @@ def _run_one(workload: Workload, chosen: argparse.Namespace, folder: Path, out: 
     note_state(out, before)
     known = read_rows(out)
     repeats = 1 if chosen.quick else chosen.repeats or workload.repeats
-    paths = [str(_ROOT), str(_ROOT / "src"), str(_ROOT / "tests" / "parts")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)} | ({QUICK_VARIABLE: "1"} if chosen.quick else {})
     watch = Watch()
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.workloads", workload.name, str(folder), str(out), str(repeats)],
-        env=environment,
+        env=environment() | ({QUICK_VARIABLE: "1"} if chosen.quick else {}),
         cwd=_ROOT,
         start_new_session=True,
     )

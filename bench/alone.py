@@ -15,9 +15,10 @@ from typing import Any
 
 from bench.peers import python_with
 
-__all__ = ["alone"]
+__all__ = ["alone", "environment"]
 
 _ROOT = Path(__file__).parent.parent
+_SOURCE_VARIABLE = "PENSTOCK_BENCH_SOURCE"
 _MOST_SECONDS, _MOST_PEER_SECONDS = 900.0, 100.0
 
 
@@ -28,14 +29,13 @@ def alone(job: Callable[..., Any], *arguments: Any, peer: str = "") -> Any:
     processes that it has started.
     """
     python, seconds = (python_with(peer), _MOST_PEER_SECONDS) if peer else (sys.executable, _MOST_SECONDS)
-    paths = [str(_ROOT), str(_ROOT / "src"), str(_ROOT / "tests" / "parts")]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result"
         process = subprocess.Popen(
             [str(python), "-m", "bench.alone", str(result)],
             stdin=subprocess.PIPE,
             cwd=_ROOT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env=environment(),
         )
         try:
             process.communicate(pickle.dumps((job, arguments)), timeout=seconds)
@@ -51,6 +51,13 @@ def alone(job: Callable[..., Any], *arguments: Any, peer: str = "") -> Any:
     if not found:
         raise RuntimeError(value)
     return value
+
+
+def environment(source: Path | None = None) -> dict[str, str]:
+    """Return the variables of a process that measures and of its children; `source` is the `src` that they measure."""
+    source = source or Path(os.environ.get(_SOURCE_VARIABLE) or _ROOT / "src")
+    paths = [str(_ROOT), str(source), str(_ROOT / "tests" / "parts")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), _SOURCE_VARIABLE: str(source)}
 
 
 def _end(process_id: int) -> None:

@@ -4,30 +4,13 @@ import re
 from typing import Any
 
 from bench.figures import format_figure
+from bench.peers import kind_of
 from penstock.report.page.layout import DARK, LIGHT
 from penstock.report.page.svg import Axis, Bars, Chart
 
 __all__ = ["chart_name", "draw"]
 
 _WIDTH, _EDGE = 640, 12
-_LIMITS = ("limit", "the same bytes", "sequential reading", "random reading", "obstore", "a loop")
-_PEERS = (
-    "webdataset",
-    "litdata",
-    "MosaicML",
-    "SPDL",
-    "grain",
-    "ArrayRecord",
-    "Hugging Face",
-    "datasets",
-    "torch DataLoader",
-    "torchdata",
-    "zarr-python",
-    "zarrs",
-    "tensorstore",
-    "cellmap-data",
-    "pyarrow",
-)
 
 
 def chart_name(table: str) -> str:
@@ -43,20 +26,13 @@ def draw(table: str, rows: list[dict[str, Any]], field: str, how: str, words: st
     finding = "; ".join(f"{name}: {value}" for name, value in zip(bars.names, bars.words, strict=True))
     unused = Axis("", 0, 1)
     chart = str(Chart(table, finding, unused, unused, (bars,)).svg("chart", _WIDTH, 0))
-    kinds = iter([_kind(row) for row in rows])
+    kinds = iter([kind_of(row["name"]) for row in rows])
     chart = re.sub('class="bar s0"', lambda _: f'class="bar {next(kinds)}"', chart)
     head, rest = chart.split(">", 1)
     height = int(head.split('viewBox="')[1].split('"')[0].split()[-1])
     head = re.sub('viewBox="[^"]*"', f'viewBox="{-_EDGE} {-_EDGE} {_WIDTH + 2 * _EDGE} {height + 2 * _EDGE}"', head)
     size = f'width="{_WIDTH + 2 * _EDGE}" height="{height + 2 * _EDGE}"'
     return f'{head} {size} xmlns="http://www.w3.org/2000/svg"><style>{_style()}</style>{rest}\n'
-
-
-def _kind(row: dict[str, Any]) -> str:
-    """Return the style of a bar: limits and peers are told from ours, by their names as well."""
-    if row["name"].startswith(_LIMITS):
-        return "limit"
-    return "peer" if row["name"].startswith(_PEERS) else "ours"
 
 
 def _style() -> str:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.alone import alone
-from bench.peers import has_peer
+from bench.peers import has_peer, kind_of
 from bench.result_file import saved
+from bench.sizes import is_compared
 
 __all__ = [
     "Contender",
@@ -105,6 +106,8 @@ class _Found:
 
     @classmethod
     def collect(cls, contenders: list[Contender], repeats: int, unit: str) -> "_Found":
+        if is_compared():
+            contenders = [contender for contender in contenders if kind_of(contender.name) == "ours"]
         present = [contender for contender in contenders if not contender.needs or has_peer(contender.needs)]
         for contender in contenders:
             if contender not in present:
@@ -158,6 +161,8 @@ def best_ms(job: Callable[[], Any], tries: int = 5, clock: Callable[[], float] =
 def report(out: Path, name: str, rows: Iterable[Any]) -> None:
     """Print a table, and save it to the file of the run; rows are dataclasses of one kind that begin with `name`."""
     rows = list(rows)
+    if not rows:  # of a comparison: all are limits or peers
+        return
     fields = [field for field in rows[0].__slots__ if field not in ("rates", "failure")]
     print(f"\n## {name}\n\n| {' | '.join(fields)} |\n|{'---|' * len(fields)}")
     for row in rows:

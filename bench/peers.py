@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["cellmap_python", "has_peer", "peer_versions", "peers_python", "python_with"]
+__all__ = ["cellmap_python", "has_peer", "kind_of", "peer_versions", "peers_python", "python_with"]
 
 _ROOT = Path(__file__).parent.parent
 _DISTRIBUTIONS = {
@@ -30,6 +30,33 @@ _DISTRIBUTIONS = {
 
 _IN_OURS = ("datasets",)
 """Peers that our own environment has in a newer version, since tests use them."""
+
+_LIMITS = ("limit", "the same bytes", "sequential reading", "random reading", "obstore", "a loop")
+_PEERS = (
+    "webdataset",
+    "litdata",
+    "MosaicML",
+    "SPDL",
+    "grain",
+    "ArrayRecord",
+    "Hugging Face",
+    "datasets",
+    "torch DataLoader",
+    "torchdata",
+    "zarr-python",
+    "zarrs",
+    "tensorstore",
+    "cellmap-data",
+    "pyarrow",
+)
+"""How the names of contenders begin that are not ours."""
+
+
+def kind_of(contender: str) -> str:
+    """Return what a contender is by its name: `limit`, `peer` or `ours`."""
+    if contender.startswith(_LIMITS):
+        return "limit"
+    return "peer" if contender.startswith(_PEERS) else "ours"
 
 
 def peers_python() -> Path | None:

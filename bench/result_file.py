@@ -20,6 +20,7 @@ __all__ = [
     "Quiet",
     "Watch",
     "begin_run",
+    "describe_machine",
     "look",
     "mark_tables",
     "note_state",
@@ -99,7 +100,7 @@ def begin_run(quiet: Quiet, folder: Path = RESULTS) -> Path:
         "commit": commit,
         "has_changes": changed,
         "processors": os.cpu_count(),
-        "machine": _describe_machine(),
+        "machine": describe_machine(),
         "python": platform.python_version(),
         **{name: version(name) for name in _PACKAGES},
         "peers": peer_versions(),
@@ -109,7 +110,7 @@ def begin_run(quiet: Quiet, folder: Path = RESULTS) -> Path:
     return path
 
 
-def _describe_machine() -> str:
+def describe_machine() -> str:
     """Return the model of the processors and the size of the memory, as far as the system tells."""
     try:
         lines = [*Path("/proc/cpuinfo").read_text().splitlines(), *Path("/proc/meminfo").read_text().splitlines()]
