@@ -53,6 +53,7 @@ _ALL = (
     Workload("tables", "tables", 1.3, 2, peers=True),
     Workload("mixtures", "mixtures", 1.0, 2),
     Workload("order", "order", 0.8, 2),
+    Workload("select", "select", 1.5, 1),
     Workload("lengths", "lengths", 0.6, 1),
     Workload("convert", "convert", 1.6, 2),
     Workload("chunked", "chunked", 0.8, 2),
