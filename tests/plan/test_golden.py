@@ -10,12 +10,17 @@ import pytest
 from penstock.core.index import Index
 from penstock.core.seeds import generator_for, key_for, mix64, subkeys
 from penstock.plan.balanced import Balanced, BalancedSpans
+from penstock.plan.lengths.batches import Bucketed, TokenBudget
+from penstock.plan.lengths.packed import Packed
 from penstock.plan.mixed.order import Mixed, MixedPart
 from penstock.plan.orders import Listed, RandomChunks, Sequential, Shuffle, Subset, WindowShuffle
 from penstock.plan.permute import permute
 from penstock.plan.plan import Plan
 from penstock.plan.segments import Segments
+from penstock.plan.window_batches import ListedChunks, PartitionChunks, WindowBatches
+from penstock.plan.world import World
 
+AnyPlan = Plan | Segments | Bucketed | TokenBudget | Packed | WindowBatches
 CHUNKED = Index.from_sizes([4, 7, 3, 6])
 LABELS = ["rare"] * 3 + ["common"] * 17
 MIXED = (
@@ -23,6 +28,7 @@ MIXED = (
     MixedPart("b", Index.from_sizes([3, 6]), WindowShuffle(1)),
 )
 LARGE = Index.uniform(1000, 20)
+TOKENS = [3, 14, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6]
 
 ORDERS = [
     (
@@ -144,6 +150,68 @@ ORDERS = [
         [[16, 19, 7, 6, 2, 14], [9, 4]],
         "08bcaa231e1235e0",
     ),
+    (
+        Bucketed(CHUNKED, TOKENS, batch_size=4, seed=42, width=3),
+        [[12, 10, 3, 9], [5, 16, 18, 2], [8, 14, 0, 15], [6, 7, 19, 17], [4, 11, 13, 1]],
+        "61989023d4f886aa",
+    ),
+    (
+        Bucketed(CHUNKED, TOKENS, batch_size=3, seed=42, tail="drop"),
+        [[10, 4, 17], [7, 9, 3], [14, 16, 18], [19, 12, 6], [1, 11, 13], [8, 15, 0]],
+        "0b8ca394999c7453",
+    ),
+    (
+        Bucketed(CHUNKED.select(range(0, 20, 2)), TOKENS, batch_size=4, seed=42, tail="pad"),
+        [[6, 12, 10, 4], [2, 0, 2, 0], [8, 18, 16, 14]],
+        "13ef5411f14de7ee",
+    ),
+    (
+        TokenBudget(CHUNKED, TOKENS, max_tokens=20, seed=42),
+        [[17, 13], [12, 10], [6, 19, 9], [11, 4], [1], [18, 3, 7, 16], [8, 5, 15, 14, 0, 2]],
+        "293f9b812d8d0ed0",
+    ),
+    (
+        TokenBudget(
+            CHUNKED, TOKENS, max_tokens=16, max_items=3, seed=42, too_long="truncate", pad_to_multiple_of=4, tail="pad"
+        ),
+        [[2, 5, 2], [6, 9], [4], [11], [1], [10, 17], [7, 3], [14, 16, 18], [15, 8, 0], [12, 19], [13]],
+        "145d711ffbdbb1d2",
+    ),
+    (
+        TokenBudget(CHUNKED, TOKENS, max_tokens=9, seed=42, too_long="drop", tail="drop"),
+        [[9], [19], [4], [10], [13], [17], [0, 8, 14], [3], [7], [12], [11], [6], [18, 16]],
+        "7f4d2f1f3d13d569",
+    ),
+    (
+        Packed(CHUNKED, TOKENS, length=16, batch_size=2, seed=42),
+        [[1, 15, 3, 9, 7, 2], [11, 19, 18, 8, 0, 16, 14], [17, 10, 4, 12], [5, 13, 6]],
+        "1cc71a202101b7dd",
+    ),
+    (
+        Packed(CHUNKED, TOKENS, length=16, batch_size=2, seed=42, split=True),
+        [[12, 10, 17, 17, 13], [11, 4, 3, 6, 19], [2, 15, 5, 8, 0, 14, 16, 16, 18, 9, 7, 3], [4, 1]],
+        "87a71c04b531ab15",
+    ),
+    (
+        Packed(CHUNKED, TOKENS, length=8, batch_size=3, seed=42, too_long="truncate", tail="drop"),
+        [[9, 0, 13, 18, 14, 2], [1, 10, 3, 8], [19, 15, 4, 11], [7, 16, 17, 6, 5]],
+        "7bb363da5e0304b0",
+    ),
+    (
+        WindowBatches(CHUNKED, ListedChunks(((2, 7), (0, 3), (5, 9))), seed=42),
+        [[2, 3, 4, 5, 6], [0, 1, 2], [5, 6, 7, 8]],
+        "3a234de1704d1dc9",
+    ),
+    (
+        WindowBatches(CHUNKED, PartitionChunks(6), seed=42),
+        [[17, 18, 19], [11, 12, 13, 14, 15, 16], [5, 6, 7, 8, 9, 10], [0, 1, 2, 3, 4]],
+        "20b89422e94a2f95",
+    ),
+    (
+        WindowBatches(CHUNKED, RandomChunks(5, count=4), seed=42),
+        [[2, 3, 4, 5, 6], [4, 5, 6, 7, 8], [5, 6, 7, 8, 9], [15, 16, 17, 18, 19]],
+        "e7b7dd0d3bed505a",
+    ),
 ]
 
 LONG_ORDERS = [
@@ -185,9 +253,44 @@ LONG_ORDERS = [
     ),
 ]
 
+RANKS = [
+    (
+        Plan(CHUNKED, Shuffle(), batch_size=3, seed=42, lanes=2, tail="drop"),
+        [[[4, 16, 19], [9, 11, 2], [8, 18, 15]], [[6, 13, 12], [10, 1, 17], [5, 14, 0]]],
+    ),
+    (
+        Plan(CHUNKED, Shuffle(), batch_size=3, seed=42, lanes=2, tail="short"),
+        [[[6, 13, 12], [10, 1, 17], [5, 14, 0], [7]], [[4, 16, 19], [9, 11, 2], [8, 18, 15], [3]]],
+    ),
+    (
+        Plan(CHUNKED, Shuffle(), batch_size=3, seed=42, lanes=2, tail="pad"),
+        [[[6, 13, 12], [10, 1, 17], [5, 14, 0], [7, 3]], [[4, 16, 19], [9, 11, 2], [8, 18, 15], []]],
+    ),
+    (
+        Plan(CHUNKED, WindowShuffle(2), batch_size=3, seed=42, lanes=4, tail="drop"),
+        [[[0, 16, 19], [3, 15, 17], [2, 8, 5]], [[4, 11, 12], [1, 14, 18], [13, 9, 10]]],
+    ),
+    (
+        Plan(CHUNKED, WindowShuffle(2), batch_size=3, seed=42, lanes=4, tail="short"),
+        [[[1, 14, 18], [13, 9, 10], [0, 16, 19], [7]], [[2, 8, 5], [3, 15, 17], [4, 11, 12], [6]]],
+    ),
+    (
+        Plan(CHUNKED, WindowShuffle(2), batch_size=3, seed=42, lanes=4, tail="pad"),
+        [[[1, 14, 18], [13, 9, 10], [0, 16, 19], [7, 6]], [[2, 8, 5], [3, 15, 17], [4, 11, 12], []]],
+    ),
+    (
+        Bucketed(CHUNKED, TOKENS, batch_size=3, seed=42, tail="drop"),
+        [[[10, 4, 17], [14, 16, 18], [1, 11, 13]], [[7, 9, 3], [19, 12, 6], [8, 15, 0]]],
+    ),
+    (
+        Bucketed(CHUNKED, TOKENS, batch_size=3, seed=42, tail="pad"),
+        [[[10, 4, 17], [14, 16, 18], [1, 11, 13], [2, 5]], [[7, 9, 3], [19, 12, 6], [8, 15, 0], []]],
+    ),
+]
+
 
 @pytest.mark.parametrize(("plan", "batches", "order_hash"), ORDERS)
-def test_a_short_order_is_what_it_was(plan: Plan | Segments, batches: list[list[int]], order_hash: str) -> None:
+def test_a_short_order_is_what_it_was(plan: AnyPlan, batches: list[list[int]], order_hash: str) -> None:
     epoch = plan.epoch(1)
     assert [draw.items.tolist() for draw in epoch.draws(range(epoch.n_batches))] == batches
     assert plan.order_hash(1) == order_hash
@@ -197,6 +300,44 @@ def test_a_short_order_is_what_it_was(plan: Plan | Segments, batches: list[list[
 def test_a_long_order_is_what_it_was(plan: Plan | Segments, hash_0: str, hash_7: str, head: list[int]) -> None:
     assert plan.epoch(7).draw(3).items[:6].tolist() == head
     assert (plan.order_hash(0), plan.order_hash(7)) == (hash_0, hash_7)
+
+
+@pytest.mark.parametrize(("plan", "made"), RANKS)
+def test_the_batches_of_two_ranks_are_what_they_were(plan: AnyPlan, made: list[list[list[int]]]) -> None:
+    draws = [list(plan.epoch(1).share(World(rank, 2)).draws()) for rank in range(2)]
+    real = [[(draw.items if draw.mask is None else draw.items[draw.mask]).tolist() for draw in own] for own in draws]
+    assert real == made
+
+
+@pytest.mark.parametrize(
+    ("plan", "numbers", "begins", "counts"),
+    [
+        (
+            Packed(CHUNKED, TOKENS, length=8, batch_size=3, seed=42, too_long="truncate", tail="drop"),
+            [0, 1, 2, 2],
+            [0] * 4,
+            [8, 8, 5, 3],
+        ),
+        (
+            Packed(CHUNKED, TOKENS, length=16, batch_size=2, seed=42),
+            [0, 0, 1, 1, 1, 1, 1],
+            [0] * 7,
+            [9, 6, 4, 3, 3, 3, 3],
+        ),
+        (
+            Packed(CHUNKED, TOKENS, length=16, batch_size=2, seed=42, split=True),
+            [0, 0, 1, 1, 1],
+            [0, 0, 1, 0, 0],
+            [9, 7, 4, 6, 6],
+        ),
+    ],
+)
+def test_how_much_of_each_item_is_delivered_is_what_it_was(
+    plan: AnyPlan, numbers: list[int], begins: list[int], counts: list[int]
+) -> None:
+    rows = plan.epoch(1).draw(1).rows
+    assert rows is not None
+    assert (rows.numbers.tolist(), rows.begins.tolist(), rows.counts.tolist()) == (numbers, begins, counts)
 
 
 def test_a_draw_out_of_a_billion_items_is_what_it_was() -> None:
