@@ -249,10 +249,10 @@ class Loader:
             self._position.go_to(cursor)
             raise
 
-    def run_as(self, num_workers: int, options: RunOptions) -> "Loader":
-        """Return a new loader of the same batches, at its beginning, with another execution."""
+    def run_as(self, num_workers: int, options: RunOptions, *, source: Source | None = None) -> "Loader":
+        """Return a new loader of the same batches, at its beginning, with another execution or a copy of its source."""
         return Loader(
-            self.source,
+            self.source if source is None else source,
             self.plan,
             transform=self._transform,
             collate=self._collate,

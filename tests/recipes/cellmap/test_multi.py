@@ -15,6 +15,7 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.recipes.cellmap.dataset import CellMapDataset
 from penstock.recipes.cellmap.loader import CellMapDataLoader
 from penstock.recipes.cellmap.multi import CellMapDataSplit, CellMapMultiDataset
+from penstock.recipes.tune.search import tune
 from penstock.source.dataset import DatasetSource
 from penstock.transform.noise import GaussianNoise
 
@@ -52,6 +53,23 @@ def test_items_are_numbered_over_all_datasets(multi: CellMapMultiDataset) -> Non
             multi.get_center(wrong)
     with pytest.raises(TypeError):
         multi.__getitems__([1.5])  # type: ignore[list-item]
+
+
+def test_tuning_counts_no_reads_and_sets_no_epoch(folder: Path) -> None:
+    mirrored = partial(cell, is_train=True, spatial_transforms={"mirror": {"axes": {"x": 0.5, "y": 0.5}}})
+    for epoch in (None, 3):
+        one, fresh = mirrored(folder / "a"), mirrored(folder / "a")
+        multi = CellMapMultiDataset(CLASSES, INPUTS, TARGETS, [one])
+        for dataset in (one, fresh, multi):
+            if epoch is not None:
+                dataset.set_epoch(epoch)
+        for dataset in (one, multi):
+            tune(dataset, budget=0.1, batch_size=4, max_workers=1)
+        for _ in range(2):
+            wanted = fresh.__getitems__(range(900, 908))
+            for dataset in (one, multi):
+                for found, item in zip(dataset.__getitems__(range(900, 908)), wanted, strict=True):
+                    np.testing.assert_array_equal(found["raw"], item["raw"])
 
 
 def test_chunks_of_items_are_read_ahead(multi: CellMapMultiDataset, folder: Path) -> None:

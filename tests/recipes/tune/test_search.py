@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from penstock_test_parts import eventually
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from penstock.core.errors import LoaderError, OptionError
 from penstock.feed.loader import Loader
@@ -23,6 +23,7 @@ from penstock.recipes.tune.tuning import Setting, Trial, Tuning
 from penstock.recipes.workersafe.datasets import WorkerSafeAugmentedDataset
 from penstock.run.options import RunOptions
 from penstock.source.array import ArraySource
+from penstock.source.dataset import DatasetSource
 
 INLINE, THREADS, PROCESSES = Setting.of("inline"), Setting.of("threads", 2), Setting.of("processes", 2)
 HERE = this_machine()
@@ -36,6 +37,35 @@ def found(*times: tuple[Setting, float], step: float | None = None, machine: Mac
 def loader(n_items: int = 64, **options: Any) -> Loader:
     source = ArraySource({"x": np.arange(n_items)})
     return Loader(source, Plan(source.index, Shuffle(), batch_size=4, seed=5, tail="drop"), **options)
+
+
+class Own(Dataset[Any]):
+    """Augments with a generator and a counter of its own."""
+
+    def __init__(self) -> None:
+        self.rng, self.reads = np.random.default_rng(3), 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
+        self.reads += 1
+        return torch.tensor(self.rng.normal() + self.reads), number
+
+
+def make_counting(kind: str) -> Any:
+    """Return a dataset whose items depend on how often they were read."""
+    if kind == "own":
+        return Own()
+    base = [(torch.ones(4, 16), number) for number in range(8)]
+    augmented = WorkerSafeAugmentedDataset(base, {"time_mask_param": 9, "p": 1.0}, seed=2)
+    inside = {"subset": Subset(augmented, range(8)), "concat": ConcatDataset([augmented, base])}
+    return inside.get(kind, augmented)
+
+
+def loader_of(dataset: Any) -> Loader:
+    source = DatasetSource(dataset)
+    return Loader(source, Plan(source.index, Shuffle(), batch_size=4))
 
 
 class TestChoice:
@@ -148,12 +178,23 @@ class TestTrials:
             assert {trial.setting.executor for trial in tuned.trials} == {"inline", "processes"}
             assert tuned.batch_items == 16
 
-    def test_a_dataset_that_counts_its_epochs_does_not_count_these(self) -> None:
-        base = [(torch.ones(4, 16), number) for number in range(8)]
-        tuned, fresh = (WorkerSafeAugmentedDataset(base, {"time_mask_param": 9, "p": 1.0}, seed=2) for _ in range(2))
-        tune(tuned, budget=0.1, batch_size=4, max_workers=0)
-        assert tuned.epoch is None
-        assert all(torch.equal(tuned[number][0], fresh[number][0]) for number in range(8))
+    @pytest.mark.parametrize("kind", ["augmented", "subset", "concat", "own", "loader"])
+    def test_a_dataset_stays_as_it_was(self, kind: str) -> None:
+        tuned, fresh = make_counting(kind), make_counting(kind)
+        tune(loader_of(tuned) if kind == "loader" else tuned, budget=0.1, batch_size=4, max_workers=1)
+        for _ in range(2):  # two epochs
+            assert all(torch.equal(tuned[number][0], fresh[number][0]) for number in range(8))
+
+    def test_large_arrays_are_not_copied(self) -> None:
+        base = TensorDataset(torch.zeros(1 << 18), torch.from_numpy(np.zeros(1 << 18)))
+        copied = tuning_module._copy_for_trials(base)
+        assert [each.data_ptr() for each in copied.tensors] == [each.data_ptr() for each in base.tensors]
+
+    def test_a_dataset_that_cannot_be_copied_is_refused(self) -> None:
+        dataset = Own()
+        dataset.reads = threading.Lock()  # type: ignore[assignment]
+        with pytest.raises(OptionError, match=r"what must be picklable: .*lock.*in __getitem__, not in __init__"):
+            tune(dataset, budget=0.1)
 
     def test_the_step_is_called_with_every_batch_and_measured_alone(self) -> None:
         seen: list[int] = []

@@ -4,20 +4,23 @@ Each setting is measured in several short turns and counts with its best: other 
 Every turn reads another epoch, so that no turn finds what an earlier one has cached.
 """
 
+import io
+import pickle
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import LoaderError, OptionError
-from penstock.core.text import count
+from penstock.core.text import cause, count
 from penstock.feed.device import map_tensors
 from penstock.feed.loader import Loader
 from penstock.files.machine import Machine, this_machine
@@ -32,6 +35,7 @@ _TURNS = 3
 _FEWEST_BATCHES = 4
 _WORKERS_PER_CPU = 8  # workers that wait for a disk or a network take no CPU; each takes memory
 _ANOTHER_EPOCH = 1_000_000  # beyond the epochs of any training
+_SHARED_BYTES = 1 << 20  # an array of this size is data; counters and states of generators are smaller
 
 
 def tune(
@@ -137,7 +141,7 @@ class _OfLoader:
     executors: tuple[Executor, ...] = ("threads", "processes")
 
     def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+        self._loader = loader.run_as(0, loader.options, source=_copy_for_trials(loader.source))
 
     def first_batch(self) -> Any:
         if not len(self._loader):
@@ -168,12 +172,11 @@ class _OfDataset:
     executors: tuple[Executor, ...] = ("processes",)
 
     def __init__(self, dataset: Any, options: dict[str, Any]) -> None:
-        # A dataset that counts epochs must not count these.
-        self._dataset = copy(dataset) if hasattr(dataset, "set_epoch") else dataset
+        self._dataset = _copy_for_trials(dataset)
         self._options = options
 
     def first_batch(self) -> Any:
-        first = next(iter(DataLoader(self._dataset, **self._options)), None)
+        first = next(iter(DataLoader(self._dataset, generator=torch.Generator(), **self._options)), None)
         if first is None:
             raise LoaderError("Tuning requires at least one batch, got none. Use more items or a smaller batch_size.")
         return first
@@ -192,6 +195,37 @@ class _OfDataset:
 
     def host_bytes(self, setting: Setting, batch_bytes: int) -> int:
         return setting.workers * (setting.prefetch + 1) * batch_bytes
+
+
+class _Copying(pickle.Pickler):
+    """Pickles as for a worker process; large arrays, functions and classes are kept as they are."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.shared: list[Any] = []
+
+    def persistent_id(self, part: Any) -> int | None:
+        is_large = isinstance(part, np.ndarray | torch.Tensor) and part.nbytes >= _SHARED_BYTES
+        if not is_large and not isinstance(part, type | FunctionType | BuiltinFunctionType | ModuleType | np.memmap):
+            return None
+        self.shared.append(part)
+        return len(self.shared) - 1
+
+
+def _copy_for_trials(what: Any) -> Any:
+    """Return a copy with its own epoch, counters and generators, also of the datasets inside."""
+    pickled = io.BytesIO()
+    copying = _Copying(pickled)
+    try:
+        copying.dump(what)
+        copy = pickle.Unpickler(io.BytesIO(pickled.getbuffer()))
+        copy.persistent_load = copying.shared.__getitem__  # type: ignore[method-assign]
+        return copy.load()
+    except Exception as error:
+        raise OptionError(
+            f"what must be picklable: tune reads a copy, so that your dataset stays as it is. {cause(error)}. "
+            "Open files and connections in __getitem__, not in __init__."
+        ) from error
 
 
 def _make_subject(what: Any, batch_size: int) -> _Subject:
