@@ -142,3 +142,9 @@ def test_other_options_are_refused():
         dequantize(np.zeros(1, np.int64), 8, None)
     with pytest.raises(OptionError, match="bits must be an integer from 1 to 16, got 17"):
         q_zero(17)
+    with pytest.raises(OptionError, match="scale must be 'fixed' or 'item', got 'file'"):
+        quantize(np.zeros(1), scale="file")
+    for value in (np.nan, np.inf):
+        with pytest.raises(OptionError, match="must be finite"):
+            mu_law_encode(np.array([0.0, value]), scale="item")
+    assert linear_encode(np.empty((0, 3), np.float32), scale="item").shape == (0, 3)

@@ -1,11 +1,14 @@
 """Quantize audio to codes of a few bits, and back, on a fixed scale: a code means the same in every file.
 
-Values are in -1 … 1 and codes in 0 … 2^bits - 1; 0.0 is exactly `q_zero(bits)`, both ways. Unlike the functions of the
-same names in S4, nothing is scaled to the loudest value of an item: that has no inverse, and gives the same sound other
-codes in another window. Louder values are clipped to -1 … 1.
+Values are in -1 … 1 and codes in 0 … 2^bits - 1; 0.0 is exactly `q_zero(bits)`, both ways. Louder values are clipped to
+-1 … 1.
+
+`scale="item"` gives the codes of the functions of the same names in S4, bit for bit, for models trained on them: there,
+the lowest value of an item becomes code 0 and the highest about the last one. That has no inverse, and gives the same
+sound other codes in another window.
 
 The functions take NumPy arrays and torch tensors and return the same kind, on the same device. They compute in double
-precision, so both kinds give the same codes.
+precision, or with `scale="item"` in that of the values, so both kinds give the same codes.
 """
 
 import math
@@ -20,7 +23,9 @@ from penstock.core.errors import OptionError
 
 __all__ = [
     "Quantization",
+    "Scale",
     "check_bits",
+    "check_scale",
     "dequantize",
     "linear_decode",
     "linear_encode",
@@ -31,6 +36,7 @@ __all__ = [
 ]
 
 Quantization = Literal["linear", "mu-law"]
+Scale = Literal["fixed", "item"]
 
 _Array = TypeVar("_Array", NDArray[Any], torch.Tensor)
 
@@ -44,6 +50,12 @@ def check_bits(bits: int) -> int:
     return int(bits)
 
 
+def check_scale(scale: str) -> None:
+    """Raise OptionError unless `scale` is known."""
+    if scale not in get_args(Scale):
+        raise OptionError(f"scale must be 'fixed' or 'item', got {scale!r}.")
+
+
 def q_zero(bits: int = 8) -> int:
     """Return the code of 0.0.
 
@@ -55,9 +67,10 @@ def q_zero(bits: int = 8) -> int:
     return 1 << (check_bits(bits) - 1)
 
 
-def quantize(values: _Array, bits: int = 8, quantization: Quantization = "linear") -> _Array:
+def quantize(values: _Array, bits: int = 8, quantization: Quantization = "linear", *, scale: Scale = "fixed") -> _Array:
     """Return the codes of values, by `linear_encode` or `mu_law_encode`."""
-    return mu_law_encode(values, bits) if _is_mu_law(quantization) else linear_encode(values, bits)
+    encode = mu_law_encode if _is_mu_law(quantization) else linear_encode
+    return encode(values, bits, scale=scale)
 
 
 def dequantize(codes: _Array, bits: int = 8, quantization: Quantization = "linear") -> _Array:
@@ -65,19 +78,23 @@ def dequantize(codes: _Array, bits: int = 8, quantization: Quantization = "linea
     return mu_law_decode(codes, bits) if _is_mu_law(quantization) else linear_decode(codes, bits)
 
 
-def linear_encode(values: _Array, bits: int = 8) -> _Array:
+def linear_encode(values: _Array, bits: int = 8, *, scale: Scale = "fixed") -> _Array:
     """Return the nearest code of each value, in equal steps of 2 / 2^bits, as int64.
 
     Values below -1 and above 1 are clipped. The highest code stands for one step below 1, so 1 is off by one step;
-    values with lower codes are off by at most half a step.
+    values with lower codes are off by at most half a step. `scale="item"` spreads the codes between the lowest and the
+    highest of the values instead, as S4 does.
 
     Examples
     --------
     >>> linear_encode(np.array([-1.0, 0.0, 0.5, 1.0, 7.0])).tolist()
     [0, 128, 192, 255, 255]
+    >>> linear_encode(np.array([0.0, 0.02, -0.02, 0.01], np.float32), scale="item").tolist()
+    [127, 255, 0, 191]
     """
     zero = q_zero(bits)
-    codes: _Array = _codes(_doubles(values), zero)
+    check_scale(scale)
+    codes: _Array = _item_codes(values, zero, mu_law=False) if scale == "item" else _codes(_doubles(values), zero)
     return codes
 
 
@@ -93,10 +110,11 @@ def linear_decode(codes: _Array, bits: int = 8) -> _Array:
     return values
 
 
-def mu_law_encode(values: _Array, bits: int = 8) -> _Array:
+def mu_law_encode(values: _Array, bits: int = 8, *, scale: Scale = "fixed") -> _Array:
     """Return the nearest code of each value, in steps that grow with the value, as int64.
 
     Steps are equal in `sign(x) log(1 + mu |x|) / log(1 + mu)` with mu = 2^bits - 1, so quiet values get fine steps.
+    With `scale="item"`, x runs from -1 at the lowest of the values to 1 at the highest, as in S4.
 
     Examples
     --------
@@ -104,10 +122,15 @@ def mu_law_encode(values: _Array, bits: int = 8) -> _Array:
     [0, 99, 128, 157, 255]
     """
     zero = q_zero(bits)
+    check_scale(scale)
+    codes: _Array
+    if scale == "item":
+        codes = _item_codes(values, zero, mu_law=True)
+        return codes
     mu, x = 2 * zero - 1, _doubles(values)
     kind = _kind(x)
     x = kind.clip(x, -1, 1)
-    codes: _Array = _codes(kind.sign(x) * kind.log1p(mu * kind.abs(x)) / math.log1p(mu), zero)
+    codes = _codes(kind.sign(x) * kind.log1p(mu * kind.abs(x)) / math.log1p(mu), zero)
     return codes
 
 
@@ -141,12 +164,32 @@ def _as(array: Any, dtype: str) -> Any:
     return array.to(getattr(torch, dtype)) if isinstance(array, torch.Tensor) else array.astype(dtype)
 
 
-def _doubles(values: Any) -> Any:
+def _floats(values: Any) -> Any:
     given = values.detach() if isinstance(values, torch.Tensor) else np.asarray(values)
     floating = given.is_floating_point() if isinstance(given, torch.Tensor) else given.dtype.kind == "f"
     if not floating:
         raise OptionError(f"Values to encode must be floating-point numbers in -1 … 1, got {given.dtype}.")
-    doubles = _as(given, "float64")
+    return given
+
+
+def _item_codes(values: Any, zero: int, *, mu_law: bool) -> Any:
+    """Return the codes of S4: each step is done as there, and in torch, so that every bit is the same."""
+    given = _floats(values)
+    x = given if isinstance(given, torch.Tensor) else torch.tensor(given)
+    if not bool(torch.isfinite(x).all()):
+        raise OptionError("Values to encode must be finite: an item with NaN or an infinity has no highest value.")
+    if x.numel():
+        low, high = (-1, 1) if mu_law else (0, 1)
+        x = low + (high - low) * (x - x.min()) / (x.max() - x.min() + 1e-6)
+        if mu_law:
+            mu = torch.tensor(2 * zero - 1)
+            x = (torch.sign(x) * (torch.log1p(mu * torch.abs(x + 1e-8)) / torch.log1p(mu)) + 1) / 2
+    codes = (x * (2 * zero - 0.01) + 0.005).long()
+    return codes if isinstance(given, torch.Tensor) else codes.numpy()
+
+
+def _doubles(values: Any) -> Any:
+    doubles = _as(_floats(values), "float64")
     if bool(_kind(doubles).isnan(doubles).any()):
         raise OptionError(
             "Values to encode must not contain NaN, which has no code. Replace or leave out unknown values."

@@ -25,6 +25,7 @@ from penstock.recipes.chunked.audio import (
     QuantizedAutoregressiveAudio,
 )
 from penstock.recipes.chunked.collate import collate_audio
+from penstock.transform.quantization import quantize
 
 ZERO = 1 << 15
 
@@ -129,6 +130,40 @@ def test_mu_law_is_the_formula(tmp_path, bits):
     assert column(x) == [zero, *wanted[:-1]]
 
 
+def s4_codes(seq: torch.Tensor, bits: int, quantization: str) -> torch.Tensor:
+    """The formulas that models of S4 were trained on: float32, and the scale of each item."""
+    low, high = torch.amin(seq), torch.amax(seq)
+    first = -1 if quantization == "mu-law" else 0
+    scaled = first + (1 - first) * (seq - low) / (high - low + 1e-6)
+    if quantization == "mu-law":
+        mu = torch.tensor((1 << bits) - 1)
+        companded = torch.log1p(mu * torch.abs(scaled + 1e-8)) / torch.log1p(mu)
+        scaled = (torch.sign(scaled) * companded + 1) / 2
+    scaled *= (1 << bits) - 0.01
+    scaled += 0.01 / 2
+    return scaled.long()
+
+
+@pytest.mark.parametrize("quantization", ["linear", "mu-law"])
+@pytest.mark.parametrize("bits", [1, 8, 16])
+def test_the_codes_of_s4_come_back_bit_for_bit(tmp_path, bits, quantization):
+    times = np.arange(20_000) / 8000
+    tone = 0.3 * np.sin(2 * np.pi * 440 * times) * np.exp(-times) + 0.01 * np.random.default_rng(1).normal(size=20_000)
+    soundfile.write(tmp_path / "a.wav", tone, 8000, subtype="PCM_16")
+    soundfile.write(tmp_path / "b.wav", np.zeros(100), 8000, subtype="PCM_16")
+    options = {"sample_len": 1024, "quantization": quantization}
+    amplitudes = QuantizedAudioDataset(tmp_path, sample_len=1024, quantization=None, return_type=None)
+    dataset = QuantizedAudioDataset(tmp_path, bits, scale="item", **options)
+    for number in range(len(amplitudes)):
+        wanted = s4_codes(amplitudes[number], bits, quantization)
+        x, y = dataset[number]
+        assert torch.equal(y, wanted)
+        assert column(x) == [1 << bits - 1, *column(wanted)[:-1]]
+        assert np.array_equal(quantize(amplitudes[number].numpy(), bits, quantization, scale="item"), wanted.numpy())
+    partitions = QuantizedAutoregressiveAudio(tmp_path, scale="item", **options)
+    assert partitions._make_partition(0, 1).scale == "item"
+
+
 def test_channels_become_their_mean_and_other_rates_are_resampled(tmp_path):
     both = np.random.default_rng(3).integers(-9000, 9000, (400, 2)).astype(np.int16)
     soundfile.write(tmp_path / "a.flac", both, 8000)
@@ -227,6 +262,8 @@ def test_ratios_are_what_they_say_in_decimals(folder):
         {"target_sr": 0, "rate_hz": 0},
         {"quantization": "a-law"},
         {"return_type": "pairs"},
+        {"scale": "file"},
+        {"quantization": None, "scale": "item"},
     ],
     ids=str,
 )

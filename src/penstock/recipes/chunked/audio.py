@@ -20,7 +20,7 @@ from penstock.recipes.chunked.datasets import ChunkedSequenceDataset, SequenceDa
 from penstock.recipes.chunked.loader import ChunkedDataLoader
 from penstock.recipes.chunked.select_files import count_files_below, is_ratio, select_files, sort_files
 from penstock.source.audio.source import AudioSource
-from penstock.transform.quantization import Quantization, check_bits, q_zero, quantize
+from penstock.transform.quantization import Quantization, Scale, check_bits, check_scale, q_zero, quantize
 
 __all__ = [
     "ChunkedQuantizedAudioDataset",
@@ -38,7 +38,7 @@ class QuantizedAudioDataset(Dataset[Any]):
     Files of the folder and its subfolders are in natural order (`song2` before `song10`); channels are averaged. An
     item is a pair `(x, y)`, both of shape (frames, 1): `y` holds the codes, and `x` is `y` one step later, preceded by
     the code of silence. Codes have a fixed scale (`penstock.transform.quantize`): the same amplitude is the same
-    code in every item.
+    code in every item, unless `scale="item"` asks for the codes of S4.
 
     Random access to ogg files costs much more than to wav and flac files: see `AudioSource`.
 
@@ -66,6 +66,9 @@ class QuantizedAudioDataset(Dataset[Any]):
         a file, have nothing to predict and are left out; how many is logged.
     pad_len
         Steps of silence before `x`.
+    scale
+        `"fixed"`, or `"item"` for models that were trained with S4: the lowest amplitude of each item is code 0, the
+        highest about the last one, and there is no way back to amplitudes.
     """
 
     def __init__(
@@ -81,8 +84,9 @@ class QuantizedAudioDataset(Dataset[Any]):
         target_sr: float | None = None,
         context_len: int | None = None,
         pad_len: int | None = None,
+        scale: Scale = "fixed",
     ) -> None:
-        self.zero = _silence(bits, quantization)
+        self.zero = _silence(bits, quantization, scale)
         _check_steps(sample_len, context_len, pad_len)
         if return_type not in ("autoregressive", None):
             raise OptionError(f"return_type must be 'autoregressive' or None, got {return_type!r}.")
@@ -93,6 +97,7 @@ class QuantizedAudioDataset(Dataset[Any]):
             )
         self.path, self.bits, self.ratio_min, self.ratio_max = path, bits, ratio_min, ratio_max
         self.sample_len, self.quantization, self.return_type = sample_len, quantization, return_type
+        self.scale: Scale = scale
         self.drop_last, self.target_sr, self.context_len, self.pad_len = drop_last, target_sr, context_len, pad_len
         self.source = AudioSource(
             select_files(sort_files(path), ratio_min, ratio_max, path),
@@ -162,7 +167,7 @@ class QuantizedAudioDataset(Dataset[Any]):
     def _encode(self, number: int, values: torch.Tensor) -> torch.Tensor:
         assert self.quantization is not None, "called only with quantization"
         try:
-            return quantize(values, self.bits, self.quantization)
+            return quantize(values, self.bits, self.quantization, scale=self.scale)
         except OptionError as error:
             raise SourceError(f"Could not quantize {self._describe_item(number)}: {error}") from error
 
@@ -216,7 +221,7 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
         The folder of the files.
     train_percentage
         The fraction of the files for training; validation and test get half of the rest each.
-    bits, sample_len, quantization, drop_last, target_sr, context_len, pad_len
+    bits, sample_len, quantization, drop_last, target_sr, context_len, pad_len, scale
         As for `QuantizedAudioDataset`.
     seed
         Seed of the order and of `split_train_val`.
@@ -236,10 +241,11 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
         target_sr: float | None = None,
         context_len: int | None = None,
         pad_len: int | None = None,
+        scale: Scale = "fixed",
         seed: int = 42,
     ) -> None:
         super().__init__(data_dir=data_dir, seed=seed)
-        self._zero = _silence(bits, quantization)
+        self._zero = _silence(bits, quantization, scale)
         _check_steps(sample_len, context_len, pad_len)
         if not is_ratio(train_percentage) or not 0 < train_percentage < 1:
             raise OptionError(
@@ -248,6 +254,7 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
         self.bits, self.train_percentage, self.sample_len = bits, train_percentage, sample_len
         self.quantization, self.drop_last, self.target_sr = quantization, drop_last, target_sr
         self.context_len, self.pad_len = context_len, pad_len
+        self.scale: Scale = scale
 
     @property
     def d_input(self) -> int:
@@ -303,6 +310,7 @@ class QuantizedAutoregressiveAudio(SequenceDataset):
             target_sr=self.target_sr,
             context_len=self.context_len,
             pad_len=self.pad_len,
+            scale=self.scale,
         )
 
     def train_dataloader(self, **loader: Any) -> Any:
@@ -344,11 +352,14 @@ class ChunkedQuantizedAutoregressiveAudio(QuantizedAutoregressiveAudio, ChunkedS
         )
 
 
-def _silence(bits: int, quantization: str | None) -> float:
+def _silence(bits: int, quantization: str | None, scale: str) -> float:
     """Return the code of silence; raise OptionError if an option is wrong."""
     check_bits(bits)
+    check_scale(scale)
     if quantization not in ("linear", "mu-law", None):
         raise OptionError(f"quantization must be 'linear', 'mu-law' or None, got {quantization!r}.")
+    if quantization is None and scale == "item":
+        raise OptionError("scale='item' needs a quantization, got None. Leave out scale for amplitudes as they are.")
     return 0.0 if quantization is None else q_zero(bits)
 
 
