@@ -2,6 +2,7 @@
 
 import logging
 import multiprocessing
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,23 @@ def test_the_attributes_that_users_read(folder: Path, caplog: pytest.LogCaptureF
         assert not CellMapDataLoader(dataset, pin_memory=True)._pin_memory
     assert "pin_memory=True has no effect" in caplog.text
     assert "CellMapDataset" in repr(alone)
+
+
+def test_the_device_is_its_name_and_a_device_of_torch(folder: Path) -> None:
+    loader = CellMapDataLoader(cell(folder), batch_size=4, device=torch.device("cpu"), drop_last=True)
+    assert loader._drop_last
+    assert not CellMapDataLoader(cell(folder))._drop_last
+    for name, other in (("cpu", "meta"), ("meta", "cpu")):
+        device = loader.to(name).device
+        of_torch = torch.device(name)
+        assert device == name == device == of_torch == device
+        assert [device != name, device != of_torch, of_torch != device] == [False] * 3
+        assert device not in (other, torch.device(other), None)
+        assert {name: 3}[device] == 3
+        assert (str(device), device.type, device.index, torch.device(device)) == (name, name, None, of_torch)
+        assert torch.zeros(2).to(device).device == device
+        assert torch.zeros(2, device=device).device == torch.nn.Linear(2, 2).to(device).weight.device == of_torch
+        assert pickle.loads(pickle.dumps(device)) == of_torch
 
 
 @pytest.mark.parametrize("prefetch", ["x", 0, -1, 2.0, True])

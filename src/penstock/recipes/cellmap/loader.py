@@ -99,7 +99,7 @@ class CellMapDataLoader:
         **kwargs: Any,
     ) -> None:
         self.dataset, self.is_train, self.sampler = dataset, is_train, sampler
-        self.device = resolve_device(device)
+        self.device = _NamedDevice(resolve_device(device))
         self.batch_size = check_integer("batch_size", batch_size, at_least=1)
         self.num_workers = check_integer("num_workers", num_workers, at_least=0)
         self.weighted_sampler, self._near = weighted_sampler, check_integer("near", near, at_least=1)
@@ -172,7 +172,7 @@ class CellMapDataLoader:
 
     def to(self, device: str | torch.device) -> "CellMapDataLoader":
         """Return this loader; the next batches arrive on `device`."""
-        before, self.device = self.device, resolve_device(device)
+        before, self.device = self.device, _NamedDevice(resolve_device(device))
         try:
             self._restart()
         except PenstockError:
@@ -255,6 +255,11 @@ class CellMapDataLoader:
             raise OptionError(
                 "shuffle=False excludes weighted_sampler and iterations_per_epoch, which are random. Leave it out."
             )
+
+    @property
+    def _drop_last(self) -> bool:
+        """Whether a last batch that is not full is left out."""
+        return bool(self._keywords.drop_last)
 
     @property
     def _pin_memory(self) -> bool:
@@ -373,6 +378,31 @@ class CellMapDataLoader:
             raise ResumeError(f"The sampler must give the order that the state was saved with: {error}") from error
         self._loader.set_plan(plan)
         return state
+
+
+class _NamedDevice(str):
+    """The name of a device, which torch takes for one, with the attributes of a `torch.device`, and equal to both.
+
+    It has the hash of its name. torch allows no subclass of `torch.device`.
+    """
+
+    __slots__ = ()
+
+    @property
+    def type(self) -> str:
+        return torch.device(str(self)).type
+
+    @property
+    def index(self) -> int | None:  # type: ignore[override]  # of a device, not of a substring
+        return torch.device(str(self)).index
+
+    def __eq__(self, other: object) -> bool:
+        return str(self) == (str(other) if isinstance(other, torch.device) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
 
 
 def _find_volume(dataset: Any) -> tuple[CellMapDataset | CellMapMultiDataset | None, list[int] | None]:
