@@ -118,11 +118,19 @@ def test_equal_units_need_nothing_and_another_order_is_put_in_that_of_the_first(
     manifest = _convert(tmp_path, paths, modalities=("spikes",))
     assert _batch(tmp_path)["spikes"][:, 0].tolist() == [[4.0, 2.0]] * 4
     assert manifest.metadata["conversion"]["notes"] == [
-        "Units of spikes are matched by id: the same units in all recordings, put in one order. The recordings are of "
-        "2 subjects, and an id is another neuron in each."
+        "Units of spikes are matched by id: the same units in all recordings, put in one order.",
+        "Units of 2 subjects have the same ids, and share a column: an id is another neuron in each.",
     ]
     same = [NWBInput(paths[0], NWBOptions(**_ROWS | {"modalities": ("spikes",)}))]
     assert "notes" not in convert(same, tmp_path / "same")[""].metadata["conversion"]
+
+
+@pytest.mark.parametrize(("subjects", "n_notes"), [(("m1", "m1"), 0), (("m1", "m2"), 1)])
+def test_equal_units_of_several_subjects_are_noted(tmp_path, subjects, n_notes):
+    paths = [_write(tmp_path / f"{number}.nwb", (0, 1), subject=one) for number, one in enumerate(subjects)]
+    manifest = _convert(tmp_path, paths, modalities=("spikes",))
+    said = ["Units of 2 subjects have the same ids, and share a column: an id is another neuron in each."]
+    assert manifest.metadata["conversion"].get("notes", []) == said[:n_notes]
 
 
 def test_units_without_one_in_common_and_repeated_ids_are_refused(tmp_path):
@@ -191,6 +199,19 @@ def test_skip_leaves_out_what_any_file_lacks_and_gives_what_a_conversion_without
     plain = NWBOptions(**_ROWS | {"modalities": ("spikes",), "missing": "skip"})
     other = convert([NWBInput(path, plain) for path in lacking], tmp_path / "plain")[""]
     assert other.fingerprint == manifest.fingerprint
+
+
+@pytest.mark.parametrize("split", [Split(), Split((("train", 0.5), ("val", 0.5)))], ids=["whole", "split"])
+@pytest.mark.parametrize("lfp", [None, 2], ids=["nobody has lfp", "one has lfp"])
+def test_skip_leaves_the_agreement_of_units_on(tmp_path, lfp, split):
+    paths = [_write(tmp_path / "a.nwb", (0, 1, 2), lfp=lfp), _write(tmp_path / "b.nwb", (1, 2, 5, 6, 7))]
+    with pytest.raises(SourceError, match="must have the same units and columns, but these differ"):
+        _convert(tmp_path, paths, missing="skip", **_ALL)
+    for units, n_units in (("pad", 6), ("intersect", 2)):
+        inputs = [NWBInput(path, NWBOptions(**_ROWS | _ALL, missing="skip", units=units)) for path in paths]
+        for manifest in convert(inputs, tmp_path / units, ConvertOptions(split=split)).values():
+            assert manifest.fields["spikes"].shape == (50, n_units)
+            assert "lfp is left out" in manifest.metadata["conversion"]["notes"][0]
 
 
 def test_files_without_anything_in_common_are_refused_by_skip(tmp_path):

@@ -30,7 +30,13 @@ def agree(scans: Sequence[Scan], options: NWBOptions) -> Alignment:
     lacking = {name: [scan for scan in scans if name not in scan.about["fields"]] for name in options.all_fields}
     lacking = {name: some for name, some in lacking.items() if some}
     if options.missing == "skip" and lacking:
-        return _leave_out(scans, options, lacking)
+        found = _leave_out(scans, options, lacking)
+        if found.stale:
+            return found
+        # Nobody has the fields that are left out: the scans are as they would be without them.
+        reduced: Any = found.scans[0].input
+        rest = agree(found.scans, reduced.options)
+        return replace(rest, notes=(*found.notes, *rest.notes))
     done = _Agreement(options, lacking)
     labels = {"spikes": [_unit_ids(scan) for scan in scans]}
     labels |= {name: [_columns(scan, name) for scan in scans] for name in options.all_fields if name != "spikes"}
@@ -38,7 +44,8 @@ def agree(scans: Sequence[Scan], options: NWBOptions) -> Alignment:
     if options.units == "refuse" and any(len(set(map(_as_set, each)) - {None}) > 1 for each in different.values()):
         raise SourceError(_describe_differences(scans, different))
     for name, each in different.items():
-        done.align(name, [one for one in each if one is not None], scans)
+        done.align(name, [one for one in each if one is not None])
+    done.note_subjects(scans)
     done.note_shapes(scans, {name for name in options.all_fields if name not in different})
     return done.apply(scans)
 
@@ -52,7 +59,7 @@ class _Agreement:
     common: dict[str, Labels] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def align(self, name: str, each: Sequence[Labels], scans: Sequence[Scan]) -> None:
+    def align(self, name: str, each: Sequence[Labels]) -> None:
         """Decide the units of spikes, or the columns of another field."""
         word = "unit" if name == "spikes" else "column"
         how = self.options.units if len(set(map(_as_set, each))) > 1 else "reorder"
@@ -75,11 +82,18 @@ class _Agreement:
             "intersect": f"the {len(labels)} that all recordings have; each has {have}.",
             "pad": f"the {len(labels)} that any recording has; each has {have}, and the rest is filled in.",
         }[how]
-        note = f"{word.capitalize()}s of {name} are matched by {by}: {text}"
-        subjects = {scan.groups.get("subject") for scan in scans}
-        if name == "spikes" and len(subjects) > 1:
-            note += f" The recordings are of {len(subjects)} subjects, and an id is another neuron in each."
-        self.notes.append(note)
+        self.notes.append(f"{word.capitalize()}s of {name} are matched by {by}: {text}")
+
+    def note_subjects(self, scans: Sequence[Scan]) -> None:
+        """Note that units of several subjects share a column, because they have the same id."""
+        ids: dict[str, set[Any]] = {}
+        for scan in scans:
+            if "subject" in scan.groups:
+                ids.setdefault(scan.groups["subject"], set()).update(_unit_ids(scan) or ())
+        if sum(map(len, ids.values())) > len(set().union(*ids.values())):
+            self.notes.append(
+                f"Units of {len(ids)} subjects have the same ids, and share a column: an id is another neuron in each."
+            )
 
     def note_shapes(self, scans: Sequence[Scan], names: Iterable[str]) -> None:
         """Note fields whose shape differs between recordings."""
