@@ -1,7 +1,9 @@
 """`verify` finds every kind of damage, and says which shard, which item and why."""
 
 import inspect
+import io
 import os
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from penstock_test_parts import eventually
 from penstock import TarSource
 from penstock.core.errors import DamageError, SourceError
 from penstock.files import read_ahead
+from penstock.shard.index_tars import index_archives
 from penstock.shard.manifest import MANIFEST
 from penstock.shard.outputs.write_options import WriteOptions
 from penstock.shard.verify import verify_shards
@@ -92,6 +95,24 @@ def test_the_tar_blocks_at_the_end_are_checked(tmp_path: Path) -> None:
     write(tmp_path)
     flip(tmp_path / SECOND, 3 * 3072 + 5)
     assert found(tmp_path) == [(SECOND, None, "the tar blocks of zeros that end the archive are damaged")]
+
+
+@pytest.mark.parametrize("compression", ["none", "gz"])
+@pytest.mark.parametrize("last", [".DS_Store", "._2.cls", "folder/"])
+def test_a_hidden_file_or_a_folder_may_be_the_last_member(last: str, compression: str, tmp_path: Path) -> None:
+    path = tmp_path / ("a.tar" if compression == "none" else "a.tar.gz")
+    with tarfile.open(path, "w" if compression == "none" else "w:gz") as tar:
+        for name in ("0.cls", "1.cls", "2.cls", last):
+            member = tarfile.TarInfo(name.rstrip("/"))
+            member.type = tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE
+            member.size = 1 if member.isreg() else 0
+            tar.addfile(member, io.BytesIO(b"7"))
+    manifest, problems = index_archives(tmp_path)
+    assert (problems, manifest is not None and manifest.n_items) == ([], 3)
+    assert found(tmp_path) == []
+    if compression == "none":
+        flip(path, 3 * 1024 + 5)  # the name of the last member
+        assert found(tmp_path) == [("a.tar", None, "the tar blocks of zeros that end the archive are damaged")]
 
 
 @pytest.mark.parametrize("length", [0, 100, 512, 1024, 3072, 5000, 3 * 3072, 3 * 3072 + 512])

@@ -1,5 +1,6 @@
 """Verification of the bytes of a packed shard: rows by their checksums, the rest by that of their block."""
 
+import io
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -7,13 +8,16 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from penstock.core.errors import DamageError
 from penstock.shard.columns.row_index import RowIndex
 from penstock.shard.side_index import MISSING
-from penstock.shard.tar import Readable
+from penstock.shard.tar import Readable, read_members
 
 __all__ = ["RowProblem", "compare_rows", "find_damaged_end"]
 
 _Int64s = NDArray[np.int64]
+
+_DAMAGED_END = "the tar blocks of zeros that end the archive are damaged"
 
 
 class RowProblem(NamedTuple):
@@ -61,10 +65,18 @@ def compare_rows(stream: Readable, index: RowIndex) -> Iterator[RowProblem]:
 
 
 def find_damaged_end(stream: Readable, n_bytes: int) -> str | None:
-    """Return what is wrong with the end of an archive, of which `n_bytes` are left; None if nothing is."""
+    """Return what is wrong with the end of an archive, of which `n_bytes` are left; None if nothing is.
+
+    Members that are not indexed, such as directories and hidden files, may come before the end.
+    """
     rest = stream.read(n_bytes)
-    if len(rest) < n_bytes or rest.strip(b"\0"):
-        return "the tar blocks of zeros that end the archive are damaged"
+    try:
+        for _ in read_members(io.BytesIO(rest), "") if rest.strip(b"\0") else ():
+            pass
+    except DamageError:
+        return _DAMAGED_END
+    if len(rest) < n_bytes:
+        return _DAMAGED_END
     return "bytes after the end of the archive" if stream.read(1) else None  # this also checks compressed data
 
 
