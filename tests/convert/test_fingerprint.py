@@ -95,7 +95,7 @@ def store(tmp_path: Path) -> Path:
 def test_of_a_folder_what_describes_it_counts_at_any_depth(store: Path) -> None:
     before = fingerprint(store), read_stamp(store)
     (store / "lfp" / "zarr.json").write_text('{"shape": [4]}')
-    os.utime(store / "lfp" / "zarr.json", ns=(1, before[1].changed_ns + 1))
+    os.utime(store / "lfp" / "zarr.json", ns=(1, 1))
     assert fingerprint(store) != before[0]
     assert read_stamp(store) != before[1]
 
@@ -113,17 +113,57 @@ def test_of_a_folder_it_counts_where_a_description_lies(store: Path) -> None:
     assert fingerprint(store) != before
 
 
+def test_of_a_store_the_stamp_tells_of_values_that_change_and_the_fingerprint_does_not(store: Path) -> None:
+    before, values = (fingerprint(store), read_stamp(store)), store / "lfp" / "c" / "0"
+    values.write_bytes(b"124")
+    os.utime(values, ns=(1, 1))
+    assert fingerprint(store) == before[0]
+    assert read_stamp(store).unread != before[1].unread
+    (store / "lfp" / "c" / "1").write_bytes(b"")
+    assert read_stamp(store).unread != before[1].unread
+    (store / "lfp" / "c" / "1").unlink()
+    (store / ".penstock-checksums").write_bytes(b"of penstock index")
+    os.utime(values, ns=(1, 1))
+    after = read_stamp(store)
+    (store / ".penstock-checksums").unlink()
+    assert read_stamp(store) == after
+
+
+@pytest.mark.parametrize(("n_bytes", "is_noted"), [(64 * MB, False), (64 * MB + 1, True)])
+def test_the_time_of_what_is_read_wholly_does_not_count_when_resuming(
+    tmp_path: Path, n_bytes: int, is_noted: bool
+) -> None:
+    path = tmp_path / "a.bin"
+    with path.open("wb") as file:
+        file.truncate(n_bytes)
+    before = read_stamp(path)
+    os.utime(path, ns=(1, 1))
+    after = read_stamp(path)
+    assert after.times != before.times
+    assert (after.unread != before.unread) == is_noted
+
+
+def test_of_a_folder_that_is_no_store_every_file_counts(tmp_path: Path) -> None:
+    (tmp_path / "node").mkdir()
+    (tmp_path / "structure.oebin").write_text("{}")
+    (tmp_path / "node" / "continuous.dat").write_bytes(b"123")
+    before = fingerprint(tmp_path)
+    (tmp_path / "node" / "continuous.dat").write_bytes(b"124")
+    assert fingerprint(tmp_path) != before
+
+
 def test_the_stamp_tells_of_appending_and_of_writing_in_place(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(b"1234")
+    os.utime(path, ns=(1, 1))
     first = read_stamp(path)
     assert read_stamp(path) == first
     with path.open("ab") as file:
         file.write(b"5")
-    os.utime(path, ns=(first.changed_ns, first.changed_ns))
+    os.utime(path, ns=(1, 1))
     assert read_stamp(path) != first
     path.write_bytes(b"5678")
-    os.utime(path, ns=(first.changed_ns + 1, first.changed_ns + 1))
+    os.utime(path, ns=(1, 2))
     assert read_stamp(path) != first
 
 

@@ -8,12 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from penstock_cases import some_cases
 from penstock_convert_parts import OddError, Taped, has_happened, mend, mishap, read, rows, tapes, tree, visible
 
 from penstock import TarSource
 from penstock.convert.convert import convert
 from penstock.convert.engines import LocalEngine
+from penstock.convert.fingerprint import fingerprint
+from penstock.convert.inputs.arrays import NpyInput
+from penstock.convert.inputs.protocol import Input
+from penstock.convert.inputs.zarr import ZarrInput
 from penstock.convert.scan import ConvertOptions
 from penstock.convert.splits import Split
 from penstock.core.errors import ConversionError, OptionError, WriteError
@@ -128,6 +133,49 @@ def test_an_input_that_changes_during_the_conversion_is_an_error(
     assert tree(tmp_path / "out") == before, "nothing is lost"
     convert(inputs, tmp_path / "out", CASES[case], existing="overwrite")
     assert sorted(read(tmp_path / "out")) == sorted(rows(inputs))
+
+
+def write_recording(folder: Path, kind: str) -> tuple[Input, Path]:
+    """Write a recording whose values no digest covers; return its input, and the file that holds row 5."""
+    if kind == "zarr":
+        zarr.create_array(folder / "a.zarr", data=np.arange(12).reshape(6, 2), chunks=(1, 2))
+        return ZarrInput(folder / "a.zarr"), folder / "a.zarr" / "c" / "5" / "0"
+    np.save(folder / "a.npy", np.zeros((6, 1_500_000), np.int64))  # 72 MB
+    return NpyInput(folder / "a.npy"), folder / "a.npy"
+
+
+def change_value(path: Path, kind: str) -> None:
+    if kind == "zarr":
+        zarr.open(path.parents[2], mode="r+")[5] = 7
+    else:
+        with path.open("r+b") as file:
+            # In row 5, behind one of the 64 slices of 1 MB that are digested.
+            file.seek((path.stat().st_size - (1 << 20)) * 54 // 63 + (1 << 20) + 1000)
+            file.write(b"7")
+
+
+@pytest.mark.parametrize("kind", ["zarr", "large"])
+@pytest.mark.parametrize("shuffle_seed", [None, 3])
+def test_values_that_change_before_a_conversion_is_resumed_or_while_it_runs_are_not_mixed(
+    kind: str, shuffle_seed: int | None, tmp_path: Path
+) -> None:
+    given, path = write_recording(tmp_path, kind)
+    options, before = ConvertOptions(WriteOptions(2), shuffle_seed=shuffle_seed), fingerprint(given.path)
+    with pytest.raises(KeyboardInterrupt):
+        convert([given], tmp_path / "out", options, on_progress=InterruptAt(5))
+    change_value(path, kind)
+    assert fingerprint(given.path) == before, "the content that is digested has not changed"
+    with pytest.raises(OptionError, match=r"files of a\.\w+ have another size or time than when the conversion in"):
+        convert([given], tmp_path / "out", options, existing="resume")
+
+    def change(phase: str, _: str, done: int, *__: object) -> None:
+        if done == 2 and phase == ("Writing" if shuffle_seed is None else "Reading"):
+            change_value(path, kind)
+
+    with pytest.raises(ConversionError, match="changed while it was converted"):
+        convert([given], tmp_path / "out", options, existing="overwrite", on_progress=change)
+    assert visible(tmp_path / "out") == set()
+    convert([given], tmp_path / "out", options, existing="overwrite")
 
 
 @pytest.mark.parametrize("case", ["plain", "by subject"])

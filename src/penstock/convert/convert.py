@@ -4,7 +4,7 @@
    `on_bad="skip"`, the result is that of a conversion that never had these inputs.
 2. The disk is full, a worker dies repeatedly, Ctrl-C, `kill -9`: nothing is published. `existing="resume"` writes the
    shards that are missing.
-3. An input changes during the conversion: an error, and nothing is published.
+3. An input changes during the conversion, or before it is resumed: an error, and nothing is published.
 4. The same inputs and options give the same bytes, for any number of workers and any engine, resumed or not.
 """
 
@@ -23,7 +23,15 @@ from penstock.convert.inputs.shards import ShardsInput
 from penstock.convert.output import Output
 from penstock.convert.plan import Alignment, Arrangement, BadInput, Job, Scanner
 from penstock.convert.scan import ConvertOptions, ProgressCallback, make_jobs, scan_inputs
-from penstock.convert.shard_task import InputError, Task, close_recordings, count_empty, read_statistics, write_task
+from penstock.convert.shard_task import (
+    InputError,
+    Task,
+    check_unchanged,
+    close_recordings,
+    count_empty,
+    read_statistics,
+    write_task,
+)
 from penstock.convert.splits import WHOLE, Split
 from penstock.core.errors import ConversionError, OptionError, SourceError, WriteError
 from penstock.files.spans.options import RemoteOptions
@@ -37,7 +45,7 @@ from penstock.transform.moments import Moments
 
 __all__ = ["Existing", "convert", "existing_from_flags"]
 
-_SKIPPED = "skipped.json"
+_SKIPPED, _UNREAD = "skipped.json", "unread.json"
 _TRAIN = "train"
 
 Existing = Literal["refuse", "resume", "overwrite"]
@@ -173,6 +181,10 @@ def _write_shards(conversion: _Conversion, jobs: list[Job], phase: str) -> None:
         done += count
         conversion.output.check()
         conversion.on_progress(phase, "items", done, total, tasks[number].inputs[0].path.name)
+    if todo:
+        scans = {scan.input.path: scan for job in jobs for scan in job.scans if scan.stamp.is_folder}
+        for _ in conversion.engine.run(check_unchanged, [(scan.input, scan.stamp) for scan in scans.values()]):
+            pass
 
 
 class _Tasks(Sequence[Task]):
@@ -201,7 +213,8 @@ def _begin(jobs: list[Job], *, resume: bool) -> list[Job]:
         _check_same(todo)
     for job in todo:
         skipped = job.about.get("skipped")
-        job.place.begin(job.identity(), {_SKIPPED: json.dumps(skipped).encode()} if skipped else {})
+        notes = {_UNREAD: json.dumps([scan.stamp.unread for scan in job.scans]).encode()}
+        job.place.begin(job.identity(), notes | ({_SKIPPED: json.dumps(skipped).encode()} if skipped else {}))
     return todo
 
 
@@ -221,6 +234,16 @@ def _check_same(jobs: list[Job]) -> None:
             f"Resuming needs the same inputs and options, but the conversion in {job.folder} was "
             f"{'completed' if complete else 'started'} with others. Use the same, or start again with overwrite=True."
         )
+    for job in started:
+        (noted,) = job.place.shards.read_notes([_UNREAD])
+        stamps = [scan.stamp.unread for scan in job.scans] if noted is None else json.loads(noted)
+        changed = [scan.name for scan, stamp in zip(job.scans, stamps, strict=True) if scan.stamp.unread != stamp]
+        if changed:
+            raise OptionError(
+                f"Resuming needs the same inputs, but files of {', '.join(changed[:3])}{', …' if changed[3:] else ''} "
+                f"have another size or time than when the conversion in {job.folder} was started. Start again with "
+                "overwrite=True."
+            )
 
 
 def _read_skipped(inputs: Sequence[Input], output: Output, options: ConvertOptions) -> dict[Path | Url, str]:

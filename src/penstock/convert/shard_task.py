@@ -30,7 +30,16 @@ from penstock.shard.outputs.write_options import Shard, WriteOptions, open_shard
 from penstock.shard.sample_form import SampleForm
 from penstock.transform.moments import Moments
 
-__all__ = ["InputError", "Label", "Task", "close_recordings", "count_empty", "read_statistics", "write_task"]
+__all__ = [
+    "InputError",
+    "Label",
+    "Task",
+    "check_unchanged",
+    "close_recordings",
+    "count_empty",
+    "read_statistics",
+    "write_task",
+]
 
 _LABEL = "label"
 _MAX_OPEN = 4
@@ -146,6 +155,14 @@ def write_task(task: Task) -> int:
         raise WriteError(f"Could not write {task.name} in {task.writing}: {cause(error)}.") from error
 
 
+def check_unchanged(scanned: tuple[Input, Stamp]) -> None:
+    """Raise InputError if an input has been written to since it was scanned."""
+    given, stamp = scanned
+    if stamp_input(given) != stamp:
+        what = "a file in it" if stamp.is_folder else "the file"
+        raise InputError(given.path, f"{what} changed while it was converted; wait until it is complete")
+
+
 def read_statistics(writing: ShardFolder, names: Sequence[str]) -> list[dict[str, Moments] | None]:
     """Return the statistics that were computed while each shard was written; None if they are not there."""
     return [_parse_statistics(stored) for stored in writing.read_notes(list(map(_statistics_name, names)))]
@@ -195,7 +212,8 @@ def _read_items(task: Task) -> Iterator[Sample]:
                 added = task.columns[start:stop]
                 samples = ((sample, {**about, **more}) for (sample, about), more in zip(samples, added, strict=True))
             yield from samples if task.label is None else task.label.add_to(samples)
-            _check_unchanged(given, stamp)
+            if not stamp.is_folder:  # which is listed once, after the last shard
+                check_unchanged((given, stamp))
         except InputError:
             raise
         except (PenstockError, OSError) as error:
@@ -254,11 +272,6 @@ def _check_size(shard: Shard, options: WriteOptions) -> None:
         )
 
 
-def _check_unchanged(given: Input, stamp: Stamp) -> None:
-    if stamp_input(given) != stamp:
-        raise InputError(given.path, "the file changed while it was converted; wait until it is complete")
-
-
 def _statistics_name(name: str) -> str:
     return f"{name}.statistics"
 
@@ -292,7 +305,7 @@ class _Recordings(threading.local):
 
     def get(self, given: Input, stamp: Stamp, *, give_back: bool) -> _Opened:
         def load() -> _Opened:
-            _check_unchanged(given, stamp)
+            check_unchanged((given, stamp))
             # Small files were asked for before, and are given back by whoever asked.
             missing = find_missing(local_paths_of(given)) if give_back else []
             return _Opened(given.open(), missing)
