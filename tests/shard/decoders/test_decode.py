@@ -3,6 +3,8 @@
 import builtins
 import gzip
 import io
+import os
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from PIL import Image
 
 from penstock.core.errors import MissingDependency, OptionError
 from penstock.shard.decoders.decode import check_decoding, decode, is_uncompressed
@@ -116,6 +119,35 @@ def test_a_sound_that_declares_too_many_frames_is_refused() -> None:
 def test_damaged_sound_is_refused() -> None:
     with pytest.raises(ValueError, match="it is not valid audio: Format not recognised"):
         decode("wav", b"RIFF")
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+def image(kind: str) -> bytes:
+    stored = io.BytesIO()
+    Image.new("F" if kind == "SPIDER" else "RGB", (4, 3), 7 if kind == "SPIDER" else (10, 20, 30)).save(stored, kind)
+    return stored.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["EPS", "QOI", "SGI", "SPIDER"])
+@pytest.mark.parametrize("extension", ["png", "left.JPG", "tif"])
+def test_no_other_parser_and_no_program_is_started_for_an_image(
+    kind: str, extension: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, program = tmp_path / "trace", tmp_path / "gs"  # what Pillow starts for PostScript
+    program.write_text(f'#!/bin/sh\necho "$@" >> {trace}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(ValueError, match=r"not an image of JPEG, PNG, .*, but begins with b'.+'; convert it"):
+        decode(extension, image(kind))
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "GIF", "TIFF", "PPM", "TGA", "ICO", "PCX"])
+def test_an_image_under_the_name_of_another_format_is_what_its_bytes_say(kind: str) -> None:
+    found = decode("jpg", image(kind), decoding="rgb8")
+    assert found.reshape(-1, 3).tolist() == [[10, 20, 30]] * (found.size // 3)
 
 
 # -- classes and options -----------------------------------------------------------------------------------------------

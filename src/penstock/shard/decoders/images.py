@@ -16,6 +16,10 @@ IMAGES = (
 )
 """Extensions of images."""
 
+# What those extensions stand for. Files are often named after another one of them, so any is read under any name. Of
+# the other formats that Pillow knows, EPS starts a program, and the parsers of rare ones are little tested.
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "ICO", "JPEG2000", "PPM", "PCX", "TGA")
+
 _Form = Literal["numpy", "torch", "pil"]
 
 IMAGE_MODES: dict[str, tuple[_Form, bool, str]] = {
@@ -57,10 +61,16 @@ def decode_image(payload: bytes, mode: str | None = None) -> Any:
         A name in IMAGE_MODES. None: the colours that are stored; palettes and prints become RGB.
     """
     try:
-        from PIL import Image  # noqa: PLC0415
+        from PIL import Image, UnidentifiedImageError  # noqa: PLC0415
     except ImportError as error:
         raise MissingDependency("Pillow", "image", "Decoding images") from error
-    with Image.open(io.BytesIO(payload)) as image:
+    try:
+        opened = Image.open(io.BytesIO(payload), formats=_FORMATS)
+    except UnidentifiedImageError as error:
+        raise ValueError(
+            f"it is not an image of {', '.join(_FORMATS)}, but begins with {payload[:8]!r}; convert it to one of these"
+        ) from error
+    with opened as image:
         n_pixels, limit = image.width * image.height, Image.MAX_IMAGE_PIXELS
         if limit is not None and n_pixels > limit:
             raise ValueError(
