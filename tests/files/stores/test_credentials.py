@@ -1,7 +1,11 @@
 """Endpoint, region and credentials from the environment and from config files, against a server that checks them."""
 
+import http.server
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -145,6 +149,82 @@ def test_http_headers_are_credentials_too(http_files: Endpoint) -> None:
         open_store(http_files.url).read_object("x")
     options = StoreOptions(credentials=lambda: {"Authorization": "Bearer secret"})
     assert open_store(http_files.url, options).read_object("x")[0] == b"1234"
+
+
+@contextmanager
+def serve(sent: list[str], redirect_to: str | None = None) -> Iterator[int]:
+    """Serve an object of 4 bytes, or redirect requests elsewhere; note the headers. Yields the port."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            sent.append(str(self.headers))
+            is_elsewhere = redirect_to is not None and "moved" not in self.path
+            self.send_response(307 if is_elsewhere else 206)
+            if redirect_to is not None and is_elsewhere:
+                self.send_header("Location", redirect_to)
+            else:
+                self.send_header("Content-Range", "bytes 0-3/4")
+                self.send_header("ETag", '"1"')
+                self.send_header("Last-Modified", "Tue, 01 Jan 2030 00:00:00 GMT")
+            self.send_header("Content-Length", "0" if is_elsewhere else "4")
+            self.end_headers()
+            self.wfile.write(b"" if is_elsewhere else b"1234")
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize("header", ["Authorization", "Cookie"])
+def test_headers_are_not_sent_to_a_server_that_is_redirected_to(header: str) -> None:
+    here: list[str] = []
+    there: list[str] = []
+    with serve(there) as other, serve(here, f"http://127.0.0.1:{other}/x") as port:
+        options = StoreOptions(credentials=lambda: {header: "SECRET"}, retries=1)
+        assert open_store(Url(f"http://127.0.0.1:{port}"), options).read_range("x", 0, 4) == b"1234"
+    assert "SECRET" in here[0]
+    assert there
+    assert not any("SECRET" in headers for headers in there)
+
+
+def test_headers_that_a_redirect_would_take_to_another_server_are_refused() -> None:
+    options = StoreOptions(credentials=lambda: {"X-Api-Key": "SECRET"})
+    with pytest.raises(
+        OptionError, match=r"must be the headers Authorization or Cookie, got X-Api-Key: if .*redirects"
+    ):
+        open_store(Url("http://127.0.0.1:9"), options).describe("x")
+
+
+@pytest.mark.parametrize("from_environment", [False, True])
+def test_a_session_token_is_not_sent_to_another_host(monkeypatch: pytest.MonkeyPatch, from_environment: bool) -> None:
+    keys = {"access_key_id": "key", "secret_access_key": "secret", "token": "SECRET"}
+    if from_environment:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        monkeypatch.setenv("AWS_SESSION_TOKEN", "SECRET")
+    there: list[str] = []
+    with serve(there) as other, serve([], f"http://localhost:{other}/moved") as port:
+        options = StoreOptions(
+            endpoint=f"http://127.0.0.1:{port}",
+            region="us-east-1",
+            credentials=None if from_environment else lambda: keys,
+            retries=1,
+        )
+        with pytest.raises(ReadError, match=r"s3://bucket/x: the server redirects to another host.*endpoint="):
+            open_store(Url("s3://bucket"), options).read_range("x", 0, 4)
+    assert there == []
+
+
+def test_redirects_within_a_host_are_followed() -> None:
+    keys = {"access_key_id": "key", "secret_access_key": "secret", "token": "SECRET"}
+    with serve([], "/bucket/moved") as port:
+        options = StoreOptions(endpoint=f"http://127.0.0.1:{port}", region="us-east-1", credentials=lambda: keys)
+        assert open_store(Url("s3://bucket"), options).read_range("x", 0, 4) == b"1234"
 
 
 def test_certificates_of_ones_own_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

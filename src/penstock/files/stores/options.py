@@ -26,8 +26,8 @@ class StoreOptions:
     credentials
         A function that returns credentials; it is called again when they expire. For S3, a mapping with
         `access_key_id`, `secret_access_key` and, if there is one, `token`; for Google `token`; for Azure `token`,
-        `access_key` or `sas_token`; for HTTP, headers such as `Authorization`. Worker processes that are spawned need
-        one that can be pickled.
+        `access_key` or `sas_token`; for HTTP, the headers `Authorization` or `Cookie`. Worker processes that are
+        spawned need one that can be pickled.
     retries
         How often a request that fails is repeated.
     deadline_seconds

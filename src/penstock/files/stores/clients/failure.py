@@ -3,6 +3,7 @@
 import os
 import re
 
+from penstock.files.stores.clients.settings import NOWHERE, PROXIES
 from penstock.files.stores.errors import RequestError
 
 __all__ = ["explain_failure"]
@@ -22,6 +23,11 @@ _CAUSES = (
 """Words of obstore's internals, and what they mean: the request is repeated."""
 
 _REFUSALS = (
+    (
+        f"{NOWHERE},",
+        "the server redirects to another host, which must not get the credentials; pass the address of that host as "
+        "StoreOptions(endpoint=...) if it is the right one",
+    ),
     ("Range request not supported", "the server sends no parts of files (range requests)"),
     ("non-partial response", "the server sends no parts of files (range requests)"),
     ("incorrectly configured region", "the bucket is in another region; pass StoreOptions(region=...)"),
@@ -30,7 +36,6 @@ _REFUSALS = (
 )
 """Words of obstore's messages, and what they mean: the request would fail again."""
 
-_PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 _NO_CREDENTIALS = (
     "no credentials were found. Set {variables}, pass StoreOptions(credentials=...), or "
     "StoreOptions(anonymous=True) for a public bucket"
@@ -62,7 +67,7 @@ def explain_failure(error: Exception) -> RequestError:
 
 def _proxy() -> str:
     """Return which variable names a proxy, through which the request may have gone; empty if none does."""
-    found = next((name for name in _PROXIES if os.environ.get(name)), None)
+    found = next((name for name in PROXIES if os.environ.get(name)), None)
     return f" ({found} is set: a proxy may be in between; NO_PROXY names servers without one)" if found else ""
 
 

@@ -3,13 +3,14 @@
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from penstock.core.errors import OptionError
 from penstock.files.regular import read_regular
 from penstock.files.stores.clients.aws_files import read_aws_profile
 from penstock.files.stores.options import StoreOptions
 
-__all__ = ["find_provider", "obstore_config"]
+__all__ = ["NOWHERE", "PROXIES", "find_provider", "obstore_config"]
 
 _S3 = ("s3", "s3a")
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
@@ -18,6 +19,12 @@ _ENVIRONMENT_KEYS = (
     *("AWS_CONTAINER_CREDENTIALS_FULL_URI",),
 )
 """Variables by which obstore finds credentials itself."""
+
+PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+"""Variables that name a proxy."""
+
+NOWHERE = "127.0.0.1:0"
+"""An address at which no server can be."""
 
 
 def find_provider(scheme: str, options: StoreOptions) -> Callable[[], Mapping[str, Any]] | None:
@@ -32,7 +39,7 @@ def find_provider(scheme: str, options: StoreOptions) -> Callable[[], Mapping[st
 def obstore_config(scheme: str, options: StoreOptions, credentials: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the keyword arguments of `obstore.store.from_url`, without those about time and credentials."""
     if scheme in _S3:
-        return _s3_config(options)
+        return _s3_config(options, credentials)
     if options.region is not None:
         raise OptionError(f"region is an option of s3:// URLs, got {options.region!r} for {scheme}://.")
     if scheme in ("http", "https"):
@@ -44,11 +51,24 @@ def obstore_config(scheme: str, options: StoreOptions, credentials: Mapping[str,
     config: dict[str, Any] = {"skip_signature": True} if options.anonymous else {}
     if options.endpoint is not None:
         config["base_url" if scheme == "gs" else "endpoint"] = options.endpoint
-        config["client_options"] = {"allow_http": options.endpoint.startswith("http://")}
+        config["client_options"] = {
+            "allow_http": options.endpoint.startswith("http://"),
+            **(_no_other_host(options.endpoint) if credentials is not None else {}),
+        }
     return config
 
 
-def _s3_config(options: StoreOptions) -> dict[str, Any]:
+def _no_other_host(endpoint: str) -> dict[str, Any]:
+    """Return options with which requests to any host but that of `endpoint` fail.
+
+    obstore follows redirects, and takes a session token to the other host. Through a proxy that is nowhere, it cannot.
+    """
+    if any(os.environ.get(name) for name in PROXIES):  # the endpoint itself may be behind it
+        return {}
+    return {"proxy_url": f"http://{NOWHERE}", "proxy_excludes": urlsplit(endpoint).hostname or ""}
+
+
+def _s3_config(options: StoreOptions, credentials: Mapping[str, Any] | None) -> dict[str, Any]:
     profile = read_aws_profile()
     endpoint = options.endpoint or next(filter(None, map(os.environ.get, _ENDPOINT_VARIABLES)), None)
     endpoint = endpoint or profile.endpoint
@@ -66,6 +86,8 @@ def _s3_config(options: StoreOptions) -> dict[str, Any]:
     if _is_anonymous(options):
         config["skip_signature"] = True
     client: dict[str, Any] = {"allow_http": (endpoint or "").startswith("http://")}
+    if endpoint is not None and (credentials is not None or os.environ.get("AWS_ACCESS_KEY_ID")):
+        client |= _no_other_host(endpoint)
     bundle = os.environ.get("AWS_CA_BUNDLE")
     if bundle:
         try:
@@ -80,7 +102,9 @@ def _http_config(scheme: str, options: StoreOptions, credentials: Mapping[str, A
         raise OptionError(f"endpoint is no option of {scheme}:// URLs, which name the server; leave it out.")
     client: dict[str, Any] = {"allow_http": scheme == "http"}
     if credentials is not None:
-        client["default_headers"] = {str(name): str(value) for name, value in credentials.items()}
+        client["default_headers"] = {
+            str(name): str(value) for name, value in credentials.items() if name != "expires_at"
+        }
     return {"client_options": client}
 
 

@@ -27,6 +27,7 @@ from penstock.files.stores.protocol import Client
 __all__ = ["SharedClient", "find_client"]
 
 _T = TypeVar("_T")
+_HEADERS = ("authorization", "cookie", "expires_at")  # those that are not sent to a server that is redirected to
 _RENEW_SECONDS = 60.0
 """Credentials that expire within this time are renewed before a request."""
 
@@ -127,6 +128,13 @@ class SharedClient:
             raise OptionError(
                 f"credentials must return a mapping, such as {{'access_key_id': ..., 'secret_access_key': ...}}, got a "
                 f"{type(given).__name__}."
+            )
+        others = [str(name) for name in given if str(name).lower() not in _HEADERS]
+        if others and self._scheme in ("http", "https"):
+            raise OptionError(
+                f"credentials of {self._scheme}:// URLs must be the headers Authorization or Cookie, got {others[0]}: "
+                f"if {self._root} redirects to another server, any other header is sent there, too. Ask for a token "
+                "that the server takes as Authorization, or download the files first."
             )
         return dict(given)
 
