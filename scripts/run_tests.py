@@ -27,7 +27,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     (),
     ("campaign", "files"),
     ("source",),
-    ("convert", "compatibility"),
+    ("convert",),
     ("recipes/webdataset", "recipes/streams", "recipes/mixture", "contracts"),
     ("run", "feed", "observe"),
     ("laws", "plan"),

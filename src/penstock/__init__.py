@@ -7,6 +7,4 @@ public names live in the namespaces: `penstock.transform`, `penstock.convert`, `
 from penstock.core.doors import open_door
 from penstock.core.version import __version__ as __version__
 
-__getattr__, __dir__, __all__ = open_door(
-    __name__, __file__, aliases="aliases/stable.pyi", deprecated="aliases/deprecated.pyi"
-)
+__getattr__, __dir__, __all__ = open_door(__name__, __file__, aliases="aliases.pyi")

@@ -12,8 +12,7 @@ from penstock import run as run
 from penstock import shard as shard
 from penstock import source as source
 from penstock import transform as transform
-from penstock.aliases.deprecated import *
-from penstock.aliases.stable import *
+from penstock.aliases import *
 from penstock.chain.dataset import open as open
 from penstock.convert.to_shards import convert_to_shards as convert_to_shards
 from penstock.core.errors import ConversionError as ConversionError

@@ -29,7 +29,7 @@ def _names(stub: Path) -> dict[str, str]:
 LISTED = {
     name: home for name, home in _names(_PACKAGE / "__init__.pyi").items() if home != "penstock" and name[0] != "_"
 }
-STABLE, DEPRECATED = (_names(_PACKAGE / "aliases" / f"{kind}.pyi") for kind in ("stable", "deprecated"))
+ALIASES = _names(_PACKAGE / "aliases.pyi")
 
 
 def test_the_root_lists_at_most_50_names_and_its_namespaces() -> None:
@@ -41,7 +41,7 @@ def test_the_root_lists_at_most_50_names_and_its_namespaces() -> None:
 
 
 def test_every_listed_name_is_the_object_of_its_module() -> None:
-    for name, home in {**LISTED, **STABLE}.items():
+    for name, home in {**LISTED, **ALIASES}.items():
         assert getattr(penstock, name) is getattr(importlib.import_module(home), name), name
 
 
@@ -70,27 +70,10 @@ def test_no_name_of_a_door_is_hidden_by_a_module_of_the_same_name() -> None:
 
 
 def test_a_name_is_written_once_in_the_root_and_has_a_door() -> None:
-    at_root = [*LISTED, *STABLE, *DEPRECATED]
+    at_root = [*LISTED, *ALIASES]
     assert sorted(at_root) == sorted(set(at_root))
     in_doors = {name for stub in DOORS.values() for name in _names(stub)}
     assert set(at_root) <= in_doors
-
-
-@pytest.mark.parametrize("name", ["Subset", "labels_of", "Standardize", "Chunk"])
-def test_a_name_that_has_moved_warns_with_its_new_place(name: str) -> None:
-    place = DEPRECATED[name]
-    with pytest.warns(
-        DeprecationWarning, match=rf"`from penstock import {name}` is deprecated; use `from {place} import {name}`"
-    ):
-        found = getattr(penstock, name)
-    assert found is getattr(importlib.import_module(place), name)
-
-
-def test_the_warning_points_at_the_line_that_imports(tmp_path: Path) -> None:
-    script = tmp_path / "old_import.py"
-    script.write_text("\n\nfrom penstock import Subset\n")
-    done = subprocess.run([sys.executable, "-W", "always", str(script)], capture_output=True, text=True, check=True)
-    assert f"{script}:3: DeprecationWarning" in done.stderr
 
 
 def test_an_unknown_name_says_so() -> None:
@@ -125,7 +108,7 @@ def test_importing_penstock_loads_nothing_but_what_opens_its_doors() -> None:
 
 
 def test_mypy_sees_every_name(tmp_path: Path) -> None:
-    every = {**LISTED, **STABLE, **DEPRECATED}
+    every = {**LISTED, **ALIASES}
     lines = ["import penstock", *(f"from penstock import {name} as {name}" for name in every)]
     for door, stub in DOORS.items():
         names = [name for name, home in _names(stub).items() if home != door]

@@ -39,7 +39,6 @@ ALLOWED: dict[str, set[str]] = {
     "recipes.crossval": {*_BELOW_RECIPES, "recipes.workersafe"},
     "chain": {*_READ, "plan", "run", "feed", "observe", "recipes.mixture"},
     "demo": _BELOW_RECIPES,
-    "aliases": set(),
     "cli": {*_BELOW_RECIPES, "doctor", "recipes.tune", "recipes.webdataset", "demo"},
     "__main__": {"cli"},
 }
@@ -95,7 +94,6 @@ def test_the_table_of_the_architecture_page_is_this_one() -> None:
     assert written == {name: ALLOWED[name] for name in written}
     assert {name for name in ALLOWED if "recipes" not in name} - written.keys() == {
         "demo",
-        "aliases",
         "cli",
         "__main__",
     }

@@ -12,7 +12,7 @@ __all__ = ["open_door"]
 
 
 def open_door(
-    package: str, file: str, *, aliases: str | None = None, deprecated: str | None = None
+    package: str, file: str, *, aliases: str | None = None
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a package whose stub lists its names.
 
@@ -22,8 +22,6 @@ def open_door(
         `__name__` and `__file__` of the package; its stub lies beside `file`.
     aliases
         Stub of names that can be imported too, without being listed; relative to the package's folder.
-    deprecated
-        Stub of names that can be imported too, with a DeprecationWarning that names their new place.
     """
     folder = os.path.dirname(file)  # noqa: PTH120  # pathlib takes longer to import than all of this
     homes = _read_stub(folder, "__init__.pyi")
@@ -34,17 +32,13 @@ def open_door(
         if name in namespaces:
             return _import(f"{package}.{name}")
         home = homes.get(name) or (aliases and _read_stub(folder, aliases).get(name))
-        if home:
-            value = getattr(_import(home), name)
-            setattr(sys.modules[package], name, value)
-            return value
-        moved = deprecated and _read_stub(folder, deprecated).get(name)
-        if not moved:
+        if not home:
             raise AttributeError(
                 f"module {package!r} has no attribute {name!r}{_find_near(folder, package, name, homes)}"
             )
-        _warn(f"`from {package} import {name}` is deprecated; use `from {moved} import {name}`.")
-        return getattr(_import(moved), name)
+        value = getattr(_import(home), name)
+        setattr(sys.modules[package], name, value)
+        return value
 
     return load, lambda: sorted(homes), listed
 
@@ -74,9 +68,3 @@ def _find_near(folder: str, package: str, name: str, homes: dict[str, str]) -> s
 def _import(module: str) -> object:
     __import__(module)
     return sys.modules[module]
-
-
-def _warn(message: str) -> None:
-    import warnings  # noqa: PLC0415  # costs a millisecond, and is rarely needed
-
-    warnings.warn(message, DeprecationWarning, stacklevel=3)

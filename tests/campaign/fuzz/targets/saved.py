@@ -1,16 +1,17 @@
-"""Files that Penstock itself saves and reads again.
-
-The files that an earlier version wrote (`tests/compatibility`) are the inputs to begin with.
-"""
+"""Files and states that Penstock itself saves and reads again: written here, then damaged."""
 
 import json
-import sys
-from collections.abc import Callable, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+import penstock as ps
 from penstock.core.errors import (
     DamageError,
     OptionError,
@@ -20,7 +21,7 @@ from penstock.core.errors import (
 from penstock.files.machine import this_machine
 from penstock.observe.faults import read_quarantine
 from penstock.observe.run_file import is_run_file, read_run
-from penstock.recipes.tune.tuning import Tuning
+from penstock.recipes.tune.tuning import Setting, Trial, Tuning
 from penstock.report.build import gather_report
 from penstock.report.page.render import render_page
 from penstock.source.tar.quarantine import Quarantine
@@ -28,30 +29,72 @@ from penstock.transform.moments import Moments
 from tests.campaign.fuzz.mutate import Mutation
 from tests.campaign.fuzz.structures import mutate_json
 from tests.campaign.fuzz.target import (
+    HARNESS,
     Run,
     SkippedInput,
     Target,
     WrongValueError,
     clear_folder,
-    copy_folder,
     put_file,
     read_file,
     select_file,
 )
 from tests.campaign.fuzz.targets.shards import seal_manifest
 
-_COMPATIBILITY = Path(__file__).parents[3] / "compatibility"
-sys.path.insert(0, str(_COMPATIBILITY))
-import parts_compatibility as parts  # noqa: E402
-from parts_states import plan_cases, recipe_cases, restore, source_cases, state_of  # noqa: E402
-
 __all__ = ["SAVED"]
 
-WRITTEN = parts.WRITTEN
+
+@cache
+def _written() -> Mapping[str, bytes]:
+    """Return files of each kind, by their path: a dataset, what is saved beside it, a writer that was killed."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        samples = {"number": np.arange(1, 6), "x": np.arange(15, dtype=np.float32).reshape(5, 3)}
+        ps.create_shards_from_arrays(folder / "shards", samples, 2, show_progress=False)
+        loader = _resumable(folder / "shards", folder / "checkpoint.json")
+        list(islice(chain.from_iterable(repeat(loader)), 10))
+        source = ps.TarSource(folder / "shards")
+        with ps.Loader(source, ps.Plan(source.index, ps.Shuffle(), batch_size=2)) as batches:
+            with ps.watch(batches, show=False) as watched:
+                for _ in watched:
+                    watched.record(loss=float("nan"))
+                watched.save(folder / "run.json")
+        trials = (Trial(Setting.of("inline"), 0.5, 0.25), Trial(Setting.of("processes", 2, 4), 0.25, 2.0))
+        Tuning(trials, 32, 4096, 0.0625, this_machine(), ("One remark.",)).save(folder / "tuning.json")
+        Quarantine(folder / "quarantine.jsonl", "ab12", 10).add(1, "a.tar", DamageError("a.tar", 1, "a bit"))
+        with _begin_writing(folder / "finished") as writer:
+            for number in range(3):
+                writer.write_sample(_sample(number))
+            shutil.copytree(folder / "finished", folder / "unfinished")
+            writer.write_sample(_sample(3))
+        found = sorted(path for path in folder.rglob("*") if path.is_file())
+        return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def _put_written(folder: Path, part: str) -> Path:
+    """Write the files of a part; return their folder."""
+    for name, content in _written().items():
+        if name.startswith(f"{part}/"):
+            with HARNESS:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            put_file(folder / name, content)
+    return folder / part
+
+
+def _resumable(shards: Path, checkpoint: Path) -> Any:
+    return ps.ResumableWebDatasetLoader(shards, checkpoint, checkpoint_interval=2, seed=8, fields=["number"])
+
+
+def _begin_writing(folder: Path, *, resume: bool = False) -> Any:
+    return ps.WebDatasetWriter(folder, shard_size=2, metadata={"subject": "m1"}, resume=resume)
+
+
+def _sample(number: int) -> dict[str, Any]:
+    return {"x": np.float32([2 * number, 2 * number + 1])}
 
 
 def _stored(*names: str) -> Callable[[], Sequence[bytes]]:
-    return lambda: [(WRITTEN / name).read_bytes() for name in names]
+    return lambda: [_written()[name] for name in names]
 
 
 def _parse_json(content: bytes) -> Any:
@@ -64,47 +107,75 @@ def _parse_json(content: bytes) -> Any:
 # -- states ------------------------------------------------------------------------------------------------------------
 
 
-@cache
-def _cases() -> dict[str, Any]:
-    found = {**plan_cases(), **recipe_cases(WRITTEN), **source_cases(WRITTEN)}
-    kept = ("plan shuffle", "plan window", "plan segments: window", "plan two lanes: window", "plan balanced")
+def _cases(folder: Path) -> dict[str, Callable[[], Any]]:
+    """Return what makes a loader of each kind of state, by name."""
+    shards = _put_written(folder, "shards")
+    source = ps.ArraySource({"x": np.arange(37)}, chunk_items=5)
+
+    def over(order: ps.Order, lanes: int = 1, segment: int = 0) -> Callable[[], Any]:
+        plan = ps.Plan(source.index, order, batch_size=4, seed=11, lanes=lanes, tail="drop")
+        return lambda: ps.Loader(source, ps.Segments(plan, segment) if segment else plan)
+
+    def load(start: int, stop: int) -> tuple[Any, Any]:
+        rows = np.arange(start, stop)[:, None]
+        return rows, rows
+
     return {
-        name: case
-        for name, case in found.items()
-        if not name.startswith(("plan ", "source ")) or name in (*kept, "source tar")
+        "plan shuffle": over(ps.Shuffle()),
+        "plan two lanes: window": over(ps.WindowShuffle(2), lanes=2),
+        "plan segments: window": over(ps.WindowShuffle(2), segment=3),
+        "plan balanced": over(ps.Balanced(["rare"] * 5 + ["common"] * 32)),
+        "chunked sampler": lambda: ps.ChunkedSampler(10, 4, seed=1),
+        "chunked loader": lambda: ps.ChunkedDataLoader(list(range(7)), 2, 3, seed=1),
+        "random chunks": lambda: ps.RandomChunkLoader(load, 50, 8, "cpu", seed=6, time_units=2),
+        "webdataset batches": lambda: ps.create_webdataset_dataloader(
+            shards, batch_size=2, num_workers=0, buffer_size=4
+        ),
+        "any dataset": lambda: ps.CellMapDataLoader(list(range(1, 10)), batch_size=2, rng=2),
     }
 
 
+def _advance(loader: Any) -> None:
+    """Take two batches."""
+    if isinstance(loader, ps.RandomChunkLoader):
+        loader.start_epoch(4)
+        loader.get_next_chunk()
+    else:
+        list(islice(iter(loader), 2))
+
+
 def _states() -> Sequence[bytes]:
-    stored: dict[str, Any] = {}
-    for name in ("plans", "recipes", "sources"):
-        stored |= json.loads((WRITTEN / "states" / f"{name}.json").read_text())
-    return [f"{name}\n".encode() + json.dumps(stored[name]["state"]).encode() for name in _cases() if name in stored]
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, make in _cases(Path(folder)).items():
+            loader = make()
+            _advance(loader)
+            found.append(f"{name}\n".encode() + json.dumps(loader.state_dict()).encode())
+    return found
 
 
-def _prepare_states(_: Path) -> Run:
+def _prepare_states(folder: Path) -> Run:
     """Load a state into the loader that its first line names, take two batches, and compare the state it then has."""
     loaders: dict[str, Any] = {}
+    cases = _cases(folder)
 
     def run(content: bytes) -> None:
         name = content.partition(b"\n")[0].decode(errors="replace")
-        if name not in _cases():
+        if name not in cases:
             raise SkippedInput
         state = _parse_json(content.partition(b"\n")[2])
-        case = _cases()[name]
         if name not in loaders:
-            loaders[name] = case.make()
-        restore(loaders[name], state)
-        first = state_of(loaders[name])
-        list(islice(case.stream(loaders[name]), 2))
-        restore(loaders[name], json.loads(json.dumps(first)))
+            loaders[name] = cases[name]()
+        loaders[name].load_state_dict(state)
+        first = loaders[name].state_dict()
+        _advance(loaders[name])
+        loaders[name].load_state_dict(json.loads(json.dumps(first)))
 
     return run
 
 
 def _read_checkpoint(path: Path) -> None:
-    loader = parts.resumable(WRITTEN, path)
-    next(iter(loader))
+    next(iter(_resumable(_put_written(path.parent, "shards"), path)))
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
@@ -119,9 +190,7 @@ def _read_tuning(path: Path) -> None:
 
 
 def _tunings() -> Sequence[bytes]:
-    content = json.loads((WRITTEN / "tuning.json").read_text())
-    content["machine"]["cpus"] = this_machine().cpus
-    return [json.dumps(content).encode()]
+    return [_written()["tuning.json"]]
 
 
 def _prepare_run(folder: Path) -> Run:
@@ -138,7 +207,7 @@ def _prepare_run(folder: Path) -> Run:
 
 def _prepare_quarantine(folder: Path) -> Run:
     path = folder / "quarantine.jsonl"
-    fingerprint = json.loads((WRITTEN / "quarantine.jsonl").read_text().splitlines()[0])["fingerprint"]
+    fingerprint = json.loads(_written()["quarantine.jsonl"].splitlines()[0])["fingerprint"]
 
     def run(content: bytes) -> None:
         put_file(path, content)
@@ -164,20 +233,16 @@ def _prepare_moments(_: Path) -> Run:
 
 
 def _moments() -> Sequence[bytes]:
-    return [json.dumps(entry).encode() for entry in json.loads((WRITTEN / "moments.json").read_text()).values()]
+    values = np.arange(24.0).reshape(4, 2, 3)
+    made = (Moments.over(values), Moments.over(values, axis=0), Moments.over(values, per="scalar"), Moments())
+    return [json.dumps(moments.to_json()).encode() for moments in made]
 
 
 # -- unfinished writes -------------------------------------------------------------------------------------------------
 
 
-def _unfinished_files() -> dict[str, bytes]:
-    folder = WRITTEN / "unfinished"
-    found = sorted(path for name in ("writer", "publish") for path in (folder / name).rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
-
-
 def _unfinished() -> Sequence[bytes]:
-    return [name.encode() + b"\n" + content for name, content in _unfinished_files().items()]
+    return [f"{name}\n".encode() + content for name, content in _written().items() if name.startswith("unfinished/")]
 
 
 def _prepare_unfinished(folder: Path) -> Run:
@@ -185,16 +250,14 @@ def _prepare_unfinished(folder: Path) -> Run:
 
     def run(content: bytes) -> None:
         name = content.partition(b"\n")[0].decode(errors="replace")
-        if name not in _unfinished_files():
+        if name not in _written() or not name.startswith("unfinished/"):
             raise SkippedInput
         clear_folder(folder)
-        which = name.partition("/")[0]
-        copy_folder(WRITTEN / "unfinished" / which, folder / which)
+        _put_written(folder, "unfinished")
         put_file(folder / name, content.partition(b"\n")[2])
-        begin = parts.begin_unfinished if which == "writer" else parts.begin_unpublished
-        with begin(folder / which, resume=True) as writer:
+        with _begin_writing(folder / "unfinished", resume=True) as writer:
             for number in range(writer.written, 4):
-                writer.write_sample(parts.unfinished_sample(number))
+                writer.write_sample(_sample(number))
 
     return run
 
@@ -225,16 +288,6 @@ SAVED = (
         writes=("quarantine.jsonl",),
     ),
     Target("moments", _prepare_moments, _moments, (OptionError,), _JSON),
-    Target(
-        "folds",
-        read_file("folds.json", parts.found_folds),
-        _stored("folds.json"),
-        (OptionError,),
-        _JSON,
-        weight=0.1,
-        writes=("*",),
-        warnings=("`from penstock import",),
-    ),
     Target(
         "unfinished",
         _prepare_unfinished,

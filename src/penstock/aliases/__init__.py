@@ -1,1 +1,0 @@
-"""Names that can still be imported from `penstock`, without being listed there."""
