@@ -50,7 +50,7 @@ def open_source(what: Any, **options: Any) -> Source:
     | a folder or a URL of shards; a pattern of tars that were indexed | `TarSource` |
     | a zarr array or group, or a URL of one; a dataset in an HDF5 file (`"day.h5/x"`), or with `fields=` several | \
 `ZarrSource` |
-    | an OME-NGFF image, with `shape=` of a patch and perhaps `scale=` | `VolumeSource` |
+    | an OME-NGFF image, with `shape=` of a patch, and perhaps `scale=` and `at=` | `VolumeSource` |
     | an audio file, a pattern (`"*.wav"`), or a folder of audio files | `AudioSource` |
     | an npy file, or a pattern of them | `ArraySource`, concatenated |
     | a list of paths of one of these kinds | concatenated |

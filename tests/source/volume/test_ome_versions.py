@@ -10,6 +10,7 @@ import pytest
 import zarr
 from penstock_ome_parts import coordinates, plate_data, set_ome, write_ome_image, write_plate
 
+import penstock
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.types import Span
 from penstock.source.stored.source import ZarrSource
@@ -92,6 +93,44 @@ def test_channels_are_chosen_one_or_several_or_all(tmp_path: Path) -> None:
         image.channels({})
     with pytest.raises(SourceError, match="choose an index"):
         VolumeSource({"a": VolumeArray(image, (2, 4, 4), (1, 1, 1))})  # nothing was chosen
+
+
+@pytest.mark.parametrize("axes", ["tczyx", "czyx"])
+def test_a_source_takes_channels_and_other_indices(tmp_path: Path, axes: str) -> None:
+    data = coordinates(2, 3, 4, 16, 20)
+    raw = write_ome_image(tmp_path / "raw.zarr", data if axes == "tczyx" else data[1], axes)
+    mask = write_ome_image(tmp_path / "mask.zarr", data[0, 0], "zyx")
+    time = {"t": 1} if axes == "tczyx" else {}
+    cases: dict[Any, list[int]] = {None: [0, 1, 2], 1: [1], (2, 0): [2, 0]}
+    for wanted, rows in cases.items():
+        at = time if wanted is None else {**time, "c": wanted}
+        opened = penstock.open(raw, shape=(2, 4, 4), pad=False, at=at).source
+        both = VolumeSource(
+            {name: VolumeArray(path, (2, 4, 4), (1, 1, 1)) for name, path in (("image", raw), ("mask", [mask]))},
+            at=at,
+            pad=False,
+        )
+        for item in (0, 77):
+            z, y, x = (int(first) for first in both.centre_of([item])[0] - (0.5, 1.5, 1.5))
+            box = (slice(z, z + 2), slice(y, y + 4), slice(x, x + 4))
+            for source in (opened, both):
+                assert np.array_equal(source.take(np.array([item]))["image"][0], data[(1, rows, *box)])
+            assert np.array_equal(both.take(np.array([item]))["mask"][0, 0], data[(0, 0, *box)])
+        # A state is that of one choice of channels.
+        assert (
+            opened.index.identity
+            != penstock.open(raw, shape=(2, 4, 4), pad=False, at=time | {"c": 2}).source.index.identity
+        )
+    for at, said in (
+        (time | {"c": 3}, "must be an index 0–2 for axis 'c' of .*, got 3"),
+        (time | {"q": 0}, r"at must name axes of the volumes that are not spatial \((c|c, t)\), got .*'q': 0"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            penstock.open(raw, shape=(2, 4, 4), at=at)
+    with pytest.raises(OptionError, match=r"not spatial \(there are none\), got {'c': 0}"):
+        penstock.open(mask, shape=(2, 4, 4), at={"c": 0})
+    with pytest.raises(SourceError, match=r"Axis 'c' of .* has length 3; choose an index with at={'c': 0}"):
+        VolumeSource({"a": VolumeArray([raw, None], (2, 4, 4), (1, 1, 1))}, at=time)  # one volume for each channel
 
 
 @pytest.mark.parametrize("version", ["0.4", "0.5"])

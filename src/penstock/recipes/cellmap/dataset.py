@@ -15,7 +15,7 @@ from penstock.core.seeds import generator_for, key_for
 from penstock.files.stores.options import StoreOptions
 from penstock.recipes.cellmap.checks import check_array, check_names, check_numbers, make_folders
 from penstock.recipes.cellmap.cover import covering_places
-from penstock.recipes.cellmap.labels import count_voxels, label_paths, open_labels, split_target_path
+from penstock.recipes.cellmap.labels import count_voxels, label_paths, split_target_path
 from penstock.recipes.cellmap.sampling import MutableSubsetRandomSampler, min_redundant_inds, seed_of
 from penstock.recipes.cellmap.transforms import PatchTransform, ValueTransform
 from penstock.run.augment_state import AugmentState
@@ -144,16 +144,14 @@ class CellMapDataset(Dataset[Any], RemoteParts):
         self.max_workers = options.get("max_workers")
         self._memory_bytes = options.get("memory_bytes", 256 * 2**20)
         self._missing_chunks: MissingChunks = options.get("missing_chunks", "error")
-        self._folders = make_folders(options)
+        folders = make_folders(options)
         check_names(self.input_arrays, self.target_arrays, self.classes)
         self.label_paths: dict[str, str | None] = {}
         if self.target_arrays:
-            self.label_paths = label_paths(
-                self.target_path, self.classes, self._folders, may_be_empty=self.force_has_data
-            )
-        self.channels = Multiscale.read_folder(self._folders.open(self.raw_path), self.raw_path).channels(self.at)
-        self._folders.check_used()
-        """The image of each channel of the inputs."""
+            self.label_paths = label_paths(self.target_path, self.classes, folders, may_be_empty=self.force_has_data)
+        labels = [path for path in self.label_paths.values() if path is not None]
+        self._images = Multiscale.read_all([self.raw_path, *labels], folders)
+        folders.check_used()
         self._build()
         self._state = AugmentState(len(self))
 
@@ -168,9 +166,9 @@ class CellMapDataset(Dataset[Any], RemoteParts):
         spatial = None
         if self.is_train and self.spatial_transforms:
             spatial = Spatial(self.spatial_transforms, outs, axis_order=self.axis_order)
-        images: dict[str, tuple[Multiscale | None, ...]] = dict.fromkeys(self.input_arrays, self.channels)
-        labels = open_labels(self.label_paths.values(), self._folders, self.at)
-        images |= dict.fromkeys(self.target_arrays, tuple(labels))
+        images: dict[str, Any] = dict.fromkeys(self.input_arrays, self._images[self.raw_path])
+        labels = [None if path is None else self._images[path] for path in self.label_paths.values()]
+        images |= dict.fromkeys(self.target_arrays, labels)
         arrays = {
             name: VolumeArray(images[name], shape, scale, interpolation, pad_value=fill)
             for name, (shape, scale, interpolation, fill) in outs.items()
@@ -178,6 +176,7 @@ class CellMapDataset(Dataset[Any], RemoteParts):
         self.volume = VolumeSource(
             arrays,
             axis_order=self.axis_order,
+            at=self.at,
             pad=self.pad,
             memory_bytes=self._memory_bytes,
             margin=spatial.margins() if spatial is not None else None,
@@ -194,6 +193,11 @@ class CellMapDataset(Dataset[Any], RemoteParts):
             _value_transform(self.target_value_transforms, "target_value_transforms"),
             PatchTransform.number_relations(self.classes, self.class_relation_dict),
         )
+
+    @property
+    def channels(self) -> "tuple[Multiscale, ...]":
+        """The image of each channel of the inputs."""
+        return tuple(image for image in self.volume.images[next(iter(self.input_arrays))] if image is not None)
 
     def __len__(self) -> int:
         return len(self.volume.index)
@@ -315,7 +319,7 @@ class CellMapDataset(Dataset[Any], RemoteParts):
         """For each class, the number of its voxels and of all voxels; 0 and 0 without labels."""
         scale = next(iter(self.target_arrays.values()), {"scale": ()})["scale"]
         at = dict(zip(self.axis_order[-len(scale) :], scale, strict=True)) if len(scale) else {}
-        images = open_labels(self.label_paths.values(), self._folders, self.at)
+        images = next((self.volume.images[name] for name in self.target_arrays), ())
         return {
             name: (0, 0) if image is None else count_voxels(image, at, self._missing_chunks)
             for name, image in zip(self.label_paths, images, strict=True)

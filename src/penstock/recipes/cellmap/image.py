@@ -91,11 +91,10 @@ class CellMapImage:
         folders = make_folders(options)
         image = Multiscale.read_folder(folders.open(path), os.fspath(path))
         folders.check_used()
-        self._channels = image.channels(options.get("at") or {})
-        array = VolumeArray(self._channels, self.output_shape, self.scale, interpolation, pad_value=pad_value)
+        array = VolumeArray(image, self.output_shape, self.scale, interpolation, pad_value=pad_value)
         self._missing_chunks: MissingChunks = options.get("missing_chunks", "error")
         self._source = VolumeSource(
-            {"image": array}, axis_order=axis_order, pad=pad, missing_chunks=self._missing_chunks
+            {"image": array}, axis_order=axis_order, at=options.get("at"), pad=pad, missing_chunks=self._missing_chunks
         )
 
     @property
@@ -112,7 +111,8 @@ class CellMapImage:
     def class_counts(self) -> int:
         """Number of voxels above 0, in all channels, at the level that is read. Reads them once; writes nothing."""
         scale = dict(zip(self.axis_order[-len(self.scale) :], self.scale, strict=True))
-        return sum(count_voxels(channel, scale, self._missing_chunks)[0] for channel in self._channels)
+        channels = (channel for channel in self._source.images["image"] if channel is not None)
+        return sum(count_voxels(channel, scale, self._missing_chunks)[0] for channel in channels)
 
     def __getitem__(self, center: Mapping[str, float]) -> torch.Tensor:
         axes = self.axis_order[-3:]

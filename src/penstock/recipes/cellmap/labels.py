@@ -3,7 +3,7 @@
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from penstock.source.stored.open_array import StoredArray
 from penstock.source.stored.zarr.record import MissingChunks
 from penstock.source.volume.ngff import Multiscale
 
-__all__ = ["count_voxels", "label_paths", "open_labels", "split_target_path"]
+__all__ = ["count_voxels", "label_paths", "split_target_path"]
 
 _LOG = logging.getLogger("penstock")
 
@@ -57,21 +57,6 @@ def label_paths(
             "force_has_data=True for a volume whose labels are all unknown."
         )
     return found
-
-
-def open_labels(
-    paths: Iterable[str | None], folders: Folders, at: Mapping[str, int | Sequence[int]]
-) -> list[Multiscale | None]:
-    """Open labels at the indices of the raw image on non-spatial axes, as far as the labels have several.
-
-    None for a class without labels.
-    """
-    images = Multiscale.read_all([path for path in paths if path is not None], folders)
-    return [None if path is None else _choose(images[path], at) for path in paths]
-
-
-def _choose(image: Multiscale, at: Mapping[str, int | Sequence[int]]) -> Multiscale:
-    return image.choose({axis: at[axis] for axis, size in image.other_axes.items() if size > 1 and axis in at})  # type: ignore[misc]  # refuses what is no index
 
 
 def count_voxels(image: Multiscale, scale: Mapping[str, float], missing: MissingChunks) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -27,9 +27,9 @@ class VolumeArray:
     Parameters
     ----------
     paths
-        One for each channel, or a single one: the path or URL of an OME-NGFF image; a `Multiscale`, for an image with
-        channels of its own or without metadata; None for a missing channel, such as a class without labels, which is
-        all NaN (unknown).
+        The path or URL of an OME-NGFF image, whose channels are those of the field; or a list with one for each
+        channel: None for a missing channel, such as a class without labels, which is all NaN (unknown). A `Multiscale`
+        in place of a path: one without metadata, or with indices of its own on the axes that are not spatial.
     shape
         Shape in voxels, in the source's `axis_order`. Two numbers: a slice one voxel thick, across the first axis, with
         a field of shape (channels, y, x).
@@ -72,7 +72,13 @@ class VolumeArray:
             raise OptionError(f"dtype must be an integer or floating-point dtype, got {dtype}.")
         for name, value in zip(
             ("paths", "shape", "scale", "dtype", "pad_value"),
-            (tuple(paths), shape, tuple(map(float, scale)), dtype, _check_pad_value(self.pad_value, dtype)),
+            (
+                tuple(paths) if self.paths is None or not single else self.paths,
+                shape,
+                tuple(map(float, scale)),
+                dtype,
+                _check_pad_value(self.pad_value, dtype),
+            ),
             strict=True,
         ):
             object.__setattr__(self, name, value)
@@ -99,6 +105,9 @@ class ResolvedArray:
     volumes: tuple[int | None, ...]
     """Number of the volume of each channel; None: all NaN."""
 
+    images: tuple[Multiscale | None, ...] = ()
+    """The image of each channel, with its indices on axes that are not spatial; None: all NaN."""
+
     @property
     def full_shape(self) -> tuple[int, ...]:
         """Shape in voxels, with the margin."""
@@ -114,6 +123,7 @@ def resolve_arrays(
     arrays: Mapping[str, VolumeArray],
     axis_order: tuple[str, ...],
     margin: Mapping[str, Sequence[int]],
+    at: Mapping[str, int | Sequence[int]],
     folders: Folders,
 ) -> tuple[tuple[ResolvedArray, ...], tuple[StoredVolume, ...]]:
     """Open all volumes; return the arrays, and the distinct levels that they are read from."""
@@ -122,32 +132,65 @@ def resolve_arrays(
     unknown = sorted(set(margin) - set(arrays))
     if unknown:
         raise OptionError(f"margin must have names of arrays ({', '.join(arrays)}), got {unknown}.")
-    images = _open_images(arrays, folders)
+    images = _choose_images(arrays, at, folders)
     volumes: dict[tuple[str, tuple[tuple[int, int], ...]], StoredVolume] = {}
     resolved = []
     for name, spec in arrays.items():
-        if not isinstance(name, str) or name == UNNAMED or not isinstance(spec, VolumeArray):
-            raise SourceError(f"arrays[{name!r}] must be a VolumeArray under a non-empty name, got {spec!r}.")
         numbers: list[int | None] = []
-        for path in spec.paths:  # type: ignore[union-attr]  # a tuple since construction
-            if path is None:
+        for image in images[name]:
+            if image is None:
                 numbers.append(None)
                 continue
-            image = path if isinstance(path, Multiscale) else images[os.fspath(path)]
             volume = _select_volume(name, spec, image, axis_order)
             volumes.setdefault((volume.where, volume.at), volume)
             numbers.append(list(volumes).index((volume.where, volume.at)))
-        resolved.append(_resolve_array(name, spec, numbers, tuple(volumes.values()), margin.get(name)))
+        array = _resolve_array(name, spec, numbers, tuple(volumes.values()), margin.get(name))
+        resolved.append(replace(array, images=images[name]))
     if not volumes:
         raise SourceError(f"At least one path must not be None, but all paths of {', '.join(arrays)} are None.")
     return tuple(resolved), tuple(volumes.values())
 
 
-def _open_images(arrays: Mapping[str, VolumeArray], folders: Folders) -> dict[str, Multiscale]:
-    """Open the images that are given by path or URL, each once."""
-    specs = (spec for spec in arrays.values() if isinstance(spec, VolumeArray))
-    paths = [os.fspath(path) for spec in specs for path in spec.paths if isinstance(path, str | os.PathLike)]  # type: ignore[union-attr]  # a tuple since construction
-    return {path: image.choose({}) for path, image in Multiscale.read_all(paths, folders).items()}
+def _choose_images(
+    arrays: Mapping[str, VolumeArray], at: Mapping[str, int | Sequence[int]], folders: Folders
+) -> dict[str, tuple[Multiscale | None, ...]]:
+    """Open the images that are given by path or URL, each once; return the images of the channels of each array."""
+    for name, spec in arrays.items():
+        if not isinstance(name, str) or name == UNNAMED or not isinstance(spec, VolumeArray):
+            raise SourceError(f"arrays[{name!r}] must be a VolumeArray under a non-empty name, got {spec!r}.")
+    given = {name: spec.paths if isinstance(spec.paths, tuple) else (spec.paths,) for name, spec in arrays.items()}
+    paths = [os.fspath(path) for each in given.values() for path in each if isinstance(path, str | os.PathLike)]
+    opened = Multiscale.read_all(paths, folders)
+    images = {
+        name: [path if path is None or isinstance(path, Multiscale) else opened[os.fspath(path)] for path in each]
+        for name, each in given.items()
+    }
+    axes = {
+        axis for each in images.values() for image in each if image and not image.is_chosen for axis in image.other_axes
+    }
+    if not set(at) <= axes:
+        found = f"({', '.join(sorted(axes))})" if axes else "(there are none)"
+        raise OptionError(f"at must name axes of the volumes that are not spatial {found}, got {dict(at)!r}.")
+    return {
+        name: tuple(
+            channel
+            for image in each
+            for channel in _choose_channels(image, at, is_single=not isinstance(arrays[name].paths, tuple))
+        )
+        for name, each in images.items()
+    }
+
+
+def _choose_channels(
+    image: Multiscale | None, at: Mapping[str, int | Sequence[int]], *, is_single: bool
+) -> Sequence[Multiscale | None]:
+    if image is None or image.is_chosen:
+        return [image]
+    if is_single:
+        return image.channels({axis: at[axis] for axis in image.other_axes if axis in at})
+    # Labels of a class are one channel, and mostly the same for all channels and times.
+    here = {axis: at[axis] for axis, size in image.other_axes.items() if axis in at and size > 1}
+    return [image.choose(here)]  # type: ignore[arg-type]  # refuses what is no index
 
 
 def _select_volume(name: str, spec: VolumeArray, image: Multiscale, axis_order: tuple[str, ...]) -> StoredVolume:
@@ -158,8 +201,6 @@ def _select_volume(name: str, spec: VolumeArray, image: Multiscale, axis_order: 
             f"{image.where} must have the spatial axes {', '.join(axis_order)} or, for {name!r}, "
             f"{', '.join(axes_of_spec)}, but has {', '.join(image.space)}; use an axis_order of the volume's own axes."
         )
-    if set(image.other_axes) != {axis for axis, _ in image.at}:
-        image = image.choose({})
     level: Level = image.level_for(dict(zip(axes_of_spec, spec.scale, strict=True)))
     stored = level.array.dtype
     if not np.can_cast(stored, spec.dtype, "same_kind"):

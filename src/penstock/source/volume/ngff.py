@@ -176,6 +176,11 @@ class Multiscale:
             if axis.kind != "space"
         }
 
+    @property
+    def is_chosen(self) -> bool:
+        """Whether there is an index on each axis that is not spatial."""
+        return {axis for axis, _ in self.at} == set(self.other_axes)
+
     def choose(self, at: Mapping[str, int]) -> "Multiscale":
         """Return the image at an index on each non-spatial axis; axes that are not named must have length 1."""
         unknown = sorted(set(at) - set(self.other_axes))

@@ -28,6 +28,7 @@ from penstock.source.volume.array import VolumeArray, resolve_arrays
 from penstock.source.volume.centres import find_sampling_region
 from penstock.source.volume.channels import Channel, ChunkKey, PatchGroup, group_patches
 from penstock.source.volume.grid import compute_taps
+from penstock.source.volume.ngff import Multiscale
 from penstock.source.volume.patch import Coordinates, Placement, StoredVolume
 from penstock.source.volume.process_state import ProcessState
 
@@ -60,6 +61,10 @@ class VolumeSource(Selectable, RemoteParts):
     axis_order
         Names of the three spatial axes, in the order of shapes, scales and coordinates; volumes may be stored in any
         other order. Arrays with two axes have the last two, and are slices across the first.
+    at
+        Index on each axis that is not spatial, such as `{"c": 0, "t": 5}`; for channels also a list. All channels if
+        not given; other axes that are not named must have length 1. Of several volumes, each is read at the indices on
+        its own axes; in a list of volumes, one for each channel, those with one index on an axis have that one.
     pad
         True: all centres in the intersection of all volumes are items, and voxels outside of a volume are `pad_value`.
         False: only centres whose patches, with their margins, lie in their volumes entirely.
@@ -92,6 +97,7 @@ class VolumeSource(Selectable, RemoteParts):
         arrays: Mapping[str, VolumeArray],
         *,
         axis_order: Sequence[str] = "zyx",
+        at: Mapping[str, int | Sequence[int]] | None = None,
         pad: bool = True,
         memory_bytes: int = 256 * 2**20,
         margin: Mapping[str, Sequence[int]] | None = None,
@@ -116,7 +122,7 @@ class VolumeSource(Selectable, RemoteParts):
                 "memory_bytes."
             )
         folders = Folders(store=store, cache=cache, cache_bytes=cache_bytes)
-        self._arrays, volumes = resolve_arrays(arrays, self.axis_order, margin or {}, folders)
+        self._arrays, volumes = resolve_arrays(arrays, self.axis_order, margin or {}, at or {}, folders)
         folders.check_used()
         self._remotes = RemoteUse(volume.array for volume in volumes)
         self._parts = self._remotes.folders
@@ -134,6 +140,11 @@ class VolumeSource(Selectable, RemoteParts):
     def __repr__(self) -> str:
         fields = ", ".join(f"{name} {field.shape}" for name, field in self.fields.items())
         return f"VolumeSource({len(self.index)} items of {fields})"
+
+    @property
+    def images(self) -> dict[str, tuple[Multiscale | None, ...]]:
+        """The image of each channel of each array, with its indices on axes that are not spatial; None: all NaN."""
+        return {array.name: array.images for array in self._arrays}
 
     @property
     def bounding_box(self) -> dict[str, tuple[float, float]]:
