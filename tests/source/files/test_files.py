@@ -63,6 +63,21 @@ class TestArraysOfOneShape(ShortSuite):
         return Case(partial(make, 0), truth, N, partial(make, 1))
 
 
+def test_a_dict_of_columns_is_a_table_as_in_open(tmp_path: Path) -> None:
+    write_images(tmp_path / "photos")
+    columns = {"file": [f"{item}.png" for item in range(N)], "score": [10 * item for item in range(N)]}
+    source = FilesSource(columns, "file", root=tmp_path / "photos")
+    found = source.take(np.array([7, 2]))
+    assert found["file"].tolist() == ["7.png", "2.png"]
+    assert found["score"].tolist() == [70, 20]
+    for image, item in zip(found["image"], (7, 2), strict=True):
+        np.testing.assert_array_equal(image, pixels(item))
+    with pytest.raises(OptionError, match=r"column must be one of 'file', 'score', got 'path'"):
+        FilesSource(columns)
+    with pytest.raises(SourceError, match="split"):
+        FilesSource(datasets.DatasetDict(train=datasets.Dataset.from_dict(columns)), "file")
+
+
 def read_first_byte(path: str) -> int:
     with Path(path).open("rb") as file:
         return file.read(1)[0]

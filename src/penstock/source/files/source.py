@@ -17,6 +17,7 @@ from penstock.core.protocols import Source
 from penstock.core.text import did_you_mean
 from penstock.core.types import Block, Field, Span
 from penstock.files.kinds import local_path
+from penstock.source.array import ArraySource
 from penstock.source.checks import check_items, check_span, keep_existing, sum_memory
 from penstock.source.file_ranges import MAX_FILES, FileRanges, first_distinct
 from penstock.source.files.decoders import Decode
@@ -53,7 +54,7 @@ class FilesSource(Selectable):
     Parameters
     ----------
     table
-        A source with the column, or anything that `TableSource` takes.
+        A source with the column, a dict of columns, or anything that `TableSource` takes.
     column
         The column with the paths; or with the bytes of files, as in Hugging Face datasets of images.
     decode
@@ -88,8 +89,10 @@ class FilesSource(Selectable):
         chunk_items: int | None = None,
     ) -> None:
         self._reader = FileReader.make(decode, name, shape)
-        self._table: Source = table if isinstance(getattr(table, "index", None), Index) else TableSource(table)
         self._root = _find_root(table, root)
+        if type(table) is dict:  # not a DatasetDict of Hugging Face
+            table = ArraySource(table)
+        self._table: Source = table if isinstance(getattr(table, "index", None), Index) else TableSource(table)
         self._column = column
         _check_column(self._table, column)
         if not len(self._table.index):
