@@ -73,9 +73,18 @@ def test_an_nwb_file_is_listed_with_rates_units_spans_and_gaps() -> None:
     ]
 
 
-def save_short(path: str) -> str:
+def save_short(path: str, rate: float = 100.0) -> str:
     nwb = new_file()
-    nwb.add_acquisition(series("wheel", np.arange(50.0), rate=100.0))
+    nwb.add_acquisition(series("wheel", np.arange(50.0), rate=rate))
+    return str(save_nwb(nwb, Path(path)))
+
+
+def save_units(path: str, *, n_lfp: int = 0) -> str:
+    """One spike in an observed time of 2 s; series of lfp of which only one can be `lfp`."""
+    nwb = new_file()
+    add_units(nwb, [[0.1]], obs_intervals=[[[0.0, 2.0]]])
+    for number in range(n_lfp):
+        add_lfp(nwb, np.arange(400.0).reshape(200, 2), f"volts{number}", rate=100.0)
     return str(save_nwb(nwb, Path(path)))
 
 
@@ -108,6 +117,9 @@ def save_npy(path: str) -> str:
     [
         (save_session, "a.nwb", {"spikes": 5, "lfp": 5, "behavior": 5, "behavior_valid": 5}),
         (save_short, "short.nwb", {"wheel": 1}),
+        (lambda path: save_short(path, 7000.0), "shorter than a bin.nwb", {"wheel": 1}),
+        (save_units, "units.nwb", {"spikes": 3}),
+        (lambda path: save_units(path, n_lfp=2), "two lfp.nwb", {"spikes": 3, "volts0": 3}),
         (lambda path: save_sound(path, 2.5), "long.wav", {"audio": 2}),
         (lambda path: save_sound(path, 0.5), "a b.flac", {"audio": 1}),
         (save_npy, "rows.npy", {"data": 5}),
@@ -117,6 +129,17 @@ def save_npy(path: str) -> str:
 )
 def test_the_printed_command_runs(save: Callable[[str], str], path: str, fields: dict[str, int]) -> None:
     assert fields_of_printed_command(save(path)) == fields
+
+
+@pytest.mark.parametrize("save", [save_short, save_units])
+def test_the_error_of_missing_modalities_has_the_command_that_inspect_prints(save: Callable[[str], str]) -> None:
+    command = inspect(save("a b.nwb"))["command"]
+    said = run("convert 'a b.nwb' -o out").stderr
+    assert f"\n  Convert it: {command}\n" in said
+    assert run(command.removeprefix("penstock ")).exit_code == 0
+    save("second.nwb")
+    one_line = run("convert 'a b.nwb' second.nwb -o out").stderr.splitlines()[1]
+    assert ("Name what it has, --modalities spikes," in one_line) == ("--modalities" in command)
 
 
 def test_what_cannot_become_a_field_is_said() -> None:

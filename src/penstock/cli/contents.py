@@ -1,7 +1,6 @@
 """`penstock inspect` of a recording: what is in it, and the command that converts it."""
 
 import re
-import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["inspect_recording"]
 
 _KINDS = {"nwb": "NWB file", "npy": "array", "npz": "npz archive", "audio": "audio file", "volume": "OME-NGFF volume"}
-_BIN_SECONDS, _BINS = 0.01, 100  # of a window of NWB, if nothing else is asked for
 
 
 def inspect_recording(where: str, *, as_json: bool) -> None:
@@ -80,24 +78,30 @@ def _print_contents(contents: "Sequence[Content]") -> None:
 
 def _suggest(path: Path, kind: str, contents: "Sequence[Content]") -> tuple[str | None, list[str]]:
     """Return the command that converts a recording, None if there is none, and options for what it leaves out."""
+    from penstock.convert.content import write_command  # noqa: PLC0415
+
     usable = [content for content in contents if content.problem is None]
     if kind == "volume" or not usable:
         return None, []
     if kind == "nwb":
-        return _suggest_nwb(path, usable)
+        from penstock.convert.nwb.describe import suggest_command  # noqa: PLC0415
+
+        return suggest_command(path, contents)
     if kind == "audio":
         (sound,) = usable
         assert sound.span is not None, "a sound has a length"
-        return _command(path, *(["--clips"] if sound.span[1] < 1 else [])), []
+        return write_command(path, *(["--clips"] if sound.span[1] < 1 else [])), []
     if kind == "npy":
-        return _command(path), []
+        return write_command(path), []
     return _suggest_arrays(path, usable, n_arrays=len(contents)), []
 
 
 def _suggest_arrays(path: Path, usable: "Sequence[Content]", *, n_arrays: int) -> str | None:
     """Name the largest set of arrays that lie in one group and have equally many rows."""
+    from penstock.convert.content import write_command  # noqa: PLC0415
+
     if not usable[0].path:
-        return _command(path)
+        return write_command(path)
     together: dict[tuple[str, int], list[str]] = defaultdict(list)
     for content in usable:
         if re.search(r"[,\s]", content.path):  # --fields could not name it
@@ -108,27 +112,4 @@ def _suggest_arrays(path: Path, usable: "Sequence[Content]", *, n_arrays: int) -
         return None
     (parent, _), names = max(together.items(), key=lambda entry: len(entry[1]))
     folder = path if parent == "." else path / parent
-    return _command(folder, *([] if len(names) == n_arrays else ["--fields", ",".join(names)]))
-
-
-def _suggest_nwb(path: Path, usable: "Sequence[Content]") -> tuple[str | None, list[str]]:
-    modalities = list(dict.fromkeys(content.modality for content in usable if content.modality is not None))
-    others = [content for content in usable if content.modality is None and "Image" not in content.kind]
-    fields = [f"--field {shlex.quote(f'{_field_name(content.name)}={content.path}')}" for content in others]
-    chosen = [content for content in usable if content.modality is not None] or others[:1]
-    spans = [content.span for content in chosen if content.span is not None]
-    if not spans:
-        return None, fields
-    options = ["--modalities", ",".join(modalities)] if modalities else shlex.split(fields[0])
-    seconds = min(stop for _, stop in spans) - max(start for start, _ in spans)
-    if seconds < _BINS * _BIN_SECONDS:
-        options += ["--sequence-length", str(max(1, int(seconds / _BIN_SECONDS)))]
-    return _command(path, *options), fields if modalities else fields[1:]
-
-
-def _command(path: Path, *options: str) -> str:
-    return shlex.join(["penstock", "convert", str(path), "--output", "shards", *options])
-
-
-def _field_name(name: str) -> str:
-    return re.sub(r"\W+", "_", name.lower()).strip("_") or "field"
+    return write_command(folder, *([] if len(names) == n_arrays else ["--fields", ",".join(names)]))

@@ -1,8 +1,12 @@
 """Content: one thing in a recording, with what a conversion needs to know about it."""
 
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["Content"]
+from penstock.files.stores.url import Url
+
+__all__ = ["Content", "write_command"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,7 @@ class Content:
 
     unit: str | None = None
     span: tuple[float, float] | None = None
-    """Seconds of the first and the last frame, spike or row."""
+    """Seconds of the first and the last frame, spike or row; of units, those in which they were observed."""
 
     n_gaps: int = 0
     columns: tuple[str, ...] = ()
@@ -39,3 +43,8 @@ class Content:
     def name(self) -> str:
         """The last part of its path."""
         return self.path.rpartition("/")[2]
+
+
+def write_command(path: Path | Url, *options: str) -> str:
+    """Return the command that converts a recording, as it is typed."""
+    return shlex.join(["penstock", "convert", str(path), "--output", "shards", *options])

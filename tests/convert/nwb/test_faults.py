@@ -30,7 +30,9 @@ def test_a_missing_modality_is_an_error_that_lists_what_there_is(tmp_path):
     assert str(caught.value) == (
         f"{path} has no lfp: no ElectricalSeries lies in an LFP container or has 'lfp' in its name. It has "
         "acquisition/eeg (TimeSeries, 250 × 3, 100 Hz); processing/behavior/BehavioralTimeSeries/speed (TimeSeries, "
-        "30, timestamps); 2 units. Leave 'lfp' out, or use missing='skip' or missing='allow'."
+        "30, timestamps); 2 units. Name what it has, modalities=('spikes', 'behavior'), or use missing='skip' or "
+        f"missing='allow' if other recordings have more.\n  Convert it: penstock convert {path} --output shards "
+        "--modalities spikes,behavior"
     )
 
 
@@ -44,7 +46,7 @@ def test_a_missing_modality_can_be_skipped_with_a_note(tmp_path):
 
 
 def test_a_file_that_lacks_all_of_them_is_an_error_all_the_same(tmp_path):
-    with pytest.raises(SourceError, match=r"no lfp: .*; no ophys: .*\. It has acquisition/eeg.*Name something"):
+    with pytest.raises(SourceError, match=r"no lfp: .*; no ophys: .*\. It has acquisition/eeg.*Name what it has"):
         open_nwb(_small(tmp_path / "a.nwb"), modalities=("lfp", "ophys"), missing="skip")
 
 

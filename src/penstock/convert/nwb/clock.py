@@ -97,7 +97,7 @@ def make_grid_clock(start: float, stop: float, options: NWBOptions, name: str) -
         raise SourceError(
             f"A recording must be at least one window long, but {name} lasts {stop - start:g} s (from {start:g} to "
             f"{stop:g} s) and a window of {count(windows.length, 'bin')} of {options.bin_size_ms:g} ms lasts "
-            f"{windows.length * seconds:g} s. Use a shorter sequence_length."
+            f"{windows.length * seconds:g} s. Use a smaller sequence_length or bin_size_ms."
         )
     bins = windows.starts(np.arange(windows.count, dtype=np.int64))
     clock = Clock(np.full(len(bins), start), bins, np.full(len(bins), -1), options.sequence_length, seconds)

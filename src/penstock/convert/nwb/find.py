@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.convert.nwb.describe import FITS, is_plain_acquisition, list_contents, list_modalities, suggest_command
 from penstock.convert.nwb.events import (
     EventField,
     ShownImage,
@@ -21,13 +22,7 @@ from penstock.convert.nwb.units import Units, electrode_values
 from penstock.core.errors import SourceError
 from penstock.files.stores.url import Url
 
-__all__ = ["MissingFieldsError", "Modalities", "channel_areas", "find_modalities", "modality_of"]
-
-_NO_VALUES = {"ElectricalSeries", "ImageSeries", "IndexSeries", "AnnotationSeries", "IntervalSeries"}
-"""Types that are neither behavior nor stimulus: images and their indices, annotations, and separate modalities."""
-
-_BEHAVIORAL = {"BehavioralTimeSeries", "Position", "EyeTracking", "PupilTracking", "CompassDirection"}
-_FLUORESCENCE = {"DfOverF", "Fluorescence"}
+__all__ = ["MissingFieldsError", "Modalities", "channel_areas", "find_modalities"]
 
 
 @dataclass(slots=True)
@@ -50,15 +45,16 @@ class MissingFieldsError(SourceError):
     Attributes
     ----------
     reason
-        What it lacks, without the path, so that files that lack the same have the same reason; what it has follows in
-        a second line.
+        What it lacks, without the path, so that files that lack the same have the same reason; what it has, and the
+        command that converts it, follow in further lines.
     """
 
-    def __init__(self, path: Path | Url, missing: Mapping[str, str], has: str, cure: str) -> None:
+    def __init__(self, path: Path | Url, missing: Mapping[str, str], has: str, cure: str, command: str | None) -> None:
         lacks = "; ".join(f"no {name}: {reason}" for name, reason in missing.items())
-        super().__init__(f"{path} has {lacks}. It has {has}. {cure}")
-        self.reason = f"{lacks}. {cure}\n  It has {has}."
-        self._arguments = (path, missing, has, cure)
+        convert = f"\n  Convert it: {command}" if command else ""
+        super().__init__(f"{path} has {lacks}. It has {has}. {cure}{convert}")
+        self.reason = f"{lacks}. {cure}\n  It has {has}.{convert}"
+        self._arguments = (path, missing, has, cure, command)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return type(self), self._arguments
@@ -92,12 +88,19 @@ def find_modalities(file: NWBFile, options: NWBOptions) -> Modalities:
             missing[name if name in options.paths else what] = str(reason)
             found.missing.append(name)
     if missing and (options.missing == "refuse" or len(missing) == len(wanted)):
-        names = ", ".join(map(repr, missing))
-        cure = f"Leave {names} out, or use missing='skip' or missing='allow'."
-        cure = "Name something that it has." if len(missing) == len(wanted) else cure
-        raise MissingFieldsError(file.path, missing, file.describe(), cure)
+        raise _make_error(file, missing, has_some=len(missing) < len(wanted))
     found.notes[:0] = [f"No {name}: {reason}." for name, reason in missing.items()]
     return found
+
+
+def _make_error(file: NWBFile, missing: Mapping[str, str], *, has_some: bool) -> MissingFieldsError:
+    """Return the error that names what the file has, and the command that converts it."""
+    contents = list(list_contents(file))
+    command, _ = suggest_command(file.path, contents)
+    modalities = tuple(name for name in list_modalities(contents) if name not in missing)
+    cure = f"Name what it has, modalities={modalities!r}" if modalities else "Name something that it has"
+    cure += ", or use missing='skip' or missing='allow' if other recordings have more." if has_some else "."
+    return MissingFieldsError(file.path, missing, file.describe(), cure, command)
 
 
 def _continuous(name: str, entry: Entry, file: NWBFile, options: NWBOptions) -> Continuous:
@@ -152,14 +155,15 @@ def _find_spikes(file: NWBFile, options: NWBOptions) -> Spikes:
     pairs: Any = options.unit_filter  # pairs, once checked by the options
     kept = units.select(tuple(pairs))
     if len(kept) == 0:
+        asked = "; ".join(f"{column}={','.join(map(str, allowed))}" for column, allowed in pairs)
         have = "; ".join(f"{column} is one of {', '.join(units.list_values(column))}" for column, _ in pairs)
-        raise _Missing(f"no unit passes unit_filter={options.unit_filter!r}, where {have}")
+        raise _Missing(f"no unit passes the filter {asked}, where {have}")
     return read_spikes(units, kept)
 
 
 def _find_lfp(file: NWBFile) -> Entry:
-    fitting = _unique_series([entry for entry in file.entries if _is_lfp(entry) and "LFP" in entry.inside])
-    fitting = fitting or _unique_series([entry for entry in file.entries if _is_lfp(entry)])
+    fitting = _unique_series([entry for entry in file.entries if FITS["lfp"](entry) and "LFP" in entry.inside])
+    fitting = fitting or _unique_series([entry for entry in file.entries if FITS["lfp"](entry)])
     if not fitting:
         raise _Missing("no ElectricalSeries lies in an LFP container or has 'lfp' in its name")
     return _require_one(file, "lfp", fitting)
@@ -194,14 +198,14 @@ def _unique_series(entries: Sequence[Entry]) -> list[Entry]:
 
 def _find_binned(file: NWBFile, modality: str, options: NWBOptions, notes: list[str]) -> Binned:
     series = []
-    for entry in _unique_series([entry for entry in file.entries if _FITS[modality](entry)]):
+    for entry in _unique_series([entry for entry in file.entries if FITS[modality](entry)]):
         if entry.is_numeric and entry.series.data.shape[0]:
             series.append(Series(entry, file.path))
         else:
             notes.append(f"{entry.path} holds no numbers and is not part of {modality}.")
     if modality == "behavior":
         plain = [
-            entry.path for entry in file.entries if _is_plain_acquisition(entry) and entry.path not in options.taken
+            entry.path for entry in file.entries if is_plain_acquisition(entry) and entry.path not in options.taken
         ]
         notes += [f"{path} is not part of behavior; name it as a field to convert it." for path in plain]
     if not series:
@@ -215,40 +219,6 @@ def _find_binned(file: NWBFile, modality: str, options: NWBOptions, notes: list[
         )
     widest = None if options.max_gap_ms is None else options.max_gap_ms / 1000
     return Binned(modality, series, widest, options.bin_seconds)
-
-
-def _is_lfp(entry: Entry) -> bool:
-    return "ElectricalSeries" in entry.kinds and ("LFP" in entry.inside or "lfp" in entry.name.lower())
-
-
-def _is_behavior(entry: Entry) -> bool:
-    if entry.kinds & _NO_VALUES:
-        return False
-    root, second, *_ = entry.path.lower().split("/")
-    if root == "processing":
-        return second in ("behavior", "behaviour")
-    return root == "acquisition" and ("SpatialSeries" in entry.kinds or bool(entry.inside & _BEHAVIORAL))
-
-
-def _is_plain_acquisition(entry: Entry) -> bool:
-    return entry.path.startswith("acquisition/") and entry.type == "TimeSeries" and entry.is_numeric
-
-
-def _is_stimulus(entry: Entry) -> bool:
-    root, second, *_ = entry.path.split("/")
-    return root == "stimulus" and second != "templates" and not entry.kinds & _NO_VALUES
-
-
-def _is_ophys(entry: Entry) -> bool:
-    return "RoiResponseSeries" in entry.kinds and bool(entry.inside & _FLUORESCENCE)
-
-
-_FITS = {"lfp": _is_lfp, "behavior": _is_behavior, "stimulus": _is_stimulus, "ophys": _is_ophys}
-
-
-def modality_of(entry: Entry) -> str | None:
-    """Return the modality that a series is part of by its type; None if it is read only by its name."""
-    return next((modality for modality, fits in _FITS.items() if fits(entry)), None)
 
 
 def channel_areas(series: Series) -> dict[str, list[str | None]]:
