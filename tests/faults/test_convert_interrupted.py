@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import zarr
 from penstock_cases import some_cases
 from penstock_convert_parts import OddError, Taped, has_happened, mend, mishap, read, rows, tapes, tree, visible
@@ -17,6 +18,7 @@ from penstock.convert.convert import convert
 from penstock.convert.engines import LocalEngine
 from penstock.convert.fingerprint import fingerprint
 from penstock.convert.inputs.arrays import NpyInput
+from penstock.convert.inputs.audio import AudioInput
 from penstock.convert.inputs.protocol import Input
 from penstock.convert.inputs.zarr import ZarrInput
 from penstock.convert.scan import ConvertOptions
@@ -165,7 +167,7 @@ def test_values_that_change_before_a_conversion_is_resumed_or_while_it_runs_are_
         convert([given], tmp_path / "out", options, on_progress=InterruptAt(5))
     change_value(path, kind)
     assert fingerprint(given.path) == before, "the content that is digested has not changed"
-    with pytest.raises(OptionError, match=r"files of a\.\w+ have another size or time than when the conversion in"):
+    with pytest.raises(OptionError, match=r"started with others: files of a\.\w+ had another size or time\."):
         convert([given], tmp_path / "out", options, existing="resume")
 
     def change(phase: str, _: str, done: int, *__: object) -> None:
@@ -285,6 +287,23 @@ def test_a_run_that_skipped_an_input_while_reading_can_be_resumed(
     mend(inputs[2])
     assert convert(inputs, out, options, existing="resume").keys() == set(options.split.names)
     assert tree(out) == whole, "what is complete stays as it is"
+
+
+def test_inputs_of_equal_names_and_without_items_do_not_hinder_resuming(tmp_path: Path) -> None:
+    folders = [tapes(tmp_path / name, (4, 4), ("anna_1", "bert_1")) for name in ("monday", "tuesday")]
+    soundfile.write(tmp_path / "short.wav", np.zeros(10), 8000)
+    empty: Input = AudioInput(tmp_path / "short.wav", min_seconds=1)
+    given, options = [*folders[0], *folders[1], empty], replace(CASES["plain"], on_bad="skip")
+    mishap(folders[1][0], "read", 3, once=False)  # one of two anna_1.npy
+    count = InterruptAt(-1)
+    convert(given, tmp_path / "whole", options, on_progress=count)
+    assert [file for file, _, _ in read(tmp_path / "whole")].count("anna_1.npy") == 4
+    assert [file for file, _ in read_skipped(tmp_path / "whole")] == ["short.wav", "anna_1.npy"]
+    with pytest.raises(KeyboardInterrupt):
+        convert(given, tmp_path / "out", options, on_progress=InterruptAt(count.count - 1))
+    for _ in range(2):  # the second one finds it complete
+        convert(given, tmp_path / "out", options, existing="resume")
+        assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
 # -- what lies in the folder -------------------------------------------------------------------------------------------

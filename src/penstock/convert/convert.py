@@ -45,7 +45,7 @@ from penstock.transform.moments import Moments
 
 __all__ = ["Existing", "convert", "existing_from_flags"]
 
-_SKIPPED, _UNREAD = "skipped.json", "unread.json"
+_SKIPPED = "skipped.json"
 _TRAIN = "train"
 
 Existing = Literal["refuse", "resume", "overwrite"]
@@ -60,6 +60,9 @@ class _Conversion:
     options: ConvertOptions
     engine: Engine
     on_progress: ProgressCallback
+    places: Sequence[Path | Url]
+    """Of all inputs, in the order in which they were given."""
+
     arrangement: Arrangement | None = None
 
 
@@ -102,7 +105,8 @@ def convert(
         locked = Output(where, options.split.names, store)
         stack.callback(locked.close)
         report = on_progress or (lambda *_: None)
-        conversion = _Conversion(locked, options, engine or LocalEngine(), report, arrangement)
+        places = [given.path for given in inputs]
+        conversion = _Conversion(locked, options, engine or LocalEngine(), report, places, arrangement)
         stack.callback(conversion.engine.close)
         stack.callback(close_recordings)
         if existing == "refuse":
@@ -136,7 +140,8 @@ def _write_and_publish(
 ) -> dict[str, Manifest]:
     """Write and publish all splits. If they are shuffled, items are staged in order first."""
     output, options = conversion.output, conversion.options
-    jobs = make_jobs(found, output.where, options, bad, output.store, arrangement=conversion.arrangement)
+    how: dict[str, Any] = {"places": conversion.places, "arrangement": conversion.arrangement}
+    jobs = make_jobs(found, output.where, options, bad, output.store, **how)
     if not resume:
         output.remove_staged()
     todo = _begin(jobs, resume=resume)
@@ -213,8 +218,7 @@ def _begin(jobs: list[Job], *, resume: bool) -> list[Job]:
         _check_same(todo)
     for job in todo:
         skipped = job.about.get("skipped")
-        notes = {_UNREAD: json.dumps([scan.stamp.unread for scan in job.scans]).encode()}
-        job.place.begin(job.identity(), notes | ({_SKIPPED: json.dumps(skipped).encode()} if skipped else {}))
+        job.place.begin(_begun_as(job), {_SKIPPED: json.dumps(skipped).encode()} if skipped else {})
     return todo
 
 
@@ -229,21 +233,27 @@ def _check_same(jobs: list[Job]) -> None:
     started = [job for job in jobs if job.place.options is not None]
     # If only some jobs were started, an earlier attempt to overwrite all of them was interrupted.
     complete = [] if started else [job for job in jobs if job.place.has_manifest]
-    for job in [*(job for job in started if job.place.options != job.identity()), *complete]:
+    for job in [*(job for job in started if job.place.options != _begun_as(job)), *complete]:
         raise OptionError(
             f"Resuming needs the same inputs and options, but the conversion in {job.folder} was "
-            f"{'completed' if complete else 'started'} with others. Use the same, or start again with overwrite=True."
+            f"{'completed' if complete else 'started'} with others{_name_changed(job)}. Use the same, or start again "
+            "with overwrite=True."
         )
-    for job in started:
-        (noted,) = job.place.shards.read_notes([_UNREAD])
-        stamps = [scan.stamp.unread for scan in job.scans] if noted is None else json.loads(noted)
-        changed = [scan.name for scan, stamp in zip(job.scans, stamps, strict=True) if scan.stamp.unread != stamp]
-        if changed:
-            raise OptionError(
-                f"Resuming needs the same inputs, but files of {', '.join(changed[:3])}{', …' if changed[3:] else ''} "
-                f"have another size or time than when the conversion in {job.folder} was started. Start again with "
-                "overwrite=True."
-            )
+
+
+def _begun_as(job: Job) -> str:
+    """Return what must be unchanged when a conversion is resumed: its identity, and files that no digest covers."""
+    return json.dumps({"identity": job.identity(), "unread": [scan.stamp.unread for scan in job.scans]})
+
+
+def _name_changed(job: Job) -> str:
+    """Return which inputs have changed, if nothing else has."""
+    began, now = json.loads(job.place.options or "{}"), json.loads(_begun_as(job))
+    if began.get("identity") != now["identity"]:
+        return ""
+    pairs = zip(job.scans, began["unread"], now["unread"], strict=True)
+    names = [scan.name for scan, before, after in pairs if before != after]
+    return f": files of {', '.join(names[:3])}{', …' if names[3:] else ''} had another size or time"
 
 
 def _read_skipped(inputs: Sequence[Input], output: Output, options: ConvertOptions) -> dict[Path | Url, str]:
@@ -257,8 +267,10 @@ def _read_skipped(inputs: Sequence[Input], output: Output, options: ConvertOptio
     else:
         complete = place.read_published()
         skipped = [] if complete is None else complete.metadata.get("conversion", {}).get("skipped", [])
-    reasons = {entry["file"]: entry["reason"] for entry in skipped}
-    return {given.path: reasons[given.path.name] for given in inputs if given.path.name in reasons}
+    # An entry without a number is an input without items, which is scanned again.
+    reasons = {(entry["number"], entry["file"]): entry["reason"] for entry in skipped if "number" in entry}
+    named = {(number, given.path.name): given.path for number, given in enumerate(inputs)}
+    return {named[which]: reason for which, reason in reasons.items() if which in named}
 
 
 def _digest(identity: str) -> str:

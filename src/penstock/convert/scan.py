@@ -171,9 +171,18 @@ def make_jobs(
     bad: Mapping[Path | Url, str],
     store: StoreOptions | None = None,
     *,
+    places: Sequence[Path | Url] = (),
     arrangement: Arrangement | None = None,
 ) -> list[Job]:
-    """Return one job for each split; `arrangement` chooses its items, in place of the split."""
+    """Return one job for each split.
+
+    Parameters
+    ----------
+    places
+        The places of all inputs, in their order: what was skipped is known by its number among them.
+    arrangement
+        Chooses the items, in place of the split.
+    """
     split, scans = options.split, found.scans
     chosen = _divide(scans, split) if arrangement is None else arrangement.arrange(scans)
     jobs = []
@@ -186,7 +195,7 @@ def make_jobs(
             raise SourceError(
                 f"Every split must have items, but {name!r} has none. Use larger fractions, or more inputs."
             )
-        about = _provenance(scans, options, bad, name, spans)
+        about = _provenance(scans, options, _list_skipped(scans, bad, places), name, spans)
         notes = [*found.notes, *([_note_repeated(repeated)] if repeated else [])]
         about |= {"notes": notes} if notes else {}
         about |= {"alignment": dict(found.about)} if found.about else {}
@@ -232,14 +241,12 @@ def _note_repeated(ids: Sequence[str]) -> str:
 def _provenance(
     scans: Sequence[Scan],
     options: ConvertOptions,
-    bad: Mapping[Path | Url, str],
+    skipped: Sequence[Mapping[str, Any]],
     name: str,
     spans: NDArray[np.int64],
 ) -> dict[str, Any]:
     """Return where the items of a split come from, for the manifest."""
     counts = np.bincount(spans[:, 0], spans[:, 2] - spans[:, 1], minlength=len(scans)).astype(np.int64).tolist()
-    skipped = dict(bad)
-    skipped |= {scan.input.path: " ".join(scan.notes) for scan in scans if not scan.n_items}
     inputs = [
         {
             "file": scan.name,
@@ -257,13 +264,28 @@ def _provenance(
     ]
     return {
         "inputs": inputs,
-        "skipped": [{"file": path.name, "reason": reason} for path, reason in sorted(skipped.items(), key=_place_of)],
+        "skipped": list(skipped),
         "split": {"name": name, "shares": dict(options.split.shares), "group_by": options.split.group_by}
         if name != WHOLE
         else None,
         "shuffle_seed": options.shuffle_seed,
         "versions": {package: found for package in _PACKAGES if (found := _version(package)) is not None},
     }
+
+
+def _list_skipped(
+    scans: Sequence[Scan], bad: Mapping[Path | Url, str], places: Sequence[Path | Url]
+) -> list[dict[str, Any]]:
+    """Return the inputs that are bad, with their numbers, and those without items."""
+    reasons = {**bad, **{scan.input.path: " ".join(scan.notes) for scan in scans if not scan.n_items}}
+    return [
+        {
+            "file": path.name,
+            **({"number": places.index(path)} if path in bad and path in places else {}),
+            "reason": reason,
+        }
+        for path, reason in sorted(reasons.items(), key=_place_of)
+    ]
 
 
 def _place_of(entry: tuple[Path | Url, str]) -> tuple[bool, Path | Url]:
