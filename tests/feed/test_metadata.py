@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from penstock_test_parts import to_plain
 from torch.utils.data import default_collate
 
 import penstock as ps
 from penstock.core import Records
 from penstock.core.metadata import table
+from penstock.recipes.webdataset import WebDatasetWriter
 from penstock.shard.index_tars import index_archives
 from penstock.source import Numbered, Take
 
@@ -108,6 +110,84 @@ def test_a_transform_gets_a_dict_and_may_change_it(shards: Path):
         for _ in range(2):
             for numbers, trials in loader:
                 assert trials == [number + 100 for number in numbers]
+
+
+def same(item: dict[str, Any], rng: np.random.Generator | None = None) -> dict[str, Any]:
+    return item
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of fields that torch has nothing like, some of them None in some items."""
+    folder = tmp_path_factory.mktemp("mixed") / "shards"
+    with WebDatasetWriter(folder, shard_size=5) as writer:
+        for item in range(9):
+            writer.write_sample(
+                {
+                    "x": np.int64(item),
+                    "events": np.arange(item + 1.0),
+                    "note": f"item {item}",
+                    "units": np.array(["a", f"b{item}"]),
+                    "pair": [item, item + 1],
+                    "about": {"item": item, "none": None},
+                },
+                metadata={"age": None if item % 2 else item},
+            )
+    return folder
+
+
+@pytest.mark.parametrize("executor", ["inline", "threads", "processes"])
+def test_a_transform_leaves_other_fields_as_they_are(executor: Any, mixed: Path):
+    options = {"options": ps.RunOptions(executor=executor), "num_workers": 0 if executor == "inline" else 2}
+    data = ps.open(mixed).shuffle(seed=3)
+    with data.batch(2).loader() as loader:
+        expected = [{name: to_plain(value) for name, value in batch.items()} for batch in loader]
+    chain = data.map(same).batch(2)
+    for loader in (chain.loader(**options), ps.Loader(chain.source, chain.plan, transform=same, **options)):
+        with loader:
+            for batch, before in zip(loader, expected, strict=True):
+                assert list(batch) == list(before)
+                assert type(batch["metadata"]) is Records
+                assert {name: to_plain(value) for name, value in batch.items()} == before
+
+
+def test_fields_of_no_numbers_are_lists_with_and_without_a_transform():
+    days = np.arange(6).astype("M8[D]")
+    arrays = {
+        "day": days,
+        "days": np.stack([days, days], axis=1),
+        "took": days - days[0],
+        "name": np.array([f"n{i}" for i in range(6)]),
+        "code": np.array([b"%d" % i for i in range(6)]),
+        "pair": np.array([(i, i / 2) for i in range(6)], [("i", "i4"), ("f", "f8")]),
+    }
+    data = ps.open(arrays)
+    with data.batch(2).loader() as plain, data.map(same).batch(2).loader() as mapped:
+        first, *others = list(mapped)  # memory that is used again must not be in a batch
+        for batch, expected in zip([first, *others], plain, strict=True):
+            assert {name: np.array(batch[name]).tolist() for name in batch} == {
+                name: np.array(expected[name]).tolist() for name in expected
+            }
+            assert all(type(batch[name]) is list and type(batch[name][0]) is type(expected[name][0]) for name in batch)
+
+
+def test_what_a_transform_makes_of_metadata_and_text_is_delivered(mixed: Path):
+    def number(item: dict[str, Any]) -> dict[str, Any]:
+        return {**item, "metadata": {"n": int(item["x"])}, "note": len(item["note"]), "events": item["events"][:1]}
+
+    with ps.open(mixed).map(number).batch(3).loader() as loader:
+        batch = next(iter(loader))
+    assert batch["metadata"] == [{"n": 0}, {"n": 1}, {"n": 2}]
+    assert (batch["note"].tolist(), batch["events"].tolist()) == ([6, 6, 6], [[0.0], [0.0], [0.0]])
+    with ps.open(mixed).map(lambda item: {**item, "metadata": item["x"]}).batch(3).loader() as loader:
+        assert next(iter(loader))["metadata"].tolist() == [0, 1, 2]
+
+
+def test_padding_a_field_leaves_metadata_a_list(mixed: Path):
+    with ps.open(mixed).fields("events", "metadata").budget(20, by="events").loader() as loader:
+        for batch in loader:
+            ages = [None if length % 2 == 0 else length - 1 for length in batch["lengths"].tolist()]
+            assert [about["age"] for about in batch["metadata"]] == ages
 
 
 def test_a_column_is_read_alone_and_kept(shards: Path, monkeypatch: pytest.MonkeyPatch):

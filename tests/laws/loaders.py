@@ -54,8 +54,8 @@ EPOCHS = 3
 class _CollateRows:
     """Collates items with the rows that a plan packs them into."""
 
-    def collate_draw(self, items: list[Any], draw: Draw) -> Any:
-        return {**Collator()(items, draw), "rows": torch.from_numpy(draw.rows.numbers)}
+    def collate_draw(self, items: list[Any], draw: Draw, fields: Any) -> Any:
+        return {**Collator(None, fields)(items, draw), "rows": torch.from_numpy(draw.rows.numbers)}
 
 
 def make_loader(plan: Any, executor: str = "inline", source: Source = SOURCE, **others: Any) -> Loader:

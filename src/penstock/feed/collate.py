@@ -2,6 +2,8 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from torch.utils.data import default_collate
 
 from penstock.core.errors import OptionError
 from penstock.core.metadata.records import Records
-from penstock.core.types import Block, Draw
+from penstock.core.types import Block, Draw, Field
 
 __all__ = ["MASK", "Collator", "collate_block", "collate_group", "to_tensor"]
 
@@ -19,6 +21,8 @@ MASK = "mask"
 """Name of the mask in a padded batch."""
 
 _Mask = NDArray[np.bool_] | None
+
+_STACKED = (np.ndarray, np.number, np.bool_, torch.Tensor, int, float, complex)
 
 
 def collate_block(block: Block, mask: _Mask = None) -> dict[str, Any]:
@@ -69,11 +73,7 @@ def to_tensor(name: str, array: NDArray[Any]) -> Any:
         # A copy, because the memory of the block is used again.
         return list(array.copy()) if array.ndim else array.copy()
     if array.dtype.hasobject and array.ndim == 1:
-        values = array.tolist()
-        try:
-            return [torch.from_numpy(value) for value in values]
-        except TypeError:  # not all are arrays of numbers
-            return [to_tensor(name, value) if isinstance(value, np.ndarray) else value for value in values]
+        return _to_list(name, array.tolist())
     try:
         return torch.from_numpy(array)
     except TypeError as error:
@@ -83,24 +83,41 @@ def to_tensor(name: str, array: NDArray[Any]) -> Any:
         ) from error
 
 
-class Collator:
-    """Makes a batch from items: with the user's function, or with torch's default, except that tuples stay tuples."""
+def _to_list(name: str, values: list[Any]) -> list[Any]:
+    """Return the values of a field of varying shape or of no numbers, with their arrays as tensors."""
+    try:
+        return [torch.from_numpy(value) for value in values]
+    except TypeError:  # not all are arrays of numbers
+        return [to_tensor(name, value) if isinstance(value, np.ndarray) else value for value in values]
 
-    def __init__(self, collate: Callable[[list[Any]], Any] | None = None) -> None:
-        self._collate = collate
+
+class Collator:
+    """Makes a batch from items: with the user's function, or with torch's default, except that tuples stay tuples.
+
+    Fields of the source that torch has nothing like, or that vary, become what they are in a batch without a transform:
+    metadata, text, dates and other objects are lists, one value for each item; arrays that differ in shape, too.
+    """
+
+    def __init__(
+        self, collate: Callable[[list[Any]], Any] | None = None, fields: Mapping[str, Field] | None = None
+    ) -> None:
+        self._collate, self._fields = collate, dict(fields or {})
 
     def __repr__(self) -> str:
         return f"{self._collate!r}"
 
     def collate(self, items: list[Any]) -> Any:
         """Return the batch of `items`, without a mask."""
-        return _collate_by_default(items) if self._collate is None else self._collate(items)
+        if self._collate is None:
+            return self._collate_by_default(items)
+        collate_draw = getattr(self._collate, "collate_draw", None)
+        return self._collate(items) if collate_draw is None else collate_draw(items, None, self._fields)
 
     def __call__(self, items: list[Any], draw: Draw) -> Any:
         """Return the batch of `items`; a mask is added by name, or at the end of a tuple."""
         collate_draw = getattr(self._collate, "collate_draw", None)
         if collate_draw is not None:
-            return collate_draw(items, draw)
+            return collate_draw(items, draw, self._fields)
         batch, mask = self.collate(items), draw.mask
         if mask is None:
             return batch
@@ -111,8 +128,30 @@ class Collator:
             return {**batch, MASK: padding}
         return (*batch, padding) if isinstance(batch, tuple) else (batch, padding)
 
+    def _collate_by_default(self, items: list[Any]) -> Any:
+        first = items[0]
+        names = [name for name in first if name in self._fields] if isinstance(first, Mapping) else []
+        listed = {name: self._fields[name] for name in names if self._fields[name].dtype.kind not in "biufc"}
+        if not listed:
+            return _collate_as_torch(items)
+        stacked = _collate_as_torch([{name: item[name] for name in item if name not in listed} for item in items])
+        lists = {name: _collate_listed(name, field, [item[name] for item in items]) for name, field in listed.items()}
+        return {name: lists[name] if name in lists else stacked[name] for name in first}
 
-def _collate_by_default(items: list[Any]) -> Any:
+
+def _collate_listed(name: str, field: Field, values: list[Any]) -> Any:
+    """Return the values of a field whose numbers have no one shape in the source, or which has none."""
+    if field.holds_records and all(value is None or isinstance(value, Mapping) for value in values):
+        return Records(values)
+    if all(isinstance(value, _STACKED) for value in values):  # a transform may have made them
+        with suppress(RuntimeError, TypeError):  # of different shapes; durations
+            return default_collate(values)
+    if field.dtype.kind in "mMV":
+        return [copy(value) for value in values]  # the memory of the block is used again
+    return _to_list(name, [value.item() if isinstance(value, np.character) else value for value in values])
+
+
+def _collate_as_torch(items: list[Any]) -> Any:
     try:
         batch = default_collate(items)
     except (RuntimeError, TypeError) as error:

@@ -314,7 +314,7 @@ class Loader:
             seed=self.plan.seed,
             transform=self._transform,
             collate_group=None if by_item else collate_group,
-            collate_items=Collator(self._collate),
+            collate_items=Collator(self._collate, self.source.fields),
             windows_held=0,
             allocate=allocate_pinned if pin else None,
         )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from penstock.core.checks import check_integer
 from penstock.core.errors import OptionError
 from penstock.core.text import did_you_mean
-from penstock.core.types import Draw, Rows
+from penstock.core.types import Draw, Field, Rows
 from penstock.feed.collate import MASK, Collator, to_tensor
 
 __all__ = ["Pad"]
@@ -41,7 +41,7 @@ class Pad:
     names
         Names of the lengths and of the mask in the batch.
     rest
-        Collates the other fields; None: torch's default collation. Another `Pad`, with other names, pads fields of
+        Collates the other fields; None: as the loader does. Another `Pad`, with other names, pads fields of
         other lengths.
 
     Examples
@@ -71,7 +71,7 @@ class Pad:
         self._fields, self._names = tuple(dict.fromkeys(fields)), tuple(names)
         self._values = {name: (values or {}).get(name, value) for name in fields}
         self._multiple = pad_to_multiple_of
-        self._rest = Collator(rest)
+        self._rest = rest
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value}" for name, value in self._values.items())
@@ -81,8 +81,10 @@ class Pad:
         """Return the batch of `items`, each in a row of its own."""
         return self.collate_draw(items, None)
 
-    def collate_draw(self, items: list[Any], draw: Draw | None) -> dict[str, Any]:
-        """Return the batch of `items`, in the rows that `draw` says."""
+    def collate_draw(
+        self, items: list[Any], draw: Draw | None, fields: Mapping[str, Field] | None = None
+    ) -> dict[str, Any]:
+        """Return the batch of `items`, in the rows that `draw` says; `fields` are those of the source."""
         columns = {name: self._find_column(items, name, draw) for name in self._fields}
         lengths = self._find_lengths(columns, draw)
         rows = _place(lengths, None if draw is None else draw.rows)
@@ -95,12 +97,14 @@ class Pad:
         added: dict[str, Any] = {self._names[0]: torch.from_numpy(n_tokens), self._names[1]: torch.from_numpy(mask)}
         if rows.row_length is not None:
             added |= _number_tokens(rows, width)
-        return self._join(items, batch, added)
+        return self._join(items, batch, added, Collator(self._rest, fields))
 
-    def _join(self, items: list[Any], batch: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
+    def _join(
+        self, items: list[Any], batch: dict[str, Any], added: dict[str, Any], collator: Collator
+    ) -> dict[str, Any]:
         others = [{name: value for name, value in item.items() if name not in batch} for item in items]
         if others and others[0]:
-            rest = self._rest.collate(others)
+            rest = collator.collate(others)
             if not isinstance(rest, Mapping):
                 raise OptionError(f"rest must return a mapping of names to values, got {type(rest).__name__}.")
             batch = {**batch, **rest}
