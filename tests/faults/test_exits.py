@@ -82,6 +82,13 @@ def leave_a_watch(executor):
     next(batches)
 
 
+def leave_a_large_batch(executor):
+    global loader, batch
+    source = ps.ArraySource({"x": np.zeros((20, 50_000))})
+    loader = make(executor, None, source)
+    batch = next(iter(loader))
+
+
 def leave_shards(executor):
     global writer, source, loader, batches
     ps.create_shards_from_arrays(FOLDER / executor, {"x": np.arange(40)}, shard_size=10, show_progress=False)
@@ -103,6 +110,7 @@ CASES = [
     (leave_in_a_thread, "threads"),
     (leave_in_a_thread, "fork"),
     (leave_a_watch, "threads"),
+    (leave_a_large_batch, "inline"),
     (leave_shards, "fork"),
 ]
 
@@ -121,4 +129,4 @@ def test_a_program_that_leaves_everything_open_prints_nothing(tmp_path: Path) ->
     with start_script(tmp_path, SCRIPT, str(tmp_path), env={"PYTHONWARNINGS": "ignore::ResourceWarning"}) as process:
         out, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (0, ""), f"exit code {process.returncode}\n{err}"
-    assert len(out.splitlines()) == 9
+    assert len(out.splitlines()) == 10

@@ -8,6 +8,7 @@ long as it likes.
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,8 @@ class _Buffers:
     def __init__(self, allocate: Callable[[int], NDArray[np.uint8]]) -> None:
         self._allocate = allocate
         self._free: dict[int, deque[NDArray[np.uint8]]] = {}
+        # Held here: when the interpreter ends, memory comes back after the names of this module are gone.
+        self._new_free: Callable[[], deque[NDArray[np.uint8]]] = partial(deque, maxlen=_MAX_FREE)
         self._leases = Leases(self._take_back)
 
     def lend(self, n_bytes: int) -> NDArray[np.uint8]:
@@ -121,7 +124,7 @@ class _Buffers:
 
     def _take_back(self, memory: NDArray[np.uint8]) -> None:
         free = self._free.get(len(memory))
-        (self._free.setdefault(len(memory), deque(maxlen=_MAX_FREE)) if free is None else free).append(memory)
+        (self._free.setdefault(len(memory), self._new_free()) if free is None else free).append(memory)
 
 
 def _allocate_aligned(n_bytes: int) -> NDArray[np.uint8]:
